@@ -1,0 +1,3 @@
+//! `cargo xtask`: the project's chores, one subcommand each.
+
+fn main() {}
