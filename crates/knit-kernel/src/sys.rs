@@ -1,0 +1,86 @@
+//! The system calls that have no safe wrapper elsewhere. All `unsafe` of namespaces and netlink is in here.
+#![allow(unsafe_code, reason = "this module is where unsafe lives; each block says why it is sound")]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `NS_GET_NSTYPE` of linux/nsfs.h: which kind of namespace a file descriptor refers to.
+const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Opens and binds a netlink socket in the calling thread's network namespace; the kernel picks the port.
+pub(crate) fn netlink_socket(protocol: i32) -> io::Result<OwnedFd> {
+    // SAFETY: socket(2) takes no pointers.
+    let raw =
+        check(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
+    // SAFETY: the descriptor was just returned by the kernel and nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `address`, which outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
+    Ok(fd)
+}
+
+/// The port (address) that the kernel gave a netlink socket.
+pub(crate) fn netlink_port(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    // SAFETY: the pointers describe `address` and `length`, which outlive the call.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut address).cast(), &raw mut length) })?;
+    Ok(address.nl_pid)
+}
+
+/// Sets an integer socket option.
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+    let length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `value`, which outlives the call.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), length) })?;
+    Ok(())
+}
+
+/// Reads an integer socket option.
+pub(crate) fn get_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let mut value: i32 = 0;
+    let mut length = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the pointers describe `value` and `length`, which outlive the call.
+    check(unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
+    })?;
+    Ok(value)
+}
+
+/// Sends bytes to the kernel's end of a netlink socket.
+pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and the length describe `bytes`.
+    let sent = unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives one datagram without waiting. Returns its true length, which is more than the buffer's if it was cut.
+pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    // SAFETY: the pointer and the length describe `buffer`, which is exclusively ours.
+    let got = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// The `CLONE_NEW*` flag of the namespace that a file descriptor refers to; ENOTTY if it is none.
+pub(crate) fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<i32> {
+    // SAFETY: NS_GET_NSTYPE takes no argument.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE) })
+}
+
+/// Moves the calling thread to a new network namespace.
+pub(crate) fn unshare_network() -> io::Result<()> {
+    // SAFETY: unshare(2) takes no pointers; CLONE_NEWNET changes only the calling thread's namespace and none of
+    // the state that Rust's standard library relies on.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
+    Ok(())
+}
