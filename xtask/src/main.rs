@@ -1,3 +1,37 @@
-//! `cargo xtask`: the project's chores, one subcommand each.
+//! `cargo xtask`: the project's chores, one subcommand and one file each.
 
-fn main() {}
+mod bench;
+mod generate;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's chores")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Writes generated files: the CRDs in deploy/crds/
+    Generate(generate::Args),
+    /// Measures, next to a peer in the same run
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Generate(args) => generate::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            knit_output::error(error.as_ref());
+            ExitCode::FAILURE
+        }
+    }
+}

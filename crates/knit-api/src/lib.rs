@@ -1,0 +1,57 @@
+//! Knit's contracts: the Kubernetes kinds of group `knit.dev` and, with the feature `kni`, the gRPC protocols
+//! between the node agent and network runtimes. Nothing here acts; every other crate may depend on it.
+//!
+//! | kind | scope | written by |
+//! |---|---|---|
+//! | [`NetworkClass`] | cluster | operator |
+//! | [`Network`] | cluster | operator |
+//! | [`NetworkAttachment`] | namespaced | node agent, or a user who plugs a Network into a running pod |
+//! | [`NodeNetwork`] | cluster | node agent |
+//! | [`AddressBlock`] | cluster | controller |
+
+mod address_block;
+mod common;
+pub mod conditions;
+#[cfg(feature = "kni")]
+pub mod kni;
+pub mod names;
+mod network;
+mod network_attachment;
+mod network_class;
+mod node_network;
+
+pub use address_block::{AddressBlock, AddressBlockSpec};
+pub use common::{AddressCounts, Family, Route};
+pub use network::{
+    AllowedNamespaces, AllowedNamespacesFrom, Network, NetworkSpec, NetworkStatus, Outside, ServiceReference,
+    Subnet, Topology,
+};
+pub use network_attachment::{
+    AttachedAddress, HostInterface, NamespaceReference, NetworkAttachment, NetworkAttachmentSpec,
+    NetworkAttachmentStatus,
+};
+pub use network_class::{NetworkClass, NetworkClassSpec, NetworkClassStatus};
+pub use node_network::{
+    NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkStatusNetwork, NodeRuntime,
+};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+
+/// The API group of every Knit kind.
+pub const GROUP: &str = "knit.dev";
+
+/// The version of the API that this crate describes.
+pub const VERSION: &str = "v1alpha1";
+
+/// Every CustomResourceDefinition of Knit, in the order in which they are documented.
+#[must_use]
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    vec![
+        NetworkClass::crd(),
+        Network::crd(),
+        NetworkAttachment::crd(),
+        NodeNetwork::crd(),
+        AddressBlock::crd(),
+    ]
+}

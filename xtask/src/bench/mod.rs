@@ -1,0 +1,56 @@
+//! `cargo xtask bench NAME`: measures next to a peer in the same run, and prints a table or JSON lines.
+//!
+//! A benchmark is a function that returns [`Row`]s; it lives in a file of its own here and is named in [`Name`].
+
+mod row;
+
+#[allow(unused_imports, reason = "for the benchmarks beside this file")]
+pub use row::{Goal, Row};
+
+use anyhow::Result;
+use knit_output::{Cell, Format, Table, Tone};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Which one
+    name: Name,
+    /// One JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The benchmarks there are.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Name {}
+
+pub fn run(args: &Args) -> Result<()> {
+    let rows: Vec<Row> = match args.name {};
+    let format = if args.json { Format::JsonLines } else { Format::Table };
+    knit_output::print_rows(format, &rows, || table(&rows))?;
+    Ok(())
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table =
+        Table::new(&["BENCH", "CASE", "METRIC", "VALUE", "PEER", "PEER VALUE", "RATIO", "TARGET", "MET"]);
+    for row in rows {
+        let number = |value: Option<f64>| value.map(|v| format!("{v:.3}")).unwrap_or_default();
+        let met = match row.met {
+            None => Cell::from(""),
+            Some(true) => Cell::new("yes", Tone::Good),
+            Some(false) => Cell::new("NO", Tone::Bad),
+        };
+        table.row([
+            row.bench.clone().into(),
+            row.case.clone().into(),
+            row.metric.clone().into(),
+            format!("{:.3} {}", row.value, row.unit).into(),
+            row.peer.clone().unwrap_or_default().into(),
+            number(row.peer_value).into(),
+            number(row.ratio).into(),
+            row.target.clone().unwrap_or_default().into(),
+            met,
+        ]);
+    }
+    table
+}
