@@ -1,0 +1,187 @@
+//! What a pod interface asks for and what it gets.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::Addresses;
+use crate::mac::Mac;
+
+/// Milliseconds of a clock that never steps back: the time since boot is the right one, because leases live as long
+/// as the kernel objects do.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(transparent)]
+pub struct Millis(pub u64);
+
+/// Who a pod is, where the caller knows.
+#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct PodRef {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid, where the caller sends it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+/// What a lease belongs to: one interface of one sandbox.
+#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct LeaseKey {
+    /// The sandbox's id, as its runtime names it.
+    pub sandbox: String,
+    /// The interface's name inside the pod.
+    pub interface: String,
+}
+
+/// How an interface came to its addresses.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseKind {
+    /// Chosen by the allocator: other nodes know address and MAC from the AddressBlock.
+    Dynamic,
+    /// An address or the MAC was asked for: other nodes must be told.
+    Static,
+}
+
+/// The addresses and the MAC of one pod interface.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Lease {
+    /// Whose it is.
+    #[serde(flatten)]
+    pub key: LeaseKey,
+    /// The pod, where the caller said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodRef>,
+    /// The Network.
+    pub network: String,
+    /// One address of each family of the Network.
+    #[serde(flatten)]
+    pub addresses: Addresses,
+    /// The MAC.
+    pub mac: Mac,
+    /// How it came to them.
+    pub kind: LeaseKind,
+}
+
+/// One interface that a pod wants.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Want {
+    /// The interface's name inside the pod.
+    pub interface: String,
+    /// The Network.
+    pub network: String,
+    /// Addresses that it must have: these or none. A family that is left out is chosen by the allocator.
+    pub addresses: Option<Addresses>,
+    /// An address that it had before and gets again if that is free: its whole index is preferred.
+    pub prefer: Option<IpAddr>,
+    /// The MAC that it must have.
+    pub mac: Option<Mac>,
+}
+
+/// All interfaces that one sandbox wants at once: all of them are leased, or none.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Request {
+    /// The sandbox's id.
+    pub sandbox: String,
+    /// The pod, where the caller knows it.
+    pub pod: Option<PodRef>,
+    /// The interfaces.
+    pub wants: Vec<Want>,
+}
+
+/// An index that was freed and is not given to another pod for a while.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Cooling {
+    /// The Network.
+    pub network: String,
+    /// The first address of the index (IPv4 where there is one).
+    pub address: IpAddr,
+    /// When it was freed.
+    pub freed_at: Millis,
+    /// Who had it, who may have it again at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodRef>,
+}
+
+/// All that an allocator remembers besides Networks and blocks.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Snapshot {
+    /// The leases, in the order of their keys.
+    pub leases: Vec<Lease>,
+    /// What is in quarantine.
+    #[serde(default)]
+    pub cooling: Vec<Cooling>,
+}
+
+// === impl Millis ===
+
+impl Millis {
+    /// Later by some milliseconds.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+// === impl PodRef ===
+
+impl PodRef {
+    /// Whether both mean a pod of the same namespace and name, though perhaps another incarnation of it.
+    #[must_use]
+    pub fn same_name(&self, other: &Self) -> bool {
+        self.namespace == other.namespace && self.name == other.name
+    }
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+// === impl LeaseKey ===
+
+impl LeaseKey {
+    /// The key of an interface of a sandbox.
+    pub fn new(sandbox: impl Into<String>, interface: impl Into<String>) -> Self {
+        Self { sandbox: sandbox.into(), interface: interface.into() }
+    }
+}
+
+impl fmt::Display for LeaseKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {} of sandbox {}", self.interface, self.sandbox)
+    }
+}
+
+// === impl Lease ===
+
+impl Lease {
+    /// Who has it, for a message: the pod where it is known, and the key.
+    #[must_use]
+    pub fn holder(&self) -> String {
+        match &self.pod {
+            Some(pod) => format!("pod {pod} ({})", self.key),
+            None => self.key.to_string(),
+        }
+    }
+}
+
+// === impl Want ===
+
+impl Want {
+    /// An interface on a Network, with addresses that the allocator chooses.
+    pub fn new(interface: impl Into<String>, network: impl Into<String>) -> Self {
+        Self { interface: interface.into(), network: network.into(), ..Self::default() }
+    }
+
+    /// Whether a lease is what is wanted here.
+    #[must_use]
+    pub fn is_met_by(&self, lease: &Lease) -> bool {
+        self.network == lease.network
+            && self.addresses.is_none_or(|wanted| wanted.iter().all(|a| lease.addresses.contains(a)))
+            && self.mac.is_none_or(|wanted| wanted == lease.mac)
+    }
+}
