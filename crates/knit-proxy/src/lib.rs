@@ -1,0 +1,26 @@
+//! The library to build a service proxy with.
+//!
+//! A service proxy makes virtual addresses lead to real endpoints. What it must do is the same for everybody: merge
+//! endpoint groups, honour traffic policies, topology hints and terminating endpoints, keep source addresses or hide
+//! them. How it does it differs: nftables, eBPF, a user-space process, a load balancer in hardware. This crate does the
+//! first part, and lets you write the second.
+//!
+//! source → [`model`] → [`view`] → [`diff`] → [`backend`], each usable alone:
+//!
+//! - [`model`]: plain types for services, endpoints and the node.
+//! - [`view`]: told of them, says what this node has to do, all decisions made; incremental.
+//! - [`diff`]: a generic store that turns states into differences, and slots for endpoints.
+//! - [`backend`]: the trait to write; it gets differences, full state, or both.
+//! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of its own.
+//!
+//! "Rule n" in these pages means the n-th rule of the list of what a Kubernetes service proxy has to do, which the
+//! project's documentation has.
+//!
+//! Nothing here needs Kubernetes, an async runtime, or privilege. No feature is on by default.
+
+pub mod backend;
+pub mod diff;
+pub mod engine;
+pub mod model;
+pub mod source;
+pub mod view;
