@@ -45,8 +45,8 @@ impl Table {
             .enforce_styling();
         inner.set_header(columns.iter().map(|c| comfy_table::Cell::new(c).add_attribute(Attribute::Bold)));
         // Columns stand apart by three blanks, the first one flush with the margin, as kubectl prints them.
-        for column in inner.column_iter_mut() {
-            column.set_padding((0, 3));
+        for (index, column) in inner.column_iter_mut().enumerate() {
+            column.set_padding((0, if index + 1 < columns.len() { 3 } else { 0 }));
         }
         Self { inner }
     }
