@@ -9,6 +9,8 @@
 //! | [`NodeNetwork`] | cluster | node agent |
 //! | [`AddressBlock`] | cluster | controller |
 
+#![allow(clippy::duplicated_attributes, reason = "two printer columns of one type are two columns")]
+
 mod address_block;
 mod common;
 pub mod conditions;

@@ -1,5 +1,7 @@
 //! The CEL rules of the CRDs, run as an API server runs them: each bad object is refused by the rule that is meant.
 
+#![allow(clippy::needless_pass_by_value, reason = "json! literals read better by value")]
+
 use knit_api::{
     AddressBlock, AddressBlockSpec, Network, NetworkAttachment, NetworkAttachmentSpec, NetworkClass,
     NetworkClassSpec,

@@ -1,0 +1,19 @@
+//! What a network runtime is, and what one knows: the [`Runtime`] trait with its plain types.
+//!
+//! The node agent resolves which Networks a pod gets, reserves the addresses and records the plan; a runtime makes
+//! the interfaces. Node set-up ([`Runtime::setup_network`]) is apart from pod set-up ([`Runtime::attach`]). A runtime
+//! in another process is reached by gRPC ([`wire`] translates); what the agent sees is the same trait.
+
+mod error;
+mod request;
+mod runtime;
+mod types;
+pub mod wire;
+
+pub use error::{Error, Reason, Result};
+pub use request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
+pub use runtime::{Change, Changes, Info, NetworkStatus, Runtime, Status, feature};
+pub use types::{
+    Address, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId, Subnet,
+    Topology,
+};

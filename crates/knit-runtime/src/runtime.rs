@@ -1,0 +1,142 @@
+//! The trait that every network runtime is seen through.
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+
+use crate::error::{Error, Reason, Result};
+use crate::request::{AttachRequest, Pod};
+use crate::types::{Attachment, InterfaceName, Network, SandboxId};
+
+/// Something that can join pods to Networks.
+///
+/// # Guarantees that a runtime gives
+/// - Every call may be repeated; what was done already is success.
+/// - When [`attach`](Self::attach) answers, packets flow; when it fails, nothing of that attachment stays.
+/// - [`detach`](Self::detach) of what is gone is success, also when the pod's namespace is.
+/// - Calls for different pods run at the same time.
+///
+/// # What it may rely on
+/// - Addresses are the caller's: no two attachments of a Network have the same one.
+/// - A Network is set up before pods are attached to it, and the caller keeps calls for one pod apart.
+#[async_trait]
+pub trait Runtime: Send + Sync {
+    /// Who it is and what it can do.
+    async fn info(&self) -> Result<Info>;
+
+    /// Makes this node ready for pods of a Network, or brings it to a changed configuration.
+    async fn setup_network(&self, network: &Network) -> Result<()>;
+
+    /// Takes away what [`setup_network`](Self::setup_network) made. Fails with `InUse` while pods are attached.
+    async fn remove_network(&self, name: &str) -> Result<()>;
+
+    /// Makes one interface.
+    async fn attach(&self, request: &AttachRequest) -> Result<Attachment>;
+
+    /// Takes one interface away, or, without a name, all of the sandbox.
+    async fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()>;
+
+    /// Changes an attachment in place.
+    async fn update(&self, request: &AttachRequest) -> Result<Attachment> {
+        Err(Error::new(
+            Reason::Unsupported,
+            "this runtime cannot change an attachment in place: detach and attach again",
+        )
+        .on(request.network.as_str()))
+    }
+
+    /// Looks whether an attachment is still as it was made: `Damaged` says what is not.
+    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()>;
+
+    /// All attachments, or those of one sandbox.
+    async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>>;
+
+    /// First every attachment, then `Synced`, then each change as it happens.
+    async fn watch(&self) -> Result<Changes> {
+        Err(Error::new(Reason::Unsupported, "this runtime cannot be watched: list instead"))
+    }
+
+    /// Removes all attachments whose sandbox is not in the list, and says which.
+    async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>>;
+
+    /// Whether it can serve, and each of its Networks.
+    async fn status(&self) -> Result<Status>;
+}
+
+/// A stream of changes.
+pub type Changes = BoxStream<'static, Result<Change>>;
+
+/// Who a runtime is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Info {
+    /// Its name as NetworkClasses name it, for example `knit.dev/linux`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// What it has beyond the core; see [`feature`].
+    pub features: Vec<String>,
+}
+
+/// One change of one attachment.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Change {
+    /// There before, or new.
+    Added(Attachment),
+    /// Changed in place.
+    Modified(Attachment),
+    /// Gone; as it was before.
+    Removed(Attachment),
+    /// All that was there before has been told.
+    Synced,
+}
+
+/// Whether a runtime can serve.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Status {
+    /// Whether it can serve at all.
+    pub ready: bool,
+    /// What is wrong and what to do, if it cannot.
+    pub message: String,
+    /// Its Networks.
+    pub networks: Vec<NetworkStatus>,
+}
+
+/// How one Network is on this node.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NetworkStatus {
+    /// The Network's name.
+    pub name: String,
+    /// Whether pods can be attached.
+    pub ready: bool,
+    /// What is wrong and what to do, if not.
+    pub message: String,
+    /// How many attachments it has here.
+    pub attachments: u32,
+}
+
+/// The names of features.
+pub mod feature {
+    /// Networks are set up and removed by calls.
+    pub const NETWORK_SETUP: &str = "NetworkSetup";
+    /// Switched Networks.
+    pub const LAYER2: &str = "Layer2";
+    /// Routed Networks.
+    pub const LAYER3: &str = "Layer3";
+    /// IPv4 addresses.
+    pub const IPV4: &str = "IPv4";
+    /// IPv6 addresses.
+    pub const IPV6: &str = "IPv6";
+    /// A wanted address is given.
+    pub const STATIC_ADDRESS: &str = "StaticAddress";
+    /// A wanted MAC address is given.
+    pub const STATIC_MAC: &str = "StaticMac";
+    /// The Network's MTU is applied.
+    pub const MTU: &str = "Mtu";
+    /// Extra routes are applied.
+    pub const ROUTES: &str = "Routes";
+    /// Ports of the node lead into pods.
+    pub const HOST_PORTS: &str = "HostPorts";
+    /// Attachments change in place.
+    pub const UPDATE: &str = "Update";
+    /// Changes can be watched.
+    pub const WATCH: &str = "Watch";
+}

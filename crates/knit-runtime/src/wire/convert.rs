@@ -1,0 +1,343 @@
+//! Between the protocol's messages and our types. What comes from the wire is checked here and nowhere else.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use knit_api::kni::v1alpha1 as wire;
+
+use crate::error::{Error, Reason, Result};
+use crate::request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
+use crate::types::{
+    Address, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId, Subnet,
+    Topology,
+};
+
+/// A Network as a message.
+#[must_use]
+pub fn network_to_wire(network: &Network) -> wire::Network {
+    wire::Network {
+        name: network.name.clone(),
+        id: network.id.get(),
+        topology: match network.topology {
+            Topology::Layer3 => wire::Topology::Layer3,
+            Topology::Layer2 => wire::Topology::Layer2,
+        }
+        .into(),
+        subnets: network
+            .subnets
+            .iter()
+            .map(|s| wire::Subnet {
+                family: family(s.cidr.addr()).into(),
+                cidr: s.cidr.to_string(),
+                gateway: s.gateway.to_string(),
+            })
+            .collect(),
+        mtu: network.mtu.map_or(0, u32::from),
+        primary: network.primary,
+        outside: network.outside,
+        cluster_service_ips: texts(&network.cluster_service_ips),
+        routes: routes_to_wire(&network.routes),
+        blocks: network
+            .blocks
+            .iter()
+            .map(|b| wire::Block {
+                node: b.node.clone(),
+                node_addresses: texts(&b.node_addresses),
+                ipv4: b.ipv4.map(|n| n.to_string()).unwrap_or_default(),
+                ipv6: b.ipv6.map(|n| n.to_string()).unwrap_or_default(),
+            })
+            .collect(),
+        parameters: if network.parameters.is_empty() {
+            String::new()
+        } else {
+            serde_json::Value::Object(network.parameters.clone()).to_string()
+        },
+        router_addresses: texts(&network.router_addresses),
+        not_outside: texts(&network.not_outside),
+    }
+}
+
+/// A Network from a message.
+///
+/// # Errors
+/// When a field cannot be what it says; the message names it.
+pub fn network_from_wire(network: wire::Network) -> Result<Network> {
+    let name = network.name.clone();
+    let parse = |network: wire::Network| -> Result<Network> {
+        if network.name.is_empty() {
+            return Err(invalid("network.name", "is empty"));
+        }
+        Ok(Network {
+            id: NetworkId::new(network.id)?,
+            topology: match network.topology() {
+                wire::Topology::Layer3 => Topology::Layer3,
+                wire::Topology::Layer2 => Topology::Layer2,
+                wire::Topology::Unspecified => return Err(invalid("network.topology", "is not said")),
+            },
+            subnets: network
+                .subnets
+                .iter()
+                .map(|s| {
+                    Ok(Subnet {
+                        cidr: parse_one("subnet.cidr", &s.cidr)?,
+                        gateway: parse_one("subnet.gateway", &s.gateway)?,
+                    })
+                })
+                .collect::<Result<_>>()?,
+            mtu: match network.mtu {
+                0 => None,
+                mtu => Some(u16::try_from(mtu).map_err(|_| invalid("network.mtu", "is larger than 65535"))?),
+            },
+            primary: network.primary,
+            outside: network.outside,
+            not_outside: parse_all("network.not_outside", &network.not_outside)?,
+            cluster_service_ips: parse_all("network.cluster_service_ips", &network.cluster_service_ips)?,
+            routes: routes_from_wire(&network.routes)?,
+            blocks: network
+                .blocks
+                .iter()
+                .map(|b| {
+                    Ok(Block {
+                        node: b.node.clone(),
+                        node_addresses: parse_all("block.node_addresses", &b.node_addresses)?,
+                        ipv4: parse_some("block.ipv4", &b.ipv4)?,
+                        ipv6: parse_some("block.ipv6", &b.ipv6)?,
+                    })
+                })
+                .collect::<Result<_>>()?,
+            router_addresses: parse_all("network.router_addresses", &network.router_addresses)?,
+            parameters: if network.parameters.is_empty() {
+                serde_json::Map::new()
+            } else {
+                serde_json::from_str(&network.parameters)
+                    .map_err(|e| invalid("network.parameters", "is no JSON object").because(e))?
+            },
+            name: network.name,
+        })
+    };
+    parse(network).map_err(|e| e.on(name))
+}
+
+/// An attachment as a message.
+#[must_use]
+pub fn attachment_to_wire(attachment: &Attachment) -> wire::Attachment {
+    wire::Attachment {
+        sandbox_id: attachment.pod.sandbox.to_string(),
+        network: attachment.network.clone(),
+        interface: attachment.interface.to_string(),
+        addresses: addresses_to_wire(&attachment.addresses),
+        mac: attachment.mac.to_string(),
+        mtu: attachment.mtu,
+        routes: routes_to_wire(&attachment.routes),
+        dns: Some(dns_to_wire(&attachment.dns)),
+        host_interface: attachment.host.name.clone(),
+        host_index: attachment.host.index,
+        host_netns_path: attachment
+            .host
+            .netns_path
+            .as_ref()
+            .map(|p| p.display().to_string())
+            .unwrap_or_default(),
+        host_netns_inode: attachment.host.netns_inode,
+        pod_netns_inode: attachment.pod_netns_inode,
+        pod: Some(pod_to_wire(&attachment.pod, None)),
+    }
+}
+
+/// An attachment from a message.
+///
+/// # Errors
+/// When a field cannot be what it says; the message names it.
+pub fn attachment_from_wire(attachment: wire::Attachment) -> Result<Attachment> {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let pod = attachment.pod.as_ref();
+    Ok(Attachment {
+        pod: Pod {
+            sandbox: SandboxId::new(attachment.sandbox_id)?,
+            namespace: pod.and_then(|p| some(&p.namespace)),
+            name: pod.and_then(|p| some(&p.name)),
+            uid: pod.and_then(|p| some(&p.uid)),
+        },
+        interface: InterfaceName::new(attachment.interface)?,
+        addresses: addresses_from_wire(&attachment.addresses)?,
+        mac: parse_one("attachment.mac", &attachment.mac)?,
+        mtu: attachment.mtu,
+        routes: routes_from_wire(&attachment.routes)?,
+        dns: dns_from_wire(attachment.dns),
+        host: HostEnd {
+            name: attachment.host_interface,
+            index: attachment.host_index,
+            netns_path: some(&attachment.host_netns_path).map(PathBuf::from),
+            netns_inode: attachment.host_netns_inode,
+        },
+        pod_netns_inode: attachment.pod_netns_inode,
+        network: attachment.network,
+    })
+}
+
+pub(super) fn pod_to_wire(pod: &Pod, netns: Option<&PathBuf>) -> wire::Pod {
+    wire::Pod {
+        namespace: pod.namespace.clone().unwrap_or_default(),
+        name: pod.name.clone().unwrap_or_default(),
+        uid: pod.uid.clone().unwrap_or_default(),
+        sandbox_id: pod.sandbox.to_string(),
+        netns_path: netns.map(|p| p.display().to_string()).unwrap_or_default(),
+        ..Default::default()
+    }
+}
+
+pub(super) fn pod_from_wire(pod: Option<wire::Pod>) -> Result<(Pod, PathBuf)> {
+    let pod = pod.ok_or_else(|| invalid("pod", "is missing"))?;
+    let some = |text: String| (!text.is_empty()).then_some(text);
+    let netns = PathBuf::from(pod.netns_path);
+    let pod = Pod {
+        sandbox: SandboxId::new(pod.sandbox_id)?,
+        namespace: some(pod.namespace),
+        name: some(pod.name),
+        uid: some(pod.uid),
+    };
+    Ok((pod, netns))
+}
+
+pub(super) fn request_to_wire(request: &AttachRequest) -> wire::AttachmentRequest {
+    wire::AttachmentRequest {
+        network: request.network.clone(),
+        interface: request.interface.to_string(),
+        addresses: addresses_to_wire(&request.addresses),
+        mac: request.mac.map(|m| m.to_string()).unwrap_or_default(),
+        default_route: request.default_route,
+        ports: request
+            .ports
+            .iter()
+            .map(|p| wire::PortMapping {
+                protocol: match p.protocol {
+                    Protocol::Tcp => wire::Protocol::Tcp,
+                    Protocol::Udp => wire::Protocol::Udp,
+                    Protocol::Sctp => wire::Protocol::Sctp,
+                }
+                .into(),
+                host_port: p.host_port.into(),
+                container_port: p.container_port.into(),
+                host_ip: p.host_ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            })
+            .collect(),
+        routes: routes_to_wire(&request.routes),
+        dns: Some(dns_to_wire(&request.dns)),
+    }
+}
+
+pub(super) fn request_from_wire(
+    pod: Pod,
+    netns: PathBuf,
+    request: wire::AttachmentRequest,
+) -> Result<AttachRequest> {
+    if netns.as_os_str().is_empty() {
+        return Err(invalid("pod.netns_path", "is empty"));
+    }
+    Ok(AttachRequest {
+        pod,
+        netns,
+        interface: InterfaceName::new(request.interface)?,
+        addresses: addresses_from_wire(&request.addresses)?,
+        mac: parse_some("attachment.mac", &request.mac)?,
+        default_route: request.default_route,
+        ports: request
+            .ports
+            .iter()
+            .map(|p| {
+                let port = |what, n| {
+                    u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| invalid(what, "is no port"))
+                };
+                Ok(PortMapping {
+                    protocol: match p.protocol() {
+                        wire::Protocol::Tcp => Protocol::Tcp,
+                        wire::Protocol::Udp => Protocol::Udp,
+                        wire::Protocol::Sctp => Protocol::Sctp,
+                        wire::Protocol::Unspecified => return Err(invalid("port.protocol", "is not said")),
+                    },
+                    host_port: port("port.host_port", p.host_port)?,
+                    container_port: port("port.container_port", p.container_port)?,
+                    host_ip: parse_some("port.host_ip", &p.host_ip)?,
+                })
+            })
+            .collect::<Result<_>>()?,
+        routes: routes_from_wire(&request.routes)?,
+        dns: dns_from_wire(request.dns),
+        network: request.network,
+    })
+}
+
+fn addresses_to_wire(addresses: &[Address]) -> Vec<wire::Address> {
+    let address = |a: &Address| wire::Address {
+        family: family(a.net.addr()).into(),
+        ip: a.net.addr().to_string(),
+        prefix: a.net.prefix_len().into(),
+        gateway: a.gateway.map(|g| g.to_string()).unwrap_or_default(),
+    };
+    addresses.iter().map(address).collect()
+}
+
+fn addresses_from_wire(addresses: &[wire::Address]) -> Result<Vec<Address>> {
+    let address = |a: &wire::Address| {
+        let ip: IpAddr = parse_one("address.ip", &a.ip)?;
+        let net = u8::try_from(a.prefix).ok().and_then(|prefix| IpNet::new(ip, prefix).ok());
+        Ok(Address {
+            net: net.ok_or_else(|| invalid("address.prefix", "does not fit the family"))?,
+            gateway: parse_some("address.gateway", &a.gateway)?,
+        })
+    };
+    addresses.iter().map(address).collect()
+}
+
+fn routes_to_wire(routes: &[Route]) -> Vec<wire::Route> {
+    let route = |r: &Route| wire::Route {
+        destination: r.destination.to_string(),
+        via: r.via.map(|v| v.to_string()).unwrap_or_default(),
+    };
+    routes.iter().map(route).collect()
+}
+
+fn routes_from_wire(routes: &[wire::Route]) -> Result<Vec<Route>> {
+    let route = |r: &wire::Route| {
+        Ok(Route {
+            destination: parse_one("route.destination", &r.destination)?,
+            via: parse_some("route.via", &r.via)?,
+        })
+    };
+    routes.iter().map(route).collect()
+}
+
+fn dns_to_wire(dns: &Dns) -> wire::Dns {
+    wire::Dns { servers: dns.servers.clone(), searches: dns.searches.clone(), options: dns.options.clone() }
+}
+
+fn dns_from_wire(dns: Option<wire::Dns>) -> Dns {
+    let dns = dns.unwrap_or_default();
+    Dns { servers: dns.servers, searches: dns.searches, options: dns.options }
+}
+
+fn family(address: IpAddr) -> wire::Family {
+    if address.is_ipv4() { wire::Family::Ipv4 } else { wire::Family::Ipv6 }
+}
+
+fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(ToString::to_string).collect()
+}
+
+fn parse_one<T: FromStr>(field: &str, text: &str) -> Result<T> {
+    text.parse().map_err(|_| invalid(field, &format!("cannot be {text:?}")))
+}
+
+fn parse_some<T: FromStr>(field: &str, text: &str) -> Result<Option<T>> {
+    if text.is_empty() { Ok(None) } else { parse_one(field, text).map(Some) }
+}
+
+fn parse_all<T: FromStr>(field: &str, texts: &[String]) -> Result<Vec<T>> {
+    texts.iter().map(|text| parse_one(field, text)).collect()
+}
+
+pub(super) fn invalid(field: &str, what: &str) -> Error {
+    Error::new(Reason::Invalid, format!("{field} {what}"))
+}

@@ -1,0 +1,14 @@
+//! The gRPC form of a runtime: [`RemoteRuntime`] speaks to one in another process, [`serve`] makes one of ours speak.
+
+mod client;
+mod convert;
+mod error;
+mod server;
+
+pub use client::RemoteRuntime;
+pub use convert::{attachment_from_wire, attachment_to_wire, network_from_wire, network_to_wire};
+pub use error::{error_from_status, status_from_error};
+pub use server::service;
+
+/// The version of the protocol that this crate speaks.
+pub const PROTOCOL_VERSION: &str = "v1alpha1";

@@ -1,0 +1,22 @@
+//! What can be typed. What it means is in [`crate::command`].
+
+use clap::{Parser, Subcommand};
+
+use crate::command;
+
+/// Kubernetes networking: networks, and every interface that joins a pod to one, as API objects.
+#[derive(Debug, Parser)]
+#[command(name = "knit", version, propagate_version = true, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands, one file each.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print the completion script of a shell
+    Completions(command::completions::Args),
+    /// Write the manual pages
+    Man(command::man::Args),
+}

@@ -1,0 +1,18 @@
+//! The subcommands: each file has its `Args` and its `run`.
+
+pub mod completions;
+pub mod man;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cli::Command;
+
+/// Does what was asked. A command that looked and found something wrong says so by its exit code, not by an error.
+pub fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+    }
+}
