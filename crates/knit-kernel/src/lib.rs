@@ -6,6 +6,7 @@
 
 pub mod netlink;
 pub mod netns;
+pub mod nft;
 #[cfg(feature = "testing")]
 pub mod testing;
 

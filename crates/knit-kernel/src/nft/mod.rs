@@ -1,0 +1,129 @@
+//! nftables over nfnetlink: typed objects, rules that read like `nft` text, atomic transactions, listing and diff.
+//!
+//! What one wants is a [`TableState`]; [`Nftables::apply`] brings the kernel there with the smallest transaction, so
+//! that a restart touches nothing that is right already. Callers that know what changed build a [`Transaction`]
+//! themselves. [`Kernel`] carries it out; [`Fake`] does the same in memory, for tests without a kernel.
+//!
+//! Names of types and methods are those of `nft(8)`. Everything that is written here reads well in
+//! `nft list ruleset`: sets have their right types, comments are where `nft` looks for them.
+
+mod data;
+mod datatype;
+mod decode;
+mod decode_expr;
+mod diff;
+mod encode;
+mod encode_expr;
+mod error;
+pub mod expr;
+mod fake;
+pub mod field;
+mod kernel;
+pub mod measure;
+mod object;
+mod render;
+mod rule;
+mod state;
+mod transaction;
+mod wire;
+
+pub use data::{
+    AddrType, ArpOp, Boolean, CgroupId, CtDirection, CtState, CtStatus, Data, EtherAddr, EtherType, Exists,
+    Gid, Icmp6Type, IcmpType, IfIndex, IfName, Key, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags,
+    Uid, Zone,
+};
+pub use datatype::{Datatype, KeyType};
+pub use decode::ListedElement;
+pub use diff::diff;
+pub use error::{Error, Invalid, Result};
+pub use expr::{Direction, DynsetOp, Expr, IcmpxCode, NatFlags, NatKind, Reg, Reject};
+pub use fake::Fake;
+pub use field::{FibFlags, Field, Fields};
+pub use kernel::Kernel;
+pub use object::{
+    BaseChain, Chain, ChainKind, Element, ElementValue, Family, Hook, MAX_COMMENT, Name, Policy, Set,
+    SetKind, Table, TableId, Verdict,
+};
+pub use rule::Rule;
+pub use state::{ChainState, RuleState, SetState, TableState};
+pub use transaction::{ElementShape, IfExists, Op, Place, Ranges, Transaction};
+
+/// Reads what the decoders make of a netlink datagram; for fuzzing and property tests.
+#[doc(hidden)]
+pub fn decode_any(bytes: &[u8]) -> usize {
+    let mut found = 0;
+    for message in crate::netlink::Messages::new(bytes).flatten() {
+        let Ok(([family, ..], attrs)) = message.split::<4>() else { continue };
+        let family = Family::from_number(family).unwrap_or(Family::Inet);
+        let set = decode::set(&attrs).map(|(_, listed)| listed.set);
+        let elements: Vec<_> = decode::elements(&attrs).collect();
+        found += elements.len() + usize::from(set.is_some());
+        if let Some(set) = set {
+            found += decode::join_ranges(&set, elements).len();
+        }
+        if let Some((_, listed)) = decode::rule(&attrs) {
+            found += render::rule_text(&listed.state.rule).len();
+        }
+        found += usize::from(decode::table(family, &attrs).is_some());
+        found += usize::from(decode::chain(family, &attrs).is_some());
+    }
+    found
+}
+
+/// The state of the whole rule set at one moment: it moves on with every transaction of anybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Generation(pub u32);
+
+/// How often [`Nftables::apply`] plans again because somebody else changed the rule set in between.
+const APPLY_ATTEMPTS: u32 = 8;
+
+/// nftables of one network namespace, real or not.
+pub trait Nftables {
+    /// Carries out all changes together, or none and says why. Fails with [`Error::TooBig`] if they do not fit into
+    /// one batch.
+    fn commit(&mut self, transaction: &Transaction) -> Result<()>;
+
+    /// Like [`commit`](Self::commit), but only if nothing has changed since `generation`.
+    fn commit_if(&mut self, generation: Generation, transaction: &Transaction) -> Result<()>;
+
+    /// Carries out all changes in order, in as many batches as needed, and returns how many that were.
+    ///
+    /// One batch if it fits. If not (a process without privilege may send about 200 KB at once), packets see the
+    /// states in between: every beginning of the transaction, cut between changes or within a list of elements, must
+    /// be a state that one can live with. For a service proxy that means: chains and endpoint elements first, the
+    /// dispatch map last; and when deleting, the dispatch map first. A failure after the first batch is
+    /// [`Error::Partial`] and leaves those before it in force.
+    fn commit_chunked(&mut self, transaction: &Transaction) -> Result<usize>;
+
+    /// All tables of all families.
+    fn tables(&mut self) -> Result<Vec<TableId>>;
+
+    /// A table with everything in it, none if it is not there, and the generation that it was read at.
+    fn snapshot(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)>;
+
+    /// A table with everything in it.
+    fn table(&mut self, table: &TableId) -> Result<Option<TableState>> {
+        self.snapshot(table).map(|(_, state)| state)
+    }
+
+    /// Brings a table to the wanted state with the smallest transaction, and returns it: empty if all was right.
+    ///
+    /// A change by somebody else in between is noticed, and planned for again. A transaction that does not fit into
+    /// one batch is sent in chunks, which is safe for a table that is being made: chains at hooks come last.
+    fn apply(&mut self, wanted: &TableState) -> Result<Transaction> {
+        for _ in 0..APPLY_ATTEMPTS {
+            let (generation, found) = self.snapshot(wanted.id())?;
+            let plan = diff(found.as_ref(), wanted);
+            let committed = match self.commit_if(generation, &plan) {
+                Err(Error::TooBig { .. }) => self.commit_chunked(&plan).map(|_| ()),
+                other => other,
+            };
+            match committed {
+                Ok(()) => return Ok(plan),
+                Err(error) if error.is_stale() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Unstable(APPLY_ATTEMPTS))
+    }
+}
