@@ -12,6 +12,8 @@
 //! - [`diff`]: a generic store that turns states into differences, and slots for endpoints.
 //! - [`backend`]: the trait to write; it gets differences, full state, or both.
 //! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of its own.
+//! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects.
+//! - [`conntrack`]: which UDP flows are stale. [`explain`]: why a service is served the way it is.
 //!
 //! "Rule n" in these pages means the n-th rule of the list of what a Kubernetes service proxy has to do, which the
 //! project's documentation has.
@@ -19,8 +21,12 @@
 //! Nothing here needs Kubernetes, an async runtime, or privilege. No feature is on by default.
 
 pub mod backend;
+pub mod conntrack;
 pub mod diff;
 pub mod engine;
+pub mod explain;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod model;
 pub mod source;
 pub mod view;
