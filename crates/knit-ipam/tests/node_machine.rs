@@ -237,6 +237,11 @@ impl Model {
         let pool = pool(&lease.network);
         for address in lease.addresses.iter() {
             assert!(!matches!(pool.standing(address), Standing::Never(_) | Standing::Outside), "{address}");
+            if let Some((block, _, index)) = self.slot(&lease.network, address) {
+                let pair = block.at(index).unwrap();
+                let mut others = self.leases.values().filter(|l| l.network == lease.network);
+                assert!(!others.any(|l| l.addresses.iter().any(|a| pair.contains(a))), "{pair} is shared");
+            }
         }
         assert_eq!(lease.addresses.v4().is_some(), pool.subnet(Family::V4).is_some());
         assert_eq!(lease.addresses.v6().is_some(), pool.subnet(Family::V6).is_some());

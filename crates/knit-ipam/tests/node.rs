@@ -1,0 +1,287 @@
+//! The node's allocator, case by case: what a pod gets, and what it is told when it cannot have it.
+
+use std::net::IpAddr;
+
+use knit_ipam::{
+    AddressRange, Addresses, Block, BlockError, BlockSize, LeaseError, LeaseKey, LeaseKind, Mac, Millis,
+    NodeAllocator, NodeConfig, PodRef, Pool, Removal, Request, Subnet, Want, gateway_mac, pod_mac,
+};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn both(list: &[&str]) -> Addresses {
+    Addresses::from_list(&list.iter().map(|a| ip(a)).collect::<Vec<_>>()).unwrap()
+}
+
+fn pool(name: &str, id: u32) -> Pool {
+    let range = |a, b| AddressRange::new(ip(a), ip(b)).unwrap();
+    let v4 = Subnet::new("10.0.0.0/24".parse().unwrap(), None, &[range("10.0.0.128", "10.0.0.143")]).unwrap();
+    let v6 = Subnet::new("fd00::/64".parse().unwrap(), None, &[range("fd00::80", "fd00::8f")]).unwrap();
+    Pool::new(name, id, [v4, v6]).unwrap().primary(true).with_router(true)
+}
+
+fn block(network: &str, at: u8) -> Block {
+    let start = both(&[&format!("10.0.0.{at}"), &format!("fd00::{at:x}")]);
+    Block::new(network, "n1", start, BlockSize::SMALL).unwrap()
+}
+
+fn node() -> NodeAllocator {
+    let mut node = NodeAllocator::new("n1", NodeConfig::default());
+    node.set_network(pool("red", 1));
+    node.add_block(block("red", 0)).unwrap();
+    node
+}
+
+fn ask(sandbox: &str, wants: Vec<Want>) -> Request {
+    let pod = PodRef { namespace: "shop".into(), name: format!("pod-{sandbox}"), uid: None };
+    Request { sandbox: sandbox.into(), pod: Some(pod), wants }
+}
+
+fn fixed(addresses: &[&str]) -> Want {
+    Want { addresses: Some(both(addresses)), ..Want::new("eth0", "red") }
+}
+
+#[test]
+fn the_first_pod_follows_subnet_gateway_and_router() {
+    let mut node = node();
+    let (router, mac) = node.router("red").unwrap();
+    assert_eq!(router, both(&["10.0.0.2", "fd00::2"]));
+    assert_eq!(mac, pod_mac(1, ip("10.0.0.2")));
+    let lease = node.lease(&ask("a", vec![Want::new("eth0", "red")]), Millis(0)).unwrap().remove(0);
+    assert_eq!(lease.addresses, both(&["10.0.0.3", "fd00::3"]));
+    assert_eq!(lease.mac, block("red", 0).mac_at(1, 3).unwrap(), "known from the block alone");
+    assert_eq!(lease.kind, LeaseKind::Dynamic);
+}
+
+#[test]
+fn all_or_nothing_over_networks() {
+    let mut node = node();
+    node.set_network(pool("empty", 2));
+    let wants = vec![Want::new("eth0", "red"), Want::new("net1", "empty")];
+    let error = node.lease(&ask("a", wants), Millis(0)).unwrap_err();
+    assert!(matches!(&error, LeaseError::Exhausted { network, .. } if network == "empty"), "{error}");
+    assert!(error.retryable());
+    assert_eq!(node.leases().count(), 0);
+    assert_eq!(node.counts("red", Millis(0)).unwrap().v4.unwrap().used, 0);
+}
+
+#[test]
+fn exhaustion_is_told_with_counts_and_the_time_of_the_next_free_address() {
+    let mut node = node();
+    for n in 0..5 {
+        node.lease(&ask(&format!("s{n}"), vec![Want::new("eth0", "red")]), Millis(0)).unwrap();
+    }
+    assert_eq!(node.wants_more(Millis(0))[0].free, 0);
+    node.free(&LeaseKey::new("s1", "eth0"), Millis(1_000)).unwrap();
+    let again = ask("late", vec![Want::new("eth0", "red")]);
+    let error = node.lease(&again, Millis(2_000)).unwrap_err();
+    let LeaseError::Exhausted { next_free_at, .. } = &error else { panic!("{error}") };
+    assert_eq!(*next_free_at, Some(Millis(31_000)));
+    assert_eq!(
+        error.to_string(),
+        "no address of Network red is free on this node for interface eth0 of sandbox late: of 8 addresses 4 are \
+         used, 1 in quarantine, 2 reserved, 1 the router's, 0 blocked; try again when the node has a further block, \
+         or free addresses here"
+    );
+    let lease = node.lease(&again, Millis(31_000)).unwrap().remove(0);
+    assert_eq!(lease.addresses, both(&["10.0.0.4", "fd00::4"]));
+}
+
+#[test]
+fn a_pod_gets_its_own_address_again_through_quarantine() {
+    let mut node = node();
+    let first = node.lease(&ask("x", vec![Want::new("eth0", "red")]), Millis(0)).unwrap().remove(0);
+    node.free(&first.key, Millis(1)).unwrap();
+    let sticky = Want { prefer: Some(ip("fd00::3")), ..Want::new("eth0", "red") };
+    let stranger = node.lease(&ask("y", vec![sticky.clone()]), Millis(2)).unwrap().remove(0);
+    assert_ne!(stranger.addresses, first.addresses);
+    let mut same = ask("x2", vec![sticky]);
+    same.pod = first.pod.clone();
+    let back = node.lease(&same, Millis(3)).unwrap().remove(0);
+    assert_eq!(back.addresses, first.addresses);
+    // The attach failed, nothing was ever sent: the old quarantine goes on.
+    node.cancel(&back.key).unwrap();
+    assert_eq!(node.counts("red", Millis(4)).unwrap().v4.unwrap().quarantined, 1);
+}
+
+#[test]
+fn the_same_request_twice_is_one_and_another_is_a_conflict() {
+    let mut node = node();
+    let once = ask("a", vec![Want::new("eth0", "red")]);
+    let lease = node.lease(&once, Millis(0)).unwrap();
+    assert_eq!(node.lease(&once, Millis(9)).unwrap(), lease);
+    let error = node.lease(&ask("a", vec![fixed(&["10.0.0.7"])]), Millis(9)).unwrap_err();
+    assert!(matches!(error, LeaseError::Conflict { .. }), "{error}");
+    let twice = ask("b", vec![Want::new("eth0", "red"), Want::new("eth0", "red")]);
+    assert!(matches!(node.lease(&twice, Millis(9)), Err(LeaseError::DuplicateRequest { .. })));
+    // A client that first sent no pod and then does: the lease learns it.
+    let mut nameless = ask("c", vec![Want::new("eth0", "red")]);
+    nameless.pod = None;
+    node.lease(&nameless, Millis(9)).unwrap();
+    node.lease(&ask("c", vec![Want::new("eth0", "red")]), Millis(9)).unwrap();
+    assert_eq!(node.get(&LeaseKey::new("c", "eth0")).unwrap().pod.as_ref().unwrap().name, "pod-c");
+}
+
+#[test]
+fn static_addresses_are_refused_for_the_right_reason() {
+    let mut node = node();
+    node.lease(&ask("a", vec![Want::new("eth0", "red")]), Millis(0)).unwrap();
+    let mut told = |addresses: &[&str]| {
+        node.lease(&ask("s", vec![fixed(addresses)]), Millis(0)).unwrap_err().to_string()
+    };
+    let who = "wanted by interface eth0 of sandbox s,";
+    assert_eq!(
+        told(&["10.0.0.3"]),
+        format!(
+            "address 10.0.0.3 of Network red, {who} is in use by pod shop/pod-a (interface eth0 of sandbox a) on \
+             Network red: ask for another, or remove that pod"
+        )
+    );
+    let text = told(&["10.0.1.3"]);
+    assert_eq!(
+        text,
+        format!("address 10.0.1.3, {who} is not in a subnet of Network red: ask for one that is")
+    );
+    assert!(told(&["10.0.0.1"]).contains("is the gateway"));
+    assert!(told(&["fd00::2"]).contains("is the address of this node's router"));
+    assert!(told(&["10.0.0.99"]).contains("neither in a block of this node nor in a reserved range"));
+}
+
+#[test]
+fn a_reserved_address_is_given_to_who_asks_and_the_other_family_is_chosen() {
+    let mut node = node();
+    let lease = node.lease(&ask("s", vec![fixed(&["10.0.0.130"])]), Millis(0)).unwrap().remove(0);
+    assert_eq!(lease.addresses, both(&["10.0.0.130", "fd00::3"]));
+    assert_eq!(lease.kind, LeaseKind::Static);
+    let counts = node.counts("red", Millis(0)).unwrap();
+    assert_eq!((counts.v4.unwrap().outside, counts.v6.unwrap().outside), (1, 0));
+    // The index is held as a whole.
+    let error = node.lease(&ask("t", vec![fixed(&["10.0.0.3"])]), Millis(0)).unwrap_err();
+    assert!(matches!(error, LeaseError::AddressInUse { .. }), "{error}");
+    // One inside the block keeps its pair.
+    let lease = node.lease(&ask("u", vec![fixed(&["10.0.0.6"])]), Millis(0)).unwrap().remove(0);
+    assert_eq!(lease.addresses, both(&["10.0.0.6", "fd00::6"]));
+}
+
+#[test]
+fn an_index_that_two_pods_share_is_free_only_after_both() {
+    let mut node = node();
+    // Both outside any block, until one comes that pairs them.
+    node.lease(&ask("a", vec![fixed(&["10.0.0.130"])]), Millis(0)).unwrap();
+    node.lease(&ask("b", vec![fixed(&["fd00::82"])]), Millis(0)).unwrap();
+    node.add_block(block("red", 128)).unwrap();
+    let used = |node: &NodeAllocator| node.counts("red", Millis(0)).unwrap().v4.unwrap().used;
+    assert_eq!(used(&node), 3);
+    node.free(&LeaseKey::new("a", "eth0"), Millis(0)).unwrap();
+    assert_eq!(used(&node), 2);
+    node.free(&LeaseKey::new("b", "eth0"), Millis(0)).unwrap();
+    assert_eq!(used(&node), 0);
+}
+
+#[test]
+fn an_address_is_one_pod_s_on_its_node_over_all_primaries() {
+    let mut node = node();
+    node.set_network(pool("blue", 2));
+    node.set_network(pool("aside", 3).primary(false));
+    let on = |network: &str| Want { network: network.into(), ..fixed(&["10.0.0.130", "fd00::82"]) };
+    node.lease(&ask("a", vec![on("red")]), Millis(0)).unwrap();
+    let error = node.lease(&ask("b", vec![on("blue")]), Millis(0)).unwrap_err();
+    assert!(error.to_string().contains("in use by pod shop/pod-a"), "{error}");
+    node.lease(&ask("b", vec![on("aside")]), Millis(0)).unwrap();
+}
+
+#[test]
+fn addresses_of_pods_elsewhere_are_known() {
+    let mut node = node();
+    node.set_elsewhere("red", [(ip("10.0.0.131"), "pod shop/far on node n2".to_owned())].into());
+    let error = node.lease(&ask("s", vec![fixed(&["10.0.0.131"])]), Millis(0)).unwrap_err();
+    assert!(error.to_string().contains("in use by pod shop/far on node n2"), "{error}");
+}
+
+#[test]
+fn macs_that_are_asked_for() {
+    let mut node = node();
+    let with = |mac: Mac, interface: &str| Want { mac: Some(mac), ..Want::new(interface, "red") };
+    let own = Mac([2, 0, 0, 0, 0, 1]);
+    let lease = node.lease(&ask("a", vec![with(own, "eth0")]), Millis(0)).unwrap().remove(0);
+    assert_eq!((lease.mac, lease.kind), (own, LeaseKind::Static));
+    for (mac, why) in [
+        (own, "is in use by pod shop/pod-a"),
+        (gateway_mac(1), "is the gateway's"),
+        (pod_mac(1, ip("10.0.0.200")), "is kept for another address"),
+        (Mac([1, 0, 0, 0, 0, 1]), "is no unicast address"),
+    ] {
+        let error = node.lease(&ask("b", vec![with(mac, "eth0")]), Millis(0)).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
+fn blocks_come_go_and_drain() {
+    let mut node = node();
+    let start = block("red", 0).start();
+    assert_eq!(node.remove_block("red", &start), Removal::Removed);
+    assert_eq!(node.remove_block("red", &start), Removal::Unknown);
+    node.add_block(block("red", 0)).unwrap();
+    let lease = node.lease(&ask("a", vec![Want::new("eth0", "red")]), Millis(0)).unwrap().remove(0);
+    assert_eq!(node.remove_block("red", &start), Removal::Draining { leased: 1 });
+    assert!(node.lease(&ask("b", vec![Want::new("eth0", "red")]), Millis(0)).is_err());
+    node.free(&lease.key, Millis(0)).unwrap();
+    assert_eq!(node.blocks("red").count(), 0);
+    let other = Block::new("red", "n2", start, BlockSize::SMALL).unwrap();
+    assert!(matches!(node.add_block(other), Err(BlockError::OtherNode { .. })));
+    node.add_block(block("red", 0)).unwrap();
+    let larger = Block::new("red", "n1", start, BlockSize::new(16).unwrap()).unwrap();
+    assert!(matches!(node.add_block(larger), Err(BlockError::Overlaps { .. })));
+    let outside = Block::new("red", "n1", both(&["10.1.0.0", "fd00::"]), BlockSize::SMALL).unwrap();
+    assert!(matches!(node.add_block(outside), Err(BlockError::OutsideSubnet { .. })));
+    assert!(matches!(node.add_block(block("green", 0)), Err(BlockError::UnknownNetwork { .. })));
+}
+
+#[test]
+fn a_family_that_is_added_later_needs_new_blocks() {
+    let v4 = || Subnet::new("10.0.0.0/24".parse().unwrap(), None, &[]).unwrap();
+    let v6 = || Subnet::new("fd00::/64".parse().unwrap(), None, &[]).unwrap();
+    let mut node = NodeAllocator::new("n1", NodeConfig::default());
+    node.set_network(Pool::new("red", 1, [v4()]).unwrap());
+    node.add_block(Block::new("red", "n1", both(&["10.0.0.0"]), BlockSize::SMALL).unwrap()).unwrap();
+    let old = node.lease(&ask("a", vec![Want::new("eth0", "red")]), Millis(0)).unwrap().remove(0);
+    node.set_network(Pool::new("red", 1, [v4(), v6()]).unwrap());
+    assert_eq!(node.get(&old.key), Some(&old), "who is there stays");
+    assert_eq!(node.wants_more(Millis(0)).len(), 1);
+    assert!(
+        node.lease(&ask("b", vec![Want::new("eth0", "red")]), Millis(0)).is_err(),
+        "both families or none"
+    );
+    node.add_block(block("red", 8)).unwrap();
+    let new = node.lease(&ask("b", vec![Want::new("eth0", "red")]), Millis(0)).unwrap().remove(0);
+    assert_eq!(new.addresses, both(&["10.0.0.8", "fd00::8"]));
+    node.free(&old.key, Millis(0)).unwrap();
+    let surplus: Vec<_> = node.surplus_blocks(Millis(60_000)).into_iter().map(Block::to_string).collect();
+    assert_eq!(surplus, ["10.0.0.0/29"]);
+}
+
+#[test]
+fn empty_blocks_are_surplus_once_they_are_cold_and_the_rest_suffices() {
+    let mut node = node();
+    for at in [8, 16] {
+        node.add_block(block("red", at)).unwrap();
+    }
+    for n in 0..14 {
+        node.lease(&ask(&format!("s{n:02}"), vec![Want::new("eth0", "red")]), Millis(0)).unwrap();
+    }
+    assert_eq!(node.surplus_blocks(Millis(0)), Vec::<&Block>::new());
+    for n in 0..14 {
+        node.free_sandbox(&format!("s{n:02}"), Millis(1));
+    }
+    let surplus = |now| -> Vec<String> {
+        node.surplus_blocks(Millis(now))
+            .iter()
+            .map(|b| b.prefix(knit_ipam::Family::V4).unwrap().to_string())
+            .collect()
+    };
+    assert_eq!(surplus(30_000), Vec::<String>::new(), "in quarantine");
+    assert_eq!(surplus(30_001), ["10.0.0.16/29", "10.0.0.8/29"], "the oldest stays");
+}
