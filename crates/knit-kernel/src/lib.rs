@@ -4,6 +4,7 @@
 //! attribute codec that everything else speaks through; [`testing`] (a cargo feature) re-enters a test in fresh
 //! namespaces.
 
+pub mod conntrack;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
