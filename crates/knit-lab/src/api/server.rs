@@ -1,0 +1,192 @@
+//! The server: listens on a TCP address, and on a Unix socket where one is asked for, until it is shut down.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::http::handle;
+use super::kinds::CrdError;
+use super::store::{Store, StoreOptions};
+
+/// How the server is set up.
+#[derive(Clone)]
+pub struct Config {
+    /// Where to listen; port 0 for any free one.
+    pub listen: SocketAddr,
+    /// A Unix socket to listen on as well. A file that is there is replaced.
+    pub unix_socket: Option<PathBuf>,
+    /// The store.
+    pub store: StoreOptions,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            unix_socket: None,
+            store: StoreOptions::default(),
+        }
+    }
+}
+
+/// Why the server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A CRD cannot be served.
+    #[error("the embedded API cannot serve a CustomResourceDefinition")]
+    Crd(#[from] CrdError),
+    /// The address is taken, or not ours.
+    #[error(
+        "the embedded API cannot listen on {address}; choose another address, or port 0 for any free port"
+    )]
+    Listen {
+        /// Which address.
+        address: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// The embedded API.
+#[derive(Debug)]
+pub struct Server;
+
+/// A running server. Dropping it stops the server too.
+#[derive(Debug)]
+pub struct Handle {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    store: Store,
+    stop: watch::Sender<bool>,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Makes a store and serves it. Must be called within a tokio runtime.
+    pub async fn start(config: Config) -> Result<Handle, StartError> {
+        let store = Store::new(&config.store)?;
+        Self::serve(store, &config).await
+    }
+
+    /// Serves a store that is there already; `config.store` is not looked at.
+    pub async fn serve(store: Store, config: &Config) -> Result<Handle, StartError> {
+        let refused = |address: String| move |source| StartError::Listen { address, source };
+        let tcp = TcpListener::bind(config.listen).await.map_err(refused(config.listen.to_string()))?;
+        let addr = tcp.local_addr().map_err(refused(config.listen.to_string()))?;
+        let unix = match &config.unix_socket {
+            Some(path) => {
+                match std::fs::remove_file(path) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(refused(path.display().to_string())(error));
+                    }
+                    _ => {}
+                }
+                Some(UnixListener::bind(path).map_err(refused(path.display().to_string()))?)
+            }
+            None => None,
+        };
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(accept(store.clone(), tcp, unix, stopped));
+        Ok(Handle { addr, store, stop, task: Some(task) })
+    }
+}
+
+impl Handle {
+    /// The store, for use in process.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.addr)
+    }
+
+    /// A kubeconfig for `kubectl --kubeconfig`.
+    pub fn kubeconfig(&self) -> String {
+        kubeconfig(&self.url())
+    }
+
+    /// Stops the server: connections are closed, watches end.
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        if let Some(task) = self.task.take()
+            && let Err(error) = task.await
+        {
+            tracing::warn!(%error, "the embedded API did not stop cleanly");
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+/// A kubeconfig for a URL.
+pub fn kubeconfig(url: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: knit-lab\n  cluster:\n    server: {url}\nusers:\n- name: knit-lab\n  \
+         user: {{}}\ncontexts:\n- name: knit-lab\n  context:\n    cluster: knit-lab\n    user: knit-lab\n    namespace: \
+         default\ncurrent-context: knit-lab\n"
+    )
+}
+
+async fn accept(
+    store: Store,
+    tcp: TcpListener,
+    unix: Option<UnixListener>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let from_unix = async {
+            match &unix {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = stopped.changed() => break,
+            accepted = tcp.accept() => match accepted {
+                Ok((stream, _)) => {
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "TCP_NODELAY was refused");
+                    }
+                    connections.spawn(serve_connection(store.clone(), TokioIo::new(stream)));
+                }
+                Err(error) => tracing::warn!(%error, "a connection was not accepted"),
+            },
+            accepted = from_unix => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(serve_connection(store.clone(), TokioIo::new(stream)));
+                }
+                Err(error) => tracing::warn!(%error, "a connection was not accepted"),
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    connections.shutdown().await;
+}
+
+async fn serve_connection<T>(store: Store, io: TokioIo<T>)
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let store = store.clone();
+        async move { Ok::<_, Infallible>(handle(store, request).await) }
+    });
+    if let Err(error) = http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
