@@ -272,7 +272,7 @@ fn pod_spec(spec: &Value, path: &str, causes: &mut Vec<Cause>) {
                     causes.push(Cause::invalid(format!("{here}.name"), &json!(name), "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-'"));
                 }
                 Some(name) if seen.contains(&name) => {
-                    causes.push(Cause::duplicate(format!("{here}.name"), &json!(name)))
+                    causes.push(Cause::duplicate(format!("{here}.name"), &json!(name)));
                 }
                 Some(name) => seen.push(name),
             }
@@ -386,13 +386,9 @@ fn endpoint_slice(value: &Value, old: Option<&Value>, causes: &mut Vec<Cause>) {
             let path = format!("{path}[{index}]");
             match (family, ip) {
                 ("IPv4", Some(IpAddr::V4(_))) | ("IPv6", Some(IpAddr::V6(_))) => {
-                    if ip.is_some_and(|ip| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast()) {
-                        causes.push(Cause::invalid(
-                            path,
-                            address,
-                            "may not be a loopback, unspecified or multicast address",
-                        ));
-                    }
+                    let special = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+                    let why = "may not be a loopback, unspecified or multicast address";
+                    causes.extend(ip.filter(|ip| special(*ip)).map(|_| Cause::invalid(path, address, why)));
                 }
                 ("IPv4" | "IPv6", _) => {
                     causes.push(Cause::invalid(path, address, format!("must be a valid {family} address")));

@@ -264,10 +264,15 @@ impl FieldSet {
             } else if let Some(text) = key.strip_prefix("v:")
                 && let Some(list) = value.as_array_mut()
             {
-                list.retain(|item| item.to_string() != text);
+                list.retain(|item| !is_value(item, text));
             }
         }
     }
+}
+
+/// Whether an element of a set is the one that a path element names.
+fn is_value(item: &Value, text: &str) -> bool {
+    serde_json::from_str::<Value>(text).is_ok_and(|wanted| wanted == *item)
 }
 
 fn item_name(item: &Value, keys: &[Key]) -> String {
@@ -286,5 +291,5 @@ fn find<'a>(value: &'a Value, element: &str, shape: &'a Shape) -> Option<(&'a Va
         return Some((list.iter().find(|item| key_of(item, keys) == wanted)?, shape.item()));
     }
     let text = element.strip_prefix("v:")?;
-    Some((list.iter().find(|item| item.to_string() == text)?, shape.item()))
+    Some((list.iter().find(|item| is_value(item, text))?, shape.item()))
 }

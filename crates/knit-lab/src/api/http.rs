@@ -285,7 +285,7 @@ impl Call {
             Form::Table(include) => {
                 let metadata = json!({"resourceVersion": object.rv.to_string()});
                 Bytes::from(
-                    table(kind, std::slice::from_ref(object), metadata, include, self.store.now())
+                    table(kind, std::slice::from_ref(object), &metadata, include, self.store.now())
                         .to_string(),
                 )
             }
@@ -305,7 +305,7 @@ impl Call {
         }
         let bytes = match Form::negotiate(&self.headers, &self.query)? {
             Form::Table(include) => {
-                Bytes::from(table(kind, &list.items, metadata, include, self.store.now()).to_string())
+                Bytes::from(table(kind, &list.items, &metadata, include, self.store.now()).to_string())
             }
             Form::Partial => {
                 let items: Vec<Value> = list.items.iter().map(|object| partial(&object.value)).collect();
@@ -481,7 +481,7 @@ impl Encoder {
                     let rows = table(
                         &self.kind,
                         std::slice::from_ref(&event.object),
-                        metadata,
+                        &metadata,
                         *include,
                         self.store.now(),
                     );
@@ -546,25 +546,17 @@ impl WatchStream {
             return Some(lines);
         }
         let wake = self.end.min(tokio::time::Instant::now() + BOOKMARK_EVERY);
-        loop {
-            match tokio::time::timeout_at(wake, self.watcher.next()).await {
-                Ok(Ok(events)) => {
-                    return Some(events.iter().map(|event| self.encoder.event(event)).collect());
-                }
-                Ok(Err(error)) => {
-                    self.done = true;
-                    return Some(vec![line("ERROR", error.to_status().to_string().as_bytes())]);
-                }
-                Err(_) => {
-                    self.done = tokio::time::Instant::now() >= self.end;
-                    if self.bookmarks {
-                        return Some(vec![self.encoder.bookmark(self.watcher.resource_version(), false)]);
-                    }
-                    if self.done {
-                        return None;
-                    }
-                    return Some(Vec::new());
-                }
+        match tokio::time::timeout_at(wake, self.watcher.next()).await {
+            Ok(Ok(events)) => Some(events.iter().map(|event| self.encoder.event(event)).collect()),
+            Ok(Err(error)) => {
+                self.done = true;
+                Some(vec![line("ERROR", error.to_status().to_string().as_bytes())])
+            }
+            Err(_) => {
+                self.done = tokio::time::Instant::now() >= self.end;
+                let bookmark =
+                    self.bookmarks.then(|| self.encoder.bookmark(self.watcher.resource_version(), false));
+                if self.done && bookmark.is_none() { None } else { Some(bookmark.into_iter().collect()) }
             }
         }
     }

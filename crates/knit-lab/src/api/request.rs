@@ -109,7 +109,9 @@ impl Query {
             "" => false,
             "All" => true,
             other => {
-                return Err(ApiError::bad_request(format!("invalid dryRun {other:?}: only All is supported")));
+                return Err(ApiError::bad_request(format!(
+                    "invalid dryRun {other:?}: only All is supported"
+                )));
             }
         };
         let validation = match self.get("fieldValidation") {

@@ -24,7 +24,7 @@ pub enum Include {
 pub fn table(
     kind: &Kind,
     objects: &[Arc<Object>],
-    metadata: Value,
+    metadata: &Value,
     include: Include,
     now: jiff::Timestamp,
 ) -> Value {
