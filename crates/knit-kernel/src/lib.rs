@@ -1,14 +1,38 @@
 //! Linux networking, spoken directly: the only crate that talks to the kernel, and the only one with `unsafe`.
 //!
-//! One small module per noun. [`netns`] makes and opens network namespaces; [`netlink`] is the socket and the
-//! attribute codec that everything else speaks through; [`testing`] (a cargo feature) re-enters a test in fresh
-//! namespaces.
+//! One small module per noun. [`netns`] makes and opens network namespaces. A [`Handle`] does everything to the network
+//! of one of them: it makes, changes, lists and deletes links ([`link`]), and applies batches of operations ([`op`]) on
+//! addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what has no netlink message. [`owner`]
+//! has the marks by which Knit recognises what it made. [`nft`] is nftables, [`conntrack`] the
+//! kernel's table of connections. [`netlink`] is the socket and the attribute codec that
+//! everything speaks through; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
+//!
+//! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of [`link::Kind`] and,
+//! if it is to be read back, of [`link::Details`].
 
+pub mod addr;
 pub mod conntrack;
+pub mod error;
+pub mod fdb;
+pub mod handle;
+pub mod link;
+pub mod name;
+pub mod neigh;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod op;
+pub mod owner;
+pub mod route;
+pub mod rule;
+pub mod sysctl;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 mod sys;
+
+pub use error::{Error, Result};
+pub use handle::Handle;
+pub use name::{IfName, Mac, Mtu};
+pub use netns::NetNs;
+pub use op::Op;

@@ -63,6 +63,15 @@ impl<'a> Writer<'a> {
         self
     }
 
+    /// A whole message body that a message type of netlink-packet-route writes.
+    pub(crate) fn emit(&mut self, body: &impl netlink_packet_core::Emitable) -> &mut Self {
+        let start = self.buffer.len();
+        self.buffer.resize(start + body.buffer_len(), 0);
+        body.emit(&mut self.buffer[start..]);
+        self.pad();
+        self
+    }
+
     /// An attribute with these bytes.
     pub fn bytes(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         let length = HEADER + value.len();

@@ -106,6 +106,17 @@ impl Socket {
         set.map_err(|source| Error::Option { what: "join a multicast group", source })
     }
 
+    /// Leaves a multicast group.
+    pub fn unsubscribe(&self, group: u32) -> Result<()> {
+        let set = sys::set_option(
+            self.fd.as_fd(),
+            libc::SOL_NETLINK,
+            libc::NETLINK_DROP_MEMBERSHIP,
+            group.cast_signed(),
+        );
+        set.map_err(|source| Error::Option { what: "leave a multicast group", source })
+    }
+
     /// Raises the send buffer, beyond the system's limit where we may. Returns how many bytes one batch may have.
     pub fn raise_send_buffer(&self, bytes: usize) -> Result<usize> {
         self.raise(bytes, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)
@@ -177,11 +188,7 @@ impl Socket {
     /// Sends a batch and returns the first sequence number; `last_flags` are added to the last request.
     /// For callers that collect the answers themselves with [`drain`](Self::drain).
     pub fn send(&mut self, batch: &mut Batch, last_flags: u16) -> Result<u32> {
-        batch.check()?;
-        let first = self.sequence;
-        // Sequence numbers never become 0, which is what notifications carry.
-        self.sequence = first.checked_add(batch.len() as u32).unwrap_or(1);
-        batch.number(first, self.port, last_flags);
+        let first = self.number(batch, last_flags)?;
         let bytes = batch.bytes();
         let sent = retry(|| sys::send(self.fd.as_fd(), &batch.buffer));
         match sent {
@@ -189,6 +196,21 @@ impl Socket {
             Ok(_) => Err(Error::Send { bytes, source: io::ErrorKind::WriteZero.into() }),
             Err(source) => Err(Error::Send { bytes, source }),
         }
+    }
+
+    /// Makes a batch ready to be sent on this socket by another thread: the first sequence number, and the bytes.
+    pub(crate) fn prepare(&mut self, batch: &mut Batch) -> Result<(u32, Vec<u8>)> {
+        Ok((self.number(batch, 0)?, batch.buffer.clone()))
+    }
+
+    fn number(&mut self, batch: &mut Batch, last_flags: u16) -> Result<u32> {
+        batch.check()?;
+        // Sequence numbers never become 0, which is what notifications carry.
+        let count = batch.len() as u32;
+        let first = if self.sequence.checked_add(count).is_some() { self.sequence } else { 1 };
+        self.sequence = first + count;
+        batch.number(first, self.port, last_flags);
+        Ok(first)
     }
 
     /// Hands every message that is queued now to `each`, without waiting.

@@ -1,0 +1,42 @@
+//! The other end of a veth pair, made directly in the namespace where it belongs.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
+
+use crate::name::{IfName, Mac, Mtu};
+use crate::netns::NetNs;
+
+/// The other end of a veth pair.
+///
+/// It cannot be set up in the message that makes it (the kernel opens it before the two are paired and answers
+/// `ENOTCONN`), so there is no field for that: set it up from inside its namespace.
+#[derive(Debug, Clone)]
+pub struct Peer<'a> {
+    /// Its name there.
+    pub name: IfName,
+    /// Where it is to be; `None` is the namespace of the first end.
+    pub namespace: Option<&'a NetNs>,
+    /// Its MAC address; `None` lets the kernel choose.
+    pub mac: Option<Mac>,
+    /// Its MTU; `None` is the kernel's default of 1500.
+    pub mtu: Option<Mtu>,
+}
+
+impl<'a> Peer<'a> {
+    /// A peer with nothing but a name, in `namespace`.
+    pub fn new(name: IfName, namespace: &'a NetNs) -> Self {
+        Self { name, namespace: Some(namespace), mac: None, mtu: None }
+    }
+
+    pub(super) fn data(&self) -> InfoData {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(self.name.to_string()));
+        if let Some(namespace) = self.namespace {
+            message.attributes.push(LinkAttribute::NetNsFd(namespace.as_fd().as_raw_fd()));
+        }
+        message.attributes.extend(self.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
+        message.attributes.extend(self.mtu.map(|mtu| LinkAttribute::Mtu(mtu.get())));
+        InfoData::Veth(InfoVeth::Peer(message))
+    }
+}
