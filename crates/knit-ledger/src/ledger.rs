@@ -151,6 +151,8 @@ impl<R: Record, F: Fs> Ledger<R, F> {
         let mut records = BTreeMap::new();
         let scanned = bytes.as_ref().map(|bytes| (scan_into(bytes, &mut records), bytes.len() as u64));
 
+        let encoded =
+            || snapshot(&records).map_err(|source| LedgerError::Encode { path: path.clone(), source });
         let (recovery, file, len) = match scanned {
             Some((Scan::Newer { version }, _)) => {
                 return Err(LedgerError::NewerVersion { path, found: version, ours: VERSION });
@@ -165,13 +167,13 @@ impl<R: Record, F: Fs> Ledger<R, F> {
                 (Recovery::TornTailCut { bytes: total - sound }, file, sound)
             }
             Some((Scan::Corrupt { why, .. }, _)) => {
-                let (file, len, to) = write_anew(&fs, &path, &records, |fs| set_aside(fs, &path))
+                let (file, len, to) = write_anew(&fs, &path, &encoded()?, |fs| set_aside(fs, &path))
                     .map_err(|e| failed("setting the damaged file aside", e))?;
                 (Recovery::SetAside { to, why, saved: records.len() }, file, len)
             }
             None => {
                 let (file, len, ()) =
-                    write_anew(&fs, &path, &records, |_| Ok(())).map_err(|e| failed("making it", e))?;
+                    write_anew(&fs, &path, &encoded()?, |_| Ok(())).map_err(|e| failed("making it", e))?;
                 (Recovery::Fresh, file, len)
             }
         };
@@ -275,11 +277,13 @@ impl<R: Record, F: Fs> Ledger<R, F> {
 
     /// Writes the file anew with nothing but the records that are there.
     pub fn compact(&mut self) -> Result<(), LedgerError> {
-        self.replace().map_err(|source| io_error(&self.path, "writing it anew", source))
+        let bytes = snapshot(&self.records)
+            .map_err(|source| LedgerError::Encode { path: self.path.clone(), source })?;
+        self.replace(&bytes).map_err(|source| io_error(&self.path, "writing it anew", source))
     }
 
-    fn replace(&mut self) -> io::Result<()> {
-        let (file, len, ()) = write_anew(&self.fs, &self.path, &self.records, |_| Ok(()))?;
+    fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (file, len, ()) = write_anew(&self.fs, &self.path, bytes, |_| Ok(()))?;
         self.file = file;
         self.len = len;
         self.dirty_tail = false;
@@ -307,11 +311,14 @@ impl<R: Record, F: Fs> Ledger<R, F> {
     }
 
     fn compact_if_worth_it(&mut self) {
-        let needed = snapshot(&self.records).map_or(u64::MAX, |bytes| bytes.len() as u64);
-        if self.len / self.options.compact_factor.max(1) >= needed {
-            // The change is recorded all the same: a ledger that cannot be written anew only grows.
-            self.compaction_error = self.replace().err();
-        }
+        // The change is recorded all the same: a ledger that cannot be written anew only grows.
+        self.compaction_error = match snapshot(&self.records) {
+            Ok(bytes) if self.len / self.options.compact_factor.max(1) >= bytes.len() as u64 => {
+                self.replace(&bytes).err()
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.into()),
+        };
         // Whatever came of it, look again only when the file has doubled: the cost per record stays the same.
         self.compact_from = self.options.compact_at.max(self.len.saturating_mul(2));
     }
@@ -343,16 +350,15 @@ fn snapshot<R: Record>(records: &BTreeMap<String, R>) -> Result<Vec<u8>, serde_j
 }
 
 /// Writes a new file beside the ledger and puts it in its place at once. `before` runs between the two.
-fn write_anew<R: Record, F: Fs, T>(
+fn write_anew<F: Fs, T>(
     fs: &F,
     path: &Path,
-    records: &BTreeMap<String, R>,
+    bytes: &[u8],
     before: impl FnOnce(&F) -> io::Result<T>,
 ) -> io::Result<(F::File, u64, T)> {
-    let bytes = snapshot(records)?;
     let new = with_suffix(path, ".new");
     let mut file = fs.create(&new)?;
-    let done = write_all(&mut file, &bytes).and_then(|()| before(fs)).and_then(|extra| {
+    let done = write_all(&mut file, bytes).and_then(|()| before(fs)).and_then(|extra| {
         fs.rename(&new, path)?;
         Ok(extra)
     });
