@@ -13,6 +13,8 @@
 //! - [`backend`]: the trait to write; it gets differences, full state, or both.
 //! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of its own.
 //! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects.
+//! - [`health`]: what to answer on /healthz, /livez and health check node ports; feature `server` has the servers.
+//! - Feature `metrics`: kube-proxy's metrics. Feature `grpc`: the node view as a stream, for backends in any language.
 //! - [`conntrack`]: which UDP flows are stale. [`explain`]: why a service is served the way it is.
 //!
 //! "Rule n" in these pages means the n-th rule of the list of what a Kubernetes service proxy has to do, which the
@@ -25,8 +27,13 @@ pub mod conntrack;
 pub mod diff;
 pub mod engine;
 pub mod explain;
+#[cfg(feature = "grpc")]
+pub mod grpc;
+pub mod health;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod model;
 pub mod source;
 pub mod view;

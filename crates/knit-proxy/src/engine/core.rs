@@ -105,6 +105,25 @@ pub trait Observer {
     }
 }
 
+/// Tells each of them, in order.
+impl Observer for Vec<Box<dyn Observer + Send>> {
+    fn event(&mut self, kind: Option<ListKind>, now: Instant) {
+        self.iter_mut().for_each(|o| o.event(kind, now));
+    }
+
+    fn queued(&mut self, now: Instant) {
+        self.iter_mut().for_each(|o| o.queued(now));
+    }
+
+    fn ran(&mut self, run: &Run<'_>) {
+        self.iter_mut().for_each(|o| o.ran(run));
+    }
+
+    fn problem(&mut self, problem: &Problem) {
+        self.iter_mut().for_each(|o| o.problem(problem));
+    }
+}
+
 /// A look into an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Inspect<'a> {

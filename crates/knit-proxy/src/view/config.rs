@@ -114,6 +114,8 @@ pub struct NodeSettings {
     pub service_ranges: Box<[IpNet]>,
     /// Addresses to leave alone altogether.
     pub exempt: Box<[IpAddr]>,
+    /// The node is about to go: /healthz says so (rule 55), and nothing else changes (rule 56).
+    pub leaving: bool,
 }
 
 impl NodeSettings {
@@ -136,6 +138,7 @@ impl NodeSettings {
             masquerade_all: config.masquerade_all,
             service_ranges: ranges.into(),
             exempt: exempt.into(),
+            leaving: node.leaving,
         }
     }
 

@@ -32,7 +32,7 @@ mod tests;
 
 pub use config::{LocalTraffic, NodePortMatch, NodePorts, NodeSettings, PodTraffic, ViewConfig};
 pub use output::{
-    Action, Changes, Frontend, FrontendKind, HealthCheck, Masquerade, NodeView, PortChange, PortKey,
+    Action, Changes, Frontend, FrontendKind, HealthCheck, Masquerade, NoLocal, NodeView, PortChange, PortKey,
     PortView, Route, Scope, Sources, Target, Targets,
 };
 pub use select::{Candidate, Decision, Judgement, Pool, Topology, Uses, merge};

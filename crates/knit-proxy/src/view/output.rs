@@ -165,6 +165,17 @@ pub struct NodeView {
     pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Health checks by service.
     pub health_checks: BTreeMap<ServiceName, HealthCheck>,
+    /// How many ports drop traffic for want of local endpoints.
+    pub no_local: NoLocal,
+}
+
+/// How many service ports drop traffic for want of local endpoints (rules 31, 32).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NoLocal {
+    /// Traffic to their cluster IP.
+    pub internal: usize,
+    /// Traffic to their other addresses.
+    pub external: usize,
 }
 
 /// What changed in a [`NodeView`].
@@ -217,6 +228,15 @@ impl PortView {
             Scope::Cluster => &self.cluster,
             Scope::Local => &self.local,
         }
+    }
+
+    /// Whether it drops traffic to its cluster IP, and to its other addresses, for want of local endpoints.
+    pub(super) fn no_local(&self) -> NoLocal {
+        let drops = |cluster_ip: bool| {
+            (self.frontends.iter())
+                .any(|f| f.route.action == Action::Drop && (f.kind == FrontendKind::ClusterIp) == cluster_ip)
+        };
+        NoLocal { internal: usize::from(drops(true)), external: usize::from(drops(false)) }
     }
 
     /// Every endpoint that some frontend may send to: both scopes together, which may differ (rule 38), sorted.

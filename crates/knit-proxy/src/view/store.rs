@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::claims::{Claim, Claims, FrontendKey};
 use super::config::{NodeSettings, ViewConfig};
-use super::output::{Changes, FrontendKind, HealthCheck, NodeView, PortChange, PortKey, PortView};
+use super::output::{Changes, FrontendKind, HealthCheck, NoLocal, NodeView, PortChange, PortKey, PortView};
 use super::select::{self, Candidate, Decision};
 use super::{frontends, merge};
 use crate::model::{
@@ -408,6 +408,11 @@ impl View {
                     changes.cluster_ips_added.push(address);
                 }
             }
+            let [old, new] = [&change.old, &change.new]
+                .map(|view| view.as_ref().map_or_else(NoLocal::default, |view| view.no_local()));
+            let count = &mut self.current.no_local;
+            count.internal = count.internal + new.internal - old.internal;
+            count.external = count.external + new.external - old.external;
             match &change.new {
                 Some(new) => self.current.ports.insert(change.key.clone(), Arc::clone(new)),
                 None => self.current.ports.remove(&change.key),

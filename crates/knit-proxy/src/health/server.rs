@@ -1,0 +1,209 @@
+//! The HTTP servers: /healthz and /livez, and the health check node ports.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Instant, SystemTime};
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::{Health, ProxyStatus};
+use crate::model::{Family, ServiceName};
+use crate::view::NodePortMatch;
+
+type Reply = Response<Full<Bytes>>;
+
+/// Which of the two a request was for, and what it was told; for the metrics `proxy_healthz_total` and
+/// `proxy_livez_total` (rule 61).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// /healthz, with the status code.
+    Healthz(u16),
+    /// /livez, with the status code.
+    Livez(u16),
+}
+
+/// Answers /healthz and /livez (rule 55) until it is dropped.
+///
+/// # Errors
+/// When the listener fails for good.
+pub async fn serve_proxy(
+    listener: TcpListener,
+    health: Health,
+    count: impl Fn(Probe) + Clone + Send + Sync + 'static,
+) -> io::Result<()> {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await?;
+        while connections.try_join_next().is_some() {}
+        let health = health.clone();
+        let count = count.clone();
+        connections.spawn(async move {
+            serve(stream, |path| {
+                let status = health.proxy(Instant::now());
+                let reply = match path {
+                    "/healthz" => proxy_reply(status, true, &health),
+                    "/livez" => proxy_reply(status, false, &health),
+                    _ => return plain(StatusCode::NOT_FOUND, "not found; ask for /healthz or /livez\n"),
+                };
+                let code = reply.status().as_u16();
+                count(if path == "/healthz" { Probe::Healthz(code) } else { Probe::Livez(code) });
+                reply
+            })
+            .await;
+        });
+    }
+}
+
+/// Answers on every health check node port (rule 54), and opens and closes them as services come and go, until it is
+/// dropped. `failed` is told of ports that cannot be opened; they are tried again with the next change.
+pub async fn serve_checks(health: Health, failed: impl Fn(&ServiceName, SocketAddr, &io::Error)) {
+    let mut changed = health.changed.subscribe();
+    // Dropping the set ends its tasks.
+    let mut tasks = JoinSet::new();
+    let mut open: BTreeMap<(ServiceName, SocketAddr), AbortHandle> = BTreeMap::new();
+    loop {
+        let wanted = wanted(&health);
+        open.retain(|key, task| {
+            let keep = wanted.contains(key) && !task.is_finished();
+            if !keep {
+                task.abort();
+            }
+            keep
+        });
+        while tasks.try_join_next().is_some() {}
+        for key in wanted {
+            if open.contains_key(&key) {
+                continue;
+            }
+            match TcpListener::bind(key.1).await {
+                Ok(listener) => {
+                    let task = tasks.spawn(serve_check(listener, key.0.clone(), health.clone()));
+                    open.insert(key, task);
+                }
+                Err(error) => failed(&key.0, key.1, &error),
+            }
+        }
+        if changed.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Every address to listen on, for every service.
+fn wanted(health: &Health) -> BTreeSet<(ServiceName, SocketAddr)> {
+    let state = health.lock();
+    let node = &state.node;
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for family in Family::BOTH.into_iter().filter(|f| *node.families.get(*f)) {
+        match node.node_ports.get(family) {
+            NodePortMatch::Only(list) => addresses.extend(list),
+            NodePortMatch::AnyLocal if family == Family::V4 => addresses.push(Ipv4Addr::UNSPECIFIED.into()),
+            NodePortMatch::AnyLocal => {
+                // The IPv6 wildcard takes IPv4 too, and the two cannot be bound beside each other.
+                addresses.retain(|a| *a != IpAddr::from(Ipv4Addr::UNSPECIFIED));
+                addresses.push(Ipv6Addr::UNSPECIFIED.into());
+            }
+        }
+    }
+    (state.checks.iter())
+        .flat_map(|(name, check)| {
+            addresses.iter().map(|a| (name.clone(), SocketAddr::new(*a, check.port.get())))
+        })
+        .collect()
+}
+
+async fn serve_check(listener: TcpListener, service: ServiceName, health: Health) {
+    let mut connections = JoinSet::new();
+    loop {
+        // A connection that fails before it is accepted is the client's affair.
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        while connections.try_join_next().is_some() {}
+        let Ok(here) = stream.local_addr() else { continue };
+        let family = Family::of(here.ip().to_canonical());
+        let (service, health) = (service.clone(), health.clone());
+        connections.spawn(async move { serve(stream, |_| check_reply(&service, family, &health)).await });
+    }
+}
+
+async fn serve(stream: TcpStream, reply: impl Fn(&str) -> Reply) {
+    let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
+        let reply = reply(request.uri().path());
+        async move { Ok::<_, Infallible>(reply) }
+    });
+    // A client that goes away is nothing to report.
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+fn plain(code: StatusCode, text: &'static str) -> Reply {
+    let mut reply = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *reply.status_mut() = code;
+    reply
+}
+
+fn json(ok: bool, body: &serde_json::Value) -> Reply {
+    let mut reply = Response::new(Full::new(Bytes::from(body.to_string())));
+    *reply.status_mut() = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let headers = reply.headers_mut();
+    headers.insert("content-type", hyper::header::HeaderValue::from_static("application/json"));
+    headers.insert("x-content-type-options", hyper::header::HeaderValue::from_static("nosniff"));
+    reply
+}
+
+fn check_reply(service: &ServiceName, family: Family, health: &Health) -> Reply {
+    let Some(status) = health.check(service.as_str(), family, Instant::now()) else {
+        return plain(StatusCode::NOT_FOUND, "this service has no health check any more\n");
+    };
+    let mut reply = json(
+        status.ok(),
+        &serde_json::json!({
+            "service": { "namespace": service.namespace(), "name": service.name() },
+            "localEndpoints": status.local_endpoints,
+            "serviceProxyHealthy": status.proxy_healthy,
+        }),
+    );
+    reply.headers_mut().insert("x-load-balancing-endpoint-weight", status.local_endpoints.into());
+    reply
+}
+
+/// A healthy proxy is as good as updated now, whether or not there was anything to do: so has kube-proxy it.
+fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
+    let healthy = status.healthy && (status.node_eligible || !with_node);
+    let now = SystemTime::now();
+    let updated = match status.updated {
+        Some(at) if !status.healthy => now.checked_sub(at.elapsed()).unwrap_or(now),
+        _ => now,
+    };
+    let families = health.lock().node.families;
+    let by_family: serde_json::Map<String, serde_json::Value> = (Family::BOTH.into_iter())
+        .filter(|family| *families.get(*family))
+        .map(|family| {
+            (
+                family.to_string(),
+                serde_json::json!({ "lastUpdated": time(updated), "healthy": status.healthy }),
+            )
+        })
+        .collect();
+    let mut body = serde_json::json!({
+        "lastUpdated": time(updated),
+        "currentTime": time(now),
+        "healthy": healthy,
+        "status": by_family,
+    });
+    if with_node {
+        body["nodeEligible"] = status.node_eligible.into();
+    }
+    json(healthy, &body)
+}
+
+fn time(at: SystemTime) -> String {
+    jiff::Timestamp::try_from(at).map_or_else(|_| String::new(), |t| t.to_string())
+}

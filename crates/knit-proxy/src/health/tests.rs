@@ -1,0 +1,203 @@
+//! Health over real HTTP on loopback. Rules 54 to 56.
+
+use std::sync::mpsc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::backend::Backend;
+use crate::engine::{Clock, Engine, EngineConfig, SystemClock};
+use crate::model::{Conditions, Endpoint, EndpointGroup, NodeInfo, Protocol, Service};
+use crate::source::Event;
+use crate::view::{ListKind, NodeView};
+
+struct Answering(Outcome);
+
+impl Backend for Answering {
+    fn sync(&mut self, _: &NodeView) -> Outcome {
+        self.0.clone()
+    }
+}
+
+/// An engine whose node has a loopback address, with a service that has a health check on `port`.
+fn engine(health: &Health, port: u16) -> Engine<Answering> {
+    let node = NodeInfo { addresses: vec![own_loopback().into()], ..NodeInfo::new("here") };
+    let config = EngineConfig {
+        pace: crate::engine::Pace {
+            min_interval: Duration::ZERO,
+            retry_first: Duration::ZERO,
+            ..Default::default()
+        },
+        ..EngineConfig::default()
+    };
+    let mut engine = Engine::new(config, node, Answering(Outcome::Done)).observed_by(health.observer());
+    let mut service = Service::new("ns/svc").cluster_ip([10, 0, 0, 1].into()).port(Protocol::Tcp, 80);
+    service.health_check_port = std::num::NonZeroU16::new(port);
+    send(&mut engine, Event::SetService(Box::new(service)));
+    send(&mut engine, Event::ListDone(ListKind::Services));
+    send(&mut engine, Event::ListDone(ListKind::Groups));
+    engine
+}
+
+fn send(engine: &mut Engine<Answering>, event: Event) {
+    engine.handle(event, SystemClock.now());
+    engine.poll(&SystemClock);
+}
+
+fn endpoints(states: &[Conditions]) -> Event {
+    let mut group = EndpointGroup::of_addresses("ns/svc-1", "ns/svc", Protocol::Tcp, 8080, &[]);
+    group.endpoints = (states.iter().zip(1u8..))
+        .map(|(state, n)| Endpoint::new([10, 1, 0, n].into()).on("here").state(*state))
+        .collect();
+    Event::SetGroup(Box::new(group))
+}
+
+/// Status code, headers as they came, body.
+async fn get(port: u16, path: &str) -> (u16, String, serde_json::Value) {
+    let mut stream = TcpStream::connect((own_loopback(), port)).await.expect("a server");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, head.to_lowercase(), serde_json::from_str(body).unwrap_or_default())
+}
+
+/// A loopback address of this process's own, so that a port that was free just now still is when it is wanted.
+fn own_loopback() -> std::net::Ipv4Addr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    [127, 54, high, low.clamp(1, 254)].into()
+}
+
+/// A port on that address that was free just now.
+async fn free_port() -> u16 {
+    TcpListener::bind((own_loopback(), 0)).await.unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn rule_54_health_check_node_port() {
+    let health = Health::new(Duration::from_secs(60));
+    let port = free_port().await;
+    let mut engine = engine(&health, port);
+    let (failed, failures) = mpsc::channel();
+    let server = tokio::spawn(serve_checks(health.clone(), move |_, at, error| {
+        failed.send(format!("{at}: {error}")).unwrap();
+    }));
+    // The task listens before it waits for anything.
+    tokio::task::yield_now().await;
+
+    let expect = |n: u64| {
+        serde_json::json!({ "service": { "namespace": "ns", "name": "svc" }, "localEndpoints": n,
+                            "serviceProxyHealthy": true })
+    };
+    let (code, head, body) = get(port, "/").await;
+    assert_eq!((code, body), (503, expect(0)));
+    assert!(head.contains("content-type: application/json"), "{head}");
+    assert!(head.contains("x-content-type-options: nosniff"), "{head}");
+    assert!(head.contains("x-load-balancing-endpoint-weight: 0"), "{head}");
+
+    send(&mut engine, endpoints(&[Conditions::READY, Conditions::READY, Conditions::NOT_READY]));
+    let (code, head, body) = get(port, "/anything").await;
+    assert_eq!((code, body), (200, expect(2)));
+    assert!(head.contains("x-load-balancing-endpoint-weight: 2"), "{head}");
+
+    // Only terminating: traffic still flows, but load balancers are told to stop.
+    send(&mut engine, endpoints(&[Conditions::SERVING_TERMINATING]));
+    assert_eq!(get(port, "/").await.0, 503);
+
+    // Rule 56: a node that goes does not fail it.
+    send(&mut engine, endpoints(&[Conditions::READY]));
+    let leaving = NodeInfo { leaving: true, ..engine.inspect().view.node().clone() };
+    send(&mut engine, Event::SetNode(Box::new(leaving)));
+    assert!(!health.proxy(Instant::now()).node_eligible);
+    assert_eq!(get(port, "/").await.0, 200);
+
+    assert!(failures.try_recv().is_err());
+    server.abort();
+}
+
+#[tokio::test]
+async fn rule_54_a_proxy_that_is_unwell_fails_it() {
+    let health = Health::new(Duration::ZERO);
+    let mut engine = engine(&health, 1);
+    send(&mut engine, endpoints(&[Conditions::READY]));
+    let check = || health.check("ns/svc", Family::V4, Instant::now()).unwrap();
+    assert!(check().ok());
+    engine.backend().0 = Outcome::Failed("no".into());
+    send(&mut engine, endpoints(&[Conditions::READY, Conditions::READY]));
+    assert_eq!(check(), CheckStatus { local_endpoints: 2, proxy_healthy: false });
+    assert!(!check().ok());
+    assert_eq!(health.check("ns/none", Family::V4, Instant::now()), None);
+}
+
+#[test]
+fn rule_55_late_means_waiting_for_too_long() {
+    let mut health = Health::new(Duration::from_secs(60));
+    let start = Instant::now();
+    let after = |s| start + Duration::from_secs(s);
+    // Still starting: not late, however long it takes.
+    health.queued(start);
+    assert!(health.proxy(after(1000)).healthy);
+    let (changes, state) = (crate::view::Changes::default(), NodeView::default());
+    let run = |ended| Run {
+        full: true,
+        changes: &changes,
+        state: &state,
+        outcome: &Outcome::Done,
+        ended,
+        took: Duration::ZERO,
+    };
+    health.ran(&run(after(1)));
+    // Nothing to do is fine for ever.
+    assert!(health.proxy(after(100_000)).healthy);
+    health.queued(after(10));
+    // A further change does not make the first one younger.
+    health.queued(after(60));
+    assert!(health.proxy(after(69)).healthy);
+    assert!(!health.proxy(after(70)).healthy);
+    health.ran(&run(after(71)));
+    assert!(health.proxy(after(1000)).healthy);
+}
+
+#[tokio::test]
+async fn rule_55_healthz_and_livez() {
+    let health = Health::new(Duration::ZERO);
+    let mut engine = engine(&health, 1);
+    let listener = TcpListener::bind((own_loopback(), 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (sender, probes) = mpsc::channel();
+    let server =
+        tokio::spawn(serve_proxy(listener, health.clone(), move |probe| sender.send(probe).unwrap()));
+
+    let (code, head, body) = get(port, "/healthz").await;
+    assert_eq!(code, 200);
+    assert!(
+        head.contains("content-type: application/json") && head.contains("x-content-type-options: nosniff")
+    );
+    assert_eq!((&body["healthy"], &body["nodeEligible"]), (&true.into(), &true.into()));
+    assert_eq!(body["lastUpdated"], body["currentTime"]);
+    assert_eq!(body["status"]["IPv4"]["healthy"], true);
+    assert_eq!(body["status"]["IPv6"]["healthy"], true);
+    let (code, _, body) = get(port, "/livez").await;
+    assert_eq!((code, &body["nodeEligible"]), (200, &serde_json::Value::Null));
+
+    let leaving = NodeInfo { leaving: true, ..engine.inspect().view.node().clone() };
+    send(&mut engine, Event::SetNode(Box::new(leaving)));
+    let (code, _, body) = get(port, "/healthz").await;
+    assert_eq!((code, &body["nodeEligible"]), (503, &false.into()));
+    assert_eq!(get(port, "/livez").await.0, 200);
+
+    engine.backend().0 = Outcome::Failed("no".into());
+    send(&mut engine, endpoints(&[Conditions::READY]));
+    let (code, _, body) = get(port, "/livez").await;
+    assert_eq!((code, &body["healthy"]), (503, &false.into()));
+    assert_ne!(body["lastUpdated"], body["currentTime"]);
+    assert_eq!(get(port, "/other").await.0, 404);
+
+    use Probe::{Healthz, Livez};
+    let seen: Vec<Probe> = probes.try_iter().collect();
+    assert_eq!(seen, [Healthz(200), Livez(200), Healthz(503), Livez(200), Livez(503)]);
+    server.abort();
+}

@@ -1,0 +1,288 @@
+//! kube-proxy's metrics, under its names (rule 61), so that dashboards and alerts go on working.
+//!
+//! A [`Metrics`] is an [`Observer`] of the engine; what only a backend or a server knows, it counts there itself.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family as Labelled;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::backend::Outcome;
+use crate::engine::{Observer, Run};
+use crate::view::ListKind;
+
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// The metrics; clones share them.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    sync_duration: Histogram,
+    full_duration: Histogram,
+    partial_duration: Histogram,
+    last_timestamp: Seconds,
+    last_queued_timestamp: Seconds,
+    programming_duration: Histogram,
+    endpoint_changes: Counter,
+    endpoint_changes_pending: Gauge,
+    service_changes: Counter,
+    service_changes_pending: Gauge,
+    no_local_endpoints: Labelled<Policy, Gauge>,
+    /// Health probes answered, by status code.
+    pub healthz: Labelled<Code, Counter>,
+    /// Liveness probes answered, by status code.
+    pub livez: Labelled<Code, Counter>,
+    /// Calls to the backend that failed.
+    pub sync_failures: Counter,
+    /// Clean-ups after the backend's work that failed.
+    pub cleanup_failures: Counter,
+    /// How long looking for stale flows took.
+    pub conntrack_duration: Histogram,
+    /// Stale flows deleted.
+    pub conntrack_deleted: Counter,
+    /// Changes that were triggered before this are not measured: nobody was there to make them true.
+    started: Arc<SystemTime>,
+}
+
+/// The label of the metric for frontends without local endpoints.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Policy {
+    traffic_policy: &'static str,
+}
+
+/// A status code as a label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Code {
+    /// The status code.
+    pub code: u16,
+}
+
+impl Metrics {
+    /// Makes the metrics and registers them, all beginning with `kubeproxy_`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let fast = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        let slow = || {
+            Histogram::new(
+                (linear_buckets(0.25, 0.25, 2).chain(linear_buckets(1.0, 1.0, 59)))
+                    .chain(linear_buckets(60.0, 5.0, 12))
+                    .chain(linear_buckets(120.0, 30.0, 7)),
+            )
+        };
+        let metrics = Self {
+            sync_duration: fast(),
+            full_duration: fast(),
+            partial_duration: fast(),
+            last_timestamp: Seconds::default(),
+            last_queued_timestamp: Seconds::default(),
+            programming_duration: slow(),
+            endpoint_changes: Counter::default(),
+            endpoint_changes_pending: Gauge::default(),
+            service_changes: Counter::default(),
+            service_changes_pending: Gauge::default(),
+            no_local_endpoints: Labelled::default(),
+            healthz: Labelled::default(),
+            livez: Labelled::default(),
+            sync_failures: Counter::default(),
+            cleanup_failures: Counter::default(),
+            conntrack_duration: fast(),
+            conntrack_deleted: Counter::default(),
+            started: Arc::new(SystemTime::now()),
+        };
+        let m = metrics.clone();
+        let r = registry.sub_registry_with_prefix("kubeproxy");
+        r.register("sync_proxy_rules_duration_seconds", "Time to make changes true", m.sync_duration);
+        r.register("sync_full_proxy_rules_duration_seconds", "Time of full syncs", m.full_duration);
+        r.register("sync_partial_proxy_rules_duration_seconds", "Time of partial syncs", m.partial_duration);
+        r.register(
+            "sync_proxy_rules_last_timestamp_seconds",
+            "When rules were last in sync",
+            m.last_timestamp,
+        );
+        r.register(
+            "sync_proxy_rules_last_queued_timestamp_seconds",
+            "When a change was last queued",
+            m.last_queued_timestamp,
+        );
+        r.register(
+            "network_programming_duration_seconds",
+            "Time from a change of a pod or service until it was true here",
+            m.programming_duration,
+        );
+        // The library adds `_total` to the name of a counter.
+        r.register("sync_proxy_rules_endpoint_changes", "Endpoint changes seen", m.endpoint_changes);
+        r.register(
+            "sync_proxy_rules_endpoint_changes_pending",
+            "Endpoint changes not yet made true",
+            m.endpoint_changes_pending,
+        );
+        r.register("sync_proxy_rules_service_changes", "Service changes seen", m.service_changes);
+        r.register(
+            "sync_proxy_rules_service_changes_pending",
+            "Service changes not yet made true",
+            m.service_changes_pending,
+        );
+        r.register(
+            "sync_proxy_rules_no_local_endpoints_total",
+            "Service ports with a Local traffic policy and no local endpoints",
+            m.no_local_endpoints,
+        );
+        r.register("proxy_healthz", "Answers to /healthz", m.healthz);
+        r.register("proxy_livez", "Answers to /livez", m.livez);
+        r.register("sync_proxy_rules_nftables_sync_failures", "Syncs that failed", m.sync_failures);
+        r.register("sync_proxy_rules_nftables_cleanup_failures", "Clean-ups that failed", m.cleanup_failures);
+        r.register(
+            "conntrack_reconciler_sync_duration_seconds",
+            "Time to find stale flows",
+            m.conntrack_duration,
+        );
+        r.register("conntrack_reconciler_deleted_entries", "Stale flows deleted", m.conntrack_deleted);
+        metrics
+    }
+
+    /// What counts an engine's work.
+    #[must_use]
+    pub fn observer(&self) -> Box<dyn Observer + Send> {
+        Box::new(self.clone())
+    }
+}
+
+impl Observer for Metrics {
+    fn event(&mut self, kind: Option<ListKind>, _: Instant) {
+        match kind {
+            Some(ListKind::Services) => {
+                self.service_changes.inc();
+                self.service_changes_pending.inc();
+            }
+            Some(ListKind::Groups) => {
+                self.endpoint_changes.inc();
+                self.endpoint_changes_pending.inc();
+            }
+            Some(ListKind::ServiceRanges) | None => {}
+        }
+    }
+
+    fn queued(&mut self, _: Instant) {
+        self.last_queued_timestamp.set(unix_seconds(SystemTime::now()));
+    }
+
+    fn ran(&mut self, run: &Run<'_>) {
+        let seconds = run.took.as_secs_f64();
+        self.sync_duration.observe(seconds);
+        if run.full { &self.full_duration } else { &self.partial_duration }.observe(seconds);
+        self.service_changes_pending.set(0);
+        self.endpoint_changes_pending.set(0);
+        if let Outcome::Failed(_) = run.outcome {
+            self.sync_failures.inc();
+            return;
+        }
+        let now = SystemTime::now();
+        self.last_timestamp.set(unix_seconds(now));
+        let started = unix_seconds(*self.started);
+        for triggered in run.changes.triggered_ms.iter().map(|ms| Duration::from_millis(*ms).as_secs_f64()) {
+            if triggered >= started {
+                self.programming_duration.observe((unix_seconds(now) - triggered).max(0.0));
+            }
+        }
+        let count = run.state.no_local;
+        for (traffic_policy, n) in [("internal", count.internal), ("external", count.external)] {
+            let gauge = self.no_local_endpoints.get_or_create(&Policy { traffic_policy });
+            gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+fn unix_seconds(at: SystemTime) -> f64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::engine::{Clock, Engine, EngineConfig, Pace, SystemClock};
+    use crate::model::{Endpoint, EndpointGroup, NodeInfo, Protocol, Service, TrafficPolicy};
+    use crate::source::Event;
+    use crate::view::NodeView;
+
+    struct Answering(Outcome);
+
+    impl Backend for Answering {
+        fn sync(&mut self, _: &NodeView) -> Outcome {
+            self.0.clone()
+        }
+    }
+
+    fn line(registry: &Registry, name: &str) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        let found = text.lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+        found.unwrap_or_else(|| panic!("{name} is not in\n{text}")).rsplit(' ').next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn rule_61_names_and_counts() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let pace = Pace { min_interval: Duration::ZERO, retry_first: Duration::ZERO, ..Pace::default() };
+        let config = EngineConfig { pace, ..EngineConfig::default() };
+        let mut engine = Engine::new(config, NodeInfo::new("here"), Answering(Outcome::Done))
+            .observed_by(metrics.observer());
+        let mut send = |event: Event, outcome: Outcome| {
+            engine.backend().0 = outcome;
+            engine.handle(event, SystemClock.now());
+            engine.poll(&SystemClock);
+        };
+        let mut service = Service::new("ns/svc").cluster_ip([10, 0, 0, 1].into()).port(Protocol::Tcp, 80);
+        service.internal_policy = TrafficPolicy::Local;
+        send(Event::SetService(Box::new(service)), Outcome::Done);
+        assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_service_changes_pending"), "1");
+        send(Event::ListDone(ListKind::Services), Outcome::Done);
+        send(Event::ListDone(ListKind::Groups), Outcome::Done);
+        assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_service_changes_pending"), "0");
+        assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_service_changes_total"), "1");
+        assert_eq!(line(&registry, "kubeproxy_sync_full_proxy_rules_duration_seconds_count"), "1");
+        assert_eq!(line(&registry, "kubeproxy_sync_partial_proxy_rules_duration_seconds_count"), "0");
+
+        // An endpoint elsewhere: traffic to the cluster IP is dropped here. It was triggered just now.
+        let group = |node: &str, triggered_ms| {
+            let mut group = EndpointGroup::of_addresses("ns/svc-1", "ns/svc", Protocol::Tcp, 8080, &[]);
+            group.endpoints = Box::new([Endpoint::new([10, 1, 0, 1].into()).on(node)]);
+            Event::SetGroup(Box::new(EndpointGroup { triggered_ms, ..group }))
+        };
+        let now = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+        send(group("there", Some(now + 1)), Outcome::Done);
+        let internal = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
+        assert_eq!(line(&registry, internal), "1");
+        assert_eq!(line(&registry, "kubeproxy_network_programming_duration_seconds_count"), "1");
+        assert_eq!(line(&registry, "kubeproxy_sync_partial_proxy_rules_duration_seconds_count"), "1");
+        // Triggered before the proxy started: not measured.
+        send(group("here", Some(1000)), Outcome::Done);
+        assert_eq!(line(&registry, internal), "0");
+        assert_eq!(line(&registry, "kubeproxy_network_programming_duration_seconds_count"), "1");
+        assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_endpoint_changes_total"), "2");
+
+        let failed = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
+        assert_eq!(line(&registry, failed), "0");
+        send(group("there", None), Outcome::Failed("no".into()));
+        assert_eq!(line(&registry, failed), "1");
+
+        metrics.healthz.get_or_create(&Code { code: 200 }).inc();
+        assert_eq!(line(&registry, "kubeproxy_proxy_healthz_total{code=\"200\"}"), "1");
+        for name in [
+            "kubeproxy_sync_proxy_rules_duration_seconds_count",
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds_count",
+            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+        ] {
+            line(&registry, name);
+        }
+    }
+}
