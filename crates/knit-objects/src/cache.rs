@@ -1,0 +1,206 @@
+//! What is there of one kind, for many readers. Reading takes a short lock and never waits for the source; whoever
+//! must wait waits for a change, not for a time.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::health::Connection;
+use crate::key::Key;
+use crate::watch::Event;
+
+/// The objects of one watch. Clones share it; the watch ends with the last one.
+pub struct Cache<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// How far a [`Cache`] is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Progress {
+    /// Counts changes.
+    pub changes: u64,
+    /// When everything that was there at the start had arrived.
+    pub synced: Option<Timestamp>,
+}
+
+struct Shared<T> {
+    store: Arc<Store<T>>,
+    connection: watch::Receiver<Connection>,
+    task: AbortHandle,
+}
+
+pub(crate) struct Store<T> {
+    kind: String,
+    objects: RwLock<HashMap<Key, Arc<T>>>,
+    progress: watch::Sender<Progress>,
+}
+
+// === impl Cache ===
+
+impl<T> Cache<T> {
+    pub(crate) fn new(
+        store: Arc<Store<T>>,
+        connection: watch::Receiver<Connection>,
+        task: AbortHandle,
+    ) -> Self {
+        Self { shared: Arc::new(Shared { store, connection, task }) }
+    }
+
+    /// The object, if it is there.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<Arc<T>> {
+        self.shared.store.read().get(key).cloned()
+    }
+
+    /// Every object, in no order.
+    #[must_use]
+    pub fn list(&self) -> Vec<(Key, Arc<T>)> {
+        self.shared.store.read().iter().map(|(key, value)| (key.clone(), Arc::clone(value))).collect()
+    }
+
+    /// Calls `each` for every object, without copying. It runs under the lock: keep it short.
+    pub fn for_each(&self, mut each: impl FnMut(&Key, &Arc<T>)) {
+        for (key, value) in self.shared.store.read().iter() {
+            each(key, value);
+        }
+    }
+
+    /// How many objects there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shared.store.read().len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether everything that was there at the start has arrived.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.shared.store.progress.borrow().synced.is_some()
+    }
+
+    /// Tells of every change: wait with [`watch::Receiver::changed`].
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<Progress> {
+        self.shared.store.progress.subscribe()
+    }
+
+    /// Whether the source is there, now and on changes.
+    #[must_use]
+    pub fn connection(&self) -> watch::Receiver<Connection> {
+        self.shared.connection.clone()
+    }
+
+    /// Waits until everything that was there at the start has arrived.
+    pub async fn wait_synced(&self, deadline: Instant) -> Result<()> {
+        let what = || format!("the list of {} objects", self.shared.store.kind);
+        self.wait(deadline, what, |cache| cache.is_synced().then_some(())).await
+    }
+
+    /// Waits until this object is there.
+    pub async fn wait_for(&self, key: &Key, deadline: Instant) -> Result<Arc<T>> {
+        let what = || format!("{} {key}", self.shared.store.kind);
+        self.wait(deadline, what, |cache| cache.get(key)).await
+    }
+
+    /// Waits until `check` finds what it looks for. It is called now and after each change; `what` names it for the
+    /// error.
+    pub async fn wait_until<U>(
+        &self,
+        what: &str,
+        deadline: Instant,
+        mut check: impl FnMut(&Self) -> Option<U>,
+    ) -> Result<U> {
+        self.wait(deadline, || what.to_owned(), &mut check).await
+    }
+
+    async fn wait<U>(
+        &self,
+        deadline: Instant,
+        what: impl Fn() -> String,
+        mut check: impl FnMut(&Self) -> Option<U>,
+    ) -> Result<U> {
+        let start = Instant::now();
+        let mut changes = self.changes();
+        loop {
+            // Marked before the look: a change during it wakes us again.
+            changes.mark_unchanged();
+            if let Some(found) = check(self) {
+                return Ok(found);
+            }
+            // The store outlives this wait, so a change can be waited for as long as the deadline allows.
+            if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
+                let connection = self.shared.connection.borrow();
+                let because = if connection.is_connected() {
+                    String::new()
+                } else {
+                    format!(" (the source is {})", *connection)
+                };
+                return Err(Error::Timeout { what: what(), waited: start.elapsed(), because });
+            }
+        }
+    }
+}
+
+impl<T> Clone for Cache<T> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<T> fmt::Debug for Cache<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("kind", &self.shared.store.kind)
+            .field("objects", &self.len())
+            .field("synced", &self.is_synced())
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Shared ===
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// === impl Store ===
+
+impl<T> Store<T> {
+    pub(crate) fn new(kind: String) -> Arc<Self> {
+        Arc::new(Self { kind, objects: RwLock::default(), progress: watch::Sender::default() })
+    }
+
+    pub(crate) fn take(&self, event: Event<T>, now: Timestamp) {
+        let mut synced = None;
+        match event {
+            Event::Applied(key, value) => {
+                self.objects.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::new(value));
+            }
+            Event::Deleted(key) => {
+                self.objects.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            }
+            Event::Synced => synced = Some(now),
+        }
+        self.progress.send_modify(|progress| {
+            progress.changes += 1;
+            progress.synced = progress.synced.or(synced);
+        });
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<Key, Arc<T>>> {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
