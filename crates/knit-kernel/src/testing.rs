@@ -29,6 +29,8 @@ use crate::netns::NetNs;
 
 /// Names the test that runs in namespaces, in the environment of the process that was started for it.
 const GUARD: &str = "KNIT_TEST_IN_NAMESPACES";
+/// What the guard says in a program that is no test.
+const PROGRAM: &str = "(program)";
 /// What an inner test prints when the set-up inside was refused; the outer one then reports a skip.
 const SKIP_MARK: &str = "knit-test-skipped: ";
 /// No test of ours takes this long; one that does hangs.
@@ -163,14 +165,66 @@ fn forbidden(error: &io::Error) -> bool {
     )
 }
 
+/// Runs the rest of a program (a benchmark) in new user, mount and network namespaces, by starting it again with the
+/// same arguments. Returns `None` inside: go on. Returns how the inner one ended outside: stop.
+pub fn program_in_namespaces() -> io::Result<Option<ExitStatus>> {
+    if std::env::var(GUARD).is_ok_and(|inner| inner == PROGRAM) {
+        return set_up_inside().map(|()| None).map_err(io::Error::other);
+    }
+    // SAFETY: these two calls only read the process's credentials.
+    let ids = unsafe { (libc::geteuid(), libc::getegid()) };
+    let mut command = Command::new("/proc/self/exe");
+    command.args(std::env::args_os().skip(1)).env(GUARD, PROGRAM);
+    unshare_before_exec(&mut command, Some(ids));
+    let status = command
+        .status()
+        .map_err(|error| if forbidden(&error) { io::Error::other(why_forbidden(&error)) } else { error })?;
+    Ok(Some(status))
+}
+
+/// CPU time used so far: by this process with all its threads, and by its children that have ended.
+pub fn cpu_time() -> (Duration, Duration) {
+    let of = |who| {
+        // SAFETY: rusage is plain data for which all zeroes is a valid value.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is to `usage`, which outlives the call.
+        let result = unsafe { libc::getrusage(who, &raw mut usage) };
+        assert_eq!(result, 0, "getrusage of self and children cannot fail");
+        let time = |t: libc::timeval| {
+            Duration::from_secs(t.tv_sec.unsigned_abs()) + Duration::from_micros(t.tv_usec.unsigned_abs())
+        };
+        time(usage.ru_utime) + time(usage.ru_stime)
+    };
+    (of(libc::RUSAGE_SELF), of(libc::RUSAGE_CHILDREN))
+}
+
 /// Starts the test in new namespaces, waits for it, and returns how it ended with all its output.
 fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)> {
     let (reader, writer) = io::pipe()?;
-    let parent = std::process::id();
-    let maps = map.map(|(uid, gid)| (format!("0 {uid} 1\n"), format!("0 {gid} 1\n")));
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(GUARD, name);
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
+    unshare_before_exec(&mut command, map);
+    let mut child = command.spawn()?;
+    drop(command); // holds our copies of the pipe's writing end
+    let group = child.id().cast_signed();
+    let (output, timed_out) = read_until_exit(reader, &mut child)?;
+    // SAFETY: kill(2) takes no pointers. The group is the child's own; leftovers of the test die with it. The child is
+    // not yet waited for if it is still there, and else its group either has members or is gone.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+    let status = child.wait()?;
+    assert!(
+        !timed_out,
+        "{name} hangs in its namespaces; it was killed after {TIMEOUT:?}. Its output:\n{output}"
+    );
+    Ok((status, output))
+}
+
+/// Makes a command start in new mount and network namespaces, and with `map` (our user and group) in a user namespace
+/// in which these are root; and die with the thread that starts it.
+fn unshare_before_exec(command: &mut Command, map: Option<(u32, u32)>) {
+    let parent = std::process::id();
+    let maps = map.map(|(uid, gid)| (format!("0 {uid} 1\n"), format!("0 {gid} 1\n")));
     // SAFETY: between fork and exec only system calls are made, on memory that was allocated before the fork.
     unsafe {
         command.pre_exec(move || {
@@ -194,19 +248,6 @@ fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)
             Ok(())
         });
     }
-    let mut child = command.spawn()?;
-    drop(command); // holds our copies of the pipe's writing end
-    let group = child.id().cast_signed();
-    let (output, timed_out) = read_until_exit(reader, &mut child)?;
-    // SAFETY: kill(2) takes no pointers. The group is the child's own; leftovers of the test die with it. The child is
-    // not yet waited for if it is still there, and else its group either has members or is gone.
-    unsafe { libc::kill(-group, libc::SIGKILL) };
-    let status = child.wait()?;
-    assert!(
-        !timed_out,
-        "{name} hangs in its namespaces; it was killed after {TIMEOUT:?}. Its output:\n{output}"
-    );
-    Ok((status, output))
 }
 
 /// Reads all output. Ends when the pipe closes, or when the child is gone and nothing more comes (a grandchild may

@@ -2,9 +2,9 @@
 //!
 //! A benchmark is a function that returns [`Row`]s; it lives in a file of its own here and is named in [`Name`].
 
+mod kernel;
 mod row;
 
-#[allow(unused_imports, reason = "for the benchmarks beside this file")]
 pub use row::{Goal, Row};
 
 use anyhow::Result;
@@ -21,10 +21,15 @@ pub struct Args {
 
 /// The benchmarks there are.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Name {}
+enum Name {
+    /// A pod's veth, addresses and routes, next to `ip -batch`
+    Kernel,
+}
 
 pub fn run(args: &Args) -> Result<()> {
-    let rows: Vec<Row> = match args.name {};
+    let rows: Vec<Row> = match args.name {
+        Name::Kernel => kernel::run()?,
+    };
     let format = if args.json { Format::JsonLines } else { Format::Table };
     knit_output::print_rows(format, &rows, || table(&rows))?;
     Ok(())
