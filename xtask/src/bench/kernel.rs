@@ -249,7 +249,7 @@ impl Pod {
              neigh add {GATEWAY_V4} lladdr {GATEWAY_MAC} dev eth0 nud permanent\n\
              neigh add {GATEWAY_V6} lladdr {GATEWAY_MAC} dev eth0 nud permanent\n\
              route add default via {GATEWAY_V4} dev eth0 onlink\n\
-             -6 route add default via {GATEWAY_V6} dev eth0 onlink\n"
+             route add ::/0 via {GATEWAY_V6} dev eth0 onlink\n"
         )
     }
 }
