@@ -25,6 +25,7 @@ mod claims;
 mod config;
 mod frontends;
 mod output;
+mod parts;
 mod select;
 mod store;
 #[cfg(test)]
