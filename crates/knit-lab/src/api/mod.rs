@@ -18,6 +18,7 @@ pub mod names;
 pub mod object;
 pub mod openapi;
 pub mod patch;
+pub mod proto;
 pub mod request;
 pub mod schema;
 pub mod selector;
