@@ -355,7 +355,7 @@ async fn services(client: &Client, ns: &str) {
     let spec = made.spec.clone().unwrap();
     let ip = spec.cluster_ip.clone().unwrap();
     ip.parse::<std::net::IpAddr>().unwrap();
-    assert_eq!(spec.cluster_ips.unwrap(), [ip.clone()]);
+    assert_eq!(spec.cluster_ips.unwrap(), std::slice::from_ref(&ip));
     assert_eq!(spec.ip_family_policy.as_deref(), Some("SingleStack"));
     assert_eq!(spec.session_affinity.as_deref(), Some("None"));
     let port = spec.ports.unwrap()[0].clone();

@@ -20,8 +20,7 @@ impl Kubectl {
         if !version.is_ok_and(|output| output.status.success()) {
             return None;
         }
-        let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).unwrap()).collect();
-        let store = StoreOptions { crds, ..StoreOptions::default() };
+        let store = StoreOptions::with_crds(&knit_api::crds()).unwrap();
         let server = Server::start(Config { store, ..Config::default() }).await.unwrap();
         let mut kubeconfig = tempfile::NamedTempFile::new().unwrap();
         kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();

@@ -7,7 +7,7 @@ use knit_lab::api::{DeleteOptions, Store, StoreOptions, WriteOptions};
 use serde_json::{Value, json};
 
 fn store(options: StoreOptions) -> Store {
-    let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).unwrap()).collect();
+    let crds = StoreOptions::with_crds(&knit_api::crds()).unwrap().crds;
     Store::new(&StoreOptions { crds, ..options }).unwrap()
 }
 

@@ -19,9 +19,11 @@ use super::patch::PatchType;
 use super::request::{Form, Query, Target, decode, encode_token};
 use super::selector::Selector;
 use super::status::{ApiError, Result};
-use super::store::{List, ListParams, Store, WriteOptions, Written, from_stored};
-use super::table::{Include, partial, table};
-use super::watch::{WatchEvent, WatchParams, Watcher};
+use super::store::{List, ListParams, Store, from_stored};
+use super::stream::{Encoder, WatchStream};
+use super::table::{partial, table};
+use super::watch::WatchParams;
+use super::write::{WriteOptions, Written};
 use super::{discovery, openapi};
 
 /// The body of an answer.
@@ -29,9 +31,6 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// What a real server allows as well.
 const MAX_BODY: usize = 3 * 1024 * 1024;
-
-/// How often a watch that asked for bookmarks gets one.
-const BOOKMARK_EVERY: Duration = Duration::from_secs(30);
 
 fn full(bytes: Bytes) -> Body {
     Full::new(bytes).boxed_unsync()
@@ -435,7 +434,8 @@ fn parse_body(body: &Bytes) -> Result<Value> {
     }
 }
 
-fn encoded(kind: &Kind, object: &Object) -> Bytes {
+/// An object as JSON, in the form of its kind.
+pub fn encoded(kind: &Kind, object: &Object) -> Bytes {
     if kind.is_events_v1() {
         return Bytes::from(from_stored(kind, &object.value).to_string());
     }
@@ -460,102 +460,4 @@ fn scale_of(deployment: &Value) -> Value {
         "spec": {"replicas": deployment["spec"]["replicas"]},
         "status": {"replicas": deployment["status"]["replicas"].as_i64().unwrap_or(0), "selector": selector.join(",")},
     })
-}
-
-/// Encodes what a watch sees, sharing bytes where they are the same for everybody.
-struct Encoder {
-    kind: Arc<Kind>,
-    form: Form,
-    store: Store,
-}
-
-impl Encoder {
-    fn event(&self, event: &WatchEvent) -> Bytes {
-        let name = event.change.name();
-        match &self.form {
-            Form::Table(include) => {
-                let make = || {
-                    let metadata = json!({"resourceVersion": event.object.rv.to_string()});
-                    let rows = table(
-                        &self.kind,
-                        std::slice::from_ref(&event.object),
-                        &metadata,
-                        *include,
-                        self.store.now(),
-                    );
-                    line(name, rows.to_string().as_bytes())
-                };
-                match &event.logged {
-                    Some(change) if *include == Include::Metadata && !self.kind.is_events_v1() => {
-                        change.table_line(make)
-                    }
-                    _ => make(),
-                }
-            }
-            Form::Partial => line(name, partial(&event.object.value).to_string().as_bytes()),
-            _ => match &event.logged {
-                Some(change) if !self.kind.is_events_v1() => change.line(),
-                _ => line(name, &encoded(&self.kind, &event.object)),
-            },
-        }
-    }
-
-    fn bookmark(&self, rv: u64, initial_end: bool) -> Bytes {
-        let mut metadata = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
-        if initial_end {
-            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-        }
-        let (api_version, kind) = match &self.form {
-            Form::Table(_) => ("meta.k8s.io/v1".to_owned(), "Table".to_owned()),
-            Form::Partial => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata".to_owned()),
-            _ => (self.kind.api_version(), self.kind.kind.clone()),
-        };
-        let mut object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        if matches!(self.form, Form::Table(_)) {
-            object["rows"] = json!([]);
-            object["columnDefinitions"] = json!([]);
-        }
-        line("BOOKMARK", object.to_string().as_bytes())
-    }
-}
-
-/// A watch as a stream of lines.
-struct WatchStream {
-    encoder: Encoder,
-    watcher: Watcher,
-    bookmarks: bool,
-    announce: bool,
-    end: tokio::time::Instant,
-    done: bool,
-}
-
-impl WatchStream {
-    /// The next lines; none at the end.
-    async fn next(&mut self) -> Option<Vec<Bytes>> {
-        if self.done {
-            return None;
-        }
-        let mut lines: Vec<Bytes> =
-            self.watcher.initial().iter().map(|event| self.encoder.event(event)).collect();
-        if std::mem::take(&mut self.announce) {
-            lines.push(self.encoder.bookmark(self.watcher.resource_version(), true));
-        }
-        if !lines.is_empty() {
-            return Some(lines);
-        }
-        let wake = self.end.min(tokio::time::Instant::now() + BOOKMARK_EVERY);
-        match tokio::time::timeout_at(wake, self.watcher.next()).await {
-            Ok(Ok(events)) => Some(events.iter().map(|event| self.encoder.event(event)).collect()),
-            Ok(Err(error)) => {
-                self.done = true;
-                Some(vec![line("ERROR", error.to_status().to_string().as_bytes())])
-            }
-            Err(_) => {
-                self.done = tokio::time::Instant::now() >= self.end;
-                let bookmark =
-                    self.bookmarks.then(|| self.encoder.bookmark(self.watcher.resource_version(), false));
-                if self.done && bookmark.is_none() { None } else { Some(bookmark.into_iter().collect()) }
-            }
-        }
-    }
 }

@@ -28,12 +28,16 @@ pub mod shape;
 pub mod state;
 pub mod status;
 pub mod store;
+pub mod stream;
 pub mod table;
+pub mod validate;
 pub mod watch;
+pub mod write;
 
 pub use server::{Config, Handle, Server, StartError};
 pub use status::ApiError;
-pub use store::{DeleteOptions, ListParams, Store, StoreOptions, WriteOptions};
+pub use store::{ListParams, Store, StoreOptions};
+pub use write::{DeleteOptions, WriteOptions, Written};
 
 /// The Kubernetes version whose behaviour is imitated.
 pub const VERSION: &str = "v1.35.0";

@@ -10,8 +10,9 @@ use super::admission::{FieldValidation, Part};
 use super::kinds::Kind;
 use super::state::Key;
 use super::status::{ApiError, Result};
-use super::store::{DeleteOptions, Store, WriteOptions};
+use super::store::Store;
 use super::table::Include;
+use super::write::{DeleteOptions, WriteOptions};
 
 /// What a path below a group and version names.
 #[derive(Debug, Clone)]
