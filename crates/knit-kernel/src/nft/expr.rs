@@ -320,6 +320,8 @@ impl MetaKey {
     pub const IBRNAME: Self = Self(17);
     pub const OBRNAME: Self = Self(18);
     pub const PKTTYPE: Self = Self(19);
+    pub const IIFGROUP: Self = Self(21);
+    pub const OIFGROUP: Self = Self(22);
 }
 
 #[expect(missing_docs, reason = "named as in nft")]

@@ -158,6 +158,10 @@ meta! {
     obrname: IfName = OBRNAME;
     /// Link-layer packet kind.
     pkttype: PktType = PKTTYPE;
+    /// Group of the input interface.
+    iifgroup: Mark = IIFGROUP;
+    /// Group of the output interface.
+    oifgroup: Mark = OIFGROUP;
 }
 
 macro_rules! ct {

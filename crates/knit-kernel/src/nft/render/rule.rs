@@ -405,6 +405,8 @@ fn meta_name(key: MetaKey) -> (String, Option<Datatype>) {
         MetaKey::IBRNAME => ("meta ibrname", Datatype::IfName),
         MetaKey::OBRNAME => ("meta obrname", Datatype::IfName),
         MetaKey::PKTTYPE => ("meta pkttype", Datatype::PktType),
+        MetaKey::IIFGROUP => ("iifgroup", Datatype::Mark),
+        MetaKey::OIFGROUP => ("oifgroup", Datatype::Mark),
         MetaKey(other) => return (format!("meta key-{other}"), None),
     };
     (known.0.into(), Some(known.1))

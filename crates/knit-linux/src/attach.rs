@@ -1,0 +1,377 @@
+//! Pod set-up: one interface, all of it or nothing.
+//!
+//! Order: rules first, so that the port is never without them; then the pair of links in one message, the pod's end
+//! directly in its namespace; then the pod's side and the router's side, each in one batch; then a packet there and
+//! back for each address. If anything fails, all of it is taken away again.
+
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use knit_ipam::{Mac, pod_mac};
+use knit_kernel::addr::Address;
+use knit_kernel::link::{AddrGenMode, Change as LinkChange, Link, NewLink, Peer};
+use knit_kernel::neigh::Neighbour;
+use knit_kernel::netns::NetNs;
+use knit_kernel::nft::{Family, Nftables};
+use knit_kernel::route::Route as KernelRoute;
+use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
+use knit_kernel::{Handle, IfName, Mtu, Op};
+use knit_runtime::{AttachRequest, Attachment, Change, Error, HostEnd, Reason, Result, Route};
+
+use crate::core::{Core, Net};
+use crate::fail::{chain, internal};
+use crate::layer3;
+use crate::mark::{Mark, host_name};
+use crate::rules::{self, Put};
+use crate::shape::{Home, Shape, check_route};
+use crate::wanted::{Entry, Links, put};
+
+/// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of breath.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// The least MTU with which a link has IPv6.
+const IPV6_MTU: u32 = 1280;
+
+/// All that is to be made for one request.
+pub(crate) struct Plan {
+    pub shape: Arc<Shape>,
+    pub host: IfName,
+    pub mark: Mark,
+    pub addresses: Vec<knit_runtime::Address>,
+    pub routes: Vec<Route>,
+}
+
+impl Core {
+    /// Makes one interface, or finds it there as asked for.
+    pub fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
+        let about = |error: Error| error.on(request.network.as_str()).at(request.interface.as_str());
+        let (net, shape) = self.ready(&request.network).map_err(about)?;
+        let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let pod = open_pod(request).map_err(about)?;
+        let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
+        let attachment = match self.existing(&net, &plan, request).map_err(about)? {
+            Some(link) => self.answer(&net, &plan, request, &link),
+            None => {
+                let link = self.make(&net, &plan, request, &pod).map_err(about)?;
+                let attachment = self.answer(&net, &plan, request, &link);
+                self.tell(Change::Added(attachment.clone()));
+                attachment
+            }
+        };
+        self.answers().insert(plan.host.to_string(), attachment.clone());
+        Ok(attachment)
+    }
+
+    /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no more.
+    fn existing(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<Option<Link>> {
+        let found = {
+            let handle = net.space.links()?;
+            handle.link_by_name(&plan.host).map_err(internal("look for the attachment"))?
+        };
+        let Some(link) = found else { return Ok(None) };
+        let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
+        let Some(there) = link.owner().and_then(Mark::parse) else {
+            return conflict(format!(
+                "link {} is there and is not an attachment of ours: delete it",
+                plan.host
+            ));
+        };
+        if (&there.sandbox, &there.interface) != (&plan.mark.sandbox, &plan.mark.interface) {
+            return conflict(format!(
+                "link {} belongs to interface {} of sandbox {}: try again with another sandbox id",
+                plan.host, there.interface, there.sandbox
+            ));
+        }
+        let whole = link.up && there.inode == plan.mark.inode;
+        if whole && there.digest != plan.mark.digest {
+            return conflict(format!(
+                "sandbox {} has interface {} already, with other properties: detach it first",
+                there.sandbox, there.interface
+            ));
+        }
+        if whole && self.inspect(net, &link, &there, Some(&plan.shape)).is_ok() {
+            return Ok(Some(link));
+        }
+        tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged attachment");
+        self.unmake(net, Some(&link), &there)?;
+        Ok(None)
+    }
+
+    /// Makes it, and takes everything away again if it does not work.
+    fn make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
+        let made = self.try_make(net, plan, request, pod);
+        if made.is_err() {
+            let look = || -> Result<Option<Link>> {
+                let links = net.space.links()?;
+                links.link_by_name(&plan.host).map_err(internal("look for what was made"))
+            };
+            let undone = look().and_then(|link| {
+                // Another's link of that name is not ours to delete.
+                let ours = link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some()));
+                self.unmake(net, ours.as_ref(), &plan.mark)
+            });
+            if let Err(error) = undone {
+                tracing::error!(error = chain(&error), host = %plan.host, "a failed attachment could not be undone");
+            }
+        }
+        made
+    }
+
+    fn try_make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
+        self.put_rules(net, plan, request)?;
+        let handle = net.space.links()?;
+        let ipv6 = self.ipv6 && plan.shape.mtu >= IPV6_MTU;
+        let mut link = NewLink::veth(plan.host.clone(), plan.peer(pod)?);
+        link.mac = Some(kernel_mac(plan.shape.gateway_mac()));
+        link.mtu = Mtu::new(plan.shape.mtu).ok();
+        link.alias = Some(plan.mark.alias());
+        link.addr_gen = ipv6.then_some(AddrGenMode::None);
+        link.up = true;
+        let created = handle.create_link(&link).map_err(|error| refused(error, request))?;
+        let peer = created.peer.ok_or_else(|| {
+            Error::new(
+                Reason::Internal,
+                format!("the kernel did not say where the other end of {} is", plan.host),
+            )
+        })?;
+        self.pod_side(plan, pod, peer, ipv6, request)?;
+        let links: Links = [(plan.host.to_string(), created.index)].into();
+        put(&handle, &links, &plan.entries()).map_err(internal("make the routes to the pod"))?;
+        self.node_side(net, plan)?;
+        self.verify(net, plan)?;
+        let link = handle.link(created.index).map_err(internal("read the new link"))?;
+        link.ok_or_else(|| {
+            let message = format!("the namespace of sandbox {} went away meanwhile", request.pod.sandbox);
+            Error::new(Reason::NamespaceGone, message)
+        })
+    }
+
+    /// The port's rules, and the ports of the node that lead to it.
+    fn put_rules(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<()> {
+        let host = plan.host.as_str();
+        let table = rules::table(Family::Inet);
+        let own = rules::source_elements(host, plan.mark.mac, plan.mark.ips());
+        let ips: Vec<IpAddr> = plan.mark.ips().collect();
+        let ports = rules::port_elements(host, &request.ports, &ips);
+        // A port of the node that another pod has is refused here.
+        if !ports.is_empty() {
+            let mut transaction = knit_kernel::nft::Transaction::new();
+            for put in &ports {
+                transaction.create_elements(&table, &put.set, vec![put.element.clone()]);
+            }
+            self.node.rules()?.commit(&transaction).map_err(|error| {
+                if error.is_exists() {
+                    let message = format!("a port of the node is taken: {}", chain(&error));
+                    return Error::new(Reason::Conflict, message).because(error);
+                }
+                internal("open ports of the node")(error)
+            })?;
+        }
+        net.space.rules()?.commit(&Put::add(&own, &table)).map_err(internal("allow the pod's addresses"))
+    }
+
+    /// Everything inside the pod's namespace, in one batch.
+    fn pod_side(
+        &self,
+        plan: &Plan,
+        pod: &NetNs,
+        peer: u32,
+        ipv6: bool,
+        request: &AttachRequest,
+    ) -> Result<()> {
+        let handle = Handle::open(pod).map_err(internal("open a socket in the pod's namespace"))?;
+        let ops = plan.pod_ops(peer, ipv6);
+        let attempt = handle.apply(&ops);
+        let Err(error) = attempt else { return Ok(()) };
+        if !plan.shape.has(false) {
+            return Err(internal("configure the pod's interface")(error));
+        }
+        // Some runtimes switch IPv6 off in new namespaces.
+        let name = kernel_name(request)?;
+        let off = Sysctl::ipv6_disabled(Scope::Link(&name));
+        let sysctls = Sysctls::of(pod).map_err(internal("reach the pod's sysctls"))?;
+        if !sysctls.get(&off).is_ok_and(|value| value == "1") {
+            return Err(internal("configure the pod's interface")(error));
+        }
+        sysctls.set(&off, 0).map_err(internal("switch IPv6 on in the pod"))?;
+        let ops: Vec<Op<'_>> = plan.pod_ops(peer, ipv6).into_iter().map(again).collect();
+        handle.apply(&ops).map_err(internal("configure the pod's interface"))
+    }
+
+    /// Sends a packet to each address and waits for the answer.
+    fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
+        for address in plan.mark.ips() {
+            let from = plan.shape.router_address(address.is_ipv4()).filter(|_| net.home == Home::Own);
+            let asked = net.space.echo(address.is_ipv4())?.ask(address, from, ANSWER_WITHIN);
+            asked.map_err(|error| {
+                let message = format!(
+                    "{} of sandbox {} was made with {address}, but nothing answers there ({error}): \
+                     look for rules or sysctls of others that drop packets between {} and the pod",
+                    plan.mark.interface, plan.mark.sandbox, plan.host
+                );
+                Error::new(Reason::Internal, message).because(error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The answer.
+    fn answer(&self, net: &Net, plan: &Plan, request: &AttachRequest, link: &Link) -> Attachment {
+        Attachment {
+            pod: request.pod.clone(),
+            network: request.network.clone(),
+            interface: request.interface.clone(),
+            addresses: plan.addresses.clone(),
+            mac: plan.mark.mac,
+            mtu: plan.shape.mtu,
+            routes: plan.routes.clone(),
+            dns: request.dns.clone(),
+            host: host_end(self, net, link),
+            pod_netns_inode: plan.mark.inode,
+        }
+    }
+}
+
+impl Plan {
+    /// Works out what a request needs, or says what cannot work.
+    pub fn of(shape: &Arc<Shape>, request: &AttachRequest, inode: u64) -> Result<Self> {
+        let invalid = |message: String| Error::new(Reason::Invalid, message);
+        kernel_name(request)?;
+        let mut addresses = Vec::new();
+        for wanted in &request.addresses {
+            let ip = wanted.net.addr();
+            let address = shape.pod_address(ip).ok_or_else(|| {
+                invalid(format!("{ip} is in no subnet of Network {}: reserve one that is", request.network))
+            })?;
+            let taken = address.gateway == Some(ip) || shape.network.router_addresses.contains(&ip);
+            if taken {
+                return Err(invalid(format!(
+                    "{ip} is the router's own in Network {}: reserve another",
+                    request.network
+                )));
+            }
+            addresses.push(address);
+        }
+        for v4 in [true, false] {
+            let given = addresses.iter().filter(|address| address.net.addr().is_ipv4() == v4).count();
+            if given != usize::from(shape.has(v4)) {
+                let family = if v4 { "IPv4" } else { "IPv6" };
+                return Err(invalid(format!(
+                    "{given} {family} addresses for Network {}: give one per family of the Network",
+                    request.network
+                )));
+            }
+        }
+        for route in &request.routes {
+            check_route(&shape.network, route).map_err(invalid)?;
+        }
+        let ips: Vec<IpAddr> = addresses.iter().map(|address| address.net.addr()).collect();
+        let first = ips.iter().find(|ip| ip.is_ipv4()).or(ips.first());
+        let first = first.ok_or_else(|| invalid("no address: give one per family of the Network".into()))?;
+        let mac = request.mac.unwrap_or_else(|| pod_mac(shape.id(), *first));
+        if !mac.is_unicast() {
+            return Err(invalid(format!("{mac} cannot be the MAC of one interface: give a unicast one")));
+        }
+        let mut mark = Mark::of(request, mac, inode)?;
+        mark.addresses = addresses.iter().map(|address| address.net).collect();
+        Ok(Self {
+            host: host_name(&request.pod.sandbox, &request.interface),
+            routes: shape.pod_routes(request.default_route, &request.routes),
+            shape: Arc::clone(shape),
+            mark,
+            addresses,
+        })
+    }
+
+    fn peer<'a>(&self, pod: &'a NetNs) -> Result<Peer<'a>> {
+        let name = IfName::new(self.mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
+        let mut peer = Peer::new(name, pod);
+        peer.mac = Some(kernel_mac(self.mark.mac));
+        peer.mtu = Mtu::new(self.shape.mtu).ok();
+        Ok(peer)
+    }
+
+    /// What the router has for this pod.
+    pub fn entries(&self) -> Vec<Entry> {
+        layer3::pod_entries(self.host.as_str(), self.mark.mac, self.mark.ips())
+    }
+
+    /// What is done inside the pod's namespace.
+    fn pod_ops(&self, peer: u32, ipv6: bool) -> Vec<Op<'static>> {
+        let addr_gen = ipv6.then_some(AddrGenMode::None);
+        let lo = IfName::new("lo").expect("lo is a name");
+        let mut ops: Vec<Op<'static>> = vec![
+            LinkChange::named(lo).up().into(),
+            LinkChange { addr_gen, ..LinkChange::of(peer).up() }.into(),
+        ];
+        let gateway_mac = kernel_mac(self.shape.gateway_mac());
+        for address in &self.addresses {
+            ops.push(Op::create(Address::new(peer, address.net)));
+            ops.extend(
+                address.gateway.map(|gateway| Op::create(Neighbour::permanent(peer, gateway, gateway_mac))),
+            );
+            if address.net.addr().is_ipv6() {
+                let own = IpNet::new(rules::link_local(self.mark.mac).into(), 64).expect("64 bits fit");
+                ops.push(Op::create(Address::new(peer, own)));
+            }
+        }
+        for route in &self.routes {
+            let mut wanted = KernelRoute::to(route.destination).dev(peer);
+            (wanted.gateway, wanted.onlink) = (route.via, route.via.is_some());
+            ops.push(Op::create(wanted));
+        }
+        ops
+    }
+}
+
+/// The same operation for a second attempt: what the first one made is fine.
+fn again(op: Op<'static>) -> Op<'static> {
+    match op {
+        Op::Create(object) => Op::Replace(object),
+        other => other,
+    }
+}
+
+/// The other end of an attachment's interface.
+pub(crate) fn host_end(core: &Core, net: &Net, link: &Link) -> HostEnd {
+    HostEnd {
+        name: link.name.to_string(),
+        index: link.index,
+        netns_path: (net.home == Home::Own).then(|| core.router_path(&net.name)),
+        netns_inode: net.space.namespace().id().ino,
+    }
+}
+
+/// A MAC as the kernel's crate has it.
+pub(crate) fn kernel_mac(mac: Mac) -> knit_kernel::Mac {
+    knit_kernel::Mac(mac.octets())
+}
+
+fn kernel_name(request: &AttachRequest) -> Result<IfName> {
+    IfName::new(request.interface.as_str())
+        .map_err(|error| Error::new(Reason::Invalid, error.to_string()).because(error))
+}
+
+fn open_pod(request: &AttachRequest) -> Result<NetNs> {
+    NetNs::open(&request.netns).map_err(|error| {
+        let message = format!(
+            "the network namespace {} of sandbox {} cannot be used: {}",
+            request.netns.display(),
+            request.pod.sandbox,
+            chain(&error)
+        );
+        Error::new(Reason::NamespaceGone, message).because(error)
+    })
+}
+
+fn refused(error: knit_kernel::Error, request: &AttachRequest) -> Error {
+    if error.is_exists() {
+        let message = format!(
+            "sandbox {} has an interface {} that is not ours: ask for another name",
+            request.pod.sandbox, request.interface
+        );
+        return Error::new(Reason::Conflict, message).because(error);
+    }
+    internal("make the pod's interface")(error)
+}

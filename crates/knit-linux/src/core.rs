@@ -1,0 +1,198 @@
+//! What the runtime holds while it runs: the node's namespace, its Networks, and what it knows of attachments.
+//!
+//! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never wait for
+//! each other. `layout` is held while the node's table may change its shape or another Network's part is read.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use knit_kernel::netns::NetNs;
+use knit_kernel::nft::{self, Nftables, Op, TableState};
+use knit_runtime::{Attachment, Change, Error, Reason, Result};
+use tokio::sync::broadcast;
+
+use crate::config::Config;
+use crate::fail::internal;
+use crate::rules::{Elements, merge};
+use crate::shape::{Home, Shape};
+use crate::space::Space;
+
+/// How many changes a slow watcher may be behind.
+const BACKLOG: usize = 1024;
+/// How often a table is planned again because somebody else changed it.
+const ATTEMPTS: u32 = 32;
+
+/// Everything that calls share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub config: Config,
+    pub node: Arc<Space>,
+    /// Whether this kernel has IPv6.
+    pub ipv6: bool,
+    networks: RwLock<HashMap<String, Arc<Net>>>,
+    /// What was answered, by the host end's name. The kernel's marks are what counts; this has what does not fit there.
+    answers: Mutex<HashMap<String, Attachment>>,
+    layout: Mutex<()>,
+    pub changes: broadcast::Sender<Change>,
+}
+
+/// A Network on this node.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub name: String,
+    pub home: Home,
+    pub space: Arc<Space>,
+    /// Shared by calls for pods, alone by calls for the Network.
+    pub gate: RwLock<()>,
+    shape: RwLock<Option<Arc<Shape>>>,
+}
+
+impl Core {
+    /// A runtime that knows nothing yet but what the kernel has.
+    pub fn new(config: Config) -> Result<Self> {
+        let open = config.namespace.try_clone();
+        let node = Arc::new(Space::new(open.map_err(internal("open the node's network namespace"))?));
+        let ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
+        Ok(Self {
+            config,
+            node,
+            ipv6,
+            networks: RwLock::default(),
+            answers: Mutex::default(),
+            layout: Mutex::default(),
+            changes: broadcast::channel(BACKLOG).0,
+        })
+    }
+
+    /// Where a Network's router is.
+    pub fn home(&self, network: &str) -> Home {
+        if network == self.config.default_network { Home::Node } else { Home::Own }
+    }
+
+    /// Where the namespace of a Network's router is mounted.
+    pub fn router_path(&self, network: &str) -> PathBuf {
+        self.config.router_directory.join(network)
+    }
+
+    /// A Network that is set up, or that the kernel has from before this runtime began.
+    pub fn net(&self, network: &str) -> Result<Option<Arc<Net>>> {
+        let known = self.networks.read().unwrap_or_else(PoisonError::into_inner).get(network).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let space = match self.home(network) {
+            Home::Node => Arc::clone(&self.node),
+            Home::Own => match NetNs::open(self.router_path(network)) {
+                Ok(namespace) => Arc::new(Space::new(namespace)),
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) => return Err(internal("open a router's namespace")(error).on(network)),
+            },
+        };
+        Ok(Some(self.adopt(network, space)))
+    }
+
+    /// Remembers a Network; if it is remembered already, that one.
+    pub fn adopt(&self, network: &str, space: Arc<Space>) -> Arc<Net> {
+        let mut networks = self.networks.write().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            Arc::new(Net {
+                name: network.to_owned(),
+                home: self.home(network),
+                space,
+                gate: RwLock::default(),
+                shape: RwLock::default(),
+            })
+        };
+        Arc::clone(networks.entry(network.to_owned()).or_insert_with(new))
+    }
+
+    /// Forgets a Network.
+    pub fn forget(&self, network: &str) {
+        self.networks.write().unwrap_or_else(PoisonError::into_inner).remove(network);
+    }
+
+    /// All Networks that the kernel has, whether set up by this runtime or before.
+    pub fn nets(&self) -> Result<Vec<Arc<Net>>> {
+        let listed = NetNs::list(&self.config.router_directory).map_err(internal("list routers"))?;
+        let names = listed.into_iter().map(|(name, _)| name);
+        let names = std::iter::once(self.config.default_network.clone()).chain(names);
+        names.filter_map(|name| self.net(&name).transpose()).collect()
+    }
+
+    /// A Network that is set up.
+    pub fn ready(&self, network: &str) -> Result<(Arc<Net>, Arc<Shape>)> {
+        let net = self.net(network)?;
+        let ready = net.and_then(|net| net.shape().map(|shape| (net, shape)));
+        ready.ok_or_else(|| {
+            let message = format!(
+                "Network {network} is not set up on node {}: wait for the agent to set it up, or see its status",
+                self.config.node
+            );
+            Error::new(Reason::NetworkNotFound, message).on(network)
+        })
+    }
+
+    /// Alone with the shape of the node's table.
+    pub fn layout(&self) -> MutexGuard<'_, ()> {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was answered, by host end.
+    pub fn answers(&self) -> MutexGuard<'_, HashMap<String, Attachment>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells watchers.
+    pub fn tell(&self, change: Change) {
+        // Without watchers there is nobody to tell.
+        let _ = self.changes.send(change);
+    }
+}
+
+impl Net {
+    /// What it was set up as.
+    pub fn shape(&self) -> Option<Arc<Shape>> {
+        self.shape.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Remembers what it is set up as.
+    pub fn set_shape(&self, shape: Arc<Shape>) {
+        *self.shape.write().unwrap_or_else(PoisonError::into_inner) = Some(shape);
+    }
+}
+
+/// Brings a table to its wanted shape with this Network's elements, and says whether anything changed.
+pub(crate) fn apply_rules(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<bool> {
+    let table = layout.id().clone();
+    let failed = || internal::<nft::Error>(format!("bring table {table} to its wanted state"));
+    let mut kernel = space.rules()?;
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        let (generation, found) = kernel.snapshot(&table).map_err(failed())?;
+        let wanted = merge(layout.clone(), found.as_ref(), elements);
+        let plan = nft::diff(found.as_ref(), &wanted);
+        if plan.is_empty() {
+            return Ok(false);
+        }
+        tracing::debug!(%table, changes = plan.len(), "rules");
+        let elements_only =
+            plan.ops().iter().all(|op| matches!(op, Op::AddElements { .. } | Op::DeleteElements { .. }));
+        let committed = if elements_only {
+            // Nobody else changes these, so it does not matter what else has changed since.
+            kernel.commit_chunked(&plan).map(|_| ())
+        } else {
+            match kernel.commit_if(generation, &plan) {
+                Err(nft::Error::TooBig { .. }) => kernel.commit_chunked(&plan).map(|_| ()),
+                other => other,
+            }
+        };
+        match committed {
+            Ok(()) => return Ok(true),
+            Err(error) if error.is_stale() || error.is_not_found() => last = Some(error),
+            Err(error) => return Err(failed()(error)),
+        }
+    }
+    Err(last
+        .map_or_else(|| Error::new(Reason::Internal, format!("table {table} never came to rest")), failed()))
+}

@@ -1,0 +1,128 @@
+//! Taking attachments away, one by one or all whose owner is gone.
+
+use std::sync::{Arc, PoisonError};
+
+use knit_kernel::link::Link;
+use knit_kernel::nft::{self, Element, Family, Nftables};
+use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
+
+use crate::core::{Core, Net};
+use crate::fail::internal;
+use crate::mark::{Mark, host_name};
+use crate::rules::{self, Put};
+use crate::setup::ports;
+
+impl Core {
+    /// Takes one interface away, or all of a sandbox. What is gone already is fine.
+    pub fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        for (net, link, mark) in self.of_sandbox(&pod.sandbox, interface)? {
+            let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let attachment = self.describe(&net, &link, &mark);
+            self.unmake(&net, Some(&link), &mark)?;
+            self.tell(Change::Removed(attachment));
+        }
+        Ok(())
+    }
+
+    /// A sandbox's attachments, in whichever Network.
+    pub fn of_sandbox(
+        &self,
+        sandbox: &SandboxId,
+        interface: Option<&InterfaceName>,
+    ) -> Result<Vec<(Arc<Net>, Link, Mark)>> {
+        let mut found = Vec::new();
+        for net in self.nets()? {
+            let handle = net.space.links()?;
+            let links = match interface {
+                Some(interface) => {
+                    let name = host_name(sandbox, interface);
+                    let link = handle.link_by_name(&name).map_err(internal("look for the attachment"))?;
+                    let mark = link.as_ref().and_then(|link| link.owner().and_then(Mark::parse));
+                    link.zip(mark).into_iter().collect()
+                }
+                None => ports(&handle)?,
+            };
+            let ours = links.into_iter().filter(|(_, mark)| {
+                mark.sandbox == *sandbox && interface.is_none_or(|interface| mark.interface == *interface)
+            });
+            found.extend(ours.map(|(link, mark)| (Arc::clone(&net), link, mark)));
+        }
+        Ok(found)
+    }
+
+    /// Takes away all that an attachment has: its link first, so that nothing more is sent, then what allowed it to.
+    pub fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
+        let host = host_name(&mark.sandbox, &mark.interface);
+        if let Some(link) = link {
+            let handle = net.space.links()?;
+            handle.delete_link(link.index).map_err(internal(format!("delete link {host}")))?;
+        }
+        self.take_node_side(net, mark)?;
+        let own = rules::source_elements(host.as_str(), mark.mac, mark.ips());
+        take_elements(&mut *net.space.rules()?, &own)?;
+        if mark.ports {
+            self.close_ports(host.as_str())?;
+        }
+        self.answers().remove(host.as_str());
+        Ok(())
+    }
+
+    /// Closes the ports of the node that lead to this host end.
+    fn close_ports(&self, host: &str) -> Result<()> {
+        let mut kernel = self.node.rules()?;
+        let table = rules::table(Family::Inet);
+        let mut gone = Vec::new();
+        for set in rules::port_sets() {
+            let listed = match kernel.elements(&table, &set) {
+                Ok(listed) => listed,
+                Err(error) if error.is_not_found() => continue,
+                Err(error) => return Err(internal("list ports of the node")(error)),
+            };
+            let mine = |element: &Element| element.comment.as_deref() == Some(host);
+            let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
+            gone.extend(mine.map(|element| Put::new(set.clone(), element)));
+        }
+        take_elements(&mut *kernel, &gone)
+    }
+
+    /// Removes all attachments whose sandbox is not in the list.
+    pub fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
+        let mut removed = Vec::new();
+        for net in self.nets()? {
+            let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let handle = net.space.links()?;
+            for (link, mark) in ports(&handle)? {
+                if !keep.contains(&mark.sandbox) {
+                    let attachment = self.describe(&net, &link, &mark);
+                    self.unmake(&net, Some(&link), &mark)?;
+                    self.tell(Change::Removed(attachment.clone()));
+                    removed.push(attachment);
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
+
+/// Takes elements away; those that are gone already are fine.
+pub(crate) fn take_elements(kernel: &mut impl Nftables, puts: &[Put]) -> Result<()> {
+    if puts.is_empty() {
+        return Ok(());
+    }
+    let table = rules::table(Family::Inet);
+    let failed = || internal::<nft::Error>("take rules away");
+    match kernel.commit(&Put::delete(puts, &table)) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(failed()(error)),
+    }
+    // Some are gone: find out which, the slow way.
+    for put in puts {
+        match kernel.commit(&Put::delete(std::slice::from_ref(put), &table)) {
+            Ok(()) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(failed()(error)),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Looking at what is there: listing, checking, status.
+
+use std::collections::BTreeSet;
+
+use knit_kernel::link::Link;
+use knit_kernel::nft::Family;
+use knit_runtime::{
+    Address, Attachment, Error, InterfaceName, NetworkStatus, Pod, Reason, Result, SandboxId, Status,
+};
+
+use crate::attach::host_end;
+use crate::core::{Core, Net};
+use crate::fail::internal;
+use crate::layer3;
+use crate::mark::Mark;
+use crate::rules;
+use crate::setup::ports;
+use crate::shape::Shape;
+use crate::wanted::{Entry, Links, found};
+
+impl Core {
+    /// All attachments, or those of one sandbox.
+    pub fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
+        let mut attachments = Vec::new();
+        for net in self.nets()? {
+            let handle = net.space.links()?;
+            for (link, mark) in ports(&handle)? {
+                if sandbox.is_none_or(|sandbox| mark.sandbox == *sandbox) {
+                    attachments.push(self.describe(&net, &link, &mark));
+                }
+            }
+        }
+        Ok(attachments)
+    }
+
+    /// An attachment from its mark, with what was answered if this runtime made it.
+    pub fn describe(&self, net: &Net, link: &Link, mark: &Mark) -> Attachment {
+        let host = host_end(self, net, link);
+        if let Some(answer) = self.answers().get(link.name.as_str())
+            && answer.pod.sandbox == mark.sandbox
+            && answer.interface == mark.interface
+            && answer.pod_netns_inode == mark.inode
+        {
+            return Attachment { host, ..answer.clone() };
+        }
+        let shape = net.shape();
+        let gateway = |ip| shape.as_ref().and_then(|shape| shape.network.gateway_for(ip));
+        let routes = shape.as_ref().map(|shape| shape.pod_routes(mark.default_route, &[]));
+        let addresses = mark.addresses.iter().map(|net| Address { net: *net, gateway: gateway(net.addr()) });
+        Attachment {
+            pod: Pod { sandbox: mark.sandbox.clone(), namespace: None, name: None, uid: None },
+            network: net.name.clone(),
+            interface: mark.interface.clone(),
+            addresses: addresses.collect(),
+            mac: mark.mac,
+            mtu: link.mtu,
+            routes: routes.unwrap_or_default(),
+            dns: knit_runtime::Dns::default(),
+            host,
+            pod_netns_inode: mark.inode,
+        }
+    }
+
+    /// Looks whether attachments are as they were made.
+    pub fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        let found = self.of_sandbox(&pod.sandbox, interface)?;
+        if found.is_empty() {
+            let what =
+                interface.map_or_else(|| "no interface".to_owned(), |name| format!("no interface {name}"));
+            let message = format!("sandbox {} has {what} of ours: attach it again", pod.sandbox);
+            return Err(Error::new(Reason::AttachmentNotFound, message));
+        }
+        for (net, link, mark) in found {
+            let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
+            self.inspect(&net, &link, &mark, net.shape().as_deref()).map_err(about)?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether one attachment is as it was made: its link, its routes and neighbours, its rules.
+    pub fn inspect(&self, net: &Net, link: &Link, mark: &Mark, shape: Option<&Shape>) -> Result<()> {
+        let host = link.name.as_str();
+        let mut wrong: Vec<String> = Vec::new();
+        if !link.up {
+            wrong.push(format!("{host} is down"));
+        } else if !link.running {
+            wrong.push(format!("the pod's end of {host} is down or gone"));
+        }
+        if let Some(shape) = shape
+            && link.mtu != shape.mtu
+        {
+            wrong.push(format!("{host} has MTU {} and the Network {}", link.mtu, shape.mtu));
+        }
+        let handle = net.space.links()?;
+        let links: Links = [(host.to_owned(), link.index)].into();
+        let wanted: BTreeSet<Entry> = layer3::pod_entries(host, mark.mac, mark.ips()).into_iter().collect();
+        let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+        wrong.extend(wanted.difference(&there).map(|entry| format!("missing: {entry}")));
+        let table = rules::table(Family::Inet);
+        let mut kernel = net.space.rules()?;
+        for put in rules::source_elements(host, mark.mac, mark.ips()) {
+            let listed = match kernel.elements(&table, &put.set) {
+                Ok(listed) => listed,
+                Err(error) if error.is_not_found() => Vec::new(),
+                Err(error) => return Err(internal("list rules")(error)),
+            };
+            if !listed.iter().any(|listed| listed.element.key == put.element.key) {
+                wrong.push(format!("missing in set {}: an address of {host}", put.set.name));
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let message = format!(
+            "interface {} of sandbox {} is not as it was made ({}): detach and attach it again",
+            mark.interface,
+            mark.sandbox,
+            wrong.join("; ")
+        );
+        Err(Error::new(Reason::Damaged, message))
+    }
+
+    /// Whether it can serve, and each Network.
+    pub fn status(&self) -> Result<Status> {
+        let facts = self.facts();
+        let mut networks = Vec::new();
+        for net in self.nets()? {
+            let handle = net.space.links()?;
+            let attachments = ports(&handle)?.len();
+            let shape = net.shape();
+            if shape.is_none() && attachments == 0 && net.home == crate::shape::Home::Node {
+                continue; // nobody has asked for the default Network yet
+            }
+            let message = match &shape {
+                None => format!("Network {} is there from before and not set up yet", net.name),
+                Some(shape) => shape.complaint().unwrap_or_default(),
+            };
+            networks.push(NetworkStatus {
+                name: net.name.clone(),
+                ready: shape.is_some(),
+                message,
+                attachments: u32::try_from(attachments).unwrap_or(u32::MAX),
+            });
+        }
+        let message = facts.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        Ok(Status { ready: facts.is_ok(), message, networks })
+    }
+}

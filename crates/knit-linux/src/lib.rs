@@ -1,0 +1,34 @@
+//! The reference network runtime, `knit.dev/linux`: routed and switched Networks on plain Linux.
+//!
+//! Each Network has a router on each node: the node's own namespace for the default Network, a namespace of its own for
+//! every other. A pod's interface is one end of a veth pair whose other end is in the router.
+//!
+//! From description to kernel in three steps: [`shape`](self) works out what follows from a Network and the node's
+//! facts; the wanted state of each namespace is laid down as data (`wanted`, `rules`); and that is compared with what
+//! is there and the difference applied (`setup`, `attach`). Nothing is remembered in files: what the runtime made, it
+//! recognises by the owner's marks in the kernel, so that setting a Network up once more is also its repair.
+
+mod attach;
+mod config;
+mod core;
+mod detach;
+mod echo;
+mod fail;
+mod inspect;
+mod layer3;
+mod mark;
+mod remove;
+mod router;
+mod rules;
+mod runtime;
+mod setup;
+mod shape;
+mod space;
+mod tunnel;
+#[expect(dead_code, reason = "its users come with Networks that have a router of their own")]
+mod uplink;
+mod wanted;
+
+pub use config::Config;
+pub use rules::STEERED;
+pub use runtime::LinuxRuntime;

@@ -1,0 +1,79 @@
+//! Taking a Network away from this node.
+
+use std::sync::PoisonError;
+
+use knit_kernel::netns::NetNs;
+use knit_kernel::nft::{self, Family, Nftables, Transaction};
+use knit_runtime::{Error, Reason, Result};
+
+use crate::core::{Core, Net};
+use crate::fail::internal;
+use crate::rules::{self, Elements};
+use crate::setup::{links_of, ports};
+use crate::shape::Home;
+use crate::wanted::{found, take};
+
+impl Core {
+    /// Takes away what setting a Network up made. One that is not there is fine.
+    pub fn remove_network(&self, name: &str) -> Result<()> {
+        let Some(net) = self.net(name)? else { return Ok(()) };
+        let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let attached = ports(&*net.space.links()?)?.len();
+        if attached > 0 {
+            let message =
+                format!("{attached} pods of this node are attached to Network {name}: detach them first");
+            return Err(Error::new(Reason::InUse, message).on(name));
+        }
+        match net.home {
+            Home::Node => self.remove_default(&net),
+            Home::Own => self.remove_router(&net),
+        }
+        .map_err(|error| error.on(name))?;
+        self.forget(name);
+        Ok(())
+    }
+
+    fn remove_default(&self, net: &Net) -> Result<()> {
+        let handle = self.node.links()?;
+        if let Some(shape) = net.shape() {
+            let tunnel = crate::tunnel::node_tunnel(shape.id());
+            let facts = self.facts()?;
+            let links = links_of(&handle, [facts.uplink.as_str(), tunnel.as_str()], &[])?;
+            let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+            let there: Vec<_> = there.into_iter().collect();
+            take(&handle, &links, &there).map_err(internal("take the routes to other nodes away"))?;
+            if let Some(index) = links.get(tunnel.as_str()) {
+                handle.delete_link(*index).map_err(internal("delete the tunnel"))?;
+            }
+        }
+        let _layout = self.layout();
+        let others = self.nets()?.iter().any(|other| other.home == Home::Own);
+        if others {
+            // Their uplinks need the table.
+            let none = Elements { wanted: Vec::new(), owns: &|set, _| rules::node::is_default(set) };
+            return self.node_rules(&none);
+        }
+        self.drop_node_tables()
+    }
+
+    /// Deletes the node's tables.
+    pub fn drop_node_tables(&self) -> Result<()> {
+        let mut kernel = self.node.rules()?;
+        for family in [Family::Inet, Family::Arp] {
+            let mut transaction = Transaction::new();
+            transaction.delete_table(&rules::table(family));
+            match kernel.commit(&transaction) {
+                Err(error) if !error.is_not_found() => {
+                    return Err(internal::<nft::Error>("delete the node's rules")(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_router(&self, net: &Net) -> Result<()> {
+        NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
+        Ok(())
+    }
+}

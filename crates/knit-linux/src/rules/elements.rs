@@ -1,0 +1,124 @@
+//! The elements that an attachment has.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use knit_ipam::Mac;
+use knit_kernel::nft::{Element, EtherAddr, IfName, L4Proto, Port, Set, TableId, Transaction};
+use knit_runtime::{PortMapping, Protocol};
+
+use super::{node, port};
+
+/// An element of a set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Put {
+    /// The set.
+    pub set: Set,
+    /// The element.
+    pub element: Element,
+}
+
+impl Put {
+    /// An element of a set.
+    pub fn new(set: Set, element: Element) -> Self {
+        Self { set, element }
+    }
+
+    /// A transaction that adds these elements.
+    pub fn add(puts: &[Self], table: &TableId) -> Transaction {
+        let mut transaction = Transaction::new();
+        for put in puts {
+            transaction.add_elements(table, &put.set, vec![put.element.clone()]);
+        }
+        transaction
+    }
+
+    /// A transaction that takes these elements away.
+    pub fn delete(puts: &[Self], table: &TableId) -> Transaction {
+        let mut transaction = Transaction::new();
+        for put in puts {
+            transaction.delete_elements(table, &put.set, vec![put.element.clone()]);
+        }
+        transaction
+    }
+}
+
+/// The link-local address that an interface with this MAC has.
+pub(crate) fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.octets().map(u16::from);
+    Ipv6Addr::new(0xfe80, 0, 0, 0, ((a ^ 2) << 8) | b, (c << 8) | 0xff, 0xfe00 | d, (e << 8) | f)
+}
+
+/// The sources of a routed pod: its addresses and, if one of them is IPv6, its link-local one.
+pub(crate) fn source_elements(host: &str, mac: Mac, addresses: impl IntoIterator<Item = IpAddr>) -> Vec<Put> {
+    let (name, ether) = (IfName::new(host), EtherAddr(mac.octets()));
+    let v6 = |address: Ipv6Addr| Put::new(port::sources6(), Element::new(&(name, ether, address)));
+    let mut puts = Vec::new();
+    for address in addresses {
+        match address {
+            IpAddr::V4(address) => {
+                puts.push(Put::new(port::sources4(), Element::new(&(name, ether, address))));
+            }
+            IpAddr::V6(address) => {
+                puts.push(v6(address));
+                puts.push(v6(link_local(mac)));
+            }
+        }
+    }
+    puts
+}
+
+/// The ports of the node that lead to a pod, with the pod's host end as the element's comment: that is whose they are.
+pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAddr]) -> Vec<Put> {
+    let mut puts: Vec<Put> = Vec::new();
+    for mapping in ports {
+        let protocol = match mapping.protocol {
+            Protocol::Tcp => L4Proto::TCP,
+            Protocol::Udp => L4Proto::UDP,
+            Protocol::Sctp => L4Proto::SCTP,
+        };
+        let (from, to) = (Port(mapping.host_port), Port(mapping.container_port));
+        let any = mapping.host_ip.is_none_or(|ip| ip.is_unspecified());
+        for address in addresses {
+            let same_family = mapping.host_ip.is_none_or(|ip| ip.is_ipv4() == address.is_ipv4());
+            let (set, element) = match (*address, mapping.host_ip) {
+                _ if !same_family => continue,
+                (IpAddr::V4(address), Some(IpAddr::V4(at))) if !any => {
+                    let element = Element::new(&(at, protocol, from)).value(&(address, to));
+                    (node::host_ports_at4(), element)
+                }
+                (IpAddr::V6(address), Some(IpAddr::V6(at))) if !any => {
+                    let element = Element::new(&(at, protocol, from)).value(&(address, to));
+                    (node::host_ports_at6(), element)
+                }
+                (IpAddr::V4(address), _) => {
+                    (node::host_ports4(), Element::new(&(protocol, from)).value(&(address, to)))
+                }
+                (IpAddr::V6(address), _) => {
+                    (node::host_ports6(), Element::new(&(protocol, from)).value(&(address, to)))
+                }
+            };
+            puts.push(Put::new(set, element.comment(host)));
+            let hairpin = match *address {
+                IpAddr::V4(address) => Put::new(node::hairpin4(), Element::new(&(address, address))),
+                IpAddr::V6(address) => Put::new(node::hairpin6(), Element::new(&(address, address))),
+            };
+            let hairpin = Put { element: hairpin.element.comment(host), ..hairpin };
+            if !puts.contains(&hairpin) {
+                puts.push(hairpin);
+            }
+        }
+    }
+    puts
+}
+
+/// The sets that hold what [`port_elements`] makes.
+pub(crate) fn port_sets() -> [Set; 6] {
+    [
+        node::host_ports4(),
+        node::host_ports6(),
+        node::host_ports_at4(),
+        node::host_ports_at6(),
+        node::hairpin4(),
+        node::hairpin6(),
+    ]
+}

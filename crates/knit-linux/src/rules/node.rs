@@ -1,0 +1,284 @@
+//! The node's own table: the default Network's pods, ports of the node, and the node's side of every uplink.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use knit_kernel::nft::{
+    AddrType, Chain, ChainKind, CtDirection, CtState, Family, FibFlags, Hook, IfName, L4Proto, Mark,
+    NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
+};
+
+use super::{STEERED, from_ours, port, ranges, table, to_others};
+use crate::uplink;
+
+/// A little before other people's destination translation: ports of the node and steering come first.
+const BEFORE_DSTNAT: i32 = -110;
+/// After connection tracking, before any translation.
+const MANGLE: i32 = -150;
+const SRCNAT: i32 = 100;
+const FILTER: i32 = 0;
+
+const REPLY: CtDirection = CtDirection(1);
+
+/// Sets of the node's table that are keyed by an uplink.
+pub(crate) mod uplinks {
+    use super::*;
+
+    /// The uplinks.
+    pub(crate) fn all() -> Set {
+        Set::of::<IfName>("uplinks").comment("to the routers of other Networks")
+    }
+
+    /// Those whose Network reaches the outside.
+    pub(crate) fn outside() -> Set {
+        Set::of::<IfName>("uplinks-outside").comment("whose Network reaches the outside")
+    }
+
+    /// Which services a Network reaches.
+    pub(crate) fn services4() -> Set {
+        Set::of::<(IfName, Ipv4Addr)>("uplink-services4")
+    }
+
+    /// Which services a Network reaches.
+    pub(crate) fn services6() -> Set {
+        Set::of::<(IfName, Ipv6Addr)>("uplink-services6")
+    }
+
+    /// What is not the outside for a Network.
+    pub(crate) fn inside4() -> Set {
+        Set::of::<(IfName, Ipv4Addr)>("uplink-inside4").interval()
+    }
+
+    /// What is not the outside for a Network.
+    pub(crate) fn inside6() -> Set {
+        Set::of::<(IfName, Ipv6Addr)>("uplink-inside6").interval()
+    }
+}
+
+/// What is not the outside for the default Network.
+pub(crate) fn inside4() -> Set {
+    ranges::<Ipv4Addr>("inside4").comment("not the outside")
+}
+
+/// What is not the outside for the default Network.
+pub(crate) fn inside6() -> Set {
+    ranges::<Ipv6Addr>("inside6").comment("not the outside")
+}
+
+/// Sources that are masqueraded: the default Network's ranges if it may reach the outside.
+pub(crate) fn outward4() -> Set {
+    ranges::<Ipv4Addr>("outward4").comment("may reach the outside")
+}
+
+/// Sources that are masqueraded: the default Network's ranges if it may reach the outside.
+pub(crate) fn outward6() -> Set {
+    ranges::<Ipv6Addr>("outward6").comment("may reach the outside")
+}
+
+/// Ports of the node, on all of its addresses.
+pub(crate) fn host_ports4() -> Set {
+    Set::map::<(L4Proto, Port), (Ipv4Addr, Port)>("host-ports4")
+}
+
+/// Ports of the node, on all of its addresses.
+pub(crate) fn host_ports6() -> Set {
+    Set::map::<(L4Proto, Port), (Ipv6Addr, Port)>("host-ports6")
+}
+
+/// Ports of the node, on one of its addresses.
+pub(crate) fn host_ports_at4() -> Set {
+    Set::map::<(Ipv4Addr, L4Proto, Port), (Ipv4Addr, Port)>("host-ports-at4")
+}
+
+/// Ports of the node, on one of its addresses.
+pub(crate) fn host_ports_at6() -> Set {
+    Set::map::<(Ipv6Addr, L4Proto, Port), (Ipv6Addr, Port)>("host-ports-at6")
+}
+
+/// Pods that have ports of the node, as both source and destination: they may come back to themselves.
+pub(crate) fn hairpin4() -> Set {
+    Set::of::<(Ipv4Addr, Ipv4Addr)>("hairpin4")
+}
+
+/// Pods that have ports of the node, as both source and destination: they may come back to themselves.
+pub(crate) fn hairpin6() -> Set {
+    Set::of::<(Ipv6Addr, Ipv6Addr)>("hairpin6")
+}
+
+/// Whether the elements of a set are the default Network's.
+pub(crate) fn is_default(set: &str) -> bool {
+    ["sources", "pods", "inside", "outward"].iter().any(|name| set.starts_with(name))
+}
+
+/// The node's table without any element that depends on a Network or a pod.
+pub(crate) fn layout(vxlan_port: u16) -> TableState {
+    let state = TableState::new(Table::new(table(Family::Inet)).comment("made by knit"));
+    let state = port::checks(state, "uplinks", vxlan_port);
+    let state = [
+        uplinks::all(),
+        uplinks::outside(),
+        uplinks::services4(),
+        uplinks::services6(),
+        uplinks::inside4(),
+        uplinks::inside6(),
+        inside4(),
+        inside6(),
+        outward4(),
+        outward6(),
+        host_ports4(),
+        host_ports6(),
+        host_ports_at4(),
+        host_ports_at6(),
+        hairpin4(),
+        hairpin6(),
+    ]
+    .into_iter()
+    .fold(state, |state, set| state.set(set, []));
+    from_uplinks(to_uplinks(translation(state)))
+}
+
+/// What comes out of a Network's router: answers, services that it lists, the outside if it may.
+fn from_uplinks(state: TableState) -> TableState {
+    let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
+    let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
+    let (link4, link6) = uplink::ranges();
+    let local = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL);
+    state
+        .chain(
+            Chain::base("from-uplinks", ChainKind::Filter, Hook::Prerouting, MANGLE),
+            [Rule::new().in_set(&field::iifname(), "uplinks").goto("from-uplink")],
+        )
+        .chain(
+            Chain::regular("from-uplink").comment("default deny"),
+            [
+                Rule::new().any_of(field::ct_state(), &CtState::INVALID).drop(),
+                Rule::new().eq(field::ct_direction(), &REPLY).accept().comment("answers"),
+                Rule::new().any_of(field::ct_state(), &CtState::RELATED).accept(),
+                v4().not_in_prefix(field::ip_saddr(), link4.addr().into(), link4.prefix_len())
+                    .counter()
+                    .drop(),
+                v6().not_in_prefix(field::ip6_saddr(), link6.addr().into(), link6.prefix_len())
+                    .counter()
+                    .drop(),
+                v4().in_set(&(field::iifname(), field::ip_daddr()), "uplink-services4").accept(),
+                v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-services6").accept(),
+                Rule::new().not_in_set(&field::iifname(), "uplinks-outside").counter().drop(),
+                local().counter().drop(),
+                v4().in_set(&(field::iifname(), field::ip_daddr()), "uplink-inside4").counter().drop(),
+                v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-inside6").counter().drop(),
+            ],
+        )
+}
+
+/// What goes into a Network's router: answers, what was steered there, and the node's own (which is not forwarded).
+fn to_uplinks(state: TableState) -> TableState {
+    state
+        .chain(
+            Chain::base("to-uplinks", ChainKind::Filter, Hook::Forward, FILTER),
+            [
+                Rule::new().in_set(&field::oifname(), "uplinks").goto("to-uplink"),
+                to_others(from_ours(Rule::new())).ne(field::ct_direction(), &REPLY).jump("outward"),
+            ],
+        )
+        .chain(
+            Chain::regular("outward").comment("pods of a Network that has no outside"),
+            [
+                Rule::new().in_set(&field::iifname(), "uplinks").ret(),
+                Rule::new()
+                    .eq(field::nfproto(), &NfProto::IPV4)
+                    .not_in_set(&field::ip_saddr(), "outward4")
+                    .not_in_set(&field::ip_daddr(), "inside4")
+                    .counter()
+                    .drop(),
+                Rule::new()
+                    .eq(field::nfproto(), &NfProto::IPV6)
+                    .not_in_set(&field::ip6_saddr(), "outward6")
+                    .not_in_set(&field::ip6_daddr(), "inside6")
+                    .counter()
+                    .drop(),
+            ],
+        )
+        .chain(
+            Chain::regular("to-uplink").comment("default deny"),
+            [
+                Rule::new().eq(field::ct_direction(), &REPLY).accept().comment("answers"),
+                Rule::new().any_of(field::ct_state(), &CtState::RELATED).accept(),
+                Rule::new()
+                    .masked_eq(field::ct_mark(), &Mark(STEERED), &Mark(STEERED))
+                    .accept()
+                    .comment("steered"),
+                Rule::new().counter().drop(),
+            ],
+        )
+}
+
+/// Ports of the node, and masquerading.
+fn translation(state: TableState) -> TableState {
+    let (link4, link6) = uplink::ranges();
+    let random = NatFlags { fully_random: true, ..NatFlags::default() };
+    state
+        .chain(
+            Chain::base("host-ports-in", ChainKind::Nat, Hook::Prerouting, BEFORE_DSTNAT),
+            [local_destination().goto("host-ports")],
+        )
+        .chain(
+            Chain::base("host-ports-out", ChainKind::Nat, Hook::Output, BEFORE_DSTNAT),
+            [local_destination().goto("host-ports")],
+        )
+        .chain(Chain::regular("host-ports"), host_ports())
+        .chain(
+            Chain::base("masquerade", ChainKind::Nat, Hook::Postrouting, SRCNAT),
+            [
+                Rule::new()
+                    .eq(field::nfproto(), &NfProto::IPV4)
+                    .in_set(&(field::ip_saddr(), field::ip_daddr()), "hairpin4")
+                    .masquerade(random)
+                    .comment("a pod that comes back to itself"),
+                Rule::new()
+                    .eq(field::nfproto(), &NfProto::IPV6)
+                    .in_set(&(field::ip6_saddr(), field::ip6_daddr()), "hairpin6")
+                    .masquerade(random),
+                to_others(Rule::new().eq(field::nfproto(), &NfProto::IPV4))
+                    .in_set(&field::ip_saddr(), "outward4")
+                    .not_in_set(&field::ip_daddr(), "inside4")
+                    .masquerade(random)
+                    .comment("pods to the outside"),
+                to_others(Rule::new().eq(field::nfproto(), &NfProto::IPV6))
+                    .in_set(&field::ip6_saddr(), "outward6")
+                    .not_in_set(&field::ip6_daddr(), "inside6")
+                    .masquerade(random),
+                to_others(Rule::new().eq(field::nfproto(), &NfProto::IPV4))
+                    .in_prefix(field::ip_saddr(), link4.addr().into(), link4.prefix_len())
+                    .masquerade(random)
+                    .comment("routers to the outside"),
+                to_others(Rule::new().eq(field::nfproto(), &NfProto::IPV6))
+                    .in_prefix(field::ip6_saddr(), link6.addr().into(), link6.prefix_len())
+                    .masquerade(random),
+            ],
+        )
+}
+
+/// To an address of the node. Not to 127.0.0.0/8 and ::1: what is sent from there cannot leave the node.
+fn local_destination() -> Rule {
+    Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL)
+}
+
+fn host_ports() -> Vec<Rule> {
+    // Beyond the registers that setting a mark needs.
+    let at = Reg::new(8).expect("there are sixteen registers");
+    let steer = |rule: Rule| rule.set_ct_mark_bits(STEERED, STEERED);
+    let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
+    let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
+    let port = (field::l4proto(), field::th_dport());
+    let (to4, to6) = (field::ip_daddr(), field::ip6_daddr());
+    let at4 = (to4, field::l4proto(), field::th_dport());
+    let at6 = (to6, field::l4proto(), field::th_dport());
+    vec![
+        v4().in_prefix(field::ip_daddr(), Ipv4Addr::LOCALHOST.into(), 8).ret(),
+        v6().eq(field::ip6_daddr(), &Ipv6Addr::LOCALHOST).ret(),
+        Rule::new().not_one_of(&field::l4proto(), &[L4Proto::TCP, L4Proto::UDP, L4Proto::SCTP]).ret(),
+        steer(v4().map_at(at, &at4, "host-ports-at4")).dnat_at(Family::Ip, at),
+        steer(v6().map_at(at, &at6, "host-ports-at6")).dnat_at(Family::Ip6, at),
+        steer(v4().map_at(at, &port, "host-ports4")).dnat_at(Family::Ip, at),
+        steer(v6().map_at(at, &port, "host-ports6")).dnat_at(Family::Ip6, at),
+    ]
+}

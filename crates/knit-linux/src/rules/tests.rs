@@ -1,0 +1,43 @@
+//! The tables as people read them.
+
+use knit_runtime::{PortMapping, Protocol};
+
+use super::*;
+
+#[test]
+fn the_nodes_table() {
+    insta::assert_snapshot!(node::layout(4789).to_string());
+}
+
+#[test]
+fn arp_is_kept_away() {
+    insta::assert_snapshot!(port::no_arp().to_string());
+}
+
+#[test]
+fn an_attachment_is_a_few_elements() {
+    let mac = knit_ipam::Mac([0x0a, 1, 10, 244, 1, 5]);
+    let ips = ["10.244.1.5".parse().expect("v4"), "fd44::1:5".parse().expect("v6")];
+    let mapping = |host_ip: Option<&str>| PortMapping {
+        protocol: Protocol::Tcp,
+        host_port: 8080,
+        container_port: 80,
+        host_ip: host_ip.map(|text| text.parse().expect("an address")),
+    };
+    let mut state = node::layout(4789);
+    state.chains.clear();
+    let mut wanted = source_elements("knitaaaaaaaaaaa", mac, ips);
+    wanted.extend(port_elements("knitaaaaaaaaaaa", &[mapping(None), mapping(Some("192.168.7.1"))], &ips));
+    let elements = Elements { wanted, owns: &|_, _| false };
+    let mut state = merge(state, None, &elements);
+    state.sets.retain(|_, set| !set.elements.is_empty());
+    insta::assert_snapshot!(state.to_string());
+}
+
+#[test]
+fn ranges_that_overlap_are_joined() {
+    let nets = ["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "192.168.7.1/32", "fd00::/8"];
+    let nets: Vec<IpNet> = nets.iter().map(|text| text.parse().expect("a prefix")).collect();
+    assert_eq!(range_elements(&nets, true).len(), 2);
+    assert_eq!(range_elements(&nets, false).len(), 1);
+}

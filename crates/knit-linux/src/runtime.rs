@@ -1,0 +1,123 @@
+//! The runtime as its callers see it. Work that blocks is done on threads that may.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use futures::stream;
+use knit_runtime::{
+    AttachRequest, Attachment, Change, Changes, Error, Info, InterfaceName, Network, Pod, Reason, Result,
+    Runtime, SandboxId, Status, feature,
+};
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+
+use crate::config::Config;
+use crate::core::Core;
+
+/// The reference runtime.
+#[derive(Clone, Debug)]
+pub struct LinuxRuntime {
+    core: Arc<Core>,
+}
+
+impl LinuxRuntime {
+    /// Its name, as NetworkClasses name it.
+    pub const NAME: &str = "knit.dev/linux";
+
+    /// A runtime for this node. It takes over what an earlier one made, as soon as it is asked about it.
+    ///
+    /// # Errors
+    /// When the node's network namespace cannot be used.
+    pub fn new(config: Config) -> Result<Self> {
+        Core::new(config).map(|core| Self { core: Arc::new(core) })
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Core) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let core = Arc::clone(&self.core);
+        let done = tokio::task::spawn_blocking(move || work(&core)).await;
+        done.map_err(|error| Error::new(Reason::Internal, "the runtime failed inside").because(error))?
+    }
+}
+
+#[async_trait]
+impl Runtime for LinuxRuntime {
+    async fn info(&self) -> Result<Info> {
+        let features = [
+            feature::NETWORK_SETUP,
+            feature::LAYER3,
+            feature::IPV4,
+            feature::IPV6,
+            feature::STATIC_ADDRESS,
+            feature::STATIC_MAC,
+            feature::MTU,
+            feature::ROUTES,
+            feature::HOST_PORTS,
+            feature::WATCH,
+        ];
+        Ok(Info {
+            name: Self::NAME.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            features: features.map(str::to_owned).into(),
+        })
+    }
+
+    async fn setup_network(&self, network: &Network) -> Result<()> {
+        let network = network.clone();
+        self.blocking(move |core| core.setup_network(&network)).await
+    }
+
+    async fn remove_network(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.blocking(move |core| core.remove_network(&name)).await
+    }
+
+    async fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
+        let request = request.clone();
+        self.blocking(move |core| core.attach(&request)).await
+    }
+
+    async fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        let (pod, interface) = (pod.clone(), interface.cloned());
+        self.blocking(move |core| core.detach(&pod, interface.as_ref())).await
+    }
+
+    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        let (pod, interface) = (pod.clone(), interface.cloned());
+        self.blocking(move |core| core.check(&pod, interface.as_ref())).await
+    }
+
+    async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
+        let sandbox = sandbox.cloned();
+        self.blocking(move |core| core.list(sandbox.as_ref())).await
+    }
+
+    /// Changes that are made through this runtime. An interface that goes with its pod's namespace is told when it is
+    /// detached or collected.
+    async fn watch(&self) -> Result<Changes> {
+        // Listen first: what happens while the list is made is told twice rather than not at all.
+        let changes = BroadcastStream::new(self.core.changes.subscribe());
+        let there = self.list(None).await?;
+        let before = there.into_iter().map(|attachment| Ok(Change::Added(attachment)));
+        let before = before.chain(std::iter::once(Ok(Change::Synced)));
+        let after = changes.map(|change| {
+            change.map_err(|BroadcastStreamRecvError::Lagged(missed)| {
+                let message = format!("{missed} changes came faster than they were read: watch again");
+                Error::new(Reason::Internal, message)
+            })
+        });
+        Ok(stream::iter(before.collect::<Vec<_>>()).chain(after).boxed())
+    }
+
+    async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
+        let keep = keep.to_vec();
+        self.blocking(move |core| core.collect_garbage(&keep)).await
+    }
+
+    async fn status(&self) -> Result<Status> {
+        self.blocking(Core::status).await
+    }
+}

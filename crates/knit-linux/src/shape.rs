@@ -1,0 +1,359 @@
+//! What follows from a Network's description and the node's facts: MTU, the way to each other node, MAC addresses.
+//!
+//! Pure. Everything that cannot work is refused here, before anything is made.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::IpNet;
+use knit_ipam::{Mac, gateway_mac};
+use knit_runtime::{Address, Error, Network, Reason, Result, Route, Topology};
+
+use crate::mark::fnv;
+
+/// What the node is, as far as Networks depend on it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Facts {
+    /// The node's name.
+    pub node: String,
+    /// The node's own addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The link that has them.
+    pub uplink: String,
+    /// Its MTU.
+    pub mtu: u32,
+    /// The prefixes that are directly on it.
+    pub prefixes: Vec<IpNet>,
+    /// The UDP port of tunnels.
+    pub vxlan_port: u16,
+}
+
+/// A Network on this node.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shape {
+    /// As described.
+    pub network: Network,
+    /// Where its router is.
+    pub home: Home,
+    /// The MTU of its pods.
+    pub mtu: u32,
+    /// The other nodes that have blocks.
+    pub remotes: Vec<Remote>,
+    /// The address that the node's own end of tunnels has.
+    pub tunnel_source: Option<IpAddr>,
+}
+
+/// Where a Network's router is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Home {
+    /// In the node's own namespace: the default Network.
+    Node,
+    /// In a namespace of its own.
+    Own,
+}
+
+/// Another node with blocks.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Remote {
+    /// Its name.
+    pub node: String,
+    /// Its end of tunnels, if there can be one.
+    pub tunnel: Option<IpAddr>,
+    /// Its ranges, and how they are reached.
+    pub ranges: Vec<(IpNet, Path)>,
+}
+
+/// How a range of another node is reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Path {
+    /// By that node's address on the common segment.
+    Direct(IpAddr),
+    /// By tunnel.
+    Tunnel,
+}
+
+/// What a tunnel adds to a packet: outer IPv4, UDP, VXLAN and inner Ethernet headers.
+const OVERHEAD_V4: u32 = 50;
+/// The same with an outer IPv6 header.
+const OVERHEAD_V6: u32 = 70;
+/// The least that IPv6 works with.
+const MIN_MTU_V6: u32 = 1280;
+/// The least that IPv4 hosts must take.
+const MIN_MTU_V4: u32 = 576;
+
+/// How a class may say that nodes reach each other: parameter `path`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Wish {
+    Auto,
+    Direct,
+    Tunnel,
+}
+
+impl Shape {
+    /// Works a Network out, or says what cannot work.
+    pub fn of(network: &Network, facts: &Facts, home: Home) -> Result<Self> {
+        let fail = |message: String| Error::new(Reason::Invalid, message).on(network.name.as_str());
+        check_subnets(network).map_err(fail)?;
+        let wish = Wish::of(network, home).map_err(fail)?;
+        let source = source(network, facts);
+        let remotes = remotes(network, facts, home, wish, source);
+        let tunnelled = match (home, wish) {
+            (Home::Own, _) | (Home::Node, Wish::Tunnel) => true,
+            (Home::Node, _) => {
+                remotes.iter().any(|remote| remote.ranges.iter().any(|(_, path)| *path == Path::Tunnel))
+            }
+        };
+        let tunnel_source = source.filter(|_| tunnelled);
+        let mtu = mtu(network, facts, tunnelled, tunnel_source).map_err(fail)?;
+        Ok(Self { network: network.clone(), home, mtu, remotes, tunnel_source })
+    }
+
+    /// What does not work, although the rest does.
+    pub fn complaint(&self) -> Option<String> {
+        let cut_off = |remote: &&Remote| {
+            remote.tunnel.is_none() && remote.ranges.iter().any(|(_, path)| *path == Path::Tunnel)
+        };
+        let nodes: Vec<&str> =
+            self.remotes.iter().filter(cut_off).map(|remote| remote.node.as_str()).collect();
+        (!nodes.is_empty()).then(|| {
+            format!(
+                "no way to the pods of {}: give these nodes an address of the family that tunnels of Network {} have",
+                nodes.join(", "),
+                self.network.name
+            )
+        })
+    }
+
+    /// The Network's number.
+    pub fn id(&self) -> u32 {
+        self.network.id.get()
+    }
+
+    /// Whether pods are on a switched segment.
+    pub fn switched(&self) -> bool {
+        self.network.topology == Topology::Layer2
+    }
+
+    /// The gateway's MAC, the same on every node.
+    pub fn gateway_mac(&self) -> Mac {
+        gateway_mac(self.id())
+    }
+
+    /// Whether the Network has addresses of this family.
+    pub fn has(&self, v4: bool) -> bool {
+        self.network.subnets.iter().any(|subnet| subnet.cidr.addr().is_ipv4() == v4)
+    }
+
+    /// The router's own address of a family.
+    pub fn router_address(&self, v4: bool) -> Option<IpAddr> {
+        self.network.router_addresses.iter().copied().find(|address| address.is_ipv4() == v4)
+    }
+
+    /// An address as a pod's interface has it: alone where it is routed, with its subnet where it is switched.
+    pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
+        let subnet = self.network.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
+        let prefix = match (self.switched(), address) {
+            (true, _) => subnet.cidr.prefix_len(),
+            (false, IpAddr::V4(_)) => 32,
+            (false, IpAddr::V6(_)) => 128,
+        };
+        let net = IpNet::new(address, prefix).ok()?;
+        Some(Address { net, gateway: Some(subnet.gateway) })
+    }
+
+    /// The routes that a pod gets.
+    pub fn pod_routes(&self, default_route: bool, extra: &[Route]) -> Vec<Route> {
+        let mut routes = Vec::new();
+        for subnet in &self.network.subnets {
+            let any = match subnet.cidr {
+                IpNet::V4(_) => IpNet::V4(Default::default()),
+                IpNet::V6(_) => IpNet::V6(Default::default()),
+            };
+            if default_route {
+                routes.push(Route { destination: any, via: Some(subnet.gateway) });
+            } else if !self.switched() {
+                // A routed pod has nothing on its link but the gateway.
+                routes.push(Route { destination: subnet.cidr.trunc(), via: Some(subnet.gateway) });
+            }
+        }
+        for route in self.network.routes.iter().chain(extra) {
+            let via = route.via.or_else(|| self.network.gateway_for(route.destination.addr()));
+            let route = Route { destination: route.destination.trunc(), via };
+            if !routes.contains(&route) {
+                routes.push(route);
+            }
+        }
+        routes
+    }
+}
+
+impl Wish {
+    fn of(network: &Network, home: Home) -> Result<Self, String> {
+        let wish = match network.parameters.get("path").map(|value| value.as_str()) {
+            None => Self::Auto,
+            Some(Some("auto")) => Self::Auto,
+            Some(Some("direct")) => Self::Direct,
+            Some(Some("tunnel")) => Self::Tunnel,
+            Some(_) => return Err("parameter path of its NetworkClass: write auto, direct or tunnel".into()),
+        };
+        if home == Home::Own && wish == Wish::Direct {
+            return Err("direct routes between nodes serve the default Network only: \
+                        leave parameter path of its NetworkClass out"
+                .into());
+        }
+        Ok(wish)
+    }
+}
+
+fn check_subnets(network: &Network) -> Result<(), String> {
+    let name = &network.name;
+    if network.subnets.is_empty() {
+        return Err(format!("Network {name} has no subnet: give it one per family"));
+    }
+    for v4 in [true, false] {
+        if network.subnets.iter().filter(|subnet| subnet.cidr.addr().is_ipv4() == v4).count() > 1 {
+            return Err(format!("Network {name} has two subnets of one family: give at most one"));
+        }
+    }
+    for subnet in &network.subnets {
+        if !subnet.cidr.contains(&subnet.gateway) {
+            return Err(format!(
+                "the gateway {} of Network {name} is not in {}",
+                subnet.gateway, subnet.cidr
+            ));
+        }
+    }
+    for route in &network.routes {
+        check_route(network, route)?;
+    }
+    Ok(())
+}
+
+/// Refuses a route that could not work in a pod.
+pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String> {
+    let Some(gateway) = network.gateway_for(route.destination.addr()) else {
+        return Err(format!(
+            "route to {} on Network {}, which has no subnet of that family: give it one or leave the route out",
+            route.destination, network.name
+        ));
+    };
+    let Some(via) = route.via else { return Ok(()) };
+    if network.topology == Topology::Layer3 && via != gateway {
+        return Err(format!(
+            "route to {} via {via}: a pod of the routed Network {} has only its gateway {gateway} on its link; leave via out",
+            route.destination, network.name
+        ));
+    }
+    let on_link = network.subnets.iter().any(|subnet| subnet.cidr.contains(&via));
+    if !on_link {
+        return Err(format!(
+            "route to {} via {via}, which is in no subnet of Network {}: name an address of the Network",
+            route.destination, network.name
+        ));
+    }
+    Ok(())
+}
+
+/// The other nodes, each with all of its blocks.
+fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Option<IpAddr>) -> Vec<Remote> {
+    let mut nodes: BTreeMap<&str, Remote> = BTreeMap::new();
+    for block in network.blocks.iter().filter(|block| block.node != facts.node) {
+        let remote = nodes.entry(&block.node).or_insert_with(|| Remote {
+            node: block.node.clone(),
+            tunnel: source.and_then(|source| same_family(&block.node_addresses, source.is_ipv4())),
+            ranges: Vec::new(),
+        });
+        let ranges = block.ipv4.map(IpNet::from).into_iter().chain(block.ipv6.map(IpNet::from));
+        for range in ranges {
+            let address = same_family(&block.node_addresses, range.addr().is_ipv4());
+            let on_segment = |address: &IpAddr| facts.prefixes.iter().any(|prefix| prefix.contains(address));
+            let path = match (home, wish, address) {
+                (Home::Node, Wish::Direct, Some(address)) => Path::Direct(address),
+                (Home::Node, Wish::Auto, Some(address)) if on_segment(&address) => Path::Direct(address),
+                _ => Path::Tunnel,
+            };
+            remote.ranges.push((range, path));
+        }
+    }
+    let mut remotes: Vec<_> = nodes.into_values().collect();
+    for remote in &mut remotes {
+        remote.ranges.sort_by_key(|(range, _)| *range);
+        remote.ranges.dedup();
+    }
+    remotes
+}
+
+fn same_family(addresses: &[IpAddr], v4: bool) -> Option<IpAddr> {
+    addresses.iter().copied().find(|address| address.is_ipv4() == v4)
+}
+
+/// The node's own end of the Network's tunnels. One device has one family: IPv4, whose header is shorter, unless a node
+/// has none and all have IPv6.
+fn source(network: &Network, facts: &Facts) -> Option<IpAddr> {
+    let all = |v4: bool| {
+        let mut others = network.blocks.iter().filter(|block| block.node != facts.node);
+        others.all(|block| same_family(&block.node_addresses, v4).is_some())
+    };
+    let ours = |v4: bool| same_family(&facts.addresses, v4);
+    ours(true)
+        .filter(|_| all(true))
+        .or_else(|| ours(false).filter(|_| all(false)))
+        .or(ours(true))
+        .or(ours(false))
+}
+
+fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>) -> Result<u32, String> {
+    let overhead = match (tunnelled, source) {
+        (false, _) => 0,
+        (true, Some(IpAddr::V6(_))) => OVERHEAD_V6,
+        (true, _) => OVERHEAD_V4,
+    };
+    let most = facts.mtu.saturating_sub(overhead);
+    let mtu = network.mtu.map_or(most, u32::from);
+    if mtu > most {
+        return Err(format!(
+            "the MTU {mtu} of Network {} does not fit: {} of node {} has {}, and a tunnel takes {overhead} of it; \
+             set at most {most}, or raise that of the interface",
+            network.name, facts.uplink, facts.node, facts.mtu
+        ));
+    }
+    let v6 = network.subnets.iter().any(|subnet| subnet.cidr.addr().is_ipv6());
+    let least = if v6 { MIN_MTU_V6 } else { MIN_MTU_V4 };
+    if mtu < least {
+        return Err(format!(
+            "Network {} would have an MTU of {mtu}, and it needs {least} at least: raise that of {}, which has {}",
+            network.name, facts.uplink, facts.mtu
+        ));
+    }
+    Ok(mtu)
+}
+
+/// The MAC of a node's end of a routed Network's tunnels. It follows from the address, so nobody must announce it.
+pub(crate) fn tunnel_mac(end: IpAddr) -> Mac {
+    match end {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            Mac([0x06, b'v', a, b, c, d])
+        }
+        IpAddr::V6(v6) => {
+            let [.., a, b, c, d, e] = fnv(v6.octets()).to_be_bytes();
+            Mac([0x16, a, b, c, d, e])
+        }
+    }
+}
+
+/// The next hop by which a routed Network's ranges at that end are reached, inside the tunnel. An IPv6 one serves IPv4
+/// too; an IPv4 one becomes link-local for IPv6.
+pub(crate) fn tunnel_hop(end: IpAddr, destination: IpNet) -> IpAddr {
+    match (end, destination) {
+        (IpAddr::V4(end), IpNet::V6(_)) => {
+            let [a, b, c, d] = end.octets().map(u16::from);
+            Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, (a << 8) | b, (c << 8) | d).into()
+        }
+        _ => end,
+    }
+}
+
+#[cfg(test)]
+#[path = "shape_tests.rs"]
+mod tests;

@@ -1,0 +1,110 @@
+//! A namespace that is worked in, with sockets that stay open in it.
+//!
+//! A socket stays in the namespace that it was opened in, whichever thread uses it. So a namespace is entered once for
+//! each socket and not for each request; as many are kept as were ever needed at once, up to a limit.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+use knit_kernel::netns::NetNs;
+use knit_kernel::{Handle, nft};
+use knit_runtime::Result;
+
+use crate::echo::Echo;
+use crate::fail::internal;
+
+/// How many idle sockets of one kind are kept.
+const KEEP: usize = 8;
+
+/// A namespace with its sockets.
+#[derive(Debug)]
+pub(crate) struct Space {
+    namespace: NetNs,
+    links: Pool<Handle>,
+    rules: Pool<nft::Kernel>,
+    echo4: Pool<Echo>,
+    echo6: Pool<Echo>,
+}
+
+/// Idle things.
+#[derive(Debug)]
+struct Pool<T>(Mutex<Vec<T>>);
+
+/// A thing that goes back to its pool.
+pub(crate) struct Lease<'a, T> {
+    pool: &'a Pool<T>,
+    thing: Option<T>,
+}
+
+impl Space {
+    /// Of this namespace.
+    pub fn new(namespace: NetNs) -> Self {
+        Self {
+            namespace,
+            links: Pool::default(),
+            rules: Pool::default(),
+            echo4: Pool::default(),
+            echo6: Pool::default(),
+        }
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &NetNs {
+        &self.namespace
+    }
+
+    /// For links, addresses, routes and neighbours.
+    pub fn links(&self) -> Result<Lease<'_, Handle>> {
+        let open = || Handle::open(&self.namespace);
+        self.links.take(open).map_err(internal("open a socket for links"))
+    }
+
+    /// For nftables.
+    pub fn rules(&self) -> Result<Lease<'_, nft::Kernel>> {
+        let open = || nft::Kernel::open_in(&self.namespace);
+        self.rules.take(open).map_err(internal("open a socket for rules"))
+    }
+
+    /// For an echo request of one family.
+    pub fn echo(&self, v4: bool) -> Result<Lease<'_, Echo>> {
+        let pool = if v4 { &self.echo4 } else { &self.echo6 };
+        pool.take(|| Echo::open(&self.namespace, v4)).map_err(internal("open a socket for echo requests"))
+    }
+}
+
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Pool<T> {
+    fn take<E>(&self, open: impl FnOnce() -> Result<T, E>) -> Result<Lease<'_, T>, E> {
+        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let thing = idle.map_or_else(open, Ok)?;
+        Ok(Lease { pool: self, thing: Some(thing) })
+    }
+}
+
+impl<T> Deref for Lease<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.thing.as_ref().expect("a lease has its thing until it is dropped")
+    }
+}
+
+impl<T> DerefMut for Lease<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.thing.as_mut().expect("a lease has its thing until it is dropped")
+    }
+}
+
+impl<T> Drop for Lease<'_, T> {
+    fn drop(&mut self) {
+        let mut idle = self.pool.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < KEEP {
+            idle.extend(self.thing.take());
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! VXLAN devices: made in the node's namespace, so that their outer packets are the node's.
+
+use std::collections::BTreeSet;
+
+use knit_kernel::link::{Details, NewLink, Vxlan};
+use knit_kernel::{Handle, IfName, Mtu, owner};
+use knit_runtime::Result;
+
+use crate::fail::internal;
+use crate::shape::{Facts, Shape, tunnel_mac};
+use crate::wanted::{Entry, Links, found_on_own};
+
+/// The group of tunnels in the node's namespace. Not that of ports: what comes out of one has another node's sources.
+const GROUP: u32 = owner::GROUP + 2;
+
+/// The name of the default Network's tunnel, and of any other's until it is moved into its router.
+pub(crate) fn node_tunnel(network: u32) -> IfName {
+    IfName::new(format!("vx-{network}")).expect("a prefix and eight digits are a name")
+}
+
+/// The device that a Network wants; none if it has no tunnels.
+pub(crate) fn wanted(shape: &Shape, facts: &Facts, name: IfName) -> Option<NewLink<'static>> {
+    let source = shape.tunnel_source?;
+    let vxlan = Vxlan { port: facts.vxlan_port, local: Some(source), ..Vxlan::new(shape.id()) };
+    let mut link = NewLink::vxlan(name, vxlan);
+    link.mac = Some(knit_kernel::Mac(tunnel_mac(source).octets()));
+    link.mtu = Mtu::new(shape.mtu).ok();
+    link.alias = Some(owner::alias(&format!("tunnel {}", shape.id())));
+    link.group = GROUP;
+    link.addr_gen = Some(knit_kernel::link::AddrGenMode::None);
+    Some(link)
+}
+
+/// Makes, changes or removes the tunnel of the default Network, in the node's namespace.
+pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name: &IfName) -> Result<()> {
+    let there = handle.link_by_name(name).map_err(internal("look for the tunnel"))?;
+    let Some(mut wanted) = wanted(shape, facts, name.clone()) else {
+        if let Some(link) = there.filter(|link| link.owner().is_some()) {
+            handle.delete_link(link.index).map_err(internal("delete the tunnel"))?;
+        }
+        return Ok(());
+    };
+    wanted.up = true;
+    if let Some(link) = there
+        && !same(&wanted, &link)
+    {
+        handle.delete_link(link.index).map_err(internal("delete a tunnel that is not as wanted"))?;
+    }
+    handle.ensure_link(&wanted).map_err(internal("make the tunnel"))?;
+    Ok(())
+}
+
+/// Whether a device is what is wanted. What can be changed in place is not looked at.
+pub(crate) fn same(wanted: &NewLink<'_>, found: &knit_kernel::link::Link) -> bool {
+    let knit_kernel::link::Kind::Vxlan(options) = &wanted.kind else { return false };
+    matches!(&found.details, Details::Vxlan(there) if there.id == options.id
+        && there.port == options.port
+        && there.local == options.local)
+        && wanted.mac == found.mac
+        && wanted.mtu.is_none_or(|mtu| mtu.get() == found.mtu)
+}
+
+/// The forwarding entries that a tunnel has.
+pub(crate) fn found(handle: &Handle, links: &Links, name: &IfName) -> Result<BTreeSet<Entry>> {
+    let own: Links = links
+        .iter()
+        .filter(|(link, _)| link.as_str() == name.as_str())
+        .map(|(n, i)| (n.clone(), *i))
+        .collect();
+    if own.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    found_on_own(handle, &own).map_err(internal("read the tunnel's entries"))
+}

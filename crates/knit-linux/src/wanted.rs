@@ -1,0 +1,226 @@
+//! What is wanted in one namespace besides links and rules: addresses, routes, neighbours, forwarding entries.
+//!
+//! Entries name their link; what is there is read into the same form, and the two are compared as sets. So the plan is
+//! data that can be printed and tested without a kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use knit_ipam::Mac;
+use knit_kernel::addr::Address;
+use knit_kernel::fdb::{FdbEntry, FdbPlace};
+use knit_kernel::handle::{NeighbourFilter, RouteFilter};
+use knit_kernel::neigh::Neighbour;
+use knit_kernel::op::Object;
+use knit_kernel::route::{Route, RouteAction};
+use knit_kernel::{Handle, Op, owner};
+
+/// Something on a link.
+#[derive(Clone, Debug, Eq, PartialEq, Ord, PartialOrd)]
+pub(crate) enum Entry {
+    /// An address of the link.
+    Address {
+        /// The link.
+        link: String,
+        /// The address with its prefix.
+        net: IpNet,
+    },
+    /// A route out of the link.
+    Route {
+        /// Where to.
+        to: IpNet,
+        /// The next hop, taken to be on the link.
+        via: Option<IpAddr>,
+        /// The link.
+        link: String,
+        /// The source of what the namespace itself sends.
+        source: Option<IpAddr>,
+    },
+    /// A neighbour that is not asked for.
+    Neighbour {
+        /// The link.
+        link: String,
+        /// Its address.
+        address: IpAddr,
+        /// Its MAC.
+        mac: Mac,
+    },
+    /// A VXLAN device's entry: this MAC is at that node.
+    Remote {
+        /// The device.
+        link: String,
+        /// The MAC.
+        mac: Mac,
+        /// The node.
+        node: IpAddr,
+    },
+    /// A bridge's entry: this MAC is behind that port.
+    Port {
+        /// The port.
+        link: String,
+        /// The MAC.
+        mac: Mac,
+    },
+}
+
+/// Names and numbers of the links that entries are about.
+pub(crate) type Links = BTreeMap<String, u32>;
+
+/// What is different: first to be put, then to be taken away.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub(crate) struct Difference {
+    /// Missing, or other than wanted.
+    pub put: Vec<Entry>,
+    /// There, and wanted no more.
+    pub take: Vec<Entry>,
+}
+
+impl Entry {
+    /// What the kernel calls it; none if its link is not there.
+    fn object(&self, links: &Links) -> Option<Object> {
+        let index = |link: &String| links.get(link).copied();
+        Some(match self {
+            Self::Address { link, net } => Address::new(index(link)?, *net).into(),
+            Self::Route { to, via, link, source } => {
+                let mut route = Route::to(*to).dev(index(link)?);
+                (route.gateway, route.onlink, route.source) = (*via, via.is_some(), *source);
+                route.into()
+            }
+            Self::Neighbour { link, address, mac } => {
+                Neighbour::permanent(index(link)?, *address, knit_kernel::Mac(mac.octets())).into()
+            }
+            Self::Remote { link, mac, node } => {
+                FdbEntry::remote(index(link)?, knit_kernel::Mac(mac.octets()), *node).into()
+            }
+            Self::Port { link, mac } => FdbEntry::port(index(link)?, knit_kernel::Mac(mac.octets())).into(),
+        })
+    }
+
+    /// What there can be only one of: putting another one takes its place.
+    fn key(&self) -> (u8, String, String) {
+        match self {
+            Self::Address { link, net } => (0, link.clone(), net.to_string()),
+            Self::Route { to, .. } => (1, String::new(), to.to_string()),
+            Self::Neighbour { link, address, .. } => (2, link.clone(), address.to_string()),
+            Self::Remote { link, mac, .. } => (3, link.clone(), mac.to_string()),
+            Self::Port { mac, .. } => (4, String::new(), mac.to_string()),
+        }
+    }
+}
+
+impl Difference {
+    /// Between what is wanted and what is there.
+    pub fn between(wanted: &BTreeSet<Entry>, found: &BTreeSet<Entry>) -> Self {
+        let put: Vec<Entry> = wanted.difference(found).cloned().collect();
+        let replaced: BTreeSet<_> = put.iter().map(Entry::key).collect();
+        let take =
+            found.difference(wanted).filter(|entry| !replaced.contains(&entry.key())).cloned().collect();
+        Self { put, take }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.put.is_empty() && self.take.is_empty()
+    }
+
+    /// Makes it so. What is to be taken and is gone already is fine.
+    pub fn apply(&self, handle: &Handle, links: &Links) -> knit_kernel::Result<()> {
+        let put: Vec<Op<'_>> = self.put.iter().filter_map(|e| e.object(links)).map(Op::Replace).collect();
+        handle.apply(&put)?;
+        take(handle, links, &self.take)
+    }
+}
+
+/// Puts entries that are new.
+pub(crate) fn put(handle: &Handle, links: &Links, entries: &[Entry]) -> knit_kernel::Result<()> {
+    let ops: Vec<Op<'_>> = entries.iter().filter_map(|e| e.object(links)).map(Op::Replace).collect();
+    handle.apply(&ops)
+}
+
+/// Takes entries away; those that are gone already are fine.
+pub(crate) fn take(handle: &Handle, links: &Links, entries: &[Entry]) -> knit_kernel::Result<()> {
+    let ops: Vec<Op<'_>> = entries.iter().filter_map(|e| e.object(links)).map(Op::Delete).collect();
+    match handle.apply(&ops) {
+        Err(knit_kernel::Error::Refused { failures, .. })
+            if failures.iter().all(|failure| failure.refusal.is_not_found()) =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// What is there on these links and is ours.
+pub(crate) fn found(handle: &Handle, links: &Links) -> knit_kernel::Result<BTreeSet<Entry>> {
+    let names: BTreeMap<u32, &String> = links.iter().map(|(name, index)| (*index, name)).collect();
+    let name = |index: u32| names.get(&index).map(|name| (*name).clone());
+    let mac = |mac: knit_kernel::Mac| Mac(mac.0);
+    let mut entries = BTreeSet::new();
+    let ours = RouteFilter { table: Some(Route::MAIN), protocol: Some(owner::PROTOCOL) };
+    for route in handle.routes(&ours)? {
+        let Some(link) = route.interface.and_then(name) else { continue };
+        if route.action == RouteAction::Unicast {
+            let Route { destination: to, gateway: via, source, .. } = route;
+            entries.insert(Entry::Route { to, via, link, source });
+        }
+    }
+    let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
+    for neighbour in handle.neighbours(&ours)? {
+        let (Some(link), Some(found)) = (name(neighbour.interface), neighbour.mac) else { continue };
+        entries.insert(Entry::Neighbour { link, address: neighbour.address, mac: mac(found) });
+    }
+    Ok(entries)
+}
+
+/// What is there on links that are ours altogether: addresses and forwarding entries, which have no mark.
+pub(crate) fn found_on_own(handle: &Handle, links: &Links) -> knit_kernel::Result<BTreeSet<Entry>> {
+    let mut entries = BTreeSet::new();
+    for (link, index) in links {
+        for address in handle.addresses(Some(*index))? {
+            let kernels = address.address.addr().is_loopback();
+            if !kernels {
+                entries.insert(Entry::Address { link: link.clone(), net: address.address });
+            }
+        }
+    }
+    for entry in handle.fdb(None)?.into_iter().filter(|entry| !entry.learned) {
+        let Some((link, _)) = links.iter().find(|(_, index)| **index == entry.interface) else { continue };
+        let (link, mac) = (link.clone(), Mac(entry.mac.0));
+        match entry.place {
+            FdbPlace::Remote(node) => entries.insert(Entry::Remote { link, mac, node }),
+            FdbPlace::Bridge => entries.insert(Entry::Port { link, mac }),
+            FdbPlace::Local => false,
+        };
+    }
+    Ok(entries)
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { link, net } => write!(f, "{link}: address {net}"),
+            Self::Route { to, via, link, source } => {
+                write!(f, "{link}: route to {to}")?;
+                via.map_or(Ok(()), |via| write!(f, " via {via}"))?;
+                source.map_or(Ok(()), |source| write!(f, " from {source}"))
+            }
+            Self::Neighbour { link, address, mac } => write!(f, "{link}: neighbour {address} is {mac}"),
+            Self::Remote { link, mac, node } => write!(f, "{link}: {mac} is at {node}"),
+            Self::Port { link, mac } => write!(f, "{link}: {mac} is behind this port"),
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for entry in &self.put {
+            writeln!(f, "+ {entry}")?;
+        }
+        for entry in &self.take {
+            writeln!(f, "- {entry}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,317 @@
+//! A small cluster out of namespaces: nodes and an outside world on one segment, pods, and packets between them.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use knit_kernel::addr::Address as LinkAddress;
+use knit_kernel::link::{Bridge, Change, NewLink, Peer};
+use knit_kernel::netns::NetNs;
+use knit_kernel::route::Route as KernelRoute;
+use knit_kernel::testing::namespace;
+use knit_kernel::{Handle, IfName, Op};
+use knit_linux::{Config, LinuxRuntime};
+use knit_runtime::{
+    Address, AttachRequest, Attachment, Block, Dns, Network, NetworkId, Pod, Runtime, Subnet, Topology,
+};
+
+/// How long a packet that must arrive may take, and how long one is waited for that must not.
+pub const SOON: Duration = Duration::from_secs(5);
+pub const NEVER: Duration = Duration::from_millis(300);
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+pub fn net(text: &str) -> IpNet {
+    text.parse().expect("a prefix")
+}
+
+pub fn name(text: &str) -> IfName {
+    IfName::new(text).expect("a name")
+}
+
+/// Nodes `a` and `b`, and the outside, on one segment 192.168.7.0/24 and fd07::/64.
+pub struct Cluster {
+    pub wire: NetNs,
+    pub a: Node,
+    pub b: Node,
+    pub outside: NetNs,
+}
+
+pub struct Node {
+    pub name: &'static str,
+    pub space: NetNs,
+    pub addresses: Vec<IpAddr>,
+    pub runtime: LinuxRuntime,
+    pub routers: PathBuf,
+}
+
+/// Runs something that waits, on a runtime of its own.
+pub fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(future)
+}
+
+impl Cluster {
+    pub fn new() -> Self {
+        Self::with_mtu(1500)
+    }
+
+    pub fn with_mtu(mtu: u32) -> Self {
+        let wire = namespace();
+        let handle = Handle::open(&wire).expect("a handle");
+        let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
+        bridge.up = true;
+        handle.create_link(&bridge).expect("the wire");
+        let a = Node::new("a", 1, &wire, mtu);
+        let b = Node::new("b", 2, &wire, mtu);
+        let outside = namespace();
+        plug(&wire, &outside, "outside", 99, mtu);
+        // The outside knows another world: 203.0.113.0/24 and 2001:db8:99::/64 are behind it.
+        let out = Handle::open(&outside).expect("a handle");
+        let lo = out.index_of(&name("lo")).expect("lo");
+        for address in ["203.0.113.9/32", "2001:db8:99::9/128"] {
+            out.apply(&[Op::create(LinkAddress::new(lo, net(address)))]).expect("an address");
+        }
+        for node in [&a, &b] {
+            let handle = Handle::open(&node.space).expect("a handle");
+            let eth0 = handle.index_of(&name("eth0")).expect("eth0");
+            let world = [KernelRoute::default_v4(), KernelRoute::default_v6()];
+            let via = [ip("192.168.7.99"), ip("fd07::99")];
+            for (route, via) in world.into_iter().zip(via) {
+                let route = KernelRoute { protocol: 4, ..route.dev(eth0).via(via) };
+                handle.apply(&[Op::create(route)]).expect("a default route");
+            }
+        }
+        Self { wire, a, b, outside }
+    }
+}
+
+/// Joins a namespace to the wire: its `eth0` has host number `host`.
+fn plug(wire: &NetNs, space: &NetNs, port: &str, host: u8, mtu: u32) -> Vec<IpAddr> {
+    let handle = Handle::open(wire).expect("a handle");
+    let bridge = handle.index_of(&name("wire")).expect("the wire");
+    let mut peer = Peer::new(name("eth0"), space);
+    peer.mtu = Some(knit_kernel::Mtu::new(mtu).expect("an MTU"));
+    let mut link = NewLink::veth(name(port), peer);
+    link.mtu = Some(knit_kernel::Mtu::new(mtu).expect("an MTU"));
+    link.master = Some(bridge);
+    link.up = true;
+    handle.create_link(&link).expect("a port of the wire");
+    let inside = Handle::open(space).expect("a handle");
+    let eth0 = inside.index_of(&name("eth0")).expect("eth0");
+    let addresses = [format!("192.168.7.{host}/24"), format!("fd07::{host}/64")];
+    let mut ops: Vec<Op<'_>> = vec![Change::of(eth0).up().into()];
+    ops.extend(addresses.iter().map(|text| Op::create(LinkAddress::new(eth0, net(text)))));
+    inside.apply(&ops).expect("addresses of eth0");
+    addresses.iter().map(|text| net(text).addr()).collect()
+}
+
+impl Node {
+    fn new(name: &'static str, host: u8, wire: &NetNs, mtu: u32) -> Self {
+        let space = namespace();
+        let addresses = plug(wire, &space, name, host, mtu);
+        let routers = PathBuf::from(format!("/run/routers-{name}"));
+        let runtime = Self::runtime(name, &space, &addresses, &routers);
+        Self { name, space, addresses, runtime, routers }
+    }
+
+    fn runtime(name: &str, space: &NetNs, addresses: &[IpAddr], routers: &std::path::Path) -> LinuxRuntime {
+        std::fs::create_dir_all(routers).expect("a directory");
+        let mut config = Config::new(name, addresses.to_vec(), space.try_clone().expect("a clone"));
+        config.router_directory = routers.to_path_buf();
+        LinuxRuntime::new(config).expect("a runtime")
+    }
+
+    /// The agent is replaced: a new runtime that knows nothing.
+    pub fn restart(&mut self) {
+        self.runtime = Self::runtime(self.name, &self.space, &self.addresses, &self.routers);
+    }
+
+    pub fn handle(&self) -> Handle {
+        Handle::open(&self.space).expect("a handle")
+    }
+
+    pub async fn setup(&self, network: &Network) {
+        self.runtime.setup_network(network).await.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
+    /// Attaches a new pod.
+    pub async fn pod(&self, network: &Network, sandbox: &str, addresses: &[&str]) -> TestPod {
+        let pod = TestPod::new(sandbox);
+        let request = pod.request(network, addresses);
+        pod.attached(self, request).await
+    }
+}
+
+/// A pod's namespace.
+pub struct TestPod {
+    pub space: NetNs,
+    pub path: PathBuf,
+    pub pod: Pod,
+    pub attachments: Vec<Attachment>,
+}
+
+impl TestPod {
+    pub fn new(sandbox: &str) -> Self {
+        let path = PathBuf::from(format!("/run/pod-{sandbox}"));
+        let space = NetNs::create(&path).expect("a namespace");
+        let pod = Pod {
+            sandbox: sandbox.parse().expect("a sandbox id"),
+            namespace: Some("ns".into()),
+            name: Some(sandbox.into()),
+            uid: None,
+        };
+        Self { space, path, pod, attachments: Vec::new() }
+    }
+
+    pub fn request(&self, network: &Network, addresses: &[&str]) -> AttachRequest {
+        let address = |text: &&str| {
+            let ip = ip(text);
+            Address { net: IpNet::from(ip), gateway: network.gateway_for(ip) }
+        };
+        AttachRequest {
+            pod: self.pod.clone(),
+            netns: self.path.clone(),
+            network: network.name.clone(),
+            interface: "eth0".parse().expect("a name"),
+            addresses: addresses.iter().map(address).collect(),
+            mac: None,
+            default_route: true,
+            ports: Vec::new(),
+            routes: Vec::new(),
+            dns: Dns::default(),
+        }
+    }
+
+    pub async fn attached(mut self, node: &Node, request: AttachRequest) -> Self {
+        let attachment = node.runtime.attach(&request).await;
+        let attachment = attachment.unwrap_or_else(|error| panic!("{}: {error}", self.pod.sandbox));
+        self.attachments.push(attachment);
+        self
+    }
+
+    pub fn handle(&self) -> Handle {
+        Handle::open(&self.space).expect("a handle")
+    }
+}
+
+/// The default Network, dual-stack, with a block on each node.
+pub fn default_network() -> Network {
+    Network {
+        name: "default".into(),
+        id: NetworkId::new(1).expect("an id"),
+        topology: Topology::Layer3,
+        subnets: vec![
+            Subnet { cidr: net("10.244.0.0/16"), gateway: ip("10.244.255.254") },
+            Subnet { cidr: net("fd44::/64"), gateway: ip("fd44::ffff:fffe") },
+        ],
+        mtu: None,
+        primary: true,
+        outside: true,
+        not_outside: vec![
+            net("192.168.7.1/32"),
+            net("192.168.7.2/32"),
+            net("fd07::1/128"),
+            net("fd07::2/128"),
+        ],
+        cluster_service_ips: Vec::new(),
+        routes: Vec::new(),
+        blocks: vec![
+            block("a", 1, "10.244.1.0/24", "fd44::1:0/120"),
+            block("b", 2, "10.244.2.0/24", "fd44::2:0/120"),
+        ],
+        router_addresses: Vec::new(),
+        parameters: serde_json::Map::new(),
+    }
+}
+
+pub fn block(node: &str, host: u8, v4: &str, v6: &str) -> Block {
+    Block {
+        node: node.into(),
+        node_addresses: vec![ip(&format!("192.168.7.{host}")), ip(&format!("fd07::{host}"))],
+        ipv4: Some(v4.parse().expect("an IPv4 range")),
+        ipv6: Some(v6.parse().expect("an IPv6 range")),
+    }
+}
+
+/// What came of an attempt to talk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Talk {
+    /// An answer came, and the server saw this source.
+    From(IpAddr),
+    /// Nothing came.
+    Silence,
+}
+
+/// A datagram there and back: `server` listens on all its addresses, `client` sends to `to`.
+pub fn udp(client: &NetNs, server: &NetNs, to: IpAddr, port: u16, wait: Duration) -> Talk {
+    udp_via(client, server, SocketAddr::new(to, port), port, wait)
+}
+
+/// A datagram to `to` that is answered by who listens on `port` in `server`.
+pub fn udp_via(client: &NetNs, server: &NetNs, to: SocketAddr, port: u16, wait: Duration) -> Talk {
+    let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
+    // With the very address where that is the server's: a datagram must be answered from where it went to.
+    let bind = || UdpSocket::bind((to.ip(), port)).or_else(|_| UdpSocket::bind((any, port)));
+    let listener = server.run(bind).expect("a visit").expect("a listener");
+    listener.set_read_timeout(Some(wait)).expect("a timeout");
+    let socket = client.run(|| UdpSocket::bind((any, 0))).expect("a visit").expect("a socket");
+    socket.set_read_timeout(Some(wait)).expect("a timeout");
+    if let Err(error) = socket.send_to(b"hello", to) {
+        println!("send to {to}: {error}");
+        return Talk::Silence;
+    }
+    let mut buffer = [0; 64];
+    let (_, from) = match listener.recv_from(&mut buffer) {
+        Ok(got) => got,
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            return Talk::Silence;
+        }
+        Err(error) => panic!("receive: {error}"),
+    };
+    listener.send_to(b"hello", from).expect("an answer");
+    match socket.recv_from(&mut buffer) {
+        Ok(_) => Talk::From(from.ip()),
+        Err(_) => Talk::Silence,
+    }
+}
+
+/// A TCP connection with one byte each way.
+pub fn tcp(client: &NetNs, server: &NetNs, to: SocketAddr, port: u16) -> Talk {
+    use std::io::{Read, Write};
+    let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
+    let listener = server.run(|| TcpListener::bind((any, port))).expect("a visit").expect("a listener");
+    let served = std::thread::spawn(move || {
+        let (mut stream, from) = listener.accept().expect("a connection");
+        stream.write_all(b"x").expect("a byte");
+        from.ip()
+    });
+    let connected = client.run(|| TcpStream::connect_timeout(&to, SOON)).expect("a visit");
+    let mut stream = connected.unwrap_or_else(|error| panic!("connect to {to}: {error}"));
+    stream.set_read_timeout(Some(SOON)).expect("a timeout");
+    let mut byte = [0];
+    stream.read_exact(&mut byte).expect("a byte");
+    Talk::From(served.join().expect("the server"))
+}
+
+/// Whether a datagram with this source arrives.
+pub fn udp_from(client: &NetNs, source: IpAddr, server: &NetNs, to: SocketAddr, wait: Duration) -> bool {
+    let listener = server.run(|| UdpSocket::bind(to)).expect("a visit").expect("a listener");
+    listener.set_read_timeout(Some(wait)).expect("a timeout");
+    let socket = client.run(|| UdpSocket::bind((source, 0))).expect("a visit").expect("a socket");
+    socket.send_to(b"lie", to).expect("sent");
+    let mut buffer = [0; 64];
+    match listener.recv_from(&mut buffer) {
+        Ok((_, from)) => {
+            assert_eq!(from.ip(), source);
+            true
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => false,
+        Err(error) => panic!("receive: {error}"),
+    }
+}
