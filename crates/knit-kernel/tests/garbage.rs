@@ -26,23 +26,25 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let value = prop::collection::vec(any::<u8>(), 0..20);
     let attrs = prop::collection::vec((0u16..64, value, any::<bool>()), 0..12);
     let family = prop::sample::select(vec![0u8, 2, 7, 10]);
-    (family, prop::collection::vec(any::<u8>(), 15), attrs, 8usize..17).prop_map(|(family, rest, attrs, length)| {
-        let mut body = vec![family];
-        body.extend(&rest[..length / 4 * 4 - 1]);
-        let mut writer = Writer::new(&mut body);
-        for (kind, value, nest) in attrs {
-            if nest {
-                writer.nested(kind, |inner| {
-                    inner.bytes(kind, &value).string(1, "bridge").bytes(2, &value).nested(5, |w| {
-                        w.bytes(4, &value);
+    (family, prop::collection::vec(any::<u8>(), 15), attrs, 8usize..17).prop_map(
+        |(family, rest, attrs, length)| {
+            let mut body = vec![family];
+            body.extend(&rest[..length / 4 * 4 - 1]);
+            let mut writer = Writer::new(&mut body);
+            for (kind, value, nest) in attrs {
+                if nest {
+                    writer.nested(kind, |inner| {
+                        inner.bytes(kind, &value).string(1, "bridge").bytes(2, &value).nested(5, |w| {
+                            w.bytes(4, &value);
+                        });
                     });
-                });
-            } else {
-                writer.bytes(kind, &value);
+                } else {
+                    writer.bytes(kind, &value);
+                }
             }
-        }
-        body
-    })
+            body
+        },
+    )
 }
 
 proptest! {
