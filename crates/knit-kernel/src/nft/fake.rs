@@ -135,13 +135,17 @@ impl Fake {
             }
             Op::AddSet { table, set, if_exists } => {
                 let sets = &mut self.table_mut(table)?.sets;
-                match sets.get(&set.name) {
+                match sets.get_mut(&set.name) {
                     None => {
                         let state = SetState { set: set.clone(), elements: BTreeMap::new() };
                         sets.insert(set.name.clone(), state);
                         Ok(())
                     }
-                    Some(old) if *if_exists == IfExists::Keep && same_set(&old.set, set) => Ok(()),
+                    Some(old) if *if_exists == IfExists::Keep && same_set(&old.set, set) => {
+                        old.set.timeout = set.timeout;
+                        old.set.size = set.size.or(old.set.size);
+                        Ok(())
+                    }
                     Some(_) => Err(libc::EEXIST),
                 }
             }
@@ -227,9 +231,14 @@ impl Nftables for Fake {
                 for (done, op) in transaction.ops().iter().enumerate() {
                     let mut one = Transaction::new();
                     one.push(op.clone());
-                    self.carry_out(&one).map_err(|source| match done {
-                        0 => source,
-                        _ => Error::Partial { done, total, source: Box::new(source) },
+                    self.carry_out(&one).map_err(|mut source| {
+                        if let Error::Refused { index: Some(index), .. } = &mut source {
+                            *index = done;
+                        }
+                        match done {
+                            0 => source,
+                            _ => Error::Partial { done, total, source: Box::new(source) },
+                        }
                     })?;
                 }
                 Ok(total)
@@ -259,7 +268,7 @@ fn all_rules(state: &TableState) -> impl Iterator<Item = &Rule> {
     state.chains.values().flat_map(|chain| chain.rules.iter().map(|rule| &rule.rule))
 }
 
-/// What the kernel compares when a set is added again.
+/// What the kernel compares when a set is added again; size and timeout it changes.
 fn same_set(old: &super::object::Set, new: &super::object::Set) -> bool {
     old.key == new.key
         && old.kind == new.kind
@@ -267,8 +276,6 @@ fn same_set(old: &super::object::Set, new: &super::object::Set) -> bool {
         && old.constant == new.constant
         && old.timeouts == new.timeouts
         && old.dynamic == new.dynamic
-        && old.timeout == new.timeout
-        && old.size == new.size
         && old.counter == new.counter
 }
 
@@ -283,9 +290,10 @@ fn add_chain(state: &mut TableState, chain: &Chain, if_exists: IfExists) -> Outc
     match (&mut old.chain.base, &chain.base) {
         (_, None) => Ok(()),
         (None, Some(_)) => Err(libc::EEXIST),
-        (Some(old), Some(new))
-            if (old.kind, old.hook, old.priority) == (new.kind, new.hook, new.priority) =>
-        {
+        (Some(old), Some(new)) if (old.hook, old.priority) != (new.hook, new.priority) => {
+            Err(libc::EOPNOTSUPP)
+        }
+        (Some(old), Some(new)) if old.kind == new.kind => {
             old.policy = new.policy;
             Ok(())
         }
