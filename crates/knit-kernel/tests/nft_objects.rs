@@ -292,7 +292,29 @@ fn cgroups_are_matched_by_id() {
             [Rule::new().eq(field::socket_cgroup(1), &CgroupId(1)).counter()],
         );
         match kernel.apply(&wanted) {
-            Err(error) if error.errno() == Some(95) => skip("this kernel has no socket cgroupv2 expression"),
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
+                skip("this kernel has no socket cgroupv2 expression");
+            }
+            other => {
+                other.expect("the kernel takes it");
+                assert!(kernel.apply(&wanted).expect("nothing to do").is_empty());
+            }
+        }
+    });
+}
+
+#[test]
+fn bridges_are_matched_by_name() {
+    in_namespaces(|| {
+        let mut kernel = Kernel::open().expect("nfnetlink");
+        let wanted = TableState::new(TableId::new(Family::Bridge, "bridges")).chain(
+            Chain::base("forward", ChainKind::Filter, Hook::Forward, 0),
+            [Rule::new().eq(field::ibrname(), &IfName::new("br0")).drop()],
+        );
+        match kernel.apply(&wanted) {
+            Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
+                skip("this kernel has no bridge family or no meta ibrname");
+            }
             other => {
                 other.expect("the kernel takes it");
                 assert!(kernel.apply(&wanted).expect("nothing to do").is_empty());

@@ -90,6 +90,11 @@ impl Batch {
         self.buffer.len()
     }
 
+    /// The requests as they are sent, but for sequence numbers and port.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.buffer
+    }
+
     /// Empties it and keeps its memory.
     pub fn clear(&mut self) {
         self.buffer.clear();

@@ -24,6 +24,8 @@ mod object;
 mod render;
 mod rule;
 mod state;
+#[cfg(test)]
+mod tests;
 mod transaction;
 mod wire;
 

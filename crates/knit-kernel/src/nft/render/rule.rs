@@ -384,7 +384,7 @@ fn payload_name(base: Base, offset: u32, len: u32) -> (String, Option<Datatype>)
                 Base::Network => "nh",
                 Base::Transport => "th",
             };
-            return (format!("@{base},{},{}", offset * 8, len * 8), None);
+            return (format!("@{base},{},{}", u64::from(offset) * 8, u64::from(len) * 8), None);
         }
     };
     (known.0.into(), Some(known.1))
