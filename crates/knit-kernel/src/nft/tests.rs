@@ -229,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn elements_are_read_back_as_written(elements in prop::collection::vec(element(), 0..300)) {
+    fn elements_are_read_back_as_written(elements in prop::collection::vec(element(), 0..60)) {
         let set = Set::of::<(std::net::Ipv4Addr, L4Proto, Port)>("s");
         let mut tx = Transaction::new();
         tx.add_elements(&TableId::new(Family::Ip, "t"), &set, elements.clone());
