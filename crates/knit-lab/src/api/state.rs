@@ -75,13 +75,20 @@ pub struct State {
     /// The tables that have rules of their own.
     pub known: Known,
     log_size: usize,
+    clock: fn() -> jiff::Timestamp,
     uids: HashMap<String, (usize, Key)>,
     dependents: HashMap<String, BTreeSet<(usize, Key)>>,
 }
 
 impl State {
     /// Nothing stored yet.
-    pub fn new(tables: usize, known: Known, log_size: usize, first_rv: u64) -> Self {
+    pub fn new(
+        tables: usize,
+        known: Known,
+        log_size: usize,
+        first_rv: u64,
+        clock: fn() -> jiff::Timestamp,
+    ) -> Self {
         let mut state = Self {
             rv: first_rv,
             tables: Vec::new(),
@@ -89,6 +96,7 @@ impl State {
             cursors: BTreeMap::new(),
             known,
             log_size,
+            clock,
             uids: HashMap::new(),
             dependents: HashMap::new(),
         };
@@ -287,8 +295,7 @@ impl State {
             if owners(&value).any(|owner| owner != uid && self.uids.contains_key(owner)) {
                 self.put(table, without_owner(value, uid));
             } else {
-                // Grace for pods is counted from now; the time of the lab's clock is close enough.
-                self.delete(table, &key, Deletion::default(), jiff::Timestamp::now());
+                self.delete(table, &key, Deletion::default(), (self.clock)());
             }
         }
     }

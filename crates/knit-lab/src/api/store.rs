@@ -115,6 +115,7 @@ impl Store {
             known,
             options.log_size.max(16),
             options.first_resource_version.max(1),
+            options.clock,
         );
         let inner = Inner { registry: RwLock::new(registry), state: Mutex::new(state), clock: options.clock };
         let store = Self { inner: Arc::new(inner) };

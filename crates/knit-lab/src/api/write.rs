@@ -111,6 +111,10 @@ impl Store {
         let uid = uuid::Uuid::new_v4().to_string();
         admission::for_create(kind, &mut value, &writer, &uid, applied)?;
         if kind.is("apiextensions.k8s.io", "CustomResourceDefinition") && !options.dry_run {
+            let name = meta(&value, "name");
+            if self.get(kind, "", name).is_ok() {
+                return Err(ApiError::already_exists(kind, name));
+            }
             self.register_crd(&value).map_err(|error| crd_refused(&error))?;
         }
         let mut stored = to_stored(kind, value);
