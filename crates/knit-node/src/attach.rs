@@ -1,0 +1,237 @@
+//! Attach all of a plan at once, each interface by its Network's runtime, and check the answers; or take it all back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use ipnet::IpNet;
+use knit_ledger::SandboxRecord;
+use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Topology};
+
+use crate::clock;
+use crate::core::Core;
+use crate::error::{Error, Reason, Result};
+use crate::record::{Details, details, ledger_error, pod_of};
+use crate::request::pod_name;
+
+impl Core {
+    /// Makes all interfaces of a record that are planned, or none: on failure nothing of them is left, and they are no
+    /// longer in the record.
+    pub(crate) async fn attach_planned(
+        &self,
+        record: SandboxRecord,
+        limit: Duration,
+    ) -> Result<SandboxRecord> {
+        let planned: Vec<String> = record
+            .attachments()
+            .iter()
+            .filter(|a| matches!(a.state(), knit_ledger::AttachmentState::Planned))
+            .map(|a| a.plan().interface.clone())
+            .collect();
+        match self.try_attach(&record, &planned, limit).await {
+            Ok(record) => Ok(record),
+            Err(error) => {
+                self.take_back(&record, &planned).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn try_attach(
+        &self,
+        record: &SandboxRecord,
+        planned: &[String],
+        limit: Duration,
+    ) -> Result<SandboxRecord> {
+        let pod = pod_of(record)?;
+        let attached =
+            join_all(planned.iter().map(|interface| self.attach_one(record, &pod, interface, limit)));
+        let mut attachments = Vec::with_capacity(planned.len());
+        for result in attached.await {
+            attachments.push(result?);
+        }
+        let mut record = record.clone();
+        for attachment in attachments {
+            let made = serde_json::to_value(&attachment).map_err(|e| {
+                Error::new(Reason::Internal, "what a runtime made cannot be written down").because(e)
+            })?;
+            record.attached(attachment.interface.as_str(), made).map_err(|e| {
+                Error::new(Reason::Internal, "the record does not fit what was made").because(e)
+            })?;
+        }
+        self.books().put(record.clone()).map_err(|e| ledger_error(&pod_name(&pod), e))?;
+        Ok(record)
+    }
+
+    async fn attach_one(
+        &self,
+        record: &SandboxRecord,
+        pod: &Pod,
+        interface: &str,
+        limit: Duration,
+    ) -> Result<Attachment> {
+        let request = self.attach_request(record, pod, interface)?;
+        let plan = record.attachment(interface).map(knit_ledger::Attachment::plan);
+        let runtime_name = plan.map(|p| p.runtime.clone()).unwrap_or_default();
+        let runtime = self.runtimes().get(&runtime_name).ok_or_else(|| {
+            let message = format!(
+                "network runtime {runtime_name} of Network {} does not answer on this node: start it",
+                request.network
+            );
+            Error::new(Reason::NotReady, message)
+        })?;
+        let network = request.network.clone();
+        match tokio::time::timeout(limit, runtime.attach(&request)).await {
+            Ok(Ok(attachment)) => {
+                verify(&request, &attachment)?;
+                Ok(attachment)
+            }
+            Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface, error)),
+            Err(_) => {
+                let message = format!(
+                    "network runtime {runtime_name} did not attach interface {interface} to Network {network} within {} ms",
+                    limit.as_millis()
+                );
+                Err(Error::new(Reason::NotReady, message))
+            }
+        }
+    }
+
+    /// What a runtime is asked for, from the record alone and what is known of the Network.
+    pub(crate) fn attach_request(
+        &self,
+        record: &SandboxRecord,
+        pod: &Pod,
+        interface: &str,
+    ) -> Result<AttachRequest> {
+        let broken = |what: &str| {
+            Error::new(Reason::Internal, format!("the record of sandbox {} has {what}", record.sandbox()))
+        };
+        let attachment = record.attachment(interface).ok_or_else(|| broken("no such interface"))?;
+        let plan = attachment.plan();
+        let Details { default_route, ports, dns, .. } =
+            details(attachment).ok_or_else(|| broken("an interface without details"))?;
+        let network = self.networks().applied(&plan.network).ok_or_else(|| {
+            Error::new(Reason::NotReady, format!("Network {} is not set up on this node", plan.network))
+        })?;
+        let lease = plan.lease.as_ref();
+        Ok(AttachRequest {
+            pod: pod.clone(),
+            netns: record.netns().path.clone(),
+            network: plan.network.clone(),
+            interface: InterfaceName::new(interface)
+                .map_err(|e| broken("a wrong interface name").because(e))?,
+            addresses: lease.map(|l| addresses(&network, &l.addresses)).unwrap_or_default(),
+            mac: lease.map(|l| l.mac),
+            default_route,
+            ports,
+            routes: Vec::new(),
+            dns,
+        })
+    }
+
+    /// Takes interfaces away and out of the record. What cannot be taken away now stays in the record as leaving, and a
+    /// later pass tries again. True if nothing is left.
+    pub(crate) async fn take_back(&self, record: &SandboxRecord, interfaces: &[String]) -> bool {
+        let Ok(pod) = pod_of(record) else { return false };
+        let mut leaving = record.clone();
+        for interface in interfaces {
+            // Fails only for an interface that the record does not have.
+            let _ = leaving.detaching(interface);
+        }
+        if let Err(error) = self.books().put(leaving.clone()) {
+            // Taking away must go on with a full disk too: a record that still says more than is there is mended later.
+            tracing::warn!(
+                sandbox = record.sandbox(),
+                error = &error as &dyn std::error::Error,
+                "a detach cannot be recorded beforehand"
+            );
+        }
+        let all = interfaces.len() == record.attachments().len();
+        let mut calls: Vec<(String, Option<InterfaceName>, Vec<String>)> = Vec::new();
+        for attachment in leaving.attachments().iter().filter(|a| interfaces.contains(&a.plan().interface)) {
+            let plan = attachment.plan();
+            match calls.iter_mut().find(|(runtime, _, _)| all && *runtime == plan.runtime) {
+                Some((_, _, interfaces)) => interfaces.push(plan.interface.clone()),
+                None => {
+                    // All of a sandbox goes in one call.
+                    let name = if all { None } else { InterfaceName::new(plan.interface.as_str()).ok() };
+                    calls.push((plan.runtime.clone(), name, vec![plan.interface.clone()]));
+                }
+            }
+        }
+        let limit = self.config().runtime_deadline;
+        let pod = &pod;
+        let results = join_all(calls.into_iter().map(|(name, interface, interfaces)| async move {
+            let Some(runtime) = self.runtimes().get(&name) else {
+                tracing::warn!(runtime = %name, sandbox = %pod.sandbox, "a network runtime is away: its interfaces are detached when it is back");
+                return (interfaces, false);
+            };
+            let done = match tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await {
+                Ok(Ok(())) => true,
+                Ok(Err(error)) => {
+                    tracing::warn!(runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error, "detaching failed; it is tried again");
+                    false
+                }
+                Err(_) => {
+                    tracing::warn!(runtime = %name, sandbox = %pod.sandbox, "detaching takes too long; it is tried again");
+                    false
+                }
+            };
+            (interfaces, done)
+        }));
+        let results = results.await;
+        let complete = results.iter().all(|(_, done)| *done);
+        let gone: Vec<String> = results.into_iter().filter(|(_, done)| *done).flat_map(|(i, _)| i).collect();
+        if let Err(error) = self.books().forget(&pod.sandbox, &gone, clock::now()) {
+            tracing::warn!(
+                sandbox = record.sandbox(),
+                error = &error as &dyn std::error::Error,
+                "what is gone cannot be taken out of the ledger; it is tried again"
+            );
+        }
+        self.books_changed();
+        complete
+    }
+}
+
+/// The addresses of an interface, as its Network's topology wants them.
+fn addresses(network: &Arc<Network>, leased: &knit_ipam::Addresses) -> Vec<Address> {
+    let with_prefix = |address: std::net::IpAddr| {
+        let subnet = network.subnets.iter().find(|s| s.cidr.contains(&address));
+        let host = IpNet::from(address);
+        let net = match (network.topology, subnet) {
+            (Topology::Layer2, Some(subnet)) => IpNet::new(address, subnet.cidr.prefix_len()).unwrap_or(host),
+            _ => host,
+        };
+        Address { net, gateway: network.gateway_for(address) }
+    };
+    leased.iter().map(with_prefix).collect()
+}
+
+/// Whether a runtime's answer covers what it was asked for. Fail closed: half an answer is none.
+pub(crate) fn verify(request: &AttachRequest, attachment: &Attachment) -> Result<()> {
+    let problem = if attachment.interface != request.interface {
+        Some(format!("the interface is called {}", attachment.interface))
+    } else if attachment.network != request.network {
+        Some(format!("it is on Network {}", attachment.network))
+    } else if let Some(missing) =
+        request.addresses.iter().find(|a| !attachment.addresses.iter().any(|b| b.net.addr() == a.net.addr()))
+    {
+        Some(format!("it has no address {}", missing.net.addr()))
+    } else if request.mac.is_some_and(|mac| mac != attachment.mac) {
+        Some(format!("its MAC is {}", attachment.mac))
+    } else {
+        None
+    };
+    match problem {
+        None => Ok(()),
+        Some(problem) => Err(Error::new(
+            Reason::AttachFailed,
+            format!(
+                "the network runtime of Network {} did not make interface {} as asked: {problem}",
+                request.network, request.interface
+            ),
+        )),
+    }
+}

@@ -1,0 +1,65 @@
+//! What the core is told at its start.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Names, paths and limits.
+#[derive(Clone, Debug)]
+pub struct CoreConfig {
+    /// This node's name.
+    pub node: String,
+    /// The run-time directory: ledger, sockets, spool, readiness marker. A reboot empties it.
+    pub run_dir: PathBuf,
+    /// The directory for what outlives a reboot.
+    pub state_dir: PathBuf,
+    /// How long a request waits for an object that is not known yet.
+    pub cache_wait: Duration,
+    /// How long a request waits for a further AddressBlock.
+    pub block_wait: Duration,
+    /// How long one call of a runtime may take.
+    pub runtime_deadline: Duration,
+    /// How long a request may take if its caller says nothing.
+    pub request_deadline: Duration,
+    /// How long a Network that no pod uses stays set up.
+    pub network_grace: Duration,
+    /// How often ledger, runtimes and what really runs are compared.
+    pub reconcile_every: Duration,
+}
+
+// === impl CoreConfig ===
+
+impl CoreConfig {
+    /// The usual limits, for a node and its directories.
+    #[must_use]
+    pub fn new(node: impl Into<String>, run_dir: impl Into<PathBuf>, state_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            node: node.into(),
+            run_dir: run_dir.into(),
+            state_dir: state_dir.into(),
+            cache_wait: Duration::from_secs(5),
+            block_wait: Duration::from_secs(10),
+            runtime_deadline: Duration::from_secs(30),
+            request_deadline: Duration::from_secs(60),
+            network_grace: Duration::from_secs(300),
+            reconcile_every: Duration::from_secs(60),
+        }
+    }
+
+    /// Where the ledger is.
+    #[must_use]
+    pub fn ledger(&self) -> PathBuf {
+        self.run_dir.join("ledger")
+    }
+
+    /// Where runtimes' sockets are looked for.
+    #[must_use]
+    pub fn runtimes_dir(&self) -> PathBuf {
+        self.run_dir.join("runtimes")
+    }
+
+    /// Where the run-time directory is.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+}

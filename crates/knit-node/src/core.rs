@@ -1,0 +1,543 @@
+//! The core: what every front door calls. One request is resolve, reserve, record, attach, verify, reply.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use knit_ledger::SandboxRecord;
+use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::config::CoreConfig;
+use crate::error::{Error, Reason, Result};
+use crate::locks::SandboxLocks;
+use crate::metrics::{Metrics, Operation};
+use crate::netns;
+use crate::networks::Networks;
+use crate::proxy::{Running, ServiceProxy};
+use crate::readiness::Readiness;
+use crate::record::{Books, Details, NotReserved, Store, details, made, pod_of};
+use crate::report::Report;
+use crate::request::{Door, PodRequest, pod_name};
+use crate::resolve::{Missing, Wanted, resolve};
+use crate::runtimes::Runtimes;
+use crate::world::{World, WorldStore};
+
+/// A handle on the core. Clones are the same one.
+#[derive(Clone)]
+pub struct Core {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: CoreConfig,
+    world: WorldStore,
+    books: Mutex<Books>,
+    runtimes: Runtimes,
+    networks: Networks,
+    locks: SandboxLocks,
+    readiness: Readiness,
+    metrics: Metrics,
+    report: Report,
+    proxy: Option<Arc<dyn ServiceProxy>>,
+    /// Told when addresses may have become free.
+    addresses: Notify,
+    /// Counts changes of what NodeNetwork shows.
+    shown: watch::Sender<u64>,
+    /// Requests that are being worked on.
+    busy: watch::Sender<usize>,
+}
+
+/// What a pod got: its main interface first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attached {
+    /// The interfaces.
+    pub attachments: Vec<Attachment>,
+    /// The pod's network namespace.
+    pub netns: std::path::PathBuf,
+}
+
+/// What a core is made of.
+pub struct Parts {
+    /// Names, paths and limits.
+    pub config: CoreConfig,
+    /// What is known of the cluster so far.
+    pub world: World,
+    /// Where records are kept.
+    pub store: Box<dyn Store>,
+    /// Service proxies, if there are any.
+    pub proxy: Option<Arc<dyn ServiceProxy>>,
+}
+
+// === impl Core ===
+
+impl Core {
+    /// A core with no runtime yet.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let Parts { config, world, store, proxy } = parts;
+        let books = Books::open(&config.node, store);
+        let readiness = Readiness::new(&config.run_dir);
+        Self {
+            inner: Arc::new(Inner {
+                config,
+                world: WorldStore::new(world),
+                books: Mutex::new(books),
+                runtimes: Runtimes::default(),
+                networks: Networks::default(),
+                locks: SandboxLocks::default(),
+                readiness,
+                metrics: Metrics::default(),
+                report: Report::default(),
+                proxy,
+                addresses: Notify::new(),
+                shown: watch::Sender::new(0),
+                busy: watch::Sender::new(0),
+            }),
+        }
+    }
+
+    /// Gives a pod its Networks. The same request again gives the same answer.
+    ///
+    /// The work goes on when the caller stops waiting: it ends with everything made, or with nothing.
+    ///
+    /// # Errors
+    /// When one of them cannot be had: then the pod has none.
+    pub async fn attach(&self, request: PodRequest, deadline: Instant) -> Result<Attached> {
+        let core = self.clone();
+        self.run(Operation::Attach, async move {
+            let result = core.do_attach(&request, deadline).await;
+            match &result {
+                Ok(attached) => core.inner.report.attached(&request.pod, attached),
+                Err(error) => core.inner.report.failed(&request.pod, error),
+            }
+            result
+        })
+        .await
+    }
+
+    /// Takes a pod's interfaces away. What is gone already is success.
+    ///
+    /// # Errors
+    /// When something could not be taken away now: try again; the agent does so by itself, too.
+    pub async fn detach(&self, sandbox: SandboxId, main: Option<InterfaceName>) -> Result<()> {
+        let core = self.clone();
+        self.run(Operation::Detach, async move {
+            let _guard = core.inner.locks.lock(&sandbox).await;
+            let Some(record) = core.books().get(&sandbox).cloned() else { return Ok(()) };
+            // A DEL for an interface that is not the pod's main one is none of ours.
+            if let Some(main) = main
+                && !record.attachments().iter().any(|a| a.plan().interface == main.as_str())
+            {
+                return Ok(());
+            }
+            core.remove_sandbox(&record).await
+        })
+        .await
+    }
+
+    /// Looks whether a pod's interfaces are as they were made.
+    ///
+    /// # Errors
+    /// When they are not, or the pod is not known.
+    pub async fn check(&self, sandbox: SandboxId) -> Result<Attached> {
+        let core = self.clone();
+        self.run(Operation::Check, async move {
+            let _guard = core.inner.locks.lock(&sandbox).await;
+            core.do_check(&sandbox).await
+        })
+        .await
+    }
+
+    /// Removes what belongs to a door and to no sandbox in the list.
+    ///
+    /// # Errors
+    /// When some of it could not be removed.
+    pub async fn gc(&self, door: Door, keep: BTreeSet<String>) -> Result<()> {
+        let core = self.clone();
+        let before = clock::now();
+        self.run(Operation::Gc, async move {
+            let of_door = |r: &&SandboxRecord| {
+                r.attachments().iter().filter_map(details).any(|d| d.door.is_served_by(&door))
+            };
+            let unused: Vec<SandboxId> = core
+                .books()
+                .records()
+                .filter(of_door)
+                .filter(|r| r.created_at() <= before.0 && !keep.contains(r.sandbox()))
+                .filter_map(|r| SandboxId::new(r.sandbox()).ok())
+                .collect();
+            let mut left = 0_usize;
+            for sandbox in unused {
+                let _guard = core.inner.locks.lock(&sandbox).await;
+                let record = core.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
+                if let Some(record) = record {
+                    tracing::info!(%sandbox, "removing what its runtime no longer lists");
+                    left += usize::from(core.remove_sandbox(&record).await.is_err());
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            let message = format!("{left} sandboxes could not be removed completely; the agent tries again");
+            Err(Error::new(Reason::NotReady, message))
+        })
+        .await
+    }
+
+    /// Whether containers can be added, in the sense of CNI STATUS: it never fails again once it succeeded since boot.
+    ///
+    /// # Errors
+    /// When the agent was not ready since boot: with what is missing.
+    pub fn status(&self) -> Result<()> {
+        self.inner.readiness.since_boot().map_err(|problem| {
+            let message = format!("the network of this node is not ready yet: {problem}");
+            Error::new(Reason::NotReady, message)
+        })
+    }
+
+    /// All attachments, or those of one sandbox, from the ledger.
+    #[must_use]
+    pub fn list(&self, sandbox: Option<&SandboxId>) -> Vec<Attachment> {
+        let books = self.books();
+        let wanted = books.records().filter(|r| sandbox.is_none_or(|s| s.as_str() == r.sandbox()));
+        wanted.flat_map(|r| r.attachments().iter().filter_map(made)).collect()
+    }
+
+    /// Waits until no request is being worked on.
+    pub async fn idle(&self) {
+        let mut busy = self.inner.busy.subscribe();
+        // The sender lives as long as we do.
+        let _ = busy.wait_for(|n| *n == 0).await;
+    }
+
+    /// What is known of the cluster.
+    #[must_use]
+    pub fn world(&self) -> &WorldStore {
+        &self.inner.world
+    }
+
+    /// The runtimes of this node.
+    #[must_use]
+    pub fn runtimes(&self) -> &Runtimes {
+        &self.inner.runtimes
+    }
+
+    /// The Networks of this node.
+    #[must_use]
+    pub fn networks(&self) -> &Networks {
+        &self.inner.networks
+    }
+
+    /// Whether it is ready.
+    #[must_use]
+    pub fn readiness(&self) -> &Readiness {
+        &self.inner.readiness
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// This node's name.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.inner.config.node
+    }
+
+    /// Names, paths and limits.
+    #[must_use]
+    pub fn config(&self) -> &CoreConfig {
+        &self.inner.config
+    }
+
+    /// What is to be told about pods.
+    #[must_use]
+    pub fn report(&self) -> &Report {
+        &self.inner.report
+    }
+
+    /// Tells of every change of what NodeNetwork shows.
+    #[must_use]
+    pub fn shown(&self) -> watch::Receiver<u64> {
+        self.inner.shown.subscribe()
+    }
+
+    /// Allocator and ledger. Never held over an await.
+    pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
+        self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn locks(&self) -> &SandboxLocks {
+        &self.inner.locks
+    }
+
+    pub(crate) fn networks_changed(&self) {
+        self.inner.shown.send_modify(|n| *n += 1);
+    }
+
+    /// Addresses may have become free, or attachments changed.
+    pub(crate) fn books_changed(&self) {
+        self.inner.addresses.notify_waiters();
+        self.networks_changed();
+    }
+
+    pub(crate) async fn start_proxy(&self, network: &Arc<knit_runtime::Network>) -> Option<Box<dyn Running>> {
+        let proxy = self.inner.proxy.as_ref()?;
+        match proxy.start(None, network).await {
+            Ok(running) => Some(running),
+            Err(error) => {
+                tracing::error!(network = %network.name, error = &error as &dyn std::error::Error, "no Services in this Network");
+                None
+            }
+        }
+    }
+
+    /// Runs to its end, whether or not the caller still waits.
+    async fn run<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let core = self.clone();
+        let started = Instant::now();
+        core.inner.busy.send_modify(|n| *n += 1);
+        let span = tracing::Span::current();
+        let task = tokio::spawn(async move {
+            let result = tracing::Instrument::instrument(work, span).await;
+            let outcome = result.as_ref().map(|_| ()).map_err(|e| e.reason);
+            core.inner.metrics.request(operation, outcome, started.elapsed());
+            core.inner.busy.send_modify(|n| *n -= 1);
+            result
+        });
+        match task.await {
+            Ok(result) => result,
+            Err(failed) => {
+                self.inner.busy.send_modify(|n| *n = n.saturating_sub(1));
+                Err(Error::new(Reason::Internal, "the node agent failed: see its log").because(failed))
+            }
+        }
+    }
+
+    async fn do_attach(&self, request: &PodRequest, deadline: Instant) -> Result<Attached> {
+        let pod = &request.pod;
+        let who = pod_name(pod);
+        let _guard =
+            tokio::time::timeout_at(deadline, self.inner.locks.lock(&pod.sandbox)).await.map_err(|_| {
+                Error::new(
+                    Reason::NotReady,
+                    format!("{who}: an earlier request for it still runs: it tries again"),
+                )
+            })?;
+        let namespace = match netns::identify(&request.netns) {
+            Ok(Some(namespace)) => namespace,
+            Ok(None) => {
+                let path = request.netns.display();
+                return Err(Error::new(
+                    Reason::UnknownSandbox,
+                    format!("{who}: there is no network namespace {path}"),
+                ));
+            }
+            Err(error) => {
+                let message =
+                    format!("{who}: network namespace {} cannot be looked at", request.netns.display());
+                return Err(Error::new(Reason::Invalid, message).because(error));
+            }
+        };
+        let known = self.books().get(&pod.sandbox).cloned();
+        if let Some(record) = known {
+            if record.is_attached() && *record.netns() == namespace && has_main(&record, &request.interface) {
+                return Ok(answer(&record));
+            }
+            tracing::info!(sandbox = %pod.sandbox, "an earlier attempt for this sandbox is cleared away first");
+            self.remove_sandbox(&record).await?;
+        }
+        self.supersede(pod).await;
+
+        let wanted = self.resolve(request, deadline).await?;
+        let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+        let block_deadline = deadline.min(Instant::now() + self.inner.config.block_wait);
+        let ready = networks.iter().map(|network| self.ensure_network(network, block_deadline));
+        for result in futures::future::join_all(ready).await {
+            result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
+        }
+        let plan: Vec<(Wanted, Details)> = wanted
+            .into_iter()
+            .enumerate()
+            .map(|(n, wanted)| {
+                let details = Details {
+                    door: request.door.clone(),
+                    main: n == 0,
+                    default_route: wanted.default_route,
+                    ports: wanted.ports.clone(),
+                    dns: wanted.dns.clone(),
+                };
+                (wanted, details)
+            })
+            .collect();
+        let record = self.reserve(pod, &namespace, &plan, block_deadline).await?;
+        let limit =
+            deadline.saturating_duration_since(Instant::now()).min(self.inner.config.runtime_deadline);
+        let record = self.attach_planned(record, limit).await?;
+        self.books_changed();
+        Ok(answer(&record))
+    }
+
+    async fn resolve(&self, request: &PodRequest, deadline: Instant) -> Result<Vec<Wanted>> {
+        let patience = deadline.min(Instant::now() + self.inner.config.cache_wait);
+        let found = self.inner.world.wait(patience, |world| match resolve(world, request) {
+            Ok(wanted) => Ok(Ok(wanted)),
+            Err(Missing::Error(error)) => Ok(Err(error)),
+            Err(Missing::Wait(error)) => Err(error),
+        });
+        found.await?
+    }
+
+    /// Reserves and records, and waits for a further block if there is no address.
+    pub(crate) async fn reserve(
+        &self,
+        pod: &Pod,
+        namespace: &knit_ledger::NetnsRef,
+        plan: &[(Wanted, Details)],
+        deadline: Instant,
+    ) -> Result<SandboxRecord> {
+        let record = loop {
+            let freed = self.inner.addresses.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            let reserved = self.books().reserve(pod, namespace, plan, clock::now());
+            match reserved {
+                Ok(record) => break record,
+                Err(NotReserved::Error(error)) => return Err(error),
+                Err(NotReserved::Exhausted { network, error }) => {
+                    self.inner.networks.starved(&network);
+                    self.networks_changed();
+                    tracing::info!(%network, sandbox = %pod.sandbox, "no free address; waiting for a further block");
+                    if tokio::time::timeout_at(deadline, freed).await.is_err() {
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        self.books_changed();
+        // A block that came a moment ago may not be known to the runtime yet.
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            let Some(lease) = &plan.lease else { continue };
+            let own: Vec<knit_ipam::Block> = self.books().allocator.blocks(&plan.network).cloned().collect();
+            if !self.inner.networks.covers(&plan.network, self.node(), &lease.addresses, &own)
+                && let Err(error) = self.bring_up_to_date(&plan.network, deadline).await
+            {
+                let planned: Vec<String> = record
+                    .attachments()
+                    .iter()
+                    .filter(|a| matches!(a.state(), knit_ledger::AttachmentState::Planned))
+                    .map(|a| a.plan().interface.clone())
+                    .collect();
+                self.take_back(&record, &planned).await;
+                return Err(error);
+            }
+        }
+        Ok(record)
+    }
+
+    /// Takes all of a sandbox away.
+    pub(crate) async fn remove_sandbox(&self, record: &SandboxRecord) -> Result<()> {
+        let all: Vec<String> = record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
+        let complete = self.take_back(record, &all).await;
+        if let Ok(pod) = pod_of(record) {
+            self.inner.report.detached(&pod);
+        }
+        if complete {
+            return Ok(());
+        }
+        let message = format!(
+            "sandbox {} could not be detached completely; the agent tries again, and its log says why",
+            record.sandbox()
+        );
+        Err(Error::new(Reason::NotReady, message))
+    }
+
+    /// A pod has one sandbox at a time: when it comes with a new one, the old one's DEL never came.
+    async fn supersede(&self, pod: &Pod) {
+        let old: Vec<SandboxId> = {
+            let books = self.books();
+            let same_pod = books.records().filter(|r| {
+                let known = r.pod();
+                r.sandbox() != pod.sandbox.as_str()
+                    && known.is_some_and(|k| {
+                        Some(&k.namespace) == pod.namespace.as_ref() && Some(&k.name) == pod.name.as_ref()
+                    })
+                    && (known.is_some_and(|k| k.uid.is_some() && k.uid == pod.uid)
+                        || netns::is_gone(r.netns()))
+            });
+            same_pod.filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect()
+        };
+        for sandbox in old {
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.inner.locks.try_lock(&sandbox) else { continue };
+            let record = self.books().get(&sandbox).cloned();
+            if let Some(record) = record {
+                tracing::info!(old = %sandbox, new = %pod.sandbox, "the pod has a new sandbox; its old one is cleared away");
+                // What is left of it is tried again by the next pass.
+                let _ = self.remove_sandbox(&record).await;
+            }
+        }
+    }
+
+    async fn do_check(&self, sandbox: &SandboxId) -> Result<Attached> {
+        let Some(record) = self.books().get(sandbox).cloned() else {
+            return Err(Error::new(Reason::UnknownSandbox, format!("sandbox {sandbox} has no networks")));
+        };
+        if netns::is_gone(record.netns()) {
+            let path = record.netns().path.display();
+            let message = format!("sandbox {sandbox}: network namespace {path} is gone or another one");
+            return Err(Error::new(Reason::UnknownSandbox, message));
+        }
+        if !record.is_attached() {
+            let message = format!("sandbox {sandbox} is not attached to all of its networks");
+            return Err(Error::new(Reason::Damaged, message));
+        }
+        let pod = pod_of(&record)?;
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            let runtime = self.runtimes().get(&plan.runtime).ok_or_else(|| {
+                Error::new(Reason::NotReady, format!("network runtime {} does not answer", plan.runtime))
+            })?;
+            let interface = InterfaceName::new(plan.interface.as_str()).ok();
+            runtime
+                .check(&pod, interface.as_ref())
+                .await
+                .map_err(|error| Error::from_runtime("checking", &plan.network, &plan.interface, error))?;
+        }
+        Ok(answer(&record))
+    }
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("node", &self.inner.config.node).finish_non_exhaustive()
+    }
+}
+
+fn has_main(record: &SandboxRecord, interface: &InterfaceName) -> bool {
+    record.attachment(interface.as_str()).is_some()
+}
+
+/// What a pod has, from its record: the main interface first.
+pub(crate) fn answer(record: &SandboxRecord) -> Attached {
+    let mut attachments: Vec<(bool, Attachment)> = record
+        .attachments()
+        .iter()
+        .filter_map(|a| Some((!details(a).is_some_and(|d| d.main), made(a)?)))
+        .collect();
+    attachments.sort_by_key(|(further, _)| *further);
+    Attached {
+        attachments: attachments.into_iter().map(|(_, attachment)| attachment).collect(),
+        netns: record.netns().path.clone(),
+    }
+}

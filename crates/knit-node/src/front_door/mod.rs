@@ -1,0 +1,4 @@
+//! The ways a request reaches the agent. A door translates, and nothing else.
+
+pub mod cni;
+mod translate;

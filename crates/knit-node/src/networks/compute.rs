@@ -1,0 +1,216 @@
+//! What a runtime has to know of a Network on this node: a pure function of one snapshot.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use knit_api::{Network, Outside, ServiceReference, conditions, names};
+use knit_ipam::{AddressRange, Addresses, Pool, Subnet};
+use knit_runtime::{Block, NetworkId, Route, Topology};
+
+use crate::world::World;
+
+/// Why a Network cannot be set up here now.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Unready {
+    /// In one word, as NodeNetwork shows it.
+    pub reason: &'static str,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// What of a Network does not depend on this node's addresses.
+#[derive(Clone, Debug)]
+pub struct Desired {
+    /// What it may give out.
+    pub pool: Pool,
+    /// The runtime that serves it.
+    pub runtime: String,
+    /// What the runtime has to know; `router_addresses` are filled in by who has the allocator.
+    pub network: knit_runtime::Network,
+    /// This node's blocks.
+    pub own_blocks: Vec<knit_ipam::Block>,
+}
+
+// === impl Unready ===
+
+impl Unready {
+    /// Not set up yet, for this reason.
+    #[must_use]
+    pub fn not_set_up(message: impl Into<String>) -> Self {
+        Self { reason: conditions::node_network::REASON_NOT_SET_UP, message: message.into() }
+    }
+}
+
+/// Whether some namespaces have a Network as their primary.
+#[must_use]
+pub fn is_primary(name: &str, network: &Network) -> bool {
+    name == names::DEFAULT_NETWORK || network.spec.primary_for.is_some()
+}
+
+/// All that is known of a Network, for this node.
+///
+/// # Errors
+/// When something is missing or wrong in its objects.
+pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready> {
+    let network = world
+        .networks
+        .get(name)
+        .ok_or_else(|| Unready::not_set_up(format!("Network {name} does not exist: create it")))?;
+    let runtime = world.runtime_of(network).ok_or_else(|| {
+        let class = &network.spec.class;
+        Unready::not_set_up(format!("NetworkClass {class} of Network {name} does not exist: create it"))
+    })?;
+    let id = network.status.as_ref().and_then(|s| s.id).ok_or_else(|| {
+        Unready::not_set_up(format!(
+            "Network {name} has no number (status.id) yet: the controller gives it one"
+        ))
+    })?;
+    let wrong = |problem: String| Unready::not_set_up(format!("Network {name}: {problem}"));
+    let id = NetworkId::new(id).map_err(|e| wrong(e.to_string()))?;
+    let pool = pool_of(name, network, id).map_err(wrong)?;
+    let own_blocks = own_blocks(world, name, node);
+    let primary = is_primary(name, network);
+    let families: Vec<knit_ipam::Family> = pool.families().collect();
+    let network = knit_runtime::Network {
+        name: name.to_owned(),
+        id,
+        topology: match network.spec.topology {
+            knit_api::Topology::Layer3 => Topology::Layer3,
+            knit_api::Topology::Layer2 => Topology::Layer2,
+        },
+        subnets: families
+            .iter()
+            .filter_map(|family| pool.subnet(*family))
+            .filter_map(|subnet| {
+                let cidr = IpNet::new(first(subnet), subnet.prefix_len()).ok()?;
+                Some(knit_runtime::Subnet { cidr, gateway: subnet.gateway() })
+            })
+            .collect(),
+        mtu: network.spec.mtu,
+        primary,
+        outside: match network.spec.outside {
+            Some(Outside::Masquerade) => true,
+            Some(Outside::Closed) => false,
+            None => primary,
+        },
+        not_outside: not_outside(world),
+        cluster_service_ips: if name == names::DEFAULT_NETWORK {
+            Vec::new()
+        } else {
+            service_ips(world, network)
+        },
+        routes: routes(network).map_err(wrong)?,
+        blocks: blocks(world, name),
+        router_addresses: Vec::new(),
+        parameters: world.class_of(network).and_then(|c| c.spec.parameters.clone()).unwrap_or_default(),
+    };
+    Ok(Desired { pool, runtime, network, own_blocks })
+}
+
+fn first(subnet: &Subnet) -> IpAddr {
+    subnet.range().first()
+}
+
+fn pool_of(name: &str, network: &Network, id: NetworkId) -> Result<Pool, String> {
+    let mut subnets = Vec::new();
+    for subnet in &network.spec.subnets {
+        let range = |text: &str| {
+            text.parse::<IpNet>()
+                .map_err(|_| format!("{text:?} is no address range: write one such as 10.77.0.0/16"))
+        };
+        let gateway = match &subnet.gateway {
+            Some(text) => Some(text.parse().map_err(|_| format!("gateway {text:?} is no address"))?),
+            None => None,
+        };
+        let reserved: Vec<AddressRange> =
+            subnet.reserved.iter().map(|r| range(r).map(AddressRange::from)).collect::<Result<_, _>>()?;
+        subnets.push(Subnet::new(range(&subnet.cidr)?, gateway, &reserved).map_err(|e| e.to_string())?);
+    }
+    let pool = Pool::new(name, id.get(), subnets).map_err(|e| e.to_string())?;
+    Ok(pool.primary(is_primary(name, network)).with_router(name != names::DEFAULT_NETWORK))
+}
+
+/// This node's blocks of a Network. One that cannot be is left out, with a word in the log.
+fn own_blocks(world: &World, name: &str, node: &str) -> Vec<knit_ipam::Block> {
+    let mine = world.blocks.iter().filter(|(_, b)| b.network == name && b.node == node);
+    let parsed = mine.filter_map(|(object, spec)| {
+        let (ipv4, ipv6) = ranges(spec);
+        match knit_ipam::Block::from_ranges(name, node, ipv4, ipv6) {
+            Ok(block) => Some(block),
+            Err(error) => {
+                tracing::warn!(address_block = %object, error = &error as &dyn std::error::Error, "an AddressBlock cannot be used");
+                None
+            }
+        }
+    });
+    parsed.collect()
+}
+
+fn ranges(spec: &knit_api::AddressBlockSpec) -> (Option<ipnet::Ipv4Net>, Option<ipnet::Ipv6Net>) {
+    (spec.ipv4.as_deref().and_then(|t| t.parse().ok()), spec.ipv6.as_deref().and_then(|t| t.parse().ok()))
+}
+
+/// All blocks of a Network, with their nodes' addresses.
+fn blocks(world: &World, name: &str) -> Vec<Block> {
+    let of_network = world.blocks.values().filter(|b| b.network == name);
+    let mut blocks: Vec<Block> = of_network
+        .filter_map(|spec| {
+            let (ipv4, ipv6) = ranges(spec);
+            if ipv4.is_none() && ipv6.is_none() {
+                return None;
+            }
+            let node_addresses = world.nodes.get(&spec.node).map(|n| n.addresses.clone()).unwrap_or_default();
+            Some(Block { node: spec.node.clone(), node_addresses, ipv4, ipv6 })
+        })
+        .collect();
+    blocks.sort_by(|a, b| (&a.node, a.ipv4, a.ipv6).cmp(&(&b.node, b.ipv4, b.ipv6)));
+    blocks
+}
+
+/// What is not the outside: nodes, services, all Networks.
+fn not_outside(world: &World) -> Vec<IpNet> {
+    let nodes = world.nodes.values().flat_map(|n| n.addresses.iter().map(|a| IpNet::from(*a)));
+    let services = world.service_cidrs.values().flatten().copied();
+    let networks =
+        world.networks.values().flat_map(|n| n.spec.subnets.iter().filter_map(|s| s.cidr.parse().ok()));
+    let mut ranges = IpNet::aggregate(&nodes.chain(services).chain(networks).collect());
+    ranges.sort();
+    ranges
+}
+
+/// The Services of the default Network that pods of a Network reach.
+#[must_use]
+pub fn cluster_services(network: &Network) -> Vec<ServiceReference> {
+    network.spec.cluster_services.clone().unwrap_or_else(|| {
+        let service =
+            |namespace: &str, name: &str| ServiceReference { namespace: namespace.into(), name: name.into() };
+        vec![service("default", "kubernetes"), service("kube-system", "kube-dns")]
+    })
+}
+
+fn service_ips(world: &World, network: &Network) -> Vec<IpAddr> {
+    let mut ips: Vec<IpAddr> = cluster_services(network)
+        .into_iter()
+        .filter_map(|s| world.services.get(&(s.namespace, s.name)))
+        .flatten()
+        .copied()
+        .collect();
+    ips.sort();
+    ips.dedup();
+    ips
+}
+
+fn routes(network: &Network) -> Result<Vec<Route>, String> {
+    let route = |r: &knit_api::Route| {
+        let wrong = || format!("route {:?} via {:?} cannot be read", r.destination, r.via);
+        let via = r.via.as_ref().map(|via| via.parse().map_err(|_| wrong())).transpose()?;
+        Ok(Route { destination: r.destination.parse().map_err(|_| wrong())?, via })
+    };
+    network.spec.routes.iter().map(route).collect()
+}
+
+/// The own addresses of a router, as a runtime takes them.
+#[must_use]
+pub fn router_addresses(router: Option<Addresses>) -> Vec<IpAddr> {
+    router.map(|addresses| addresses.iter().collect()).unwrap_or_default()
+}

@@ -1,0 +1,436 @@
+//! One pass that compares ledger, runtimes and what really runs, and repairs or removes the difference. The same pass
+//! runs at start and from then on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use knit_api::names;
+use knit_ipam::{Addresses, LeaseKind};
+use knit_ledger::{AttachmentPlan, AttachmentState, Leased, NetnsRef, SandboxRecord};
+use knit_runtime::{Attachment, InterfaceName, Reason as RuntimeReason, SandboxId};
+
+use crate::clock;
+use crate::core::Core;
+use crate::netns;
+use crate::record::{Details, pod_of};
+use crate::request::Door;
+
+/// What is special about a pass.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// The first one of this run: no request is being served yet.
+    pub first: bool,
+    /// The ledger was lost: what runtimes have is taken into it, in place of being removed.
+    pub adopt: bool,
+    /// Where the namespaces of pods are mounted, to find those that are adopted.
+    pub netns_dirs: Vec<PathBuf>,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Outcome {
+    /// Sandboxes removed because their namespace is gone.
+    pub removed: usize,
+    /// Sandboxes whose unfinished attachments were taken back.
+    pub rolled_back: usize,
+    /// Sandboxes whose attachments were finished, though never acknowledged.
+    pub finished: usize,
+    /// Attachments made again because a runtime had lost them.
+    pub repaired: usize,
+    /// Attachments taken into the ledger.
+    pub adopted: usize,
+    /// Attachments removed because nobody had recorded them.
+    pub strays: usize,
+    /// What could not be done now.
+    pub failed: usize,
+}
+
+impl Core {
+    /// What comes before the first request: Networks in use are set up, and everything is compared once.
+    pub async fn begin(&self, pass: &Pass) -> Outcome {
+        self.pass_over_networks().await;
+        let outcome = self.reconcile(pass).await;
+        self.assess();
+        outcome
+    }
+
+    /// One pass.
+    pub async fn reconcile(&self, pass: &Pass) -> Outcome {
+        let mut outcome = Outcome::default();
+        self.take_spooled().await;
+        let lists = self.lists(&mut outcome).await;
+        if pass.adopt {
+            self.adopt(&lists, &pass.netns_dirs, &mut outcome);
+        }
+        let sandboxes: Vec<SandboxId> =
+            self.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
+        for sandbox in sandboxes {
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.locks().try_lock(&sandbox) else { continue };
+            let record = self.books().get(&sandbox).cloned();
+            if let Some(record) = record {
+                self.reconcile_one(&record, &lists, &mut outcome).await;
+            }
+        }
+        // After the ledger was lost, what could not be adopted may still be a running pod's.
+        if !pass.adopt {
+            self.remove_strays(&lists, &mut outcome).await;
+        }
+        if pass.first && !pass.adopt {
+            self.collect_leftovers(&mut outcome).await;
+        }
+        if outcome != Outcome::default() {
+            tracing::info!(?outcome, "reconciled");
+        }
+        self.books_changed();
+        outcome
+    }
+
+    /// Whether pods can be attached, as far as it can be told now.
+    pub fn assess(&self) {
+        let world = self.world().get();
+        let states = self.networks().states();
+        let default = states.iter().find(|s| s.name == names::DEFAULT_NETWORK);
+        let problem = if self.networks().is_set_up(names::DEFAULT_NETWORK) {
+            None
+        } else if !world.networks.contains_key(names::DEFAULT_NETWORK) {
+            Some(if world.synced.networks {
+                "there is no Network named default: create it, or see that the controller runs".to_owned()
+            } else {
+                "the Kubernetes API does not answer, and no Network is known from before".to_owned()
+            })
+        } else {
+            let problem = default.and_then(|s| s.problem.as_ref()).map(|p| p.message.clone());
+            Some(problem.unwrap_or_else(|| "Network default is being set up".to_owned()))
+        };
+        self.readiness().set(problem);
+    }
+
+    /// Carries out the DELs that came while the agent was away.
+    async fn take_spooled(&self) {
+        let folder = knit_cni::paths::spool(&self.config().run_dir);
+        let notes = match knit_cni::spool::notes(&folder) {
+            Ok(notes) => notes,
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), %error, "noted DELs cannot be read");
+                return;
+            }
+        };
+        for note in notes {
+            let done = match note.request.map(|r| SandboxId::new(r.container_id)) {
+                Ok(Ok(sandbox)) => self.detach(sandbox, None).await.is_ok(),
+                Ok(Err(_)) | Err(_) => {
+                    tracing::warn!(file = %note.file.display(), "a noted DEL cannot be read, and is dropped: its sandbox is removed when its namespace is gone");
+                    true
+                }
+            };
+            if done && let Err(error) = std::fs::remove_file(&note.file) {
+                tracing::warn!(file = %note.file.display(), %error, "a noted DEL is done, but its file cannot be removed");
+            }
+        }
+    }
+
+    /// What each runtime says it has. One that does not answer is not in it.
+    async fn lists(&self, outcome: &mut Outcome) -> Lists {
+        let mut lists = Lists::default();
+        for (name, runtime) in self.runtimes().all() {
+            match runtime.list(None).await {
+                Ok(attachments) => {
+                    let by_key = lists.by_runtime.entry(name).or_default();
+                    for attachment in attachments {
+                        let key = (attachment.pod.sandbox.clone(), attachment.interface.clone());
+                        by_key.insert(key, attachment);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "a network runtime does not say what it has");
+                    outcome.failed += 1;
+                }
+            }
+        }
+        lists
+    }
+
+    async fn reconcile_one(&self, record: &SandboxRecord, lists: &Lists, outcome: &mut Outcome) {
+        if is_gone(record) {
+            tracing::info!(
+                sandbox = record.sandbox(),
+                "its network namespace is gone: its networks are removed"
+            );
+            self.metrics().garbage(record.attachments().len() as u64);
+            match self.remove_sandbox(record).await {
+                Ok(()) => outcome.removed += 1,
+                Err(_) => outcome.failed += 1,
+            }
+            return;
+        }
+        let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<String> {
+            let matching = record.attachments().iter().filter(|a| wanted(a.state()));
+            matching.map(|a| a.plan().interface.clone()).collect()
+        };
+        let leaving = in_state(|s| matches!(s, AttachmentState::Detaching(_)));
+        let planned = in_state(|s| matches!(s, AttachmentState::Planned));
+        if !leaving.is_empty() {
+            if self.take_back(record, &leaving).await {
+                outcome.rolled_back += 1;
+            } else {
+                outcome.failed += 1;
+            }
+        }
+        if !planned.is_empty() {
+            // The record may have changed just now.
+            let Ok(sandbox) = SandboxId::new(record.sandbox()) else { return };
+            let Some(record) = self.books().get(&sandbox).cloned() else { return };
+            if self.finish(&record, &planned, lists).await {
+                outcome.finished += 1;
+            } else if self.take_back(&record, &planned).await {
+                outcome.rolled_back += 1;
+            } else {
+                outcome.failed += 1;
+            }
+            return;
+        }
+        if leaving.is_empty() {
+            self.repair(record, lists, outcome).await;
+        }
+    }
+
+    /// Notes that planned attachments are there, if all of them are, whole.
+    async fn finish(&self, record: &SandboxRecord, planned: &[String], lists: &Lists) -> bool {
+        let Ok(pod) = pod_of(record) else { return false };
+        let mut finished = record.clone();
+        for interface in planned {
+            let Some(plan) = record.attachment(interface).map(knit_ledger::Attachment::plan) else {
+                return false;
+            };
+            let Some(found) = lists.find(&plan.runtime, &pod.sandbox, interface) else { return false };
+            let Some(runtime) = self.runtimes().get(&plan.runtime) else { return false };
+            let name = InterfaceName::new(interface.as_str()).ok();
+            if runtime.check(&pod, name.as_ref()).await.is_err() {
+                return false;
+            }
+            let Ok(made) = serde_json::to_value(found) else { return false };
+            if finished.attached(interface, made).is_err() {
+                return false;
+            }
+        }
+        self.books().put(finished).is_ok()
+    }
+
+    /// Makes attachments again that a runtime has lost.
+    async fn repair(&self, record: &SandboxRecord, lists: &Lists, outcome: &mut Outcome) {
+        let Ok(pod) = pod_of(record) else { return };
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            // A runtime that does not answer has lost nothing that we know of.
+            if !lists.by_runtime.contains_key(&plan.runtime)
+                || lists.find(&plan.runtime, &pod.sandbox, &plan.interface).is_some()
+            {
+                continue;
+            }
+            let Some(runtime) = self.runtimes().get(&plan.runtime) else { continue };
+            let request = match self.attach_request(record, &pod, &plan.interface) {
+                Ok(request) => request,
+                Err(error) => {
+                    tracing::warn!(sandbox = record.sandbox(), interface = %plan.interface, error = &error as &dyn std::error::Error, "a lost interface cannot be made again yet");
+                    outcome.failed += 1;
+                    continue;
+                }
+            };
+            let result = tokio::time::timeout(self.config().runtime_deadline, runtime.attach(&request)).await;
+            match result {
+                Ok(Ok(made)) if crate::attach::verify(&request, &made).is_ok() => {
+                    tracing::warn!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, "an interface was lost, and is made again");
+                    let Some(mut current) = self.books().get(&pod.sandbox).cloned() else { return };
+                    let noted = serde_json::to_value(&made)
+                        .is_ok_and(|m| current.attached(&plan.interface, m).is_ok())
+                        && self.books().put(current).is_ok();
+                    if noted {
+                        outcome.repaired += 1;
+                    } else {
+                        outcome.failed += 1;
+                    }
+                    self.report().changed(&pod.sandbox);
+                }
+                Ok(Ok(_)) | Err(_) => outcome.failed += 1,
+                Ok(Err(error)) => {
+                    tracing::error!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, error = &error as &dyn std::error::Error, "a lost interface cannot be made again");
+                    outcome.failed += 1;
+                }
+            }
+        }
+    }
+
+    /// Removes what runtimes have and nobody recorded.
+    async fn remove_strays(&self, lists: &Lists, outcome: &mut Outcome) {
+        for (name, by_key) in &lists.by_runtime {
+            let Some(runtime) = self.runtimes().get(name) else { continue };
+            for ((sandbox, interface), attachment) in by_key {
+                let recorded = |core: &Self| {
+                    core.books().get(sandbox).is_some_and(|r| r.attachment(interface.as_str()).is_some())
+                };
+                if recorded(self) {
+                    continue;
+                }
+                let Some(_guard) = self.locks().try_lock(sandbox) else { continue };
+                if recorded(self) {
+                    continue;
+                }
+                tracing::info!(%sandbox, %interface, runtime = %name, "an interface that nobody recorded is removed");
+                match runtime.detach(&attachment.pod, Some(interface)).await {
+                    Ok(()) => {
+                        self.metrics().garbage(1);
+                        outcome.strays += 1;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%sandbox, %interface, error = &error as &dyn std::error::Error, "it cannot be removed yet");
+                        outcome.failed += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has each runtime remove what is not even whole enough to be listed, and Networks that nobody knows. Only while no
+    /// request is being served.
+    async fn collect_leftovers(&self, outcome: &mut Outcome) {
+        let (keep, in_use): (Vec<SandboxId>, BTreeSet<String>) = {
+            let books = self.books();
+            (
+                books.records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect(),
+                books.networks_in_use(),
+            )
+        };
+        let world = self.world().get();
+        for (name, runtime) in self.runtimes().all() {
+            match runtime.collect_garbage(&keep).await {
+                Ok(removed) => outcome.strays += removed.len(),
+                Err(error) => {
+                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "leftovers cannot be removed yet");
+                    outcome.failed += 1;
+                }
+            }
+            let Ok(status) = runtime.status().await else { continue };
+            // Without the API's word a Network that is not known may well exist.
+            let unknown =
+                |n: &str| world.synced.networks && !world.networks.contains_key(n) && !in_use.contains(n);
+            for network in status.networks.iter().filter(|n| unknown(&n.name)) {
+                match runtime.remove_network(&network.name).await {
+                    Err(error) if error.reason != RuntimeReason::NetworkNotFound => {
+                        tracing::warn!(network = %network.name, error = &error as &dyn std::error::Error, "a Network that is gone cannot be removed yet");
+                        outcome.failed += 1;
+                    }
+                    _ => {
+                        tracing::info!(network = %network.name, runtime = %name, "a Network that is gone is removed");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what runtimes have into an empty ledger: running pods must not notice that it was lost.
+    fn adopt(&self, lists: &Lists, netns_dirs: &[PathBuf], outcome: &mut Outcome) {
+        let mut sandboxes: BTreeMap<&SandboxId, Vec<(&str, &Attachment)>> = BTreeMap::new();
+        for (runtime, by_key) in &lists.by_runtime {
+            for attachment in by_key.values() {
+                sandboxes.entry(&attachment.pod.sandbox).or_default().push((runtime, attachment));
+            }
+        }
+        let mut books = self.books();
+        for (sandbox, attachments) in sandboxes {
+            if books.get(sandbox).is_some() {
+                continue;
+            }
+            let Some((_, first)) = attachments.first() else { continue };
+            let pod = match (&first.pod.namespace, &first.pod.name) {
+                (Some(namespace), Some(name)) => Some(knit_ipam::PodRef {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    uid: first.pod.uid.clone(),
+                }),
+                _ => None,
+            };
+            let inode = first.pod_netns_inode;
+            let namespace = find_netns(netns_dirs, inode)
+                // Unknown: it is removed by its DEL, never because a path is free.
+                .unwrap_or(NetnsRef { path: PathBuf::new(), inode, device: 0 });
+            let plans = attachments.iter().map(|(runtime, attachment)| plan_of(runtime, attachment));
+            let record = SandboxRecord::planned(sandbox.as_str(), pod, namespace, clock::now().0, plans);
+            let mut record = match record {
+                Ok(record) => record,
+                Err(error) => {
+                    tracing::error!(%sandbox, error = &error as &dyn std::error::Error, "a running sandbox cannot be recorded");
+                    outcome.failed += 1;
+                    continue;
+                }
+            };
+            for (_, attachment) in &attachments {
+                if let Ok(made) = serde_json::to_value(attachment) {
+                    // Each was planned just above.
+                    let _ = record.attached(attachment.interface.as_str(), made);
+                }
+            }
+            let leases: Vec<knit_ipam::Lease> = record.leases().collect();
+            if let Err(error) = books.put(record) {
+                tracing::error!(%sandbox, error = &error as &dyn std::error::Error, "a running sandbox cannot be recorded");
+                outcome.failed += 1;
+                continue;
+            }
+            for lease in leases {
+                if let Err(lease) = books.allocator.adopt(lease) {
+                    tracing::error!(lease = %lease.holder(), addresses = %lease.addresses, "two sandboxes have the same address");
+                }
+            }
+            outcome.adopted += attachments.len();
+        }
+    }
+}
+
+/// What each runtime that answers has.
+#[derive(Debug, Default)]
+struct Lists {
+    by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
+}
+
+impl Lists {
+    fn find(&self, runtime: &str, sandbox: &SandboxId, interface: &str) -> Option<&Attachment> {
+        let interface = InterfaceName::new(interface).ok()?;
+        self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface))
+    }
+}
+
+/// Whether a record's owner is certainly gone.
+fn is_gone(record: &SandboxRecord) -> bool {
+    !record.netns().path.as_os_str().is_empty() && netns::is_gone(record.netns())
+}
+
+fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {
+    let main = attachment.interface.as_str() == "eth0";
+    let details = Details {
+        door: Door::Cni(String::new()),
+        main,
+        default_route: main,
+        ports: Vec::new(),
+        dns: attachment.dns.clone(),
+    };
+    let addresses: Vec<std::net::IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();
+    AttachmentPlan {
+        interface: attachment.interface.to_string(),
+        network: attachment.network.clone(),
+        runtime: runtime.to_owned(),
+        lease: Addresses::from_list(&addresses).map(|addresses| Leased {
+            addresses,
+            mac: attachment.mac,
+            kind: LeaseKind::Dynamic,
+        }),
+        host_interface: Some(attachment.host.name.clone()),
+        parameters: serde_json::to_value(details).unwrap_or_default(),
+    }
+}
+
+/// The namespace with this inode, if it is mounted in one of these directories.
+fn find_netns(directories: &[PathBuf], inode: u64) -> Option<NetnsRef> {
+    let entries = directories.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
+    let mut found = entries.filter_map(|e| netns::identify(&e.path()).ok().flatten());
+    found.find(|namespace| inode != 0 && namespace.inode == inode)
+}

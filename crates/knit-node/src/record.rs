@@ -1,0 +1,292 @@
+//! The agent's books: the allocator and the ledger, always changed together. Whoever holds them does nothing slow.
+
+use std::collections::BTreeSet;
+
+use knit_ipam::{LeaseError, LeaseKey, Millis, NodeAllocator, NodeConfig, PodRef, Request, Snapshot, Want};
+use knit_ledger::{Fs, Ledger, LedgerError, NetnsRef, SandboxRecord};
+use knit_runtime::{Attachment, Dns, Pod, PortMapping, SandboxId};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Reason, Result};
+use crate::request::Door;
+use crate::resolve::Wanted;
+
+/// Where records are kept: a [`Ledger`], or something that stands in for one.
+pub trait Store: Send {
+    /// Puts a record.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing changed.
+    fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError>;
+    /// Removes a record; one that is not there is no error.
+    ///
+    /// # Errors
+    /// When that cannot be written; then nothing changed.
+    fn remove(&mut self, sandbox: &str) -> Result<(), LedgerError>;
+    /// The record of a sandbox.
+    fn get(&self, sandbox: &str) -> Option<&SandboxRecord>;
+    /// All records.
+    fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_>;
+}
+
+/// Allocator and ledger.
+pub struct Books {
+    /// Who has which address.
+    pub allocator: NodeAllocator,
+    store: Box<dyn Store>,
+}
+
+/// What is kept of an attachment besides what the ledger has a place for: enough to make it again.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Details {
+    /// Who asked for it.
+    pub door: Door,
+    /// Whether it is the pod's main interface.
+    #[serde(default)]
+    pub main: bool,
+    /// Whether the pod's default route goes out there.
+    #[serde(default)]
+    pub default_route: bool,
+    /// Ports of the node that lead there.
+    #[serde(default)]
+    pub ports: Vec<PortMapping>,
+    /// Name servers.
+    #[serde(default)]
+    pub dns: Dns,
+}
+
+/// Why nothing was reserved.
+#[derive(Debug)]
+pub enum NotReserved {
+    /// No address of this Network is free here: a further block may come.
+    Exhausted {
+        /// The Network.
+        network: String,
+        /// The error to give if none comes.
+        error: Error,
+    },
+    /// Waiting does not help.
+    Error(Error),
+}
+
+impl<F: Fs + Send> Store for Ledger<SandboxRecord, F>
+where
+    F::File: Send,
+    F::Lock: Send,
+{
+    fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError> {
+        Ledger::put(self, record)
+    }
+
+    fn remove(&mut self, sandbox: &str) -> Result<(), LedgerError> {
+        Ledger::remove(self, sandbox)
+    }
+
+    fn get(&self, sandbox: &str) -> Option<&SandboxRecord> {
+        Ledger::get(self, sandbox)
+    }
+
+    fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_> {
+        Box::new(Ledger::records(self))
+    }
+}
+
+// === impl Books ===
+
+impl Books {
+    /// The books of a node, with the leases that its records hold.
+    #[must_use]
+    pub fn open(node: &str, store: Box<dyn Store>) -> Self {
+        let leases = store.records().flat_map(SandboxRecord::leases).collect();
+        let snapshot = Snapshot { leases, cooling: Vec::new() };
+        let restored = NodeAllocator::restore(node, NodeConfig::default(), [], [], snapshot);
+        for lease in &restored.clashing {
+            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two records hold the same address: the later one keeps it until its pod ends");
+        }
+        Self { allocator: restored.allocator, store }
+    }
+
+    /// The record of a sandbox.
+    #[must_use]
+    pub fn get(&self, sandbox: &SandboxId) -> Option<&SandboxRecord> {
+        self.store.get(sandbox.as_str())
+    }
+
+    /// All records.
+    pub fn records(&self) -> impl Iterator<Item = &SandboxRecord> {
+        self.store.records()
+    }
+
+    /// The Networks that have attachments here.
+    #[must_use]
+    pub fn networks_in_use(&self) -> BTreeSet<String> {
+        let plans =
+            self.store.records().flat_map(|r| r.attachments().iter().map(|a| a.plan().network.clone()));
+        plans.collect()
+    }
+
+    /// How many attachments a Network has here.
+    #[must_use]
+    pub fn attachments_of(&self, network: &str) -> usize {
+        self.store
+            .records()
+            .flat_map(SandboxRecord::attachments)
+            .filter(|a| a.plan().network == network)
+            .count()
+    }
+
+    /// Reserves addresses for all wanted interfaces and records the plan, or does nothing at all.
+    ///
+    /// # Errors
+    /// When an address cannot be had, or the plan cannot be recorded.
+    pub fn reserve(
+        &mut self,
+        pod: &Pod,
+        netns: &NetnsRef,
+        wanted: &[(Wanted, Details)],
+        now: Millis,
+    ) -> Result<SandboxRecord, NotReserved> {
+        let who = crate::request::pod_name(pod);
+        let sandbox = pod.sandbox.as_str();
+        let request = Request {
+            sandbox: sandbox.to_owned(),
+            pod: pod_ref(pod),
+            wants: wanted.iter().map(|(wanted, _)| want(wanted)).collect(),
+        };
+        let leases = self.allocator.lease(&request, now).map_err(|error| lease_error(&who, error))?;
+        let plans =
+            wanted.iter().zip(&leases).map(|((wanted, details), lease)| knit_ledger::AttachmentPlan {
+                interface: wanted.interface.to_string(),
+                network: wanted.network.clone(),
+                runtime: wanted.runtime.clone(),
+                lease: Some(knit_ledger::Leased {
+                    addresses: lease.addresses,
+                    mac: lease.mac,
+                    kind: lease.kind,
+                }),
+                host_interface: None,
+                parameters: serde_json::to_value(details).unwrap_or_default(),
+            });
+        let record = match self.store.get(sandbox) {
+            Some(record) => {
+                let mut record = record.clone();
+                plans.into_iter().try_for_each(|plan| record.plan(plan)).map(|()| record)
+            }
+            None => SandboxRecord::planned(sandbox, request.pod.clone(), netns.clone(), now.0, plans),
+        };
+        let written = record
+            .map_err(|error| Error::new(Reason::Refused, format!("{who} cannot be recorded")).because(error))
+            .and_then(|record| match self.store.put(record.clone()) {
+                Ok(()) => Ok(record),
+                Err(error) => Err(ledger_error(&who, error)),
+            });
+        written.map_err(|error| {
+            for lease in &leases {
+                self.allocator.cancel(&lease.key);
+            }
+            NotReserved::Error(error)
+        })
+    }
+
+    /// Writes a changed record.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing changed.
+    pub fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError> {
+        self.store.put(record)
+    }
+
+    /// Takes interfaces of which nothing is left out of the record, and frees their addresses.
+    ///
+    /// # Errors
+    /// When that cannot be written: their addresses stay reserved, and a later pass tries again.
+    pub fn forget(
+        &mut self,
+        sandbox: &SandboxId,
+        interfaces: &[String],
+        now: Millis,
+    ) -> Result<(), LedgerError> {
+        if let Some(record) = self.store.get(sandbox.as_str()) {
+            let mut record = record.clone();
+            for interface in interfaces {
+                // Both fail only for an interface that is not in the record, which is what is wanted.
+                let _ = record.detaching(interface);
+                let _ = record.gone(interface);
+            }
+            if record.is_empty() { self.store.remove(sandbox.as_str())? } else { self.store.put(record)? }
+        }
+        for interface in interfaces {
+            self.allocator.free(&LeaseKey::new(sandbox.as_str(), interface.as_str()), now);
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Books {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Books").field("records", &self.store.records().count()).finish_non_exhaustive()
+    }
+}
+
+/// The pod of a record, as runtimes know it.
+///
+/// # Errors
+/// When the record's sandbox has a name that no sandbox can have.
+pub fn pod_of(record: &SandboxRecord) -> Result<Pod> {
+    let sandbox = SandboxId::new(record.sandbox())
+        .map_err(|error| Error::new(Reason::Internal, "a record has no usable sandbox id").because(error))?;
+    let pod = record.pod();
+    Ok(Pod {
+        sandbox,
+        namespace: pod.map(|p| p.namespace.clone()),
+        name: pod.map(|p| p.name.clone()),
+        uid: pod.and_then(|p| p.uid.clone()),
+    })
+}
+
+/// What a runtime said when it made an attachment; nothing while it is not made.
+#[must_use]
+pub fn made(attachment: &knit_ledger::Attachment) -> Option<Attachment> {
+    match attachment.state() {
+        knit_ledger::AttachmentState::Attached(value) => serde_json::from_value(value.clone()).ok(),
+        _ => None,
+    }
+}
+
+/// The details of an attachment's plan.
+#[must_use]
+pub fn details(attachment: &knit_ledger::Attachment) -> Option<Details> {
+    Details::deserialize(&attachment.plan().parameters).ok()
+}
+
+fn pod_ref(pod: &Pod) -> Option<PodRef> {
+    Some(PodRef { namespace: pod.namespace.clone()?, name: pod.name.clone()?, uid: pod.uid.clone() })
+}
+
+fn want(wanted: &Wanted) -> Want {
+    Want {
+        addresses: knit_ipam::Addresses::from_list(&wanted.addresses),
+        mac: wanted.mac,
+        ..Want::new(wanted.interface.as_str(), wanted.network.as_str())
+    }
+}
+
+fn lease_error(who: &str, error: LeaseError) -> NotReserved {
+    let message = format!("{who} gets no address");
+    match &error {
+        LeaseError::Exhausted { network, .. } => NotReserved::Exhausted {
+            network: network.clone(),
+            error: Error::new(Reason::AddressesExhausted, message).because(error),
+        },
+        LeaseError::UnknownNetwork { .. } => {
+            NotReserved::Error(Error::new(Reason::NotReady, message).because(error))
+        }
+        _ => NotReserved::Error(Error::new(Reason::Refused, message).because(error)),
+    }
+}
+
+/// An error of the ledger: nothing may be made that is not recorded.
+pub(crate) fn ledger_error(who: &str, error: LedgerError) -> Error {
+    let reason = if error.retryable() { Reason::NotReady } else { Reason::Internal };
+    Error::new(reason, format!("{who} cannot be recorded, so nothing is made for it")).because(error)
+}

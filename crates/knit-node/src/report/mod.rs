@@ -1,0 +1,101 @@
+//! What is told about pods afterwards, off their way: noted here at once, written by a task that may fail and try again.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use knit_runtime::{Pod, SandboxId};
+use tokio::sync::Notify;
+
+use crate::core::Attached;
+use crate::error::{Error, Reason};
+
+/// What is to be written.
+#[derive(Debug, Default)]
+pub struct Report {
+    queue: Mutex<Queue>,
+    news: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Sandboxes whose NetworkAttachments may have to be written or removed.
+    sandboxes: BTreeSet<SandboxId>,
+    /// Events, the oldest first.
+    events: Vec<PodEvent>,
+}
+
+/// Something to say on a pod's own events.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PodEvent {
+    /// The pod.
+    pub pod: Pod,
+    /// Why, in one word.
+    pub reason: &'static str,
+    /// What happened and what to do.
+    pub message: String,
+}
+
+/// The most events that wait: more than that say the same.
+const MAX_EVENTS: usize = 256;
+
+// === impl Report ===
+
+impl Report {
+    /// A pod has its Networks.
+    pub fn attached(&self, pod: &Pod, _attached: &Attached) {
+        self.changed(&pod.sandbox);
+    }
+
+    /// A pod has not got its Networks.
+    pub fn failed(&self, pod: &Pod, error: &Error) {
+        tracing::warn!(
+            pod = %crate::request::pod_name(pod), sandbox = %pod.sandbox, reason = error.reason.as_str(),
+            "attach failed: {}", error.chain()
+        );
+        // Kubernetes itself shows the message that the container runtime gets; this one is for what a user must do.
+        if matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
+            self.say(PodEvent { pod: pod.clone(), reason: error.reason.as_str(), message: error.chain() });
+        }
+    }
+
+    /// A sandbox is gone.
+    pub fn detached(&self, pod: &Pod) {
+        self.changed(&pod.sandbox);
+    }
+
+    /// Something about a sandbox's attachments changed.
+    pub fn changed(&self, sandbox: &SandboxId) {
+        self.queue().sandboxes.insert(sandbox.clone());
+        self.news.notify_one();
+    }
+
+    /// Says something on a pod's events.
+    pub fn say(&self, event: PodEvent) {
+        if event.pod.name.is_none() {
+            return;
+        }
+        let mut queue = self.queue();
+        if queue.events.len() < MAX_EVENTS && queue.events.last() != Some(&event) {
+            queue.events.push(event);
+        }
+        drop(queue);
+        self.news.notify_one();
+    }
+
+    /// Waits for something to write, and takes all of it.
+    pub async fn take(&self) -> (BTreeSet<SandboxId>, Vec<PodEvent>) {
+        loop {
+            {
+                let mut queue = self.queue();
+                if !queue.sandboxes.is_empty() || !queue.events.is_empty() {
+                    return (std::mem::take(&mut queue.sandboxes), std::mem::take(&mut queue.events));
+                }
+            }
+            self.news.notified().await;
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

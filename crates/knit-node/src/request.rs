@@ -1,0 +1,64 @@
+//! The one internal request that every front door translates into.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use knit_ipam::Mac;
+use knit_runtime::{Dns, InterfaceName, Pod, PortMapping};
+use serde::{Deserialize, Serialize};
+
+/// This pod, this sandbox, this network namespace: give it its Networks.
+#[derive(Clone, Debug)]
+pub struct PodRequest {
+    /// Who.
+    pub pod: Pod,
+    /// Where its network namespace can be opened.
+    pub netns: PathBuf,
+    /// The name of its main interface.
+    pub interface: InterfaceName,
+    /// The pod's annotations, where the caller sent them.
+    pub annotations: Option<BTreeMap<String, String>>,
+    /// Ports of the node that lead to the main interface.
+    pub ports: Vec<PortMapping>,
+    /// Addresses that the main interface must have.
+    pub addresses: Vec<IpAddr>,
+    /// The MAC that the main interface must have.
+    pub mac: Option<Mac>,
+    /// Name servers, for the answer.
+    pub dns: Dns,
+    /// Who asks.
+    pub door: Door,
+}
+
+/// A way a request reaches the agent.
+#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub enum Door {
+    /// A CNI client, with the name of its configuration: GC is about that one only.
+    Cni(String),
+    /// A KNI client.
+    Kni,
+    /// A NetworkAttachment object, by namespace and name.
+    Object(String),
+}
+
+impl Door {
+    /// Whether a garbage collection through `door` is about what this one made. What was found after the ledger was lost
+    /// has no configuration's name: it may be any one's.
+    #[must_use]
+    pub fn is_served_by(&self, door: &Self) -> bool {
+        match (self, door) {
+            (Self::Cni(name), Self::Cni(_)) if name.is_empty() => true,
+            _ => self == door,
+        }
+    }
+}
+
+/// How errors and logs call a pod.
+#[must_use]
+pub fn pod_name(pod: &Pod) -> String {
+    match (&pod.namespace, &pod.name) {
+        (Some(namespace), Some(name)) => format!("pod {namespace}/{name}"),
+        _ => format!("sandbox {}", pod.sandbox),
+    }
+}

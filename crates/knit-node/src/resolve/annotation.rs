@@ -1,0 +1,233 @@
+//! The annotation `knit.dev/networks`, in both forms of the NPWG standard: `blue,green@net1`, or a JSON list.
+//! Whoever may create a pod writes it, so nothing in it is trusted.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use knit_ipam::Mac;
+use knit_runtime::InterfaceName;
+use serde::Deserialize;
+
+/// The longest annotation that is read.
+const MAX_LENGTH: usize = 16 << 10;
+
+/// The most Networks that one pod can ask for.
+const MAX_NETWORKS: usize = 16;
+
+/// One Network that a pod asks for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Asked {
+    /// The Network's name.
+    pub network: String,
+    /// The interface's name, if the pod cares.
+    pub interface: Option<InterfaceName>,
+    /// Addresses that the interface must have.
+    pub addresses: Vec<IpAddr>,
+    /// The MAC that the interface must have.
+    pub mac: Option<Mac>,
+    /// Whether the pod's default route goes out here.
+    pub default_route: bool,
+}
+
+/// An entry of the JSON form.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    #[serde(default)]
+    namespace: Option<String>,
+    #[serde(default)]
+    interface: Option<String>,
+    #[serde(default)]
+    ips: Option<Vec<String>>,
+    #[serde(default)]
+    mac: Option<String>,
+    #[serde(default, rename = "default-route")]
+    default_route: Option<Vec<String>>,
+}
+
+/// What an annotation asks for, or what is wrong with it.
+///
+/// # Errors
+/// When it is not of either form; the text says what to write.
+pub fn parse(text: &str) -> Result<Vec<Asked>, String> {
+    if text.len() > MAX_LENGTH {
+        return Err(format!("it is {} bytes long: write at most {MAX_LENGTH}", text.len()));
+    }
+    if text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) {
+        return Err("it has control characters in it: write names, or a JSON list".to_owned());
+    }
+    let text = text.trim();
+    let asked = if text.is_empty() {
+        Vec::new()
+    } else if text.starts_with(['[', '{']) {
+        parse_json(text)?
+    } else {
+        text.split(',').map(parse_name).collect::<Result<_, _>>()?
+    };
+    if asked.len() > MAX_NETWORKS {
+        return Err(format!("it names {} Networks: write at most {MAX_NETWORKS}", asked.len()));
+    }
+    Ok(asked)
+}
+
+/// Whether a text can be the name of a Network.
+///
+/// # Errors
+/// When it cannot; the text says what to write.
+pub fn check_name(name: &str) -> Result<(), String> {
+    if let Some((namespace, name)) = name.split_once('/') {
+        let (namespace, name) = (shown(namespace), shown(name));
+        return Err(format!("{namespace}/{name}: Networks have no namespace: write the name alone"));
+    }
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.');
+    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let bytes = name.as_bytes();
+    if name.len() > 63 || !bytes.iter().all(|b| inner(*b)) || !edge(bytes.first()) || !edge(bytes.last()) {
+        return Err(format!("{} cannot be a Network's name: write one such as blue", shown(name)));
+    }
+    Ok(())
+}
+
+fn parse_name(part: &str) -> Result<Asked, String> {
+    let part = part.trim();
+    if part.is_empty() {
+        return Err("there is nothing between two commas: write names such as blue,green@net1".to_owned());
+    }
+    let (name, interface) = match part.split_once('@') {
+        Some((name, interface)) => (name, Some(interface)),
+        None => (part, None),
+    };
+    check_name(name)?;
+    let interface = interface.map(parse_interface).transpose()?;
+    Ok(Asked { network: name.to_owned(), interface, ..Asked::default() })
+}
+
+fn parse_json(text: &str) -> Result<Vec<Asked>, String> {
+    let entries: Vec<Entry> = serde_json::from_str(text).map_err(|error| {
+        format!("it is no JSON list of Networks ({error}): write [{{\"name\": \"blue\"}}] with interface, ips, mac or default-route as needed")
+    })?;
+    entries.into_iter().map(Asked::try_from).collect()
+}
+
+impl TryFrom<Entry> for Asked {
+    type Error = String;
+
+    fn try_from(entry: Entry) -> Result<Self, String> {
+        if entry.namespace.is_some_and(|namespace| !namespace.is_empty()) {
+            return Err(format!("{} has a namespace: Networks have none, leave it out", shown(&entry.name)));
+        }
+        check_name(&entry.name)?;
+        let ips = entry.ips.unwrap_or_default();
+        let addresses: Vec<IpAddr> = ips.iter().map(|ip| parse_address(ip)).collect::<Result<_, _>>()?;
+        if addresses.len() > 2 {
+            return Err(format!("{} has {} ips: write at most one per family", entry.name, addresses.len()));
+        }
+        let mac = entry.mac.filter(|mac| !mac.is_empty());
+        Ok(Self {
+            interface: entry
+                .interface
+                .filter(|i| !i.is_empty())
+                .as_deref()
+                .map(parse_interface)
+                .transpose()?,
+            addresses,
+            mac: mac.map(|mac| shorten(&mac).parse::<Mac>().map_err(|e| e.to_string())).transpose()?,
+            default_route: entry.default_route.is_some_and(|gateways| !gateways.is_empty()),
+            network: entry.name,
+        })
+    }
+}
+
+/// An address, with or without a prefix.
+///
+/// # Errors
+/// When it is neither; the text says what to write.
+pub fn parse_address(text: &str) -> Result<IpAddr, String> {
+    let text = text.trim();
+    text.parse::<IpAddr>()
+        .or_else(|_| text.parse::<IpNet>().map(|net| net.addr()))
+        .map_err(|_| format!("{} is no address: write one such as 10.77.0.9", shown(text)))
+}
+
+fn parse_interface(name: &str) -> Result<InterfaceName, String> {
+    InterfaceName::new(shorten(name)).map_err(|error| error.to_string())
+}
+
+/// A stranger's text in a message: quoted and short.
+fn shown(text: &str) -> String {
+    format!("{:?}", shorten(text))
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Vec<(String, Option<String>)> {
+        let asked = parse(text).expect(text);
+        asked.into_iter().map(|a| (a.network, a.interface.map(String::from))).collect()
+    }
+
+    #[test]
+    fn both_forms() {
+        assert_eq!(names("blue"), [("blue".into(), None)]);
+        assert_eq!(
+            names(" blue , green@net7 "),
+            [("blue".into(), None), ("green".into(), Some("net7".into()))]
+        );
+        assert_eq!(names(""), []);
+        assert_eq!(names("[]"), []);
+        let asked = parse(
+            r#"[{"name":"blue","interface":"data0","ips":["10.0.0.9/24","fd00::9"],"mac":"02:00:00:00:00:07","default-route":["10.0.0.1"]}]"#,
+        )
+        .expect("a list");
+        assert_eq!(
+            asked[0].addresses,
+            ["10.0.0.9".parse::<IpAddr>().expect("v4"), "fd00::9".parse().expect("v6")]
+        );
+        assert_eq!(asked[0].mac, Some("02:00:00:00:00:07".parse().expect("a mac")));
+        assert!(asked[0].default_route);
+    }
+
+    #[test]
+    fn hostile_input_is_refused() {
+        let long = "a".repeat(MAX_LENGTH + 1);
+        let many = vec!["blue"; MAX_NETWORKS + 1].join(",");
+        let deep = "[".repeat(10_000);
+        for text in [
+            "a,,b",
+            ",",
+            "default/blue",
+            "../../etc/passwd",
+            "blue@",
+            "blue@lo",
+            "blue@a/b",
+            "Blue",
+            "-a",
+            "a.",
+            "a b",
+            "blue\u{0}",
+            "blue\u{1b}[31m",
+            "{}",
+            "[{}]",
+            "[1]",
+            "[{\"name\":\"blue\",\"bandwidth\":{}}]",
+            "[{\"name\":\"blue\",\"namespace\":\"x\"}]",
+            "[{\"name\":\"blue\",\"ips\":[\"10.0.0.300\"]}]",
+            "[{\"name\":\"blue\",\"mac\":\"zz\"}]",
+            "[{\"name\":\"blue\",\"ips\":[\"10.0.0.1\",\"10.0.0.2\",\"::1\"]}]",
+            "[{\"name\":\"blue\",\"interface\":\"a name that is far too long\"}]",
+            &long,
+            &many,
+            &deep,
+        ] {
+            let error = parse(text).expect_err(&text.chars().take(40).collect::<String>());
+            assert!(error.len() < 600, "the message is short: {error}");
+            assert!(!error.chars().any(char::is_control), "no control characters: {error:?}");
+        }
+    }
+}

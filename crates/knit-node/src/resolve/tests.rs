@@ -1,0 +1,211 @@
+//! A table of pods, and what each gets.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use knit_api::{Network, NetworkSpec, NetworkStatus};
+use knit_runtime::{Dns, InterfaceName, Pod, SandboxId};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::request::Door;
+use crate::world::PodView;
+
+/// Annotations of a pod.
+type Notes<'a> = &'a [(&'a str, &'a str)];
+
+fn world() -> World {
+    let network = |name: &str, extra: Value| {
+        let mut spec = json!({"topology": "Layer3"});
+        spec.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        let spec: NetworkSpec = serde_json::from_value(spec).expect("a spec");
+        (name.to_owned(), Arc::new(Network::new(name, spec)))
+    };
+    let subnet = |cidr: &str| json!([{"cidr": cidr}]);
+    let mut refused =
+        network("refused", json!({"subnets": subnet("10.9.0.0/16"), "allowedNamespaces": {"from": "All"}}));
+    Arc::make_mut(&mut refused.1).status = Some(
+        serde_json::from_value::<NetworkStatus>(json!({"conditions": [{
+            "type": "Accepted", "status": "False", "reason": "SubnetOverlap", "message": "it overlaps the nodes",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"
+        }]}))
+        .expect("a status"),
+    );
+    let mut leaving =
+        network("leaving", json!({"subnets": subnet("10.8.0.0/16"), "allowedNamespaces": {"from": "All"}}));
+    Arc::make_mut(&mut leaving.1).metadata.deletion_timestamp =
+        Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time"));
+    let team = |name: &str| json!({"matchLabels": {"team": name}});
+    let networks = [
+        network("default", json!({"subnets": subnet("10.1.0.0/16")})),
+        network("open", json!({"subnets": subnet("10.2.0.0/16"), "allowedNamespaces": {"from": "All"}})),
+        network("same", json!({"subnets": subnet("10.2.128.0/17"), "allowedNamespaces": {"from": "All"}})),
+        network("closed", json!({"subnets": subnet("10.3.0.0/16")})),
+        network(
+            "picky",
+            json!({"subnets": subnet("10.4.0.0/16"), "allowedNamespaces": {"from": "Selector", "selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["front"]}]}}}),
+        ),
+        network("red", json!({"subnets": subnet("10.5.0.0/16"), "primaryFor": team("red")})),
+        network("twin-1", json!({"subnets": subnet("10.6.0.0/16"), "primaryFor": team("twins")})),
+        network("twin-2", json!({"subnets": subnet("10.7.0.0/16"), "primaryFor": team("twins")})),
+        network(
+            "foreign",
+            json!({"class": "nobody", "subnets": subnet("10.10.0.0/16"), "allowedNamespaces": {"from": "All"}}),
+        ),
+        network(
+            "extra-primary",
+            json!({"subnets": subnet("10.11.0.0/16"), "primaryFor": team("x"), "allowedNamespaces": {"from": "All"}}),
+        ),
+        refused,
+        leaving,
+    ];
+    let labels = |pairs: &[(&str, &str)]| -> Arc<Labels> {
+        Arc::new(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+    };
+    World {
+        networks: Arc::new(networks.into_iter().collect()),
+        namespaces: Arc::new(BTreeMap::from([
+            ("plain".to_owned(), labels(&[])),
+            ("front".to_owned(), labels(&[("tier", "front")])),
+            ("reds".to_owned(), labels(&[("team", "red")])),
+            ("twins".to_owned(), labels(&[("team", "twins")])),
+        ])),
+        ..World::default()
+    }
+}
+
+fn request(namespace: Option<&str>, annotations: Option<Notes<'_>>) -> PodRequest {
+    let own =
+        |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    PodRequest {
+        pod: Pod {
+            sandbox: SandboxId::new("s").expect("an id"),
+            namespace: namespace.map(str::to_owned),
+            name: namespace.map(|_| "web".to_owned()),
+            uid: None,
+        },
+        netns: PathBuf::from("/run/netns/s"),
+        interface: InterfaceName::new("eth0").expect("a name"),
+        annotations: annotations.map(own),
+        ports: Vec::new(),
+        addresses: Vec::new(),
+        mac: None,
+        dns: Dns::default(),
+        door: Door::Cni("knit".into()),
+    }
+}
+
+/// `network@interface`, with `*` where the default route goes out.
+fn shown(wanted: &[Wanted]) -> String {
+    let one = |w: &Wanted| format!("{}@{}{}", w.network, w.interface, if w.default_route { "*" } else { "" });
+    wanted.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_each_pod_gets() {
+    let world = world();
+    let networks = |text: &'static str| vec![("knit.dev/networks", text)];
+    let primary = |text: &'static str| vec![("knit.dev/primary", text)];
+    let cases = vec![
+        (None, vec![], "default@eth0*"),
+        (Some("plain"), vec![], "default@eth0*"),
+        (Some("reds"), vec![], "red@eth0*"),
+        (Some("plain"), networks("open"), "default@eth0* open@net1"),
+        (Some("plain"), networks("open@net1"), "default@eth0* open@net1"),
+        (Some("front"), networks("open,picky"), "default@eth0* open@net1 picky@net2"),
+        (Some("front"), networks("open,picky@net1"), "default@eth0* open@net2 picky@net1"),
+        (
+            Some("plain"),
+            networks(r#"[{"name":"open","default-route":["10.2.0.1"]}]"#),
+            "default@eth0 open@net1*",
+        ),
+        (Some("plain"), primary("extra-primary"), "extra-primary@eth0*"),
+        (Some("plain"), primary("default"), "default@eth0*"),
+        (Some("reds"), primary("red"), "red@eth0*"),
+        (Some("plain"), networks("  "), "default@eth0*"),
+    ];
+    for (namespace, annotations, expected) in cases {
+        let request = request(namespace, Some(&annotations));
+        let wanted =
+            resolve(&world, &request).unwrap_or_else(|e| panic!("{namespace:?} {annotations:?}: {e:?}"));
+        assert_eq!(shown(&wanted), expected, "{namespace:?} {annotations:?}");
+    }
+}
+
+#[test]
+fn what_no_pod_gets() {
+    let world = world();
+    let cases: &[(&str, Notes<'_>, Reason, &str)] = &[
+        ("plain", &[("knit.dev/networks", "closed")], Reason::NotAllowed, "allowedNamespaces"),
+        ("plain", &[("knit.dev/networks", "picky")], Reason::NotAllowed, "allowedNamespaces"),
+        ("plain", &[("knit.dev/networks", "red")], Reason::NotAllowed, "allowedNamespaces"),
+        ("plain", &[("knit.dev/primary", "red")], Reason::NotAllowed, "allowedNamespaces"),
+        ("reds", &[("knit.dev/primary", "default")], Reason::NotAllowed, "Network default"),
+        ("reds", &[("knit.dev/networks", "default")], Reason::NotAllowed, "Network default"),
+        ("plain", &[("knit.dev/primary", "open")], Reason::Refused, "primaryFor"),
+        ("plain", &[("knit.dev/primary", "../etc")], Reason::Refused, "knit.dev/primary"),
+        ("plain", &[("knit.dev/networks", "a b")], Reason::Refused, "knit.dev/networks"),
+        ("plain", &[("knit.dev/networks", "open@eth0")], Reason::Refused, "twice"),
+        ("plain", &[("knit.dev/networks", "open,open@net5")], Reason::Refused, "twice"),
+        ("plain", &[("knit.dev/networks", "open,same")], Reason::Refused, "overlap"),
+        ("plain", &[("knit.dev/networks", "default")], Reason::Refused, "twice"),
+        (
+            "plain",
+            &[("knit.dev/networks", r#"[{"name":"open","ips":["10.2.0.4","10.2.0.5"]}]"#)],
+            Reason::Refused,
+            "per family",
+        ),
+        ("plain", &[("knit.dev/networks", "refused")], Reason::NotReady, "it overlaps the nodes"),
+        ("plain", &[("knit.dev/networks", "leaving")], Reason::NotReady, "being deleted"),
+        ("twins", &[], Reason::NotReady, "twin-1 and twin-2"),
+    ];
+    for (namespace, annotations, reason, words) in cases {
+        let request = request(Some(namespace), Some(annotations));
+        match resolve(&world, &request) {
+            Err(Missing::Error(error)) => {
+                assert_eq!(error.reason, *reason, "{namespace} {annotations:?}: {error}");
+                assert!(error.chain().contains(words), "{namespace} {annotations:?}: {}", error.chain());
+            }
+            other => panic!("{namespace} {annotations:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_a_pod_waits_for() {
+    let mut world = world();
+    let cases: [(&str, Option<Notes<'_>>, &str); 4] = [
+        ("new", Some(&[]), "namespace new"),
+        ("plain", Some(&[("knit.dev/networks", "coming")]), "Network coming"),
+        ("plain", Some(&[("knit.dev/networks", "foreign")]), "NetworkClass nobody"),
+        ("plain", None, "pod plain/web"),
+    ];
+    for (namespace, annotations, words) in cases {
+        match resolve(&world, &request(Some(namespace), annotations)) {
+            Err(Missing::Wait(error)) => assert!(error.chain().contains(words), "{}", error.chain()),
+            other => panic!("{namespace} {annotations:?}: {other:?}"),
+        }
+    }
+    // Once the pod is there, its object says it.
+    let annotations = BTreeMap::from([("knit.dev/networks".to_owned(), "open".to_owned())]);
+    let pod = PodView { annotations, ..PodView::default() };
+    world.pods = Arc::new(BTreeMap::from([(("plain".to_owned(), "web".to_owned()), Arc::new(pod))]));
+    let wanted = resolve(&world, &request(Some("plain"), None)).expect("the pod is known");
+    assert_eq!(shown(&wanted), "default@eth0* open@net1");
+}
+
+#[test]
+fn a_running_pod_gets_one_more() {
+    let world = world();
+    let has = vec![("eth0".to_owned(), "default".to_owned()), ("net1".to_owned(), "picky".to_owned())];
+    let plug = |network: &str, interface: Option<&str>| {
+        let interface = interface.map(|i| InterfaceName::new(i).expect("a name"));
+        let asked = Asked { network: network.into(), interface, ..Asked::default() };
+        resolve_plug(&world, &Plug { namespace: "plain", asked, has: has.clone() }, "pod plain/web")
+    };
+    assert_eq!(plug("open", None).expect("allowed").interface.as_str(), "net2");
+    assert!(matches!(plug("open", Some("eth0")), Err(Missing::Error(e)) if e.reason == Reason::Refused));
+    assert!(matches!(plug("closed", None), Err(Missing::Error(e)) if e.reason == Reason::NotAllowed));
+    assert!(matches!(plug("default", None), Err(Missing::Error(e)) if e.reason == Reason::Refused));
+}

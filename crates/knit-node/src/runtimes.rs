@@ -1,0 +1,154 @@
+//! The network runtimes of this node: those inside the agent, and those found by their sockets in one directory.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use knit_api::NodeRuntime;
+use knit_runtime::wire::RemoteRuntime;
+use knit_runtime::{Info, Runtime};
+
+/// All runtimes that this agent can use, by the names that NetworkClasses use.
+#[derive(Default)]
+pub struct Runtimes {
+    known: RwLock<BTreeMap<String, Known>>,
+}
+
+#[derive(Clone)]
+struct Known {
+    runtime: Arc<dyn Runtime>,
+    info: Info,
+    /// Where it listens; none for one inside the agent.
+    socket: Option<PathBuf>,
+    /// What is wrong with it, if something is.
+    problem: Option<String>,
+}
+
+/// How long a runtime may take to say who it is.
+const INTRODUCTION: Duration = Duration::from_secs(2);
+
+// === impl Runtimes ===
+
+impl Runtimes {
+    /// Adds a runtime inside the agent.
+    ///
+    /// # Errors
+    /// When it does not say who it is.
+    pub async fn add(&self, runtime: Arc<dyn Runtime>) -> knit_runtime::Result<()> {
+        let info = runtime.info().await?;
+        self.write().insert(info.name.clone(), Known { runtime, info, socket: None, problem: None });
+        Ok(())
+    }
+
+    /// The runtime of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<dyn Runtime>> {
+        self.read().get(name).map(|known| Arc::clone(&known.runtime))
+    }
+
+    /// All runtimes with their names.
+    #[must_use]
+    pub fn all(&self) -> Vec<(String, Arc<dyn Runtime>)> {
+        self.read().iter().map(|(name, known)| (name.clone(), Arc::clone(&known.runtime))).collect()
+    }
+
+    /// What NodeNetwork shows of them.
+    #[must_use]
+    pub fn describe(&self) -> Vec<NodeRuntime> {
+        let describe = |known: &Known| NodeRuntime {
+            name: known.info.name.clone(),
+            version: known.info.version.clone(),
+            features: known.info.features.clone(),
+            healthy: known.problem.is_none(),
+            message: known.problem.clone(),
+        };
+        self.read().values().map(describe).collect()
+    }
+
+    /// Looks for sockets in a directory, and asks all runtimes how they are. True if something changed.
+    pub async fn refresh(&self, directory: &Path, call_deadline: Duration) -> bool {
+        let before = self.describe();
+        for socket in sockets(directory) {
+            let known = self.read().values().any(|k| k.socket.as_deref() == Some(&socket));
+            if !known {
+                self.introduce(&socket, call_deadline).await;
+            }
+        }
+        let all: Vec<(String, Arc<dyn Runtime>)> = self.all();
+        let asked = futures::future::join_all(all.into_iter().map(|(name, runtime)| async move {
+            let problem = match tokio::time::timeout(INTRODUCTION, runtime.status()).await {
+                Ok(Ok(status)) if status.ready => None,
+                Ok(Ok(status)) => Some(status.message),
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it does not answer: look at its log".to_owned()),
+            };
+            (name, problem)
+        }));
+        for (name, problem) in asked.await {
+            let mut known = self.write();
+            let gone = |k: &Known| k.socket.as_ref().is_some_and(|s| !s.exists()) && problem.is_some();
+            if known.get(&name).is_some_and(gone) {
+                tracing::warn!(runtime = %name, "a network runtime's socket is gone");
+                known.remove(&name);
+            } else if let Some(entry) = known.get_mut(&name) {
+                entry.problem = problem;
+            }
+        }
+        before != self.describe()
+    }
+
+    async fn introduce(&self, socket: &Path, call_deadline: Duration) {
+        let runtime = match RemoteRuntime::new(socket, call_deadline) {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                tracing::warn!(socket = %socket.display(), error = &error as &dyn std::error::Error, "a socket cannot be used");
+                return;
+            }
+        };
+        let info = match tokio::time::timeout(INTRODUCTION, runtime.info()).await {
+            Ok(Ok(info)) => info,
+            Ok(Err(error)) => {
+                tracing::debug!(socket = %socket.display(), error = &error as &dyn std::error::Error, "no runtime answers there yet");
+                return;
+            }
+            Err(_) => return,
+        };
+        let mut known = self.write();
+        if known.contains_key(&info.name) {
+            tracing::warn!(socket = %socket.display(), runtime = %info.name, "a second network runtime of that name is left aside: stop one of them");
+            return;
+        }
+        tracing::info!(socket = %socket.display(), runtime = %info.name, version = %info.version, "found a network runtime");
+        let entry = Known {
+            runtime: Arc::new(runtime),
+            info: info.clone(),
+            socket: Some(socket.to_owned()),
+            problem: None,
+        };
+        known.insert(info.name, entry);
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Known>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, Known>> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Runtimes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.read().keys()).finish()
+    }
+}
+
+fn sockets(directory: &Path) -> Vec<PathBuf> {
+    // A directory that is not there, or not yet, holds none.
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut sockets: Vec<PathBuf> =
+        entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "sock")).collect();
+    sockets.sort();
+    sockets
+}

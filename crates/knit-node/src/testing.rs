@@ -1,0 +1,369 @@
+//! A network runtime in memory, and a life that ends where it is told to: for tests of everything around a runtime.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use knit_ledger::{LedgerError, SandboxRecord};
+use knit_runtime::{
+    AttachRequest, Attachment, Error, HostEnd, Info, InterfaceName, Network, NetworkStatus, Pod, Reason,
+    Result, Runtime, SandboxId, Status,
+};
+use tokio::sync::watch;
+
+use crate::netns;
+use crate::record::Store;
+
+/// What stands in for the kernel: it outlives the runtimes that change it. Clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub struct FakeKernel {
+    state: Arc<Mutex<KernelState>>,
+}
+
+#[derive(Debug, Default)]
+struct KernelState {
+    networks: BTreeMap<String, Network>,
+    attachments: BTreeMap<(SandboxId, InterfaceName), Attachment>,
+    /// Made, but not whole: only garbage collection finds them.
+    halves: BTreeSet<(SandboxId, InterfaceName)>,
+    attaches: usize,
+    set_ups: usize,
+    faults: Faults,
+}
+
+/// What is to go wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// The attach with this number, counted from 0 since the last change, fails for this reason.
+    pub attach: Option<(usize, Reason)>,
+    /// This many detaches fail.
+    pub detaches: usize,
+    /// Set-up fails with this.
+    pub set_up: Option<Reason>,
+    /// An attach of this interface never answers.
+    pub hang_on: Option<String>,
+    /// Answers leave the addresses out.
+    pub forget_addresses: bool,
+}
+
+/// A process that can be killed at a step. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Life {
+    state: Arc<Mutex<LifeState>>,
+    killed: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct LifeState {
+    steps: usize,
+    kill_at: Option<usize>,
+}
+
+/// The runtime.
+#[derive(Clone, Debug)]
+pub struct FakeRuntime {
+    name: String,
+    kernel: FakeKernel,
+    life: Life,
+}
+
+/// A ledger that ends with its life.
+pub struct MortalStore {
+    store: Box<dyn Store>,
+    life: Life,
+}
+
+// === impl FakeKernel ===
+
+impl FakeKernel {
+    /// All attachments that are whole.
+    #[must_use]
+    pub fn attachments(&self) -> Vec<Attachment> {
+        self.state().attachments.values().cloned().collect()
+    }
+
+    /// Whether nothing of any attachment is there.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        let state = self.state();
+        state.attachments.is_empty() && state.halves.is_empty()
+    }
+
+    /// The Networks that are set up.
+    #[must_use]
+    pub fn networks(&self) -> BTreeMap<String, Network> {
+        self.state().networks.clone()
+    }
+
+    /// How often a Network was set up.
+    #[must_use]
+    pub fn set_ups(&self) -> usize {
+        self.state().set_ups
+    }
+
+    /// How often something was attached.
+    #[must_use]
+    pub fn attaches(&self) -> usize {
+        self.state().attaches
+    }
+
+    /// Says what is to go wrong from now on.
+    pub fn fail(&self, faults: Faults) {
+        let mut state = self.state();
+        state.faults = faults;
+        state.attaches = 0;
+    }
+
+    /// Loses an interface, as if somebody had deleted it.
+    pub fn lose(&self, sandbox: &str, interface: &str) {
+        self.state().attachments.retain(|(s, i), _| s.as_str() != sandbox || i.as_str() != interface);
+    }
+
+    fn state(&self) -> MutexGuard<'_, KernelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Life ===
+
+impl Default for Life {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+impl Life {
+    /// A life that ends at a step, counted from 0, or does not.
+    #[must_use]
+    pub fn new(kill_at: Option<usize>) -> Self {
+        Self {
+            state: Arc::new(Mutex::new(LifeState { steps: 0, kill_at })),
+            killed: watch::Sender::new(false),
+        }
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        *self.killed.borrow()
+    }
+
+    /// Waits for its end.
+    pub async fn over(&self) {
+        // The sender lives as long as we do.
+        let _ = self.killed.subscribe().wait_for(|killed| *killed).await;
+    }
+
+    /// One step; false if life ends here or has ended.
+    fn step(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let step = state.steps;
+        state.steps += 1;
+        if state.kill_at == Some(step) {
+            self.killed.send_replace(true);
+        }
+        !*self.killed.borrow()
+    }
+
+    /// One step of something that never returns if life ends here.
+    async fn live(&self) {
+        if !self.step() {
+            pending::<()>().await;
+        }
+    }
+}
+
+// === impl FakeRuntime ===
+
+impl FakeRuntime {
+    /// A runtime over a kernel.
+    #[must_use]
+    pub fn new(name: &str, kernel: &FakeKernel, life: &Life) -> Self {
+        Self { name: name.to_owned(), kernel: kernel.clone(), life: life.clone() }
+    }
+
+    fn make(&self, request: &AttachRequest) -> Result<Attachment> {
+        let key = (request.pod.sandbox.clone(), request.interface.clone());
+        let mut state = self.kernel.state();
+        let Some(network) = state.networks.get(&request.network).cloned() else {
+            return Err(Error::new(Reason::NetworkNotFound, "not set up").on(request.network.as_str()));
+        };
+        let Some(namespace) = netns::identify(&request.netns).ok().flatten() else {
+            return Err(Error::new(Reason::NamespaceGone, "no namespace there"));
+        };
+        let number = state.attaches;
+        state.attaches += 1;
+        if let Some((at, reason)) = state.faults.attach
+            && at == number
+        {
+            // What fails leaves nothing behind.
+            state.halves.remove(&key);
+            return Err(Error::new(reason, "told to fail").on(request.network.as_str()));
+        }
+        let clash = state.attachments.iter().find(|(k, a)| {
+            **k != key
+                && a.network == request.network
+                && a.addresses.iter().any(|a| request.addresses.iter().any(|b| a.net.addr() == b.net.addr()))
+        });
+        if let Some(((sandbox, _), _)) = clash {
+            return Err(Error::new(Reason::Conflict, format!("sandbox {sandbox} has that address")));
+        }
+        let attachment = Attachment {
+            pod: request.pod.clone(),
+            network: request.network.clone(),
+            interface: request.interface.clone(),
+            addresses: if state.faults.forget_addresses { Vec::new() } else { request.addresses.clone() },
+            mac: request.mac.unwrap_or(knit_ipam::Mac([2, 0, 0, 0, 0, 1])),
+            mtu: network.mtu.map_or(1500, u32::from),
+            routes: request.routes.clone(),
+            dns: request.dns.clone(),
+            host: HostEnd { name: format!("host{number}"), index: 7, netns_path: None, netns_inode: 1 },
+            pod_netns_inode: namespace.inode,
+        };
+        state.halves.remove(&key);
+        state.attachments.insert(key, attachment.clone());
+        Ok(attachment)
+    }
+}
+
+#[async_trait]
+impl Runtime for FakeRuntime {
+    async fn info(&self) -> Result<Info> {
+        Ok(Info { name: self.name.clone(), version: "test".into(), features: Vec::new() })
+    }
+
+    async fn setup_network(&self, network: &Network) -> Result<()> {
+        self.life.live().await;
+        let mut state = self.kernel.state();
+        if let Some(reason) = state.faults.set_up {
+            return Err(Error::new(reason, "told to fail").on(network.name.as_str()));
+        }
+        state.set_ups += 1;
+        state.networks.insert(network.name.clone(), network.clone());
+        Ok(())
+    }
+
+    async fn remove_network(&self, name: &str) -> Result<()> {
+        let mut state = self.kernel.state();
+        if state.attachments.values().any(|a| a.network == name) {
+            return Err(Error::new(Reason::InUse, "in use").on(name));
+        }
+        state.networks.remove(name);
+        Ok(())
+    }
+
+    async fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
+        self.life.live().await;
+        let hang = self.kernel.state().faults.hang_on.as_deref() == Some(request.interface.as_str());
+        let key = (request.pod.sandbox.clone(), request.interface.clone());
+        let fresh = !self.kernel.state().attachments.contains_key(&key);
+        if fresh {
+            self.kernel.state().halves.insert(key);
+        }
+        self.life.live().await;
+        if hang {
+            pending::<()>().await;
+        }
+        let made = self.make(request);
+        self.life.live().await;
+        made
+    }
+
+    async fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        self.life.live().await;
+        {
+            let mut state = self.kernel.state();
+            if state.faults.detaches > 0 {
+                state.faults.detaches -= 1;
+                return Err(Error::new(Reason::Internal, "told to fail"));
+            }
+            let stays = |(s, i): &(SandboxId, InterfaceName)| {
+                *s != pod.sandbox || interface.is_some_and(|interface| interface != i)
+            };
+            state.attachments.retain(|key, _| stays(key));
+            state.halves.retain(stays);
+        }
+        self.life.live().await;
+        Ok(())
+    }
+
+    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        let state = self.kernel.state();
+        let mut own =
+            state.attachments.keys().filter(|(s, i)| *s == pod.sandbox && interface.is_none_or(|n| n == i));
+        match own.next() {
+            Some(_) => Ok(()),
+            None => Err(Error::new(Reason::Damaged, "the interface is gone")),
+        }
+    }
+
+    async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
+        self.life.live().await;
+        let all = self.kernel.attachments();
+        Ok(all.into_iter().filter(|a| sandbox.is_none_or(|s| *s == a.pod.sandbox)).collect())
+    }
+
+    async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
+        self.life.live().await;
+        let mut state = self.kernel.state();
+        let removed: Vec<Attachment> =
+            state.attachments.values().filter(|a| !keep.contains(&a.pod.sandbox)).cloned().collect();
+        state.attachments.retain(|(s, _), _| keep.contains(s));
+        state.halves.retain(|(s, _)| keep.contains(s));
+        Ok(removed)
+    }
+
+    async fn status(&self) -> Result<Status> {
+        let state = self.kernel.state();
+        let network =
+            |name: &String| NetworkStatus { name: name.clone(), ready: true, ..NetworkStatus::default() };
+        Ok(Status {
+            ready: true,
+            message: String::new(),
+            networks: state.networks.keys().map(network).collect(),
+        })
+    }
+}
+
+// === impl MortalStore ===
+
+impl MortalStore {
+    /// A ledger that ends with a life: before or after any write.
+    #[must_use]
+    pub fn new(store: Box<dyn Store>, life: &Life) -> Self {
+        Self { store, life: life.clone() }
+    }
+
+    fn step(&self) -> Result<(), LedgerError> {
+        if self.life.step() {
+            return Ok(());
+        }
+        let source = io::Error::other("the process was killed");
+        Err(LedgerError::Io { path: PathBuf::from("ledger"), doing: "living", source })
+    }
+}
+
+impl Store for MortalStore {
+    fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError> {
+        self.step()?;
+        self.store.put(record)?;
+        self.step()
+    }
+
+    fn remove(&mut self, sandbox: &str) -> Result<(), LedgerError> {
+        self.step()?;
+        self.store.remove(sandbox)?;
+        self.step()
+    }
+
+    fn get(&self, sandbox: &str) -> Option<&SandboxRecord> {
+        self.store.get(sandbox)
+    }
+
+    fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_> {
+        self.store.records()
+    }
+}

@@ -1,0 +1,176 @@
+//! What the agent knows of the cluster: one immutable snapshot at a time, so that a decision is made on one state of
+//! things, and made by pure functions.
+
+pub mod boot;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use knit_api::{AddressBlockSpec, Network, NetworkAttachment, NetworkClass, names};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// One state of things.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// Networks by name.
+    pub networks: Arc<BTreeMap<String, Arc<Network>>>,
+    /// NetworkClasses by name.
+    pub classes: Arc<BTreeMap<String, Arc<NetworkClass>>>,
+    /// The labels of namespaces.
+    pub namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
+    /// All AddressBlocks by name.
+    pub blocks: Arc<BTreeMap<String, Arc<AddressBlockSpec>>>,
+    /// All nodes by name.
+    pub nodes: Arc<BTreeMap<String, Arc<NodeView>>>,
+    /// The cluster's service ranges, by the object that names them.
+    pub service_cidrs: Arc<BTreeMap<String, Vec<IpNet>>>,
+    /// ClusterIPs of the Services that some Network lists, by namespace and name.
+    pub services: Arc<BTreeMap<(String, String), Vec<IpAddr>>>,
+    /// This node's pods by namespace and name.
+    pub pods: Arc<BTreeMap<(String, String), Arc<PodView>>>,
+    /// NetworkAttachments that users made, by namespace and name.
+    pub attachments: Arc<BTreeMap<(String, String), Arc<NetworkAttachment>>>,
+    /// Which kinds have arrived completely.
+    pub synced: Synced,
+    /// Counts changes of what Networks are made of.
+    pub networks_revision: u64,
+}
+
+/// A set of labels.
+pub type Labels = BTreeMap<String, String>;
+
+/// What the agent needs to know of a node.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct NodeView {
+    /// Its own addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What the agent needs to know of a pod of this node.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PodView {
+    /// Its uid.
+    pub uid: Option<String>,
+    /// Its annotations, as far as Knit reads them.
+    pub annotations: BTreeMap<String, String>,
+    /// Whether it uses the node's own network.
+    pub host_network: bool,
+    /// Whether it is on its way out, or done.
+    pub ending: bool,
+}
+
+/// Which kinds have arrived completely since the start.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Synced {
+    /// Networks.
+    pub networks: bool,
+    /// NetworkClasses.
+    pub classes: bool,
+    /// Namespaces.
+    pub namespaces: bool,
+    /// AddressBlocks.
+    pub blocks: bool,
+    /// Nodes.
+    pub nodes: bool,
+    /// This node's pods.
+    pub pods: bool,
+    /// NetworkAttachments of users.
+    pub attachments: bool,
+}
+
+/// Holds the newest snapshot and tells of changes.
+#[derive(Debug)]
+pub struct WorldStore {
+    current: watch::Sender<Arc<World>>,
+}
+
+// === impl World ===
+
+impl World {
+    /// The runtime of a Network's class, with the class.
+    #[must_use]
+    pub fn class_of(&self, network: &Network) -> Option<&Arc<NetworkClass>> {
+        self.classes.get(&network.spec.class)
+    }
+
+    /// The name of the runtime that serves a Network. Knit's own class is known even where nobody wrote it down.
+    #[must_use]
+    pub fn runtime_of(&self, network: &Network) -> Option<String> {
+        match self.class_of(network) {
+            Some(class) => Some(class.spec.runtime.clone()),
+            None if network.spec.class == names::DEFAULT_CLASS => Some(names::LINUX_RUNTIME.to_owned()),
+            None => None,
+        }
+    }
+
+    /// Whether all that a pod's way needs has arrived.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        let s = self.synced;
+        s.networks && s.classes && s.namespaces && s.blocks && s.nodes
+    }
+}
+
+// === impl WorldStore ===
+
+impl Default for WorldStore {
+    fn default() -> Self {
+        Self::new(World::default())
+    }
+}
+
+impl WorldStore {
+    /// Starts with what is known.
+    #[must_use]
+    pub fn new(world: World) -> Self {
+        Self { current: watch::Sender::new(Arc::new(world)) }
+    }
+
+    /// The newest snapshot.
+    #[must_use]
+    pub fn get(&self) -> Arc<World> {
+        Arc::clone(&self.current.borrow())
+    }
+
+    /// Tells of every new snapshot.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<World>> {
+        self.current.subscribe()
+    }
+
+    /// Makes a new snapshot.
+    pub fn update(&self, change: impl FnOnce(&mut World)) {
+        self.current.send_modify(|world| change(Arc::make_mut(world)));
+    }
+
+    /// Makes a new snapshot in which Networks, or what they are made of, changed.
+    pub fn update_networks(&self, change: impl FnOnce(&mut World)) {
+        self.update(|world| {
+            change(world);
+            world.networks_revision += 1;
+        });
+    }
+
+    /// Waits until `look` finds what it looks for, or gives what it says last when the time is over.
+    pub async fn wait<T, E>(
+        &self,
+        deadline: Instant,
+        mut look: impl FnMut(&World) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut changes = self.current.subscribe();
+        loop {
+            let world = Arc::clone(&changes.borrow_and_update());
+            let missing = match look(&world) {
+                Ok(found) => return Ok(found),
+                Err(missing) => missing,
+            };
+            if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+                return Err(missing);
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A node with a runtime in memory: its world is made here, its pods' namespaces are plain files.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use knit_api::{AddressBlockSpec, Network, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
+use knit_ledger::{Ledger, Recovery, SandboxRecord};
+use knit_node::reconcile::{Outcome, Pass};
+use knit_node::testing::{FakeKernel, FakeRuntime, Life, MortalStore};
+use knit_node::world::{NodeView, World};
+use knit_node::{Attached, Core, CoreConfig, Door, Parts, PodRequest, Result};
+use knit_runtime::{Dns, InterfaceName, Pod, SandboxId};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+pub const NODE: &str = "node-1";
+
+/// What outlives an agent: files, kernel, and the objects of the cluster.
+pub struct Node {
+    pub dir: TempDir,
+    pub kernel: FakeKernel,
+    pub other: FakeKernel,
+    pub world: World,
+}
+
+/// One run of an agent.
+pub struct Agent {
+    pub core: Core,
+    pub outcome: Outcome,
+}
+
+impl Node {
+    /// A node with the Networks `default` (10.1.0.0/16), `blue` (10.2.0.0/16) and `green` (10.2.0.0/16, too).
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut world = World::default();
+        let networks = [
+            network("default", 1, "10.1.0.0/16", json!({})),
+            network("blue", 2, "10.2.0.0/16", json!({"allowedNamespaces": {"from": "All"}})),
+            network(
+                "green",
+                3,
+                "10.2.0.0/16",
+                json!({"primaryFor": {"matchLabels": {"team": "green"}}, "topology": "Layer2"}),
+            ),
+            network(
+                "other",
+                4,
+                "10.4.0.0/16",
+                json!({"class": "other", "allowedNamespaces": {"from": "All"}}),
+            ),
+        ];
+        world.networks = Arc::new(networks.into_iter().map(|n| (name(&n), Arc::new(n))).collect());
+        let class: NetworkClass = serde_json::from_value(json!({
+            "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkClass", "metadata": {"name": "other"},
+            "spec": {"runtime": "example.com/other"}
+        }))
+        .expect("a class");
+        world.classes = Arc::new(BTreeMap::from([("other".to_owned(), Arc::new(class))]));
+        let labels = |pairs: &[(&str, &str)]| {
+            Arc::new(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+        };
+        world.namespaces = Arc::new(BTreeMap::from([
+            ("shop".to_owned(), labels(&[])),
+            ("forest".to_owned(), labels(&[("team", "green")])),
+        ]));
+        let blocks = [
+            ("default", "10.1.0.0/28"),
+            ("blue", "10.2.0.0/28"),
+            ("green", "10.2.0.16/28"),
+            ("other", "10.4.0.0/28"),
+        ];
+        let blocks = blocks.into_iter().map(|(n, range)| (format!("{n}-1"), Arc::new(block(n, NODE, range))));
+        world.blocks = Arc::new(blocks.collect());
+        let view = NodeView { addresses: vec!["192.0.2.1".parse().expect("an address")] };
+        world.nodes = Arc::new(BTreeMap::from([(NODE.to_owned(), Arc::new(view))]));
+        world.synced.networks = true;
+        world.synced.namespaces = true;
+        Self { dir, kernel: FakeKernel::default(), other: FakeKernel::default(), world }
+    }
+
+    pub fn config(&self) -> CoreConfig {
+        let mut config = CoreConfig::new(NODE, self.dir.path().join("run"), self.dir.path().join("state"));
+        config.cache_wait = Duration::from_millis(200);
+        config.block_wait = Duration::from_millis(300);
+        config.runtime_deadline = Duration::from_secs(5);
+        config
+    }
+
+    /// Starts an agent whose life may end.
+    pub async fn start_with(&self, life: &Life) -> Agent {
+        let config = self.config();
+        let opened = Ledger::<SandboxRecord>::open(config.ledger()).expect("the ledger");
+        let adopt = opened.recovery != Recovery::Clean;
+        let store = Box::new(MortalStore::new(Box::new(opened.ledger), life));
+        let core = Core::new(Parts { config, world: self.world.clone(), store, proxy: None });
+        for (name, kernel) in [("knit.dev/linux", &self.kernel), ("example.com/other", &self.other)] {
+            let runtime = FakeRuntime::new(name, kernel, life);
+            core.runtimes().add(Arc::new(runtime)).await.expect("a runtime");
+        }
+        let pass = Pass { first: true, adopt, netns_dirs: vec![self.dir.path().join("netns")] };
+        let outcome = core.begin(&pass).await;
+        Agent { core, outcome }
+    }
+
+    pub async fn start(&self) -> Agent {
+        self.start_with(&Life::default()).await
+    }
+
+    /// All that both runtimes have.
+    pub fn attachments(&self) -> Vec<knit_runtime::Attachment> {
+        self.kernel.attachments().into_iter().chain(self.other.attachments()).collect()
+    }
+
+    /// Whether neither runtime has anything.
+    pub fn is_clean(&self) -> bool {
+        self.kernel.is_clean() && self.other.is_clean()
+    }
+
+    /// Makes a pod's namespace.
+    pub fn netns(&self, sandbox: &str) -> PathBuf {
+        let folder = self.dir.path().join("netns");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join(sandbox);
+        if !path.exists() {
+            std::fs::write(&path, b"").expect("a namespace");
+        }
+        path
+    }
+
+    pub fn request(&self, sandbox: &str, namespace: &str, networks: &str) -> PodRequest {
+        PodRequest {
+            pod: Pod {
+                sandbox: id(sandbox),
+                namespace: Some(namespace.into()),
+                name: Some(format!("pod-{sandbox}")),
+                uid: Some(format!("uid-{sandbox}")),
+            },
+            netns: self.netns(sandbox),
+            interface: InterfaceName::new("eth0").expect("a name"),
+            annotations: Some(BTreeMap::from([("knit.dev/networks".to_owned(), networks.to_owned())])),
+            ports: Vec::new(),
+            addresses: Vec::new(),
+            mac: None,
+            dns: Dns::default(),
+            door: Door::Cni("knit".into()),
+        }
+    }
+}
+
+impl Agent {
+    pub async fn add(&self, request: PodRequest) -> Result<Attached> {
+        self.core.attach(request, Instant::now() + Duration::from_secs(10)).await
+    }
+
+    pub async fn del(&self, sandbox: &str) -> Result<()> {
+        self.core.detach(id(sandbox), Some(InterfaceName::new("eth0").expect("a name"))).await
+    }
+}
+
+pub fn id(sandbox: &str) -> SandboxId {
+    SandboxId::new(sandbox).expect("an id")
+}
+
+pub fn name(network: &Network) -> String {
+    network.metadata.name.clone().expect("a name")
+}
+
+pub fn network(name: &str, id: u32, cidr: &str, extra: serde_json::Value) -> Network {
+    let mut spec = json!({"topology": "Layer3"});
+    spec.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+    let mut spec: NetworkSpec = serde_json::from_value(spec).expect("a spec");
+    spec.subnets = vec![Subnet { cidr: cidr.into(), ..Subnet::default() }];
+    let mut network = Network::new(name, spec);
+    network.status = Some(NetworkStatus { id: Some(id), ..NetworkStatus::default() });
+    network
+}
+
+pub fn block(network: &str, node: &str, range: &str) -> AddressBlockSpec {
+    AddressBlockSpec { network: network.into(), node: node.into(), ipv4: Some(range.into()), ipv6: None }
+}
+
+/// The addresses of an answer, by interface.
+pub fn addresses(attached: &Attached) -> Vec<(String, String)> {
+    let of = |a: &knit_runtime::Attachment| (a.interface.to_string(), a.addresses[0].net.to_string());
+    attached.attachments.iter().map(of).collect()
+}

@@ -1,0 +1,291 @@
+//! One pod's way through the core, and every fault on it, over a runtime in memory.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Node, addresses, block, id, network};
+use knit_node::testing::Faults;
+use knit_node::{Door, Reason};
+use knit_runtime::InterfaceName;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+#[tokio::test]
+async fn a_pod_gets_all_its_networks_main_one_first() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.core.status().expect("ready");
+    let attached = agent.add(node.request("a", "shop", "blue@data0,other")).await.expect("attached");
+    let found = addresses(&attached);
+    assert_eq!(found.iter().map(|(i, _)| i.as_str()).collect::<Vec<_>>(), ["eth0", "data0", "net1"]);
+    assert!(found[0].1.starts_with("10.1.0.") && found[0].1.ends_with("/32"), "{found:?}");
+    assert_eq!(node.attachments().len(), 3);
+    assert_eq!(agent.core.list(Some(&id("a"))).len(), 3);
+
+    // The namespace of another team has another primary, switched, with the subnet's prefix.
+    let attached = agent.add(node.request("b", "forest", "")).await.expect("attached");
+    assert_eq!(attached.attachments[0].network, "green");
+    assert!(addresses(&attached)[0].1.ends_with("/16"), "{attached:?}");
+
+    agent.del("a").await.expect("detached");
+    agent.del("b").await.expect("detached");
+    assert!(node.is_clean());
+    assert!(agent.core.list(None).is_empty());
+}
+
+#[tokio::test]
+async fn the_same_add_again_gives_the_same_answer() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let first = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    let (x, y) = tokio::join!(
+        agent.add(node.request("a", "shop", "blue")),
+        agent.add(node.request("a", "shop", "blue"))
+    );
+    assert_eq!(x.expect("again"), first);
+    assert_eq!(y.expect("again"), first);
+    assert_eq!(node.kernel.attaches(), 2, "nothing was made twice");
+
+    // Two at once for a new sandbox: one makes, both answer.
+    let (x, y) =
+        tokio::join!(agent.add(node.request("n", "shop", "")), agent.add(node.request("n", "shop", "")));
+    assert_eq!(x.expect("one"), y.expect("the other"));
+    assert_eq!(node.attachments().len(), 3);
+}
+
+#[tokio::test]
+async fn all_or_nothing_whichever_attach_fails() {
+    let node = Node::new();
+    let agent = node.start().await;
+    for (kernel, k) in [(&node.kernel, 0), (&node.kernel, 1), (&node.other, 0)] {
+        kernel.fail(Faults { attach: Some((k, knit_runtime::Reason::Internal)), ..Faults::default() });
+        let error = agent.add(node.request("a", "shop", "blue,other")).await.expect_err("told to fail");
+        assert_eq!(error.reason, Reason::AttachFailed);
+        assert!(error.chain().contains("Network"), "{}", error.chain());
+        assert!(node.is_clean(), "attach {k} failed and something is left");
+        assert!(agent.core.list(None).is_empty());
+        kernel.fail(Faults::default());
+    }
+    agent.add(node.request("a", "shop", "blue,other")).await.expect("attached at last");
+}
+
+#[tokio::test]
+async fn a_runtime_that_answers_half_has_failed() {
+    let node = Node::new();
+    let agent = node.start().await;
+    node.kernel.fail(Faults { forget_addresses: true, ..Faults::default() });
+    let error = agent.add(node.request("a", "shop", "")).await.expect_err("no address in the answer");
+    assert_eq!(error.reason, Reason::AttachFailed);
+    assert!(node.is_clean());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_is_given_up() {
+    let node = Node::new();
+    let agent = node.start().await;
+    node.kernel.fail(Faults { hang_on: Some("net1".into()), ..Faults::default() });
+    let error = agent.add(node.request("a", "shop", "blue")).await.expect_err("it hangs");
+    assert_eq!(error.reason, Reason::NotReady);
+    assert!(node.is_clean());
+}
+
+#[tokio::test]
+async fn a_detach_that_fails_is_tried_again() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.add(node.request("a", "shop", "")).await.expect("attached");
+    node.kernel.fail(Faults { detaches: 1, ..Faults::default() });
+    assert_eq!(agent.del("a").await.expect_err("told to fail").reason, Reason::NotReady);
+    assert_eq!(node.attachments().len(), 1);
+    let outcome = agent.core.reconcile(&Default::default()).await;
+    assert_eq!((outcome.rolled_back, outcome.failed), (1, 0));
+    assert!(node.is_clean());
+    agent.del("a").await.expect("gone already is success");
+}
+
+#[tokio::test]
+async fn del_of_the_unknown_is_success_and_del_waits_for_add() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.del("never-seen").await.expect("success");
+    let (added, deleted) = tokio::join!(agent.add(node.request("a", "shop", "blue")), agent.del("a"));
+    added.expect("attached");
+    deleted.expect("detached");
+    assert!(node.is_clean(), "the DEL came after the ADD");
+}
+
+#[tokio::test]
+async fn add_after_a_del_that_never_came() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let mut request = node.request("a", "shop", r#"[{"name":"blue","ips":["10.2.0.9"]}]"#);
+    agent.add(request.clone()).await.expect("attached");
+    // The same pod comes with a new sandbox and wants the same address.
+    request.pod.sandbox = id("b");
+    request.netns = node.netns("b");
+    let attached = agent.add(request).await.expect("attached again");
+    assert_eq!(addresses(&attached)[1].1, "10.2.0.9/32");
+    assert_eq!(node.attachments().len(), 2);
+    assert!(agent.core.list(Some(&id("a"))).is_empty());
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_gone_is_cleared_away() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let (gone, stays) = (node.request("gone", "shop", "blue"), node.request("stays", "shop", "blue"));
+    agent.add(gone.clone()).await.expect("attached");
+    agent.add(stays).await.expect("attached");
+    std::fs::remove_file(&gone.netns).expect("removed");
+    let outcome = agent.core.reconcile(&Default::default()).await;
+    assert_eq!((outcome.removed, outcome.failed), (1, 0));
+    assert_eq!(agent.core.list(None).len(), 2);
+    assert_eq!(agent.add(gone).await.expect_err("nothing to attach to").reason, Reason::UnknownSandbox);
+}
+
+#[tokio::test]
+async fn what_a_runtime_lost_is_made_again_and_strays_are_removed() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    node.kernel.lose("a", "net1");
+    assert!(agent.core.check(id("a")).await.is_err());
+    let outcome = agent.core.reconcile(&Default::default()).await;
+    assert_eq!((outcome.repaired, outcome.failed), (1, 0));
+    agent.core.check(id("a")).await.expect("whole again");
+    let after = agent.core.list(Some(&id("a")));
+    assert_eq!(after[1].addresses, before.attachments[1].addresses);
+}
+
+#[tokio::test]
+async fn garbage_collection_keeps_what_is_listed_and_what_others_made() {
+    let node = Node::new();
+    let agent = node.start().await;
+    for sandbox in ["a", "b"] {
+        agent.add(node.request(sandbox, "shop", "")).await.expect("attached");
+    }
+    let mut kni = node.request("k", "shop", "");
+    kni.door = Door::Kni;
+    agent.add(kni).await.expect("attached");
+    agent.core.gc(Door::Cni("knit".into()), BTreeSet::from(["b".to_owned()])).await.expect("collected");
+    let left: BTreeSet<String> = agent.core.list(None).iter().map(|a| a.pod.sandbox.to_string()).collect();
+    assert_eq!(left, BTreeSet::from(["b".to_owned(), "k".to_owned()]));
+    agent.core.gc(Door::Cni("another".into()), BTreeSet::new()).await.expect("collected");
+    assert_eq!(agent.core.list(None).len(), 2, "another configuration's garbage is not ours");
+}
+
+#[tokio::test]
+async fn an_empty_pool_waits_for_a_block_and_then_says_so() {
+    let mut node = Node::new();
+    Arc::make_mut(&mut node.world.blocks)
+        .insert("blue-1".into(), Arc::new(block("blue", common::NODE, "10.2.0.8/29")));
+    let agent = node.start().await;
+    let mut added = Vec::new();
+    let error = loop {
+        let sandbox = format!("s{}", added.len());
+        match agent.add(node.request(&sandbox, "shop", "blue")).await {
+            Ok(attached) => added.push(attached),
+            Err(error) => break error,
+        }
+        assert!(added.len() < 9, "more pods than addresses");
+    };
+    assert_eq!(error.reason, Reason::AddressesExhausted);
+    assert!(error.retryable());
+    assert_eq!(added.len(), 7, "8 addresses less the router's");
+    assert!(agent.core.networks().states().iter().any(|s| s.name == "blue" && s.starved));
+    agent.core.status().expect("STATUS does not fail for it");
+
+    // A further block comes while a pod waits.
+    let core = agent.core.clone();
+    let following = tokio::spawn(async move { core.follow_networks().await });
+    let (waiting, ()) = tokio::join!(agent.add(node.request("w", "shop", "blue")), async {
+        agent.core.world().update_networks(|world| {
+            Arc::make_mut(&mut world.blocks)
+                .insert("blue-2".into(), Arc::new(block("blue", common::NODE, "10.2.1.0/29")));
+        });
+    });
+    let attached = waiting.expect("the block came");
+    assert!(addresses(&attached)[1].1.starts_with("10.2.1."), "{attached:?}");
+    assert!(node.kernel.networks()["blue"].blocks.len() == 2, "the runtime knows the block");
+    following.abort();
+}
+
+#[tokio::test]
+async fn unknown_things_are_waited_for_a_little() {
+    let node = Node::new();
+    let agent = node.start().await;
+    for (namespace, networks, words) in [("new", "", "namespace new"), ("shop", "red", "Network red")] {
+        let error = agent.add(node.request("a", namespace, networks)).await.expect_err("not known");
+        assert_eq!(error.reason, Reason::NotReady);
+        assert!(error.chain().contains(words), "{}", error.chain());
+    }
+    let (added, ()) = tokio::join!(agent.add(node.request("a", "new", "")), async {
+        agent.core.world().update(|world| {
+            Arc::make_mut(&mut world.namespaces).insert("new".into(), Arc::default());
+        });
+    });
+    added.expect("the namespace came");
+}
+
+#[tokio::test]
+async fn networks_follow_their_objects_and_unused_ones_go() {
+    let node = Node::new();
+    let agent = node.start().await;
+    assert_eq!(node.kernel.networks().keys().collect::<Vec<_>>(), ["default"], "only what is needed");
+    agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    let set_ups = node.kernel.set_ups();
+    agent.core.pass_over_networks().await;
+    assert_eq!(node.kernel.set_ups(), set_ups, "nothing changed, nothing is told");
+    agent.core.world().update_networks(|world| {
+        let blue =
+            network("blue", 2, "10.2.0.0/16", json!({"mtu": 1400, "allowedNamespaces": {"from": "All"}}));
+        Arc::make_mut(&mut world.networks).insert("blue".into(), Arc::new(blue));
+        Arc::make_mut(&mut world.blocks)
+            .insert("blue-2".into(), Arc::new(block("blue", "node-2", "10.2.3.0/28")));
+    });
+    agent.core.pass_over_networks().await;
+    let blue = node.kernel.networks()["blue"].clone();
+    assert_eq!((blue.mtu, blue.blocks.len()), (Some(1400), 2));
+    assert_eq!(blue.router_addresses.len(), 1, "the router has an address of its own");
+
+    // It is deleted, but a pod has it: it stays until the pod is gone.
+    agent.core.world().update_networks(|world| drop(Arc::make_mut(&mut world.networks).remove("blue")));
+    agent.core.pass_over_networks().await;
+    assert!(node.kernel.networks().contains_key("blue"));
+    agent.del("a").await.expect("detached");
+    agent.core.pass_over_networks().await;
+    assert!(!node.kernel.networks().contains_key("blue"));
+}
+
+#[tokio::test]
+async fn status_fails_only_before_the_first_readiness_since_boot() {
+    let mut node = Node::new();
+    let networks = std::mem::take(&mut node.world.networks);
+    let agent = node.start().await;
+    let error = agent.core.status().expect_err("no default Network");
+    assert!(error.chain().contains("default"), "{}", error.chain());
+    drop(agent);
+    node.world.networks = networks;
+    drop(node.start().await);
+    // The agent comes back while nothing is known: still no failure.
+    node.world.networks = Arc::new(BTreeMap::new());
+    let agent = node.start().await;
+    agent.core.status().expect("it was ready since boot");
+    assert!(agent.core.readiness().now().is_err());
+}
+
+#[tokio::test]
+async fn work_goes_on_when_the_caller_stops_waiting() {
+    let node = Node::new();
+    let agent = node.start().await;
+    {
+        let add = agent.add(node.request("a", "shop", "blue"));
+        tokio::pin!(add);
+        assert!(futures::poll!(&mut add).is_pending());
+    }
+    tokio::time::timeout(Duration::from_secs(5), agent.core.idle()).await.expect("it ends");
+    assert_eq!(agent.core.list(Some(&id("a"))).len(), 2, "attached all the same");
+    assert_eq!(InterfaceName::new("eth0").expect("a name"), agent.core.list(None)[0].interface);
+}

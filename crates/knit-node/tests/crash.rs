@@ -1,0 +1,164 @@
+//! The agent is killed at every step, before and after each ledger write and each change of the kernel; the next one
+//! leaves nothing behind and loses no pod.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use common::{Agent, Node, addresses};
+use knit_ledger::{AttachmentState, SandboxRecord};
+use knit_node::testing::Life;
+
+/// What the container runtime was told.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    /// Pods that were acknowledged, with their addresses, and whose DEL was not asked for yet.
+    running: BTreeMap<String, Vec<(String, String)>>,
+    /// Pods whose DEL was acknowledged.
+    gone: BTreeSet<String>,
+}
+
+#[test]
+fn killed_at_every_step() {
+    let mut kill_at = 0;
+    loop {
+        let node = Node::new();
+        let life = Life::new(Some(kill_at));
+        let told = Arc::new(Mutex::new(Told::default()));
+        run(async {
+            tokio::select! {
+                () = life.over() => {}
+                () = scenario(&node, &life, &told) => {}
+            }
+        });
+        let completed = !life.is_over();
+        let told = told.lock().expect("nobody panicked").clone();
+        run(afterwards(&node, &told, kill_at));
+        if completed {
+            assert!(kill_at > 40, "the scenario has only {kill_at} steps");
+            break;
+        }
+        kill_at += 1;
+    }
+}
+
+/// Each life is a runtime of its own: what it spawned dies with it.
+fn run(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(work);
+}
+
+async fn scenario(node: &Node, life: &Life, told: &Mutex<Told>) {
+    let agent = node.start_with(life).await;
+    add(node, &agent, told, "a", "blue,other").await;
+    add(node, &agent, told, "b", "").await;
+    del(&agent, told, "a").await;
+    add(node, &agent, told, "c", "blue").await;
+    del(&agent, told, "b").await;
+}
+
+async fn add(node: &Node, agent: &Agent, told: &Mutex<Told>, sandbox: &str, networks: &str) {
+    if let Ok(attached) = agent.add(node.request(sandbox, "shop", networks)).await {
+        told.lock().expect("nobody panicked").running.insert(sandbox.to_owned(), addresses(&attached));
+    }
+}
+
+async fn del(agent: &Agent, told: &Mutex<Told>, sandbox: &str) {
+    told.lock().expect("nobody panicked").running.remove(sandbox);
+    if agent.del(sandbox).await.is_ok() {
+        told.lock().expect("nobody panicked").gone.insert(sandbox.to_owned());
+    }
+}
+
+async fn afterwards(node: &Node, told: &Told, kill_at: usize) {
+    let agent = node.start().await;
+    let when = format!("killed at step {kill_at}: {told:?}");
+    let (records, _) = knit_ledger::read::<SandboxRecord>(&node.config().ledger()).expect("the ledger");
+    // Ledger and kernel say the same, and nothing is half way.
+    let mut recorded = BTreeSet::new();
+    for record in &records {
+        for attachment in record.attachments() {
+            assert!(matches!(attachment.state(), AttachmentState::Attached(_)), "{when}: {attachment:?}");
+            recorded.insert((record.sandbox().to_owned(), attachment.plan().interface.clone()));
+        }
+    }
+    let kernel: BTreeSet<(String, String)> =
+        node.attachments().iter().map(|a| (a.pod.sandbox.to_string(), a.interface.to_string())).collect();
+    assert_eq!(recorded, kernel, "{when}");
+    // No pod that was acknowledged lost anything; none that is gone is there; each has all or nothing.
+    let mut listed: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    for attachment in agent.core.list(None) {
+        let entry = listed.entry(attachment.pod.sandbox.to_string()).or_default();
+        entry.push((attachment.interface.to_string(), attachment.addresses[0].net.to_string()));
+    }
+    for (sandbox, addresses) in &told.running {
+        assert_eq!(listed.get(sandbox), Some(addresses), "{when}");
+    }
+    for (sandbox, whole) in [("a", 3), ("b", 1), ("c", 2)] {
+        let has = listed.get(sandbox).map_or(0, Vec::len);
+        assert!(has == 0 || has == whole, "{when}: {sandbox} has {has} of {whole} interfaces");
+        assert!(has == 0 || !told.gone.contains(sandbox), "{when}: {sandbox} is back");
+    }
+    // New pods can be added, and after all DELs nothing is left.
+    agent.add(node.request("d", "shop", "blue")).await.expect("a new pod");
+    for sandbox in ["a", "b", "c", "d"] {
+        agent.del(sandbox).await.expect("detached");
+    }
+    assert!(node.is_clean(), "{when}");
+    let (records, _) = knit_ledger::read::<SandboxRecord>(&node.config().ledger()).expect("the ledger");
+    assert!(records.is_empty(), "{when}");
+}
+
+#[tokio::test]
+async fn a_damaged_ledger_is_rebuilt_and_no_pod_notices() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    drop(agent);
+    let ledger = node.config().ledger();
+    let mut bytes = std::fs::read(&ledger).expect("the ledger");
+    let middle = bytes.len() / 3;
+    for byte in &mut bytes[middle..middle + 8] {
+        *byte ^= 0x5a;
+    }
+    std::fs::write(&ledger, bytes).expect("damaged");
+    let agent = node.start().await;
+    assert_eq!(agent.outcome.adopted, 2, "{:?}", agent.outcome);
+    assert_eq!(agent.outcome.strays, 0);
+    assert_eq!(agent.core.list(None), before.attachments);
+    // The addresses are not given out a second time.
+    let other = agent.add(node.request("b", "shop", "blue")).await.expect("attached");
+    assert_ne!(addresses(&other), addresses(&before));
+    agent.del("a").await.expect("detached");
+    assert_eq!(node.attachments().len(), 2);
+    // Its namespace was found again by its inode, so it is cleared away when that is gone.
+    std::fs::remove_file(node.netns("b")).expect("removed");
+    let outcome = agent.core.reconcile(&Default::default()).await;
+    assert_eq!(outcome.removed, 1);
+}
+
+#[tokio::test]
+async fn a_del_that_came_while_the_agent_was_away() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    drop(agent);
+    let del = knit_cni::protocol::Request {
+        version: knit_cni::protocol::PROTOCOL_VERSION,
+        command: knit_cni::protocol::Command::Del,
+        container_id: "a".into(),
+        netns: String::new(),
+        ifname: "eth0".into(),
+        args: knit_cni::Args::default(),
+        path: String::new(),
+        config: knit_cni::NetworkConfig { cni_version: "1.1.0".into(), ..Default::default() },
+        timeout_ms: None,
+    };
+    let spool = knit_cni::paths::spool(&node.config().run_dir);
+    knit_cni::spool::leave(&spool, &del).expect("noted");
+    let agent = node.start().await;
+    assert!(node.is_clean());
+    assert!(agent.core.list(None).is_empty());
+    assert!(knit_cni::spool::notes(&spool).expect("read").is_empty(), "the note is done");
+}
