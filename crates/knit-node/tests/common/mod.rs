@@ -172,7 +172,9 @@ pub fn name(network: &Network) -> String {
 
 pub fn network(name: &str, id: u32, cidr: &str, extra: serde_json::Value) -> Network {
     let mut spec = json!({"topology": "Layer3"});
-    spec.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+    if let serde_json::Value::Object(extra) = extra {
+        spec.as_object_mut().expect("an object").extend(extra);
+    }
     let mut spec: NetworkSpec = serde_json::from_value(spec).expect("a spec");
     spec.subnets = vec![Subnet { cidr: cidr.into(), ..Subnet::default() }];
     let mut network = Network::new(name, spec);
