@@ -2,6 +2,7 @@
 
 mod bench;
 mod generate;
+mod shim;
 
 use std::process::ExitCode;
 
@@ -20,12 +21,15 @@ enum Command {
     Generate(generate::Args),
     /// Measures, next to a peer in the same run
     Bench(bench::Args),
+    /// Builds the CNI shim as one small static file
+    Shim(shim::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Shim(args) => shim::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -35,6 +35,16 @@ pub struct NetworkConfig {
     /// The agent's socket, where it is not the usual one. Only the shim reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<String>,
+    /// How many seconds a call may take, where it is not the usual time. Only the shim reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_seconds: Option<u64>,
+    /// Where DELs are noted while the agent is away; beside the socket if it is left out. Only the shim reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spool_dir: Option<String>,
+    /// The file that is there once the agent was ready since boot; beside the socket if it is left out. Only the shim
+    /// reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_file: Option<String>,
 }
 
 /// An attachment as GC names it.

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::call::MAX_CONTAINER_ID;
 use crate::protocol::{MAX_FRAME, Request};
 
 const SUFFIX: &str = "del";
@@ -23,18 +24,8 @@ pub struct Note {
 /// # Errors
 /// When the folder cannot be written, or the request cannot be named as a file.
 pub fn leave(folder: &Path, request: &Request) -> io::Result<()> {
-    let named = |text: &str| {
-        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-        !text.is_empty() && text.len() <= 64 && text.bytes().all(fits)
-    };
-    if !named(&request.container_id) || !named(&request.ifname) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "CNI_CONTAINERID and CNI_IFNAME must be letters, digits and ._- to be noted for later",
-        ));
-    }
+    let name = name(&request.container_id, &request.ifname)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let name = format!("{}@{}", request.container_id, request.ifname);
     let unfinished = folder.join(format!("{name}.{}.tmp", std::process::id()));
     let mut file =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
@@ -45,6 +36,17 @@ pub fn leave(folder: &Path, request: &Request) -> io::Result<()> {
         let _ = fs::remove_file(&unfinished);
     }
     written
+}
+
+/// Takes a note back: the same container gets its networks again, and a DEL from before must not take them away.
+///
+/// # Errors
+/// When there is one and it cannot be removed.
+pub fn forget(folder: &Path, container_id: &str, ifname: &str) -> io::Result<()> {
+    match fs::remove_file(folder.join(format!("{}.{SUFFIX}", name(container_id, ifname)?))) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// All notes, in the order of their names. A folder that is not there holds none.
@@ -66,6 +68,29 @@ pub fn notes(folder: &Path) -> io::Result<Vec<Note>> {
     }
     files.sort();
     Ok(files.into_iter().map(|file| Note { request: read(&file), file }).collect())
+}
+
+/// What the note of a container's interface is called. Interface names may hold signs that file names should not.
+fn name(container_id: &str, ifname: &str) -> io::Result<String> {
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    if container_id.is_empty()
+        || container_id.len() > MAX_CONTAINER_ID
+        || !container_id.bytes().all(fits)
+        || ifname.is_empty()
+        || ifname.len() > 15
+    {
+        let problem = "the container's id or the interface's name is not one that CNI allows";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
+    let mut name = format!("{container_id}@");
+    for byte in ifname.bytes() {
+        if fits(byte) {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    Ok(name)
 }
 
 fn read(file: &Path) -> io::Result<Request> {

@@ -1,0 +1,46 @@
+//! `cargo xtask shim`: the CNI shim as one small static file, for any Linux of this machine's kind.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// Builds the static CNI shim.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where to put it, besides the target directory
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = Command::new(&rustc).arg("-vV").output().context("cannot run rustc")?;
+    let version = String::from_utf8(version.stdout).context("rustc -vV printed no text")?;
+    let Some(target) = version.lines().find_map(|line| line.strip_prefix("host: ")) else {
+        bail!("rustc -vV does not say what it builds for");
+    };
+    // A target by name, so that the flags are not applied to build scripts and macros. Static code at a fixed address
+    // starts without a loader and without relocations.
+    let status = Command::new(cargo)
+        .args(["build", "-p", "knit-cni", "--bin", "knit-cni", "--profile", "shim", "--target", target])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static")
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "the shim was not built");
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target_dir = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let file = target_dir.join(target).join("shim").join("knit-cni");
+    let size = std::fs::metadata(&file)
+        .with_context(|| {
+            format!("cargo built no {}: is another target directory configured?", file.display())
+        })?
+        .len();
+    let file = file.canonicalize().context("the shim's path")?;
+    knit_output::print(&format!("{} ({} KiB)\n", file.display(), size / 1024))?;
+    if let Some(out) = &args.out {
+        std::fs::copy(&file, out).with_context(|| format!("cannot copy the shim to {}", out.display()))?;
+    }
+    Ok(())
+}
