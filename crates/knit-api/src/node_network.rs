@@ -84,6 +84,10 @@ pub struct NodeNetworkStatusNetwork {
     /// Addresses used and free in this node's blocks, one entry per family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<AddressCounts>,
+    /// How many AddressBlocks of it the node knows. A further one is given only to a node that knows all it has, so
+    /// that one wish is not answered twice.
+    #[serde(default)]
+    pub blocks: i32,
     /// The node asks for a further AddressBlock.
     #[serde(default)]
     pub wants_block: bool,

@@ -2,7 +2,8 @@
 //!
 //! [`Objects`] is one handle over both. Reading: [`Objects::watch`] gives a [`Subscription`] (a stream of events) or
 //! a [`Cache`] (for many readers) of any kind, with what is kept of each object decided at the edge. Writing:
-//! [`Write`] describes one write, and [`Objects::write`] carries it out.
+//! [`Write`] describes one write; [`Objects::write`] carries it out now, [`StatusWriter`] in its own time with the
+//! latest value per object; [`EventRecorder`] tells people what happened.
 //!
 //! While the source is away, everything known stays in force and [`Connection`] says since when and why; when it is
 //! back, what changed meanwhile arrives, deletions included.
@@ -30,6 +31,7 @@ mod api;
 mod backoff;
 mod cache;
 mod error;
+mod events;
 mod folder;
 mod health;
 mod key;
@@ -39,10 +41,12 @@ mod selector;
 mod source;
 mod watch;
 mod write;
+mod writer;
 
 pub use backoff::{Backoff, jitter};
 pub use cache::{Cache, Progress};
 pub use error::{Attempt, Error, Result};
+pub use events::{EventLimits, EventNote, EventRecorder, Reporter};
 pub use folder::{FolderOptions, Kinds, Scope};
 pub use health::Connection;
 pub use key::{Key, Object, Target};
@@ -51,3 +55,4 @@ pub use problem::{Problem, Severity};
 pub use selector::Selection;
 pub use watch::{Event, Subscription, Watch};
 pub use write::Write;
+pub use writer::{QueueFull, StatusWriter, WriterState};

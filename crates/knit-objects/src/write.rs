@@ -158,6 +158,22 @@ impl Write {
         Self::status::<Node>(Key::cluster(node), &json!({ "conditions": [condition] }), manager)
     }
 
+    /// Only to this version of the object: if another is there, the write fails with [`crate::Error::Conflict`]. In
+    /// a folder, where there are no versions, it changes nothing.
+    #[must_use]
+    pub fn if_version(mut self, resource_version: &str) -> Self {
+        match &mut self.operation {
+            Operation::Replace(body)
+            | Operation::Apply { body, .. }
+            | Operation::Merge { patch: body, .. } => {
+                body["metadata"]["resourceVersion"] = resource_version.into();
+            }
+            // What is to be made has no version yet, and a delete is bound to an object by its uid.
+            Operation::Create(_) | Operation::Delete { .. } => {}
+        }
+        self
+    }
+
     /// The object that is written.
     #[must_use]
     pub fn target(&self) -> &Target {
