@@ -22,7 +22,7 @@ use knit_runtime::{AttachRequest, Attachment, Change, Error, HostEnd, Reason, Re
 
 use crate::core::{Core, Net};
 use crate::fail::{chain, internal};
-use crate::layer3;
+use crate::layer2;
 use crate::mark::{Mark, host_name};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
@@ -128,6 +128,11 @@ impl Core {
         link.alias = Some(plan.mark.alias());
         link.addr_gen = ipv6.then_some(AddrGenMode::None);
         link.up = true;
+        if plan.shape.switched() {
+            let bridge = IfName::new(layer2::BRIDGE).expect("bridge is a name");
+            link.master = Some(handle.index_of(&bridge).map_err(internal("find the bridge"))?);
+            link.port = Some(layer2::POD_PORT);
+        }
         let created = handle.create_link(&link).map_err(|error| refused(error, request))?;
         let peer = created.peer.ok_or_else(|| {
             Error::new(
@@ -136,7 +141,8 @@ impl Core {
             )
         })?;
         self.pod_side(plan, pod, peer, ipv6, request)?;
-        let links: Links = [(plan.host.to_string(), created.index)].into();
+        let mut links: Links = [(plan.host.to_string(), created.index)].into();
+        links.extend(link.master.map(|index| (layer2::BRIDGE.to_owned(), index)));
         put(&handle, &links, &plan.entries()).map_err(internal("make the routes to the pod"))?;
         self.node_side(net, plan)?;
         self.verify(net, plan)?;
@@ -168,7 +174,10 @@ impl Core {
                 internal("open ports of the node")(error)
             })?;
         }
-        net.space.rules()?.commit(&Put::add(&own, &table)).map_err(internal("allow the pod's addresses"))
+        net.space
+            .rules()?
+            .commit(&Put::add(&own, &plan.mark.table()))
+            .map_err(internal("allow the pod's addresses"))
     }
 
     /// Everything inside the pod's namespace, in one batch.
@@ -203,7 +212,7 @@ impl Core {
     fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
         for address in plan.mark.ips() {
             let from = plan.shape.router_address(address.is_ipv4()).filter(|_| net.home == Home::Own);
-            let asked = net.space.echo(address.is_ipv4())?.ask(address, from, ANSWER_WITHIN);
+            let asked = net.space.echo(address.is_ipv4(), from)?.ask(address, ANSWER_WITHIN);
             asked.map_err(|error| {
                 let message = format!(
                     "{} of sandbox {} was made with {address}, but nothing answers there ({error}): \
@@ -274,6 +283,7 @@ impl Plan {
             return Err(invalid(format!("{mac} cannot be the MAC of one interface: give a unicast one")));
         }
         let mut mark = Mark::of(request, mac, inode)?;
+        mark.switched = shape.switched();
         mark.addresses = addresses.iter().map(|address| address.net).collect();
         Ok(Self {
             host: host_name(&request.pod.sandbox, &request.interface),
@@ -294,7 +304,7 @@ impl Plan {
 
     /// What the router has for this pod.
     pub fn entries(&self) -> Vec<Entry> {
-        layer3::pod_entries(self.host.as_str(), self.mark.mac, self.mark.ips())
+        self.shape.pod_entries(self.host.as_str(), &self.mark)
     }
 
     /// What is done inside the pod's namespace.

@@ -3,14 +3,16 @@
 use std::sync::{Arc, PoisonError};
 
 use knit_kernel::link::Link;
-use knit_kernel::nft::{self, Element, Family, Nftables};
+use knit_kernel::nft::{self, Element, Family, Nftables, TableId};
 use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
 
 use crate::core::{Core, Net};
 use crate::fail::internal;
+use crate::layer2;
 use crate::mark::{Mark, host_name};
 use crate::rules::{self, Put};
-use crate::setup::ports;
+use crate::setup::{links_of, ports};
+use crate::wanted::{Entry, take};
 
 impl Core {
     /// Takes one interface away, or all of a sandbox. What is gone already is fine.
@@ -59,7 +61,8 @@ impl Core {
         }
         self.take_node_side(net, mark)?;
         let own = rules::source_elements(host.as_str(), mark.mac, mark.ips());
-        take_elements(&mut *net.space.rules()?, &own)?;
+        self.take_neighbours(net, mark)?;
+        take_elements(&mut *net.space.rules()?, &own, &mark.table())?;
         if mark.ports {
             self.close_ports(host.as_str())?;
         }
@@ -82,7 +85,19 @@ impl Core {
             let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
             gone.extend(mine.map(|element| Put::new(set.clone(), element)));
         }
-        take_elements(&mut *kernel, &gone)
+        take_elements(&mut *kernel, &gone, &table)
+    }
+
+    /// Takes the bridge's neighbours of a switched pod away; everything else goes with its link.
+    fn take_neighbours(&self, net: &Net, mark: &Mark) -> Result<()> {
+        if !mark.switched {
+            return Ok(());
+        }
+        let handle = net.space.links()?;
+        let links = links_of(&handle, [layer2::BRIDGE], &[])?;
+        let neighbour = |address| Entry::Neighbour { link: layer2::BRIDGE.into(), address, mac: mark.mac };
+        let entries: Vec<Entry> = mark.ips().map(neighbour).collect();
+        take(&handle, &links, &entries).map_err(internal("take the pod's neighbours away"))
     }
 
     /// Removes all attachments whose sandbox is not in the list.
@@ -105,20 +120,19 @@ impl Core {
 }
 
 /// Takes elements away; those that are gone already are fine.
-pub(crate) fn take_elements(kernel: &mut impl Nftables, puts: &[Put]) -> Result<()> {
+pub(crate) fn take_elements(kernel: &mut impl Nftables, puts: &[Put], table: &TableId) -> Result<()> {
     if puts.is_empty() {
         return Ok(());
     }
-    let table = rules::table(Family::Inet);
     let failed = || internal::<nft::Error>("take rules away");
-    match kernel.commit(&Put::delete(puts, &table)) {
+    match kernel.commit(&Put::delete(puts, table)) {
         Ok(()) => return Ok(()),
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(failed()(error)),
     }
     // Some are gone: find out which, the slow way.
     for put in puts {
-        match kernel.commit(&Put::delete(std::slice::from_ref(put), &table)) {
+        match kernel.commit(&Put::delete(std::slice::from_ref(put), table)) {
             Ok(()) => {}
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(failed()(error)),

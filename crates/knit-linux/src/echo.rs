@@ -18,6 +18,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 pub(crate) struct Echo {
     socket: OwnedFd,
     v4: bool,
+    /// Once bound, and then connected, a raw socket cannot be bound anew.
+    pub from: Option<IpAddr>,
 }
 
 /// The first answer on a machine with nothing else to do takes 50 microseconds; then ask again, less and less often.
@@ -27,8 +29,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(5);
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
 impl Echo {
-    /// A socket in a namespace.
-    pub fn open(namespace: &NetNs, v4: bool) -> io::Result<Self> {
+    /// A socket in a namespace that sends from `from`, or from where the routes say.
+    pub fn open(namespace: &NetNs, v4: bool, from: Option<IpAddr>) -> io::Result<Self> {
         let open = move || {
             let (family, protocol) = match v4 {
                 true => (AddressFamily::INET, ipproto::ICMP),
@@ -38,27 +40,21 @@ impl Echo {
             socket_with(family, SocketType::RAW, flags, Some(protocol))
         };
         let socket = namespace.run(open).map_err(io::Error::other)??;
-        Ok(Self { socket, v4 })
+        if let Some(from) = from {
+            rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+        }
+        Ok(Self { socket, v4, from })
     }
 
-    /// Sends requests to `to`, from `from` if that is given, until one is answered: how many it took.
+    /// Sends requests until one is answered: how many it took.
     ///
     /// # Errors
     /// `TimedOut` if none was before `deadline` has passed; anything that the kernel says.
-    pub fn ask(&mut self, to: IpAddr, from: Option<IpAddr>, deadline: Duration) -> io::Result<u32> {
+    pub fn ask(&mut self, to: IpAddr, deadline: Duration) -> io::Result<u32> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        if let Some(from) = from {
-            rustix::net::bind(&self.socket, &SocketAddr::new(from, 0))?;
-        }
         // A connected socket hears only its peer.
         rustix::net::connect(&self.socket, &SocketAddr::new(to, 0))?;
-        let asked = self.ask_connected(number, deadline);
-        // Without a source of its own for the next request.
-        if from.is_some() {
-            let any: IpAddr = if self.v4 { [0; 4].into() } else { [0; 16].into() };
-            rustix::net::bind(&self.socket, &SocketAddr::new(any, 0))?;
-        }
-        asked
+        self.ask_connected(number, deadline)
     }
 
     fn ask_connected(&self, number: u32, deadline: Duration) -> io::Result<u32> {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use knit_kernel::link::Link;
-use knit_kernel::nft::Family;
 use knit_runtime::{
     Address, Attachment, Error, InterfaceName, NetworkStatus, Pod, Reason, Result, SandboxId, Status,
 };
@@ -11,12 +10,12 @@ use knit_runtime::{
 use crate::attach::host_end;
 use crate::core::{Core, Net};
 use crate::fail::internal;
-use crate::layer3;
 use crate::mark::Mark;
 use crate::rules;
-use crate::setup::ports;
+use crate::setup::{links_of, ports};
 use crate::shape::Shape;
-use crate::wanted::{Entry, Links, found};
+use crate::wanted::{Entry, Links, found, found_on_own};
+use crate::{layer2, layer3};
 
 impl Core {
     /// All attachments, or those of one sandbox.
@@ -92,11 +91,25 @@ impl Core {
             wrong.push(format!("{host} has MTU {} and the Network {}", link.mtu, shape.mtu));
         }
         let handle = net.space.links()?;
-        let links: Links = [(host.to_owned(), link.index)].into();
-        let wanted: BTreeSet<Entry> = layer3::pod_entries(host, mark.mac, mark.ips()).into_iter().collect();
-        let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+        let mut links: Links = [(host.to_owned(), link.index)].into();
+        let wanted = if mark.switched {
+            links.extend(links_of(&handle, [layer2::BRIDGE], &[])?);
+            layer2::pod_entries(host, mark.mac, mark.ips())
+        } else {
+            layer3::pod_entries(host, mark.mac, mark.ips())
+        };
+        let wanted: BTreeSet<Entry> = wanted.into_iter().collect();
+        let mut there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+        if mark.switched {
+            let forwarding = found_on_own(&handle, &links).map_err(internal("read forwarding entries"))?;
+            there.extend(forwarding);
+            let unlike = link.port.is_none_or(|port| port != layer2::POD_PORT);
+            if link.master.is_none() || unlike {
+                wrong.push(format!("{host} is not the port of the bridge that it was"));
+            }
+        }
         wrong.extend(wanted.difference(&there).map(|entry| format!("missing: {entry}")));
-        let table = rules::table(Family::Inet);
+        let table = mark.table();
         let mut kernel = net.space.rules()?;
         for put in rules::source_elements(host, mark.mac, mark.ips()) {
             let listed = match kernel.elements(&table, &put.set) {

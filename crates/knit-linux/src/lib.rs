@@ -15,6 +15,7 @@ mod detach;
 mod echo;
 mod fail;
 mod inspect;
+mod layer2;
 mod layer3;
 mod mark;
 mod remove;
@@ -25,7 +26,6 @@ mod setup;
 mod shape;
 mod space;
 mod tunnel;
-#[expect(dead_code, reason = "its users come with Networks that have a router of their own")]
 mod uplink;
 mod wanted;
 

@@ -10,8 +10,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use knit_ipam::Mac;
 use knit_kernel::name::IfName;
+use knit_kernel::nft::{Family, TableId};
 use knit_kernel::owner;
 use knit_runtime::{AttachRequest, Error, InterfaceName, Reason, Result, SandboxId};
+
+use crate::rules;
 
 /// What the host end of an attachment says about it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -30,6 +33,8 @@ pub(crate) struct Mark {
     pub default_route: bool,
     /// Whether ports of the node lead there.
     pub ports: bool,
+    /// Whether it is a bridge's port.
+    pub switched: bool,
     /// The pod's addresses.
     pub addresses: Vec<IpNet>,
 }
@@ -68,6 +73,7 @@ impl Mark {
             mac,
             default_route: request.default_route,
             ports: !request.ports.is_empty(),
+            switched: false,
             addresses: request.addresses.iter().map(|address| address.net).collect(),
         };
         let length = mark.alias().len();
@@ -99,6 +105,7 @@ impl Mark {
             mac: word()?.parse().ok()?,
             default_route: false,
             ports: false,
+            switched: false,
             addresses: Vec::new(),
         };
         let flags = word()?;
@@ -106,9 +113,15 @@ impl Mark {
         Some(Self {
             default_route: flags.contains('d'),
             ports: flags.contains('p'),
+            switched: flags.contains('s'),
             addresses: addresses.map(str::parse).collect::<Result<_, _>>().ok()?,
             ..mark
         })
+    }
+
+    /// The table that its sources are in.
+    pub fn table(&self) -> TableId {
+        rules::table(if self.switched { Family::Bridge } else { Family::Inet })
     }
 
     /// The addresses alone.
@@ -126,6 +139,9 @@ impl fmt::Display for Mark {
         }
         if self.ports {
             f.write_str("p")?;
+        }
+        if self.switched {
+            f.write_str("s")?;
         }
         f.write_str(" ")?;
         for (place, address) in self.addresses.iter().enumerate() {
@@ -155,6 +171,7 @@ mod tests {
             mac: "0a:01:0a:f4:00:05".parse().expect("a MAC"),
             default_route: true,
             ports: false,
+            switched: true,
             addresses: vec![
                 "10.244.0.5/32".parse().expect("v4"),
                 "2001:db8:1111:2222:3333:4444:5555:6666/128".parse().expect("v6"),

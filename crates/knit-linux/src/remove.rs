@@ -2,7 +2,6 @@
 
 use std::sync::PoisonError;
 
-use knit_kernel::netns::NetNs;
 use knit_kernel::nft::{self, Family, Nftables, Transaction};
 use knit_runtime::{Error, Reason, Result};
 
@@ -69,11 +68,6 @@ impl Core {
                 _ => {}
             }
         }
-        Ok(())
-    }
-
-    fn remove_router(&self, net: &Net) -> Result<()> {
-        NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
         Ok(())
     }
 }

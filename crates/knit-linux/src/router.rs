@@ -1,28 +1,447 @@
-//! Networks with a router of their own.
+//! Networks with a router of their own: a namespace that holds the Network's bridge or ports, its tunnel, and one end of
+//! the uplink to the node.
+//!
+//! The rules of both sides are in force before the uplink comes up.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
 
+use ipnet::IpNet;
+use knit_kernel::handle::LinkFilter;
+use knit_kernel::link::{AddrGenMode, Bridge, Change, Link, NewLink, Peer};
+use knit_kernel::netns::NetNs;
+use knit_kernel::nft::{Element, IfName as NftName, Set};
+use knit_kernel::op::Object;
+use knit_kernel::route::Route;
+use knit_kernel::sysctl::{Sysctl, Sysctls};
+use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Error, Reason, Result};
 
-use crate::attach::Plan;
-use crate::core::{Core, Net};
+use crate::attach::{Plan, kernel_mac};
+use crate::core::{Core, Net, apply_rules};
+use crate::fail::internal;
+use crate::layer2::{self, BRIDGE};
+use crate::layer3;
 use crate::mark::Mark;
-use crate::shape::{Facts, Shape};
+use crate::rules::node::uplinks;
+use crate::rules::{self, Elements, Put};
+use crate::setup::{forwarding, links_of, ports};
+use crate::shape::{Facts, Home, Shape};
+use crate::space::Space;
+use crate::tunnel::{self, ROUTER_TUNNEL};
+use crate::uplink::{End, Place, ROUTER_END, node_end};
+use crate::wanted::{Difference, Entry, Links, found, found_on_own};
 
 impl Core {
-    /// Not yet.
-    pub fn setup_router(&self, shape: &Arc<Shape>, _facts: &Facts) -> Result<()> {
-        let message = format!("Network {}: this version serves the default Network only", shape.network.name);
-        Err(Error::new(Reason::Unsupported, message))
-    }
-
-    /// What the node itself has for a pod of another Network.
-    pub fn node_side(&self, _net: &Net, _plan: &Plan) -> Result<()> {
+    /// Makes or repairs a Network's router.
+    pub fn setup_router(&self, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
+        let name = &shape.network.name;
+        let net = match self.net(name)? {
+            Some(net) => net,
+            None => self.adopt(name, self.make_router(name)?),
+        };
+        let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let ports = ports(&*net.space.links()?)?;
+        let uplink = node_end(shape.id());
+        self.router_rules(&net.space, shape, &ports)?;
+        let place = {
+            let _layout = self.layout();
+            self.uplink_rules(shape, &uplink)?;
+            // Under the same lock: no two Networks choose one place.
+            self.ensure_uplink(&net, shape, facts, &uplink)?
+        };
+        forwarding(&net.space, shape, None)?;
+        if shape.switched() {
+            bridge_filter(&net.space);
+        }
+        self.router_links(&net.space, shape, facts)?;
+        self.router_side(&net.space, shape, facts, place, &ports)?;
+        self.uplink_side(shape, &uplink, place, &ports)?;
+        net.set_shape(Arc::clone(shape));
         Ok(())
     }
 
-    /// Takes away what the node itself has.
-    pub fn take_node_side(&self, _net: &Net, _mark: &Mark) -> Result<()> {
+    fn make_router(&self, name: &str) -> Result<Arc<Space>> {
+        let directory = &self.config.router_directory;
+        NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
+        let namespace =
+            NetNs::ensure(self.router_path(name)).map_err(internal("make the router's namespace"))?;
+        let space = Space::new(namespace);
+        let lo = IfName::new("lo").expect("lo is a name");
+        space
+            .links()?
+            .apply(&[Change::named(lo).up().into()])
+            .map_err(internal("bring the router's lo up"))?;
+        Ok(Arc::new(space))
+    }
+
+    /// The tables inside the router.
+    fn router_rules(&self, space: &Space, shape: &Shape, ports: &[(Link, Mark)]) -> Result<()> {
+        let sources = ports
+            .iter()
+            .flat_map(|(link, mark)| rules::source_elements(link.name.as_str(), mark.mac, mark.ips()));
+        let mut wanted = rules::router::elements(shape);
+        let owns = &|_: &knit_kernel::nft::Name, _: &Element| true;
+        let port = self.config.vxlan_port;
+        if shape.switched() {
+            apply_rules(space, &rules::bridge::layout(), &Elements { wanted: sources.collect(), owns })?;
+        } else {
+            wanted.extend(sources);
+            apply_rules(space, &rules::port::no_arp(), &Elements::none())?;
+        }
+        apply_rules(space, &rules::router::layout(shape.switched(), port), &Elements { wanted, owns })?;
         Ok(())
+    }
+
+    /// This Network's part of the node's table.
+    fn uplink_rules(&self, shape: &Shape, uplink: &IfName) -> Result<()> {
+        let wanted = uplink_elements(shape, uplink);
+        let owns = |set: &knit_kernel::nft::Name, element: &Element| {
+            set.starts_with("uplink") && rules::interface(element) == uplink.as_str()
+        };
+        self.node_rules(&Elements { wanted, owns: &owns })
+    }
+
+    /// The pair of links between node and router: where its addresses are.
+    fn ensure_uplink(&self, net: &Net, shape: &Shape, facts: &Facts, uplink: &IfName) -> Result<Place> {
+        let node = self.node.links()?;
+        let there = node.link_by_name(uplink).map_err(internal("look for the uplink"))?;
+        let inside =
+            net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
+        let addresses = node.addresses(None).map_err(internal("list the node's addresses"))?;
+        let place_of = |address: &knit_kernel::addr::Address| Place::of(address.address.addr());
+        if let (Some(link), Some(_)) = (&there, &inside) {
+            let place = addresses.iter().filter(|found| found.interface == link.index).find_map(place_of);
+            if let Some(place) = place {
+                return Ok(place);
+            }
+        }
+        // Half of one, left by a crash.
+        if let Some(link) = there {
+            node.delete_link(link.index).map_err(internal("delete a broken uplink"))?;
+        }
+        let taken: BTreeSet<Place> = addresses.iter().filter_map(place_of).collect();
+        let place = Place::choose(shape.id(), |place| taken.contains(&place)).ok_or_else(|| {
+            Error::new(
+                Reason::Internal,
+                "every place of an uplink on this node is taken: remove unused Networks",
+            )
+        })?;
+        let mut peer = Peer::new(router_end(), net.space.namespace());
+        peer.mac = Some(kernel_mac(place.mac(End::Router)));
+        peer.mtu = Mtu::new(facts.mtu).ok();
+        let mut link = NewLink::veth(uplink.clone(), peer);
+        link.mac = Some(kernel_mac(place.mac(End::Node)));
+        link.mtu = Mtu::new(facts.mtu).ok();
+        link.alias = Some(owner::alias(&format!("uplink {}", shape.id())));
+        link.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        let created = node.create_link(&link).map_err(internal("make the uplink"))?;
+        // Its addresses are where its place is remembered: before it comes up.
+        let links: Links = [(uplink.to_string(), created.index)].into();
+        let own = place.addresses(End::Node).map(|net| Entry::Address { link: uplink.to_string(), net });
+        crate::wanted::put(&node, &links, &own).map_err(internal("give the uplink its addresses"))?;
+        Ok(place)
+    }
+
+    /// Bridge and tunnel.
+    fn router_links(&self, space: &Space, shape: &Shape, facts: &Facts) -> Result<()> {
+        let handle = space.links()?;
+        let bridge = if shape.switched() { Some(ensure_bridge(&handle, shape)?) } else { None };
+        let tunnel_name = tunnel::router_tunnel();
+        let there = handle.link_by_name(&tunnel_name).map_err(internal("look for the tunnel"))?;
+        let staging = tunnel::node_tunnel(shape.id());
+        let Some(wanted) = tunnel::wanted(shape, facts, staging.clone()) else {
+            let message =
+                format!("node {} has no address that a tunnel could end at: give it one", facts.node);
+            return Err(Error::new(Reason::NotReady, message));
+        };
+        let index = match there {
+            Some(link) if tunnel::same(&wanted, &link) => link.index,
+            there => {
+                if let Some(link) = there {
+                    handle
+                        .delete_link(link.index)
+                        .map_err(internal("delete a tunnel that is not as wanted"))?;
+                }
+                tunnel::make_in_router(&*self.node.links()?, space, &wanted)?;
+                handle.index_of(&tunnel_name).map_err(internal("find the tunnel in the router"))?
+            }
+        };
+        let mut change = Change::of(index).up();
+        change.master = Some(bridge);
+        change.port = bridge.map(|_| layer2::TUNNEL_PORT);
+        change.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        handle.apply(&[change.into()]).map_err(internal("bring the tunnel up"))
+    }
+
+    /// Addresses, routes, neighbours and forwarding entries in the router.
+    fn router_side(
+        &self,
+        space: &Space,
+        shape: &Shape,
+        facts: &Facts,
+        place: Place,
+        ports: &[(Link, Mark)],
+    ) -> Result<()> {
+        let handle = space.links()?;
+        let mut up = Change::named(router_end()).up();
+        up.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        handle.apply(&[up.into()]).map_err(internal("bring the uplink up in the router"))?;
+        let links = links_of(&handle, [ROUTER_END, ROUTER_TUNNEL, BRIDGE, "lo"], ports)?;
+        let wanted = router_entries(shape, facts, place, ports);
+        settle(&handle, &links, &wanted, &shape.network.name)
+    }
+
+    /// Addresses, neighbours and routes to local pods on the node's end of the uplink.
+    fn uplink_side(
+        &self,
+        shape: &Shape,
+        uplink: &IfName,
+        place: Place,
+        ports: &[(Link, Mark)],
+    ) -> Result<()> {
+        let node = self.node.links()?;
+        let links = links_of(&node, [uplink.as_str()], &[])?;
+        let mut wanted: BTreeSet<Entry> = BTreeSet::new();
+        for net in place.addresses(End::Node) {
+            wanted.insert(Entry::Address { link: uplink.to_string(), net });
+        }
+        for v4 in [true, false] {
+            let address = place.address(End::Router, v4);
+            let mac = place.mac(End::Router);
+            wanted.insert(Entry::Neighbour { link: uplink.to_string(), address, mac });
+        }
+        if shape.network.primary {
+            for (_, mark) in ports {
+                wanted.extend(mark.ips().map(|address| local_route(uplink, place, address)));
+            }
+        }
+        settle(&node, &links, &wanted, &shape.network.name)?;
+        let up = Change::named(uplink.clone()).up();
+        node.apply(&[up.into()]).map_err(internal("bring the uplink up"))
+    }
+
+    /// What the node itself has for a pod of a primary Network: a route into its router, so that it can be probed.
+    pub fn node_side(&self, net: &Net, plan: &Plan) -> Result<()> {
+        if net.home == Home::Node || !plan.shape.network.primary {
+            return Ok(());
+        }
+        let node = self.node.links()?;
+        let (uplink, place, index) = self.uplink_of(&node, plan.shape.id())?;
+        let links: Links = [(uplink.to_string(), index)].into();
+        for address in plan.mark.ips() {
+            let Some(Object::Route(route)) = local_route(&uplink, place, address).object(&links) else {
+                continue;
+            };
+            node.ensure(route).map_err(|error| match error {
+                knit_kernel::Error::Conflict { .. } => {
+                    let message = format!(
+                        "{address} is a pod of another Network on this node, and primary Networks share the node's \
+                         routes: reserve another address"
+                    );
+                    Error::new(Reason::Conflict, message).because(error)
+                }
+                error => internal("make the node's route to the pod")(error),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes that route away.
+    pub fn take_node_side(&self, net: &Net, mark: &Mark) -> Result<()> {
+        if net.home == Home::Node {
+            return Ok(());
+        }
+        let node = self.node.links()?;
+        let filter = LinkFilter { kind: Some("veth"), owned: true, ..LinkFilter::default() };
+        let inside =
+            net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
+        let Some(peer) = inside.and_then(|link| link.link) else { return Ok(()) };
+        let links = node.links(&filter).map_err(internal("look for the uplink"))?;
+        let is_uplink = |link: &&Link| link.owner().is_some_and(|owner| owner.starts_with("uplink "));
+        let Some(uplink) = links.iter().filter(is_uplink).find(|link| link.index == peer) else {
+            return Ok(());
+        };
+        for address in mark.ips() {
+            node.remove(Route::to(IpNet::from(address)).dev(uplink.index))
+                .map_err(internal("take the node's route to the pod away"))?;
+        }
+        Ok(())
+    }
+
+    fn uplink_of(&self, node: &Handle, id: u32) -> Result<(IfName, Place, u32)> {
+        let uplink = node_end(id);
+        let index = node.index_of(&uplink).map_err(internal("find the uplink"))?;
+        let addresses = node.addresses(Some(index)).map_err(internal("read the uplink's addresses"))?;
+        let place = addresses.iter().find_map(|found| Place::of(found.address.addr())).ok_or_else(|| {
+            Error::new(Reason::NotReady, format!("{uplink} has lost its addresses: set the Network up again"))
+        })?;
+        Ok((uplink, place, index))
+    }
+
+    /// Takes a router away: uplink and rules on the node, then the namespace with all that is in it.
+    pub fn remove_router(&self, net: &Net) -> Result<()> {
+        let id = net.shape().map(|shape| shape.id());
+        let inside =
+            net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
+        let node = self.node.links()?;
+        let uplink = match (id, inside.and_then(|link| link.link)) {
+            (Some(id), _) => node.link_by_name(&node_end(id)).map_err(internal("look for the uplink"))?,
+            (None, Some(peer)) => node.link(peer).map_err(internal("look for the uplink"))?,
+            (None, None) => None,
+        };
+        let ours = uplink.filter(|link| link.owner().is_some_and(|owner| owner.starts_with("uplink ")));
+        if let Some(link) = &ours {
+            node.delete_link(link.index).map_err(internal("delete the uplink"))?;
+        }
+        NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
+        let _layout = self.layout();
+        let name = ours.map(|link| link.name.to_string()).or_else(|| id.map(|id| node_end(id).to_string()));
+        if let Some(name) = name {
+            let owns = |set: &knit_kernel::nft::Name, element: &Element| {
+                set.starts_with("uplink") && rules::interface(element) == name
+            };
+            self.node_rules(&Elements { wanted: Vec::new(), owns: &owns })?;
+        }
+        Ok(())
+    }
+}
+
+/// The router's end of the uplink.
+fn router_end() -> IfName {
+    IfName::new(ROUTER_END).expect("uplink is a name")
+}
+
+/// What a Network has in the node's table.
+pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<Put> {
+    let network = &shape.network;
+    let link = NftName::new(uplink.as_str());
+    let mut puts = vec![Put::new(uplinks::all(), Element::new(&link))];
+    if network.outside {
+        puts.push(Put::new(uplinks::outside(), Element::new(&link)));
+    }
+    for service in &network.cluster_service_ips {
+        puts.push(match service {
+            IpAddr::V4(v4) => Put::new(uplinks::services4(), Element::new(&(link, *v4))),
+            IpAddr::V6(v6) => Put::new(uplinks::services6(), Element::new(&(link, *v6))),
+        });
+    }
+    let nodes = network.blocks.iter().flat_map(|block| &block.node_addresses).copied().map(IpNet::from);
+    let inside: Vec<IpNet> = network.not_outside.iter().copied().chain(nodes).collect();
+    let inside = IpNet::aggregate(&inside.iter().map(IpNet::trunc).collect());
+    let range = |set: Set, element| Put::new(set, element);
+    for net in inside {
+        puts.push(match net {
+            IpNet::V4(net) => {
+                let element = Element::range(&(link, net.network()), &(link, net.broadcast()));
+                range(uplinks::inside4(), element)
+            }
+            IpNet::V6(net) => {
+                let element = Element::range(&(link, net.network()), &(link, net.broadcast()));
+                range(uplinks::inside6(), element)
+            }
+        });
+    }
+    puts
+}
+
+/// All that is wanted in a router.
+pub(crate) fn router_entries(
+    shape: &Shape,
+    facts: &Facts,
+    place: Place,
+    ports: &[(Link, Mark)],
+) -> BTreeSet<Entry> {
+    let mut entries = BTreeSet::new();
+    for net in place.addresses(End::Router) {
+        entries.insert(Entry::Address { link: ROUTER_END.into(), net });
+    }
+    for v4 in [true, false] {
+        let (address, mac) = (place.address(End::Node, v4), place.mac(End::Node));
+        entries.insert(Entry::Neighbour { link: ROUTER_END.into(), address, mac });
+        let to = if v4 { IpNet::V4(Default::default()) } else { IpNet::V6(Default::default()) };
+        entries.insert(Entry::Route { to, via: Some(address), link: ROUTER_END.into(), source: None });
+    }
+    if shape.switched() {
+        entries.extend(layer2::bridge_addresses(shape));
+        entries.extend(layer2::remote_entries(shape, facts));
+    } else {
+        let own = shape.network.subnets.iter().map(|subnet| subnet.gateway);
+        for address in own.chain(shape.network.router_addresses.iter().copied()) {
+            entries.insert(Entry::Address { link: "lo".into(), net: IpNet::from(address) });
+        }
+        entries.extend(layer3::remote_entries(shape, ROUTER_END, ROUTER_TUNNEL));
+    }
+    for (link, mark) in ports {
+        entries.extend(shape.pod_entries(link.name.as_str(), mark));
+    }
+    entries
+}
+
+/// A route from the node into a router, to one pod.
+fn local_route(uplink: &IfName, place: Place, address: IpAddr) -> Entry {
+    let v4 = address.is_ipv4();
+    Entry::Route {
+        to: IpNet::from(address),
+        via: Some(place.address(End::Router, v4)),
+        link: uplink.to_string(),
+        source: Some(place.address(End::Node, v4)),
+    }
+}
+
+/// Brings what is on these links to what is wanted.
+fn settle(handle: &Handle, links: &Links, wanted: &BTreeSet<Entry>, network: &str) -> Result<()> {
+    let mut there = found(handle, links).map_err(internal("read routes and neighbours"))?;
+    there.extend(found_on_own(handle, links).map_err(internal("read addresses and forwarding entries"))?);
+    let difference = Difference::between(wanted, &there);
+    if !difference.is_empty() {
+        tracing::debug!(network, "\n{difference}");
+    }
+    difference
+        .apply(handle, links)
+        .map_err(internal("bring addresses, routes and neighbours to what is wanted"))
+}
+
+/// The bridge: its MAC first, because changing it later takes its neighbours away.
+fn ensure_bridge(handle: &Handle, shape: &Shape) -> Result<u32> {
+    let name = IfName::new(BRIDGE).expect("bridge is a name");
+    let mac = kernel_mac(layer2::bridge_mac(shape));
+    let there = handle.link_by_name(&name).map_err(internal("look for the bridge"))?;
+    let mtu = Mtu::new(shape.mtu).ok();
+    let Some(link) = there else {
+        let mut bridge = NewLink::bridge(name, Bridge::default());
+        (bridge.mac, bridge.mtu, bridge.group, bridge.up) = (Some(mac), mtu, 0, true);
+        bridge.alias = Some(owner::alias(&format!("bridge {}", shape.id())));
+        bridge.addr_gen = Some(AddrGenMode::None);
+        return handle.create_link(&bridge).map(|made| made.index).map_err(internal("make the bridge"));
+    };
+    let mut change = Change::of(link.index);
+    change.mac = (link.mac != Some(mac)).then_some(mac);
+    change.mtu = mtu.filter(|mtu| mtu.get() != link.mtu);
+    change.up = (!link.up).then_some(true);
+    if change.mac.is_some() || change.mtu.is_some() || change.up.is_some() {
+        handle.apply(&[change.into()]).map_err(internal("change the bridge"))?;
+    }
+    Ok(link.index)
+}
+
+/// Lets bridged packets pass the router's hooks: services and policy need it. A kernel may not have it.
+fn bridge_filter(space: &Space) {
+    let set = || -> Result<(), knit_kernel::Error> {
+        let sysctls = Sysctls::of(space.namespace())?;
+        for name in [Sysctl::bridge_nf_call_iptables(), Sysctl::bridge_nf_call_ip6tables()] {
+            if sysctls.get(&name)? != "1" {
+                sysctls.set(&name, 1)?;
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = set() {
+        tracing::warn!(
+            error = crate::fail::chain(&error),
+            "bridged packets pass no IP rules here, so Services and policies of switched Networks do not work: \
+             load the module br_netfilter"
+        );
     }
 }

@@ -48,6 +48,7 @@ impl Runtime for LinuxRuntime {
     async fn info(&self) -> Result<Info> {
         let features = [
             feature::NETWORK_SETUP,
+            feature::LAYER2,
             feature::LAYER3,
             feature::IPV4,
             feature::IPV6,

@@ -9,7 +9,9 @@ use ipnet::IpNet;
 use knit_ipam::{Mac, gateway_mac};
 use knit_runtime::{Address, Error, Network, Reason, Result, Route, Topology};
 
-use crate::mark::fnv;
+use crate::mark::{Mark, fnv};
+use crate::wanted::Entry;
+use crate::{layer2, layer3};
 
 /// What the node is, as far as Networks depend on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -159,6 +161,15 @@ impl Shape {
         };
         let net = IpNet::new(address, prefix).ok()?;
         Some(Address { net, gateway: Some(subnet.gateway) })
+    }
+
+    /// What a pod has in its router.
+    pub fn pod_entries(&self, host: &str, mark: &Mark) -> Vec<Entry> {
+        if self.switched() {
+            layer2::pod_entries(host, mark.mac, mark.ips())
+        } else {
+            layer3::pod_entries(host, mark.mac, mark.ips())
+        }
     }
 
     /// The routes that a pod gets.

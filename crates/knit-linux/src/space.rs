@@ -3,6 +3,7 @@
 //! A socket stays in the namespace that it was opened in, whichever thread uses it. So a namespace is entered once for
 //! each socket and not for each request; as many are kept as were ever needed at once, up to a limit.
 
+use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
@@ -65,10 +66,16 @@ impl Space {
         self.rules.take(open).map_err(internal("open a socket for rules"))
     }
 
-    /// For an echo request of one family.
-    pub fn echo(&self, v4: bool) -> Result<Lease<'_, Echo>> {
+    /// For an echo request of one family, from this address if one is given.
+    pub fn echo(&self, v4: bool, from: Option<IpAddr>) -> Result<Lease<'_, Echo>> {
         let pool = if v4 { &self.echo4 } else { &self.echo6 };
-        pool.take(|| Echo::open(&self.namespace, v4)).map_err(internal("open a socket for echo requests"))
+        let open = || Echo::open(&self.namespace, v4, from);
+        let failed = || internal("open a socket for echo requests");
+        let mut lease = pool.take(open).map_err(failed())?;
+        if lease.from != from {
+            *lease = open().map_err(failed())?;
+        }
+        Ok(lease)
     }
 }
 

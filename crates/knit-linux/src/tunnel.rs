@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use knit_kernel::link::{Details, NewLink, Vxlan};
+use knit_kernel::link::{Change, Details, NewLink, Vxlan};
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
 use crate::fail::internal;
 use crate::shape::{Facts, Shape, tunnel_mac};
+use crate::space::Space;
 use crate::wanted::{Entry, Links, found_on_own};
 
 /// The group of tunnels in the node's namespace. Not that of ports: what comes out of one has another node's sources.
@@ -16,6 +17,24 @@ const GROUP: u32 = owner::GROUP + 2;
 /// The name of the default Network's tunnel, and of any other's until it is moved into its router.
 pub(crate) fn node_tunnel(network: u32) -> IfName {
     IfName::new(format!("vx-{network}")).expect("a prefix and eight digits are a name")
+}
+
+/// The name of a tunnel in its router.
+pub(crate) const ROUTER_TUNNEL: &str = "vxlan";
+
+/// The same as a name.
+pub(crate) fn router_tunnel() -> IfName {
+    IfName::new(ROUTER_TUNNEL).expect("vxlan is a name")
+}
+
+/// Makes a tunnel in the node's namespace and moves it into a router. One that a crash left on the way is replaced.
+pub(crate) fn make_in_router(node: &Handle, router: &Space, wanted: &NewLink<'_>) -> Result<()> {
+    if let Some(left) = node.link_by_name(&wanted.name).map_err(internal("look for the tunnel"))? {
+        node.delete_link(left.index).map_err(internal("delete a tunnel that was left"))?;
+    }
+    let made = node.create_link(wanted).map_err(internal("make the tunnel"))?;
+    let moved = Change::of(made.index).move_to(router.namespace(), Some(router_tunnel()));
+    node.apply(&[moved.into()]).map_err(internal("move the tunnel into the router"))
 }
 
 /// The device that a Network wants; none if it has no tunnels.

@@ -79,7 +79,7 @@ pub(crate) struct Difference {
 
 impl Entry {
     /// What the kernel calls it; none if its link is not there.
-    fn object(&self, links: &Links) -> Option<Object> {
+    pub fn object(&self, links: &Links) -> Option<Object> {
         let index = |link: &String| links.get(link).copied();
         Some(match self {
             Self::Address { link, net } => Address::new(index(link)?, *net).into(),

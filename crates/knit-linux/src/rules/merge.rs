@@ -40,3 +40,11 @@ pub(crate) fn merge(layout: TableState, found: Option<&TableState>, elements: &E
     }
     wanted
 }
+
+/// The interface that an element is about, if its key begins with one.
+pub(crate) fn interface(element: &Element) -> String {
+    let key = element.key.as_slice();
+    let name = key.get(..16).unwrap_or_default();
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}

@@ -4,10 +4,12 @@
 //! An attachment or a Network adds and removes elements only, so that its cost does not depend on how many there are.
 //! Elements are keyed by the name of an interface: whose they are shows from that.
 
+pub(crate) mod bridge;
 mod elements;
 mod merge;
 pub(crate) mod node;
 pub(crate) mod port;
+pub(crate) mod router;
 
 use ipnet::IpNet;
 use knit_kernel::nft::expr::CmpOp;
@@ -15,7 +17,7 @@ use knit_kernel::nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, Tabl
 use knit_kernel::owner;
 
 pub(crate) use elements::{Put, link_local, port_elements, port_sets, source_elements};
-pub(crate) use merge::{Elements, merge};
+pub(crate) use merge::{Elements, interface, merge};
 
 /// The mark that a connection has which was steered into a Network's router: the node's rules let it pass.
 ///

@@ -315,3 +315,66 @@ pub fn udp_from(client: &NetNs, source: IpAddr, server: &NetNs, to: SocketAddr, 
         Err(error) => panic!("receive: {error}"),
     }
 }
+
+/// A Network beside the default one, as node `node` knows it. All of them have the same subnets; `shift` exchanges the
+/// blocks of the two nodes, so that two of them overlap across nodes but not on one.
+pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) -> Network {
+    let low = ("10.77.0.16/28", "fd77::10/124", "10.77.0.17", "fd77::11");
+    let high = ("10.77.0.32/28", "fd77::20/124", "10.77.0.33", "fd77::21");
+    let (a, b) = if shift { (high, low) } else { (low, high) };
+    let own = if node == "a" { a } else { b };
+    Network {
+        name: name.into(),
+        id: NetworkId::new(id).expect("an id"),
+        topology,
+        subnets: vec![
+            Subnet { cidr: net("10.77.0.0/24"), gateway: ip("10.77.0.1") },
+            Subnet { cidr: net("fd77::/64"), gateway: ip("fd77::1") },
+        ],
+        mtu: None,
+        primary: true,
+        outside: true,
+        not_outside: vec![
+            net("192.168.7.0/24"),
+            net("fd07::/64"),
+            net("10.244.0.0/16"),
+            net("fd44::/64"),
+            net("10.96.0.0/16"),
+            net("fd96::/112"),
+        ],
+        cluster_service_ips: vec![ip("10.96.0.1"), ip("fd96::1")],
+        routes: Vec::new(),
+        blocks: vec![block("a", 1, a.0, a.1), block("b", 2, b.0, b.1)],
+        router_addresses: vec![ip(own.2), ip(own.3)],
+        parameters: serde_json::Map::new(),
+    }
+}
+
+/// Blue is switched, green is routed; both have the same subnets.
+pub fn blue(node: &Node) -> Network {
+    tenant("blue", 2, Topology::Layer2, false, node.name)
+}
+
+pub fn green(node: &Node) -> Network {
+    tenant("green", 3, Topology::Layer3, true, node.name)
+}
+
+impl Cluster {
+    /// Sets the default Network and both tenants up on both nodes.
+    pub async fn with_tenants() -> Self {
+        let cluster = Self::new();
+        for node in [&cluster.a, &cluster.b] {
+            node.setup(&default_network()).await;
+            node.setup(&blue(node)).await;
+            node.setup(&green(node)).await;
+        }
+        cluster
+    }
+}
+
+impl Node {
+    /// The namespace of a Network's router.
+    pub fn router(&self, network: &str) -> NetNs {
+        NetNs::open(self.routers.join(network)).expect("a router")
+    }
+}
