@@ -20,7 +20,7 @@ use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName, Mtu, Op};
 use knit_runtime::{AttachRequest, Attachment, Change, Error, HostEnd, Reason, Result, Route};
 
-use crate::core::{Core, Net};
+use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
 use crate::layer2;
 use crate::mark::{Mark, host_name};
@@ -59,7 +59,9 @@ impl Core {
                 attachment
             }
         };
-        self.answers().insert(plan.host.to_string(), attachment.clone());
+        let known =
+            Known { network: net.name.clone(), mark: plan.mark.clone(), answer: Some(attachment.clone()) };
+        self.known().insert(plan.host.to_string(), known);
         Ok(attachment)
     }
 
@@ -100,7 +102,9 @@ impl Core {
 
     /// Makes it, and takes everything away again if it does not work.
     fn make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
+        self.making().insert(plan.host.to_string());
         let made = self.try_make(net, plan, request, pod);
+        self.making().remove(plan.host.as_str());
         if made.is_err() {
             let look = || -> Result<Option<Link>> {
                 let links = net.space.links()?;

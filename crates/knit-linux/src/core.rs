@@ -3,10 +3,11 @@
 //! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never wait for
 //! each other. `layout` is held while the node's table may change its shape or another Network's part is read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use knit_kernel::link::Link;
 use knit_kernel::netns::NetNs;
 use knit_kernel::nft::{self, Nftables, Op, TableState};
 use knit_runtime::{Attachment, Change, Error, Reason, Result};
@@ -14,7 +15,9 @@ use tokio::sync::broadcast;
 
 use crate::config::Config;
 use crate::fail::internal;
+use crate::mark::Mark;
 use crate::rules::{Elements, merge};
+use crate::setup::ports;
 use crate::shape::{Home, Shape};
 use crate::space::Space;
 
@@ -31,10 +34,22 @@ pub(crate) struct Core {
     /// Whether this kernel has IPv6.
     pub ipv6: bool,
     networks: RwLock<HashMap<String, Arc<Net>>>,
-    /// What was answered, by the host end's name. The kernel's marks are what counts; this has what does not fit there.
-    answers: Mutex<HashMap<String, Attachment>>,
+    /// What is known of attachments, by the host end's name. The kernel's marks are what counts; this has what does not
+    /// fit there, and what is to be taken away when a link went without us.
+    known: Mutex<HashMap<String, Known>>,
+    /// Host ends that are being made: their rules are there before they are.
+    making: Mutex<HashSet<String>>,
     layout: Mutex<()>,
     pub changes: broadcast::Sender<Change>,
+}
+
+/// What is known of one attachment.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub network: String,
+    pub mark: Mark,
+    /// What was answered, if this runtime made it.
+    pub answer: Option<Attachment>,
 }
 
 /// A Network on this node.
@@ -59,7 +74,8 @@ impl Core {
             node,
             ipv6,
             networks: RwLock::default(),
-            answers: Mutex::default(),
+            known: Mutex::default(),
+            making: Mutex::default(),
             layout: Mutex::default(),
             changes: broadcast::channel(BACKLOG).0,
         })
@@ -138,9 +154,26 @@ impl Core {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was answered, by host end.
-    pub fn answers(&self) -> MutexGuard<'_, HashMap<String, Attachment>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is known of attachments, by host end.
+    pub fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Host ends that are being made.
+    pub fn making(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Learns what an earlier runtime made.
+    pub fn recall(&self) -> Result<()> {
+        for net in self.nets()? {
+            let ports = ports(&*net.space.links()?)?;
+            let known = |(link, mark): (Link, Mark)| {
+                (link.name.to_string(), Known { network: net.name.clone(), mark, answer: None })
+            };
+            self.known().extend(ports.into_iter().map(known));
+        }
+        Ok(())
     }
 
     /// Tells watchers.

@@ -1,12 +1,13 @@
 //! Taking attachments away, one by one or all whose owner is gone.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
 use knit_kernel::link::Link;
 use knit_kernel::nft::{self, Element, Family, Nftables, TableId};
 use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
 
-use crate::core::{Core, Net};
+use crate::core::{Core, Known, Net};
 use crate::fail::internal;
 use crate::layer2;
 use crate::mark::{Mark, host_name};
@@ -22,6 +23,35 @@ impl Core {
             let attachment = self.describe(&net, &link, &mark);
             self.unmake(&net, Some(&link), &mark)?;
             self.tell(Change::Removed(attachment));
+        }
+        self.forget_gone(&pod.sandbox, interface)
+    }
+
+    /// What is known of a sandbox and has no link any more (it went with the pod's namespace): takes the rest away.
+    fn forget_gone(&self, sandbox: &SandboxId, interface: Option<&InterfaceName>) -> Result<()> {
+        let gone: Vec<Known> = {
+            let known = self.known();
+            let theirs = known.values().filter(|known| {
+                known.mark.sandbox == *sandbox
+                    && interface.is_none_or(|interface| known.mark.interface == *interface)
+            });
+            theirs.cloned().collect()
+        };
+        for known in gone {
+            match self.net(&known.network)? {
+                Some(net) => {
+                    let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+                    self.unmake(&net, None, &known.mark)?;
+                }
+                None => {
+                    let host = host_name(&known.mark.sandbox, &known.mark.interface);
+                    self.close_ports(&|owner| owner == host.as_str())?;
+                    self.known().remove(host.as_str());
+                }
+            }
+            if let Some(answer) = known.answer {
+                self.tell(Change::Removed(answer));
+            }
         }
         Ok(())
     }
@@ -64,14 +94,43 @@ impl Core {
         self.take_neighbours(net, mark)?;
         take_elements(&mut *net.space.rules()?, &own, &mark.table())?;
         if mark.ports {
-            self.close_ports(host.as_str())?;
+            self.close_ports(&|owner| owner == host.as_str())?;
         }
-        self.answers().remove(host.as_str());
+        self.known().remove(host.as_str());
         Ok(())
     }
 
-    /// Closes the ports of the node that lead to this host end.
-    fn close_ports(&self, host: &str) -> Result<()> {
+    /// Closes the ports of the node whose pod is no more.
+    pub fn sweep_ports(&self) -> Result<()> {
+        // First what is being made, then what is there: whatever is in neither when its rules are read is gone.
+        let table = rules::table(Family::Inet);
+        let mut owners: BTreeSet<String> = BTreeSet::new();
+        for set in rules::port_sets() {
+            let listed = match self.node.rules()?.elements(&table, &set) {
+                Ok(listed) => listed,
+                Err(error) if error.is_not_found() => continue,
+                Err(error) => return Err(internal("list ports of the node")(error)),
+            };
+            owners.extend(listed.into_iter().filter_map(|listed| listed.element.comment).map(String::from));
+        }
+        if owners.is_empty() {
+            return Ok(());
+        }
+        let making = self.making().clone();
+        for net in self.nets()? {
+            for (link, _) in ports(&*net.space.links()?)? {
+                owners.remove(link.name.as_str());
+            }
+        }
+        owners.retain(|owner| !making.contains(owner));
+        if owners.is_empty() {
+            return Ok(());
+        }
+        self.close_ports(&|owner| owners.contains(owner))
+    }
+
+    /// Closes the ports of the node that lead to these host ends.
+    fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
         let mut kernel = self.node.rules()?;
         let table = rules::table(Family::Inet);
         let mut gone = Vec::new();
@@ -81,7 +140,7 @@ impl Core {
                 Err(error) if error.is_not_found() => continue,
                 Err(error) => return Err(internal("list ports of the node")(error)),
             };
-            let mine = |element: &Element| element.comment.as_deref() == Some(host);
+            let mine = |element: &Element| element.comment.as_deref().is_some_and(whose);
             let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
             gone.extend(mine.map(|element| Put::new(set.clone(), element)));
         }
@@ -115,6 +174,14 @@ impl Core {
                 }
             }
         }
+        let gone: Vec<SandboxId> = {
+            let known = self.known();
+            known.values().map(|known| known.mark.sandbox.clone()).filter(|id| !keep.contains(id)).collect()
+        };
+        for sandbox in gone {
+            self.forget_gone(&sandbox, None)?;
+        }
+        self.sweep_ports()?;
         Ok(removed)
     }
 }

@@ -35,7 +35,7 @@ impl Core {
     /// An attachment from its mark, with what was answered if this runtime made it.
     pub fn describe(&self, net: &Net, link: &Link, mark: &Mark) -> Attachment {
         let host = host_end(self, net, link);
-        if let Some(answer) = self.answers().get(link.name.as_str())
+        if let Some(answer) = self.known().get(link.name.as_str()).and_then(|known| known.answer.as_ref())
             && answer.pod.sandbox == mark.sandbox
             && answer.interface == mark.interface
             && answer.pod_netns_inode == mark.inode

@@ -13,7 +13,6 @@ use knit_kernel::link::{AddrGenMode, Bridge, Change, Link, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::nft::{Element, IfName as NftName, Set};
 use knit_kernel::op::Object;
-use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Error, Reason, Result};
@@ -31,7 +30,7 @@ use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, ROUTER_END, node_end};
-use crate::wanted::{Difference, Entry, Links, found, found_on_own};
+use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
 
 impl Core {
     /// Makes or repairs a Network's router.
@@ -202,6 +201,9 @@ impl Core {
         ports: &[(Link, Mark)],
     ) -> Result<()> {
         let node = self.node.links()?;
+        // Routes need a link that is up; the rules of both sides are in force.
+        let up = Change::named(uplink.clone()).up();
+        node.apply(&[up.into()]).map_err(internal("bring the uplink up"))?;
         let links = links_of(&node, [uplink.as_str()], &[])?;
         let mut wanted: BTreeSet<Entry> = BTreeSet::new();
         for net in place.addresses(End::Node) {
@@ -217,9 +219,7 @@ impl Core {
                 wanted.extend(mark.ips().map(|address| local_route(uplink, place, address)));
             }
         }
-        settle(&node, &links, &wanted, &shape.network.name)?;
-        let up = Change::named(uplink.clone()).up();
-        node.apply(&[up.into()]).map_err(internal("bring the uplink up"))
+        settle(&node, &links, &wanted, &shape.network.name)
     }
 
     /// What the node itself has for a pod of a primary Network: a route into its router, so that it can be probed.
@@ -263,11 +263,15 @@ impl Core {
         let Some(uplink) = links.iter().filter(is_uplink).find(|link| link.index == peer) else {
             return Ok(());
         };
-        for address in mark.ips() {
-            node.remove(Route::to(IpNet::from(address)).dev(uplink.index))
-                .map_err(internal("take the node's route to the pod away"))?;
-        }
-        Ok(())
+        let addresses =
+            node.addresses(Some(uplink.index)).map_err(internal("read the uplink's addresses"))?;
+        let Some(place) = addresses.iter().find_map(|found| Place::of(found.address.addr())) else {
+            return Ok(());
+        };
+        let links: Links = [(uplink.name.to_string(), uplink.index)].into();
+        let routes: Vec<Entry> =
+            mark.ips().map(|address| local_route(&uplink.name, place, address)).collect();
+        take(&node, &links, &routes).map_err(internal("take the node's route to the pod away"))
     }
 
     fn uplink_of(&self, node: &Handle, id: u32) -> Result<(IfName, Place, u32)> {
@@ -294,6 +298,13 @@ impl Core {
         let ours = uplink.filter(|link| link.owner().is_some_and(|owner| owner.starts_with("uplink ")));
         if let Some(link) = &ours {
             node.delete_link(link.index).map_err(internal("delete the uplink"))?;
+        }
+        // A namespace goes when the kernel finds the time; a tunnel's number must be free at once.
+        let inside = net.space.links()?;
+        if let Some(link) =
+            inside.link_by_name(&tunnel::router_tunnel()).map_err(internal("look for the tunnel"))?
+        {
+            inside.delete_link(link.index).map_err(internal("delete the tunnel"))?;
         }
         NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
         let _layout = self.layout();

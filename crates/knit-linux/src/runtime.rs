@@ -25,12 +25,14 @@ impl LinuxRuntime {
     /// Its name, as NetworkClasses name it.
     pub const NAME: &str = "knit.dev/linux";
 
-    /// A runtime for this node. It takes over what an earlier one made, as soon as it is asked about it.
+    /// A runtime for this node. It takes over what an earlier one made.
     ///
     /// # Errors
     /// When the node's network namespace cannot be used.
     pub fn new(config: Config) -> Result<Self> {
-        Core::new(config).map(|core| Self { core: Arc::new(core) })
+        let core = Core::new(config)?;
+        core.recall()?;
+        Ok(Self { core: Arc::new(core) })
     }
 
     async fn blocking<T: Send + 'static>(

@@ -88,7 +88,7 @@ impl Core {
             .apply(&handle, &links)
             .map_err(internal("bring routes and neighbours to what is wanted"))?;
         net.set_shape(Arc::clone(shape));
-        Ok(())
+        self.sweep_ports()
     }
 
     /// The node's tables, with these elements of one Network.

@@ -97,8 +97,12 @@ fn the_routers_own_address_is_the_source_that_remote_pods_answer() {
             {
                 let talk = |source: &str, wait| {
                     let to = SocketAddr::new(ip(target), 5000);
-                    let server = three.space.run(|| std::net::UdpSocket::bind(to)).expect("in").expect("bound");
-                    let client = router.run(|| std::net::UdpSocket::bind((ip(source), 0))).expect("in").expect("bound");
+                    let server =
+                        three.space.run(|| std::net::UdpSocket::bind(to)).expect("in").expect("bound");
+                    let client = router
+                        .run(|| std::net::UdpSocket::bind((ip(source), 0)))
+                        .expect("in")
+                        .expect("bound");
                     client.send_to(b"x", to).expect("sent");
                     server.set_read_timeout(Some(SOON)).expect("a timeout");
                     client.set_read_timeout(Some(wait)).expect("a timeout");
@@ -107,7 +111,10 @@ fn the_routers_own_address_is_the_source_that_remote_pods_answer() {
                     client.recv(&mut [0; 8]).is_ok()
                 };
                 assert!(talk(own, SOON), "{own}");
-                assert!(!talk(gateway, NEVER), "the answer to {gateway} ends at the other node's own gateway");
+                assert!(
+                    !talk(gateway, NEVER),
+                    "the answer to {gateway} ends at the other node's own gateway"
+                );
             }
         });
     });
@@ -134,7 +141,10 @@ fn a_bridge_whose_mac_changes_keeps_its_neighbours() {
             network.router_addresses = vec![ip("10.77.0.20"), ip("fd77::14")];
             cluster.a.setup(&network).await;
             assert_eq!(neighbours(), before);
-            assert_eq!(udp(&one.space, &three.space, ip("10.77.0.34"), 5000, SOON), Talk::From(ip("10.77.0.18")));
+            assert_eq!(
+                udp(&one.space, &three.space, ip("10.77.0.34"), 5000, SOON),
+                Talk::From(ip("10.77.0.18"))
+            );
             // And somebody else's flush is repaired.
             let bridge = router.index_of(&name("bridge")).expect("the bridge");
             let mac = knit_kernel::Mac([0x0a, 0, 0, 0, 0, 1]);
@@ -155,12 +165,18 @@ fn a_switched_pod_sends_only_as_itself() {
             let handle = bad.handle();
             let eth0 = handle.index_of(&name("eth0")).expect("eth0");
             for lie in ["10.77.0.25/32", "fd77::19/128"] {
-                handle.apply(&[Op::create(Address::new(eth0, net(lie)))]).expect("a pod may say what it likes");
+                handle
+                    .apply(&[Op::create(Address::new(eth0, net(lie)))])
+                    .expect("a pod may say what it likes");
             }
             // Neighbours written by hand, so that only the datagram itself is tried.
-            for (pod, address) in [(&good, "10.77.0.19"), (&good, "fd77::13"), (&far, "10.77.0.34"), (&far, "fd77::22")] {
+            for (pod, address) in
+                [(&good, "10.77.0.19"), (&good, "fd77::13"), (&far, "10.77.0.34"), (&far, "fd77::22")]
+            {
                 let mac = knit_kernel::Mac(pod.attachments[0].mac.octets());
-                handle.apply(&[Op::replace(Neighbour::permanent(eth0, ip(address), mac))]).expect("a neighbour");
+                handle
+                    .apply(&[Op::replace(Neighbour::permanent(eth0, ip(address), mac))])
+                    .expect("a neighbour");
             }
             for (lie, truth, server, to) in [
                 ("10.77.0.25", "10.77.0.18", &good, "10.77.0.19"),
@@ -174,7 +190,9 @@ fn a_switched_pod_sends_only_as_itself() {
             }
             // Another MAC.
             let own = knit_kernel::Mac(bad.attachments[0].mac.octets());
-            for mac in [knit_kernel::Mac(good.attachments[0].mac.octets()), knit_kernel::Mac([2, 0, 0, 0, 0, 9])] {
+            for mac in
+                [knit_kernel::Mac(good.attachments[0].mac.octets()), knit_kernel::Mac([2, 0, 0, 0, 0, 9])]
+            {
                 handle.apply(&[Change { mac: Some(mac), ..Change::of(eth0) }.into()]).expect("another MAC");
                 let to = SocketAddr::new(ip("10.77.0.34"), 5001);
                 assert!(!udp_from(&bad.space, ip("10.77.0.18"), &far.space, to, NEVER));
@@ -195,7 +213,9 @@ fn neighbours_are_not_poisoned() {
             let eth0 = handle.index_of(&name("eth0")).expect("eth0");
             // `bad` claims the address of a pod that is on the other node, and answers for it.
             for lie in ["10.77.0.34/32", "fd77::22/128"] {
-                handle.apply(&[Op::create(Address::new(eth0, net(lie)))]).expect("a pod may say what it likes");
+                handle
+                    .apply(&[Op::create(Address::new(eth0, net(lie)))])
+                    .expect("a pod may say what it likes");
             }
             let far = [ip("10.77.0.34"), ip("fd77::22")];
             let wanted = knit_kernel::Mac([0x0a, 2, 10, 77, 0, 34]);
@@ -210,7 +230,10 @@ fn neighbours_are_not_poisoned() {
             assert_eq!(udp(&good.space, &bad.space, ip("10.77.0.26"), 5000, NEVER), Talk::Silence);
             let seen = good.handle().neighbours(&NeighbourFilter::default()).expect("neighbours");
             let liar = knit_kernel::Mac(bad.attachments[0].mac.octets());
-            assert!(!seen.iter().any(|seen| seen.address == ip("10.77.0.26") && seen.mac == Some(liar)), "{seen:?}");
+            assert!(
+                !seen.iter().any(|seen| seen.address == ip("10.77.0.26") && seen.mac == Some(liar)),
+                "{seen:?}"
+            );
         });
     });
 }
@@ -222,8 +245,10 @@ fn large_packets_cross_the_tunnel() {
             let cluster = Cluster::with_tenants().await;
             let [one, _, three] = blues(&cluster).await;
             assert_eq!(one.attachments[0].mtu, 1450);
-            let server = three.space.run(|| std::net::UdpSocket::bind("10.77.0.34:5000")).expect("in").expect("bound");
-            let client = one.space.run(|| std::net::UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
+            let server =
+                three.space.run(|| std::net::UdpSocket::bind("10.77.0.34:5000")).expect("in").expect("bound");
+            let client =
+                one.space.run(|| std::net::UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
             server.set_read_timeout(Some(SOON)).expect("a timeout");
             // The largest datagram that is not cut, and one that is.
             for size in [1450 - 28, 4000] {

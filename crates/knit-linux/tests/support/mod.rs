@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use knit_kernel::addr::Address as LinkAddress;
+use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
+use knit_kernel::nft::{Family, Kernel, Nftables, TableId, TableState};
+use knit_kernel::owner;
 use knit_kernel::route::Route as KernelRoute;
 use knit_kernel::testing::namespace;
 use knit_kernel::{Handle, IfName, Op};
@@ -377,4 +380,55 @@ impl Node {
     pub fn router(&self, network: &str) -> NetNs {
         NetNs::open(self.routers.join(network)).expect("a router")
     }
+}
+
+/// Everything in a namespace that is ours, in words.
+pub fn ours_in(space: &NetNs) -> Vec<String> {
+    let handle = Handle::open(space).expect("a handle");
+    let mut all = Vec::new();
+    for link in handle.links(&LinkFilter { owned: true, ..LinkFilter::default() }).expect("links") {
+        all.push(format!("{} {:?} {:?} {:?} {}", link.name, link.alias, link.mac, link.port, link.up));
+    }
+    let routes = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };
+    all.extend(handle.routes(&routes).expect("routes").iter().map(ToString::to_string));
+    let neighbours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
+    for neighbour in handle.neighbours(&neighbours).expect("neighbours") {
+        all.push(format!("{neighbour} is {:?}", neighbour.mac));
+    }
+    for address in handle.addresses(None).expect("addresses") {
+        all.push(address.to_string());
+    }
+    for entry in handle.fdb(None).expect("forwarding entries").iter().filter(|entry| !entry.learned) {
+        all.push(entry.to_string());
+    }
+    all.sort();
+    all
+}
+
+/// Everything on a node that is ours.
+pub fn ours(node: &Node) -> Vec<String> {
+    let mut all = ours_in(&node.space);
+    // The node's own addresses are not ours.
+    let own = ["192.168.7.", "fd07::", "fe80::", "127.0.0.1", "::1/128"];
+    all.retain(|text| !(text.starts_with("address") && own.iter().any(|own| text.contains(own))));
+    all.retain(|text| !text.starts_with("forwarding"));
+    all
+}
+
+/// Our tables in a namespace.
+pub fn tables_in(space: &NetNs) -> Vec<String> {
+    let mut kernel = Kernel::open_in(space).expect("nftables");
+    let table = |family| kernel.table(&TableId::new(family, "knit")).expect("a listing");
+    let tables: Vec<TableState> =
+        [Family::Inet, Family::Arp, Family::Bridge].into_iter().filter_map(table).collect();
+    // With the numbers of rules, so that one that was made anew shows.
+    let rules = |table: &TableState| -> Vec<u64> {
+        table.chains.values().flat_map(|chain| chain.rules.iter().map(|rule| rule.handle)).collect()
+    };
+    tables.iter().map(|table| format!("{}\n{:?}", table.clone().without_handles(), rules(table))).collect()
+}
+
+/// Our tables on a node.
+pub fn tables(node: &Node) -> Vec<String> {
+    tables_in(&node.space)
 }
