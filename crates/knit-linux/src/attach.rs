@@ -47,18 +47,25 @@ impl Core {
     pub fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
         let about = |error: Error| error.on(request.network.as_str()).at(request.interface.as_str());
         let (net, shape) = self.ready(&request.network).map_err(about)?;
-        let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
         let pod = open_pod(request).map_err(about)?;
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
-        let attachment = match self.existing(&net, &plan, request).map_err(about)? {
-            Some(link) => self.answer(&net, &plan, request, &link),
-            None => {
-                let link = self.make(&net, &plan, request, &pod).map_err(about)?;
-                let attachment = self.answer(&net, &plan, request, &link);
-                self.tell(Change::Added(attachment.clone()));
-                attachment
+        let (link, new) = {
+            let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+            match self.existing(&net, &plan, request).map_err(about)? {
+                Some(link) => (link, false),
+                None => (self.make(&net, &plan, request, &pod).map_err(about)?, true),
             }
         };
+        let attachment = self.answer(&net, &plan, request, &link);
+        if new {
+            // Without the gate: a pod that does not answer must not hold up the Network.
+            self.verify(&net, &plan).map_err(|error| {
+                let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+                self.undo(&net, &plan);
+                about(error)
+            })?;
+            self.tell(Change::Added(attachment.clone()));
+        }
         let known =
             Known { network: net.name.clone(), mark: plan.mark.clone(), answer: Some(attachment.clone()) };
         self.known().insert(plan.host.to_string(), known);
@@ -106,20 +113,25 @@ impl Core {
         let made = self.try_make(net, plan, request, pod);
         self.making().remove(plan.host.as_str());
         if made.is_err() {
-            let look = || -> Result<Option<Link>> {
-                let links = net.space.links()?;
-                links.link_by_name(&plan.host).map_err(internal("look for what was made"))
-            };
-            let undone = look().and_then(|link| {
-                // Another's link of that name is not ours to delete.
-                let ours = link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some()));
-                self.unmake(net, ours.as_ref(), &plan.mark)
-            });
-            if let Err(error) = undone {
-                tracing::error!(error = chain(&error), host = %plan.host, "a failed attachment could not be undone");
-            }
+            self.undo(net, plan);
         }
         made
+    }
+
+    /// Takes away what was made for a request that failed.
+    fn undo(&self, net: &Net, plan: &Plan) {
+        let look = || -> Result<Option<Link>> {
+            let links = net.space.links()?;
+            links.link_by_name(&plan.host).map_err(internal("look for what was made"))
+        };
+        let undone = look().and_then(|link| {
+            // Another's link of that name is not ours to delete.
+            let ours = link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some()));
+            self.unmake(net, ours.as_ref(), &plan.mark)
+        });
+        if let Err(error) = undone {
+            tracing::error!(error = chain(&error), host = %plan.host, "a failed attachment could not be undone");
+        }
     }
 
     fn try_make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
@@ -149,7 +161,6 @@ impl Core {
         links.extend(link.master.map(|index| (layer2::BRIDGE.to_owned(), index)));
         put(&handle, &links, &plan.entries()).map_err(internal("make the routes to the pod"))?;
         self.node_side(net, plan)?;
-        self.verify(net, plan)?;
         let link = handle.link(created.index).map_err(internal("read the new link"))?;
         link.ok_or_else(|| {
             let message = format!("the namespace of sandbox {} went away meanwhile", request.pod.sandbox);
@@ -275,6 +286,12 @@ impl Plan {
                     request.network
                 )));
             }
+        }
+        if !request.ports.is_empty() && shape.home == Home::Own && !shape.network.primary {
+            return Err(invalid(format!(
+                "ports of the node lead only to a pod's primary Network, and {} is none: leave them out here",
+                request.network
+            )));
         }
         for route in &request.routes {
             check_route(&shape.network, route).map_err(invalid)?;

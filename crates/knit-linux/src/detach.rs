@@ -63,6 +63,24 @@ impl Core {
         interface: Option<&InterfaceName>,
     ) -> Result<Vec<(Arc<Net>, Link, Mark)>> {
         let mut found = Vec::new();
+        // What is known is looked for by name; for a sandbox that is not, everything is looked through.
+        let known: Vec<(String, InterfaceName)> = {
+            let known = self.known();
+            let theirs = known.values().filter(|known| known.mark.sandbox == *sandbox);
+            theirs.map(|known| (known.network.clone(), known.mark.interface.clone())).collect()
+        };
+        if interface.is_none() && !known.is_empty() {
+            for (network, interface) in known {
+                let Some(net) = self.net(&network)? else { continue };
+                let name = host_name(sandbox, &interface);
+                let looked = net.space.links()?.link_by_name(&name);
+                let link = looked.map_err(internal("look for the attachment"))?;
+                let mark = link.as_ref().and_then(|link| link.owner().and_then(Mark::parse));
+                let ours = link.zip(mark).filter(|(_, mark)| mark.sandbox == *sandbox);
+                found.extend(ours.map(|(link, mark)| (net, link, mark)));
+            }
+            return Ok(found);
+        }
         for net in self.nets()? {
             let handle = net.space.links()?;
             let links = match interface {

@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 
 use ipnet::IpNet;
-use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::{AddrGenMode, Bridge, Change, Link, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::nft::{Element, IfName as NftName, Set};
@@ -254,15 +253,7 @@ impl Core {
             return Ok(());
         }
         let node = self.node.links()?;
-        let filter = LinkFilter { kind: Some("veth"), owned: true, ..LinkFilter::default() };
-        let inside =
-            net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
-        let Some(peer) = inside.and_then(|link| link.link) else { return Ok(()) };
-        let links = node.links(&filter).map_err(internal("look for the uplink"))?;
-        let is_uplink = |link: &&Link| link.owner().is_some_and(|owner| owner.starts_with("uplink "));
-        let Some(uplink) = links.iter().filter(is_uplink).find(|link| link.index == peer) else {
-            return Ok(());
-        };
+        let Some(uplink) = self.find_uplink(net, &node)? else { return Ok(()) };
         let addresses =
             node.addresses(Some(uplink.index)).map_err(internal("read the uplink's addresses"))?;
         let Some(place) = addresses.iter().find_map(|found| Place::of(found.address.addr())) else {
@@ -272,6 +263,20 @@ impl Core {
         let routes: Vec<Entry> =
             mark.ips().map(|address| local_route(&uplink.name, place, address)).collect();
         take(&node, &links, &routes).map_err(internal("take the node's route to the pod away"))
+    }
+
+    /// The node's end of a Network's uplink, also for one that an earlier runtime set up.
+    fn find_uplink(&self, net: &Net, node: &Handle) -> Result<Option<Link>> {
+        let failed = || internal::<knit_kernel::Error>("look for the uplink");
+        let link = match net.shape() {
+            Some(shape) => node.link_by_name(&node_end(shape.id())).map_err(failed())?,
+            None => {
+                let inside = net.space.links()?.link_by_name(&router_end()).map_err(failed())?;
+                let Some(peer) = inside.and_then(|link| link.link) else { return Ok(None) };
+                node.link(peer).map_err(failed())?
+            }
+        };
+        Ok(link.filter(|link| link.owner().is_some_and(|owner| owner.starts_with("uplink "))))
     }
 
     fn uplink_of(&self, node: &Handle, id: u32) -> Result<(IfName, Place, u32)> {
@@ -287,15 +292,8 @@ impl Core {
     /// Takes a router away: uplink and rules on the node, then the namespace with all that is in it.
     pub fn remove_router(&self, net: &Net) -> Result<()> {
         let id = net.shape().map(|shape| shape.id());
-        let inside =
-            net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
         let node = self.node.links()?;
-        let uplink = match (id, inside.and_then(|link| link.link)) {
-            (Some(id), _) => node.link_by_name(&node_end(id)).map_err(internal("look for the uplink"))?,
-            (None, Some(peer)) => node.link(peer).map_err(internal("look for the uplink"))?,
-            (None, None) => None,
-        };
-        let ours = uplink.filter(|link| link.owner().is_some_and(|owner| owner.starts_with("uplink ")));
+        let ours = self.find_uplink(net, &node)?;
         if let Some(link) = &ours {
             node.delete_link(link.index).map_err(internal("delete the uplink"))?;
         }

@@ -257,7 +257,8 @@ fn only_what_is_steered_enters_a_router() {
                 let handle = Handle::open(&router).expect("a handle");
                 let uplink = handle.index_of(&name("uplink")).expect("an uplink");
                 let own = handle.addresses(Some(uplink)).expect("addresses");
-                let own = own.iter().map(|own| own.address.addr()).find(|own| own.is_ipv4()).expect("IPv4");
+                let own =
+                    own.iter().map(|own| own.address.addr()).find(std::net::IpAddr::is_ipv4).expect("IPv4");
                 // The router balances what comes to its uplink's address.
                 let balance =
                     Rule::new().eq(field::l4proto(), &L4Proto::UDP).eq(field::th_dport(), &Port(port));
