@@ -1,0 +1,43 @@
+//! How the controller is set up.
+
+use std::time::Duration;
+
+use knit_api::Subnet;
+
+/// How the controller is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The namespace of the agents' Leases and of the controller's own.
+    pub namespace: String,
+    /// Who this controller is among several: its pod's name. Must differ between them.
+    pub identity: String,
+    /// The name of the Lease that the leader holds.
+    pub lease_name: String,
+    /// How long a leader that has gone silent is waited for.
+    pub lease_duration: Duration,
+    /// How often the leader renews, and the others look.
+    pub renew_every: Duration,
+    /// Whether the Network `default` and the NetworkClass `knit` are made if they are missing.
+    pub make_defaults: bool,
+    /// The subnets of the Network `default` when it is made here. None are needed where Nodes have podCIDRs.
+    pub default_subnets: Vec<Subnet>,
+    /// How long after a Node is gone its blocks may go to another one. Its pods may still run for a while.
+    pub node_gone_grace: Duration,
+}
+
+impl Config {
+    /// The usual set-up.
+    #[must_use]
+    pub fn new(identity: impl Into<String>) -> Self {
+        Self {
+            namespace: "knit-system".into(),
+            identity: identity.into(),
+            lease_name: "knit-controller".into(),
+            lease_duration: Duration::from_secs(15),
+            renew_every: Duration::from_secs(3),
+            make_defaults: true,
+            default_subnets: Vec::new(),
+            node_gone_grace: Duration::from_secs(300),
+        }
+    }
+}

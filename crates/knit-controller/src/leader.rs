@@ -1,0 +1,209 @@
+//! Only one controller acts at a time: who holds the Lease.
+//!
+//! The decision is pure ([`Election`]); the loop around it reads and writes the Lease. Another's Lease counts as
+//! expired when it has not changed for its whole duration by our own clock, so clocks that differ do no harm.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use knit_objects::{Error, Key, Objects, Write};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::config::Config;
+
+/// What one candidate knows.
+#[derive(Debug)]
+pub(crate) struct Election {
+    namespace: String,
+    name: String,
+    identity: String,
+    duration: Duration,
+    /// The Lease as it was last seen, and since when it has been like that.
+    seen: Option<(Option<String>, Instant)>,
+}
+
+/// What a candidate does next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Somebody else leads.
+    Wait,
+    /// Nobody ever led: make the Lease.
+    Create(Lease),
+    /// Take it, or renew it; only if nobody was faster.
+    Replace(Lease),
+}
+
+// === impl Election ===
+
+impl Election {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            namespace: config.namespace.clone(),
+            name: config.lease_name.clone(),
+            identity: config.identity.clone(),
+            duration: config.lease_duration,
+            seen: None,
+        }
+    }
+
+    /// What to do about the Lease as it is.
+    pub(crate) fn decide(&mut self, lease: Option<&Lease>, wall: Timestamp, now: Instant) -> Step {
+        let Some(lease) = lease else {
+            let metadata = ObjectMeta {
+                name: Some(self.name.clone()),
+                namespace: Some(self.namespace.clone()),
+                ..ObjectMeta::default()
+            };
+            let spec = LeaseSpec { acquire_time: Some(MicroTime(wall)), ..self.spec(wall) };
+            return Step::Create(Lease { metadata, spec: Some(spec) });
+        };
+        let spec = lease.spec.clone().unwrap_or_default();
+        let holder = spec.holder_identity.as_deref().unwrap_or_default();
+        if holder == self.identity {
+            let spec = LeaseSpec {
+                acquire_time: spec.acquire_time,
+                lease_transitions: spec.lease_transitions,
+                ..self.spec(wall)
+            };
+            return Step::Replace(Lease { metadata: lease.metadata.clone(), spec: Some(spec) });
+        }
+        let version = lease.metadata.resource_version.clone();
+        let since = match &self.seen {
+            Some((seen, since)) if *seen == version => *since,
+            _ => {
+                self.seen = Some((version, now));
+                now
+            }
+        };
+        let theirs = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+        if !holder.is_empty() && now.duration_since(since) < Duration::from_secs(theirs) {
+            return Step::Wait;
+        }
+        let transitions = spec.lease_transitions.unwrap_or(0).saturating_add(1);
+        let spec = LeaseSpec {
+            acquire_time: Some(MicroTime(wall)),
+            lease_transitions: Some(transitions),
+            ..self.spec(wall)
+        };
+        Step::Replace(Lease { metadata: lease.metadata.clone(), spec: Some(spec) })
+    }
+
+    fn spec(&self, wall: Timestamp) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(i32::try_from(self.duration.as_secs()).unwrap_or(i32::MAX)),
+            renew_time: Some(MicroTime(wall)),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+/// Stands for election for ever, and tells through `leading` whether it leads.
+pub(crate) async fn stand(objects: Objects, config: Config, leading: watch::Sender<bool>) {
+    let mut election = Election::new(&config);
+    let mut renewed: Option<Instant> = None;
+    // Two thirds: before another may think that we are gone, we know it ourselves.
+    let trust = config.lease_duration * 2 / 3;
+    let mut ticks = tokio::time::interval(config.renew_every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let before = Instant::now();
+        // An answer that comes too late is no answer.
+        let attempt = tokio::time::timeout(trust, step(&objects, &mut election));
+        match attempt.await {
+            Ok(Ok(true)) => renewed = Some(before),
+            Ok(Ok(false)) => renewed = None,
+            Ok(Err(error)) => tracing::warn!(%error, "leader election"),
+            Err(_) => tracing::warn!("leader election: the API does not answer in time"),
+        }
+        let now_leading = renewed.is_some_and(|at| at.elapsed() < trust);
+        leading.send_if_modified(|was| {
+            let changed = *was != now_leading;
+            if changed {
+                tracing::info!(identity = config.identity, leading = now_leading, "leader election");
+            }
+            *was = now_leading;
+            changed
+        });
+    }
+}
+
+/// One round. Whether we hold the Lease.
+async fn step(objects: &Objects, election: &mut Election) -> Result<bool, Error> {
+    let key = Key::namespaced(election.namespace.as_str(), election.name.as_str());
+    let lease = objects.get::<Lease>(&key).await?;
+    let write = match election.decide(lease.as_ref(), Timestamp::now(), Instant::now()) {
+        Step::Wait => return Ok(false),
+        Step::Create(lease) => Write::create(&lease),
+        Step::Replace(lease) => Write::replace(&lease),
+    };
+    match objects.write(&write).await {
+        Ok(_) => Ok(true),
+        // Somebody was faster.
+        Err(Error::Conflict { .. } | Error::AlreadyExists { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives the Lease back, so that another need not wait for its end.
+pub(crate) async fn resign(objects: &Objects, config: &Config) -> Result<(), Error> {
+    let key = Key::namespaced(config.namespace.as_str(), config.lease_name.as_str());
+    let Some(mut lease) = objects.get::<Lease>(&key).await? else { return Ok(()) };
+    let spec = lease.spec.get_or_insert_default();
+    if spec.holder_identity.as_deref() != Some(config.identity.as_str()) {
+        return Ok(());
+    }
+    spec.holder_identity = Some(String::new());
+    spec.lease_duration_seconds = Some(1);
+    match objects.write(&Write::replace(&lease)).await {
+        Ok(_) | Err(Error::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(identity: &str) -> Election {
+        Election::new(&Config::new(identity))
+    }
+
+    fn stored(step: Step, version: &str) -> Lease {
+        let (Step::Create(mut lease) | Step::Replace(mut lease)) = step else {
+            panic!("nothing to store: {step:?}")
+        };
+        lease.metadata.resource_version = Some(version.into());
+        lease
+    }
+
+    #[test]
+    fn one_leads_until_it_is_silent_for_the_whole_duration() {
+        let (mut a, mut b) = (candidate("a"), candidate("b"));
+        let (wall, now) = (Timestamp::now(), Instant::now());
+        let seconds = Duration::from_secs;
+        let lease = stored(a.decide(None, wall, now), "1");
+        assert_eq!(b.decide(Some(&lease), wall, now), Step::Wait);
+        let lease = stored(a.decide(Some(&lease), wall, now + seconds(10)), "2");
+        assert_eq!(b.decide(Some(&lease), wall, now + seconds(14)), Step::Wait);
+        // Renewed at 10 s, seen at 14 s: not before 29 s.
+        assert_eq!(b.decide(Some(&lease), wall, now + seconds(28)), Step::Wait);
+        let taken = stored(b.decide(Some(&lease), wall, now + seconds(29)), "3");
+        let spec = taken.spec.clone().expect("a spec");
+        assert_eq!((spec.holder_identity.as_deref(), spec.lease_transitions), (Some("b"), Some(1)));
+        assert_eq!(a.decide(Some(&taken), wall, now + seconds(30)), Step::Wait);
+    }
+
+    #[test]
+    fn a_lease_that_was_given_back_is_taken_at_once() {
+        let (mut a, mut b) = (candidate("a"), candidate("b"));
+        let (wall, now) = (Timestamp::now(), Instant::now());
+        let mut lease = stored(a.decide(None, wall, now), "1");
+        lease.spec.as_mut().expect("a spec").holder_identity = Some(String::new());
+        assert!(matches!(b.decide(Some(&lease), wall, now), Step::Replace(_)));
+    }
+}

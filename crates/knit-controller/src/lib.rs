@@ -1,0 +1,20 @@
+//! The controller: what only one place in the cluster can decide.
+//!
+//! It numbers Networks, cuts their subnets into AddressBlocks for nodes, says whether a Network can be served
+//! ([`knit_api::conditions`]), counts its addresses, keeps it while it is in use, tells which Network is a
+//! namespace's primary, and keeps new pods away from nodes that cannot give them a network.
+//!
+//! Everything is decided in [`plan()`], which is pure: the cluster as it is goes in ([`Cluster`]), typed writes come
+//! out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election, carrying writes out.
+//! The same pass runs at start and after every change.
+
+mod cluster;
+mod config;
+mod driver;
+mod leader;
+mod plan;
+
+pub use cluster::{AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Remembered};
+pub use config::Config;
+pub use driver::{Controller, ControllerState, Unsuitable};
+pub use plan::{Action, Note, Plan, Primaries, plan, primaries};

@@ -1,0 +1,260 @@
+//! Which node owns which range: blocks for nodes that join or ask, and back again when a node is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use knit_api::names::{DEFAULT_NETWORK, MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL, NODE_LABEL};
+use knit_api::{AddressBlock, AddressBlockSpec, Network};
+use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
+
+use super::accept::{Verdict, Verdicts};
+use super::action::{Action, Note, Plan};
+use super::lifecycle::user_of;
+use crate::cluster::{Cluster, Memory, NodeView, Remembered};
+use crate::config::Config;
+
+/// How long a block counts that was made and is never seen.
+pub(crate) const REMEMBER: SignedDuration = SignedDuration::from_secs(60);
+
+/// All blocks there are, with those that are about to be.
+struct Books {
+    of_network: BTreeMap<String, Vec<Block>>,
+}
+
+/// Gives blocks: of the default Network to every node that has none, of any other to a node that asks.
+pub(super) fn give(
+    cluster: &Cluster,
+    memory: &mut Memory,
+    verdicts: &Verdicts,
+    now: Timestamp,
+    plan: &mut Plan,
+) {
+    let mut books = Books::new(cluster, memory, now);
+    let until = now.saturating_add(REMEMBER).unwrap_or(Timestamp::MAX);
+    for (node, view) in &cluster.nodes {
+        for (name, network) in &cluster.networks {
+            let Some(verdict) = verdicts.of_network.get(name) else { continue };
+            if network.metadata.deletion_timestamp.is_some() || !verdict.may_give_blocks() {
+                continue;
+            }
+            if !needs_block(cluster, &books, node, view, name) {
+                continue;
+            }
+            match choose(cluster, &books, node, view, name, verdict) {
+                Ok(Some(block)) => {
+                    let object = object_of(&block, network);
+                    books.of_network.entry(name.clone()).or_default().push(block);
+                    let block = Arc::new(object.clone());
+                    memory.blocks.insert(
+                        object.metadata.name.clone().unwrap_or_default(),
+                        Remembered { block, until },
+                    );
+                    plan.actions.push(Action::GiveBlock(object));
+                }
+                Ok(None) => {}
+                Err(text) => plan.notes.push(Note {
+                    regarding: reference(network),
+                    reason: "AddressesExhausted",
+                    text,
+                }),
+            }
+        }
+    }
+}
+
+/// Takes blocks back whose node is gone for long enough, or whose Network is gone or goes and is not used any more.
+pub(super) fn release(
+    cluster: &Cluster,
+    memory: &mut Memory,
+    config: &Config,
+    now: Timestamp,
+    plan: &mut Plan,
+) {
+    let owners: BTreeSet<&str> = cluster.blocks.values().map(|b| b.spec.node.as_str()).collect();
+    memory.gone.retain(|node, _| !cluster.nodes.contains_key(node) && owners.contains(node.as_str()));
+    for (name, block) in &cluster.blocks {
+        if block.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let spec = &block.spec;
+        let network = cluster.networks.get(&spec.network);
+        let why = match network {
+            None => Some(format!("Network {} is gone", spec.network)),
+            Some(network) if network.metadata.deletion_timestamp.is_some() => {
+                let unused = user_of(cluster, &spec.network).is_none();
+                unused.then(|| format!("Network {} is being deleted", spec.network))
+            }
+            Some(_) if cluster.nodes.contains_key(&spec.node) => None,
+            Some(_) => {
+                let since = *memory.gone.entry(spec.node.clone()).or_insert(now);
+                let grace = SignedDuration::try_from(config.node_gone_grace).unwrap_or(SignedDuration::MAX);
+                let over = since.saturating_add(grace).unwrap_or(Timestamp::MAX);
+                if now < over {
+                    plan.again_at(over);
+                }
+                (now >= over).then(|| format!("node {} is gone", spec.node))
+            }
+        };
+        if let Some(why) = why {
+            memory.blocks.remove(name);
+            let uid = block.metadata.uid.clone().unwrap_or_default();
+            plan.actions.push(Action::ReleaseBlock { name: name.clone(), uid, why });
+        }
+    }
+}
+
+fn needs_block(cluster: &Cluster, books: &Books, node: &str, view: &NodeView, network: &str) -> bool {
+    let has = books.count(network, node);
+    if network == DEFAULT_NETWORK && has == 0 {
+        return true;
+    }
+    if network == DEFAULT_NETWORK && !view.pod_ranges.is_empty() {
+        // Its range was chosen elsewhere; there is no second one.
+        return false;
+    }
+    let status = cluster.node_networks.get(node).and_then(|n| n.status.as_ref());
+    let here = status.and_then(|s| s.networks.iter().find(|n| n.name == network));
+    // A node that does not know all its blocks yet asks out of an old view.
+    here.is_some_and(|n| n.wants_block && usize::try_from(n.blocks).is_ok_and(|known| known >= has))
+}
+
+fn choose(
+    cluster: &Cluster,
+    books: &Books,
+    node: &str,
+    view: &NodeView,
+    network: &str,
+    verdict: &Verdict,
+) -> Result<Option<Block>, String> {
+    if network == DEFAULT_NETWORK && !view.pod_ranges.is_empty() {
+        return pod_range(books, node, &view.pod_ranges).map(Some);
+    }
+    let Some(pool) = &verdict.pool else { return Ok(None) };
+    // A podIP is unique on its node, so blocks of two primary Networks never overlap there. For others it is better
+    // too, since one pod can make any Network its primary, but not at the price of no block.
+    let mine = &books.of_network;
+    let empty = Vec::new();
+    let existing = mine.get(network).unwrap_or(&empty);
+    let others: Vec<Block> = mine
+        .iter()
+        .filter(|(name, _)| *name != network)
+        .flat_map(|(_, blocks)| blocks)
+        .filter(|b| b.node() == node)
+        .cloned()
+        .collect();
+    let is_primary = |name: &str| cluster.networks.get(name).is_some_and(|n| n.spec.primary_for.is_some());
+    let primaries: Vec<Block> = others.iter().filter(|b| is_primary(b.network())).cloned().collect();
+    let avoid = wanted_elsewhere(cluster, node, network, &is_primary);
+    let query = |pool, other_primaries| BlockQuery {
+        pool,
+        node,
+        existing,
+        other_primaries,
+        avoid: &avoid,
+        growth: Growth::default(),
+    };
+    let strictest: Pool = pool.clone().primary(true);
+    let result = next_block(&query(&strictest, &others)).or_else(|_| next_block(&query(pool, &primaries)));
+    result.map(Some).map_err(|error| error.to_string())
+}
+
+/// The block that a Node's podCIDRs are.
+fn pod_range(books: &Books, node: &str, ranges: &[IpNet]) -> Result<Block, String> {
+    let v4 = ranges.iter().find_map(|r| if let IpNet::V4(r) = r { Some(r.trunc()) } else { None });
+    let v6 = ranges.iter().find_map(|r| if let IpNet::V6(r) = r { Some(r.trunc()) } else { None });
+    let block = Block::from_ranges(DEFAULT_NETWORK, node, v4, v6).map_err(|e| e.to_string())?;
+    let others = books.of_network.get(DEFAULT_NETWORK).into_iter().flatten();
+    match others.into_iter().find(|other| other.overlaps(&block)) {
+        Some(other) => Err(format!(
+            "the podCIDRs of node {node} ({block}) overlap {other}, which node {} has: give each Node its own",
+            other.node()
+        )),
+        None => Ok(block),
+    }
+}
+
+/// Addresses that pods of other primary Networks asked for on this node.
+fn wanted_elsewhere(
+    cluster: &Cluster,
+    node: &str,
+    network: &str,
+    is_primary: &impl Fn(&str) -> bool,
+) -> Vec<IpAddr> {
+    cluster
+        .attachments
+        .iter()
+        .filter(|a| a.network != network && a.node.as_deref() == Some(node) && is_primary(&a.network))
+        .flat_map(|a| a.wanted.iter().copied())
+        .collect()
+}
+
+/// The object of a block. Its name says its Network and its first address, so that no range is given twice even if
+/// two controllers should be at it: the second finds the name taken.
+fn object_of(block: &Block, network: &Network) -> AddressBlock {
+    let first = block.start().first().to_string().replace([':', '.'], "-");
+    let name = format!("{}-{}", block.network(), first.trim_matches('-'));
+    let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let mut labels: BTreeMap<String, String> =
+        [label(NETWORK_LABEL, block.network()), label(MANAGED_BY_LABEL, MANAGED_BY)].into();
+    // A label's value is shorter than a node's name may be.
+    if block.node().len() <= 63 {
+        labels.extend([label(NODE_LABEL, block.node())]);
+    }
+    let owner = kube::Resource::controller_owner_ref(network, &());
+    let range = |family| block.prefix(family).map(|r| r.to_string());
+    AddressBlock {
+        metadata: ObjectMeta {
+            name: Some(name),
+            labels: Some(labels),
+            owner_references: owner.map(|mut owner| {
+                // The Network may go before its blocks are looked at again: nothing has to wait for them.
+                owner.block_owner_deletion = None;
+                vec![owner]
+            }),
+            ..ObjectMeta::default()
+        },
+        spec: AddressBlockSpec {
+            network: block.network().to_owned(),
+            node: block.node().to_owned(),
+            ipv4: range(Family::V4),
+            ipv6: range(Family::V6),
+        },
+    }
+}
+
+/// The block of an object; nothing if its ranges are none.
+pub(super) fn block_of(object: &AddressBlock) -> Option<Block> {
+    let spec = &object.spec;
+    let v4 = spec.ipv4.as_deref().map(str::parse).transpose().ok()?;
+    let v6 = spec.ipv6.as_deref().map(str::parse).transpose().ok()?;
+    Block::from_ranges(spec.network.as_str(), spec.node.as_str(), v4, v6).ok()
+}
+
+fn reference(network: &Network) -> ObjectReference {
+    ObjectReference { namespace: None, ..kube::Resource::object_ref(network, &()) }
+}
+
+// === impl Books ===
+
+impl Books {
+    fn new(cluster: &Cluster, memory: &mut Memory, now: Timestamp) -> Self {
+        // What the cache shows by now needs no memory.
+        memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now < known.until);
+        let mut of_network: BTreeMap<String, Vec<Block>> = BTreeMap::new();
+        for object in cluster.blocks.values().chain(memory.blocks.values().map(|known| &known.block)) {
+            if let Some(block) = block_of(object) {
+                of_network.entry(block.network().to_owned()).or_default().push(block);
+            }
+        }
+        Self { of_network }
+    }
+
+    fn count(&self, network: &str, node: &str) -> usize {
+        self.of_network.get(network).into_iter().flatten().filter(|b| b.node() == node).count()
+    }
+}

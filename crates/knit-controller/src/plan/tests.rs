@@ -1,0 +1,609 @@
+//! The plan against a small model of the cluster: what it writes, that it comes to rest, and what never happens.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
+use knit_api::names::{DEFAULT_NETWORK, LINUX_RUNTIME, NETWORK_FINALIZER};
+use knit_api::{
+    AddressCounts, Family, Network, NetworkSpec, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
+    NodeNetworkStatusNetwork, NodeRuntime, Subnet,
+};
+use proptest::prelude::*;
+
+use super::blocks::block_of;
+use super::{Action, Plan, plan};
+use crate::cluster::{AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView};
+use crate::config::Config;
+
+/// A cluster that carries out what is planned, as the API would.
+struct World {
+    cluster: Cluster,
+    memory: Memory,
+    config: Config,
+    now: Timestamp,
+    serial: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            cluster: Cluster::default(),
+            memory: Memory::default(),
+            config: Config::new("test"),
+            now: Timestamp::from_second(1_000_000).expect("a time"),
+            serial: 0,
+        }
+    }
+
+    fn meta(&mut self, name: &str) -> ObjectMeta {
+        self.serial += 1;
+        ObjectMeta {
+            name: Some(name.into()),
+            uid: Some(format!("uid-{}", self.serial)),
+            resource_version: Some(self.serial.to_string()),
+            generation: Some(1),
+            creation_timestamp: Some(Time(self.now)),
+            ..ObjectMeta::default()
+        }
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now += SignedDuration::from_secs(seconds);
+    }
+
+    fn node(&mut self, name: &str, address: &str, ranges: &[&str]) {
+        let view = NodeView {
+            resource_version: "1".into(),
+            addresses: vec![address.parse().expect("an address")],
+            pod_ranges: ranges.iter().map(|r| r.parse().expect("a range")).collect(),
+            taints: Vec::new(),
+        };
+        self.cluster.nodes.insert(name.into(), Arc::new(view));
+        let metadata = self.meta(name);
+        let runtime = NodeRuntime {
+            name: LINUX_RUNTIME.into(),
+            version: "1".into(),
+            features: vec!["layer2".into(), "layer3".into()],
+            healthy: true,
+            message: None,
+        };
+        let status = NodeNetworkStatus { runtimes: vec![runtime], ..NodeNetworkStatus::default() };
+        let object = NodeNetwork { metadata, spec: NodeNetworkSpec {}, status: Some(status) };
+        self.cluster.node_networks.insert(name.into(), Arc::new(object));
+    }
+
+    fn network(&mut self, name: &str, cidrs: &[&str], primary_for: Option<&str>) {
+        self.pass(1);
+        let spec = NetworkSpec {
+            class: "knit".into(),
+            subnets: cidrs.iter().map(|c| Subnet { cidr: (*c).into(), ..Subnet::default() }).collect(),
+            primary_for: primary_for.map(|tenant| LabelSelector {
+                match_labels: Some([("tenant".to_owned(), tenant.to_owned())].into()),
+                match_expressions: None,
+            }),
+            ..NetworkSpec::default()
+        };
+        let metadata = self.meta(name);
+        self.cluster.networks.insert(name.into(), Arc::new(Network { metadata, spec, status: None }));
+    }
+
+    /// The Network has our finalizer already.
+    fn keep(&mut self, name: &str) {
+        let network = Arc::make_mut(self.cluster.networks.get_mut(name).expect("a Network"));
+        network.metadata.finalizers = Some(vec![NETWORK_FINALIZER.into()]);
+    }
+
+    fn namespace(&mut self, name: &str, tenant: &str) {
+        let labels: BTreeMap<_, _> = [("tenant".to_owned(), tenant.to_owned())].into();
+        self.cluster.namespaces.insert(name.into(), Arc::new(NamespaceView { labels }));
+    }
+
+    /// The node says this of a Network; what it said of it before is gone.
+    fn says(&mut self, node: &str, network: &str, change: impl FnOnce(&mut NodeNetworkStatusNetwork)) {
+        let object = Arc::make_mut(self.cluster.node_networks.get_mut(node).expect("a node"));
+        let networks = &mut object.status.get_or_insert_default().networks;
+        networks.retain(|n| n.name != network);
+        let mut entry = NodeNetworkStatusNetwork {
+            name: network.into(),
+            ready: true,
+            reason: "Ready".into(),
+            message: None,
+            attachments: 0,
+            addresses: Vec::new(),
+            blocks: 0,
+            wants_block: false,
+        };
+        change(&mut entry);
+        networks.push(entry);
+    }
+
+    fn asks(&mut self, node: &str, network: &str) {
+        let blocks = self.blocks_of(network, node).len();
+        self.says(node, network, |n| {
+            n.wants_block = true;
+            n.blocks = i32::try_from(blocks).expect("a number");
+        });
+    }
+
+    fn plan(&mut self) -> Plan {
+        plan(&self.cluster, &mut self.memory, &self.config, self.now)
+    }
+
+    fn carry_out(&mut self, plan: &Plan) {
+        for action in &plan.actions {
+            self.serial += 1;
+            let version = Some(self.serial.to_string());
+            match action.clone() {
+                Action::MakeClass(mut class) => {
+                    class.metadata = self.meta(class.metadata.name.as_deref().expect("a name"));
+                    let name = class.metadata.name.clone().expect("a name");
+                    self.cluster.classes.insert(name, Arc::new(class));
+                }
+                Action::MakeNetwork(mut network) => {
+                    let finalizers = network.metadata.finalizers.clone();
+                    network.metadata = self.meta(network.metadata.name.as_deref().expect("a name"));
+                    network.metadata.finalizers = finalizers;
+                    let name = network.metadata.name.clone().expect("a name");
+                    self.cluster.networks.insert(name, Arc::new(network));
+                }
+                Action::GiveBlock(mut block) => {
+                    let name = block.metadata.name.clone().expect("a name");
+                    block.metadata.uid = version;
+                    let before = self.cluster.blocks.insert(name.clone(), Arc::new(block));
+                    assert!(before.is_none(), "{name} was given twice");
+                }
+                Action::ReleaseBlock { name, .. } => {
+                    self.cluster.blocks.remove(&name).expect("a block that is there");
+                }
+                Action::NetworkStatus { name, status, .. } => {
+                    let network = Arc::make_mut(self.cluster.networks.get_mut(&name).expect("a Network"));
+                    let before = network.status.as_ref().and_then(|s| s.id);
+                    assert!(before.is_none() || before == status.id, "the number of {name} changed");
+                    network.status = Some(status);
+                    network.metadata.resource_version = version;
+                }
+                Action::ClassStatus { name, status } => {
+                    Arc::make_mut(self.cluster.classes.get_mut(&name).expect("a class")).status =
+                        Some(status);
+                }
+                Action::Finalizers { name, finalizers, .. } => {
+                    let network = Arc::make_mut(self.cluster.networks.get_mut(&name).expect("a Network"));
+                    network.metadata.finalizers = Some(finalizers.clone());
+                    if finalizers.is_empty() && network.metadata.deletion_timestamp.is_some() {
+                        self.cluster.networks.remove(&name);
+                    }
+                }
+                Action::Taints { node, taints, .. } => {
+                    Arc::make_mut(self.cluster.nodes.get_mut(&node).expect("a node")).taints = taints;
+                }
+            }
+        }
+    }
+
+    /// Plans and carries out until nothing is left to do.
+    fn settle(&mut self) {
+        for _ in 0..10 {
+            let plan = self.plan();
+            if plan.actions.is_empty() {
+                return;
+            }
+            self.carry_out(&plan);
+        }
+        panic!("it does not come to rest: {}", self.plan());
+    }
+
+    fn blocks_of(&self, network: &str, node: &str) -> Vec<String> {
+        self.cluster
+            .blocks
+            .values()
+            .filter(|b| b.spec.network == network && b.spec.node == node)
+            .map(|b| {
+                [b.spec.ipv4.clone(), b.spec.ipv6.clone()].into_iter().flatten().collect::<Vec<_>>().join(",")
+            })
+            .collect()
+    }
+
+    fn accepted(&self, network: &str) -> (String, String) {
+        let status = self.cluster.networks[network].status.clone().expect("a status");
+        let condition = status.conditions.iter().find(|c| c.type_ == "Accepted").expect("Accepted").clone();
+        (condition.reason, condition.message)
+    }
+
+    fn ready(&self, network: &str) -> (String, String) {
+        let status = self.cluster.networks[network].status.clone().expect("a status");
+        let condition = status.conditions.iter().find(|c| c.type_ == "Ready").expect("Ready").clone();
+        (condition.reason, condition.message)
+    }
+}
+
+#[test]
+fn the_first_start_of_a_cluster_with_pod_ranges() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24", "fd00:0:0:1::/64"]);
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    world.namespace("kube-system", "");
+    let mut plans = Vec::new();
+    for _ in 0..3 {
+        let plan = world.plan();
+        plans.push(plan.to_string());
+        world.carry_out(&plan);
+    }
+    insta::assert_snapshot!(plans.join("then:\n"), @r"
+    make NetworkClass knit
+    make Network default
+    then:
+    status of NetworkClass knit: Accepted=True/Accepted features=[layer2,layer3]
+    give n1 of default 10.244.0.0/24 fd00:0:0:1::/120 as default-10-244-0-0
+    give n2 of default 10.244.1.0/24 as default-10-244-1-0
+    status of Network default: id=1 Accepted=True/Accepted() Ready=True/Ready() primary-in=1
+    then:
+    ");
+}
+
+#[test]
+fn without_pod_ranges_the_default_network_is_cut_up() {
+    let mut world = World::new();
+    world.config.default_subnets = vec![Subnet { cidr: "10.244.0.0/16".into(), ..Subnet::default() }];
+    world.node("n1", "192.0.2.1", &[]);
+    world.node("n2", "192.0.2.2", &[]);
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1"), ["10.244.0.0/29"]);
+    assert_eq!(world.blocks_of("default", "n2"), ["10.244.0.8/29"]);
+    // A further one when asked, and only once per wish.
+    world.asks("n1", "default");
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1").len(), 2);
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1").len(), 2);
+    world.asks("n1", "default");
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1").len(), 3);
+    let status = world.cluster.networks["default"].status.clone().expect("a status");
+    // 65,536 less the subnet's own, the gateway (both in n1's first block) and the broadcast address, less blocks.
+    assert_eq!(
+        status.addresses,
+        [AddressCounts { family: Family::IPv4, used: 0, free: 65_536 - 1 - 8 * 2 - 8 - 16 }]
+    );
+}
+
+#[test]
+fn blocks_only_for_nodes_that_ask_and_none_overlap_on_a_node() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    world.network("blue", &["10.77.0.0/24"], Some("blue"));
+    world.network("red", &["10.77.0.0/24"], Some("red"));
+    world.settle();
+    assert!(world.blocks_of("blue", "n1").is_empty());
+    world.asks("n1", "blue");
+    world.asks("n1", "red");
+    world.asks("n2", "red");
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n1"), ["10.77.0.0/29"]);
+    assert_eq!(world.blocks_of("red", "n2").len(), 1);
+    let mine = world.blocks_of("red", "n1");
+    assert_eq!(mine.len(), 1);
+    assert_ne!(mine[0], "10.77.0.0/29");
+}
+
+#[test]
+fn blocks_go_back_when_their_node_is_gone_for_long_enough() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.settle();
+    let node = world.cluster.nodes.remove("n1").expect("a node");
+    let plan = world.plan();
+    assert_eq!(plan.to_string(), "");
+    assert_eq!(plan.again, Some(world.now + SignedDuration::from_secs(300)));
+    // It comes back in time: nothing happens, and the clock starts anew when it goes again.
+    world.pass(200);
+    world.cluster.nodes.insert("n1".into(), node);
+    assert_eq!(world.plan().to_string(), "");
+    world.cluster.nodes.remove("n1");
+    world.pass(200);
+    assert_eq!(world.plan().to_string(), "");
+    world.pass(300);
+    assert_eq!(world.plan().to_string(), "release default-10-244-0-0: node n1 is gone\n");
+    world.settle();
+    assert!(world.cluster.blocks.is_empty());
+}
+
+#[test]
+fn what_collides_is_refused_and_says_with_whom() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.cluster.service_ranges = vec!["10.96.0.0/16".parse().expect("a range")];
+    world.namespace("a", "blue");
+    world.network("blue", &["10.77.0.0/16"], Some("blue"));
+    world.network("late", &["10.78.0.0/16"], Some("blue"));
+    world.network("same", &["10.77.0.0/16"], Some("red"));
+    world.network("nodes", &["192.0.2.0/24"], None);
+    world.network("services", &["10.96.128.0/24"], None);
+    world.network("pods", &["10.244.0.0/16"], None);
+    world.network("broken", &["10.1.2.3/16"], None);
+    world.network("classless", &["10.79.0.0/16"], None);
+    Arc::make_mut(world.cluster.networks.get_mut("classless").expect("a Network")).spec.class = "none".into();
+    world.settle();
+    let reason = |name: &str| world.accepted(name).0;
+    assert_eq!(reason("default"), "Accepted");
+    assert_eq!(reason("blue"), "Accepted");
+    assert_eq!(reason("same"), "Accepted");
+    assert_eq!(reason("late"), "PrimaryConflict");
+    assert!(
+        world.accepted("late").1.contains("namespace a has Network blue"),
+        "{:?}",
+        world.accepted("late")
+    );
+    for (name, text) in [("nodes", "node n1"), ("services", "10.96.0.0/16"), ("pods", "podCIDR of node n1")] {
+        assert_eq!(reason(name), "SubnetOverlap", "{name}");
+        assert!(world.accepted(name).1.contains(text), "{:?}", world.accepted(name));
+        assert_eq!(world.ready(name).0, "NotAccepted");
+    }
+    assert_eq!(reason("broken"), "Invalid");
+    assert_eq!(reason("classless"), "ClassNotFound");
+    let primary =
+        |name: &str| world.cluster.networks[name].status.as_ref().and_then(|s| s.primary_namespaces);
+    assert_eq!((primary("blue"), primary("late"), primary("default")), (Some(1), Some(0), Some(0)));
+    // Nothing is given out of what is refused.
+    for name in ["nodes", "services", "pods", "broken"] {
+        world.asks("n1", name);
+    }
+    world.settle();
+    for name in ["nodes", "services", "pods", "broken"] {
+        assert!(world.blocks_of(name, "n1").is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn a_network_stays_while_it_is_used() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.network("blue", &["10.77.0.0/16"], None);
+    world.asks("n1", "blue");
+    world.settle();
+    let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
+    assert_eq!(network.metadata.finalizers.as_deref(), Some(&[NETWORK_FINALIZER.to_owned()][..]));
+    network.metadata.deletion_timestamp = Some(Time(world.now));
+    world.says("n1", "blue", |n| n.attachments = 2);
+    let view = AttachmentView { network: "blue".into(), node: Some("n1".into()), wanted: Vec::new() };
+    world.cluster.attachments.push(Arc::new(view));
+    world.settle();
+    assert_eq!(world.ready("blue").0, "InUse");
+    assert_eq!(world.blocks_of("blue", "n1").len(), 1);
+    world.cluster.attachments.clear();
+    world.settle();
+    assert!(world.ready("blue").1.contains("2 pods on node n1"), "{:?}", world.ready("blue"));
+    world.says("n1", "blue", |_| {});
+    world.settle();
+    assert!(!world.cluster.networks.contains_key("blue"));
+    assert!(world.blocks_of("blue", "n1").is_empty());
+}
+
+#[test]
+fn nodes_that_cannot_serve_get_no_new_pods_until_they_can() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    let other = k8s_openapi::api::core::v1::Taint {
+        key: "other".into(),
+        effect: "NoExecute".into(),
+        ..Default::default()
+    };
+    Arc::make_mut(world.cluster.nodes.get_mut("n1").expect("a node")).taints = vec![other.clone()];
+    let lease =
+        |world: &World, seconds: i64| AgentLease { expires: world.now + SignedDuration::from_secs(seconds) };
+    let alive = lease(&world, 40);
+    world.cluster.leases.insert("n1".into(), alive);
+    world.settle();
+    assert_eq!(world.cluster.nodes["n1"].taints, std::slice::from_ref(&other));
+    assert_eq!(world.plan().again, Some(alive.expires));
+    world.pass(40);
+    let plan = world.plan();
+    assert_eq!(
+        plan.to_string(),
+        "taints of n1: [other:NoExecute,knit.dev/network-unavailable:NoSchedule]: its agent does not answer\n"
+    );
+    world.carry_out(&plan);
+    assert_eq!(world.plan().to_string(), "");
+    let alive = lease(&world, 40);
+    world.cluster.leases.insert("n1".into(), alive);
+    world.settle();
+    assert_eq!(world.cluster.nodes["n1"].taints, [other]);
+    // The default Network's addresses: out, and back.
+    let counts = |free| vec![AddressCounts { family: Family::IPv4, used: 253, free }];
+    world.says("n2", DEFAULT_NETWORK, |n| n.addresses = counts(0));
+    world.settle();
+    assert_eq!(world.cluster.nodes["n2"].taints[0].value.as_deref(), Some("addresses-exhausted"));
+    world.says("n2", DEFAULT_NETWORK, |n| n.addresses = counts(1));
+    world.settle();
+    assert!(world.cluster.nodes["n2"].taints.is_empty());
+    // Those of another Network close no node.
+    world.network("blue", &["10.77.0.0/29"], None);
+    world.says("n2", "blue", |n| {
+        n.addresses = counts(0);
+        n.reason = "AddressesExhausted".into();
+    });
+    world.settle();
+    assert!(world.cluster.nodes["n2"].taints.is_empty());
+}
+
+#[test]
+fn a_network_without_addresses_tells_people() {
+    let mut world = World::new();
+    for i in 1..=3 {
+        world.node(&format!("n{i}"), &format!("192.0.2.{i}"), &[&format!("10.244.{i}.0/24")]);
+    }
+    world.network("tiny", &["10.77.0.0/28"], None);
+    for node in ["n1", "n2", "n3"] {
+        world.asks(node, "tiny");
+    }
+    world.settle();
+    let plan = world.plan();
+    assert_eq!(plan.actions, []);
+    assert_eq!(plan.notes.len(), 1);
+    assert!(plan.to_string().starts_with("tell Network tiny: AddressesExhausted: "), "{plan}");
+}
+
+#[test]
+fn numbers_are_not_given_again_while_caches_lag() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.settle();
+    world.network("b", &["10.77.0.0/16"], None);
+    world.keep("b");
+    // The status of b is written, but the cache does not show it; then a appears, which sorts first.
+    let first = world.plan();
+    let id = |plan: &Plan, wanted: &str| {
+        plan.actions.iter().find_map(|action| match action {
+            Action::NetworkStatus { name, status, .. } if name == wanted => status.id,
+            _ => None,
+        })
+    };
+    assert_eq!(id(&first, "b"), Some(2));
+    world.network("a", &["10.78.0.0/16"], None);
+    world.keep("a");
+    let second = world.plan();
+    assert_eq!((id(&second, "a"), id(&second, "b")), (Some(3), Some(2)));
+    // A number that a deleted Network had is not given again either.
+    world.cluster.networks.remove("b");
+    world.network("c", &["10.79.0.0/16"], None);
+    world.keep("c");
+    assert_eq!(id(&world.plan(), "c"), Some(4));
+}
+
+#[test]
+fn two_networks_with_one_number_the_older_keeps_it() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.network("old", &["10.77.0.0/16"], None);
+    world.network("new", &["10.78.0.0/16"], None);
+    for name in ["old", "new"] {
+        let network = Arc::make_mut(world.cluster.networks.get_mut(name).expect("a Network"));
+        network.status = Some(knit_api::NetworkStatus { id: Some(9), ..Default::default() });
+    }
+    world.settle();
+    assert_eq!(world.accepted("old").0, "Accepted");
+    assert_eq!(world.accepted("new").0, "Invalid");
+    assert!(world.accepted("new").1.contains("its number 9 is Network old's"), "{:?}", world.accepted("new"));
+}
+
+/// Something that happens in a cluster.
+#[derive(Clone, Debug)]
+enum Happening {
+    NodeJoins(u8, bool),
+    NodeGoes(u8),
+    NetworkIsMade(u8, u8, bool),
+    NetworkIsDeleted(u8),
+    NodeAsks(u8, u8),
+    PodsRun(u8, u8, u8),
+    TimePasses(u16),
+    /// The plan is made, and its writes are lost.
+    PlanIsLost,
+    Settle,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        (0..6_u8, any::<bool>()).prop_map(|(n, ranges)| Happening::NodeJoins(n, ranges)),
+        (0..6_u8).prop_map(Happening::NodeGoes),
+        (0..5_u8, 0..3_u8, any::<bool>()).prop_map(|(n, s, p)| Happening::NetworkIsMade(n, s, p)),
+        (0..5_u8).prop_map(Happening::NetworkIsDeleted),
+        (0..6_u8, 0..5_u8).prop_map(|(n, w)| Happening::NodeAsks(n, w)),
+        (0..6_u8, 0..5_u8, 0..3_u8).prop_map(|(n, w, c)| Happening::PodsRun(n, w, c)),
+        (1..400_u16).prop_map(Happening::TimePasses),
+        Just(Happening::PlanIsLost),
+        Just(Happening::Settle),
+    ]
+}
+
+fn happens(world: &mut World, happening: &Happening) {
+    let subnets: [&[&str]; 3] =
+        [&["10.77.0.0/26"], &["10.77.0.0/25", "fd77::/64"], &["10.77.0.32/27", "fd77::/120"]];
+    match happening {
+        Happening::NodeJoins(n, ranges) => {
+            let name = format!("n{n}");
+            if !world.cluster.nodes.contains_key(&name) {
+                let range = format!("10.244.{n}.0/24");
+                let ranges: &[&str] = if *ranges { &[&range] } else { &[] };
+                world.node(&name, &format!("192.0.2.{}", n + 1), ranges);
+            }
+        }
+        Happening::NodeGoes(n) => {
+            world.cluster.nodes.remove(&format!("n{n}"));
+            world.cluster.node_networks.remove(&format!("n{n}"));
+        }
+        Happening::NetworkIsMade(n, subnet, primary) => {
+            let name = format!("w{n}");
+            if !world.cluster.networks.contains_key(&name) {
+                let tenant = primary.then(|| format!("t{n}"));
+                world.network(&name, subnets[usize::from(*subnet)], tenant.as_deref());
+            }
+        }
+        Happening::NetworkIsDeleted(n) => {
+            let now = world.now;
+            if let Some(network) = world.cluster.networks.get_mut(&format!("w{n}")) {
+                Arc::make_mut(network).metadata.deletion_timestamp.get_or_insert(Time(now));
+            }
+        }
+        Happening::NodeAsks(n, w) => {
+            let node = format!("n{n}");
+            if world.cluster.node_networks.contains_key(&node) {
+                world.asks(&node, &format!("w{w}"));
+            }
+        }
+        Happening::PodsRun(n, w, count) => {
+            let node = format!("n{n}");
+            if world.cluster.node_networks.contains_key(&node) {
+                world.says(&node, &format!("w{w}"), |n| n.attachments = i32::from(*count));
+            }
+        }
+        Happening::TimePasses(seconds) => world.pass(i64::from(*seconds)),
+        Happening::PlanIsLost => {
+            let _lost = world.plan();
+            world.pass(61);
+        }
+        Happening::Settle => world.settle(),
+    }
+}
+
+fn check(world: &World) {
+    let blocks: Vec<_> = world.cluster.blocks.values().filter_map(|b| block_of(b)).collect();
+    for (i, a) in blocks.iter().enumerate() {
+        for b in &blocks[i + 1..] {
+            let apart = !a.overlaps(b);
+            assert!(a.network() != b.network() || apart, "{a} and {b} of {} overlap", a.network());
+            let primary =
+                |name: &str| world.cluster.networks.get(name).is_some_and(|n| n.spec.primary_for.is_some());
+            let both = primary(a.network()) && primary(b.network());
+            assert!(a.node() != b.node() || !both || apart, "{a} and {b} overlap on {}", a.node());
+        }
+    }
+    let mut ids: Vec<_> = world.cluster.networks.values().filter_map(|n| n.status.as_ref()?.id).collect();
+    ids.sort_unstable();
+    let count = ids.len();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "a number was given twice");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn whatever_happens_it_comes_to_rest_and_nothing_overlaps(
+        happenings in prop::collection::vec(happening(), 1..40)
+    ) {
+        let mut world = World::new();
+        world.config.default_subnets = vec![Subnet { cidr: "10.245.0.0/16".into(), ..Subnet::default() }];
+        for happening in &happenings {
+            happens(&mut world, happening);
+            check(&world);
+        }
+        world.settle();
+        check(&world);
+        for name in world.cluster.networks.keys() {
+            prop_assert!(world.cluster.networks[name].status.is_some());
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The controller against the lab's embedded API: first start, nodes that join and ask, leaders that change, outages.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::events::v1::Event;
+use knit_api::names::{AGENT_MANAGER, DEFAULT_NETWORK, NETWORK_FINALIZER, UNSCHEDULABLE_TAINT};
+use knit_api::{AddressBlock, Network, NetworkClass, NodeNetwork};
+use knit_controller::{Config, Controller, ControllerState};
+use knit_lab::api::{Config as ApiConfig, Handle, Server, StoreOptions};
+use knit_objects::{Cache, Key, Objects, Source, Write};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+async fn serve() -> Handle {
+    let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
+    let store = StoreOptions { crds, ..StoreOptions::default() };
+    Server::start(ApiConfig { store, ..ApiConfig::default() }).await.expect("an API server")
+}
+
+async fn open(server: &Handle) -> Objects {
+    Objects::open(Source::Url(server.url())).await.expect("objects")
+}
+
+/// What people and agents write.
+struct World {
+    objects: Objects,
+    networks: Cache<Network>,
+    blocks: Cache<AddressBlock>,
+    nodes: Cache<Node>,
+}
+
+impl World {
+    async fn new(server: &Handle) -> Self {
+        let objects = open(server).await;
+        let world = Self {
+            networks: objects.watch().cache().expect("a cache"),
+            blocks: objects.watch().cache().expect("a cache"),
+            nodes: objects.watch().cache().expect("a cache"),
+            objects,
+        };
+        world.create::<Namespace>(json!({"metadata": {"name": "knit-system"}})).await;
+        world
+    }
+
+    async fn create<K>(&self, object: Value)
+    where
+        K: knit_objects::Object + serde::Serialize,
+    {
+        let object: K = serde_json::from_value(object).expect("an object");
+        self.objects.write(&Write::create(&object)).await.expect("created");
+    }
+
+    async fn network(&self, name: &str, cidr: &str) {
+        let spec = json!({"topology": "Layer3", "subnets": [{"cidr": cidr}]});
+        self.create::<Network>(json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+
+    async fn node(&self, name: &str, address: &str, range: Option<&str>) {
+        let ranges: Vec<&str> = range.into_iter().collect();
+        self.create::<Node>(
+            json!({"metadata": {"name": name}, "spec": {"podCIDRs": ranges, "podCIDR": range}}),
+        )
+        .await;
+        let addresses = json!({"addresses": [{"type": "InternalIP", "address": address}]});
+        let write = Write::status::<Node>(Key::cluster(name), &addresses, "kubelet");
+        self.objects.write(&write).await.expect("written");
+        self.create::<NodeNetwork>(json!({"metadata": {"name": name}, "spec": {}})).await;
+        self.says(name, json!([])).await;
+    }
+
+    async fn says(&self, node: &str, networks: Value) {
+        let runtime =
+            json!({"name": "knit.dev/linux", "version": "1", "features": ["layer3"], "healthy": true});
+        let status =
+            json!({"runtimes": [runtime], "networks": networks, "networkCount": 0, "notReadyCount": 0});
+        let write = Write::status::<NodeNetwork>(Key::cluster(node), &status, AGENT_MANAGER);
+        self.objects.write(&write).await.expect("written");
+    }
+
+    async fn network_becomes(&self, name: &str, what: &str, check: impl Fn(&Network) -> bool) {
+        let key = Key::cluster(name);
+        let found = |cache: &Cache<Network>| cache.get(&key).filter(|n| check(n)).map(|_| ());
+        let result = self.networks.wait_until(&format!("Network {name} {what}"), deadline(), found).await;
+        result.unwrap_or_else(|error| panic!("{error}: {:?}", self.networks.get(&key)));
+    }
+
+    async fn blocks_become(&self, expected: &[&str]) {
+        let list = |cache: &Cache<AddressBlock>| {
+            let mut list: Vec<_> = cache
+                .list()
+                .iter()
+                .map(|(_, b)| {
+                    format!("{} {} {}", b.spec.network, b.spec.node, b.spec.ipv4.as_deref().unwrap_or("-"))
+                })
+                .collect();
+            list.sort();
+            list
+        };
+        let found = |cache: &Cache<AddressBlock>| (list(cache) == expected).then_some(());
+        let result = self.blocks.wait_until("the blocks", deadline(), found).await;
+        result.unwrap_or_else(|error| panic!("{error}: {:?}", list(&self.blocks)));
+    }
+
+    async fn tainted_becomes(&self, node: &str, expected: bool) {
+        let tainted = |node: &Node| {
+            let taints = node.spec.as_ref().and_then(|s| s.taints.as_ref());
+            taints.into_iter().flatten().any(|t| t.key == UNSCHEDULABLE_TAINT)
+        };
+        let key = Key::cluster(node);
+        let found = |cache: &Cache<Node>| cache.get(&key).filter(|n| tainted(n) == expected).map(|_| ());
+        self.nodes.wait_until("the taint", deadline(), found).await.expect("a taint");
+    }
+}
+
+/// A controller that runs until it is stopped.
+struct Running {
+    state: watch::Receiver<ControllerState>,
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Running {
+    fn start(objects: Objects, config: Config) -> Self {
+        let controller = Controller::new(objects, config).expect("a controller");
+        let state = controller.state();
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(controller.run(async move {
+            let _ = stopped.await;
+        }));
+        Self { state, stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.send(()).expect("a controller that runs");
+        self.task.await.expect("no panic");
+    }
+}
+
+fn config(identity: &str) -> Config {
+    Config {
+        renew_every: Duration::from_millis(200),
+        lease_duration: Duration::from_secs(3),
+        node_gone_grace: Duration::ZERO,
+        ..Config::new(identity)
+    }
+}
+
+fn condition(network: &Network, type_: &str) -> Option<(String, String)> {
+    let condition = network.status.as_ref()?.conditions.iter().find(|c| c.type_ == type_)?;
+    Some((condition.status.clone(), condition.reason.clone()))
+}
+
+fn is(network: &Network, type_: &str, status: &str, reason: &str) -> bool {
+    condition(network, type_) == Some((status.into(), reason.into()))
+}
+
+#[tokio::test]
+async fn from_the_first_start_to_the_end_of_a_network() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    let controller = Running::start(open(&server).await, config("a"));
+
+    // The first start: class and default Network are there, and say that no node serves them yet.
+    world
+        .network_becomes(DEFAULT_NETWORK, "has its number", |n| {
+            n.status.as_ref().and_then(|s| s.id) == Some(1)
+        })
+        .await;
+    world.network_becomes(DEFAULT_NETWORK, "waits", |n| is(n, "Accepted", "False", "ClassNotFound")).await;
+
+    // Nodes join: a block each without being asked, one of its podCIDR.
+    world.node("n1", "192.0.2.1", Some("10.244.1.0/24")).await;
+    world.node("n2", "192.0.2.2", Some("10.244.2.0/24")).await;
+    world.blocks_become(&["default n1 10.244.1.0/24", "default n2 10.244.2.0/24"]).await;
+    world.network_becomes(DEFAULT_NETWORK, "is ready", |n| is(n, "Ready", "True", "Ready")).await;
+    let class =
+        world.objects.get::<NetworkClass>(&Key::cluster("knit")).await.expect("answer").expect("a class");
+    assert_eq!(class.status.expect("a status").supported_features, ["layer3"]);
+
+    // Another Network: a number, a finalizer, and a block for the node that asks.
+    world.network("blue", "10.77.0.0/16").await;
+    world.network_becomes("blue", "is accepted", |n| is(n, "Accepted", "True", "Accepted")).await;
+    world
+        .network_becomes("blue", "is kept", |n| {
+            n.metadata.finalizers.as_deref() == Some(&[NETWORK_FINALIZER.into()])
+        })
+        .await;
+    let asks =
+        json!([{"name": "blue", "ready": false, "reason": "NotSetUp", "wantsBlock": true, "blocks": 0}]);
+    world.says("n1", asks).await;
+    let three = ["blue n1 10.77.0.0/29", "default n1 10.244.1.0/24", "default n2 10.244.2.0/24"];
+    world.blocks_become(&three).await;
+    world.network_becomes("blue", "waits for n1", |n| is(n, "Ready", "False", "NodesNotReady")).await;
+    let uses = json!([{"name": "blue", "ready": true, "reason": "Ready", "wantsBlock": false, "blocks": 1, "attachments": 1,
+        "addresses": [{"family": "IPv4", "used": 2, "free": 3}]}]);
+    world.says("n1", uses).await;
+    world
+        .network_becomes("blue", "counts", |n| {
+            let counts = n.status.as_ref().map(|s| s.addresses.clone()).unwrap_or_default();
+            // 65,536 less the block, less the broadcast address, plus what is free in the block.
+            counts.first().is_some_and(|c| c.used == 2 && c.free == 65_536 - 8 - 1 + 3)
+        })
+        .await;
+
+    // It is deleted, and stays until nothing uses it.
+    world.objects.write(&Write::delete::<Network>(Key::cluster("blue"))).await.expect("deleted");
+    world.network_becomes("blue", "is in use", |n| is(n, "Ready", "False", "InUse")).await;
+    world.says("n1", json!([])).await;
+    let gone = |cache: &Cache<Network>| cache.get(&Key::cluster("blue")).is_none().then_some(());
+    world.networks.wait_until("the end of blue", deadline(), gone).await.expect("gone");
+
+    // A node goes, and its block with it.
+    world.objects.write(&Write::delete::<Node>(Key::cluster("n2"))).await.expect("deleted");
+    world.blocks_become(&["default n1 10.244.1.0/24"]).await;
+    controller.stop().await;
+    let lease = world.objects.get::<Lease>(&Key::namespaced("knit-system", "knit-controller")).await;
+    let spec = lease.expect("answer").expect("a Lease").spec.expect("a spec");
+    assert_eq!(spec.holder_identity.as_deref(), Some(""));
+}
+
+#[tokio::test]
+async fn a_silent_agent_closes_its_node_until_it_is_back() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    world.node("n1", "192.0.2.1", Some("10.244.1.0/24")).await;
+    let renew = async |seconds: u64, ago: i64| {
+        let when = Timestamp::now() - jiff::SignedDuration::from_secs(ago);
+        let write =
+            Write::lease("knit-system", "n1", "n1", Duration::from_secs(seconds), when, AGENT_MANAGER);
+        world.objects.write(&write).await.expect("a Lease");
+    };
+    renew(40, 100).await;
+    let controller = Running::start(open(&server).await, config("a"));
+    world.tainted_becomes("n1", true).await;
+    renew(40, 0).await;
+    world.tainted_becomes("n1", false).await;
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn one_leads_and_the_other_takes_over() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    let first = Running::start(open(&server).await, config("a"));
+    let mut state = first.state.clone();
+    state.wait_for(|s| s.leading && s.settled).await.expect("a leader");
+    let second = Running::start(open(&server).await, config("b"));
+    world.network("blue", "10.77.0.0/16").await;
+    world
+        .network_becomes("blue", "has its number", |n| n.status.as_ref().and_then(|s| s.id) == Some(2))
+        .await;
+    assert!(!second.state.borrow().leading);
+    // Killed, not stopped: the other one waits for the end of the Lease.
+    first.task.abort();
+    let mut state = second.state.clone();
+    state.wait_for(|s| s.leading).await.expect("a leader");
+    world.network("red", "10.77.0.0/16").await;
+    world.network_becomes("red", "has its number", |n| n.status.as_ref().and_then(|s| s.id) == Some(3)).await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn an_outage_ends_and_what_was_missed_is_done() {
+    let server = serve().await;
+    let (store, address) = (server.store().clone(), server.addr);
+    let world = World::new(&server).await;
+    let controller = Running::start(open(&server).await, config("a"));
+    let mut state = controller.state.clone();
+    state.wait_for(|s| s.leading && s.settled).await.expect("a leader");
+    server.shutdown().await;
+    state.wait_for(|s| !s.leading).await.expect("a state");
+    let back =
+        Server::serve(store, &ApiConfig { listen: address, ..ApiConfig::default() }).await.expect("a server");
+    let node = json!({"metadata": {"name": "n1"}, "spec": {"podCIDRs": ["10.244.1.0/24"]}});
+    let write = Write::create(&serde_json::from_value::<Node>(node).expect("a Node"));
+    let written = world.objects.write_retrying(&write, knit_objects::Backoff::default(), deadline()).await;
+    written.expect("created");
+    world.blocks_become(&["default n1 10.244.1.0/24"]).await;
+    controller.stop().await;
+    back.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_network_that_is_used_up_says_so_in_an_event() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    world.node("n1", "192.0.2.1", Some("10.244.1.0/24")).await;
+    world.node("n2", "192.0.2.2", Some("10.244.2.0/24")).await;
+    world.network("tiny", "10.77.0.0/29").await;
+    let asks =
+        json!([{"name": "tiny", "ready": false, "reason": "NotSetUp", "wantsBlock": true, "blocks": 0}]);
+    world.says("n1", asks.clone()).await;
+    world.says("n2", asks).await;
+    let controller = Running::start(open(&server).await, config("a"));
+    let events = world.objects.watch::<Event>().cache().expect("a cache");
+    let found = |cache: &Cache<Event>| {
+        cache.list().iter().any(|(_, e)| e.reason.as_deref() == Some("AddressesExhausted")).then_some(())
+    };
+    events.wait_until("an event", deadline(), found).await.expect("an event");
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_folder_needs_no_controller() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let objects = Objects::open(Source::folder(folder.path())).await.expect("objects");
+    let error = Controller::new(objects, config("a")).expect_err("no controller").to_string();
+    assert!(error.contains("needs no controller"), "{error}");
+}
