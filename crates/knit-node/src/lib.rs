@@ -13,12 +13,15 @@
 //! [`Core`] is the handle that every door calls. Networks are set up apart from pods ([`networks`]); [`reconcile`]
 //! compares ledger, runtimes and what really runs, at start and from then on, with the same pass.
 
+pub mod agent;
 mod attach;
 pub mod clock;
 mod config;
 mod core;
 mod error;
 pub mod front_door;
+pub mod hotplug;
+pub mod http;
 pub mod locks;
 pub mod metrics;
 pub mod netns;

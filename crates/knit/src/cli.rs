@@ -19,4 +19,6 @@ pub enum Command {
     Completions(command::completions::Args),
     /// Write the manual pages
     Man(command::man::Args),
+    /// Run the node agent: it gives the pods of this node their networks
+    Node(Box<command::node::Args>),
 }

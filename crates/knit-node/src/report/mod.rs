@@ -1,5 +1,9 @@
 //! What is told about pods afterwards, off their way: noted here at once, written by a task that may fail and try again.
 
+pub mod attachments;
+pub mod policy;
+pub mod writer;
+
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

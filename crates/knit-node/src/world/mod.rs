@@ -2,6 +2,7 @@
 //! things, and made by pure functions.
 
 pub mod boot;
+pub mod feed;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

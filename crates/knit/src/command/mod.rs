@@ -2,6 +2,7 @@
 
 pub mod completions;
 pub mod man;
+pub mod node;
 
 use std::process::ExitCode;
 
@@ -14,5 +15,6 @@ pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
+        Command::Node(args) => node::run(*args),
     }
 }

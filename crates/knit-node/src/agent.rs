@@ -1,0 +1,270 @@
+//! The agent as a whole: opened, started, and stopped again.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use knit_ledger::{Ledger, LedgerError, Recovery, SandboxRecord};
+use knit_objects::{Objects, Source};
+use knit_runtime::Runtime;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::config::CoreConfig;
+use crate::core::{Core, Parts};
+use crate::front_door::cni::{CniDoor, DoorError};
+use crate::hotplug::HotPlug;
+use crate::http::HttpServer;
+use crate::proxy::ServiceProxy;
+use crate::reconcile::Pass;
+use crate::report::{policy, writer};
+use crate::world::boot::BootFile;
+use crate::world::feed;
+
+/// All that an agent is told.
+pub struct AgentConfig {
+    /// Names, paths and limits of the core.
+    pub core: CoreConfig,
+    /// The socket for the CNI shim.
+    pub socket: PathBuf,
+    /// Where objects come from.
+    pub source: Source,
+    /// This node's addresses; if there is none, its Node object says them.
+    pub node_addresses: Vec<IpAddr>,
+    /// Where health and numbers are served, if anywhere.
+    pub http: Option<SocketAddr>,
+    /// How long to wait for an agent that is being replaced.
+    pub lock_wait: Duration,
+    /// Where the namespaces of pods are mounted.
+    pub netns_dirs: Vec<PathBuf>,
+    /// Makes the runtime inside the agent, once the node's addresses are known.
+    pub runtime: MakeRuntime,
+    /// Service proxies, if there are any.
+    pub proxy: Option<Arc<dyn ServiceProxy>>,
+}
+
+/// Makes the runtime inside the agent for a node with these addresses.
+pub type MakeRuntime = Box<dyn FnOnce(Vec<IpAddr>) -> knit_runtime::Result<Arc<dyn Runtime>> + Send>;
+
+/// A running agent.
+#[derive(Debug)]
+pub struct Agent {
+    core: Core,
+    objects: Objects,
+    tasks: JoinSet<()>,
+    http: Option<SocketAddr>,
+}
+
+/// Why an agent did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The objects cannot be had.
+    #[error("the node agent cannot read its objects")]
+    Objects(#[source] Box<knit_objects::Error>),
+    /// The ledger cannot be opened.
+    #[error("the node agent cannot open its ledger")]
+    Ledger(#[source] LedgerError),
+    /// A directory cannot be made.
+    #[error("directory {path} cannot be made: see that its parent is there and writable", path = path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The port cannot be opened.
+    #[error("the address {address} for health and metrics cannot be used: free it, or give another")]
+    Http {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The runtime inside the agent does not start.
+    #[error("the network runtime of the node agent does not start")]
+    Runtime(#[source] Box<knit_runtime::Error>),
+    /// The socket for the shim cannot be opened.
+    #[error(transparent)]
+    Door(DoorError),
+}
+
+// === impl Agent ===
+
+impl Agent {
+    /// Starts an agent. When this returns, requests are served. It waits for the node's addresses as long as it takes.
+    ///
+    /// # Errors
+    /// When something is wrong with what it was told, or another agent has the ledger.
+    pub async fn start(config: AgentConfig) -> Result<Self, StartError> {
+        let AgentConfig { core, socket, source, node_addresses, http, lock_wait, netns_dirs, runtime, proxy } =
+            config;
+        for path in [core.run_dir.clone(), core.state_dir.clone(), core.runtimes_dir()] {
+            make_directory(&path).map_err(|source| StartError::Directory { path, source })?;
+        }
+        let (ledger, recovery) = open_ledger(&core, lock_wait).await.map_err(StartError::Ledger)?;
+        let boot = BootFile::new(&core.state_dir);
+        let world = boot.load().into_world();
+        let core = Core::new(Parts { config: core, world, store: Box::new(ledger), proxy });
+        let mut tasks = JoinSet::new();
+        let http = match http {
+            Some(address) => {
+                let failed = |source| StartError::Http { address, source };
+                let server = HttpServer::open(address).await.map_err(failed)?;
+                let bound = server.address().map_err(failed)?;
+                tasks.spawn(server.serve(core.clone()));
+                Some(bound)
+            }
+            None => None,
+        };
+        let objects_failed = |error| StartError::Objects(Box::new(error));
+        let objects = Objects::open(source).await.map_err(objects_failed)?;
+        feed::start(&core, &objects, &mut tasks).map_err(objects_failed)?;
+        tasks.spawn(feed::keep(core.clone(), boot));
+
+        let addresses = wait_for_addresses(&core, node_addresses).await;
+        let runtime_failed = |error| StartError::Runtime(Box::new(error));
+        let runtime = runtime(addresses).map_err(runtime_failed)?;
+        core.runtimes().add(runtime).await.map_err(runtime_failed)?;
+        let limit = core.config().runtime_deadline;
+        core.runtimes().refresh(&core.config().runtimes_dir(), limit).await;
+        wait_for_objects(&core).await;
+
+        let adopt = recovery != Recovery::Clean;
+        core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
+        let door = CniDoor::open(&socket).map_err(StartError::Door)?;
+        tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(), "serving");
+        tasks.spawn(door.serve(core.clone()));
+        spawn_loops(&core, &objects, netns_dirs, &mut tasks);
+        Ok(Self { core, objects, tasks, http })
+    }
+
+    /// The core, for further front doors.
+    #[must_use]
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Where objects come from and go to.
+    #[must_use]
+    pub fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    /// Where health and numbers are served.
+    #[must_use]
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+
+    /// Stops: takes no further requests, and ends those that run within the deadline. Pods keep their networks.
+    pub async fn stop(mut self, deadline: Duration) {
+        self.tasks.abort_all();
+        if tokio::time::timeout(deadline, self.core.idle()).await.is_err() {
+            tracing::warn!(
+                "stopping while requests still run: the next start finishes them or takes them back"
+            );
+        }
+        while self.tasks.join_next().await.is_some() {}
+        tracing::info!("stopped");
+    }
+}
+
+fn spawn_loops(core: &Core, objects: &Objects, netns_dirs: Vec<PathBuf>, tasks: &mut JoinSet<()>) {
+    let following = core.clone();
+    tasks.spawn(async move { following.follow_networks().await });
+    tasks.spawn(HotPlug::new(core.clone(), objects.clone()).run());
+    tasks.spawn(writer::write_reports(core.clone(), objects.clone()));
+    tasks.spawn(writer::write_node(core.clone(), objects.clone()));
+    tasks.spawn(writer::renew_lease(core.clone(), objects.clone()));
+    tasks.spawn(policy::warn_of_policies(core.clone(), objects.clone()));
+    let reconciling = core.clone();
+    tasks.spawn(async move {
+        let every = reconciling.config().reconcile_every;
+        loop {
+            tokio::time::sleep(every).await;
+            reconciling.reconcile(&Pass { netns_dirs: netns_dirs.clone(), ..Pass::default() }).await;
+        }
+    });
+    let looking = core.clone();
+    tasks.spawn(async move {
+        let (directory, limit) = (looking.config().runtimes_dir(), looking.config().runtime_deadline);
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            if looking.runtimes().refresh(&directory, limit).await {
+                looking.pass_over_networks().await;
+                looking.networks_changed();
+            }
+        }
+    });
+}
+
+/// Opens the ledger; an agent that is being replaced gives it up when it stops.
+async fn open_ledger(
+    config: &CoreConfig,
+    patience: Duration,
+) -> Result<(Ledger<SandboxRecord>, Recovery), LedgerError> {
+    let deadline = Instant::now() + patience;
+    let mut told = false;
+    loop {
+        match Ledger::open(config.ledger()) {
+            Ok(opened) => {
+                match &opened.recovery {
+                    Recovery::Fresh | Recovery::Clean => {}
+                    found => tracing::warn!(?found, "the ledger was not whole"),
+                }
+                return Ok((opened.ledger, opened.recovery));
+            }
+            Err(error @ LedgerError::Locked { .. }) if Instant::now() < deadline => {
+                if !told {
+                    tracing::info!("waiting for the agent that has the ledger: {error}");
+                    told = true;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn wait_for_addresses(core: &Core, given: Vec<IpAddr>) -> Vec<IpAddr> {
+    if !given.is_empty() {
+        return given;
+    }
+    let node = core.node().to_owned();
+    let far = Instant::now() + Duration::from_secs(60 * 60 * 24 * 365);
+    loop {
+        let look = |world: &crate::world::World| {
+            let addresses = world.nodes.get(&node).map(|n| n.addresses.clone()).filter(|a| !a.is_empty());
+            addresses.ok_or(())
+        };
+        let soon = Instant::now() + Duration::from_secs(5);
+        if let Ok(addresses) = core.world().wait(soon, look).await {
+            return addresses;
+        }
+        tracing::warn!(%node, "waiting for the InternalIP addresses in the status of this Node; --node-ip gives them, too");
+        if let Ok(addresses) = core.world().wait(far, look).await {
+            return addresses;
+        }
+    }
+}
+
+/// Waits a little for all objects, unless some are known from before.
+async fn wait_for_objects(core: &Core) {
+    let known = !core.world().get().networks.is_empty();
+    let patience = if known { Duration::from_secs(1) } else { Duration::from_secs(5) };
+    let arrived =
+        core.world().wait(Instant::now() + patience, |world| world.is_synced().then_some(()).ok_or(()));
+    if arrived.await.is_err() {
+        tracing::warn!("not all objects have arrived; going on with what is known from before");
+    }
+}
+
+fn make_directory(path: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}

@@ -1,0 +1,135 @@
+//! NetworkAttachments that the agent publishes: what they look like, and which there should be.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
+use knit_api::{
+    AttachedAddress, Family, HostInterface, NamespaceReference, NetworkAttachment, NetworkAttachmentSpec,
+    NetworkAttachmentStatus, Route, conditions, names,
+};
+use knit_ledger::SandboxRecord;
+use knit_runtime::Attachment;
+
+use crate::record::{details, made};
+use crate::request::Door;
+use crate::world::World;
+
+/// The status of an attachment that is there.
+#[must_use]
+pub fn status(node: &str, attachment: &Attachment) -> NetworkAttachmentStatus {
+    let address = |a: &knit_runtime::Address| AttachedAddress {
+        family: Family::of(a.net.addr()),
+        address: a.net.addr().to_string(),
+        prefix: a.net.prefix_len(),
+        gateway: a.gateway.map(|g| g.to_string()),
+    };
+    let route = |r: &knit_runtime::Route| Route {
+        destination: r.destination.to_string(),
+        via: r.via.map(|via| via.to_string()),
+    };
+    let ready = conditions::network_attachment::REASON_ATTACHED;
+    NetworkAttachmentStatus {
+        conditions: vec![condition(true, ready, "attached and verified")],
+        node: Some(node.to_owned()),
+        sandbox_id: Some(attachment.pod.sandbox.to_string()),
+        interface: Some(attachment.interface.to_string()),
+        addresses: attachment.addresses.iter().map(address).collect(),
+        mac: Some(attachment.mac.to_string()),
+        mtu: Some(attachment.mtu),
+        routes: attachment.routes.iter().map(route).collect(),
+        host_interface: (!attachment.host.name.is_empty()).then(|| HostInterface {
+            name: attachment.host.name.clone(),
+            index: attachment.host.index,
+            namespace: NamespaceReference {
+                path: attachment.host.netns_path.as_ref().map(|p| p.display().to_string()),
+                inode: attachment.host.netns_inode,
+            },
+        }),
+        pod_namespace: Some(NamespaceReference { path: None, inode: attachment.pod_netns_inode }),
+    }
+}
+
+/// The status of one that could not be made.
+#[must_use]
+pub fn failure(node: &str, reason: &str, message: &str) -> NetworkAttachmentStatus {
+    NetworkAttachmentStatus {
+        conditions: vec![condition(false, reason, message)],
+        node: Some(node.to_owned()),
+        ..NetworkAttachmentStatus::default()
+    }
+}
+
+/// The objects that there should be for a sandbox, with their statuses.
+#[must_use]
+pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<NetworkAttachment> {
+    let Some(pod) = record.pod() else { return Vec::new() };
+    let mut objects = Vec::new();
+    for entry in record.attachments() {
+        let users = details(entry).is_some_and(|d| matches!(d.door, Door::Object(_)));
+        let Some(attachment) = made(entry).filter(|a| !users && is_published(world, &a.network)) else {
+            continue;
+        };
+        let name = object_name(&pod.name, attachment.interface.as_str());
+        let spec = NetworkAttachmentSpec {
+            pod: pod.name.clone(),
+            network: attachment.network.clone(),
+            // Users cannot ask for it, so the schema does not allow it.
+            interface: Some(attachment.interface.to_string()).filter(|i| i != "eth0"),
+            ..NetworkAttachmentSpec::default()
+        };
+        let mut object = NetworkAttachment::new(&name, spec);
+        object.metadata.namespace = Some(pod.namespace.clone());
+        object.metadata.labels = Some(BTreeMap::from([
+            (names::MANAGED_BY_LABEL.to_owned(), names::MANAGED_BY.to_owned()),
+            (names::NODE_LABEL.to_owned(), label_value(node)),
+            (names::NETWORK_LABEL.to_owned(), attachment.network.clone()),
+        ]));
+        // A static pod's uid is not its mirror pod's: only the API's own uid owns anything.
+        let known = world.pods.get(&(pod.namespace.clone(), pod.name.clone()));
+        object.metadata.owner_references = known.and_then(|p| p.uid.clone()).map(|uid| {
+            vec![OwnerReference {
+                api_version: "v1".into(),
+                kind: "Pod".into(),
+                name: pod.name.clone(),
+                uid,
+                ..OwnerReference::default()
+            }]
+        });
+        object.status = Some(status(node, &attachment));
+        objects.push(object);
+    }
+    objects
+}
+
+/// Whether attachments of a Network are written to the API.
+fn is_published(world: &World, network: &str) -> bool {
+    let asked = world.networks.get(network).and_then(|n| n.spec.publish_attachments);
+    asked.unwrap_or(network != names::DEFAULT_NETWORK)
+}
+
+fn object_name(pod: &str, interface: &str) -> String {
+    let interface =
+        interface.to_ascii_lowercase().replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "-");
+    let room = 252 - interface.len();
+    let pod: String = pod.chars().take(room).collect();
+    format!("{}-{}", pod.trim_end_matches(['-', '.']), interface.trim_matches('-'))
+}
+
+/// A label's value has at most 63 characters; a node's name may have more.
+#[must_use]
+pub fn label_value(text: &str) -> String {
+    let value: String = text.chars().take(63).collect();
+    value.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+}
+
+fn condition(ready: bool, reason: &str, message: &str) -> Condition {
+    Condition {
+        type_: conditions::network_attachment::READY.to_owned(),
+        status: if ready { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message: message.chars().take(4096).collect(),
+        last_transition_time: Time(Timestamp::now()),
+        observed_generation: None,
+    }
+}

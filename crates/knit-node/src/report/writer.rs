@@ -1,0 +1,322 @@
+//! Writes reports to the API: NetworkAttachments, events, NodeNetwork, the node's condition, the agent's Lease. All of
+//! it may fail and is tried again; nothing of it is on a pod's way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knit_api::{
+    AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
+    NodeNetworkStatusNetwork, conditions, names,
+};
+use knit_objects::{Key, Objects, Selection, Write};
+use knit_runtime::SandboxId;
+
+use super::{PodEvent, attachments};
+use crate::clock;
+use crate::core::Core;
+use crate::metrics::NetworkNumbers;
+
+/// The namespace of the agents' Leases.
+const LEASE_NAMESPACE: &str = "knit-system";
+/// How often the Lease is renewed, and how long it holds.
+const RENEW: Duration = Duration::from_secs(10);
+const HOLDS: Duration = Duration::from_secs(40);
+/// How long changes of NodeNetwork are gathered.
+const GATHER: Duration = Duration::from_millis(500);
+/// The pause after a failure.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Writes NetworkAttachments and events, for ever.
+pub async fn write_reports(core: Core, objects: Objects) {
+    let mut written = Written::default();
+    // What an earlier run wrote and is no longer true goes away; where nothing can be listed, it goes with its pods.
+    let selection = Selection {
+        labels: Some(format!("{}={}", names::NODE_LABEL, attachments::label_value(core.node()))),
+        ..Selection::default()
+    };
+    if let Ok(found) = objects.list::<NetworkAttachment>(&selection).await {
+        for object in found {
+            let sandbox = object.status.as_ref().and_then(|s| s.sandbox_id.clone()).unwrap_or_default();
+            let managed = object.metadata.labels.as_ref().and_then(|l| l.get(names::MANAGED_BY_LABEL));
+            if let (Ok(sandbox), Some(names::MANAGED_BY)) =
+                (SandboxId::new(sandbox), managed.map(String::as_str))
+            {
+                written.objects.entry(sandbox.clone()).or_default().insert(Key::of(&object));
+                core.report().changed(&sandbox);
+            }
+        }
+    }
+    let all: Vec<SandboxId> =
+        core.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
+    for sandbox in all {
+        core.report().changed(&sandbox);
+    }
+    loop {
+        let (sandboxes, events) = core.report().take().await;
+        for event in events {
+            written.event(&core, &objects, &event).await;
+        }
+        let mut failed = Vec::new();
+        for sandbox in sandboxes {
+            if !written.sandbox(&core, &objects, &sandbox).await {
+                failed.push(sandbox);
+            }
+        }
+        if !failed.is_empty() {
+            tokio::time::sleep(AGAIN).await;
+            failed.iter().for_each(|sandbox| core.report().changed(sandbox));
+        }
+    }
+}
+
+/// Writes NodeNetwork and the node's condition whenever they change, and keeps the numbers up to date, for ever.
+pub async fn write_node(core: Core, objects: Objects) {
+    let mut shown = core.shown();
+    let mut last: Option<NodeNetworkStatus> = None;
+    let mut available: Option<bool> = None;
+    let mut made = false;
+    loop {
+        shown.borrow_and_update();
+        core.assess();
+        let status = node_status(&core);
+        let numbers: Vec<NetworkNumbers> = status.networks.iter().map(numbers).collect();
+        core.metrics().networks(&numbers);
+        let mut complete = true;
+        if last.as_ref() != Some(&status) {
+            let key = Key::cluster(core.node());
+            let object = NodeNetwork::new(core.node(), NodeNetworkSpec {});
+            made =
+                made || log(objects.write(&Write::apply(&object, names::AGENT_MANAGER)).await, "NodeNetwork");
+            let write = Write::status::<NodeNetwork>(key, &status, names::AGENT_MANAGER);
+            if made && log(objects.write(&write).await, "the status of NodeNetwork") {
+                last = Some(status);
+            } else {
+                complete = false;
+            }
+        }
+        let now_available = core.status().is_ok();
+        if available != Some(now_available) {
+            let (reason, message) = match core.status() {
+                Ok(()) => ("KnitIsReady", "the node agent gives pods their networks".to_owned()),
+                Err(error) => ("KnitIsNotReady", error.chain()),
+            };
+            let now = Timestamp::now();
+            let manager = names::AGENT_MANAGER;
+            let write =
+                Write::node_network_unavailable(core.node(), !now_available, reason, &message, now, manager);
+            if log(objects.write(&write).await, "the condition of the Node") {
+                available = Some(now_available);
+            } else {
+                complete = false;
+            }
+        }
+        let pause = if complete { Duration::from_secs(60) } else { AGAIN };
+        match tokio::time::timeout(pause, shown.changed()).await {
+            Ok(Err(_)) => return,
+            Ok(Ok(())) => tokio::time::sleep(GATHER).await,
+            Err(_) => {}
+        }
+    }
+}
+
+/// Renews the agent's Lease, for ever.
+pub async fn renew_lease(core: Core, objects: Objects) {
+    let mut turn = tokio::time::interval(RENEW);
+    turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        turn.tick().await;
+        let node = core.node();
+        let write = Write::lease(LEASE_NAMESPACE, node, node, HOLDS, Timestamp::now(), names::AGENT_MANAGER);
+        log(objects.write(&write).await, "the agent's Lease");
+    }
+}
+
+/// What NodeNetwork shows now.
+pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
+    let now = clock::now();
+    let books = core.books();
+    let wants: BTreeSet<String> = books.allocator.wants_more(now).into_iter().map(|w| w.network).collect();
+    let mut networks = Vec::new();
+    for state in core.networks().states() {
+        let counts = books.allocator.counts(&state.name, now).unwrap_or_default();
+        let families = [(Family::IPv4, counts.v4), (Family::IPv6, counts.v6)];
+        let addresses: Vec<AddressCounts> = families
+            .into_iter()
+            .filter_map(|(family, counts)| {
+                let counts = counts?;
+                Some(AddressCounts {
+                    family,
+                    used: i64::try_from(counts.used + counts.router).unwrap_or(i64::MAX),
+                    free: i64::try_from(counts.free).unwrap_or(i64::MAX),
+                })
+            })
+            .collect();
+        let starved = state.starved && addresses.iter().any(|a| a.free == 0);
+        let (ready, reason, message) = match &state.problem {
+            Some(problem) => (false, problem.reason, Some(problem.message.clone())),
+            None if starved => (
+                false,
+                conditions::node_network::REASON_NO_ADDRESS,
+                Some("no address is free: a further block was asked for".to_owned()),
+            ),
+            None => (true, conditions::node_network::REASON_READY, None),
+        };
+        networks.push(NodeNetworkStatusNetwork {
+            ready,
+            reason: reason.to_owned(),
+            message,
+            attachments: i32::try_from(books.attachments_of(&state.name)).unwrap_or(i32::MAX),
+            addresses,
+            // Before the allocator knows the Network, a block is what is missing.
+            wants_block: state.starved
+                || wants.contains(&state.name)
+                || state
+                    .problem
+                    .as_ref()
+                    .is_some_and(|p| p.reason == conditions::node_network::REASON_NO_ADDRESS),
+            name: state.name,
+        });
+    }
+    drop(books);
+    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    NodeNetworkStatus {
+        agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        runtimes: core.runtimes().describe(),
+        network_count: count(networks.len()),
+        not_ready_count: count(networks.iter().filter(|n| !n.ready).count()),
+        networks,
+    }
+}
+
+/// What was written so far.
+#[derive(Debug, Default)]
+struct Written {
+    /// The objects of each sandbox.
+    objects: BTreeMap<SandboxId, BTreeSet<Key>>,
+    /// Events of this run, with when they were said last.
+    events: BTreeMap<(String, &'static str, String), Timestamp>,
+}
+
+// === impl Written ===
+
+impl Written {
+    /// Brings the objects of a sandbox up to date; false if it is to be tried again.
+    async fn sandbox(&mut self, core: &Core, objects: &Objects, sandbox: &SandboxId) -> bool {
+        let desired = {
+            let books = core.books();
+            let record = books.get(sandbox);
+            record.map(|r| attachments::desired(&core.world().get(), core.node(), r)).unwrap_or_default()
+        };
+        let mut complete = true;
+        let mut keys = BTreeSet::new();
+        for object in &desired {
+            let key = Key::of(object);
+            keys.insert(key.clone());
+            self.objects.entry(sandbox.clone()).or_default().insert(key.clone());
+            let status = Write::status::<NetworkAttachment>(key, &object.status, names::AGENT_MANAGER);
+            complete &=
+                log(objects.write(&Write::apply(object, names::AGENT_MANAGER)).await, "a NetworkAttachment")
+                    && log(objects.write(&status).await, "the status of a NetworkAttachment");
+        }
+        let before = self.objects.get(sandbox).cloned().unwrap_or_default();
+        // A pod's next sandbox may have taken the name over.
+        let elsewhere =
+            |key: &Key| self.objects.iter().any(|(other, keys)| other != sandbox && keys.contains(key));
+        let mut left = keys.clone();
+        for key in before.difference(&keys) {
+            if !elsewhere(key)
+                && !log(
+                    objects.write(&Write::delete::<NetworkAttachment>(key.clone())).await,
+                    "a NetworkAttachment",
+                )
+            {
+                left.insert(key.clone());
+                complete = false;
+            }
+        }
+        if left.is_empty() {
+            drop(self.objects.remove(sandbox))
+        } else {
+            drop(self.objects.insert(sandbox.clone(), left))
+        }
+        complete
+    }
+
+    async fn event(&mut self, core: &Core, objects: &Objects, event: &PodEvent) {
+        let now = Timestamp::now();
+        let (Some(namespace), Some(name)) = (&event.pod.namespace, &event.pod.name) else { return };
+        let place = (format!("{namespace}/{name}"), event.reason, event.message.clone());
+        let recent = |at: &Timestamp| now.as_second() - at.as_second() < 300;
+        if self.events.get(&place).is_some_and(recent) {
+            return;
+        }
+        self.events.retain(|_, at| recent(at));
+        let known =
+            core.world().get().pods.get(&(namespace.clone(), name.clone())).and_then(|p| p.uid.clone());
+        let object = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            uid: known.or_else(|| event.pod.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let event =
+            warning(core.node(), object, event.reason, &event.message, &format!("{:x}", now.as_nanosecond()));
+        if log(objects.write(&Write::create(&event)).await, "an event") {
+            self.events.insert(place, now);
+        }
+    }
+}
+
+/// A warning about an object.
+pub(crate) fn warning(
+    node: &str,
+    about: ObjectReference,
+    reason: &str,
+    message: &str,
+    suffix: &str,
+) -> Event {
+    let now = Time(Timestamp::now());
+    let mut event = Event {
+        reason: Some(reason.to_owned()),
+        message: Some(message.chars().take(1024).collect()),
+        type_: Some("Warning".to_owned()),
+        count: Some(1),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        source: Some(EventSource {
+            component: Some(names::AGENT_MANAGER.into()),
+            host: Some(node.to_owned()),
+        }),
+        ..Event::default()
+    };
+    let name: String = about.name.clone().unwrap_or_default().chars().take(220).collect();
+    event.metadata.name = Some(format!("{name}.{suffix}"));
+    event.metadata.namespace.clone_from(&about.namespace);
+    event.involved_object = about;
+    event
+}
+
+fn numbers(network: &NodeNetworkStatusNetwork) -> NetworkNumbers {
+    NetworkNumbers {
+        name: network.name.clone(),
+        attachments: i64::from(network.attachments),
+        free: network.addresses.iter().map(|a| a.free).min().unwrap_or_default(),
+        ready: network.ready,
+    }
+}
+
+/// Whether a write went through; if not, the log says why.
+fn log<T>(result: knit_objects::Result<T>, what: &str) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "{what} cannot be written yet");
+            false
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! From objects to snapshots: one task per kind follows it and brings the [`super::World`] up to date.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, names};
+use knit_objects::{Event, Key, Object, Objects, Subscription};
+use tokio::task::JoinSet;
+
+use super::boot::{BootCache, BootFile};
+use super::{NodeView, PodView, World};
+use crate::core::Core;
+use crate::networks::compute::cluster_services;
+
+/// How long changes are gathered before they are written to disk.
+const GATHER: Duration = Duration::from_secs(2);
+
+/// Starts to follow all kinds. What is known from before counts as there until the source says otherwise.
+///
+/// # Errors
+/// Only for a selector that is none.
+pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
+    let known = core.world().get();
+    let named = |k: &String| Key::cluster(k.as_str());
+
+    let seed: Vec<_> = known.networks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
+    let networks = objects.watch::<Network>().map(|n| Some(Arc::new(n))).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), networks, |world, event| {
+        apply(Arc::make_mut(&mut world.networks), event, name_of)
+            .unwrap_or_else(|| world.synced.networks = true);
+        world.networks_revision += 1;
+    }));
+
+    let seed: Vec<_> = known.classes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
+    let classes = objects.watch::<NetworkClass>().map(|c| Some(Arc::new(c))).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), classes, |world, event| {
+        apply(Arc::make_mut(&mut world.classes), event, name_of)
+            .unwrap_or_else(|| world.synced.classes = true);
+        world.networks_revision += 1;
+    }));
+
+    let seed: Vec<_> = known.namespaces.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
+    let namespaces = objects
+        .watch::<Namespace>()
+        .map(|n| Some(Arc::new(n.metadata.labels.unwrap_or_default())))
+        .seed(seed)
+        .subscribe()?;
+    tasks.spawn(follow(core.clone(), namespaces, |world, event| {
+        apply(Arc::make_mut(&mut world.namespaces), event, name_of)
+            .unwrap_or_else(|| world.synced.namespaces = true);
+    }));
+
+    let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
+    let blocks = objects.watch::<AddressBlock>().map(|b| Some(Arc::new(b.spec))).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), blocks, |world, event| {
+        apply(Arc::make_mut(&mut world.blocks), event, name_of).unwrap_or_else(|| world.synced.blocks = true);
+        world.networks_revision += 1;
+    }));
+
+    let seed: Vec<_> = known.nodes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
+    let nodes = objects.watch::<Node>().map(|n| Some(Arc::new(node_view(&n)))).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), nodes, |world, event| {
+        // A node's heartbeat changes nothing here.
+        if let Event::Applied(key, view) = &event
+            && world.nodes.get(key.name()).is_some_and(|known| known == view)
+        {
+            return;
+        }
+        apply(Arc::make_mut(&mut world.nodes), event, name_of).unwrap_or_else(|| world.synced.nodes = true);
+        world.networks_revision += 1;
+    }));
+
+    let seed: Vec<_> = known.service_cidrs.iter().map(|(k, v)| (named(k), v.clone())).collect();
+    let cidrs = objects.watch::<ServiceCIDR>().map(|c| Some(ranges(&c))).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), cidrs, |world, event| {
+        apply(Arc::make_mut(&mut world.service_cidrs), event, name_of).unwrap_or(());
+        world.networks_revision += 1;
+    }));
+
+    let pods = objects
+        .watch::<Pod>()
+        .fields(format!("spec.nodeName={}", core.node()))
+        .map(|p| Some(Arc::new(pod_view(p))))
+        .subscribe()?;
+    tasks.spawn(follow(core.clone(), pods, |world, event| {
+        apply(Arc::make_mut(&mut world.pods), event, pair_of).unwrap_or_else(|| world.synced.pods = true);
+    }));
+
+    let users = format!("{}!={}", names::MANAGED_BY_LABEL, names::MANAGED_BY);
+    let attachments =
+        objects.watch::<NetworkAttachment>().labels(users).map(|a| Some(Arc::new(a))).subscribe()?;
+    tasks.spawn(follow(core.clone(), attachments, |world, event| {
+        apply(Arc::make_mut(&mut world.attachments), event, pair_of)
+            .unwrap_or_else(|| world.synced.attachments = true);
+    }));
+
+    tasks.spawn(follow_services(core.clone(), objects.clone()));
+    Ok(())
+}
+
+/// Writes what must be known at the next start to disk, whenever it changed.
+pub async fn keep(core: Core, file: BootFile) {
+    let file = Arc::new(file);
+    let mut changes = core.world().subscribe();
+    let mut kept: Option<BootCache> = None;
+    loop {
+        let world = Arc::clone(&changes.borrow_and_update());
+        if world.is_synced() {
+            let cache = BootCache::of(&world);
+            if kept.as_ref() != Some(&cache) {
+                let (writer, written) = (Arc::clone(&file), cache.clone());
+                match tokio::task::spawn_blocking(move || writer.store(&written)).await {
+                    Ok(Ok(())) => kept = Some(cache),
+                    Ok(Err(error)) => {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the cache of Networks cannot be written"
+                        );
+                    }
+                    Err(_) => return,
+                }
+            }
+        }
+        drop(world);
+        if changes.changed().await.is_err() {
+            return;
+        }
+        tokio::time::sleep(GATHER).await;
+    }
+}
+
+async fn follow<T: Send + 'static>(
+    core: Core,
+    mut events: Subscription<T>,
+    change: impl Fn(&mut World, Event<T>) + Send + 'static,
+) {
+    while let Some(event) = events.next().await {
+        core.world().update(|world| change(world, event));
+    }
+}
+
+/// Brings a map up to date; nothing if the event says that everything has arrived.
+fn apply<K: Ord, T>(map: &mut BTreeMap<K, T>, event: Event<T>, key_of: impl Fn(&Key) -> K) -> Option<()> {
+    match event {
+        Event::Applied(key, value) => drop(map.insert(key_of(&key), value)),
+        Event::Deleted(key) => drop(map.remove(&key_of(&key))),
+        Event::Synced => return None,
+    }
+    Some(())
+}
+
+fn name_of(key: &Key) -> String {
+    key.name().to_owned()
+}
+
+fn pair_of(key: &Key) -> (String, String) {
+    (key.namespace().unwrap_or_default().to_owned(), key.name().to_owned())
+}
+
+/// Follows the few Services that Networks list; all others are not kept.
+async fn follow_services(core: Core, objects: Objects) {
+    let mut changes = core.world().subscribe();
+    loop {
+        let wanted = listed_services(&changes.borrow_and_update());
+        let listed = wanted.clone();
+        let events = watch::<Service, _>(&objects, move |service: Service| {
+            let key = (service.metadata.namespace.clone()?, service.metadata.name.clone()?);
+            listed.contains(&key).then(|| cluster_ips(&service))
+        });
+        let Ok(mut events) = events else { return };
+        core.world().update(|world| Arc::make_mut(&mut world.services).retain(|key, _| wanted.contains(key)));
+        loop {
+            tokio::select! {
+                event = events.next() => {
+                    let Some(event) = event else { return };
+                    if event != Event::Synced {
+                        core.world().update_networks(|world| {
+                            apply(Arc::make_mut(&mut world.services), event, pair_of);
+                        });
+                    }
+                }
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    if listed_services(&changes.borrow_and_update()) != wanted {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn watch<K: Object, T: Send + Sync + 'static>(
+    objects: &Objects,
+    map: impl FnMut(K) -> Option<T> + Send + 'static,
+) -> knit_objects::Result<Subscription<T>> {
+    objects.watch::<K>().map(map).subscribe()
+}
+
+fn listed_services(world: &World) -> BTreeSet<(String, String)> {
+    let listed = world.networks.values().flat_map(|n| cluster_services(n));
+    listed.map(|s| (s.namespace, s.name)).collect()
+}
+
+fn cluster_ips(service: &Service) -> Vec<IpAddr> {
+    let spec = service.spec.as_ref();
+    let ips = spec.and_then(|s| s.cluster_ips.as_ref()).into_iter().flatten();
+    ips.chain(spec.and_then(|s| s.cluster_ip.as_ref()))
+        .filter_map(|ip| ip.parse().ok())
+        .collect::<BTreeSet<IpAddr>>()
+        .into_iter()
+        .collect()
+}
+
+fn node_view(node: &Node) -> NodeView {
+    let addresses = node.status.as_ref().and_then(|s| s.addresses.as_ref()).into_iter().flatten();
+    let internal = addresses.filter(|a| a.type_ == "InternalIP");
+    NodeView { addresses: internal.filter_map(|a| a.address.parse().ok()).collect() }
+}
+
+fn ranges(cidr: &ServiceCIDR) -> Vec<IpNet> {
+    let cidrs = cidr.spec.as_ref().and_then(|s| s.cidrs.as_ref()).into_iter().flatten();
+    cidrs.filter_map(|c| c.parse().ok()).collect()
+}
+
+fn pod_view(pod: Pod) -> PodView {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    let done = matches!(phase, Some("Succeeded" | "Failed"));
+    let ours = |key: &str| key.starts_with("knit.dev/");
+    PodView {
+        uid: pod.metadata.uid,
+        annotations: pod
+            .metadata
+            .annotations
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(k, _)| ours(k))
+            .collect(),
+        host_network: pod.spec.and_then(|s| s.host_network).unwrap_or_default(),
+        ending: done || pod.metadata.deletion_timestamp.is_some(),
+    }
+}

@@ -1,0 +1,158 @@
+//! `knit node`: the node agent.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use knit_kernel::netns::NetNs;
+use knit_node::CoreConfig;
+use knit_node::agent::{Agent, AgentConfig};
+use knit_objects::{FolderOptions, Source};
+use knit_runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Run the node agent: it gives the pods of this node their networks
+///
+/// It reads Networks and what belongs to them from the Kubernetes API or from a folder of files, serves the CNI shim
+/// through a socket, and keeps everything as it should be. Stopping it changes nothing for running pods.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  # On a node of a cluster, with the credentials of its pod
+  knit node --node-name worker-1
+
+  # With another kubeconfig, metrics on loopback
+  knit node --node-name worker-1 --kubeconfig /etc/kubernetes/kubelet.conf --metrics-addr 127.0.0.1:9469
+
+  # Without Kubernetes, from files of Networks, AddressBlocks, Namespaces and Nodes
+  knit node --node-name this --node-ip 192.0.2.10 --objects-from ./objects --run-dir /run/knit")]
+pub struct Args {
+    /// This node's name, as its Node object has it
+    #[arg(long, env = "KNIT_NODE_NAME", value_name = "NAME")]
+    node_name: String,
+
+    /// This node's address, one per family; what its Node object says if left out
+    #[arg(long, env = "KNIT_NODE_IP", value_name = "ADDRESS", value_delimiter = ',')]
+    node_ip: Vec<IpAddr>,
+
+    /// Read objects from the files of this folder, in place of a cluster
+    #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig", "api_url"])]
+    objects_from: Option<PathBuf>,
+
+    /// Write statuses and events to this folder [default: FOLDER/status]
+    #[arg(long, value_name = "FOLDER", requires = "objects_from")]
+    objects_to: Option<PathBuf>,
+
+    /// The cluster of this kubeconfig; the usual one, or that of this pod, if left out
+    #[arg(long, env = "KNIT_KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// An API server that asks for no credentials, such as the lab's
+    #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
+    api_url: Option<String>,
+
+    /// The directory for ledger and sockets, which a reboot empties
+    #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
+    run_dir: PathBuf,
+
+    /// The directory for what outlives a reboot
+    #[arg(long, env = "KNIT_STATE_DIR", value_name = "DIR", default_value = "/var/lib/knit")]
+    state_dir: PathBuf,
+
+    /// The socket for the CNI shim [default: cni.sock in the run-time directory]
+    #[arg(long, env = "KNIT_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Serve /healthz, /readyz and /metrics here; nowhere if left out
+    #[arg(long, env = "KNIT_METRICS_ADDR", value_name = "ADDRESS:PORT")]
+    metrics_addr: Option<SocketAddr>,
+
+    /// Where the container runtime mounts the network namespaces of pods
+    #[arg(long, value_name = "DIR", value_delimiter = ',', default_value = "/run/netns,/var/run/netns")]
+    netns_dirs: Vec<PathBuf>,
+
+    /// Seconds to wait for an agent that is being replaced
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    replace_wait: u64,
+
+    /// What to log: error, warn, info, debug, trace, or a filter such as knit_node=debug
+    #[arg(long, env = "KNIT_LOG", value_name = "FILTER", default_value = "info")]
+    log: String,
+
+    /// Log as JSON, one object per line
+    #[arg(long, env = "KNIT_LOG_JSON")]
+    log_json: bool,
+}
+
+/// How long requests that run may take to end when the agent stops.
+const STOP: Duration = Duration::from_secs(20);
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    start_log(&args)?;
+    // The work is short and mostly the kernel's: two threads keep memory small.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("the async runtime does not start")?;
+    runtime.block_on(serve(args))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(args: Args) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be listened for")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be listened for")?;
+    let agent = tokio::select! {
+        agent = Agent::start(config(args)?) => agent?,
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    agent.stop(STOP).await;
+    Ok(())
+}
+
+fn config(args: Args) -> Result<AgentConfig> {
+    let source = if let Some(path) = args.objects_from {
+        Source::Folder(FolderOptions { output: args.objects_to, ..FolderOptions::new(path) })
+    } else if let Some(url) = args.api_url {
+        Source::Url(url)
+    } else if let Some(path) = args.kubeconfig {
+        Source::Kubeconfig { path, context: None }
+    } else {
+        Source::Infer
+    };
+    let run_dir = std::path::absolute(&args.run_dir).context("the run-time directory cannot be named")?;
+    let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
+    let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
+    let make = move |addresses| -> knit_runtime::Result<Arc<dyn Runtime>> {
+        let mut config = knit_linux::Config::new(node, addresses, namespace);
+        config.router_directory = routers;
+        Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
+    };
+    Ok(AgentConfig {
+        core: CoreConfig::new(args.node_name, run_dir, args.state_dir),
+        socket,
+        source,
+        node_addresses: args.node_ip,
+        http: args.metrics_addr,
+        lock_wait: Duration::from_secs(args.replace_wait),
+        netns_dirs: args.netns_dirs,
+        runtime: Box::new(make),
+        proxy: None,
+    })
+}
+
+fn start_log(args: &Args) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&args.log)
+        .with_context(|| format!("--log {:?} is no filter: write a level such as info", args.log))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = if args.log_json { log.json().try_init() } else { log.try_init() };
+    started.map_err(|error| anyhow::anyhow!("the log does not start: {error}"))
+}
