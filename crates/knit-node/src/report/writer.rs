@@ -169,6 +169,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
             reason: reason.to_owned(),
             message,
             attachments: i32::try_from(books.attachments_of(&state.name)).unwrap_or(i32::MAX),
+            blocks: i32::try_from(books.allocator.blocks(&state.name).count()).unwrap_or(i32::MAX),
             addresses,
             // Before the allocator knows the Network, a block is what is missing.
             wants_block: state.starved
@@ -238,9 +239,9 @@ impl Written {
             }
         }
         if left.is_empty() {
-            drop(self.objects.remove(sandbox))
+            self.objects.remove(sandbox);
         } else {
-            drop(self.objects.insert(sandbox.clone(), left))
+            self.objects.insert(sandbox.clone(), left);
         }
         complete
     }
