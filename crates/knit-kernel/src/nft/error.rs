@@ -1,5 +1,6 @@
 //! What can go wrong with a transaction or a listing.
 
+use super::data::Data;
 use crate::netlink::{self, Refusal};
 
 /// Shorthand for results of this module.
@@ -18,6 +19,8 @@ pub enum Error {
         operation: String,
         /// Its place in the transaction; none if the kernel refused the batch as a whole.
         index: Option<usize>,
+        /// The key of the element that was refused, if it was about one and the kernel told which.
+        element: Option<Box<Data>>,
         /// What the kernel said.
         source: Refusal,
     },
@@ -107,6 +110,15 @@ impl Error {
         match self {
             Self::Refused { index, .. } => *index,
             Self::Partial { source, .. } => source.index(),
+            _ => None,
+        }
+    }
+
+    /// The key of the element that was refused, if it was about one.
+    pub fn element(&self) -> Option<&Data> {
+        match self {
+            Self::Refused { element, .. } => element.as_deref(),
+            Self::Partial { source, .. } => source.element(),
             _ => None,
         }
     }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::data::Data;
 use super::encode::Encoded;
 use super::error::{Error, Result};
 use super::object::{Chain, Element, ElementValue, Name, Table, TableId, Verdict};
@@ -54,13 +55,13 @@ impl Fake {
         for (index, op) in transaction.ops().iter().enumerate() {
             next.op(op).map_err(|(errno, element)| {
                 let operation =
-                    element.map_or_else(|| op.to_string(), |element| op.describe_element(&element));
-                refused(operation, Some(index), errno)
+                    element.as_ref().map_or_else(|| op.to_string(), |element| op.describe_element(element));
+                refused(operation, Some(index), element.map(|element| element.key), errno)
             })?;
         }
         if let Err(errno) = next.tables.values().try_for_each(check_depth) {
             let first = transaction.ops().first().map(ToString::to_string).unwrap_or_default();
-            return Err(refused(first, None, errno));
+            return Err(refused(first, None, None, errno));
         }
         next.generation += 1;
         next.log.push(transaction.clone());
@@ -216,7 +217,7 @@ impl Nftables for Fake {
     fn commit_if(&mut self, generation: Generation, transaction: &Transaction) -> Result<()> {
         if !transaction.is_empty() && generation.0 != self.generation {
             let first = transaction.ops().first().map(ToString::to_string).unwrap_or_default();
-            return Err(refused(first, None, ERESTART));
+            return Err(refused(first, None, None, ERESTART));
         }
         self.commit(transaction)
     }
@@ -406,7 +407,7 @@ fn check_depth(state: &TableState) -> Outcome {
     base.map(|(name, _)| name).try_for_each(|name| walk(state, name, 0))
 }
 
-fn refused(operation: String, index: Option<usize>, errno: i32) -> Error {
+fn refused(operation: String, index: Option<usize>, element: Option<Data>, errno: i32) -> Error {
     let source = Refusal { errno: Errno(errno), message: None, offset: None, attribute: None };
-    Error::Refused { operation, index, source }
+    Error::Refused { operation, index, element: element.map(Box::new), source }
 }

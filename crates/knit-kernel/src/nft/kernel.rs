@@ -326,7 +326,7 @@ fn blame(encoded: &Encoded, message: usize, refusal: Refusal, transaction: &Tran
             [only] => only.to_string(),
             ops => format!("commit {} changes together, the first being: {}", ops.len(), ops[0]),
         };
-        return Error::Refused { operation, index: None, source: refusal };
+        return Error::Refused { operation, index: None, element: None, source: refusal };
     };
     let op: &Op = &transaction.ops()[index];
     let element = part.zip(op.elements()).and_then(|(part, elements)| match (part.len(), refusal.offset) {
@@ -335,5 +335,6 @@ fn blame(encoded: &Encoded, message: usize, refusal: Refusal, transaction: &Tran
         _ => None,
     });
     let operation = element.map_or_else(|| op.to_string(), |element| op.describe_element(element));
-    Error::Refused { operation, index: Some(index), source: refusal }
+    let element = element.map(|element| Box::new(element.key.clone()));
+    Error::Refused { operation, index: Some(index), element, source: refusal }
 }

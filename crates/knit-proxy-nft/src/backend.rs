@@ -1,0 +1,209 @@
+//! The backend: both tables, and the flows that a change leaves behind.
+
+use knit_kernel::NetNs;
+use knit_kernel::conntrack::Conntrack;
+use knit_kernel::nft::{Error, Kernel, Nftables, TableId, Transaction};
+use knit_proxy::backend::{Backend, Failure, Outcome, Retry};
+use knit_proxy::conntrack::Cleanup;
+use knit_proxy::model::{Family, PerFamily};
+use knit_proxy::view::{Changes, NodeView};
+
+use crate::conntrack::delete_stale;
+use crate::ip::table_family;
+use crate::layout::Layout;
+use crate::table::{FamilyTable, report};
+
+/// The settings of an [`NftBackend`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The name of its tables. A second proxy in the same namespace needs another one.
+    pub table: String,
+    /// The bit of the packet mark that says "masquerade this" (rule 50). It is cleared again on the way out.
+    pub masquerade_bit: u32,
+    /// Delete UDP flows that lead to endpoints which are gone (rules 51, 52).
+    pub clean_conntrack: bool,
+}
+
+/// Makes a node view true with nftables. See the [crate](crate).
+pub struct NftBackend {
+    config: Config,
+    nft: Box<dyn Nftables + Send>,
+    conntrack: Option<Conntrack>,
+    tables: PerFamily<Option<FamilyTable>>,
+    cleaned: u64,
+    changes: u64,
+}
+
+/// A backend that could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no way to nftables.
+    #[error("cannot reach nftables of the network namespace")]
+    Nftables(#[source] Error),
+    /// There is no way to connection tracking.
+    #[error(
+        "cannot reach connection tracking of the network namespace; set clean_conntrack to false to do without"
+    )]
+    Conntrack(#[source] knit_kernel::conntrack::Error),
+}
+
+impl Default for Config {
+    /// Table `knit-proxy`, mark bit 0x4000 as kube-proxy, flows cleaned.
+    fn default() -> Self {
+        Self { table: "knit-proxy".to_owned(), masquerade_bit: 0x4000, clean_conntrack: true }
+    }
+}
+
+impl Config {
+    /// For a proxy with a name of its own (`service.kubernetes.io/service-proxy-name`): table `knit-proxy-NAME`.
+    #[must_use]
+    pub fn named(proxy: &str) -> Self {
+        Self { table: format!("knit-proxy-{proxy}"), ..Self::default() }
+    }
+}
+
+impl NftBackend {
+    /// For the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// If the kernel gives no sockets for nftables or connection tracking.
+    pub fn new(config: Config) -> Result<Self, OpenError> {
+        let nft = Kernel::open().map_err(OpenError::Nftables)?;
+        let conntrack = config.clean_conntrack.then(Conntrack::open).transpose();
+        Ok(Self::with(config, Box::new(nft), conntrack.map_err(OpenError::Conntrack)?))
+    }
+
+    /// For another network namespace.
+    ///
+    /// # Errors
+    /// If the kernel gives no sockets for nftables or connection tracking there.
+    pub fn new_in(namespace: &NetNs, config: Config) -> Result<Self, OpenError> {
+        let nft = Kernel::open_in(namespace).map_err(OpenError::Nftables)?;
+        let conntrack = config.clean_conntrack.then(|| Conntrack::open_in(namespace)).transpose();
+        Ok(Self::with(config, Box::new(nft), conntrack.map_err(OpenError::Conntrack)?))
+    }
+
+    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection tracking.
+    #[must_use]
+    pub fn over(nft: impl Nftables + Send + 'static, config: Config) -> Self {
+        Self::with(config, Box::new(nft), None)
+    }
+
+    fn with(config: Config, nft: Box<dyn Nftables + Send>, conntrack: Option<Conntrack>) -> Self {
+        Self { config, nft, conntrack, tables: PerFamily { v4: None, v6: None }, cleaned: 0, changes: 0 }
+    }
+
+    /// How many stale flows were deleted so far.
+    #[must_use]
+    pub fn cleaned(&self) -> u64 {
+        self.cleaned
+    }
+
+    /// How many changes (chains, rules, lists of elements) were committed so far.
+    #[must_use]
+    pub fn committed(&self) -> u64 {
+        self.changes
+    }
+
+    fn layout(&self, family: Family, state: &NodeView) -> Layout {
+        let pods = state.node.pods.get(family).clone();
+        Layout::new(family, &self.config.table, self.config.masquerade_bit, pods)
+    }
+
+    fn sync_tables(&mut self, state: &NodeView) -> Outcome {
+        let mut failures = Vec::new();
+        for family in Family::BOTH {
+            *self.tables.get_mut(family) = None;
+            if !state.node.families.get(family) {
+                let id = TableId::new(table_family(family), self.config.table.as_str());
+                if let Err(error) = delete_table(&mut *self.nft, &id) {
+                    return Outcome::Failed(report(&error));
+                }
+                continue;
+            }
+            let layout = self.layout(family, state);
+            match FamilyTable::sync(&mut *self.nft, &layout, state) {
+                Ok(synced) => {
+                    self.changes += synced.changes as u64;
+                    *self.tables.get_mut(family) = Some(synced.table);
+                    let failed = |(key, reason)| Failure { key, reason, retry: Retry::Later };
+                    failures.extend(synced.refused.into_iter().map(failed));
+                }
+                Err(error) => return Outcome::Failed(report(&error)),
+            }
+        }
+        Outcome::of(failures)
+    }
+
+    fn clean(&mut self, cleanup: &Cleanup) {
+        let Some(conntrack) = &mut self.conntrack else { return };
+        match delete_stale(conntrack, cleanup) {
+            Ok(count) => self.cleaned += count as u64,
+            // What was not found now is found after the next change, or by the next full sync.
+            Err(error) => tracing::warn!(error = report(&error), "stale UDP flows were not all deleted"),
+        }
+    }
+}
+
+impl Backend for NftBackend {
+    fn sync(&mut self, state: &NodeView) -> Outcome {
+        let outcome = self.sync_tables(state);
+        if !matches!(outcome, Outcome::Failed(_)) {
+            self.clean(&Cleanup::full(state));
+        }
+        outcome
+    }
+
+    fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
+        let known =
+            Family::BOTH.into_iter().all(|f| self.tables.get(f).is_some() == *state.node.families.get(f));
+        if changes.node || !known {
+            return self.sync(state);
+        }
+        for family in Family::BOTH {
+            let Some(table) = self.tables.get_mut(family) else { continue };
+            match table.apply(&mut *self.nft, changes) {
+                Ok(count) => self.changes += count as u64,
+                // What is there now is anybody's guess: look, and begin from that (rule 57).
+                Err(error) => {
+                    tracing::info!(error = report(&error), "a change was refused; doing everything again");
+                    return self.sync(state);
+                }
+            }
+        }
+        self.clean(&Cleanup::after(changes, state));
+        Outcome::Done
+    }
+}
+
+impl std::fmt::Debug for NftBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NftBackend").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+fn delete_table(nft: &mut dyn Nftables, id: &TableId) -> Result<bool, Error> {
+    if !nft.tables()?.contains(id) {
+        return Ok(false);
+    }
+    let mut tx = Transaction::new();
+    tx.delete_table(id);
+    match nft.commit(&tx) {
+        Err(error) if error.is_not_found() => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+/// Deletes the tables of this name in both families: what a proxy leaves behind that is not to come back, ours or
+/// another one's (`kube-proxy`; rule 62). Says whether there were any.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn remove_table(nft: &mut dyn Nftables, name: &str) -> Result<bool, Error> {
+    let mut any = false;
+    for family in Family::BOTH {
+        any |= delete_table(nft, &TableId::new(table_family(family), name))?;
+    }
+    Ok(any)
+}

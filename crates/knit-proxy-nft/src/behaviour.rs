@@ -1,0 +1,115 @@
+//! What is done with traffic, apart from whose it is: few behaviours, shared by many services.
+//!
+//! A [`Leaf`] does one thing (one of five cluster endpoints, masqueraded). A [`Behaviour`] picks a leaf by where the
+//! traffic comes from. Both become small chains with a name that says what they do, so that after a restart they are
+//! found again by their names.
+
+use std::fmt;
+
+use knit_proxy::view::{Action, Frontend, FrontendKind, Masquerade, PortView, Route, Scope, Sources};
+
+/// The slots of local endpoints begin here, those of cluster endpoints at 0.
+pub(crate) const LOCAL_SLOTS: u32 = 0x8000_0000;
+
+/// One thing that may be done with traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Leaf {
+    Reject,
+    Drop,
+    Endpoints {
+        scope: Scope,
+        count: u32,
+        affinity: Option<u32>,
+        masquerade: Masquerade,
+        /// The frontend is a port on any address of the node, so its key has no address.
+        any_address: bool,
+    },
+}
+
+/// What is done with the traffic of one frontend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Behaviour {
+    /// Sources are checked first.
+    pub checked: bool,
+    pub route: Leaf,
+    pub from_node: Option<Leaf>,
+    pub from_pods: Option<Leaf>,
+}
+
+impl Behaviour {
+    pub(crate) fn of(frontend: &Frontend, view: &PortView, any_address: bool) -> Self {
+        let leaf = |route: Route| match route.action {
+            Action::Reject => Leaf::Reject,
+            Action::Drop => Leaf::Drop,
+            Action::Endpoints(scope) => match u32::try_from(view.targets(scope).len()) {
+                // The view promises at least one; a random number below zero would be refused.
+                Ok(0) | Err(_) => Leaf::Reject,
+                Ok(count) => Leaf::Endpoints {
+                    scope,
+                    count,
+                    affinity: view.affinity_seconds,
+                    masquerade: route.masquerade,
+                    any_address,
+                },
+            },
+        };
+        let route = leaf(frontend.route);
+        // A short cut that leads where everybody goes is none.
+        let other = |short: Option<Route>| short.map(leaf).filter(|short| *short != route);
+        Self {
+            checked: frontend.kind == FrontendKind::LoadBalancerIp && frontend.sources != Sources::Any,
+            route,
+            from_node: other(frontend.from_node),
+            from_pods: other(frontend.from_pods),
+        }
+    }
+
+    /// Whether it is nothing but its leaf.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.checked && self.from_node.is_none() && self.from_pods.is_none()
+    }
+
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = Leaf> {
+        [Some(self.route), self.from_node, self.from_pods].into_iter().flatten()
+    }
+}
+
+/// The chain's name: `cluster-5`, `local-2-masquerade`.
+impl fmt::Display for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Endpoints { scope, count, affinity, masquerade, any_address } = self else {
+            return f.write_str(if *self == Self::Reject { "reject" } else { "drop" });
+        };
+        f.write_str(match scope {
+            Scope::Cluster => "cluster",
+            Scope::Local => "local",
+        })?;
+        write!(f, "-{count}")?;
+        f.write_str(match masquerade {
+            Masquerade::HairpinOnly => "",
+            Masquerade::NotPods => "-masquerade-unless-pod",
+            Masquerade::All => "-masquerade",
+        })?;
+        if let Some(seconds) = affinity {
+            write!(f, "-affinity-{seconds}")?;
+        }
+        f.write_str(if *any_address { "-node" } else { "" })
+    }
+}
+
+/// The chain's name.
+impl fmt::Display for Behaviour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.checked {
+            f.write_str("checked+")?;
+        }
+        write!(f, "{}", self.route)?;
+        if let Some(leaf) = self.from_node {
+            write!(f, "+node-{leaf}")?;
+        }
+        if let Some(leaf) = self.from_pods {
+            write!(f, "+pods-{leaf}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! The two families: one set of rules, written once, for both.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use knit_kernel::nft::{Data, Element, Family as Table, Field, Key, Scalar, field};
+use knit_proxy::model::{Family, Protocol};
+
+/// What differs between IPv4 and IPv6 in a rule.
+pub(crate) trait Ip {
+    /// The type of addresses.
+    type Address: Scalar + Key + Clone;
+    /// The family of the table.
+    const TABLE: Table;
+    /// How many registers an address takes.
+    const REGS: u8;
+    /// The ICMP code that says that nobody listens on a port.
+    const PORT_UNREACHABLE: u8;
+    /// No address: stands for "any address of this node" in keys.
+    const ANY: Self::Address;
+    /// The loopback range.
+    const LOOPBACK: (IpAddr, u8);
+
+    fn saddr() -> Field<Self::Address>;
+    fn daddr() -> Field<Self::Address>;
+}
+
+pub(crate) enum V4 {}
+pub(crate) enum V6 {}
+
+impl Ip for V4 {
+    type Address = Ipv4Addr;
+    const TABLE: Table = Table::Ip;
+    const REGS: u8 = 1;
+    const PORT_UNREACHABLE: u8 = 3;
+    const ANY: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+    const LOOPBACK: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
+
+    fn saddr() -> Field<Ipv4Addr> {
+        field::ip_saddr()
+    }
+
+    fn daddr() -> Field<Ipv4Addr> {
+        field::ip_daddr()
+    }
+}
+
+impl Ip for V6 {
+    type Address = Ipv6Addr;
+    const TABLE: Table = Table::Ip6;
+    const REGS: u8 = 4;
+    const PORT_UNREACHABLE: u8 = 4;
+    const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
+    const LOOPBACK: (IpAddr, u8) = (IpAddr::V6(Ipv6Addr::LOCALHOST), 128);
+
+    fn saddr() -> Field<Ipv6Addr> {
+        field::ip6_saddr()
+    }
+
+    fn daddr() -> Field<Ipv6Addr> {
+        field::ip6_daddr()
+    }
+}
+
+/// The family of the table for a family of services.
+pub(crate) fn table_family(family: Family) -> Table {
+    match family {
+        Family::V4 => Table::Ip,
+        Family::V6 => Table::Ip6,
+    }
+}
+
+/// The address that stands for any address of this node.
+pub(crate) fn any(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+fn push_address(data: &mut Data, address: IpAddr) {
+    match address {
+        IpAddr::V4(v4) => data.push(&v4.octets()),
+        IpAddr::V6(v6) => data.push(&v6.octets()),
+    }
+}
+
+fn push_mark(data: &mut Data, mark: u32) {
+    data.push(&mark.to_ne_bytes());
+}
+
+/// An address alone.
+pub(crate) fn address(address: IpAddr) -> Data {
+    let mut data = Data::new();
+    push_address(&mut data, address);
+    data
+}
+
+/// `address . protocol . port`: where clients connect to.
+pub(crate) fn place(address: IpAddr, protocol: Protocol, port: u16) -> Data {
+    let mut data = Data::new();
+    push_address(&mut data, address);
+    data.push_padded(&[protocol.number()]);
+    data.push_padded(&port.to_be_bytes());
+    data
+}
+
+/// `address . port`: an endpoint.
+pub(crate) fn target(address: IpAddr, port: u16) -> Data {
+    let mut data = Data::new();
+    push_address(&mut data, address);
+    data.push_padded(&port.to_be_bytes());
+    data
+}
+
+/// One or two numbers.
+pub(crate) fn marks<const N: usize>(numbers: [u32; N]) -> Data {
+    let mut data = Data::new();
+    numbers.into_iter().for_each(|number| push_mark(&mut data, number));
+    data
+}
+
+/// `id . scope . address . port`.
+pub(crate) fn member(id: u32, scope: u32, endpoint: &Data) -> Data {
+    let mut data = marks([id, scope]);
+    data.push(endpoint.as_slice());
+    data
+}
+
+/// `address . address`: an endpoint that calls itself.
+pub(crate) fn pair(address: IpAddr) -> Data {
+    let mut data = Data::new();
+    push_address(&mut data, address);
+    push_address(&mut data, address);
+    data
+}
+
+/// `place . range`: who may use a place.
+pub(crate) fn allowed(place: &Data, range: ipnet::IpNet) -> Element {
+    let end = |address| {
+        let mut data = place.clone();
+        push_address(&mut data, address);
+        data
+    };
+    let mut element = Element::from_data(end(range.network()));
+    element.key_end = Some(Box::new(end(range.broadcast())));
+    element
+}
+
+/// Reads an endpoint back.
+pub(crate) fn read_target(data: &Data) -> Option<(IpAddr, u16)> {
+    let bytes = data.as_slice();
+    let port = |at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    match bytes.len() {
+        8 => Some((IpAddr::from(<[u8; 4]>::try_from(&bytes[..4]).ok()?), port(4)?)),
+        20 => Some((IpAddr::from(<[u8; 16]>::try_from(&bytes[..16]).ok()?), port(16)?)),
+        _ => None,
+    }
+}
+
+/// Reads numbers back.
+pub(crate) fn read_marks<const N: usize>(data: &Data) -> Option<[u32; N]> {
+    let bytes = data.as_slice();
+    let mut numbers = [0; N];
+    if bytes.len() != N * 4 {
+        return None;
+    }
+    for (number, chunk) in numbers.iter_mut().zip(bytes.chunks_exact(4)) {
+        *number = u32::from_ne_bytes(chunk.try_into().ok()?);
+    }
+    Some(numbers)
+}

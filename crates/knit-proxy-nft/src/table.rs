@@ -1,0 +1,383 @@
+//! One family's table: brought to a state as a whole, or changed by a few elements.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use knit_kernel::nft::{
+    Chain, Data, Element, Error, Nftables, Result, Rule, Set, TableState, Transaction, Verdict, diff,
+};
+use knit_proxy::view::{Changes, NodeSettings, NodeView, PortKey, PortView};
+
+use crate::behaviour::{Behaviour, Leaf};
+use crate::ip;
+use crate::layout::{Layout, chain_state, elements_of};
+use crate::ports::{Edit, Found, Ids, Port, SetEdit, entries, is_of, numbered, own_addresses};
+
+/// Chains that nobody uses are kept for a while, because endpoint counts go up and down; this many at most.
+const IDLE_CHAINS: usize = 32;
+/// How often a sync plans again because somebody changed the rule set in between.
+const ATTEMPTS: u32 = 8;
+
+/// One family's table as it is in the kernel.
+#[derive(Debug)]
+pub(crate) struct FamilyTable {
+    layout: Layout,
+    node: Arc<NodeSettings>,
+    ports: HashMap<PortKey, Port>,
+    ids: Ids,
+    actions: HashMap<Behaviour, Action>,
+    leaves: HashMap<Leaf, usize>,
+    idle: usize,
+    /// How many service ports have a local endpoint at an address.
+    hairpin: HashMap<IpAddr, u32>,
+}
+
+#[derive(Debug)]
+struct Action {
+    number: u32,
+    users: usize,
+}
+
+/// What a sync came to.
+pub(crate) struct Synced {
+    pub table: FamilyTable,
+    /// Service ports that the kernel refused, and why.
+    pub refused: Vec<(PortKey, String)>,
+    /// What was committed, for those who count.
+    pub changes: usize,
+}
+
+impl FamilyTable {
+    /// Brings the kernel's table to `state`, from whatever is there. Ports that the kernel refuses are left out.
+    pub(crate) fn sync(nft: &mut dyn Nftables, layout: &Layout, state: &NodeView) -> Result<Synced> {
+        let mut refused: Vec<(PortKey, String)> = Vec::new();
+        let mut attempts = 0;
+        loop {
+            let (generation, found) = nft.snapshot(&layout.id)?;
+            let skip: BTreeSet<&PortKey> = refused.iter().map(|(key, _)| key).collect();
+            let (table, wanted) = Self::build(layout, state, found.as_ref(), &skip);
+            let plan = diff(found.as_ref(), &wanted);
+            drop((found, wanted));
+            let committed = match nft.commit_if(generation, &plan) {
+                Err(Error::TooBig { .. }) => nft.commit_chunked(&plan).map(|_| ()),
+                other => other,
+            };
+            match committed {
+                Ok(()) => return Ok(Synced { table, refused, changes: plan.len() }),
+                Err(error) if error.is_stale() && attempts < ATTEMPTS => attempts += 1,
+                Err(error) => match table.culprit(&error) {
+                    Some(key) if refused.iter().all(|(known, _)| *known != key) => {
+                        refused.push((key, report(&error)));
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    fn build(
+        layout: &Layout,
+        state: &NodeView,
+        found: Option<&TableState>,
+        skip: &BTreeSet<&PortKey>,
+    ) -> (Self, TableState) {
+        let found = found.map_or_else(Found::default, |found| Found::read(found, &layout.sets));
+        let node = &state.node;
+        let mut wanted = layout.skeleton(node);
+        let mut table = Self {
+            layout: layout.clone(),
+            node: Arc::clone(node),
+            ports: HashMap::new(),
+            ids: Ids::default(),
+            actions: HashMap::new(),
+            leaves: HashMap::new(),
+            idle: 0,
+            hairpin: HashMap::new(),
+        };
+        table.ids.start_after(&found);
+        let sets = &layout.sets;
+        let mut numbers: BTreeSet<u32> = found.actions.values().copied().collect();
+        let mut all = Edit::default();
+        for (key, view) in &state.ports {
+            if key.family != layout.family || skip.contains(key) {
+                continue;
+            }
+            let port = Port::adopt(key, view, node, &found, &mut table.ids);
+            let Edit { endpoints, members, sources, services, .. } = port.elements(key, node);
+            all.endpoints.added.extend(endpoints.added);
+            all.members.added.extend(members.added);
+            all.sources.added.extend(sources.added);
+            all.services.added.extend(services.added);
+            for (place, behaviour) in entries(key, view, node) {
+                let action = table.actions.entry(behaviour).or_insert_with(|| {
+                    let name: Arc<str> = behaviour.to_string().into();
+                    let number =
+                        found.actions.get(&name).copied().unwrap_or_else(|| lowest_free(&mut numbers));
+                    Action { number, users: 0 }
+                });
+                action.users += 1;
+                all.frontends.added.push(numbered(place, action.number));
+            }
+            for address in own_addresses(view) {
+                *table.hairpin.entry(address).or_default() += 1;
+            }
+            table.ports.insert(key.clone(), port);
+        }
+        for (behaviour, action) in &table.actions {
+            behaviour.leaves().for_each(|leaf| *table.leaves.entry(leaf).or_default() += 1);
+            elements_of(&mut wanted, &sets.actions).extend([act(behaviour, action.number)]);
+            if let Some(chain) = layout.behaviour(behaviour) {
+                wanted.chains.insert(chain.0.clone(), chain_state(chain));
+            }
+        }
+        for chain in table.leaves.keys().filter_map(|leaf| layout.leaf(*leaf)) {
+            wanted.chains.insert(chain.0.clone(), chain_state(chain));
+        }
+        all.hairpin.added = table.hairpin.keys().map(|a| Element::from_data(ip::pair(*a))).collect();
+        let cluster_ips = state.cluster_ips.keys().filter(|a| is_of(**a, layout.family));
+        all.cluster_ips.added = cluster_ips.map(|a| Element::from_data(ip::address(*a))).collect();
+        for (set, edit) in [
+            (&sets.endpoints, all.endpoints),
+            (&sets.members, all.members),
+            (&sets.sources, all.sources),
+            (&sets.services, all.services),
+            (&sets.frontends, all.frontends),
+            (&sets.hairpin, all.hairpin),
+            (&sets.cluster_ips, all.cluster_ips),
+        ] {
+            elements_of(&mut wanted, set).extend(edit.added);
+        }
+        (table, wanted)
+    }
+
+    /// The service port that an element belongs to which the kernel refused.
+    fn culprit(&self, error: &Error) -> Option<PortKey> {
+        let key = error.element()?;
+        let place = |port: &PortKey, view: &PortView| {
+            entries(port, view, &self.node)
+                .iter()
+                .any(|(place, _)| key.as_slice().starts_with(place.as_slice()))
+        };
+        let id: Option<[u32; 1]> = ip::read_marks(&Data::from_slice(key.as_slice().get(..4)?));
+        let by_id = |port: &Port| id.is_some_and(|[id]| port.id == id);
+        let of_place = self.ports.iter().find(|(key, port)| place(key, &port.view));
+        let found = of_place.or_else(|| self.ports.iter().find(|(_, port)| by_id(port)));
+        found.map(|(key, _)| key.clone())
+    }
+
+    /// Makes the changes that `state` has over what is there. After an error it is not known what is there.
+    pub(crate) fn apply(&mut self, nft: &mut dyn Nftables, changes: &Changes) -> Result<usize> {
+        let family = self.layout.family;
+        let mut edit = Edit::default();
+        let mut chains = Transaction::new();
+        for change in changes.ports.iter().filter(|change| change.key.family == family) {
+            self.change(&change.key, change.new.as_ref(), &mut edit, &mut chains);
+        }
+        let ips = |list: &[IpAddr]| -> Vec<Element> {
+            let own = list.iter().filter(|address| is_of(**address, family));
+            own.map(|address| Element::from_data(ip::address(*address))).collect()
+        };
+        edit.cluster_ips =
+            SetEdit { added: ips(&changes.cluster_ips_added), removed: ips(&changes.cluster_ips_removed) };
+        let mut tx = chains;
+        self.write(edit, &mut tx);
+        if self.idle > IDLE_CHAINS {
+            self.reap(&mut tx);
+        }
+        if tx.is_empty() {
+            return Ok(0);
+        }
+        nft.commit_chunked(&tx)?;
+        Ok(tx.len())
+    }
+
+    fn change(
+        &mut self,
+        key: &PortKey,
+        new: Option<&Arc<PortView>>,
+        edit: &mut Edit,
+        chains: &mut Transaction,
+    ) {
+        let mut port = match self.ports.remove(key) {
+            Some(port) => port,
+            None if new.is_none() => return,
+            None => Port::empty(&mut self.ids),
+        };
+        let before = entries(key, &port.view, &self.node);
+        let own_before = own_addresses(&port.view);
+        port.change(key, new, &self.node, edit);
+        let after = new.map_or_else(Vec::new, |view| entries(key, view, &self.node));
+        for (place, behaviour) in &after {
+            match before.iter().find(|(known, _)| known == place) {
+                Some((_, same)) if same == behaviour => continue,
+                Some((_, other)) => {
+                    let number = self.number(other);
+                    edit.frontends.removed.push(numbered(place.clone(), number));
+                }
+                None => {}
+            }
+            let number = self.acquire(behaviour, chains);
+            edit.frontends.added.push(numbered(place.clone(), number));
+        }
+        for (place, behaviour) in &before {
+            let now = after.iter().find(|(known, _)| known == place);
+            if now.is_none() {
+                let number = self.number(behaviour);
+                edit.frontends.removed.push(numbered(place.clone(), number));
+            }
+            if now.is_none_or(|(_, other)| other != behaviour) {
+                self.release(behaviour);
+            }
+        }
+        let own_after = new.map_or_else(Vec::new, |view| own_addresses(view));
+        for address in own_after.iter().filter(|a| own_before.binary_search(a).is_err()) {
+            let count = self.hairpin.entry(*address).or_default();
+            *count += 1;
+            if *count == 1 {
+                edit.hairpin.added.push(Element::from_data(ip::pair(*address)));
+            }
+        }
+        for address in own_before.iter().filter(|a| own_after.binary_search(a).is_err()) {
+            let Some(count) = self.hairpin.get_mut(address) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                self.hairpin.remove(address);
+                edit.hairpin.removed.push(Element::from_data(ip::pair(*address)));
+            }
+        }
+        if new.is_some() {
+            self.ports.insert(key.clone(), port);
+        } else {
+            self.ids.free(port.id);
+        }
+    }
+
+    fn number(&self, behaviour: &Behaviour) -> u32 {
+        self.actions.get(behaviour).map_or(u32::MAX, |action| action.number)
+    }
+
+    /// The number of a behaviour, with its chains made if there are none.
+    fn acquire(&mut self, behaviour: &Behaviour, chains: &mut Transaction) -> u32 {
+        if let Some(action) = self.actions.get_mut(behaviour) {
+            self.idle -= usize::from(action.users == 0);
+            action.users += 1;
+            return action.number;
+        }
+        let mut taken: BTreeSet<u32> = self.actions.values().map(|action| action.number).collect();
+        let number = lowest_free(&mut taken);
+        for leaf in behaviour.leaves() {
+            let users = self.leaves.entry(leaf).or_default();
+            *users += 1;
+            if *users == 1
+                && let Some((name, rules)) = self.layout.leaf(leaf)
+            {
+                self.add_chain(chains, &name, rules);
+            }
+        }
+        if let Some((name, rules)) = self.layout.behaviour(behaviour) {
+            self.add_chain(chains, &name, rules);
+        }
+        chains.add_elements(&self.layout.id, &self.layout.sets.actions, vec![act(behaviour, number)]);
+        self.actions.insert(*behaviour, Action { number, users: 1 });
+        number
+    }
+
+    fn add_chain(&self, tx: &mut Transaction, name: &Arc<str>, rules: Vec<Rule>) {
+        tx.add_chain(&self.layout.id, Chain::regular(Arc::clone(name)));
+        for rule in rules {
+            tx.add_rule(&self.layout.id, Arc::clone(name), rule);
+        }
+    }
+
+    fn release(&mut self, behaviour: &Behaviour) {
+        if let Some(action) = self.actions.get_mut(behaviour) {
+            action.users -= 1;
+            self.idle += usize::from(action.users == 0);
+        }
+    }
+
+    /// Deletes the chains that nobody uses.
+    fn reap(&mut self, tx: &mut Transaction) {
+        let idle: BTreeMap<Behaviour, u32> =
+            self.actions.iter().filter(|(_, a)| a.users == 0).map(|(b, a)| (*b, a.number)).collect();
+        let (id, sets) = (&self.layout.id, &self.layout.sets);
+        let elements = idle.iter().map(|(behaviour, number)| act(behaviour, *number)).collect();
+        tx.delete_elements(id, &sets.actions, elements);
+        for behaviour in idle.keys() {
+            self.actions.remove(behaviour);
+            if !behaviour.is_plain() {
+                tx.delete_chain(id, behaviour.to_string());
+            }
+        }
+        for leaf in idle.keys().flat_map(Behaviour::leaves) {
+            let Some(users) = self.leaves.get_mut(&leaf) else { continue };
+            *users -= 1;
+            if *users == 0 {
+                self.leaves.remove(&leaf);
+                if matches!(leaf, Leaf::Endpoints { .. }) {
+                    tx.delete_chain(id, leaf.to_string());
+                }
+            }
+        }
+        self.idle = 0;
+    }
+
+    /// Puts the edits in an order in which every beginning of the transaction is one to live with: endpoints come
+    /// before the frontends that lead to them, and go after those.
+    fn write(&self, edit: Edit, tx: &mut Transaction) {
+        let (id, sets) = (&self.layout.id, &self.layout.sets);
+        let mut last = Transaction::new();
+        let mut put = |set: &Set, edit: SetEdit, tx: &mut Transaction| {
+            let (gone, replaced, added) = edit.sorted();
+            if !replaced.is_empty() {
+                tx.delete_elements(id, set, replaced);
+            }
+            if !added.is_empty() {
+                tx.create_elements(id, set, added);
+            }
+            if !gone.is_empty() {
+                last.delete_elements(id, set, gone);
+            }
+        };
+        put(&sets.endpoints, edit.endpoints, tx);
+        put(&sets.members, edit.members, tx);
+        put(&sets.sources, edit.sources, tx);
+        put(&sets.hairpin, edit.hairpin, tx);
+        put(&sets.services, edit.services, tx);
+        // What answers here no more goes at once, before its endpoints do.
+        let (gone, replaced, added) = edit.frontends.sorted();
+        for removed in [gone, replaced] {
+            if !removed.is_empty() {
+                tx.delete_elements(id, &sets.frontends, removed);
+            }
+        }
+        if !added.is_empty() {
+            tx.create_elements(id, &sets.frontends, added);
+        }
+        put(&sets.cluster_ips, edit.cluster_ips, tx);
+        tx.append(last);
+    }
+}
+
+/// An element of `actions`.
+fn act(behaviour: &Behaviour, number: u32) -> Element {
+    Element::from_data(ip::marks([number])).verdict(Verdict::Goto(behaviour.to_string().into()))
+}
+
+fn lowest_free(taken: &mut BTreeSet<u32>) -> u32 {
+    let number = (1..).find(|number| !taken.contains(number)).unwrap_or(u32::MAX);
+    taken.insert(number);
+    number
+}
+
+/// An error with all its causes in one line.
+pub(crate) fn report(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,346 @@
+//! What is written for which change, against nftables in memory.
+
+use std::sync::Arc;
+
+use knit_kernel::nft::{
+    Error, Fake, Family, Generation, Nftables, Op, Result, TableId, TableState, Transaction,
+};
+use knit_proxy::backend::{Backend, Outcome};
+use knit_proxy::model::{Endpoint, EndpointGroup, NodeInfo, Protocol, Service, ServicePort, TrafficPolicy};
+use knit_proxy::view::{LocalTraffic, View, ViewConfig};
+use knit_proxy_nft::{Config, NftBackend, remove_table};
+use std::sync::Mutex;
+
+/// nftables in memory that test and backend share.
+#[derive(Clone, Default)]
+struct Shared {
+    fake: Arc<Mutex<Fake>>,
+    /// Transactions that mention this text are refused, as by a kernel that does not like an element.
+    refuse: Arc<Mutex<Option<String>>>,
+}
+
+impl Shared {
+    fn with<T>(&self, f: impl FnOnce(&mut Fake) -> T) -> T {
+        f(&mut self.fake.lock().unwrap())
+    }
+
+    fn check(&self, tx: &Transaction) -> Result<()> {
+        let Some(bad) = self.refuse.lock().unwrap().clone() else { return Ok(()) };
+        for op in tx.ops() {
+            if let Op::AddElements { shape, elements, table, .. } = op
+                && let Some(element) = elements.iter().find(|e| format!("{:?}", e.key).contains(&bad))
+            {
+                // A set that is not there makes the fake refuse the element, and name it.
+                let mut shape = shape.clone();
+                shape.set = "missing".into();
+                let mut wrong = Transaction::new();
+                wrong.push(Op::AddElements {
+                    table: table.clone(),
+                    shape,
+                    elements: vec![element.clone()],
+                    if_exists: knit_kernel::nft::IfExists::Keep,
+                });
+                return self.with(|fake| fake.commit(&wrong));
+            }
+        }
+        Ok(())
+    }
+
+    fn table(&self, family: Family) -> TableState {
+        let id = TableId::new(family, "knit-proxy");
+        self.with(|fake| fake.table(&id)).expect("a listing").expect("the table is there")
+    }
+
+    /// How many elements a set has.
+    fn count(&self, set: &str) -> usize {
+        self.table(Family::Ip).sets[set].elements.len()
+    }
+
+    fn commits(&self) -> usize {
+        self.with(|fake| fake.committed().len())
+    }
+
+    /// The last transaction, as text.
+    fn last(&self) -> String {
+        self.with(|fake| fake.committed().last().expect("something was committed").to_string())
+    }
+}
+
+impl Nftables for Shared {
+    fn commit(&mut self, tx: &Transaction) -> Result<()> {
+        self.check(tx)?;
+        self.with(|fake| fake.commit(tx))
+    }
+
+    fn commit_if(&mut self, generation: Generation, tx: &Transaction) -> Result<()> {
+        self.check(tx)?;
+        self.with(|fake| fake.commit_if(generation, tx))
+    }
+
+    fn commit_chunked(&mut self, tx: &Transaction) -> Result<usize> {
+        self.check(tx)?;
+        self.with(|fake| fake.commit_chunked(tx))
+    }
+
+    fn tables(&mut self) -> Result<Vec<TableId>> {
+        self.with(Nftables::tables)
+    }
+
+    fn snapshot(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)> {
+        self.with(|fake| fake.snapshot(table))
+    }
+}
+
+struct Setup {
+    nft: Shared,
+    view: View,
+    backend: NftBackend,
+}
+
+fn group(service: &str, addresses: &[&str]) -> EndpointGroup {
+    let addresses: Vec<_> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+    EndpointGroup::of_addresses(format!("{service}-1").as_str(), service, Protocol::Tcp, 8080, &addresses)
+}
+
+fn web(name: &str, ip: &str) -> Service {
+    Service::new(name).cluster_ip(ip.parse().unwrap()).port(Protocol::Tcp, 80)
+}
+
+impl Setup {
+    fn new() -> Self {
+        let nft = Shared::default();
+        let node = NodeInfo { addresses: vec!["192.0.2.1".parse().unwrap()], ..NodeInfo::new("node") };
+        let pods = LocalTraffic::Sources(vec!["10.1.0.0/16".parse().unwrap()]);
+        let config = ViewConfig { local_traffic: pods, ..ViewConfig::default() };
+        let backend = NftBackend::over(nft.clone(), Config::default());
+        Self { nft, view: View::new(config, node), backend }
+    }
+
+    fn sync(&mut self) {
+        self.view.take_changes();
+        assert_eq!(self.backend.sync(self.view.current()), Outcome::Done);
+    }
+
+    fn apply(&mut self) {
+        let changes = self.view.take_changes();
+        assert_eq!(self.backend.apply(&changes, self.view.current()), Outcome::Done);
+    }
+
+    /// What a backend that is started now would change: nothing, if all is right.
+    fn settled(&mut self) {
+        let before = self.nft.commits();
+        let mut again = NftBackend::over(self.nft.clone(), Config::default());
+        assert_eq!(again.sync(self.view.current()), Outcome::Done);
+        let text = if self.nft.commits() > before { self.nft.last() } else { String::new() };
+        assert_eq!(text.trim(), "", "a restart changes nothing");
+    }
+}
+
+#[test]
+fn rule_57_endpoint_changes_are_a_few_elements_whatever_the_size() {
+    let mut s = Setup::new();
+    for n in 0..50 {
+        s.view.set_service(web(&format!("ns/s{n}"), &format!("10.96.0.{n}")));
+        s.view.set_group(group(&format!("ns/s{n}"), &["10.1.0.1", "10.1.0.2", "10.1.0.3"]));
+    }
+    s.sync();
+    assert_eq!((s.nft.count("frontends"), s.nft.count("endpoints")), (50, 150));
+    // Replaced: one slot written.
+    s.view.set_group(group("ns/s7", &["10.1.0.1", "10.1.0.9", "10.1.0.3"]));
+    s.apply();
+    assert_eq!(
+        s.nft.last(),
+        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy endpoints\n"
+    );
+    // One more: a slot, and the frontend goes to the chain of four, which nobody had.
+    s.view.set_group(group("ns/s7", &["10.1.0.1", "10.1.0.9", "10.1.0.3", "10.1.0.4"]));
+    s.apply();
+    let text = s.nft.last();
+    assert!(text.contains("add chain ip knit-proxy cluster-4-masquerade-unless-pod"), "{text}");
+    assert!(text.contains("delete 1 element(s) of map ip knit-proxy frontends"), "{text}");
+    // Another service likewise: now the chain is there.
+    s.view.set_group(group("ns/s8", &["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4"]));
+    s.apply();
+    assert_eq!(
+        s.nft.last(),
+        "create 1 element(s) to map ip knit-proxy endpoints\n\
+         delete 1 element(s) of map ip knit-proxy frontends\n\
+         create 1 element(s) to map ip knit-proxy frontends\n"
+    );
+    // One less, from the middle: the last one moves there.
+    s.view.set_group(group("ns/s8", &["10.1.0.1", "10.1.0.3", "10.1.0.4"]));
+    s.apply();
+    assert_eq!(
+        s.nft.last(),
+        "delete 1 element(s) of map ip knit-proxy endpoints\n\
+         create 1 element(s) to map ip knit-proxy endpoints\n\
+         delete 1 element(s) of map ip knit-proxy frontends\n\
+         create 1 element(s) to map ip knit-proxy frontends\n\
+         delete 1 element(s) of map ip knit-proxy endpoints\n"
+    );
+    // All gone.
+    s.view.delete_service(&"ns/s9".into());
+    s.apply();
+    assert_eq!((s.nft.count("frontends"), s.nft.count("services"), s.nft.count("cluster-ips")), (49, 49, 49));
+    assert_eq!(s.nft.count("endpoints"), 49 * 3 + 1);
+}
+
+#[test]
+fn rule_58_a_restart_finds_everything_as_it_is() {
+    let mut s = Setup::new();
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.2", "10.1.0.3"]));
+    let mut b = web("ns/b", "10.96.0.2").add_port(ServicePort::new("n", Protocol::Udp, 53).node_port(30053));
+    b.external_policy = TrafficPolicy::Local;
+    b.affinity = Some(knit_proxy::model::Affinity::default());
+    s.view.set_service(b);
+    s.view.set_group(group("ns/b", &["10.1.0.4"]));
+    s.sync();
+    s.settled();
+    // After changes the slots are not in the order of addresses; they stay where they are all the same.
+    s.view.set_group(group("ns/a", &["10.1.0.2", "10.1.0.3", "10.1.0.9"]));
+    s.apply();
+    s.view.set_group(group("ns/a", &["10.1.0.3", "10.1.0.9"]));
+    s.apply();
+    // Counts that nobody has any more leave a chain behind, which a sync removes.
+    s.sync();
+    s.settled();
+}
+
+#[test]
+fn chains_that_nobody_uses_are_removed_after_a_while() {
+    let mut s = Setup::new();
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.sync();
+    let all: Vec<String> = (1..=100).map(|n| format!("10.1.0.{n}")).collect();
+    for count in 1..=100 {
+        let some: Vec<&str> = all[..count].iter().map(String::as_str).collect();
+        s.view.set_group(group("ns/a", &some));
+        s.apply();
+    }
+    let chains = s.nft.table(Family::Ip).chains.len();
+    assert!(chains < 50, "{chains} chains");
+    s.sync();
+    let names: Vec<_> =
+        s.nft.table(Family::Ip).chains.into_keys().filter(|n| n.starts_with("cluster")).collect();
+    assert_eq!(names, ["cluster-100-masquerade-unless-pod".into()]);
+}
+
+#[test]
+fn sctp_and_source_ranges_are_written_as_they_should() {
+    let mut s = Setup::new();
+    let mut service = Service::new("ns/a").cluster_ip("10.96.0.1".parse().unwrap()).port(Protocol::Sctp, 80);
+    service.load_balancer_ips = Box::new(["198.51.100.1".parse().unwrap()]);
+    // Rule 44: one of them holds the node's address, so the load balancer's own address may come back too.
+    service.source_ranges = Some(Box::new(["10.0.0.0/8".parse().unwrap(), "192.0.2.0/24".parse().unwrap()]));
+    s.view.set_service(service);
+    s.sync();
+    let table = s.nft.table(Family::Ip);
+    // Address, protocol 132, port.
+    let keys: Vec<String> = table.sets["frontends"].elements.keys().map(|k| format!("{k:?}")).collect();
+    assert_eq!(keys, ["0x0a6000018400000000500000", "0xc63364018400000000500000"]);
+    let sources: Vec<String> = table.sets["sources"]
+        .elements
+        .values()
+        .map(|e| format!("{:?}-{:?}", &e.key.as_slice()[12..], &e.last_key().as_slice()[12..]))
+        .collect();
+    assert_eq!(
+        sources,
+        [
+            "[10, 0, 0, 0]-[10, 255, 255, 255]",
+            "[192, 0, 2, 0]-[192, 0, 2, 255]",
+            "[198, 51, 100, 1]-[198, 51, 100, 1]"
+        ]
+    );
+    s.settled();
+}
+
+#[test]
+fn a_service_that_is_refused_does_not_take_others_down() {
+    let mut s = Setup::new();
+    s.view.set_service(web("ns/good", "10.96.0.1"));
+    s.view.set_group(group("ns/good", &["10.1.0.1"]));
+    s.sync();
+    *s.nft.refuse.lock().unwrap() = Some("0a60000206".to_owned());
+    s.view.set_service(web("ns/bad", "10.96.0.2"));
+    s.view.set_service(web("ns/later", "10.96.0.3"));
+    let changes = s.view.take_changes();
+    let Outcome::Partly(failures) = s.backend.apply(&changes, s.view.current()) else {
+        panic!("one is refused")
+    };
+    assert_eq!(failures.len(), 1);
+    assert_eq!(failures[0].key.service.as_str(), "ns/bad");
+    assert!(failures[0].reason.contains("element"), "{}", failures[0].reason);
+    assert_eq!(s.nft.count("frontends"), 2);
+    // Once the kernel takes it, it is tried again.
+    *s.nft.refuse.lock().unwrap() = None;
+    s.sync();
+    assert_eq!(s.nft.count("frontends"), 3);
+}
+
+#[test]
+fn rule_62_tables_that_are_not_wanted_any_more_go() {
+    let mut s = Setup::new();
+    s.sync();
+    assert_eq!(s.nft.with(Nftables::tables).unwrap().len(), 2);
+    let mut config = s.view.config().clone();
+    config.families.v6 = false;
+    s.view = View::new(config, s.view.node().clone());
+    s.sync();
+    assert_eq!(s.nft.with(Nftables::tables).unwrap().len(), 1);
+    assert!(remove_table(&mut s.nft, "knit-proxy").unwrap());
+    assert!(!remove_table(&mut s.nft, "knit-proxy").unwrap());
+    assert_eq!(s.nft.with(Nftables::tables).unwrap(), []);
+}
+
+#[test]
+fn rule_57_somebody_deletes_the_table_and_the_next_change_brings_it_back() {
+    let mut s = Setup::new();
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.view.set_group(group("ns/a", &["10.1.0.1"]));
+    s.sync();
+    remove_table(&mut s.nft, "knit-proxy").unwrap();
+    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.2"]));
+    s.apply();
+    assert_eq!((s.nft.count("frontends"), s.nft.count("endpoints")), (1, 2));
+}
+
+#[test]
+fn rule_64_names_stay_within_limits() {
+    let mut s = Setup::new();
+    let long = "a".repeat(63);
+    let name = format!("{long}/{long}");
+    let mut service = Service::new(name.as_str()).cluster_ip("10.96.0.1".parse().unwrap());
+    service = service.add_port(ServicePort::new(&"p".repeat(15), Protocol::Tcp, 80).node_port(30080));
+    service.external_policy = TrafficPolicy::Local;
+    service.affinity = Some(knit_proxy::model::Affinity::default());
+    service.load_balancer_ips = Box::new(["198.51.100.1".parse().unwrap()]);
+    service.source_ranges = Some(Box::new(["10.0.0.0/8".parse().unwrap()]));
+    s.view.set_service(service);
+    let mut group = group(&name, &[]);
+    group.ports = Box::new([knit_proxy::model::GroupPort {
+        name: "p".repeat(15).as_str().into(),
+        protocol: Protocol::Tcp,
+        number: 8080,
+    }]);
+    group.endpoints = (0..200u8)
+        .map(|n| Endpoint::new([10, 1, 0, n].into()).on(if n % 2 == 0 { "node" } else { "other" }))
+        .collect();
+    s.view.set_group(group);
+    s.sync();
+    let longest = s.nft.table(Family::Ip).chains.into_keys().map(|n| n.len()).max().unwrap();
+    assert!(longest < 255, "{longest}");
+    s.settled();
+}
+
+/// The error type keeps its place in the public API.
+#[test]
+fn errors_name_the_element() {
+    let mut fake = Fake::new();
+    let mut tx = Transaction::new();
+    let set = knit_kernel::nft::Set::of::<knit_kernel::nft::Mark>("none");
+    let id = TableId::new(Family::Ip, "none");
+    tx.add_elements(&id, &set, vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))]);
+    let error: Error = fake.commit(&tx).unwrap_err();
+    assert!(error.is_not_found());
+}
