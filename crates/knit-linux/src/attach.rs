@@ -226,7 +226,7 @@ impl Core {
     /// Sends a packet to each address and waits for the answer.
     fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
         for address in plan.mark.ips() {
-            let from = plan.shape.router_address(address.is_ipv4()).filter(|_| net.home == Home::Own);
+            let from = plan.shape.echo_source(address.is_ipv4());
             let asked = net.space.echo(address.is_ipv4(), from)?.ask(address, ANSWER_WITHIN);
             asked.map_err(|error| {
                 let message = format!(

@@ -214,16 +214,17 @@ impl Core {
             wanted.insert(Entry::Neighbour { link: uplink.to_string(), address, mac });
         }
         if shape.network.primary {
-            for (_, mark) in ports {
+            for (_, mark) in ports.iter().filter(|(_, mark)| mark.default_route) {
                 wanted.extend(mark.ips().map(|address| local_route(uplink, place, address)));
             }
         }
         settle(&node, &links, &wanted, &shape.network.name)
     }
 
-    /// What the node itself has for a pod of a primary Network: a route into its router, so that it can be probed.
+    /// What the node itself has for a pod whose primary Network this is: a route into its router, so that it can be
+    /// probed.
     pub fn node_side(&self, net: &Net, plan: &Plan) -> Result<()> {
-        if net.home == Home::Node || !plan.shape.network.primary {
+        if net.home == Home::Node || !plan.shape.network.primary || !plan.mark.default_route {
             return Ok(());
         }
         let node = self.node.links()?;

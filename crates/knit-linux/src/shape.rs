@@ -43,6 +43,8 @@ pub(crate) struct Shape {
     pub remotes: Vec<Remote>,
     /// The address that the node's own end of tunnels has.
     pub tunnel_source: Option<IpAddr>,
+    /// The node's own addresses.
+    pub node_addresses: Vec<IpAddr>,
 }
 
 /// Where a Network's router is.
@@ -96,6 +98,9 @@ impl Shape {
     pub fn of(network: &Network, facts: &Facts, home: Home) -> Result<Self> {
         let fail = |message: String| Error::new(Reason::Invalid, message).on(network.name.as_str());
         check_subnets(network).map_err(fail)?;
+        if home == Home::Node && network.topology == Topology::Layer2 {
+            return Err(fail(format!("Network {} is the node's own and can only be Layer3", network.name)));
+        }
         let wish = Wish::of(network, home).map_err(fail)?;
         let source = source(network, facts);
         let remotes = remotes(network, facts, home, wish, source);
@@ -107,7 +112,8 @@ impl Shape {
         };
         let tunnel_source = source.filter(|_| tunnelled);
         let mtu = mtu(network, facts, tunnelled, tunnel_source).map_err(fail)?;
-        Ok(Self { network: network.clone(), home, mtu, remotes, tunnel_source })
+        let node_addresses = facts.addresses.clone();
+        Ok(Self { network: network.clone(), home, mtu, remotes, tunnel_source, node_addresses })
     }
 
     /// What does not work, although the rest does.
@@ -151,6 +157,14 @@ impl Shape {
         self.network.router_addresses.iter().copied().find(|address| address.is_ipv4() == v4)
     }
 
+    /// Where the router asks a pod from, to see whether it answers.
+    pub fn echo_source(&self, v4: bool) -> Option<IpAddr> {
+        match self.home {
+            Home::Node => same_family(&self.node_addresses, v4),
+            Home::Own => self.router_address(v4),
+        }
+    }
+
     /// An address as a pod's interface has it: alone where it is routed, with its subnet where it is switched.
     pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
         let subnet = self.network.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
@@ -185,6 +199,11 @@ impl Shape {
             } else if !self.switched() {
                 // A routed pod has nothing on its link but the gateway.
                 routes.push(Route { destination: subnet.cidr.trunc(), via: Some(subnet.gateway) });
+                // The node is the default Network's router: it must be answered by the way that it asks.
+                let v4 = subnet.cidr.addr().is_ipv4();
+                if let Some(node) = self.echo_source(v4).filter(|_| self.home == Home::Node) {
+                    routes.push(Route { destination: IpNet::from(node), via: Some(subnet.gateway) });
+                }
             }
         }
         for route in self.network.routes.iter().chain(extra) {

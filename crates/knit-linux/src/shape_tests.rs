@@ -161,6 +161,34 @@ fn what_cannot_work_is_refused() {
     assert!(refused(wish).contains("default Network only"));
 }
 
+/// Blocks of four, and a router's own address, so that all of it can be read.
+fn small(topology: Topology) -> Shape {
+    let mut network = network();
+    network.topology = topology;
+    network.blocks = vec![
+        block("a", &["192.168.7.1"], "10.244.1.0/30", "fd44::100/126"),
+        block("near", &["192.168.7.2"], "10.244.2.0/30", "fd44::200/126"),
+    ];
+    network.router_addresses = vec![ip("10.244.1.1"), ip("fd44::101")];
+    Shape::of(&network, &facts(), Home::Own).expect("it works")
+}
+
+fn plan(shape: &Shape) -> String {
+    let place = crate::uplink::Place::choose(shape.id(), |_| false).expect("a place");
+    let entries = crate::router::router_entries(shape, &facts(), place, &[]);
+    entries.iter().map(|entry| format!("{entry}\n")).collect()
+}
+
+#[test]
+fn a_routed_networks_plan() {
+    insta::assert_snapshot!(plan(&small(Topology::Layer3)));
+}
+
+#[test]
+fn a_switched_networks_plan() {
+    insta::assert_snapshot!(plan(&small(Topology::Layer2)));
+}
+
 #[test]
 fn pods_get_their_routes() {
     let mut network = network();
@@ -177,7 +205,14 @@ fn pods_get_their_routes() {
     );
     assert_eq!(
         routes(&shape, false),
-        ["10.244.0.0/16 10.244.0.1", "fd44::/64 fd44::1", "172.16.0.0/12 10.244.0.1", "fd99::/64 fd44::1"]
+        [
+            "10.244.0.0/16 10.244.0.1",
+            "192.168.7.1/32 10.244.0.1",
+            "fd44::/64 fd44::1",
+            "fd07::1/128 fd44::1",
+            "172.16.0.0/12 10.244.0.1",
+            "fd99::/64 fd44::1"
+        ]
     );
     network.topology = Topology::Layer2;
     let shape = Shape::of(&network, &facts(), Home::Own).expect("it works");

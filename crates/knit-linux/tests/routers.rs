@@ -5,6 +5,7 @@ mod support;
 use std::net::SocketAddr;
 
 use knit_kernel::testing::in_namespaces;
+use knit_runtime::Runtime;
 use support::{
     Cluster, NEVER, Node, SOON, Talk, TestPod, blue, default_network, green, ip, run, tcp, udp, udp_via,
 };
@@ -117,6 +118,55 @@ fn pods_of_a_network_reach_each_other_and_nobody_else() {
                         assert_eq!(talk, Talk::Silence, "{target}");
                     }
                 }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_pod_with_several_networks() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            // One primary after another: the others are further interfaces.
+            for (number, primary) in ["default", "blue", "green"].into_iter().enumerate() {
+                let mut pod = TestPod::new(&format!("many-{primary}"));
+                let nets = [
+                    (default_network(), ["10.244.1.5", "fd44::1:5"]),
+                    (blue(&cluster.a), ["10.77.0.18", "fd77::12"]),
+                    (green(&cluster.a), ["10.77.0.34", "fd77::22"]),
+                ];
+                let overlapping = primary != "default";
+                for (place, (network, addresses)) in nets.iter().enumerate() {
+                    // Blue and green have the same subnets, so a pod has only one of them.
+                    let skip = if overlapping { *network.name != *primary && place != 0 } else { place == 2 };
+                    if skip {
+                        continue;
+                    }
+                    let mut request = pod.request(network, addresses);
+                    request.interface = format!("net{place}").parse().expect("a name");
+                    request.default_route = network.name == primary;
+                    pod = pod.attached(&cluster.a, request).await;
+                }
+                assert_eq!(pod.attachments.len(), 2);
+                let listed = cluster.a.runtime.list(Some(&pod.pod.sandbox)).await.expect("a list");
+                assert_eq!(listed.len(), 2);
+                let (network, name) = (default_network(), format!("plain{number}"));
+                let plain = cluster.b.pod(&network, &name, &["10.244.2.5", "fd44::2:5"]).await;
+                assert_eq!(
+                    udp(&pod.space, &plain.space, ip("10.244.2.5"), 5000, SOON),
+                    Talk::From(ip("10.244.1.5"))
+                );
+                assert_eq!(
+                    udp(&pod.space, &plain.space, ip("fd44::2:5"), 5000, SOON),
+                    Talk::From(ip("fd44::1:5"))
+                );
+                let world = udp(&pod.space, &cluster.outside, ip("203.0.113.9"), 5000, SOON);
+                assert_eq!(world, Talk::From(ip("192.168.7.1")), "by {primary}");
+                cluster.a.runtime.check(&pod.pod, None).await.expect("whole");
+                cluster.a.runtime.detach(&pod.pod, None).await.expect("detached");
+                cluster.b.runtime.detach(&plain.pod, None).await.expect("detached");
+                assert_eq!(cluster.a.runtime.list(None).await.expect("a list"), []);
             }
         });
     });
