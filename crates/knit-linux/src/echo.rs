@@ -22,8 +22,9 @@ pub(crate) struct Echo {
     pub from: Option<IpAddr>,
 }
 
-/// The first answer on a machine with nothing else to do takes 50 microseconds; then ask again, less and less often.
-const FIRST_WAIT: Duration = Duration::from_millis(5);
+/// An answer takes 50 microseconds, but the kernel activates a link that has just got its carrier a moment later and
+/// drops what is sent before; so ask again soon, then less and less often.
+const FIRST_WAIT: Duration = Duration::from_micros(100);
 
 /// Numbers of requests: identifier and sequence number.
 static NEXT: AtomicU32 = AtomicU32::new(1);
