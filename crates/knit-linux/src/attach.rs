@@ -99,7 +99,7 @@ impl Core {
                 there.sandbox, there.interface
             ));
         }
-        if whole && self.inspect(net, &link, &there, Some(&plan.shape)).is_ok() {
+        if whole && self.inspect(net, &link, &there).is_ok() {
             return Ok(Some(link));
         }
         tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged attachment");
@@ -248,7 +248,8 @@ impl Core {
             interface: request.interface.clone(),
             addresses: plan.addresses.clone(),
             mac: plan.mark.mac,
-            mtu: plan.shape.mtu,
+            // That which it was made with, if the Network's has changed since.
+            mtu: link.mtu,
             routes: plan.routes.clone(),
             dns: request.dns.clone(),
             host: host_end(self, net, link),

@@ -13,7 +13,6 @@ use crate::fail::internal;
 use crate::mark::Mark;
 use crate::rules;
 use crate::setup::{links_of, ports};
-use crate::shape::Shape;
 use crate::wanted::{Entry, Links, found, found_on_own};
 use crate::{layer2, layer3};
 
@@ -71,24 +70,19 @@ impl Core {
         }
         for (net, link, mark) in found {
             let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
-            self.inspect(&net, &link, &mark, net.shape().as_deref()).map_err(about)?;
+            self.inspect(&net, &link, &mark).map_err(about)?;
         }
         Ok(())
     }
 
     /// Looks whether one attachment is as it was made: its link, its routes and neighbours, its rules.
-    pub fn inspect(&self, net: &Net, link: &Link, mark: &Mark, shape: Option<&Shape>) -> Result<()> {
+    pub fn inspect(&self, net: &Net, link: &Link, mark: &Mark) -> Result<()> {
         let host = link.name.as_str();
         let mut wrong: Vec<String> = Vec::new();
         if !link.up {
             wrong.push(format!("{host} is down"));
         } else if !link.running {
             wrong.push(format!("the pod's end of {host} is down or gone"));
-        }
-        if let Some(shape) = shape
-            && link.mtu != shape.mtu
-        {
-            wrong.push(format!("{host} has MTU {} and the Network {}", link.mtu, shape.mtu));
         }
         let handle = net.space.links()?;
         let mut links: Links = [(host.to_owned(), link.index)].into();
