@@ -246,12 +246,7 @@ impl Controller {
     }
 
     fn failed(&self, error: &Error) {
-        let mut text = error.to_string();
-        let mut source = std::error::Error::source(error);
-        while let Some(inner) = source {
-            text = format!("{text}: {inner}");
-            source = inner.source();
-        }
+        let text = error.with_causes();
         tracing::warn!(error = %text, "a write failed; it is tried again");
         self.state.send_modify(|state| {
             state.failed += 1;

@@ -7,6 +7,18 @@
 //! Everything is decided in [`plan()`], which is pure: the cluster as it is goes in ([`Cluster`]), typed writes come
 //! out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election, carrying writes out.
 //! The same pass runs at start and after every change.
+//!
+//! What its role must allow, and nothing more:
+//!
+//! | resources | verbs |
+//! |---|---|
+//! | networkclasses, networks | get, list, watch, create, patch |
+//! | networkclasses/status, networks/status | patch |
+//! | addressblocks | list, watch, create, delete |
+//! | nodenetworks, networkattachments, namespaces, servicecidrs | list, watch |
+//! | nodes | list, watch, patch |
+//! | leases, in its own namespace | get, list, watch, create, update |
+//! | events (events.k8s.io) | create, patch |
 
 mod cluster;
 mod config;

@@ -241,6 +241,12 @@ impl Error {
         }
     }
 
+    /// The error and everything that caused it, on one line, for logs and statuses.
+    #[must_use]
+    pub fn with_causes(&self) -> String {
+        chain(self)
+    }
+
     /// How long the API server asked us to wait, if it did.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

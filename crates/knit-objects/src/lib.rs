@@ -47,7 +47,7 @@ pub use backoff::{Backoff, jitter};
 pub use cache::{Cache, Progress};
 pub use error::{Attempt, Error, Result};
 pub use events::{EventLimits, EventNote, EventRecorder, Reporter};
-pub use folder::{FolderOptions, Kinds, Scope};
+pub use folder::{FolderOptions, Kinds, Scope, check_file};
 pub use health::Connection;
 pub use key::{Key, Object, Target};
 pub use objects::{Objects, Source};

@@ -8,6 +8,7 @@ use knit_api::conditions::{network as reasons, network_class};
 use knit_api::names::DEFAULT_NETWORK;
 use knit_ipam::{AddressRange, Pool, Subnet};
 
+use super::index::Index;
 use super::primary::{Primaries, primaries};
 use crate::cluster::Cluster;
 
@@ -37,7 +38,7 @@ impl Verdict {
     }
 }
 
-pub(super) fn verdicts(cluster: &Cluster, ids: &BTreeMap<String, u32>) -> Verdicts {
+pub(super) fn verdicts(cluster: &Cluster, index: &Index<'_>, ids: &BTreeMap<String, u32>) -> Verdicts {
     let primaries = primaries(&cluster.networks, &cluster.namespaces);
     let mut of_network = BTreeMap::new();
     for (name, network) in &cluster.networks {
@@ -46,7 +47,7 @@ pub(super) fn verdicts(cluster: &Cluster, ids: &BTreeMap<String, u32>) -> Verdic
             Err(problem) => Some((reasons::REASON_INVALID, problem.clone())),
             Ok(_) => invalid(name, cluster, ids, &primaries)
                 .map(|message| (reasons::REASON_INVALID, message))
-                .or_else(|| overlap(name, network, cluster).map(|m| (reasons::REASON_OVERLAP, m)))
+                .or_else(|| overlap(name, network, cluster, index).map(|m| (reasons::REASON_OVERLAP, m)))
                 .or_else(|| no_class(network, cluster).map(|m| (reasons::REASON_NO_CLASS, m)))
                 .or_else(|| conflict(name, &primaries).map(|m| (reasons::REASON_PRIMARY_CONFLICT, m))),
         };
@@ -127,15 +128,11 @@ fn conflict(name: &str, primaries: &Primaries) -> Option<String> {
 
 /// The addresses of a Network must be nobody else's: not nodes', not services', not the default Network's. Primary
 /// Networks may overlap each other.
-fn overlap(name: &str, network: &Network, cluster: &Cluster) -> Option<String> {
+fn overlap(name: &str, network: &Network, cluster: &Cluster, index: &Index<'_>) -> Option<String> {
     let mine: Vec<IpNet> = network.spec.subnets.iter().filter_map(|s| s.cidr.parse().ok()).collect();
     for cidr in &mine {
-        for (node, view) in &cluster.nodes {
-            if let Some(address) = view.addresses.iter().find(|a| cidr.contains(*a)) {
-                return Some(format!(
-                    "{cidr} holds {address}, the address of node {node}: use another range"
-                ));
-            }
+        if let Some((address, node)) = index.node_inside(*cidr) {
+            return Some(format!("{cidr} holds {address}, the address of node {node}: use another range"));
         }
         if let Some(range) = cluster.service_ranges.iter().find(|r| overlaps(r, cidr)) {
             return Some(format!(
@@ -151,12 +148,8 @@ fn overlap(name: &str, network: &Network, cluster: &Cluster) -> Option<String> {
         if let Some(range) = default.into_iter().find(|r| overlaps(r, cidr)) {
             return Some(format!("{cidr} overlaps {range} of Network {DEFAULT_NETWORK}: use another range"));
         }
-        for (node, view) in &cluster.nodes {
-            if let Some(range) = view.pod_ranges.iter().find(|r| overlaps(r, cidr)) {
-                return Some(format!(
-                    "{cidr} overlaps {range}, the podCIDR of node {node}: use another range"
-                ));
-            }
+        if let Some((range, node)) = index.pod_range_over(*cidr) {
+            return Some(format!("{cidr} overlaps {range}, the podCIDR of node {node}: use another range"));
         }
     }
     None

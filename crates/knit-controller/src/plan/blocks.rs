@@ -1,6 +1,6 @@
 //! Which node owns which range: blocks for nodes that join or ask, and back again when a node is gone.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_NETWORK, MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL, NODE_LABEL};
-use knit_api::{AddressBlock, AddressBlockSpec, Network};
+use knit_api::{AddressBlock, AddressBlockSpec, Network, NodeNetworkStatusNetwork};
 use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan};
-use super::lifecycle::user_of;
-use crate::cluster::{Cluster, Memory, NodeView, Remembered};
+use super::index::Index;
+use crate::cluster::{Cluster, Memory, Remembered};
 use crate::config::Config;
 
 /// How long a block counts that was made and is never seen.
@@ -24,11 +24,14 @@ pub(crate) const REMEMBER: SignedDuration = SignedDuration::from_secs(60);
 /// All blocks there are, with those that are about to be.
 struct Books {
     of_network: BTreeMap<String, Vec<Block>>,
+    /// The same, by node.
+    of_node: HashMap<String, Vec<Block>>,
 }
 
 /// Gives blocks: of the default Network to every node that has none, of any other to a node that asks.
 pub(super) fn give(
     cluster: &Cluster,
+    index: &Index<'_>,
     memory: &mut Memory,
     verdicts: &Verdicts,
     now: Timestamp,
@@ -36,19 +39,16 @@ pub(super) fn give(
 ) {
     let mut books = Books::new(cluster, memory, now);
     let until = now.saturating_add(REMEMBER).unwrap_or(Timestamp::MAX);
-    for (node, view) in &cluster.nodes {
-        for (name, network) in &cluster.networks {
-            let Some(verdict) = verdicts.of_network.get(name) else { continue };
-            if network.metadata.deletion_timestamp.is_some() || !verdict.may_give_blocks() {
-                continue;
-            }
-            if !needs_block(cluster, &books, node, view, name) {
-                continue;
-            }
-            match choose(cluster, &books, node, view, name, verdict) {
+    for (name, network) in &cluster.networks {
+        let Some(verdict) = verdicts.of_network.get(name) else { continue };
+        if network.metadata.deletion_timestamp.is_some() || !verdict.may_give_blocks() {
+            continue;
+        }
+        for node in needy(cluster, index, &books, name) {
+            match choose(cluster, &books, node, name, verdict) {
                 Ok(Some(block)) => {
                     let object = object_of(&block, network);
-                    books.of_network.entry(name.clone()).or_default().push(block);
+                    books.add(block);
                     let block = Arc::new(object.clone());
                     memory.blocks.insert(
                         object.metadata.name.clone().unwrap_or_default(),
@@ -57,11 +57,13 @@ pub(super) fn give(
                     plan.actions.push(Action::GiveBlock(object));
                 }
                 Ok(None) => {}
-                Err(text) => plan.notes.push(Note {
-                    regarding: reference(network),
-                    reason: "AddressesExhausted",
-                    text,
-                }),
+                Err(text) => {
+                    plan.notes.push(Note {
+                        regarding: reference(network),
+                        reason: "AddressesExhausted",
+                        text,
+                    });
+                }
             }
         }
     }
@@ -70,6 +72,7 @@ pub(super) fn give(
 /// Takes blocks back whose node is gone for long enough, or whose Network is gone or goes and is not used any more.
 pub(super) fn release(
     cluster: &Cluster,
+    index: &Index<'_>,
     memory: &mut Memory,
     config: &Config,
     now: Timestamp,
@@ -86,7 +89,7 @@ pub(super) fn release(
         let why = match network {
             None => Some(format!("Network {} is gone", spec.network)),
             Some(network) if network.metadata.deletion_timestamp.is_some() => {
-                let unused = user_of(cluster, &spec.network).is_none();
+                let unused = index.user_of(&spec.network).is_none();
                 unused.then(|| format!("Network {} is being deleted", spec.network))
             }
             Some(_) if cluster.nodes.contains_key(&spec.node) => None,
@@ -108,45 +111,47 @@ pub(super) fn release(
     }
 }
 
-fn needs_block(cluster: &Cluster, books: &Books, node: &str, view: &NodeView, network: &str) -> bool {
-    let has = books.count(network, node);
-    if network == DEFAULT_NETWORK && has == 0 {
-        return true;
-    }
-    if network == DEFAULT_NETWORK && !view.pod_ranges.is_empty() {
-        // Its range was chosen elsewhere; there is no second one.
-        return false;
-    }
-    let status = cluster.node_networks.get(node).and_then(|n| n.status.as_ref());
-    let here = status.and_then(|s| s.networks.iter().find(|n| n.name == network));
+/// The nodes that should get a block of this Network now.
+fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &str) -> Vec<&'a str> {
     // A node that does not know all its blocks yet asks out of an old view.
-    here.is_some_and(|n| n.wants_block && usize::try_from(n.blocks).is_ok_and(|known| known >= has))
+    let asks = |node: &str, here: &NodeNetworkStatusNetwork| {
+        let has = books.count(network, node);
+        here.wants_block && usize::try_from(here.blocks).is_ok_and(|known| known >= has)
+    };
+    let asking = index.said(network).iter().filter(|(node, here)| asks(node, here)).map(|(node, _)| *node);
+    if network != DEFAULT_NETWORK {
+        return asking.collect();
+    }
+    let has_none = |node: &str| books.count(network, node) == 0;
+    let ranges = |node: &str| cluster.nodes.get(node).map_or(&[][..], |view| view.pod_ranges.as_slice());
+    let all = || cluster.nodes.keys().map(String::as_str);
+    if cluster.nodes.values().any(|view| !view.pod_ranges.is_empty()) {
+        // The cluster gives Nodes their ranges: one each, and one that has none yet will have it in a moment.
+        return all().filter(|node| has_none(node) && !ranges(node).is_empty()).collect();
+    }
+    let asking: BTreeSet<&str> = asking.collect();
+    all().filter(|node| has_none(node) || asking.contains(node)).collect()
 }
 
 fn choose(
     cluster: &Cluster,
     books: &Books,
     node: &str,
-    view: &NodeView,
     network: &str,
     verdict: &Verdict,
 ) -> Result<Option<Block>, String> {
-    if network == DEFAULT_NETWORK && !view.pod_ranges.is_empty() {
+    if network == DEFAULT_NETWORK
+        && let Some(view) = cluster.nodes.get(node)
+        && !view.pod_ranges.is_empty()
+    {
         return pod_range(books, node, &view.pod_ranges).map(Some);
     }
     let Some(pool) = &verdict.pool else { return Ok(None) };
     // A podIP is unique on its node, so blocks of two primary Networks never overlap there. For others it is better
     // too, since one pod can make any Network its primary, but not at the price of no block.
-    let mine = &books.of_network;
     let empty = Vec::new();
-    let existing = mine.get(network).unwrap_or(&empty);
-    let others: Vec<Block> = mine
-        .iter()
-        .filter(|(name, _)| *name != network)
-        .flat_map(|(_, blocks)| blocks)
-        .filter(|b| b.node() == node)
-        .cloned()
-        .collect();
+    let existing = books.of_network.get(network).unwrap_or(&empty);
+    let others: Vec<Block> = books.on_node(node).filter(|b| b.network() != network).cloned().collect();
     let is_primary = |name: &str| cluster.networks.get(name).is_some_and(|n| n.spec.primary_for.is_some());
     let primaries: Vec<Block> = others.iter().filter(|b| is_primary(b.network())).cloned().collect();
     let avoid = wanted_elsewhere(cluster, node, network, &is_primary);
@@ -245,16 +250,25 @@ impl Books {
     fn new(cluster: &Cluster, memory: &mut Memory, now: Timestamp) -> Self {
         // What the cache shows by now needs no memory.
         memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now < known.until);
-        let mut of_network: BTreeMap<String, Vec<Block>> = BTreeMap::new();
+        let mut books = Self { of_network: BTreeMap::new(), of_node: HashMap::new() };
         for object in cluster.blocks.values().chain(memory.blocks.values().map(|known| &known.block)) {
             if let Some(block) = block_of(object) {
-                of_network.entry(block.network().to_owned()).or_default().push(block);
+                books.add(block);
             }
         }
-        Self { of_network }
+        books
+    }
+
+    fn add(&mut self, block: Block) {
+        self.of_node.entry(block.node().to_owned()).or_default().push(block.clone());
+        self.of_network.entry(block.network().to_owned()).or_default().push(block);
     }
 
     fn count(&self, network: &str, node: &str) -> usize {
-        self.of_network.get(network).into_iter().flatten().filter(|b| b.node() == node).count()
+        self.on_node(node).filter(|b| b.network() == network).count()
+    }
+
+    fn on_node(&self, node: &str) -> impl Iterator<Item = &Block> {
+        self.of_node.get(node).into_iter().flatten()
     }
 }

@@ -6,20 +6,13 @@ use ipnet::IpNet;
 use knit_api::{AddressCounts, Family, Network};
 use knit_ipam::Block;
 
-use super::blocks::block_of;
-use crate::cluster::Cluster;
+use super::index::Index;
 
 /// "That many or more".
 const MOST: i64 = (1 << 53) - 1;
 
 /// One entry per family that the Network has.
-pub(super) fn addresses(cluster: &Cluster, name: &str, network: &Network) -> Vec<AddressCounts> {
-    let blocks: Vec<Block> = cluster
-        .blocks
-        .values()
-        .filter(|b| b.spec.network == name)
-        .filter_map(|object| block_of(object))
-        .collect();
+pub(super) fn addresses(index: &Index<'_>, name: &str, network: &Network) -> Vec<AddressCounts> {
     [Family::IPv4, Family::IPv6]
         .into_iter()
         .filter_map(|family| {
@@ -28,18 +21,14 @@ pub(super) fn addresses(cluster: &Cluster, name: &str, network: &Network) -> Vec
                 (Family::of(cidr.addr()) == family).then_some((s, cidr))
             });
             let (mut used, mut free, mut there) = (0_i64, 0_i64, subnet.is_some());
-            let nodes = cluster.node_networks.iter().filter(|(node, _)| cluster.nodes.contains_key(*node));
-            for counts in nodes
-                .filter_map(|(_, n)| n.status.as_ref())
-                .flat_map(|s| s.networks.iter().filter(|n| n.name == name))
-                .flat_map(|n| n.addresses.iter().filter(|a| a.family == family))
-            {
+            let said = index.said(name).iter().flat_map(|(_, here)| &here.addresses);
+            for counts in said.filter(|counts| counts.family == family) {
                 there = true;
                 used = used.saturating_add(counts.used.max(0));
                 free = free.saturating_add(counts.free.max(0));
             }
             if let Some((subnet, cidr)) = subnet {
-                let unassigned = unassigned(subnet, cidr, &blocks);
+                let unassigned = unassigned(subnet, cidr, index.blocks(name));
                 free = free.saturating_add(i64::try_from(unassigned).unwrap_or(MOST));
             }
             there.then(|| AddressCounts { family, used: used.min(MOST), free: free.min(MOST) })

@@ -1,12 +1,11 @@
 //! Objects that must be there, and Networks that must not go while they are in use.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_CLASS, DEFAULT_NETWORK, LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{Network, NetworkClass, NetworkClassSpec, NetworkSpec, Topology};
 
 use super::action::{Action, Plan};
+use super::index::Index;
 use crate::cluster::Cluster;
 use crate::config::Config;
 
@@ -37,8 +36,7 @@ pub(super) fn make_defaults(cluster: &Cluster, config: &Config, plan: &mut Plan)
 
 /// A Network has our finalizer while it is there; one that is being deleted loses it when nothing uses it and its
 /// blocks are gone.
-pub(super) fn finalizers(cluster: &Cluster, plan: &mut Plan) {
-    let with_blocks: BTreeSet<&str> = cluster.blocks.values().map(|b| b.spec.network.as_str()).collect();
+pub(super) fn finalizers(cluster: &Cluster, index: &Index<'_>, plan: &mut Plan) {
     for (name, network) in &cluster.networks {
         let mut finalizers = network.metadata.finalizers.clone().unwrap_or_default();
         let has = finalizers.iter().any(|f| f == NETWORK_FINALIZER);
@@ -48,7 +46,7 @@ pub(super) fn finalizers(cluster: &Cluster, plan: &mut Plan) {
             }
             finalizers.push(NETWORK_FINALIZER.into());
         } else {
-            if !has || user_of(cluster, name).is_some() || with_blocks.contains(name.as_str()) {
+            if !has || index.user_of(name).is_some() || !index.blocks(name).is_empty() {
                 continue;
             }
             finalizers.retain(|f| f != NETWORK_FINALIZER);
@@ -56,18 +54,4 @@ pub(super) fn finalizers(cluster: &Cluster, plan: &mut Plan) {
         let resource_version = network.metadata.resource_version.clone().unwrap_or_default();
         plan.actions.push(Action::Finalizers { name: name.clone(), resource_version, finalizers });
     }
-}
-
-/// Who uses a Network, in words; nothing if nobody does.
-pub(super) fn user_of(cluster: &Cluster, network: &str) -> Option<String> {
-    let published = cluster.attachments.iter().filter(|a| a.network == network).count();
-    if published > 0 {
-        return Some(format!("{published} NetworkAttachments"));
-    }
-    cluster.node_networks.iter().find_map(|(node, status)| {
-        let here =
-            status.status.as_ref()?.networks.iter().find(|n| n.name == network && n.attachments > 0)?;
-        // What a node says that is no longer there does not count.
-        cluster.nodes.contains_key(node).then(|| format!("{} pods on node {node}", here.attachments))
-    })
 }

@@ -6,6 +6,7 @@ mod blocks;
 mod classes;
 mod counts;
 mod ids;
+mod index;
 mod lifecycle;
 mod primary;
 mod status;
@@ -19,6 +20,7 @@ pub use primary::{Primaries, primaries};
 
 use crate::cluster::{Cluster, Memory};
 use crate::config::Config;
+use index::Index;
 
 /// Works out everything that is to be written so that the cluster is as it should be. A cluster that is as it
 /// should be gives an empty plan. `memory` is what the caches do not show yet; numbers and blocks that are planned
@@ -26,14 +28,15 @@ use crate::config::Config;
 #[must_use]
 pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
+    let index = Index::new(cluster);
     lifecycle::make_defaults(cluster, config, &mut plan);
-    lifecycle::finalizers(cluster, &mut plan);
+    lifecycle::finalizers(cluster, &index, &mut plan);
     classes::statuses(cluster, now, &mut plan);
     let ids = ids::assign(cluster, memory);
-    let verdicts = accept::verdicts(cluster, &ids);
-    blocks::give(cluster, memory, &verdicts, now, &mut plan);
-    blocks::release(cluster, memory, config, now, &mut plan);
-    status::networks(cluster, &ids, &verdicts, now, &mut plan);
+    let verdicts = accept::verdicts(cluster, &index, &ids);
+    blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
+    blocks::release(cluster, &index, memory, config, now, &mut plan);
+    status::networks(cluster, &index, &ids, &verdicts, now, &mut plan);
     taints::on_nodes(cluster, now, &mut plan);
     plan
 }

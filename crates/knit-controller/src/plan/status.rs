@@ -10,11 +10,12 @@ use knit_api::{Network, NetworkStatus};
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Plan};
 use super::counts::addresses;
-use super::lifecycle::user_of;
+use super::index::Index;
 use crate::cluster::Cluster;
 
 pub(super) fn networks(
     cluster: &Cluster,
+    index: &Index<'_>,
     ids: &BTreeMap<String, u32>,
     verdicts: &Verdicts,
     now: Timestamp,
@@ -25,9 +26,9 @@ pub(super) fn networks(
         let old = network.status.clone().unwrap_or_default();
         let primary = verdicts.primaries.count(name, cluster.namespaces.len());
         let status = NetworkStatus {
-            conditions: conditions(cluster, name, network, verdict, &old.conditions, now),
+            conditions: conditions(index, name, network, verdict, &old.conditions, now),
             id: ids.get(name).copied(),
-            addresses: addresses(cluster, name, network),
+            addresses: addresses(index, name, network),
             primary_namespaces: Some(i32::try_from(primary).unwrap_or(i32::MAX)),
         };
         // A write that comes first in this plan makes another version of the Network, or lets it go.
@@ -41,7 +42,7 @@ pub(super) fn networks(
 }
 
 fn conditions(
-    cluster: &Cluster,
+    index: &Index<'_>,
     name: &str,
     network: &Network,
     verdict: &Verdict,
@@ -54,18 +55,18 @@ fn conditions(
         Some((reason, message)) => (false, *reason, message.clone()),
     };
     let accepted_condition = condition(old, reasons::ACCEPTED, accepted, reason, message, generation, now);
-    let (ready, reason, message) = readiness(cluster, name, network, accepted);
+    let (ready, reason, message) = readiness(index, name, network, accepted);
     vec![accepted_condition, condition(old, reasons::READY, ready, reason, message, generation, now)]
 }
 
 fn readiness(
-    cluster: &Cluster,
+    index: &Index<'_>,
     name: &str,
     network: &Network,
     accepted: bool,
 ) -> (bool, &'static str, String) {
     if network.metadata.deletion_timestamp.is_some()
-        && let Some(user) = user_of(cluster, name)
+        && let Some(user) = index.user_of(name)
     {
         return (
             false,
@@ -76,15 +77,11 @@ fn readiness(
     if !accepted {
         return (false, reasons::REASON_NOT_ACCEPTED, "see the condition Accepted".into());
     }
-    let not_ready: Vec<String> = cluster
-        .node_networks
+    let not_ready: Vec<String> = index
+        .said(name)
         .iter()
-        .filter(|(node, _)| cluster.nodes.contains_key(*node))
-        .filter_map(|(node, object)| {
-            let here = object.status.as_ref()?.networks.iter().find(|n| n.name == name && !n.ready)?;
-            let message = here.message.as_deref().unwrap_or(&here.reason);
-            Some(format!("{node} ({message})"))
-        })
+        .filter(|(_, here)| !here.ready)
+        .map(|(node, here)| format!("{node} ({})", here.message.as_deref().unwrap_or(&here.reason)))
         .collect();
     match not_ready.len() {
         0 => (true, reasons::REASON_READY, String::new()),

@@ -23,6 +23,7 @@ use kube::core::ApiResource;
 use tokio::sync::watch;
 
 pub use kinds::{Kinds, Scope};
+pub use parse::check_file;
 
 use crate::error::{Error, Result};
 use crate::health::Health;

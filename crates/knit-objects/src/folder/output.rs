@@ -21,6 +21,9 @@ pub(crate) struct Output {
     lock: Arc<Mutex<()>>,
 }
 
+/// So many events are kept.
+const MAX_EVENTS: usize = 500;
+
 // === impl Output ===
 
 impl Output {
@@ -59,7 +62,28 @@ impl Output {
             }
         };
         put(&path, &new).map_err(failed)?;
+        if matches!(write.operation, Operation::Create(_)) && write.target.resource.kind == "Event" {
+            self.forget_events().map_err(failed)?;
+        }
         Ok(new)
+    }
+
+    /// An API server forgets events after an hour; here the oldest go when there are too many.
+    fn forget_events(&self) -> io::Result<()> {
+        let mut events = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with("events.") {
+                events.push((entry.metadata()?.modified()?, entry.path()));
+            }
+        }
+        if events.len() > MAX_EVENTS {
+            events.sort();
+            for (_, path) in &events[..events.len() - MAX_EVENTS] {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
     }
 
     /// `networkattachments.knit.dev_blue_web-0.yaml`: an underscore is in no name.
@@ -192,6 +216,21 @@ mod tests {
         output.write(&Write::delete::<NetworkAttachment>(key.clone())).expect("delete");
         output.write(&Write::delete::<NetworkAttachment>(key)).expect("delete again");
         assert!(written(&output).is_empty());
+    }
+
+    #[test]
+    fn old_events_are_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let output = Output::new(folder.path().join("status"));
+        for i in 0..MAX_EVENTS + 20 {
+            let mut event = k8s_openapi::api::events::v1::Event::default();
+            event.metadata.namespace = Some("default".into());
+            event.metadata.name = Some(format!("web.{i:05}"));
+            output.write(&Write::create(&event)).expect("written");
+        }
+        let names = written(&output);
+        assert_eq!(names.len(), MAX_EVENTS);
+        assert_eq!(names.last().map(String::as_str), Some("events.events.k8s.io_default_web.00519.yaml"));
     }
 
     #[test]

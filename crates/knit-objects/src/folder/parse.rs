@@ -36,6 +36,14 @@ struct Document<'a> {
     line: u64,
 }
 
+/// Checks one file as a folder would read it, without a folder: the objects it holds (`Network blue`), and what is
+/// wrong. The name tells JSON from YAML.
+#[must_use]
+pub fn check_file(name: &Path, content: &[u8], kinds: &Kinds) -> (Vec<String>, Vec<Problem>) {
+    let parsed = parse_file(name, content, kinds);
+    (parsed.objects.iter().map(|o| format!("{} {}", o.kind, o.key)).collect(), parsed.problems)
+}
+
 /// Reads one file.
 pub(crate) fn parse_file(path: &Path, bytes: &[u8], kinds: &Kinds) -> Parsed {
     let mut parsed = Parsed { complete: true, ..Parsed::default() };
