@@ -12,7 +12,8 @@
 //! - [`diff`]: a generic store that turns states into differences, and slots for endpoints.
 //! - [`backend`]: the trait to write; it gets differences, full state, or both.
 //! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of its own.
-//! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects.
+//! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects, feature `objects`
+//!   a source that reads and follows them in a cluster or a folder.
 //! - [`health`]: what to answer on /healthz, /livez and health check node ports; feature `server` has the servers.
 //! - Feature `metrics`: kube-proxy's metrics. Feature `grpc`: the node view as a stream, for backends in any language.
 //! - [`conntrack`]: which UDP flows are stale. [`explain`]: why a service is served the way it is.
@@ -35,5 +36,7 @@ pub mod kubernetes;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod model;
+#[cfg(feature = "objects")]
+pub mod objects;
 pub mod source;
 pub mod view;

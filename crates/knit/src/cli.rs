@@ -21,4 +21,6 @@ pub enum Command {
     Man(command::man::Args),
     /// Run the node agent: it gives the pods of this node their networks
     Node(Box<command::node::Args>),
+    /// Make this node's Services work: a drop-in for kube-proxy
+    Proxy(Box<command::proxy::Args>),
 }

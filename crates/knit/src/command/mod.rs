@@ -3,6 +3,7 @@
 pub mod completions;
 pub mod man;
 pub mod node;
+pub mod proxy;
 
 use std::process::ExitCode;
 
@@ -16,5 +17,6 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Node(args) => node::run(*args),
+        Command::Proxy(args) => proxy::run(*args),
     }
 }

@@ -1,0 +1,173 @@
+//! `knit proxy`: a service proxy for this node, in kube-proxy's place.
+//!
+//! [`config`] reads kube-proxy's configuration file, [`settings`] joins it with the flags, [`serve`] runs the proxy;
+//! [`show`] is `get` and `explain`. Everything that decides about Services is in the crate `knit-proxy`.
+
+mod beside;
+mod config;
+mod conntrack;
+mod duration;
+mod http;
+mod node;
+mod print;
+mod report;
+mod serve;
+mod settings;
+mod show;
+mod socket;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Subcommand, ValueEnum};
+
+use self::settings::Settings;
+
+/// Make the node's Services work: a drop-in for kube-proxy.
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  \
+        knit proxy --config /var/lib/kube-proxy/config.conf\n  \
+        knit proxy --from-files ./services\n  \
+        knit proxy get services --from-files ./services\n  \
+        knit proxy explain shop/web --from-files ./services"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// What `knit proxy` does besides serving.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show what this node does for each Service
+    Get(GetArgs),
+    /// Say which rule gave a Service which endpoints, and why
+    Explain(ExplainArgs),
+}
+
+/// Where objects come from, and which node is meant.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct SourceArgs {
+    /// kube-proxy's configuration file (KubeProxyConfiguration, YAML or JSON); flags come before it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Read Services and EndpointSlices from the YAML and JSON files of a folder, and follow their changes
+    #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
+    from_files: Option<PathBuf>,
+    /// Read them from the cluster of this kubeconfig
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The name of this node; the host name if it is not given
+    #[arg(long, alias = "hostname-override", value_name = "NAME")]
+    node_name: Option<String>,
+    /// Serve the Services with this name in their label service.kubernetes.io/service-proxy-name
+    #[arg(long, value_name = "NAME")]
+    service_proxy_name: Option<String>,
+    /// The ranges of pod addresses, to tell pods from other clients
+    #[arg(long, value_name = "CIDR,...")]
+    cluster_cidr: Option<String>,
+    /// On which of the node's addresses node ports answer: primary, all, or ranges
+    #[arg(long, value_name = "WHICH", value_delimiter = ',')]
+    nodeport_addresses: Option<Vec<String>>,
+    /// Hide the clients of cluster IPs from endpoints
+    #[arg(long)]
+    masquerade_all: bool,
+    /// Where a running proxy answers `get` and `explain`
+    #[arg(long, value_name = "PATH", default_value = socket::DEFAULT_PATH)]
+    socket: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// What makes the Services work
+    #[arg(long, value_enum, default_value_t = BackendKind::Nftables)]
+    backend: BackendKind,
+    /// The node's own address, where its Node object does not say it
+    #[arg(long, value_name = "IP")]
+    bind_address: Option<IpAddr>,
+    /// Where /healthz and /livez answer [default: 0.0.0.0:10256]
+    #[arg(long, value_name = "ADDRESS")]
+    healthz_bind_address: Option<String>,
+    /// Where /metrics answers [default: 127.0.0.1:10249]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_bind_address: Option<String>,
+    /// Run although kube-proxy's rules are on this node, and leave those alone
+    #[arg(long, conflicts_with = "takeover")]
+    beside_kube_proxy: bool,
+    /// Remove kube-proxy's nftables tables once this proxy's rules are in force
+    #[arg(long)]
+    takeover: bool,
+    /// Remove what this proxy made on this node, and end
+    #[arg(long)]
+    cleanup: bool,
+    /// Say which rule gave a Service which endpoints, and why, and end
+    #[arg(long, value_name = "SERVICE")]
+    explain: Option<String>,
+    /// How log lines are written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// Say more; twice: everything. KNIT_LOG takes filters, such as knit_proxy=debug
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+/// What makes Services work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum BackendKind {
+    /// The kernel, by nftables
+    Nftables,
+    /// Nothing: says on standard output what it would do
+    Print,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  knit proxy get services\n  \
+    knit proxy get endpoints shop/web -o wide --from-files ./services")]
+struct GetArgs {
+    /// What to show
+    #[arg(value_enum)]
+    what: show::What,
+    /// Only this Service: NAMESPACE/NAME, or a name in the namespace default
+    service: Option<String>,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// How to show it
+    #[arg(short, long, value_enum, default_value_t = show::Output::Table)]
+    output: show::Output,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  knit proxy explain shop/web --from-files ./services")]
+struct ExplainArgs {
+    /// NAMESPACE/NAME, or a name in the namespace default
+    service: String,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    match (args.command, args.serve.explain.clone()) {
+        (Some(Command::Get(get)), _) => show::get(&get.source, get.what, get.service.as_deref(), get.output),
+        (Some(Command::Explain(explain)), _) => show::explain(&explain.source, &explain.service),
+        (None, Some(service)) => show::explain(&args.serve.source, &service),
+        (None, None) if args.serve.cleanup => serve::clean_up(&args.serve.source),
+        (None, None) => serve::serve(&Settings::of(&args.serve)?, &args.serve),
+    }
+}

@@ -1,0 +1,299 @@
+//! Runs the proxy: objects in on one side, a backend on the other, and the servers that kube-proxy has.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::core::v1::ObjectReference;
+use knit_kernel::nft::Kernel;
+use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
+use knit_output::{Note, note};
+use knit_proxy::backend::Backend;
+use knit_proxy::engine::{Engine, Observer, run};
+use knit_proxy::health::{Health, Probe, serve_checks, serve_proxy};
+use knit_proxy::metrics::{Code, Metrics};
+use knit_proxy::model::{NodeInfo, Problem};
+use knit_proxy::objects::{Feed, Source};
+use knit_proxy::source::{self, Event, Handle, Stopped};
+use knit_proxy_nft::{Config, NftBackend};
+use prometheus_client::registry::Registry;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tracing_subscriber::EnvFilter;
+
+use super::beside::Found;
+use super::report::{Log, Orphans, orphans};
+use super::settings::Settings;
+use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket};
+
+type AnyBackend = Box<dyn Backend + Send>;
+
+/// How often the machine's own addresses are looked at.
+const ADDRESSES: Duration = Duration::from_secs(30);
+/// How often endpoint groups without a Service are looked for.
+const ORPHANS: Duration = Duration::from_secs(10);
+
+/// Runs until it is told to stop. What it made stays: connections go on, and the next start takes over.
+pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
+    start_log(settings)?;
+    for text in &settings.common.warnings {
+        tracing::warn!("{text}");
+    }
+    for text in &settings.common.remarks {
+        tracing::info!("{text}");
+    }
+    let kube_proxy = neighbour(args)?;
+    if let Some(wanted) = &settings.conntrack
+        && args.backend != BackendKind::Print
+    {
+        wanted.apply();
+    }
+    let backend = backend(args.backend, settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve_with(settings, backend, kube_proxy))?;
+    // A look at objects that still waits for its answer must not hold the end up.
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Removes what a proxy made here.
+pub fn clean_up(args: &SourceArgs) -> Result<ExitCode> {
+    let table = nft_config(args.service_proxy_name.as_deref()).table;
+    let mut nft = Kernel::open().context("cannot reach nftables")?;
+    let found = knit_proxy_nft::remove_table(&mut nft, &table)
+        .with_context(|| format!("cannot remove the nftables tables {table}"))?;
+    let done = if found { "removed" } else { "there is no" };
+    note(Note::Info, format!("{done} nftables table {table}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn backend(kind: BackendKind, settings: &Settings) -> Result<AnyBackend> {
+    Ok(match kind {
+        BackendKind::Print => Box::new(print::Print(std::io::stdout())),
+        BackendKind::Nftables => {
+            let config = nft_config(settings.common.proxy_name.as_deref());
+            let config = Config { masquerade_bit: 1 << settings.masquerade_bit, ..config };
+            let backend = NftBackend::new(config);
+            Box::new(backend.context("cannot program nftables; run as root, or with CAP_NET_ADMIN")?)
+        }
+    })
+}
+
+fn nft_config(proxy_name: Option<&str>) -> Config {
+    proxy_name.map_or_else(Config::default, Config::named)
+}
+
+/// Looks for kube-proxy, and refuses to start where it is at work, unless told to. Answers with what is to be removed.
+fn neighbour(args: &ServeArgs) -> Result<Option<Found>> {
+    if args.backend == BackendKind::Print {
+        return Ok(None);
+    }
+    let found = Found::look()?;
+    if found.is_empty() {
+        return Ok(None);
+    }
+    if args.beside_kube_proxy {
+        tracing::warn!(
+            "kube-proxy has been at work on this node ({found}); it stays, because --beside-kube-proxy is given"
+        );
+        return Ok(None);
+    }
+    if args.takeover && found.removable() {
+        tracing::info!(
+            "kube-proxy has been at work on this node ({found}); it is removed once our rules are in force"
+        );
+        return Ok(Some(found));
+    }
+    if args.takeover {
+        bail!(
+            "kube-proxy has been at work on this node ({found}), and not all of that can be removed from here: stop \
+             kube-proxy, run kube-proxy --cleanup, and start again"
+        );
+    }
+    bail!(
+        "kube-proxy has been at work on this node ({found}); two proxies for the same Services get into each other's \
+         way. Stop kube-proxy and start this with --takeover, or leave it and start this with --beside-kube-proxy"
+    )
+}
+
+async fn serve_with(settings: &Settings, backend: AnyBackend, kube_proxy: Option<Found>) -> Result<()> {
+    let common = &settings.common;
+    let objects = Objects::open(common.source.clone()).await.context("cannot read Services")?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        node = common.node_name,
+        "reading {}",
+        objects.origin()
+    );
+    let own = node::own(&common.node_name, settings.address);
+    let mut source = Source::new(own);
+    if let Some(name) = &common.proxy_name {
+        source = source.named(name);
+    }
+    let feed = source.open(&objects).context("cannot read Services")?;
+
+    let health = Health::new(settings.unhealthy_after);
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let (log, in_force) = Log::new(events(&objects, &common.node_name));
+    let observers: Vec<Box<dyn Observer + Send>> = vec![health.observer(), metrics.observer(), Box::new(log)];
+    let engine = Engine::new(settings.engine.clone(), NodeInfo::new(&common.node_name), backend)
+        .observed_by(Box::new(observers));
+    let (handle, inbox) = source::handle();
+    let (ended, mut engine_ended) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("proxy".to_owned()).spawn(move || {
+        run(engine, &inbox);
+        // Nobody listens when the program ends anyway.
+        let _ = ended.send(());
+    })?;
+
+    let mut servers = tokio::task::JoinSet::new();
+    let (counting, well) = (metrics.clone(), health.clone());
+    let (address, hard) = (settings.healthz, settings.hard_fail);
+    servers.spawn(async move {
+        let listener = http::listen(address, "healthz", hard).await?;
+        serve_proxy(listener, well, move |probe| count(&counting, probe)).await.context("healthz")
+    });
+    let (address, registry) = (settings.metrics, Arc::new(registry));
+    servers.spawn(async move {
+        let listener = http::listen(address, "metrics", hard).await?;
+        http::serve_metrics(listener, registry).await
+    });
+    tokio::spawn(serve_checks(health, |service, address, error| {
+        tracing::warn!("Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}");
+    }));
+    match socket::listen(&settings.socket) {
+        Ok(listener) => {
+            tokio::spawn(socket::serve(listener, handle.clone()));
+        }
+        Err(error) => tracing::warn!("knit proxy get cannot ask this proxy: {error:#}"),
+    }
+    tokio::spawn(watch_orphans(handle.clone()));
+    let feeding = tokio::spawn(feed_engine(feed, handle.clone(), settings.address));
+    if let Some(found) = kube_proxy {
+        tokio::spawn(take_over(found, in_force));
+    }
+
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let result = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        _ = &mut engine_ended => Err(anyhow::anyhow!("the proxy's thread has ended; the log above says why")),
+        Some(ended) = servers.join_next() => ended.context("a server has ended").flatten(),
+    };
+    feeding.abort();
+    handle.stop();
+    if result.is_ok() {
+        tracing::info!("stopping; what is in force stays in force");
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+    }
+    // Left behind, it is replaced by the next start.
+    let _ = std::fs::remove_file(&settings.socket);
+    result
+}
+
+/// Sends everything that happens to the engine.
+async fn feed_engine(mut feed: Feed, handle: Handle, first: Option<std::net::IpAddr>) -> Result<(), Stopped> {
+    let mut addresses = tokio::time::interval(ADDRESSES);
+    loop {
+        let events = tokio::select! {
+            events = feed.next() => match events {
+                Some(events) => events,
+                None => return Ok(()),
+            },
+            _ = addresses.tick() => match node::host_addresses() {
+                Ok(found) => feed.host_addresses(found).into_iter().collect(),
+                Err(error) => {
+                    tracing::warn!("{error:#}");
+                    Vec::new()
+                }
+            },
+        };
+        for mut event in events {
+            if let (Event::SetNode(node), Some(first)) = (&mut event, first)
+                && node.addresses.first() != Some(&first)
+            {
+                node.addresses.insert(0, first);
+            }
+            handle.send(event)?;
+        }
+    }
+}
+
+async fn watch_orphans(handle: Handle) {
+    let mut known = Orphans::default();
+    let mut turn = tokio::time::interval(ORPHANS);
+    loop {
+        turn.tick().await;
+        let engine = handle.clone();
+        let found = tokio::task::spawn_blocking(move || engine.inspect(orphans)).await;
+        let Ok(Ok(found)) = found else { return };
+        for text in known.look(&found) {
+            tracing::warn!("{text}");
+        }
+    }
+}
+
+async fn take_over(found: Found, mut in_force: watch::Receiver<bool>) {
+    if in_force.wait_for(|yes| *yes).await.is_err() {
+        return;
+    }
+    let removed = tokio::task::spawn_blocking(move || found.remove_tables()).await;
+    if let Ok(Err(error)) = removed {
+        tracing::error!("{error:#}; it is still there");
+    }
+}
+
+/// What is done about a problem besides the log: an event on the Service, where a cluster can show it. (In a folder
+/// nobody would look for it.)
+fn events(objects: &Objects, node: &str) -> impl Fn(&Problem) + Send + 'static {
+    let reporter = Reporter { controller: "knit.dev/proxy".to_owned(), instance: node.to_owned() };
+    let recorder = objects.client().map(|_| EventRecorder::start(objects, reporter, EventLimits::default()));
+    move |problem| {
+        if let (Some(recorder), Some(regarding)) = (&recorder, regarding(problem)) {
+            let text = format!("{}: {}", problem.field, problem.message);
+            recorder.tell(EventNote::warning(regarding, "NotServed", "Serve", text));
+        }
+    }
+}
+
+/// The Service that an event is to be on.
+fn regarding(problem: &Problem) -> Option<ObjectReference> {
+    let (namespace, name) = problem.object.name.split_once('/')?;
+    (problem.object.kind == "Service").then(|| ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Service".to_owned()),
+        namespace: Some(namespace.to_owned()),
+        name: Some(name.to_owned()),
+        ..ObjectReference::default()
+    })
+}
+
+fn count(metrics: &Metrics, probe: Probe) {
+    match probe {
+        Probe::Healthz(code) => metrics.healthz.get_or_create(&Code { code }).inc(),
+        Probe::Livez(code) => metrics.livez.get_or_create(&Code { code }).inc(),
+    };
+}
+
+fn start_log(settings: &Settings) -> Result<()> {
+    let level = match settings.verbosity {
+        0 => "info",
+        1 => "info,knit=debug,knit_proxy=debug,knit_objects=debug",
+        _ => "debug",
+    };
+    let filter = match std::env::var("KNIT_LOG") {
+        Ok(text) => EnvFilter::try_new(&text)
+            .with_context(|| format!("KNIT_LOG={text} is no filter for log lines"))?,
+        Err(_) => EnvFilter::new(level),
+    };
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let started = if settings.json_logs {
+        log.json().try_init()
+    } else {
+        log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init()
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+}

@@ -1,0 +1,195 @@
+//! `knit proxy` as it runs: files in, health, metrics and answers out; signals.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use knit_kernel::testing::eventually;
+
+const SHOP: &str = include_str!("proxy/good/shop.yaml");
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A proxy that runs, and all it has printed. It is stopped with the value.
+struct Proxy {
+    child: Child,
+    log: Arc<Mutex<String>>,
+    out: Arc<Mutex<String>>,
+}
+
+impl Proxy {
+    fn start(folder: &Path, more: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_knit"));
+        command.args(["proxy", "--backend", "print", "--node-name", "here"]);
+        command.args(["--healthz-bind-address", "127.0.0.1:0", "--metrics-bind-address", "127.0.0.1:0"]);
+        command.arg("--socket").arg(folder.join("proxy.sock")).args(more);
+        command.env_remove("KNIT_LOG").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("knit starts");
+        let out = collect(child.stdout.take().expect("a pipe"));
+        let log = collect(child.stderr.take().expect("a pipe"));
+        Self { child, log, out }
+    }
+
+    fn from_files(folder: &Path) -> Self {
+        Self::start(folder, &["--from-files", folder.to_str().expect("UTF-8")])
+    }
+
+    fn log(&self) -> String {
+        self.log.lock().expect("no panic").clone()
+    }
+
+    fn out(&self) -> String {
+        self.out.lock().expect("no panic").clone()
+    }
+
+    #[track_caller]
+    fn logs(&self, words: &str) {
+        eventually(&format!("{words:?} in the log"), PATIENCE, || self.log().contains(words));
+    }
+
+    #[track_caller]
+    fn prints(&self, words: &str) {
+        eventually(&format!("{words:?} printed"), PATIENCE, || self.out().contains(words));
+    }
+
+    /// The address after these words in the log.
+    #[track_caller]
+    fn address(&self, words: &str) -> SocketAddr {
+        self.logs(words);
+        let log = self.log();
+        let rest = log.split(words).nth(1).expect("the words are there");
+        rest.split_whitespace().next().expect("an address").parse().expect("an address")
+    }
+
+    fn terminate(mut self) -> (ExitStatus, String) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
+        let status = self.child.wait().expect("it ends");
+        (status, self.log())
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(pipe: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+    let text = Arc::<Mutex<String>>::default();
+    let shared = Arc::clone(&text);
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines() {
+            let line = line.unwrap_or_default();
+            shared.lock().expect("no panic").push_str(&(line + "\n"));
+        }
+    });
+    text
+}
+
+fn http(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a server");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").expect("sent");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("an answer");
+    reply
+}
+
+#[test]
+fn rules_55_61_files_are_followed_and_health_metrics_and_questions_answered() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("shop.yaml");
+    fs::write(&file, SHOP).expect("a file");
+    let proxy = Proxy::from_files(folder.path());
+    proxy.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080 192.0.2.2:8080");
+    proxy.logs("in force: 2 service ports");
+
+    // One endpoint gone: only its Service is printed again.
+    fs::write(&file, SHOP.replace("  - {addresses: [192.0.2.2], nodeName: there}\n", "")).expect("a file");
+    proxy.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080\n");
+    assert_eq!(proxy.out().matches("set shop/cart").count(), 1, "{}", proxy.out());
+
+    // A broken file takes nothing away, and is named with its line.
+    fs::write(folder.path().join("broken.yaml"), "kind: [\n").expect("a file");
+    proxy.logs("broken.yaml:");
+    fs::remove_file(folder.path().join("broken.yaml")).expect("removed");
+
+    let healthz = proxy.address("healthz on http://");
+    for path in ["/healthz", "/livez"] {
+        let reply = http(healthz, path);
+        assert!(reply.starts_with("HTTP/1.1 200") && reply.contains(r#""healthy":true"#), "{reply}");
+    }
+    let metrics = proxy.address("metrics on http://");
+    let reply = http(metrics, "/metrics");
+    assert!(reply.contains("kubeproxy_sync_proxy_rules_duration_seconds_count"), "{reply}");
+    assert!(reply.contains(r#"kubeproxy_proxy_healthz_total{code="200"} 1"#), "{reply}");
+    assert!(http(metrics, "/proxyMode").ends_with("nftables"));
+
+    // What runs is asked through its socket, by its own user only.
+    let socket = folder.path().join("proxy.sock");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&socket).expect("a socket").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let ask = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_knit"))
+            .arg("proxy")
+            .args(args)
+            .arg("--socket")
+            .arg(&socket)
+            .output()
+            .expect("knit runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    assert!(ask(&["get", "services"]).contains("10.96.0.10:80"));
+    assert!(ask(&["get", "endpoints", "shop/web"]).contains("192.0.2.1:8080"));
+    assert!(ask(&["explain", "shop/web"]).contains("192.0.2.1:8080 of shop/web-1, here"));
+
+    fs::remove_file(&file).expect("removed");
+    proxy.prints("delete shop/web:http TCP IPv4");
+    let (status, log) = proxy.terminate();
+    assert!(status.success(), "{log}");
+    assert!(log.contains("stopping; what is in force stays in force"), "{log}");
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_problem_is_logged_once_while_it_lasts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("shop.yaml");
+    let bad = SHOP.replace("type: NodePort", "type: NodePort\n  externalIPs: [10.0.0.300]");
+    fs::write(&file, &bad).expect("a file");
+    let proxy = Proxy::from_files(folder.path());
+    let words = "Service shop/web: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is left out";
+    proxy.logs(words);
+    fs::write(&file, bad.replace("10.96.0.10", "10.96.0.99")).expect("a file");
+    proxy.prints("cluster IP 10.96.0.99:80");
+    let (_, log) = proxy.terminate();
+    assert_eq!(log.matches(words).count(), 1, "{log}");
+}
+
+#[test]
+fn a_configuration_file_is_used_and_its_fields_are_spoken_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("shop.yaml"), SHOP).expect("a file");
+    let config = folder.path().join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n\
+                ipvs: {scheduler: rr, masqueradeAl: true}\nclusterCIDR: 192.0.2.0/24\nhostnameOverride: There\n";
+    fs::write(&config, text).expect("a file");
+    let from = folder.path().to_str().expect("UTF-8");
+    let config = config.to_str().expect("UTF-8");
+    let proxy = Proxy::start(folder.path(), &["--from-files", from, "--config", config]);
+    proxy.logs("in force: 2 service ports");
+    let log = proxy.log();
+    assert!(log.contains("the configuration's field ipvs.masqueradeAl is not known"), "{log}");
+    assert!(log.contains("mean nothing here: ipvs.scheduler (IPVS is not used"), "{log}");
+    assert!(log.contains("mode ipvs is asked for; nftables is used instead"), "{log}");
+    // The flag for the node's name comes before the file, the pods' range is the file's.
+    proxy.prints("node port 30080 -> local endpoints: 192.0.2.1:8080");
+    proxy.prints("from pods here -> cluster endpoints");
+}
