@@ -358,7 +358,10 @@ mod tests {
         let of = |text: &str| masquerade_bit(section(&file(text).config)).map_err(|e| e.to_string());
         assert_eq!(of(""), Ok(14));
         assert_eq!(of("mode: nftables\nnftables: {masqueradeBit: 3}"), Ok(3));
-        assert_eq!(of("iptables: {masqueradeBit: 32}"), Err("masqueradeBit: 32 is not between 0 and 31".into()));
+        assert_eq!(
+            of("iptables: {masqueradeBit: 32}"),
+            Err("masqueradeBit: 32 is not between 0 and 31".into())
+        );
     }
 
     #[test]
