@@ -57,6 +57,12 @@ impl CoreConfig {
         self.run_dir.join("runtimes")
     }
 
+    /// Where the namespaces of routers are mounted.
+    #[must_use]
+    pub fn routers_dir(&self) -> PathBuf {
+        self.run_dir.join("netns")
+    }
+
     /// Where the run-time directory is.
     #[must_use]
     pub fn run_dir(&self) -> &Path {

@@ -288,7 +288,9 @@ impl Core {
 
     pub(crate) async fn start_proxy(&self, network: &Arc<knit_runtime::Network>) -> Option<Box<dyn Running>> {
         let proxy = self.inner.proxy.as_ref()?;
-        match proxy.start(None, network).await {
+        let own = network.name == knit_api::names::DEFAULT_NETWORK;
+        let router = (!own).then(|| self.inner.config.routers_dir().join(&network.name));
+        match proxy.start(router, network).await {
             Ok(running) => Some(running),
             Err(error) => {
                 tracing::error!(network = %network.name, error = &error as &dyn std::error::Error, "no Services in this Network");

@@ -34,6 +34,8 @@ pub struct HotPlug {
     objects: Objects,
     /// What was said last in the status of each object, by its key and uid.
     told: BTreeMap<(ObjectKey, String), Told>,
+    /// Whether there may be interfaces of objects: while there are none, a pod's coming and going costs nothing here.
+    any: bool,
 }
 
 type ObjectKey = (String, String);
@@ -50,7 +52,7 @@ impl HotPlug {
     /// Ready to follow.
     #[must_use]
     pub fn new(core: Core, objects: Objects) -> Self {
-        Self { core, objects, told: BTreeMap::new() }
+        Self { core, objects, told: BTreeMap::new(), any: true }
     }
 
     /// Follows for ever.
@@ -74,6 +76,9 @@ impl HotPlug {
     /// One pass over all objects; false if something is to be tried again.
     pub async fn pass(&mut self) -> bool {
         let world = self.core.world().get();
+        if world.attachments.is_empty() && !self.any {
+            return true;
+        }
         let mut complete = true;
         for (key, object) in &*world.attachments {
             complete &= self.one(key, object).await;
@@ -82,6 +87,7 @@ impl HotPlug {
             complete &= self.unplug_vanished(&world.attachments).await;
             let attachments = &world.attachments;
             self.told.retain(|(key, uid), _| attachments.get(key).is_some_and(|o| uid_of(o) == *uid));
+            self.any = !complete || !attachments.is_empty();
         }
         complete
     }
