@@ -17,6 +17,8 @@ pub struct Cli {
 pub enum Command {
     /// Print the completion script of a shell
     Completions(command::completions::Args),
+    /// Check a network runtime against the profiles of KNI v1alpha1
+    Conformance(command::conformance::Args),
     /// Write the manual pages
     Man(command::man::Args),
     /// Run the node agent: it gives the pods of this node their networks

@@ -1,6 +1,7 @@
 //! The subcommands: each file has its `Args` and its `run`.
 
 pub mod completions;
+pub mod conformance;
 pub mod man;
 pub mod node;
 pub mod proxy;
@@ -15,6 +16,7 @@ use crate::cli::Command;
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Completions(args) => completions::run(&args),
+        Command::Conformance(args) => conformance::run(args),
         Command::Man(args) => man::run(&args),
         Command::Node(args) => node::run(*args),
         Command::Proxy(args) => proxy::run(*args),

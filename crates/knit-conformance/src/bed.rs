@@ -1,0 +1,385 @@
+//! What the cases stand on: the runtime, Networks of the suite's own, and pods in namespaces that it makes.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use knit_api::kni::v1alpha1 as wire;
+use knit_kernel::link::Link;
+use knit_kernel::{Handle, IfName, NetNs};
+use knit_runtime::wire::RemoteRuntime;
+use knit_runtime::{
+    Address, AttachRequest, Attachment, Block, Dns, Info, InterfaceName, Network, NetworkId, Pod, Route,
+    Runtime, SandboxId, Subnet, Topology, feature,
+};
+use tonic::transport::{Channel, Endpoint};
+use wire::network_runtime_client::NetworkRuntimeClient;
+
+use crate::Error;
+use crate::case::{Problem, Profile, chain};
+
+/// Pods' numbers start here in every block of the suite, and there are this many.
+const FIRST_POD: u32 = 10;
+const PODS: u32 = 200;
+
+/// What the suite is told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// How long a call may take.
+    pub deadline: Duration,
+    /// Where pods' namespaces are mounted; the runtime must see them at the same path.
+    pub directory: PathBuf,
+    /// The node's name, as the runtime knows it.
+    pub node: String,
+    /// The node's addresses, for blocks and for ports of the node.
+    pub node_addresses: Vec<IpAddr>,
+    /// A Network that is there, for a runtime that does not set up any.
+    pub network: Option<ExistingNetwork>,
+}
+
+/// A Network that is set up already.
+#[derive(Clone, Debug)]
+pub struct ExistingNetwork {
+    /// Its name.
+    pub name: String,
+    /// Addresses that nobody uses, with prefix and gateway, at least ten of each family.
+    pub addresses: Vec<Address>,
+}
+
+/// What the cases stand on.
+pub(crate) struct Bed {
+    pub options: Options,
+    pub runtime: RemoteRuntime,
+    pub client: NetworkRuntimeClient<Channel>,
+    info: Info,
+    run: u32,
+    next: AtomicU32,
+    pods: Mutex<Vec<(Pod, PathBuf)>>,
+    networks: Mutex<BTreeMap<String, Network>>,
+}
+
+/// A pod of the suite: a namespace, and nothing in it.
+pub(crate) struct TestPod {
+    pub pod: Pod,
+    pub path: PathBuf,
+    pub space: NetNs,
+    number: u32,
+}
+
+// === impl Bed ===
+
+impl Bed {
+    pub async fn new(options: Options) -> Result<Self, Error> {
+        let socket = options.socket.display().to_string();
+        let who = |source| Error::Runtime { socket: socket.clone(), source };
+        let runtime = RemoteRuntime::new(&options.socket, options.deadline).map_err(who)?;
+        let info = runtime.info().await.map_err(who)?;
+        let endpoint = Endpoint::from_shared(format!("unix://{socket}")).map_err(|e| {
+            who(knit_runtime::Error::new(knit_runtime::Reason::Invalid, "no socket's path").because(e))
+        })?;
+        let client = NetworkRuntimeClient::new(endpoint.timeout(options.deadline).connect_lazy());
+        let sets_up = info.features.iter().any(|f| f == feature::NETWORK_SETUP);
+        if !sets_up && options.network.is_none() {
+            return Err(Error::NoNetwork);
+        }
+        let directory = options.directory.display().to_string();
+        std::fs::create_dir_all(&options.directory)
+            .map_err(|source| Error::Directory { directory: directory.clone(), source })?;
+        // Whether namespaces can be made is a matter of this machine, not of the runtime.
+        let probe = options.directory.join(format!("probe-{}", std::process::id()));
+        NetNs::create(&probe)
+            .and_then(|_| NetNs::delete(&probe))
+            .map_err(|source| Error::Namespaces { directory, source })?;
+        Ok(Self {
+            options,
+            runtime,
+            client,
+            info,
+            run: std::process::id(),
+            next: AtomicU32::new(0),
+            pods: Mutex::default(),
+            networks: Mutex::default(),
+        })
+    }
+
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    pub fn has(&self, feature: &str) -> bool {
+        self.info.features.iter().any(|f| f == feature)
+    }
+
+    pub fn announces(&self, profile: Profile) -> bool {
+        profile.feature().is_none_or(|feature| self.has(feature))
+    }
+
+    /// The Network that most cases use: set up if the runtime does that, the existing one otherwise.
+    pub async fn network(&self) -> Result<Network, Problem> {
+        let topology = if self.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+        self.network_of(topology).await
+    }
+
+    pub async fn network_of(&self, topology: Topology) -> Result<Network, Problem> {
+        match topology {
+            Topology::Layer3 => self.network_with("knit-conformance-l3", 1, topology, None).await,
+            Topology::Layer2 => self.network_with("knit-conformance-l2", 2, topology, None).await,
+        }
+    }
+
+    /// Sets a Network up. Each has a number of its own, which its addresses follow from.
+    pub async fn network_with(
+        &self,
+        name: &str,
+        number: u8,
+        topology: Topology,
+        mtu: Option<u16>,
+    ) -> Result<Network, Problem> {
+        if let Some(existing) = &self.options.network {
+            return existing_network(existing, topology);
+        }
+        let network = self.describe(name, number, topology, mtu)?;
+        if self.networks().get(name) != Some(&network) {
+            self.runtime.setup_network(&network).await?;
+            self.networks().insert(name.to_owned(), network.clone());
+        }
+        Ok(network)
+    }
+
+    /// A Network as an agent would describe it, with one block, which is this node's.
+    pub fn describe(
+        &self,
+        name: &str,
+        number: u8,
+        topology: Topology,
+        mtu: Option<u16>,
+    ) -> Result<Network, Problem> {
+        let v4 = self.has(feature::IPV4).then(|| Ipv4Addr::new(198, 18, number * 2, 0));
+        let v6 = self
+            .has(feature::IPV6)
+            .then(|| Ipv6Addr::new(0xfd4b, 0x6e69, 0x7400, u16::from(number), 0, 0, 0, 0));
+        let fail = |e: ipnet::PrefixLenError| Problem::Failed(e.to_string());
+        let (mut subnets, mut router_addresses) = (Vec::new(), Vec::new());
+        let mut block = Block {
+            node: self.options.node.clone(),
+            node_addresses: self.options.node_addresses.clone(),
+            ipv4: None,
+            ipv6: None,
+        };
+        if let Some(v4) = v4 {
+            let at = |n| Ipv4Addr::from_bits(v4.to_bits() + n);
+            subnets.push(Subnet { cidr: Ipv4Net::new(v4, 23).map_err(fail)?.into(), gateway: at(1).into() });
+            block.ipv4 = Some(Ipv4Net::new(at(0x100), 24).map_err(fail)?);
+            router_addresses.push(at(0x101).into());
+        }
+        if let Some(v6) = v6 {
+            let at = |n| Ipv6Addr::from_bits(v6.to_bits() + n);
+            subnets.push(Subnet { cidr: Ipv6Net::new(v6, 64).map_err(fail)?.into(), gateway: at(1).into() });
+            block.ipv6 = Some(Ipv6Net::new(at(0x100), 120).map_err(fail)?);
+            router_addresses.push(at(0x101).into());
+        }
+        Ok(Network {
+            name: name.to_owned(),
+            id: NetworkId::new(0x00c0_0000 + u32::from(number))?,
+            topology,
+            subnets,
+            mtu,
+            primary: false,
+            outside: false,
+            not_outside: Vec::new(),
+            cluster_service_ips: Vec::new(),
+            routes: Vec::new(),
+            blocks: vec![block],
+            router_addresses,
+            parameters: Default::default(),
+        })
+    }
+
+    /// Takes a Network away again.
+    pub async fn remove_network(&self, name: &str) -> knit_runtime::Result<()> {
+        self.runtime.remove_network(name).await?;
+        self.networks().remove(name);
+        Ok(())
+    }
+
+    /// A new pod, with nothing attached.
+    pub fn pod(&self) -> Result<TestPod, Problem> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let sandbox = format!("knit-conformance-{}-{number}", self.run);
+        let path = self.options.directory.join(&sandbox);
+        let space = NetNs::create(&path)?;
+        let pod = Pod {
+            sandbox: SandboxId::new(sandbox.as_str())?,
+            namespace: Some("knit-conformance".into()),
+            name: Some(format!("pod-{number}")),
+            uid: Some(sandbox),
+        };
+        self.lock().push((pod.clone(), path.clone()));
+        Ok(TestPod { pod, path, space, number: number % PODS })
+    }
+
+    /// A new pod with one interface.
+    pub async fn attached(&self, network: &Network) -> Result<(TestPod, Attachment), Problem> {
+        let pod = self.pod()?;
+        let attachment = self.runtime.attach(&self.request(&pod, network)).await?;
+        Ok((pod, attachment))
+    }
+
+    /// What an agent would ask for.
+    pub fn request(&self, pod: &TestPod, network: &Network) -> AttachRequest {
+        AttachRequest {
+            pod: pod.pod.clone(),
+            netns: pod.path.clone(),
+            network: network.name.clone(),
+            interface: eth0(),
+            addresses: self.addresses(pod.number, network),
+            mac: None,
+            default_route: true,
+            ports: Vec::new(),
+            routes: Vec::new(),
+            dns: Dns::default(),
+        }
+    }
+
+    /// The addresses of a number in a Network.
+    pub fn addresses(&self, number: u32, network: &Network) -> Vec<Address> {
+        if let Some(existing) = &self.options.network {
+            let of = |v4: bool| {
+                let all: Vec<_> =
+                    existing.addresses.iter().filter(|a| a.net.addr().is_ipv4() == v4).collect();
+                (!all.is_empty()).then(|| *all[number as usize % all.len()])
+            };
+            return of(true).into_iter().chain(of(false)).collect();
+        }
+        let prefix = |address: IpAddr, subnet: &Subnet| match network.topology {
+            Topology::Layer3 => IpNet::from(address),
+            Topology::Layer2 => IpNet::new(address, subnet.cidr.prefix_len()).unwrap_or(address.into()),
+        };
+        let at = |subnet: &Subnet| {
+            let index = 0x100 + FIRST_POD + number % PODS;
+            let address = match subnet.cidr.addr() {
+                IpAddr::V4(v4) => IpAddr::from(Ipv4Addr::from_bits(v4.to_bits() + index)),
+                IpAddr::V6(v6) => IpAddr::from(Ipv6Addr::from_bits(v6.to_bits() + u128::from(index))),
+            };
+            Address { net: prefix(address, subnet), gateway: Some(subnet.gateway) }
+        };
+        network.subnets.iter().map(at).collect()
+    }
+
+    /// Addresses that no pod of the suite has.
+    pub fn other_addresses(&self, network: &Network) -> Vec<Address> {
+        self.addresses(self.next.fetch_add(1, Ordering::Relaxed), network)
+    }
+
+    /// Takes all pods away.
+    pub async fn tidy(&self) -> Result<(), Problem> {
+        let pods = std::mem::take(&mut *self.lock());
+        let mut result = Ok(());
+        for (pod, path) in pods {
+            if let Err(error) = self.runtime.detach(&pod, None).await {
+                let words =
+                    format!("after it, pod {} cannot be detached: {}", pod.sandbox, chain(&error));
+                result = Err(Problem::Failed(words));
+            }
+            if let Err(error) = NetNs::delete(&path) {
+                result = result.and(Err(error.into()));
+            }
+        }
+        result
+    }
+
+    /// Takes the Networks away. What cannot be taken away was a case's finding already.
+    pub async fn close(self) {
+        let names: Vec<String> = self.networks().keys().cloned().collect();
+        for name in names {
+            let _ = self.runtime.remove_network(&name).await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(Pod, PathBuf)>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn networks(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl TestPod ===
+
+impl TestPod {
+    /// An interface, if it is there.
+    pub fn link(&self, interface: &InterfaceName) -> Result<Option<Link>, Problem> {
+        let name = IfName::new(interface.as_str())?;
+        Ok(Handle::open(&self.space)?.link_by_name(&name)?)
+    }
+
+    /// What an attachment says must be in the namespace, is.
+    pub fn has(&self, attachment: &Attachment) -> Result<(), Problem> {
+        let fail = |words: String| Err(Problem::Failed(words));
+        let name = &attachment.interface;
+        let Some(link) = self.link(name)? else { return fail(format!("there is no {name} in the pod")) };
+        if !link.up {
+            return fail(format!("{name} is down"));
+        }
+        if link.mac.map(|m| m.0) != Some(attachment.mac.0) {
+            return fail(format!("{name} has MAC {:?}, and the answer says {}", link.mac, attachment.mac));
+        }
+        if link.mtu != attachment.mtu {
+            return fail(format!("{name} has MTU {}, and the answer says {}", link.mtu, attachment.mtu));
+        }
+        let there = Handle::open(&self.space)?.addresses(Some(link.index))?;
+        for address in &attachment.addresses {
+            match there.iter().find(|a| a.address == address.net) {
+                Some(found) if found.tentative => {
+                    return fail(format!("{} of {name} is still tentative", address.net));
+                }
+                Some(_) => {}
+                None => return fail(format!("{name} does not have address {}", address.net)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a route is in the namespace.
+    pub fn has_route(&self, route: &Route) -> Result<bool, Problem> {
+        let routes = Handle::open(&self.space)?.routes(&knit_kernel::handle::RouteFilter::default())?;
+        Ok(routes
+            .iter()
+            .any(|r| r.destination == route.destination && (route.via.is_none() || r.gateway == route.via)))
+    }
+}
+
+/// The usual interface.
+pub(crate) fn eth0() -> InterfaceName {
+    InterfaceName::new("eth0").expect("a name")
+}
+
+/// The first address of a family.
+pub(crate) fn address_of(attachment: &Attachment, v4: bool) -> Option<IpAddr> {
+    attachment.addresses.iter().map(|a| a.net.addr()).find(|a| a.is_ipv4() == v4)
+}
+
+fn existing_network(existing: &ExistingNetwork, topology: Topology) -> Result<Network, Problem> {
+    Ok(Network {
+        name: existing.name.clone(),
+        id: NetworkId::new(1)?,
+        topology,
+        subnets: Vec::new(),
+        mtu: None,
+        primary: false,
+        outside: false,
+        not_outside: Vec::new(),
+        cluster_service_ips: Vec::new(),
+        routes: Vec::new(),
+        blocks: Vec::new(),
+        router_addresses: Vec::new(),
+        parameters: Default::default(),
+    })
+}

@@ -1,0 +1,156 @@
+//! What a case is.
+
+use futures::future::BoxFuture;
+use knit_runtime::feature;
+
+use crate::bed::Bed;
+use crate::report::Outcome;
+
+/// One promise of the protocol.
+pub struct Case {
+    /// Its name, in the report for ever.
+    pub name: &'static str,
+    /// Which profile it belongs to.
+    pub profile: Profile,
+    /// What is promised, in words.
+    pub promise: &'static str,
+    /// Looks whether it is kept.
+    pub(crate) run: for<'a> fn(&'a Bed) -> BoxFuture<'a, Verdict>,
+}
+
+/// A set of promises.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Profile {
+    /// What every runtime must do.
+    Core,
+    /// Networks are set up and removed by calls.
+    NetworkSetup,
+    /// Routed Networks.
+    Layer3,
+    /// Switched Networks.
+    Layer2,
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// Wanted addresses.
+    StaticAddress,
+    /// Wanted MAC addresses.
+    StaticMac,
+    /// The Network's MTU.
+    Mtu,
+    /// Extra routes.
+    Routes,
+    /// Ports of the node.
+    HostPorts,
+    /// Changes in place.
+    Update,
+    /// Changes told as they happen.
+    Watch,
+}
+
+/// How a case ended.
+pub type Verdict = Result<(), Problem>;
+
+/// Why a case did not pass.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Problem {
+    /// The promise is broken.
+    Failed(String),
+    /// It cannot be looked at here.
+    Skipped(String),
+}
+
+// === impl Profile ===
+
+impl Profile {
+    /// The feature that it comes with; none for the core.
+    #[must_use]
+    pub fn feature(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Core => return None,
+            Self::NetworkSetup => feature::NETWORK_SETUP,
+            Self::Layer3 => feature::LAYER3,
+            Self::Layer2 => feature::LAYER2,
+            Self::Ipv4 => feature::IPV4,
+            Self::Ipv6 => feature::IPV6,
+            Self::StaticAddress => feature::STATIC_ADDRESS,
+            Self::StaticMac => feature::STATIC_MAC,
+            Self::Mtu => feature::MTU,
+            Self::Routes => feature::ROUTES,
+            Self::HostPorts => feature::HOST_PORTS,
+            Self::Update => feature::UPDATE,
+            Self::Watch => feature::WATCH,
+        })
+    }
+
+    /// Its name: that of its feature, or `Core`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.feature().unwrap_or("Core")
+    }
+}
+
+// === impl Problem ===
+
+impl From<knit_runtime::Error> for Problem {
+    fn from(error: knit_runtime::Error) -> Self {
+        Self::Failed(format!("the runtime answered {:?}: {}", error.reason, chain(&error)))
+    }
+}
+
+impl From<knit_kernel::Error> for Problem {
+    fn from(error: knit_kernel::Error) -> Self {
+        Self::Failed(format!("looking into the kernel: {}", chain(&error)))
+    }
+}
+
+impl From<knit_kernel::netns::Error> for Problem {
+    fn from(error: knit_kernel::netns::Error) -> Self {
+        Self::Failed(format!("a pod's namespace: {}", chain(&error)))
+    }
+}
+
+impl From<Problem> for Outcome {
+    fn from(problem: Problem) -> Self {
+        match problem {
+            Problem::Failed(why) => Self::Failed(why),
+            Problem::Skipped(why) => Self::Skipped(why),
+        }
+    }
+}
+
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text += &format!(": {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+/// Ends a case as failed unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($words:tt)+) => {
+        if !$condition {
+            return Err($crate::case::Problem::Failed(format!($($words)+)));
+        }
+    };
+}
+
+/// A list of cases: `Profile, function, "promise"`. A case is named like its function, in camel case.
+macro_rules! cases {
+    ($($profile:ident $name:ident $function:ident $promise:literal)+) => {
+        pub(crate) fn cases() -> Vec<$crate::case::Case> {
+            vec![$($crate::case::Case {
+                name: stringify!($name),
+                profile: $crate::case::Profile::$profile,
+                promise: $promise,
+                run: |bed| Box::pin($function(bed)),
+            }),+]
+        }
+    };
+}
+
+pub(crate) use {cases, ensure};

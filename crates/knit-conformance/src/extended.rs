@@ -1,0 +1,284 @@
+//! What a runtime must do that announces a feature.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use knit_ipam::Mac;
+use knit_kernel::handle::NeighbourFilter;
+use knit_kernel::{Handle, NetNs};
+use knit_runtime::{
+    Attachment, Change, Changes, PortMapping, Protocol, Reason, Route, Runtime as _, SandboxId, Topology,
+    feature,
+};
+
+use crate::bed::{Bed, address_of};
+use crate::case::{Problem, Verdict, cases, ensure};
+use crate::core::{carries, refused};
+use crate::packets::talk;
+
+/// How long a change may take to be told.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+cases! {
+    NetworkSetup SetupAgain setup_again "SetupNetwork again is success, and pods stay attached"
+    NetworkSetup RemoveRefusedInUse remove_refused_in_use "RemoveNetwork is IN_USE while pods are attached, and success after"
+    NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of what is not there is success"
+    Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
+    Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbours: each learns the other's own MAC"
+    Ipv4 Ipv4Packets ipv4_packets "IPv4 packets flow"
+    Ipv6 Ipv6Packets ipv6_packets "IPv6 packets flow, and addresses are usable at once"
+    StaticAddress WantedAddress wanted_address "an address chosen by hand is the one that the interface has"
+    StaticMac WantedMac wanted_mac "a MAC chosen by hand is the one that the interface has"
+    Mtu NetworkMtu network_mtu "interfaces have the Network's MTU"
+    Routes ExtraRoutes extra_routes "routes that were asked for are in the pod and in the answer"
+    HostPorts NodePorts node_ports "a port of the node leads to the pod while it is attached"
+    HostPorts NodePortConflict node_port_conflict "a port of the node that another pod has is refused with CONFLICT"
+    Update UpdateInPlace update_in_place "Update changes routes, and the interface stays the same"
+    Watch WatchTells watch_tells "Watch tells what is there, SYNCED, and then what comes and goes"
+}
+
+async fn setup_again(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (pod, made) = bed.attached(&network).await?;
+    bed.runtime.setup_network(&network).await?;
+    pod.has(&made)?;
+    bed.runtime.check(&pod.pod, None).await?;
+    let (other, second) = bed.attached(&network).await?;
+    let v4 = bed.has(feature::IPV4);
+    carries(&pod, &made, &other, &second, v4).await
+}
+
+async fn remove_refused_in_use(bed: &Bed) -> Verdict {
+    let topology = if bed.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+    let network = bed.network_with("knit-conformance-rm", 4, topology, None).await?;
+    let (pod, made) = bed.attached(&network).await?;
+    refused(bed.runtime.remove_network(&network.name).await, Reason::InUse)?;
+    pod.has(&made)?;
+    bed.runtime.detach(&pod.pod, None).await?;
+    bed.remove_network(&network.name).await?;
+    refused(bed.runtime.attach(&bed.request(&pod, &network)).await, Reason::NetworkNotFound)
+}
+
+async fn remove_unknown(bed: &Bed) -> Verdict {
+    Ok(bed.runtime.remove_network("knit-conformance-nowhere").await?)
+}
+
+async fn routed_pods(bed: &Bed) -> Verdict {
+    packets_on(bed, Topology::Layer3).await
+}
+
+async fn switched_pods(bed: &Bed) -> Verdict {
+    let network = bed.network_of(Topology::Layer2).await?;
+    let (one, first) = bed.attached(&network).await?;
+    let (two, second) = bed.attached(&network).await?;
+    for v4 in [true, false] {
+        carries(&one, &first, &two, &second, v4).await?;
+        let Some(address) = address_of(&second, v4) else { continue };
+        let known = Handle::open(&one.space)?.neighbours(&NeighbourFilter::default())?;
+        let mac = known.iter().find(|n| n.address == address).and_then(|n| n.mac);
+        ensure!(
+            mac.map(|m| m.0) == Some(second.mac.0),
+            "{address} is at {mac:?} for its neighbour, and its own MAC is {}",
+            second.mac
+        );
+    }
+    Ok(())
+}
+
+async fn packets_on(bed: &Bed, topology: Topology) -> Verdict {
+    let network = bed.network_of(topology).await?;
+    let (one, first) = bed.attached(&network).await?;
+    let (two, second) = bed.attached(&network).await?;
+    for v4 in [true, false] {
+        carries(&one, &first, &two, &second, v4).await?;
+    }
+    Ok(())
+}
+
+async fn ipv4_packets(bed: &Bed) -> Verdict {
+    packets_in(bed, true).await
+}
+
+async fn ipv6_packets(bed: &Bed) -> Verdict {
+    packets_in(bed, false).await
+}
+
+async fn packets_in(bed: &Bed, v4: bool) -> Verdict {
+    let network = bed.network().await?;
+    let (one, first) = bed.attached(&network).await?;
+    let (two, second) = bed.attached(&network).await?;
+    ensure!(address_of(&first, v4).is_some(), "the interface has no address of the family");
+    one.has(&first)?;
+    carries(&one, &first, &two, &second, v4).await
+}
+
+async fn wanted_address(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let pod = bed.pod()?;
+    let mut request = bed.request(&pod, &network);
+    request.addresses = bed.other_addresses(&network);
+    let made = bed.runtime.attach(&request).await?;
+    let (wanted, got) = (request.addresses, &made.addresses);
+    let same = wanted.len() == got.len() && wanted.iter().all(|w| got.iter().any(|g| g.net == w.net));
+    ensure!(same, "{wanted:?} were asked for, and the answer has {got:?}");
+    pod.has(&made)
+}
+
+async fn wanted_mac(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let pod = bed.pod()?;
+    let mut request = bed.request(&pod, &network);
+    let mac = Mac([0x02, 0x6b, 0x6e, 0x69, 0x74, 0x01]);
+    request.mac = Some(mac);
+    let made = bed.runtime.attach(&request).await?;
+    ensure!(made.mac == mac, "{mac} was asked for, and the answer has {}", made.mac);
+    pod.has(&made)?;
+    let (other, second) = bed.attached(&network).await?;
+    carries(&pod, &made, &other, &second, bed.has(feature::IPV4)).await
+}
+
+async fn network_mtu(bed: &Bed) -> Verdict {
+    if bed.options.network.is_some() {
+        return Err(Problem::Skipped("the Network is not the suite's to set an MTU on".into()));
+    }
+    let topology = if bed.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+    let network = bed.network_with("knit-conformance-mtu", 3, topology, Some(1340)).await?;
+    let (pod, made) = bed.attached(&network).await?;
+    ensure!(made.mtu == 1340, "the Network's MTU is 1340, and the answer has {}", made.mtu);
+    pod.has(&made)
+}
+
+async fn extra_routes(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let pod = bed.pod()?;
+    let mut request = bed.request(&pod, &network);
+    let destinations = [(true, "203.0.113.0/24"), (false, "2001:db8:77::/64")];
+    for (v4, destination) in destinations {
+        if request.addresses.iter().any(|a| a.net.addr().is_ipv4() == v4) {
+            let destination = destination.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
+            request.routes.push(Route { destination, via: None });
+        }
+    }
+    let made = bed.runtime.attach(&request).await?;
+    for route in &request.routes {
+        ensure!(pod.has_route(route)?, "the pod has no route to {}", route.destination);
+        ensure!(
+            made.routes.iter().any(|r| r.destination == route.destination),
+            "the answer has no route to {}",
+            route.destination
+        );
+    }
+    Ok(())
+}
+
+const NODE_PORT: u16 = 48_231;
+const POD_PORT: u16 = 8080;
+
+fn port() -> PortMapping {
+    PortMapping { protocol: Protocol::Udp, host_port: NODE_PORT, container_port: POD_PORT, host_ip: None }
+}
+
+async fn node_ports(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let node = NetNs::current()?;
+    let pod = bed.pod()?;
+    let mut request = bed.request(&pod, &network);
+    request.ports = vec![port()];
+    let made = bed.runtime.attach(&request).await?;
+    let reachable = |a: &&std::net::IpAddr| address_of(&made, a.is_ipv4()).is_some();
+    let Some(address) = bed.options.node_addresses.iter().find(reachable) else {
+        return Err(Problem::Skipped("give the node's address: a packet is sent to its port".into()));
+    };
+    talk(&node, SocketAddr::new(*address, NODE_PORT), &pod.space, POD_PORT).await?;
+    bed.runtime.detach(&pod.pod, None).await?;
+    // Another pod can have it now.
+    let next = bed.pod()?;
+    let mut request = bed.request(&next, &network);
+    request.ports = vec![port()];
+    bed.runtime.attach(&request).await?;
+    talk(&node, SocketAddr::new(*address, NODE_PORT), &next.space, POD_PORT).await?;
+    Ok(())
+}
+
+async fn node_port_conflict(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (one, two) = (bed.pod()?, bed.pod()?);
+    let mut first = bed.request(&one, &network);
+    first.ports = vec![port()];
+    bed.runtime.attach(&first).await?;
+    let mut second = bed.request(&two, &network);
+    second.ports = vec![port()];
+    refused(bed.runtime.attach(&second).await, Reason::Conflict)
+}
+
+async fn update_in_place(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (pod, before) = bed.attached(&network).await?;
+    let index = pod.link(&before.interface)?.map(|l| l.index);
+    let mut request = bed.request(&pod, &network);
+    let v4 = address_of(&before, true).is_some();
+    let destination = if v4 { "203.0.113.0/24" } else { "2001:db8:77::/64" };
+    let destination = destination.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
+    request.routes.push(Route { destination, via: None });
+    let after = bed.runtime.update(&request).await?;
+    ensure!(pod.link(&after.interface)?.map(|l| l.index) == index, "the interface was made anew");
+    ensure!(after.addresses == before.addresses, "its addresses became {:?}", after.addresses);
+    for route in &request.routes {
+        ensure!(pod.has_route(route)?, "the pod has no route to {}", route.destination);
+    }
+    pod.has(&after)?;
+    bed.runtime.check(&pod.pod, None).await?;
+    Ok(())
+}
+
+async fn watch_tells(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (_before, there) = bed.attached(&network).await?;
+    let mut changes = bed.runtime.watch().await?;
+    let mut seen = false;
+    loop {
+        match next(&mut changes, "SYNCED").await? {
+            Change::Synced => break,
+            Change::Added(attachment) => seen |= attachment == there,
+            other => return Err(Problem::Failed(format!("before SYNCED it told {other:?}"))),
+        }
+    }
+    ensure!(seen, "it did not tell of what was there before");
+    let (pod, made) = bed.attached(&network).await?;
+    match next_of(&mut changes, &pod.pod.sandbox, "the pod that came").await? {
+        Change::Added(told) => ensure!(told == made, "Attach answered {made:?}, Watch told {told:?}"),
+        other => return Err(Problem::Failed(format!("a pod came, and it told {other:?}"))),
+    }
+    bed.runtime.detach(&pod.pod, None).await?;
+    match next_of(&mut changes, &pod.pod.sandbox, "the pod that went").await? {
+        Change::Removed(told) => ensure!(same(&told, &made), "{made:?} went, and it told {told:?}"),
+        other => return Err(Problem::Failed(format!("a pod went, and it told {other:?}"))),
+    }
+    Ok(())
+}
+
+fn same(told: &Attachment, made: &Attachment) -> bool {
+    told.pod.sandbox == made.pod.sandbox
+        && told.interface == made.interface
+        && told.addresses == made.addresses
+}
+
+/// The next change of a sandbox; others may be attached at the same time.
+async fn next_of(changes: &mut Changes, sandbox: &SandboxId, what: &str) -> Result<Change, Problem> {
+    loop {
+        match next(changes, what).await? {
+            Change::Added(a) | Change::Modified(a) | Change::Removed(a) if a.pod.sandbox != *sandbox => {}
+            change => return Ok(change),
+        }
+    }
+}
+
+async fn next(changes: &mut Changes, what: &str) -> Result<Change, Problem> {
+    match tokio::time::timeout(TOLD_WITHIN, changes.next()).await {
+        Ok(Some(Ok(change))) => Ok(change),
+        Ok(Some(Err(error))) => Err(error.into()),
+        Ok(None) => Err(Problem::Failed(format!("the stream ended, and {what} was to come"))),
+        Err(_) => Err(Problem::Failed(format!("{what} was not told within {TOLD_WITHIN:?}"))),
+    }
+}

@@ -1,0 +1,74 @@
+//! The unix socket that a server of the protocol listens on: closed to everybody but root and its own user.
+
+use std::future::Future;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream, StreamExt as _};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::server::service;
+use crate::runtime::Runtime;
+
+/// Clients of a socket, as a gRPC server takes them.
+pub type Clients = BoxStream<'static, io::Result<UnixStream>>;
+
+/// Listens on a socket, in place of one that an earlier process left. Needs a tokio runtime. Its mode is 0600, and
+/// clients that are neither root nor our own user are turned away.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn listen(path: &Path) -> io::Result<Clients> {
+    // Made under another name and closed to others before it takes its own: nobody gets in through a gap.
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".new");
+    let unfinished = PathBuf::from(unfinished);
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&unfinished)?;
+    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&unfinished, path)?;
+    Ok(stream::unfold(listener, |listener| async {
+        let client = accept(&listener).await;
+        Some((Ok(client), listener))
+    })
+    .boxed())
+}
+
+/// Serves a runtime on a socket until `stop` is ready, and then ends what is being worked on.
+///
+/// # Errors
+/// When the socket cannot be made, or the server fails.
+pub async fn serve(path: &Path, runtime: Arc<dyn Runtime>, stop: impl Future<Output = ()>) -> io::Result<()> {
+    let clients = listen(path)?;
+    let server = tonic::transport::Server::builder().add_service(service(runtime));
+    server.serve_with_incoming_shutdown(clients, stop).await.map_err(io::Error::other)
+}
+
+/// The next client that may come in.
+async fn accept(listener: &UnixListener) -> UnixStream {
+    loop {
+        match listener.accept().await.and_then(|(client, _)| Ok((client.peer_cred()?, client))) {
+            Ok((peer, client)) if peer.uid() == 0 || peer.uid() == rustix::process::geteuid().as_raw() => {
+                return client;
+            }
+            Ok((peer, _)) => {
+                tracing::warn!(
+                    uid = peer.uid(),
+                    pid = peer.pid(),
+                    "a KNI client is not root, and is refused"
+                );
+            }
+            Err(error) => {
+                // Out of descriptors, mostly: a pause lets others end.
+                tracing::warn!(%error, "a KNI client cannot be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
