@@ -144,10 +144,14 @@ impl Bed {
         if let Some(existing) = &self.options.network {
             return existing_network(existing, topology);
         }
-        let network = self.describe(name, number, topology, mtu)?;
-        if self.networks().get(name) != Some(&network) {
+        self.set_up(self.describe(name, number, topology, mtu)?).await
+    }
+
+    /// Sets a Network up, unless it is already.
+    pub async fn set_up(&self, network: Network) -> Result<Network, Problem> {
+        if self.networks().get(&network.name) != Some(&network) {
             self.runtime.setup_network(&network).await?;
-            self.networks().insert(name.to_owned(), network.clone());
+            self.networks().insert(network.name.clone(), network.clone());
         }
         Ok(network)
     }
@@ -283,8 +287,7 @@ impl Bed {
         let mut result = Ok(());
         for (pod, path) in pods {
             if let Err(error) = self.runtime.detach(&pod, None).await {
-                let words =
-                    format!("after it, pod {} cannot be detached: {}", pod.sandbox, chain(&error));
+                let words = format!("after it, pod {} cannot be detached: {}", pod.sandbox, chain(&error));
                 result = Err(Problem::Failed(words));
             }
             if let Err(error) = NetNs::delete(&path) {

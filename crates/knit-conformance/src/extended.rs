@@ -8,8 +8,8 @@ use knit_ipam::Mac;
 use knit_kernel::handle::NeighbourFilter;
 use knit_kernel::{Handle, NetNs};
 use knit_runtime::{
-    Attachment, Change, Changes, PortMapping, Protocol, Reason, Route, Runtime as _, SandboxId, Topology,
-    feature,
+    Attachment, Change, Changes, Network, PortMapping, Protocol, Reason, Route, Runtime as _, SandboxId,
+    Topology, feature,
 };
 
 use crate::bed::{Bed, address_of};
@@ -179,8 +179,18 @@ fn port() -> PortMapping {
     PortMapping { protocol: Protocol::Udp, host_port: NODE_PORT, container_port: POD_PORT, host_ip: None }
 }
 
+/// Ports of the node are for pods on their primary Network.
+async fn primary(bed: &Bed) -> Result<Network, Problem> {
+    if bed.options.network.is_some() {
+        return bed.network().await;
+    }
+    let topology = if bed.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+    let network = bed.describe("knit-conformance-hp", 5, topology, None)?;
+    bed.set_up(Network { primary: true, ..network }).await
+}
+
 async fn node_ports(bed: &Bed) -> Verdict {
-    let network = bed.network().await?;
+    let network = primary(bed).await?;
     let node = NetNs::current()?;
     let pod = bed.pod()?;
     let mut request = bed.request(&pod, &network);
@@ -202,7 +212,7 @@ async fn node_ports(bed: &Bed) -> Verdict {
 }
 
 async fn node_port_conflict(bed: &Bed) -> Verdict {
-    let network = bed.network().await?;
+    let network = primary(bed).await?;
     let (one, two) = (bed.pod()?, bed.pod()?);
     let mut first = bed.request(&one, &network);
     first.ports = vec![port()];

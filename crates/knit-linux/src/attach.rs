@@ -66,8 +66,12 @@ impl Core {
             })?;
             self.tell(Change::Added(attachment.clone()));
         }
-        let known =
-            Known { network: net.name.clone(), mark: plan.mark.clone(), answer: Some(attachment.clone()) };
+        let known = Known {
+            network: net.name.clone(),
+            mark: plan.mark.clone(),
+            answer: Some(attachment.clone()),
+            netns: Some(request.netns.clone()),
+        };
         self.known().insert(plan.host.to_string(), known);
         Ok(attachment)
     }

@@ -50,6 +50,8 @@ pub(crate) struct Known {
     pub mark: Mark,
     /// What was answered, if this runtime made it.
     pub answer: Option<Attachment>,
+    /// Where the pod's namespace was, if this runtime was told.
+    pub netns: Option<PathBuf>,
 }
 
 /// A Network on this node.
@@ -169,7 +171,7 @@ impl Core {
         for net in self.nets()? {
             let ports = ports(&*net.space.links()?)?;
             let known = |(link, mark): (Link, Mark)| {
-                (link.name.to_string(), Known { network: net.name.clone(), mark, answer: None })
+                (link.name.to_string(), Known { network: net.name.clone(), mark, answer: None, netns: None })
             };
             self.known().extend(ports.into_iter().map(known));
         }

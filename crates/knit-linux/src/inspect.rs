@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 
 use knit_kernel::link::Link;
+use knit_kernel::netns::NetNs;
+use knit_kernel::{Handle, IfName};
 use knit_runtime::{
     Address, Attachment, Error, InterfaceName, NetworkStatus, Pod, Reason, Result, SandboxId, Status,
 };
@@ -71,8 +73,40 @@ impl Core {
         for (net, link, mark) in found {
             let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
             self.inspect(&net, &link, &mark).map_err(about)?;
+            self.inspect_pod(&link, &mark).map_err(about)?;
         }
         Ok(())
+    }
+
+    /// Looks into the pod's namespace, where this runtime was told its path: whether the interface has its addresses.
+    fn inspect_pod(&self, link: &Link, mark: &Mark) -> Result<()> {
+        let path = self.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
+        let Some(path) = path else { return Ok(()) };
+        let damaged = |what: String| {
+            let message = format!(
+                "interface {} of sandbox {} is not as it was made ({what}): detach and attach it again",
+                mark.interface, mark.sandbox
+            );
+            Error::new(Reason::Damaged, message)
+        };
+        let pod = match NetNs::open(&path) {
+            Ok(pod) if pod.id().ino == mark.inode => pod,
+            // The pod ends, or its path is another's now: the host's end says what there is to say.
+            Ok(_) => return Ok(()),
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(internal("open the pod's namespace")(error)),
+        };
+        let handle = Handle::open(&pod).map_err(internal("open a socket in the pod's namespace"))?;
+        let name = IfName::new(mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
+        let inside = handle.link_by_name(&name).map_err(internal("look for the pod's interface"))?;
+        let Some(inside) = inside.filter(|inside| inside.up) else {
+            return Err(damaged("it is down or has another name".to_owned()));
+        };
+        let there = handle.addresses(Some(inside.index)).map_err(internal("read the pod's addresses"))?;
+        match mark.ips().find(|ip| !there.iter().any(|address| address.address.addr() == *ip)) {
+            Some(lost) => Err(damaged(format!("it has lost {lost}"))),
+            None => Ok(()),
+        }
     }
 
     /// Looks whether one attachment is as it was made: its link, its routes and neighbours, its rules.

@@ -21,7 +21,8 @@ fn the_reference_runtime_passes() {
         let uplink = handle.create_link(&uplink).expect("an uplink").index;
         let other = Handle::open(&neighbour).expect("a handle");
         other.apply(&[Change::named(name("eth0")).up().into()]).expect("the other end is up");
-        let addresses: Vec<IpAddr> = ["192.0.2.7", "2001:db8:2::7"].map(|a| a.parse().expect("an address")).into();
+        let addresses: Vec<IpAddr> =
+            ["192.0.2.7", "2001:db8:2::7"].map(|a| a.parse().expect("an address")).into();
         let mut ops: Vec<Op<'_>> = vec![Change::of(uplink).up().into()];
         for text in ["192.0.2.7/24", "2001:db8:2::7/64"] {
             ops.push(Op::create(Address::new(uplink, text.parse().expect("an address"))));
@@ -34,7 +35,8 @@ fn the_reference_runtime_passes() {
         assert_eq!(failed(&report), Vec::<&str>::new());
         for profile in &report.profiles {
             // Everything that it announces was really looked at.
-            let announced = profile.name == "Core" || report.runtime.features.iter().any(|f| f == profile.name);
+            let announced =
+                profile.name == "Core" || report.runtime.features.iter().any(|f| f == profile.name);
             assert_eq!(profile.skipped == 0, announced, "{}: {:?}", profile.name, profile.cases);
         }
     });
