@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use knit_cni::call::Settings;
-use knit_cni::protocol::{FrameError, Request, Response, receive, send};
-use knit_cni::{CniError, code};
+use crate::call::Settings;
+use crate::protocol::{FrameError, Request, Response, receive, send};
+use crate::{CniError, code};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 

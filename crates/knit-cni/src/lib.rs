@@ -7,6 +7,7 @@
 //!
 //! No async runtime here: the shim is a small static program that lives for a millisecond.
 
+mod agent;
 mod args;
 pub mod call;
 mod config;
@@ -14,6 +15,7 @@ mod error;
 pub mod paths;
 pub mod protocol;
 mod result;
+pub mod shim;
 pub mod spool;
 mod version;
 

@@ -5,7 +5,7 @@
 //! addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what has no netlink message. [`owner`]
 //! has the marks by which Knit recognises what it made. [`nft`] is nftables, [`conntrack`] the
 //! kernel's table of connections. [`netlink`] is the socket and the attribute codec that
-//! everything speaks through; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
+//! everything speaks through; [`sandbox`] runs a program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
 //!
 //! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of [`link::Kind`] and,
 //! if it is to be read back, of [`link::Details`].
@@ -25,6 +25,7 @@ pub mod op;
 pub mod owner;
 pub mod route;
 pub mod rule;
+pub mod sandbox;
 pub mod sysctl;
 #[cfg(feature = "testing")]
 pub mod testing;

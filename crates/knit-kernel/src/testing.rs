@@ -15,7 +15,6 @@
 //! Where the system does not allow it, the test prints that it is skipped and why, and passes.
 #![allow(unsafe_code, reason = "fork, unshare and exec have no safe wrapper")]
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -23,9 +22,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::netns::NetNs;
+pub use crate::sandbox::loopback_up;
+use crate::sandbox::{self, forbidden, restrictions, unshare_before_exec};
 
 /// Names the test that runs in namespaces, in the environment of the process that was started for it.
 const GUARD: &str = "KNIT_TEST_IN_NAMESPACES";
@@ -76,32 +76,11 @@ pub fn namespace() -> NetNs {
     ns
 }
 
-/// Brings `lo` up in the calling thread's network namespace.
-pub fn loopback_up() -> io::Result<()> {
-    // SAFETY: socket(2) takes no pointers.
-    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just returned by the kernel and nothing else owns it.
-    let socket: std::os::fd::OwnedFd = unsafe { std::os::fd::FromRawFd::from_raw_fd(raw) };
-    // SAFETY: ifreq is plain data for which all zeroes is a valid value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[0] = b'l' as libc::c_char;
-    request.ifr_name[1] = b'o' as libc::c_char;
-    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    // SAFETY: SIOCSIFFLAGS reads an ifreq, which outlives the call.
-    if unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw const request) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
 fn enter<F: FnOnce()>(test: F, user_namespace: bool) {
     let name = test_name::<F>();
     if std::env::var(GUARD).is_ok_and(|inner| inner == name) {
-        if let Err(why) = set_up_inside() {
+        if let Err(error) = sandbox::set_up() {
+            let why = words(&error);
             println!("{SKIP_MARK}{why}");
             return;
         }
@@ -145,8 +124,7 @@ enum Start {
 }
 
 fn run_again(name: &str, user_namespace: bool) -> Result<(ExitStatus, String), Start> {
-    // SAFETY: these two calls only read the process's credentials.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = sandbox::ids();
     match spawn(name, user_namespace.then_some((uid, gid))) {
         Err(error) if forbidden(&error) && user_namespace && uid == 0 => {
             // Root needs no user namespace; in a container that forbids them it may still have the other two.
@@ -157,25 +135,16 @@ fn run_again(name: &str, user_namespace: bool) -> Result<(ExitStatus, String), S
     }
 }
 
-fn forbidden(error: &io::Error) -> bool {
-    let raw = error.raw_os_error();
-    matches!(
-        raw,
-        Some(libc::EPERM | libc::EACCES | libc::ENOSPC | libc::EUSERS | libc::EINVAL | libc::ENOSYS)
-    )
-}
-
 /// Runs the rest of a program (a benchmark) in new user, mount and network namespaces, by starting it again with the
 /// same arguments. Returns `None` inside: go on. Returns how the inner one ended outside: stop.
 pub fn program_in_namespaces() -> io::Result<Option<ExitStatus>> {
     if std::env::var(GUARD).is_ok_and(|inner| inner == PROGRAM) {
-        return set_up_inside().map(|()| None).map_err(io::Error::other);
+        return sandbox::set_up().map(|()| None).map_err(io::Error::other);
     }
-    // SAFETY: these two calls only read the process's credentials.
-    let ids = unsafe { (libc::geteuid(), libc::getegid()) };
+    let ids = sandbox::ids();
     let mut command = Command::new("/proc/self/exe");
     command.args(std::env::args_os().skip(1)).env(GUARD, PROGRAM);
-    unshare_before_exec(&mut command, Some(ids));
+    unshare_before_exec(&mut command, Some(ids), false);
     let status = command
         .status()
         .map_err(|error| if forbidden(&error) { io::Error::other(why_forbidden(&error)) } else { error })?;
@@ -204,7 +173,7 @@ fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(GUARD, name);
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
-    unshare_before_exec(&mut command, map);
+    unshare_before_exec(&mut command, map, false);
     let mut child = command.spawn()?;
     drop(command); // holds our copies of the pipe's writing end
     let group = child.id().cast_signed();
@@ -218,36 +187,6 @@ fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)
         "{name} hangs in its namespaces; it was killed after {TIMEOUT:?}. Its output:\n{output}"
     );
     Ok((status, output))
-}
-
-/// Makes a command start in new mount and network namespaces, and with `map` (our user and group) in a user namespace
-/// in which these are root; and die with the thread that starts it.
-fn unshare_before_exec(command: &mut Command, map: Option<(u32, u32)>) {
-    let parent = std::process::id();
-    let maps = map.map(|(uid, gid)| (format!("0 {uid} 1\n"), format!("0 {gid} 1\n")));
-    // SAFETY: between fork and exec only system calls are made, on memory that was allocated before the fork.
-    unsafe {
-        command.pre_exec(move || {
-            let user = if maps.is_some() { libc::CLONE_NEWUSER } else { 0 };
-            if libc::unshare(user | libc::CLONE_NEWNS | libc::CLONE_NEWNET) < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            if let Some((uids, gids)) = &maps {
-                // An ordinary user may map its group only after it gave up setgroups.
-                write_file(c"/proc/self/setgroups", b"deny")?;
-                write_file(c"/proc/self/uid_map", uids.as_bytes())?;
-                write_file(c"/proc/self/gid_map", gids.as_bytes())?;
-            }
-            // After unshare, because a change of credentials forgets it.
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            if libc::getppid() as u32 != parent {
-                libc::_exit(1); // the parent died in the meantime
-            }
-            Ok(())
-        });
-    }
 }
 
 /// Reads all output. Ends when the pipe closes, or when the child is gone and nothing more comes (a grandchild may
@@ -278,36 +217,6 @@ fn read_until_exit(mut pipe: io::PipeReader, child: &mut std::process::Child) ->
     Ok((String::from_utf8_lossy(&output).into_owned(), timed_out))
 }
 
-/// Writes a small file with nothing but system calls.
-fn write_file(path: &std::ffi::CStr, content: &[u8]) -> io::Result<()> {
-    // SAFETY: the path is NUL-terminated; pointer and length describe `content`; the descriptor is ours.
-    unsafe {
-        let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let written = libc::write(fd, content.as_ptr().cast(), content.len());
-        let error = io::Error::last_os_error();
-        libc::close(fd);
-        if written < 0 { Err(error) } else { Ok(()) }
-    }
-}
-
-/// Private mounts, an empty /run, this namespace's own /sys, `lo` up.
-fn set_up_inside() -> Result<(), String> {
-    let failed = |what: &str, error: io::Error| {
-        format!("{what} was refused in a new user namespace ({error}); {}", restrictions())
-    };
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(|error| failed("making mounts private", error.into()))?;
-    mount("tmpfs", "/run", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=0755")
-        .map_err(|error| failed("mounting a tmpfs on /run", error.into()))?;
-    // Containers mask parts of /sys, and then a fresh one is refused; few tests look there.
-    let _ =
-        mount("sysfs", "/sys", "sysfs", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None);
-    loopback_up().map_err(|error| failed("bringing lo up", error))
-}
-
 /// Why this process is not the machine's own root, if it is not.
 fn not_real_root() -> Option<String> {
     // SAFETY: this call only reads the process's credentials.
@@ -319,33 +228,15 @@ fn not_real_root() -> Option<String> {
     (!real).then(|| "it needs the machine's own root, and this is root in a user namespace".into())
 }
 
+fn words(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error} ({source})"))
+}
+
 fn why_forbidden(error: &io::Error) -> String {
     format!("new namespaces are forbidden here ({error}); {}", restrictions())
 }
 
-/// The known switches, as they stand.
-fn restrictions() -> String {
-    let closed = [
-        ("user.max_user_namespaces", "0"),
-        ("user.max_net_namespaces", "0"),
-        ("kernel.unprivileged_userns_clone", "0"),
-        ("kernel.apparmor_restrict_unprivileged_userns", "1"),
-    ];
-    let found: Vec<_> = closed
-        .into_iter()
-        .filter(|(name, bad)| read(&format!("/proc/sys/{}", name.replacen('.', "/", 1))).trim() == *bad)
-        .map(|(name, bad)| format!("sysctl {name} is {bad}"))
-        .collect();
-    if found.is_empty() {
-        "no sysctl says so, so perhaps a container's seccomp profile does (try --privileged)".into()
-    } else {
-        found.join(", ")
-    }
-}
-
 fn read(path: &str) -> String {
-    let mut text = String::new();
     // A file that is not there on this kernel says nothing, which is the answer.
-    let _ = File::open(path).and_then(|mut file| file.read_to_string(&mut text));
-    text
+    std::fs::read_to_string(path).unwrap_or_default()
 }

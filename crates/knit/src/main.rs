@@ -5,6 +5,7 @@
 
 mod cli;
 mod command;
+mod service_proxy;
 
 use std::process::ExitCode;
 

@@ -10,9 +10,12 @@ use anyhow::{Context as _, Result};
 use knit_kernel::netns::NetNs;
 use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
+use knit_node::proxy::ServiceProxy;
 use knit_objects::{FolderOptions, Source};
 use knit_runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::service_proxy::Proxies;
 
 /// Run the node agent: it gives the pods of this node their networks
 ///
@@ -73,6 +76,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", value_delimiter = ',', default_value = "/run/netns,/var/run/netns")]
     netns_dirs: Vec<PathBuf>,
 
+    /// Who serves Services: Knit, in every Network's own router, or nobody here (kube-proxy beside it)
+    #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Knit)]
+    services: Services,
+
     /// Seconds to wait for an agent that is being replaced
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
@@ -84,6 +91,15 @@ pub struct Args {
     /// Log as JSON, one object per line
     #[arg(long, env = "KNIT_LOG_JSON")]
     log_json: bool,
+}
+
+/// Who serves Services on this node.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Services {
+    /// Knit's own proxy
+    Knit,
+    /// Nobody here
+    None,
 }
 
 /// How long requests that run may take to end when the agent stops.
@@ -136,6 +152,10 @@ fn config(args: Args) -> Result<AgentConfig> {
         config.router_directory = routers;
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
+    let proxy: Option<Arc<dyn ServiceProxy>> = match args.services {
+        Services::Knit => Some(Arc::new(Proxies::new(&args.node_name, args.node_ip.clone(), source.clone()))),
+        Services::None => None,
+    };
     Ok(AgentConfig {
         core: CoreConfig::new(args.node_name, run_dir, args.state_dir),
         socket,
@@ -145,7 +165,7 @@ fn config(args: Args) -> Result<AgentConfig> {
         lock_wait: Duration::from_secs(args.replace_wait),
         netns_dirs: args.netns_dirs,
         runtime: Box::new(make),
-        proxy: None,
+        proxy,
     })
 }
 

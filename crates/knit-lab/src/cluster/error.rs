@@ -1,0 +1,110 @@
+//! What can go wrong with a lab, in words.
+
+use std::path::PathBuf;
+
+use crate::api::{ApiError, StartError};
+
+/// A result of the lab.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with a lab.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The embedded API does not start.
+    #[error("the lab's Kubernetes API does not start")]
+    Api(#[source] StartError),
+    /// An object was refused.
+    #[error("{kind} {name}: {error}", error = error.message)]
+    Refused {
+        /// Its kind.
+        kind: String,
+        /// Its namespace and name.
+        name: String,
+        /// What the API said.
+        error: Box<ApiError>,
+    },
+    /// A manifest cannot be read.
+    #[error("manifest {file} cannot be read: {why}")]
+    Manifest {
+        /// Where it came from.
+        file: String,
+        /// Why.
+        why: String,
+    },
+    /// Two things want the same addresses.
+    #[error("{first} overlaps {second}: give it another range; only primary Networks may overlap each other")]
+    Overlap {
+        /// The one.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A part of the network was refused by the kernel.
+    #[error("{what} cannot be made")]
+    Kernel {
+        /// What.
+        what: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A file or a process.
+    #[error("{what}")]
+    Io {
+        /// What was attempted.
+        what: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// There is no such node.
+    #[error("there is no node {name} in this lab: `knit lab status` lists them")]
+    NoSuchNode {
+        /// The name that was given.
+        name: String,
+    },
+    /// There is no such pod, or it does not run.
+    #[error("pod {name} does not run in this lab: `knit lab status` lists what does")]
+    NoSuchPod {
+        /// The name that was given.
+        name: String,
+    },
+    /// Something did not come to be in time.
+    #[error("after {seconds} s {what}{details}")]
+    TooLate {
+        /// How long was waited.
+        seconds: u64,
+        /// What is missing.
+        what: String,
+        /// What is known about it.
+        details: String,
+    },
+    /// The shim said no.
+    #[error("{0}")]
+    Cni(String),
+    /// The shim cannot be run.
+    #[error("the CNI shim {program} cannot be run", program = program.display())]
+    Shim {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn kernel<E>(what: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let what = what.into();
+        move |source| Self::Kernel { what, source: source.into() }
+    }
+
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}

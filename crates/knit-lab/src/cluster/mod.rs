@@ -1,0 +1,417 @@
+//! A cluster on one machine: nodes as namespaces with the real agent, pods as namespaces with real processes.
+//!
+//! It must run inside a [`knit_kernel::sandbox::Sandbox`]: everything it makes ends with that. The parts: [`wire`] joins
+//! the nodes, [`node`] is one of them, `pods` does a kubelet's work through the real [`shim`], `controllers` has the small
+//! controllers of any cluster, `controller` runs the real knit-controller, [`manifests`] reads what users write.
+
+pub mod control;
+mod controller;
+mod controllers;
+pub mod error;
+pub mod manifests;
+pub mod node;
+mod objects;
+mod pods;
+mod probe;
+pub mod shim;
+pub mod wire;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+
+pub use error::{Error, Result};
+pub use manifests::Manifests;
+pub use node::Node;
+pub use pods::RunningPod;
+
+use crate::api::{Config, Handle, Server, Store, StoreOptions};
+use controllers::is_ready;
+use objects::{NODE, POD};
+use shim::Shim;
+use wire::Wire;
+
+/// The port of the lab's API on the wire.
+const API_PORT: u16 = 6443;
+
+/// How a lab is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many nodes.
+    pub nodes: u16,
+    /// The program that is agent, shim and built-in server.
+    pub program: PathBuf,
+    /// Where everything is kept, on a file system that goes with the lab.
+    pub dir: PathBuf,
+    /// What agents log.
+    pub agent_log: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            nodes: 2,
+            program: "/proc/self/exe".into(),
+            dir: "/run/knit-lab".into(),
+            agent_log: "info".to_owned(),
+        }
+    }
+}
+
+/// A running lab. Clones are the same lab.
+#[derive(Clone, Debug)]
+pub struct Lab {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    store: Store,
+    server: tokio::sync::Mutex<Option<Handle>>,
+    wire: Wire,
+    nodes: BTreeMap<u16, Arc<Node>>,
+    nodes_changed: Notify,
+    pods: pods::Pods,
+    counter: AtomicU64,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Lab {
+    /// Starts the API and the nodes, and waits until pods can be given networks on all of them.
+    pub async fn start(options: Options) -> Result<Self> {
+        let log = options.dir.join("log");
+        std::fs::create_dir_all(&log).map_err(Error::io(format!("{} cannot be made", log.display())))?;
+        let crds = StoreOptions::with_crds(&knit_api::crds())
+            .map_err(|error| Error::io("the CRDs cannot be written as JSON")(error.into()))?;
+        let store = Store::new(&crds).map_err(|error| Error::Api(error.into()))?;
+        let wire = Wire::lay()?;
+        let nodes =
+            (0..options.nodes).map(|index| (index, Arc::new(Node::new(index, &options.dir)))).collect();
+        let inner = Inner {
+            options,
+            store,
+            server: tokio::sync::Mutex::new(None),
+            wire,
+            nodes,
+            nodes_changed: Notify::new(),
+            pods: pods::Pods::default(),
+            counter: AtomicU64::new(0),
+            tasks: Mutex::default(),
+        };
+        let lab = Self { inner: Arc::new(inner) };
+        lab.set_api(true).await?;
+        for node in lab.nodes() {
+            lab.write_node(&node)?;
+        }
+        controller::start(&lab).await?;
+        let command = node::AgentCommand {
+            program: lab.program(),
+            api: format!("http://{}", api_address()),
+            log: lab.inner.options.agent_log.clone(),
+        };
+        let mut booting = JoinSet::new();
+        for node in lab.nodes() {
+            lab.spawn(Arc::clone(&node).supervise(command.clone()));
+            let lab = lab.clone();
+            booting.spawn(async move { lab.return_node(&node.name).await });
+        }
+        while let Some(booted) = booting.join_next().await {
+            booted.map_err(|error| Error::io("a node did not boot")(std::io::Error::other(error)))??;
+        }
+        lab.spawn(controllers::schedule(lab.clone()));
+        lab.spawn(controllers::deployments(lab.clone()));
+        lab.spawn(controllers::endpoints(lab.clone()));
+        lab.spawn(pods::run(lab.clone()));
+        Ok(lab)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let handle = tokio::spawn(task).abort_handle();
+        self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    }
+
+    /// Ends everything: pods and agents at once. What is left goes with the sandbox.
+    pub async fn stop(self) {
+        for task in self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+        if let Some(server) = self.inner.server.lock().await.take() {
+            server.shutdown().await;
+        }
+    }
+
+    /// The API's objects, in process.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> Vec<Arc<Node>> {
+        self.inner.nodes.values().cloned().collect()
+    }
+
+    /// A node by its name.
+    pub fn node(&self, name: &str) -> Result<Arc<Node>> {
+        let found = self.inner.nodes.values().find(|node| node.name == name);
+        found.cloned().ok_or_else(|| Error::NoSuchNode { name: name.to_owned() })
+    }
+
+    fn ready_nodes(&self) -> Vec<Arc<Node>> {
+        self.nodes().into_iter().filter(|node| node.is_joined()).collect()
+    }
+
+    async fn nodes_changed(&self) {
+        self.inner.nodes_changed.notified().await;
+    }
+
+    fn pods(&self) -> &pods::Pods {
+        &self.inner.pods
+    }
+
+    fn program(&self) -> PathBuf {
+        self.inner.options.program.clone()
+    }
+
+    fn next_number(&self) -> u64 {
+        self.inner.counter.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The log of a pod's processes.
+    pub fn pod_log(&self, namespace: &str, name: &str) -> PathBuf {
+        self.inner.options.dir.join("log").join(format!("{namespace}_{name}.log"))
+    }
+
+    /// Where everything of the lab is kept.
+    pub fn dir(&self) -> &Path {
+        &self.inner.options.dir
+    }
+
+    /// Applies manifests, after all of them were checked.
+    pub fn apply(&self, manifests: &Manifests) -> Result<()> {
+        manifests.check()?;
+        manifests.apply(self.store())
+    }
+
+    /// Waits until these pods, or all, are ready; `tell` hears of each that becomes so.
+    pub async fn wait_for_pods(&self, limit: Duration, mut tell: impl FnMut(&str)) -> Result<()> {
+        let end = Instant::now() + limit;
+        let mut changes = objects::Changes::of(self.store(), &[POD, objects::DEPLOYMENT]);
+        let mut told = std::collections::BTreeSet::new();
+        loop {
+            let pods = objects::list(self.store(), POD);
+            for pod in pods.iter().filter(|pod| is_ready(pod)) {
+                let name = format!("{}/{}", pod.namespace(), pod.name());
+                if told.insert(name.clone()) {
+                    tell(&name);
+                }
+            }
+            let through = |pod: &crate::api::object::Object| pod.value["status"]["phase"] == "Succeeded";
+            let waiting: Vec<_> = pods.iter().filter(|pod| !is_ready(pod) && !through(pod)).collect();
+            let deployments = objects::list(self.store(), objects::DEPLOYMENT);
+            let complete = deployments.iter().all(|d| {
+                d.value["status"]["readyReplicas"].as_u64().unwrap_or(0)
+                    >= d.value["spec"]["replicas"].as_u64().unwrap_or(1)
+            });
+            if waiting.is_empty() && complete {
+                return Ok(());
+            }
+            if tokio::time::timeout_at(end, changes.wait()).await.is_err() {
+                let describe = |pod: &&Arc<crate::api::object::Object>| {
+                    let status = &pod.value["status"];
+                    let why = status["message"]
+                        .as_str()
+                        .or_else(|| status["containerStatuses"][0]["state"]["waiting"]["message"].as_str());
+                    format!("\n  {}/{}: {}", pod.namespace(), pod.name(), why.unwrap_or("no word of it yet"))
+                };
+                return Err(Error::TooLate {
+                    seconds: limit.as_secs(),
+                    what: "some pods are not ready".to_owned(),
+                    details: waiting.iter().map(describe).collect(),
+                });
+            }
+        }
+    }
+
+    /// A pod that runs.
+    pub fn pod(&self, namespace: &str, name: &str) -> Result<RunningPod> {
+        let found = self.pods().find(namespace, name);
+        found.ok_or_else(|| Error::NoSuchPod { name: format!("{namespace}/{name}") })
+    }
+
+    /// A command in a pod, ready to be given its input and output; `knit` is this very program.
+    pub fn pod_command(&self, pod: &RunningPod, line: &[String]) -> Command {
+        let program = match line.first().map(String::as_str) {
+            Some("knit") | None => self.program(),
+            Some(other) => other.into(),
+        };
+        let mut command = Command::new(program);
+        command.args(line.iter().skip(1)).kill_on_drop(true).process_group(0);
+        command.env("POD_NAME", &pod.name).env("POD_NAMESPACE", &pod.namespace).env("NODE_NAME", &pod.node);
+        command.env("POD_IP", pod.addresses.first().map(ToString::to_string).unwrap_or_default());
+        command
+    }
+
+    /// Starts a command in a pod's namespace.
+    pub fn spawn_in_pod(&self, pod: &RunningPod, command: Command) -> Result<Child> {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        let netns = pod.netns.as_ref().ok_or_else(|| Error::NoSuchPod { name: name.clone() })?;
+        node::spawn_in(netns, command, &format!("the command in pod {name}"))
+    }
+
+    /// Runs a command in a pod and returns what it printed, and whether it succeeded.
+    pub async fn exec(&self, namespace: &str, name: &str, line: &[&str]) -> Result<(bool, String)> {
+        let pod = self.pod(namespace, name)?;
+        let line: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
+        let mut command = self.pod_command(&pod, &line);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = self.spawn_in_pod(&pod, command)?;
+        let what = format!("the command in pod {namespace}/{name} cannot be waited for");
+        let output = child.wait_with_output().await.map_err(Error::io(what))?;
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        Ok((output.status.success(), text))
+    }
+
+    /// Takes the API away (connections are closed, watches end), or brings it back with all its objects.
+    pub async fn set_api(&self, up: bool) -> Result<()> {
+        let mut server = self.inner.server.lock().await;
+        match (up, server.take()) {
+            (true, None) => {
+                let config = Config { listen: api_address(), ..Config::default() };
+                let handle = Server::serve(self.store().clone(), &config).await.map_err(Error::Api)?;
+                *server = Some(handle);
+            }
+            (false, Some(handle)) => handle.shutdown().await,
+            (_, unchanged) => *server = unchanged,
+        }
+        Ok(())
+    }
+
+    /// Ends a node's agent with SIGKILL.
+    pub async fn kill_agent(&self, node: &str) -> Result<()> {
+        self.node(node)?.set_agent(false).await;
+        Ok(())
+    }
+
+    /// Starts a node's agent, and waits until it serves.
+    pub async fn start_agent(&self, node: &str) -> Result<()> {
+        let node = self.node(node)?;
+        node.set_agent(true).await;
+        self.wait_for_agent(&node).await
+    }
+
+    /// Takes a node's link down, or brings it up again.
+    pub fn set_link(&self, node: &str, up: bool) -> Result<()> {
+        let node = self.node(node)?;
+        node.set_link(&self.inner.wire, up)?;
+        self.write_node(&node)?;
+        self.inner.nodes_changed.notify_waiters();
+        Ok(())
+    }
+
+    /// A power cut: agent, pods and namespaces of a node are gone at once. Its pods' objects stay.
+    pub async fn lose_node(&self, name: &str) -> Result<()> {
+        let node = self.node(name)?;
+        node.set_agent(false).await;
+        self.pods().lose(name).await;
+        let (wire, lost) = (self.clone(), Arc::clone(&node));
+        blocking("a node was not taken away", move || lost.lose(&wire.inner.wire)).await?;
+        self.write_node(&node)
+    }
+
+    /// Boots a node: its agent starts, and its pods start anew.
+    pub async fn return_node(&self, name: &str) -> Result<()> {
+        let node = self.node(name)?;
+        if node.namespace().is_none() {
+            let (wire, booted) = (self.clone(), Arc::clone(&node));
+            blocking("a node did not boot", move || booted.boot(&wire.inner.wire)).await?;
+        }
+        self.start_agent(name).await?;
+        self.write_node(&node)?;
+        self.inner.nodes_changed.notify_waiters();
+        Ok(())
+    }
+
+    async fn wait_for_agent(&self, node: &Node) -> Result<()> {
+        let shim = Shim { program: self.program(), socket: knit_cni::paths::socket(&node.run_dir()) };
+        let limit = Duration::from_secs(20);
+        let end = Instant::now() + limit;
+        loop {
+            // Asked only once somebody can listen: each question is a process.
+            let error = if shim.socket.exists() && node.agent_pid().is_some() {
+                match tokio::net::UnixStream::connect(&shim.socket).await {
+                    Ok(_) => match shim.status().await {
+                        Ok(()) => return Ok(()),
+                        Err(error) => error.to_string(),
+                    },
+                    Err(error) => error.to_string(),
+                }
+            } else {
+                "its socket is not there".to_owned()
+            };
+            if Instant::now() > end {
+                let log = std::fs::read_to_string(node.log()).unwrap_or_default();
+                let tail: Vec<&str> = log.lines().rev().take(8).collect();
+                let tail = tail.into_iter().rev().map(|line| format!("\n  {line}")).collect::<String>();
+                return Err(Error::TooLate {
+                    seconds: limit.as_secs(),
+                    what: format!("the agent of {} does not serve: {error}", node.name),
+                    details: tail,
+                });
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Writes the Node object of a node as it is now.
+    fn write_node(&self, node: &Node) -> Result<()> {
+        let addresses = node.addresses();
+        let object = json!({"apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}}});
+        manifests::apply(self.store(), &object)?;
+        let mut list: Vec<Value> =
+            addresses.iter().map(|ip| json!({"type": "InternalIP", "address": ip.to_string()})).collect();
+        list.push(json!({"type": "Hostname", "address": node.name}));
+        let found = objects::get(self.store(), NODE, "", &node.name);
+        let others = found
+            .iter()
+            .flat_map(|n| n.value["status"]["conditions"].as_array().cloned().unwrap_or_default());
+        let mut conditions: Vec<Value> = others.filter(|c| c["type"] != "Ready").collect();
+        let (status, reason) =
+            if node.is_joined() { ("True", "KubeletReady") } else { ("False", "NodeLost") };
+        let now = crate::api::store::seconds(self.store().now());
+        conditions
+            .push(json!({"type": "Ready", "status": status, "reason": reason, "message": "said by knit lab",
+            "lastHeartbeatTime": now, "lastTransitionTime": now}));
+        let status = json!({"addresses": list, "conditions": conditions,
+            "nodeInfo": {"kubeletVersion": crate::api::VERSION, "osImage": "knit lab", "kernelVersion": "", "machineID": "",
+                "systemUUID": "", "bootID": "", "containerRuntimeVersion": "knit-lab://0", "kubeProxyVersion": "",
+                "operatingSystem": "linux", "architecture": std::env::consts::ARCH}});
+        objects::set_status(self.store(), NODE, "", &node.name, &status).map_err(|error| Error::Refused {
+            kind: "Node".to_owned(),
+            name: node.name.clone(),
+            error: Box::new(error),
+        })
+    }
+}
+
+/// Where the API is, on the wire.
+pub fn api_address() -> SocketAddr {
+    SocketAddr::new(Wire::gateway(), API_PORT)
+}
+
+async fn blocking(what: &'static str, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::io(what)(std::io::Error::other(error)))?
+}

@@ -1,0 +1,234 @@
+//! A node: a namespace on the wire with the real node agent in it, which lives and dies as a process of its own.
+
+use std::fs::{File, OpenOptions};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use knit_kernel::netns::NetNs;
+use knit_kernel::sandbox::loopback_up;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use super::error::{Error, Result};
+use super::wire::{self, Wire};
+
+/// How long an agent that ended by itself is left alone before it is started again.
+const RESTART: Duration = Duration::from_millis(200);
+
+/// What is to become of an agent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Wanted {
+    Running,
+    Stopped,
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its number on the wire, from 0.
+    pub index: u16,
+    dir: PathBuf,
+    state: Mutex<State>,
+    wanted: watch::Sender<Wanted>,
+    agent_pid: watch::Sender<Option<u32>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    namespace: Option<Arc<NetNs>>,
+    link_cut: bool,
+}
+
+/// How the agent is started.
+#[derive(Clone, Debug)]
+pub(crate) struct AgentCommand {
+    pub(crate) program: PathBuf,
+    pub(crate) api: String,
+    pub(crate) log: String,
+}
+
+impl Node {
+    pub(crate) fn new(index: u16, lab: &Path) -> Self {
+        let name = format!("node-{}", index + 1);
+        let dir = lab.join(&name);
+        Self {
+            name,
+            index,
+            dir,
+            state: Mutex::default(),
+            wanted: watch::Sender::new(Wanted::Stopped),
+            agent_pid: watch::Sender::new(None),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its addresses on the wire.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        wire::addresses(self.index).iter().map(ipnet::IpNet::addr).collect()
+    }
+
+    /// Its namespace; none while the node is lost.
+    pub fn namespace(&self) -> Option<Arc<NetNs>> {
+        self.state().namespace.clone()
+    }
+
+    /// Whether it is there and on the wire.
+    pub fn is_joined(&self) -> bool {
+        let state = self.state();
+        state.namespace.is_some() && !state.link_cut
+    }
+
+    /// The process of its agent, while there is one.
+    pub fn agent_pid(&self) -> Option<u32> {
+        *self.agent_pid.borrow()
+    }
+
+    /// The agent's run-time directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("knit")
+    }
+
+    /// Where the namespaces of its pods are.
+    pub fn pod_namespaces(&self) -> PathBuf {
+        self.dir.join("netns")
+    }
+
+    /// The agent's log.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("agent.log")
+    }
+
+    /// Makes the namespace and plugs it in. Blocks.
+    pub(crate) fn boot(&self, wire: &Wire) -> Result<()> {
+        for dir in [self.run_dir(), self.pod_namespaces(), self.dir.join("state")] {
+            let what = || format!("directory {} cannot be made", dir.display());
+            std::fs::create_dir_all(&dir).map_err(Error::io(what()))?;
+        }
+        let what = || format!("the namespace of {}", self.name);
+        let namespace = NetNs::unnamed().map_err(Error::kernel(what()))?;
+        let up = namespace.run(loopback_up).map_err(Error::kernel(what()))?;
+        up.map_err(Error::io(format!("lo of {} cannot be brought up", self.name)))?;
+        wire.plug(&self.name, self.index, &namespace)?;
+        *self.state() = State { namespace: Some(Arc::new(namespace)), link_cut: false };
+        Ok(())
+    }
+
+    /// The node is gone: its namespace, its link, and what a reboot empties. Its agent and pods must have ended. Blocks.
+    pub(crate) fn lose(&self, wire: &Wire) -> Result<()> {
+        wire.unplug(&self.name, self.index)?;
+        self.state().namespace = None;
+        for dir in [self.run_dir().join("netns"), self.pod_namespaces()] {
+            let what = || format!("the namespaces in {}", dir.display());
+            for (name, _) in NetNs::list(&dir).map_err(Error::kernel(what()))? {
+                NetNs::delete(dir.join(name)).map_err(Error::kernel(what()))?;
+            }
+        }
+        for dir in [self.run_dir(), self.pod_namespaces()] {
+            match std::fs::remove_dir_all(&dir) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::io(format!("{} cannot be emptied", dir.display()))(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes its link down, or brings it up again.
+    pub(crate) fn set_link(&self, wire: &Wire, up: bool) -> Result<()> {
+        if self.namespace().is_none() {
+            return Ok(());
+        }
+        wire.set(&self.name, self.index, up)?;
+        self.state().link_cut = !up;
+        Ok(())
+    }
+
+    /// Keeps the agent running until it is stopped; runs as long as the lab.
+    pub(crate) async fn supervise(self: Arc<Self>, command: AgentCommand) {
+        let mut wanted = self.wanted.subscribe();
+        loop {
+            if wanted.wait_for(|wanted| *wanted == Wanted::Running).await.is_err() {
+                return;
+            }
+            let Some(namespace) = self.namespace() else {
+                let _ = wanted.changed().await;
+                continue;
+            };
+            match self.spawn_agent(&namespace, &command) {
+                Ok(mut child) => {
+                    drop(namespace);
+                    self.agent_pid.send_replace(child.id());
+                    let ended = tokio::select! {
+                        ended = child.wait() => Some(ended),
+                        _ = wanted.wait_for(|wanted| *wanted == Wanted::Stopped) => None,
+                    };
+                    if ended.is_none() {
+                        // As a crash would: pods must not notice.
+                        let _ = child.kill().await;
+                    }
+                    self.agent_pid.send_replace(None);
+                    if ended.is_none() {
+                        continue;
+                    }
+                }
+                Err(error) => tracing::warn!(node = self.name, %error, "the agent does not start"),
+            }
+            tokio::time::sleep(RESTART).await;
+        }
+    }
+
+    /// Starts the agent, or ends it with SIGKILL.
+    pub(crate) async fn set_agent(&self, running: bool) {
+        let mut pid = self.agent_pid.subscribe();
+        self.wanted.send_replace(if running { Wanted::Running } else { Wanted::Stopped });
+        if !running {
+            let _ = pid.wait_for(Option::is_none).await;
+        }
+    }
+
+    fn spawn_agent(&self, namespace: &NetNs, how: &AgentCommand) -> Result<Child> {
+        let addresses: Vec<String> = self.addresses().iter().map(IpAddr::to_string).collect();
+        let mut command = Command::new(&how.program);
+        command
+            .arg("node")
+            .args(["--node-name", &self.name, "--node-ip", &addresses.join(","), "--api-url", &how.api])
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .arg("--state-dir")
+            .arg(self.dir.join("state"))
+            .arg("--netns-dirs")
+            .arg(self.pod_namespaces())
+            .args(["--log", &how.log])
+            .stdin(Stdio::null())
+            .stdout(append(&self.log())?)
+            .stderr(append(&self.log())?)
+            .process_group(0)
+            .kill_on_drop(true);
+        spawn_in(namespace, command, &format!("the agent of {}", self.name))
+    }
+}
+
+/// A file to add lines to.
+pub(crate) fn append(path: &Path) -> Result<File> {
+    let what = || format!("log {} cannot be written", path.display());
+    OpenOptions::new().create(true).append(true).open(path).map_err(Error::io(what()))
+}
+
+/// Starts a process in a network namespace: a child has the namespace of the thread that made it.
+pub(crate) fn spawn_in(namespace: &NetNs, mut command: Command, what: &str) -> Result<Child> {
+    let runtime = tokio::runtime::Handle::current();
+    let spawned = namespace.run(move || {
+        let _runtime = runtime.enter();
+        command.spawn()
+    });
+    spawned.map_err(Error::kernel(what))?.map_err(Error::io(format!("{what} cannot be started")))
+}

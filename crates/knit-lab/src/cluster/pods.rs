@@ -1,0 +1,617 @@
+//! The part of a kubelet: each pod that has a node gets a namespace, its networks through the shim, and its processes;
+//! its status says how it goes; when it is deleted, everything is taken back in the reverse order.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use knit_kernel::netns::NetNs;
+use knit_kernel::sandbox::loopback_up;
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::Lab;
+use super::error::{Error, Result};
+use super::node::{Node, append, spawn_in};
+use super::objects::{self, Changes, POD};
+use super::probe::{Probe, Target};
+use super::shim::{Sandbox, Shim};
+use crate::api::object::Object;
+
+/// How long processes get to end by themselves where the pod does not say less.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The pods that this lab runs.
+#[derive(Debug, Default)]
+pub(crate) struct Pods {
+    running: Mutex<BTreeMap<String, Running>>,
+}
+
+/// A pod that this lab runs, as others see it.
+#[derive(Clone, Debug)]
+pub struct RunningPod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Its network namespace, once it has its networks.
+    pub netns: Option<Arc<NetNs>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    pod: RunningPod,
+    ended: Arc<tokio::sync::Notify>,
+    stop: watch::Sender<Stop>,
+}
+
+/// How a pod is to end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Stop {
+    No,
+    /// In order: DEL, and its object goes.
+    Orderly,
+    /// Its node is gone: nothing is asked, and its object stays.
+    Lost,
+}
+
+impl Pods {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<String, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pod by its namespace and name.
+    pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<RunningPod> {
+        let running = self.running();
+        let mut pods = running.values().map(|running| &running.pod);
+        pods.find(|pod| pod.namespace == namespace && pod.name == name).cloned()
+    }
+
+    /// Ends all pods of a node at once, as a power cut does, and waits for that.
+    pub(crate) async fn lose(&self, node: &str) {
+        loop {
+            let next = {
+                let running = self.running();
+                let found = running.values().find(|running| running.pod.node == node);
+                found.map(|running| {
+                    running.stop.send_replace(Stop::Lost);
+                    Arc::clone(&running.ended)
+                })
+            };
+            let Some(ended) = next else { return };
+            let _ = tokio::time::timeout(Duration::from_millis(200), ended.notified()).await;
+        }
+    }
+}
+
+/// Runs pods as the API says; as long as the lab.
+pub(crate) async fn run(lab: Lab) {
+    let mut changes = Changes::of(lab.store(), &[POD]);
+    let mut workers = JoinSet::new();
+    loop {
+        pass(&lab, &mut workers);
+        tokio::select! {
+            () = changes.wait() => {}
+            () = lab.nodes_changed() => {}
+            Some(_) = workers.join_next() => {}
+        }
+    }
+}
+
+/// Starts a worker for each pod that needs one, and tells the others to stop.
+fn pass(lab: &Lab, workers: &mut JoinSet<()>) {
+    let pods = objects::list(lab.store(), POD);
+    let mut running = lab.pods().running();
+    for (uid, entry) in running.iter() {
+        let keep = pods.iter().any(|pod| pod.uid() == uid && !pod.is_deleting());
+        if !keep {
+            entry.stop.send_if_modified(|stop| {
+                *stop == Stop::No && {
+                    *stop = Stop::Orderly;
+                    true
+                }
+            });
+        }
+    }
+    for pod in pods {
+        let Some(node) = pod.value["spec"]["nodeName"].as_str().and_then(|node| lab.node(node).ok()) else {
+            continue;
+        };
+        if running.contains_key(pod.uid()) {
+            continue;
+        }
+        if pod.is_deleting() {
+            objects::delete(lab.store(), POD, &pod, Some(0));
+            continue;
+        }
+        if matches!(pod.value["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
+            || node.namespace().is_none()
+        {
+            continue;
+        }
+        let entry = Running {
+            pod: RunningPod {
+                namespace: pod.namespace().to_owned(),
+                name: pod.name().to_owned(),
+                node: node.name.clone(),
+                addresses: Vec::new(),
+                netns: None,
+            },
+            ended: Arc::default(),
+            stop: watch::Sender::new(Stop::No),
+        };
+        let (stop, ended) = (entry.stop.subscribe(), Arc::clone(&entry.ended));
+        running.insert(pod.uid().to_owned(), entry);
+        let lab = lab.clone();
+        workers.spawn(async move {
+            Worker::new(lab.clone(), node, Arc::clone(&pod), stop).run().await;
+            lab.pods().running().remove(pod.uid());
+            ended.notify_waiters();
+        });
+    }
+}
+
+/// What keeps one pod running.
+struct Worker {
+    lab: Lab,
+    node: Arc<Node>,
+    pod: Arc<Object>,
+    stop: watch::Receiver<Stop>,
+    shim: Shim,
+    sandbox: Sandbox,
+    host_network: bool,
+}
+
+impl Worker {
+    fn new(lab: Lab, node: Arc<Node>, pod: Arc<Object>, stop: watch::Receiver<Stop>) -> Self {
+        let shim = Shim { program: lab.program(), socket: knit_cni::paths::socket(&node.run_dir()) };
+        let id = format!("{}-{}", pod.uid(), lab.next_number());
+        let containers = pod.value["spec"]["containers"].as_array().into_iter().flatten();
+        let ports = containers.flat_map(|c| c["ports"].as_array().into_iter().flatten());
+        let mappings: Vec<Value> = ports
+            .filter(|p| p["hostPort"].as_u64().is_some_and(|n| n > 0))
+            .map(|p| {
+                let protocol = p["protocol"].as_str().unwrap_or("TCP").to_ascii_lowercase();
+                json!({"hostPort": p["hostPort"], "containerPort": p["containerPort"], "protocol": protocol,
+                    "hostIP": p["hostIP"].as_str().unwrap_or("")})
+            })
+            .collect();
+        let annotations = pod.value["metadata"].get("annotations").cloned().unwrap_or_else(|| json!({}));
+        let sandbox = Sandbox {
+            netns: node.pod_namespaces().join(&id),
+            id,
+            namespace: pod.namespace().to_owned(),
+            name: pod.name().to_owned(),
+            uid: pod.uid().to_owned(),
+            runtime_config: json!({"portMappings": mappings, "io.kubernetes.cri.pod-annotations": annotations}),
+        };
+        let host_network = pod.value["spec"]["hostNetwork"].as_bool().unwrap_or_default();
+        Self { lab, node, pod, stop, shim, sandbox, host_network }
+    }
+
+    async fn run(mut self) {
+        match self.start().await {
+            Ok(Some((namespace, addresses))) => self.keep_running(&namespace, &addresses).await,
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(pod = self.pod.name(), %error, "the pod's namespace cannot be made");
+                self.report("FailedCreatePodSandBox", &error.to_string());
+                let _ = self.stop.wait_for(|stop| *stop != Stop::No).await;
+            }
+        }
+        if *self.stop.borrow() == Stop::Lost {
+            self.lost();
+            return;
+        }
+        self.clean_up().await;
+        let gone = objects::get(self.lab.store(), POD, self.pod.namespace(), self.pod.name());
+        if gone.is_some_and(|pod| pod.uid() == self.pod.uid() && pod.is_deleting()) {
+            objects::delete(self.lab.store(), POD, &self.pod, Some(0));
+        }
+    }
+
+    /// Makes the namespace and asks for the networks until it has them; nothing if it is to stop before.
+    async fn start(&mut self) -> Result<Option<(Arc<NetNs>, Vec<IpAddr>)>> {
+        let what = || format!("the namespace of pod {}", self.pod.name());
+        if self.host_network {
+            let Some(namespace) = self.node.namespace() else { return Ok(None) };
+            let addresses = self.node.addresses();
+            self.started(&namespace, &addresses);
+            return Ok(Some((namespace, addresses)));
+        }
+        let path = self.sandbox.netns.clone();
+        let made = tokio::task::spawn_blocking(move || -> Result<NetNs, knit_kernel::netns::Error> {
+            let namespace = NetNs::create(&path)?;
+            // A loopback that does not come up shows in what the pod does; the kernel never refuses it to root.
+            let _ = namespace.run(loopback_up)?;
+            Ok(namespace)
+        });
+        let made = made.await.map_err(|error| Error::io(what())(std::io::Error::other(error)))?;
+        let namespace = Arc::new(made.map_err(Error::kernel(what()))?);
+        let mut pause = Duration::from_millis(50);
+        loop {
+            if *self.stop.borrow() != Stop::No {
+                return Ok(None);
+            }
+            match self.shim.add(&self.sandbox).await {
+                Ok(addresses) => {
+                    self.started(&namespace, &addresses);
+                    return Ok(Some((namespace, addresses)));
+                }
+                Err(error) => {
+                    self.report("FailedCreatePodSandBox", &error.to_string());
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        _ = self.stop.wait_for(|stop| *stop != Stop::No) => {}
+                    }
+                    pause = (pause * 2).min(Duration::from_secs(2));
+                }
+            }
+        }
+    }
+
+    fn started(&self, namespace: &Arc<NetNs>, addresses: &[IpAddr]) {
+        if let Some(entry) = self.lab.pods().running().get_mut(self.pod.uid()) {
+            entry.pod.netns = Some(Arc::clone(namespace));
+            entry.pod.addresses = addresses.to_vec();
+        }
+    }
+
+    /// Says why the pod does not run yet: in its status, and as an event.
+    fn report(&self, reason: &str, message: &str) {
+        let status = json!({"phase": "Pending", "reason": reason, "message": message});
+        self.set_status(&status);
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": message,
+            "metadata": {"generateName": format!("{}.", self.pod.name()), "namespace": self.pod.namespace()},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": self.pod.namespace(),
+                "name": self.pod.name(), "uid": self.pod.uid()},
+            "source": {"component": "knit-lab", "host": self.node.name},
+            "firstTimestamp": crate::api::store::seconds(self.lab.store().now()),
+            "lastTimestamp": crate::api::store::seconds(self.lab.store().now()), "count": 1,
+        });
+        if let Err(error) = self.lab.store().create_object(event) {
+            tracing::debug!(%error, "an event was refused");
+        }
+    }
+
+    fn set_status(&self, status: &Value) {
+        let done = objects::set_status(self.lab.store(), POD, self.pod.namespace(), self.pod.name(), status);
+        if let Err(error) = done
+            && error.reason != "NotFound"
+        {
+            tracing::warn!(%error, pod = self.pod.name(), "a pod's status was refused");
+        }
+    }
+
+    /// Runs the containers, and says in the status how they are, until it is told to stop.
+    async fn keep_running(&mut self, namespace: &Arc<NetNs>, addresses: &[IpAddr]) {
+        let containers = self.pod.value["spec"]["containers"].as_array().cloned().unwrap_or_default();
+        let mut children: Vec<Contained> = Vec::new();
+        for container in &containers {
+            children.push(Contained::new(container.clone()));
+        }
+        for contained in &mut children {
+            contained.start(self, namespace, addresses);
+        }
+        self.write_running(&children, addresses);
+        loop {
+            let node = self.node.namespace();
+            let target = node.map(|node| Target {
+                node,
+                pod: Arc::clone(namespace),
+                address: addresses.first().copied(),
+            });
+            let finished = tokio::select! {
+                _ = self.stop.wait_for(|stop| *stop != Stop::No) => break,
+                // Whichever container has news: an exit, a restart that is due, a probe.
+                changed = next_change(&mut children, target.as_ref()) => changed,
+            };
+            if let Some(index) = finished {
+                self.ended(&mut children[index], namespace, addresses);
+            }
+            if self.write_running(&children, addresses) {
+                let _ = self.stop.wait_for(|stop| *stop != Stop::No).await;
+                break;
+            }
+        }
+        let grace = self.pod.value["spec"]["terminationGracePeriodSeconds"]
+            .as_u64()
+            .map_or(GRACE, Duration::from_secs);
+        let grace = if *self.stop.borrow() == Stop::Lost { Duration::ZERO } else { grace.min(GRACE) };
+        for contained in &mut children {
+            contained.end(grace).await;
+        }
+    }
+
+    /// A container's process has ended, or is due again.
+    fn ended(&self, contained: &mut Contained, namespace: &Arc<NetNs>, addresses: &[IpAddr]) {
+        if contained.child.is_some() {
+            return;
+        }
+        let policy = self.pod.value["spec"]["restartPolicy"].as_str().unwrap_or("Always");
+        let again = policy == "Always" || (policy == "OnFailure" && contained.exit_code != Some(0));
+        if !again {
+            contained.done = true;
+        } else if contained.due.is_none() {
+            let pause = Duration::from_millis(200) * 2_u32.saturating_pow(contained.restarts.min(6));
+            contained.due = Some(tokio::time::Instant::now() + pause);
+        } else {
+            contained.due = None;
+            contained.restarts += 1;
+            contained.start(self, namespace, addresses);
+        }
+    }
+
+    /// Writes the status. Says whether the pod is through.
+    fn write_running(&self, children: &[Contained], addresses: &[IpAddr]) -> bool {
+        let now = crate::api::store::seconds(self.lab.store().now());
+        let done = children.iter().all(|c| c.done);
+        let ready = !done && children.iter().all(|c| c.ready && c.child.is_some());
+        let phase = match done {
+            true if children.iter().all(|c| c.exit_code == Some(0)) => "Succeeded",
+            true => "Failed",
+            false => "Running",
+        };
+        let current = objects::get(self.lab.store(), POD, self.pod.namespace(), self.pod.name());
+        let before = current.as_ref().map(|pod| &pod.value["status"]["conditions"]);
+        let condition = |kind: &str, holds: bool| {
+            let status = if holds { "True" } else { "False" };
+            let mut conditions = before.and_then(Value::as_array).into_iter().flatten();
+            let old = conditions.find(|c| c["type"] == kind && c["status"] == status);
+            let since = old.and_then(|c| c["lastTransitionTime"].as_str()).unwrap_or(&now);
+            json!({"type": kind, "status": status, "lastTransitionTime": since})
+        };
+        let statuses: Vec<Value> = children.iter().map(|c| c.status(&now)).collect();
+        let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+        let status = json!({
+            "phase": phase, "reason": null, "message": null,
+            "hostIP": self.node.addresses().first().map(IpAddr::to_string),
+            "hostIPs": self.node.addresses().iter().map(|ip| json!({"ip": ip.to_string()})).collect::<Vec<_>>(),
+            "podIP": addresses.first().map(IpAddr::to_string), "podIPs": ips,
+            "startTime": current.as_ref().and_then(|p| p.value["status"]["startTime"].as_str()).unwrap_or(&now),
+            "conditions": [
+                condition("PodScheduled", true), condition("PodReadyToStartContainers", true),
+                condition("Initialized", true), condition("ContainersReady", ready), condition("Ready", ready)],
+            "containerStatuses": statuses,
+        });
+        self.set_status(&status);
+        done
+    }
+
+    /// The node is lost, and the pod with it; its object waits for the node's return.
+    fn lost(&self) {
+        let _ = NetNs::delete(&self.sandbox.netns);
+        let now = crate::api::store::seconds(self.lab.store().now());
+        self.set_status(&json!({"phase": "Pending", "reason": "NodeLost", "message": "its node is lost",
+            "podIP": null, "podIPs": null, "containerStatuses": null,
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]}));
+    }
+
+    async fn clean_up(&self) {
+        if self.host_network {
+            return;
+        }
+        let mut pause = Duration::from_millis(50);
+        while let Err(error) = self.shim.del(&self.sandbox).await {
+            tracing::warn!(pod = self.pod.name(), %error, "DEL failed; once more");
+            if *self.stop.borrow() == Stop::Lost || self.node.namespace().is_none() {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+        let path = self.sandbox.netns.clone();
+        let deleted = tokio::task::spawn_blocking(move || NetNs::delete(path)).await;
+        if let Ok(Err(error)) = deleted {
+            tracing::warn!(pod = self.pod.name(), %error, "a pod's namespace cannot be deleted");
+        }
+    }
+
+    /// The command of a container, ready to run.
+    fn command(&self, container: &Value, addresses: &[IpAddr]) -> Result<Command> {
+        let words = |field: &str| -> Vec<String> {
+            let list = container[field].as_array().into_iter().flatten();
+            list.filter_map(|word| word.as_str().map(str::to_owned)).collect()
+        };
+        let mut line: Vec<String> = words("command");
+        if line.is_empty() {
+            line = built_in(container);
+        }
+        line.extend(words("args"));
+        let program = match line.first().map(String::as_str) {
+            Some("knit") | None => self.lab.program(),
+            Some(other) => PathBuf::from(other),
+        };
+        let mut command = Command::new(program);
+        command.args(line.iter().skip(1)).process_group(0).stdin(Stdio::null()).kill_on_drop(true);
+        command.env("POD_NAME", self.pod.name()).env("POD_NAMESPACE", self.pod.namespace());
+        command.env("NODE_NAME", &self.node.name);
+        command.env("POD_IP", addresses.first().map(IpAddr::to_string).unwrap_or_default());
+        for variable in container["env"].as_array().into_iter().flatten() {
+            if let (Some(name), Some(value)) = (variable["name"].as_str(), variable["value"].as_str()) {
+                command.env(name, value);
+            }
+        }
+        let log = self.lab.pod_log(self.pod.namespace(), self.pod.name());
+        command.stdout(append(&log)?).stderr(append(&log)?);
+        Ok(command)
+    }
+}
+
+/// The built-in server, on the container's ports; HTTP and UDP echo on 8080 if it names none.
+fn built_in(container: &Value) -> Vec<String> {
+    let mut line = vec!["knit".to_owned(), "lab".to_owned(), "serve".to_owned()];
+    let ports = container["ports"].as_array().filter(|ports| !ports.is_empty());
+    match ports {
+        Some(ports) => {
+            for port in ports {
+                let number = port["containerPort"].as_u64().unwrap_or(8080);
+                let flag = if port["protocol"] == "UDP" { "--udp" } else { "--http" };
+                line.extend([flag.to_owned(), number.to_string()]);
+            }
+        }
+        None => line.extend(["--http", "8080", "--udp", "8080"].map(str::to_owned)),
+    }
+    line
+}
+
+/// One container: its process and how ready it is.
+struct Contained {
+    container: Value,
+    child: Option<Child>,
+    probe: Option<Probe>,
+    /// When the next attempt is due, and what came of the last ones.
+    attempt_at: tokio::time::Instant,
+    in_a_row: (bool, u32),
+    ready: bool,
+    restarts: u32,
+    exit_code: Option<i32>,
+    problem: Option<String>,
+    due: Option<tokio::time::Instant>,
+    done: bool,
+}
+
+impl Contained {
+    fn new(container: Value) -> Self {
+        let probe = Probe::of(&container);
+        Self {
+            container,
+            child: None,
+            probe,
+            attempt_at: tokio::time::Instant::now(),
+            in_a_row: (false, 0),
+            ready: false,
+            restarts: 0,
+            exit_code: None,
+            problem: None,
+            due: None,
+            done: false,
+        }
+    }
+
+    fn start(&mut self, worker: &Worker, namespace: &NetNs, addresses: &[IpAddr]) {
+        let name = self.container["name"].as_str().unwrap_or_default();
+        let what = format!("container {name} of pod {}", worker.pod.name());
+        let spawned = worker
+            .command(&self.container, addresses)
+            .and_then(|command| spawn_in(namespace, command, &what));
+        match spawned {
+            Ok(child) => {
+                self.child = Some(child);
+                self.problem = None;
+                self.ready = self.probe.is_none();
+                self.in_a_row = (false, 0);
+                let delay = self.probe.as_ref().map_or(Duration::ZERO, |probe| probe.delay);
+                self.attempt_at = tokio::time::Instant::now() + delay;
+            }
+            Err(error) => {
+                let source = std::error::Error::source(&error).map(|s| format!(": {s}")).unwrap_or_default();
+                self.problem = Some(format!("{error}{source}"));
+                self.exit_code = Some(127);
+                self.child = None;
+                self.ready = false;
+            }
+        }
+    }
+
+    async fn change(&mut self, target: Option<&Target>) -> bool {
+        if let Some(due) = self.due {
+            tokio::time::sleep_until(due).await;
+            return true;
+        }
+        let Some(child) = &mut self.child else {
+            if self.done {
+                std::future::pending::<()>().await;
+            }
+            return true; // it did not start
+        };
+        let probing = async {
+            match (&self.probe, target) {
+                (Some(probe), Some(target)) => {
+                    tokio::time::sleep_until(self.attempt_at).await;
+                    probe.attempt(target).await
+                }
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = child.wait() => {
+                self.exit_code = ended.ok().and_then(|status| status.code()).or(Some(137));
+                self.child = None;
+                self.ready = false;
+                true
+            }
+            good = probing => {
+                self.probed(good);
+                false
+            }
+        }
+    }
+
+    fn probed(&mut self, good: bool) {
+        let Some(probe) = &self.probe else { return };
+        self.in_a_row = if self.in_a_row.0 == good { (good, self.in_a_row.1 + 1) } else { (good, 1) };
+        if good && self.in_a_row.1 >= probe.successes {
+            self.ready = true;
+        } else if !good && self.in_a_row.1 >= probe.failures {
+            self.ready = false;
+        }
+        // Until it is ready for the first time it is asked more often, so that a lab is up soon.
+        let pause = if self.ready || self.in_a_row.1 > 50 { probe.period } else { Duration::from_millis(50) };
+        self.attempt_at = tokio::time::Instant::now() + pause;
+    }
+
+    async fn end(&mut self, grace: Duration) {
+        let Some(mut child) = self.child.take() else { return };
+        let group = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+        if !grace.is_zero()
+            && let Some(group) = group
+        {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
+            let _ = tokio::time::timeout(grace, child.wait()).await;
+        }
+        if let Some(group) = group {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = child.kill().await;
+    }
+
+    fn status(&self, now: &str) -> Value {
+        let exit = self.exit_code.unwrap_or(0);
+        let state = if self.child.is_some() {
+            json!({"running": {"startedAt": now}})
+        } else if self.done {
+            let reason = if exit == 0 { "Completed" } else { "Error" };
+            json!({"terminated": {"exitCode": exit, "reason": reason, "finishedAt": now}})
+        } else {
+            let message = self.problem.clone().unwrap_or_else(|| format!("it ended with exit code {exit}"));
+            json!({"waiting": {"reason": "CrashLoopBackOff", "message": message}})
+        };
+        json!({
+            "name": self.container["name"], "image": self.container["image"].as_str().unwrap_or("knit-lab"),
+            "imageID": "", "ready": self.ready && self.child.is_some(), "started": self.child.is_some(),
+            "restartCount": self.restarts, "state": state,
+        })
+    }
+}
+
+/// Waits until a container has news; says which one if its process ended or is due.
+async fn next_change(children: &mut [Contained], target: Option<&Target>) -> Option<usize> {
+    use futures::FutureExt as _;
+    let waits = children
+        .iter_mut()
+        .enumerate()
+        .map(|(index, contained)| async move { contained.change(target).await.then_some(index) }.boxed());
+    let (news, _, _) = futures::future::select_all(waits).await;
+    news
+}

@@ -1,0 +1,74 @@
+//! `knit lab`: a whole cluster on one machine, with nothing installed.
+
+mod client;
+pub mod demo;
+mod inside;
+mod map;
+mod place;
+mod serve;
+mod talk;
+mod up;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// Run a whole cluster on this machine: nodes, pods and an API, with nothing installed and no root
+///
+/// Nodes are namespaces with the real node agent in each, pods are namespaces with real processes, and an embedded API
+/// stands in for a Kubernetes API server. The machine's own network is never touched. It is for first steps and tests,
+/// and no substitute for Kubernetes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show in a few seconds what Knit does, then take it all away again
+    Demo(demo::Args),
+    /// Start a lab in the background
+    Up(up::Args),
+    /// End a lab
+    Down(client::DownArgs),
+    /// Show what there is
+    Status(client::StatusArgs),
+    /// Run a command in a pod
+    Exec(client::ExecArgs),
+    /// Print what a pod, or the agent of a node, has printed
+    Logs(client::LogsArgs),
+    /// Apply manifests
+    Apply(client::ApplyArgs),
+    /// Print the path of the kubeconfig
+    Kubeconfig(client::KubeconfigArgs),
+    /// Break something, or mend it again
+    Fail(client::FailArgs),
+    /// The built-in server of pods that name no command
+    #[command(hide = true)]
+    Serve(serve::Args),
+    /// Ask an HTTP server, and print what it says
+    #[command(hide = true)]
+    Ask(talk::AskArgs),
+    /// Send numbered datagrams to an echo server, and print how many came back
+    #[command(hide = true)]
+    Stream(talk::StreamArgs),
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Up(args) => up::run(&args),
+        Command::Down(args) => client::down(&args),
+        Command::Status(args) => client::status(&args),
+        Command::Exec(args) => client::exec(&args),
+        Command::Logs(args) => client::logs(&args),
+        Command::Apply(args) => client::apply(&args),
+        Command::Kubeconfig(args) => client::kubeconfig(&args),
+        Command::Fail(args) => client::fail(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Ask(args) => talk::ask(&args),
+        Command::Stream(args) => talk::stream(&args),
+    }
+}
