@@ -1,6 +1,6 @@
 //! `cargo xtask shim`: the CNI shim as one small static file, for any Linux of this machine's kind.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -14,6 +14,13 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    let (file, size) = build(args.out.as_deref())?;
+    knit_output::print(&format!("{} ({} KiB)\n", file.display(), size / 1024))?;
+    Ok(())
+}
+
+/// Builds it, and copies it to `out`; where cargo put it, and its size.
+pub fn build(out: Option<&Path>) -> Result<(PathBuf, u64)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(&rustc).arg("-vV").output().context("cannot run rustc")?;
@@ -38,9 +45,8 @@ pub fn run(args: &Args) -> Result<()> {
         })?
         .len();
     let file = file.canonicalize().context("the shim's path")?;
-    knit_output::print(&format!("{} ({} KiB)\n", file.display(), size / 1024))?;
-    if let Some(out) = &args.out {
+    if let Some(out) = out {
         std::fs::copy(&file, out).with_context(|| format!("cannot copy the shim to {}", out.display()))?;
     }
-    Ok(())
+    Ok((file, size))
 }

@@ -23,7 +23,7 @@ use knit_runtime::{AttachRequest, Attachment, Change, Error, HostEnd, Reason, Re
 use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
 use crate::layer2;
-use crate::mark::{Mark, host_name};
+use crate::mark::{HOST_PREFIX, Mark, host_name};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
 use crate::wanted::{Entry, Links, put};
@@ -85,6 +85,12 @@ impl Core {
         let Some(link) = found else { return Ok(None) };
         let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
         let Some(there) = link.owner().and_then(Mark::parse) else {
+            if self.is_half_made(&link) {
+                tracing::info!(link = %plan.host, "removing a link whose making was cut off");
+                let handle = net.space.links()?;
+                handle.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+                return Ok(None);
+            }
             return conflict(format!(
                 "link {} is there and is not an attachment of ours: delete it",
                 plan.host
@@ -109,6 +115,17 @@ impl Core {
         tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged attachment");
         self.unmake(net, Some(&link), &there)?;
         Ok(None)
+    }
+
+    /// Whether a link is an attachment's that a killed runtime did not finish. The kernel takes a link's group when it
+    /// makes it, and its alias only afterwards; a kill in between leaves a link of ours that does not say whose it is.
+    pub fn is_half_made(&self, link: &Link) -> bool {
+        let name = link.name.as_str();
+        link.kind == "veth"
+            && link.alias.is_none()
+            && link.group == knit_kernel::owner::GROUP
+            && name.starts_with(HOST_PREFIX)
+            && !self.making().contains(name)
     }
 
     /// Makes it, and takes everything away again if it does not work.

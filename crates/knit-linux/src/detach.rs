@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 
+use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
 use knit_kernel::nft::{self, Element, Family, Nftables, TableId};
+use knit_kernel::owner;
 use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
 
 use crate::core::{Core, Known, Net};
@@ -183,6 +185,14 @@ impl Core {
         for net in self.nets()? {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             let handle = net.space.links()?;
+            let filter =
+                LinkFilter { kind: Some("veth"), group: Some(owner::GROUP), ..LinkFilter::default() };
+            for link in handle.links(&filter).map_err(internal("list links"))? {
+                if self.is_half_made(&link) {
+                    tracing::info!(link = %link.name, "removing a link whose making was cut off");
+                    handle.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+                }
+            }
             for (link, mark) in ports(&handle)? {
                 if !keep.contains(&mark.sandbox) {
                     let attachment = self.describe(&net, &link, &mark);

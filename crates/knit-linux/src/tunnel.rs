@@ -60,8 +60,9 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
         return Ok(());
     };
     wanted.up = true;
+    // One without its mark is one whose making was cut off.
     if let Some(link) = there
-        && !same(&wanted, &link)
+        && (!same(&wanted, &link) || (link.group == wanted.group && link.alias.is_none()))
     {
         handle.delete_link(link.index).map_err(internal("delete a tunnel that is not as wanted"))?;
     }

@@ -139,6 +139,9 @@ impl Agent {
         let door = CniDoor::open(&socket).map_err(StartError::Door)?;
         tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(), "serving");
         tasks.spawn(door.serve(core.clone()));
+        // Shims that found nobody between the first pass and now have left notes.
+        let late = core.clone();
+        tasks.spawn(async move { late.take_spooled().await });
         spawn_loops(&core, &objects, netns_dirs, &mut tasks);
         Ok(Self { core, objects, tasks, http })
     }

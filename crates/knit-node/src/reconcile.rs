@@ -107,7 +107,7 @@ impl Core {
     }
 
     /// Carries out the DELs that came while the agent was away.
-    async fn take_spooled(&self) {
+    pub(crate) async fn take_spooled(&self) {
         let folder = knit_cni::paths::spool(&self.config().run_dir);
         let notes = match knit_cni::spool::notes(&folder) {
             Ok(notes) => notes,

@@ -206,8 +206,15 @@ impl Books {
         interfaces: &[String],
         now: Millis,
     ) -> Result<(), LedgerError> {
+        let mut unused: Vec<&String> = Vec::new();
         if let Some(record) = self.store.get(sandbox.as_str()) {
             let mut record = record.clone();
+            // What was never attached never had a container: its addresses need no quarantine, and an ADD that fails
+            // again and again must not use them all up.
+            unused = interfaces
+                .iter()
+                .filter(|i| record.attachment(i.as_str()).is_some_and(|a| never_attached(a.state())))
+                .collect();
             for interface in interfaces {
                 // Both fail only for an interface that is not in the record, which is what is wanted.
                 let _ = record.detaching(interface);
@@ -216,7 +223,12 @@ impl Books {
             if record.is_empty() { self.store.remove(sandbox.as_str())? } else { self.store.put(record)? }
         }
         for interface in interfaces {
-            self.allocator.free(&LeaseKey::new(sandbox.as_str(), interface.as_str()), now);
+            let key = LeaseKey::new(sandbox.as_str(), interface.as_str());
+            if unused.contains(&interface) {
+                self.allocator.cancel(&key);
+            } else {
+                self.allocator.free(&key, now);
+            }
         }
         Ok(())
     }
@@ -225,6 +237,15 @@ impl Books {
 impl std::fmt::Debug for Books {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Books").field("records", &self.store.records().count()).finish_non_exhaustive()
+    }
+}
+
+/// Whether an attachment was planned, and perhaps begun, but never acknowledged.
+fn never_attached(state: &knit_ledger::AttachmentState) -> bool {
+    match state {
+        knit_ledger::AttachmentState::Planned => true,
+        knit_ledger::AttachmentState::Attached(_) => false,
+        knit_ledger::AttachmentState::Detaching(made) => made.is_null(),
     }
 }
 

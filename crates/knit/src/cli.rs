@@ -19,6 +19,10 @@ pub enum Command {
     Completions(command::completions::Args),
     /// Check a network runtime against the profiles of KNI v1alpha1
     Conformance(command::conformance::Args),
+    /// Look for what is wrong on this node, and say what to do
+    Doctor(Box<command::doctor::Args>),
+    /// Show Networks, attachments, blocks or nodes
+    Get(Box<command::get::Args>),
     /// Be the CNI shim, as a container runtime runs it
     #[command(hide = true)]
     Cni,

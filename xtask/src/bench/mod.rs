@@ -2,6 +2,7 @@
 //!
 //! A benchmark is a function that returns [`Row`]s; it lives in a file of its own here and is named in [`Name`].
 
+mod attach;
 mod kernel;
 mod row;
 
@@ -24,6 +25,8 @@ pub struct Args {
 /// The benchmarks there are.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Name {
+    /// A pod's networks through the shim, next to the containernetworking plugins
+    Attach,
     /// A pod's veth, addresses and routes, next to `ip -batch`
     Kernel,
 }
@@ -33,6 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
         return run_optimised();
     }
     let rows: Vec<Row> = match args.name {
+        Name::Attach => attach::run()?,
         Name::Kernel => kernel::run()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };

@@ -2,9 +2,12 @@
 
 pub mod completions;
 pub mod conformance;
+pub mod doctor;
+pub mod get;
 pub mod lab;
 pub mod man;
 pub mod node;
+mod objects;
 pub mod proxy;
 
 use std::process::ExitCode;
@@ -18,6 +21,8 @@ pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Doctor(args) => doctor::run(*args),
+        Command::Get(args) => get::run(&args),
         Command::Cni => Ok(knit_cni::shim::main()),
         Command::Lab(args) => lab::run(*args),
         Command::Man(args) => man::run(&args),

@@ -1,0 +1,110 @@
+//! What the kernel must offer, apart from what the trial pod shows: sysctls, connection tracking, bridges' packets.
+
+use std::path::Path;
+
+use super::Node;
+
+pub fn look(node: &mut Node) {
+    forwarding(node);
+    conntrack(node);
+    bridged_packets(node);
+    user_namespaces(node);
+}
+
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// The agent turns it on; somebody else may turn it off again.
+fn forwarding(node: &mut Node) {
+    let check = "forwarding";
+    for (name, path) in [
+        ("net.ipv4.ip_forward", "/proc/sys/net/ipv4/ip_forward"),
+        ("net.ipv6.conf.all.forwarding", "/proc/sys/net/ipv6/conf/all/forwarding"),
+    ] {
+        match read(path).as_deref() {
+            Some("0") if node.was_ready() => {
+                let advice = format!(
+                    "sysctl -w {name}=1, and see what turned it off (often a file in /etc/sysctl.d); the agent turns it on when it sets a Network of that family up"
+                );
+                // A node without IPv6 Networks does not need it for IPv6.
+                if name.contains("ipv6") {
+                    node.warning(
+                        check,
+                        format!("{name} is 0: IPv6 packets do not pass between pods and nodes"),
+                        advice,
+                    );
+                } else {
+                    node.wrong(
+                        check,
+                        format!("{name} is 0: packets do not pass between pods and nodes"),
+                        advice,
+                    );
+                }
+            }
+            Some("0") => node.good(check, format!("{name} is 0; the agent turns it on when it needs it")),
+            Some(value) => node.good(check, format!("{name} is {value}")),
+            None => {
+                node.unknown(check, format!("{name} cannot be read: this kernel may be without that family"));
+            }
+        }
+    }
+}
+
+fn conntrack(node: &mut Node) {
+    let check = "connection tracking";
+    let number = |path: &str| read(path).and_then(|text| text.parse::<u64>().ok());
+    let most = number("/proc/sys/net/netfilter/nf_conntrack_max");
+    let now = number("/proc/sys/net/netfilter/nf_conntrack_count");
+    match (now, most) {
+        (Some(now), Some(most)) if most > 0 && now * 10 >= most * 9 => node.wrong(
+            check,
+            format!("{now} of {most} connections are tracked: further ones are dropped"),
+            "raise it: sysctl -w net.netfilter.nf_conntrack_max=NUMBER (each takes about 300 bytes)",
+        ),
+        (Some(now), Some(most)) => node.good(check, format!("{now} of at most {most} connections")),
+        _ => node.warning(
+            check,
+            "nf_conntrack is not there (yet)",
+            "modprobe nf_conntrack; where that fails, use a kernel with CONFIG_NF_CONNTRACK",
+        ),
+    }
+}
+
+fn bridged_packets(node: &mut Node) {
+    let check = "bridged packets";
+    if Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() {
+        node.good(check, "br_netfilter is there: Services work on Layer2 Networks");
+    } else {
+        node.warning(
+            check,
+            "br_netfilter is not loaded: Services do not work between pods of one Layer2 Network",
+            "modprobe br_netfilter, and name it in /etc/modules-load.d; Layer3 Networks do not need it",
+        );
+    }
+}
+
+/// For the lab only.
+fn user_namespaces(node: &mut Node) {
+    let check = "user namespaces";
+    let closed = [
+        ("user.max_user_namespaces", "/proc/sys/user/max_user_namespaces", "0"),
+        ("kernel.unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone", "0"),
+        (
+            "kernel.apparmor_restrict_unprivileged_userns",
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+        ),
+    ];
+    let found = closed.iter().find(|(_, path, bad)| read(path).as_deref() == Some(bad));
+    match found {
+        // The agent does not need them, so this is nothing to repair on a node.
+        Some((name, _, value)) => {
+            node.good(
+                check,
+                format!("{name} is {value}: the lab needs root here; the agent does not need them"),
+            );
+        }
+        None => node.good(check, "allowed: the lab runs without root"),
+    }
+}

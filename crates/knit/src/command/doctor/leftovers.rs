@@ -1,0 +1,165 @@
+//! What is in the kernel and belongs to nobody, what is recorded and not in the kernel, and noted DELs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use knit_api::Network;
+use knit_kernel::handle::LinkFilter;
+use knit_kernel::netns::NetNs;
+use knit_kernel::{Error as KernelError, Handle};
+use knit_ledger::AttachmentState;
+
+use super::agent::some;
+use super::{Node, chain};
+
+/// What host ends of attachments have in their owner's mark: `pod SANDBOX INTERFACE ...`.
+const POD: &str = "pod";
+
+pub async fn look(node: &mut Node) {
+    noted(node);
+    attachments(node);
+    routers(node).await;
+}
+
+fn noted(node: &mut Node) {
+    let folder = knit_cni::paths::spool(&node.args.run_dir);
+    match knit_cni::spool::notes(&folder) {
+        Ok(notes) if notes.is_empty() => node.good("noted DELs", "none waits"),
+        Ok(notes) => node.warning(
+            "noted DELs",
+            format!("{} DELs came while the agent was away, and wait in {}", notes.len(), folder.display()),
+            "start the agent; if it runs, it carries them out within a minute, or its log says why not",
+        ),
+        Err(error) => node.unknown("noted DELs", format!("{} cannot be read: {error}", folder.display())),
+    }
+}
+
+/// The node's namespace, and its routers by name.
+fn spaces(node: &Node) -> Result<Vec<(String, NetNs)>, KernelError> {
+    let routers = node.args.run_dir.join("netns");
+    let mut spaces = vec![("the node".to_owned(), NetNs::current()?)];
+    for (name, _) in NetNs::list(&routers)? {
+        let space = NetNs::open(routers.join(&name))?;
+        spaces.push((format!("router {name}"), space));
+    }
+    Ok(spaces)
+}
+
+/// Compares host ends in the kernel with the ledger.
+fn attachments(node: &mut Node) {
+    let check = "attachments";
+    let Some(records) = &node.records else { return };
+    let mut recorded: BTreeMap<(String, String), bool> = BTreeMap::new();
+    for record in records {
+        for attachment in record.attachments() {
+            let whole = matches!(attachment.state(), AttachmentState::Attached(_));
+            recorded.insert((record.sandbox().to_owned(), attachment.plan().interface.clone()), whole);
+        }
+    }
+    let found = spaces(node).and_then(|spaces| {
+        let mut found = Vec::new();
+        for (place, space) in spaces {
+            let filter = LinkFilter { kind: Some("veth"), owned: true, ..LinkFilter::default() };
+            for link in Handle::open(&space)?.links(&filter)? {
+                let mut words = link.owner().unwrap_or_default().split(' ').map(str::to_owned);
+                if words.next().as_deref() == Some(POD) {
+                    let key = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                    found.push((key, place.clone(), link));
+                }
+            }
+        }
+        Ok(found)
+    });
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => {
+            return node.unknown(check, format!("links cannot be listed: {}; run it as root", chain(&error)));
+        }
+    };
+    let mut strays = Vec::new();
+    let mut down = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (key, place, link) in &found {
+        if !recorded.contains_key(key) {
+            strays.push(format!("{} in {place} (sandbox {})", link.name, key.0));
+        } else if !link.running {
+            down.push(format!("{} in {place} (interface {} of sandbox {})", link.name, key.1, key.0));
+        }
+        seen.insert(key.clone());
+    }
+    let lost: Vec<String> = recorded
+        .iter()
+        .filter(|(key, whole)| **whole && !seen.contains(*key))
+        .map(|((sandbox, interface), _)| format!("{interface} of sandbox {sandbox}"))
+        .collect();
+    if strays.is_empty() && lost.is_empty() && down.is_empty() {
+        return node.good(check, format!("kernel and ledger agree on {} attachments", found.len()));
+    }
+    if !strays.is_empty() {
+        node.warning(
+            check,
+            format!("interfaces of nobody: {}", some(&strays)),
+            "restart the agent: it removes what nobody recorded; if they stay, its log says why",
+        );
+    }
+    if !lost.is_empty() {
+        node.wrong(
+            check,
+            format!("recorded, and not in the kernel: {}", some(&lost)),
+            "the agent makes them again within a minute; if not, delete the pods and read its log",
+        );
+    }
+    if !down.is_empty() {
+        node.wrong(
+            check,
+            format!("carry no packets: {}", some(&down)),
+            "something in the pod or on the node set an end down; delete the pod, or set it up again (ip link set NAME up)",
+        );
+    }
+}
+
+/// Routers of Networks that nobody knows any more.
+async fn routers(node: &mut Node) {
+    let check = "routers";
+    let directory = node.args.run_dir.join("netns");
+    let routers: Vec<String> = match NetNs::list(&directory) {
+        Ok(found) => found.into_iter().map(|(name, _)| name).collect(),
+        Err(error) => return node.unknown(check, format!("{}; run it as root", chain(&error))),
+    };
+    let Some(known) = networks(node).await else {
+        return node
+            .unknown(check, format!("{} routers; which Networks there are is not known", routers.len()));
+    };
+    let known: BTreeSet<String> = known.into_iter().filter_map(|n| n.metadata.name).collect();
+    let used: BTreeSet<&str> = node
+        .records
+        .iter()
+        .flatten()
+        .flat_map(knit_ledger::SandboxRecord::attachments)
+        .map(|a| a.plan().network.as_str())
+        .collect();
+    let nobodys: Vec<&String> =
+        routers.iter().filter(|name| !known.contains(*name) && !used.contains(name.as_str())).collect();
+    if nobodys.is_empty() {
+        return node
+            .good(check, format!("{} router namespaces, each of a Network that is there", routers.len()));
+    }
+    node.warning(
+        check,
+        format!("router namespaces of Networks that are gone: {}", some(&nobodys)),
+        "restart the agent while the API answers: it removes them at its start",
+    );
+}
+
+/// The Networks: from where the flags say, or else what the agent keeps on disk.
+pub async fn networks(node: &Node) -> Option<Vec<Network>> {
+    if node.args.from.is_given() {
+        let listing = node.args.from.open().await.ok()?;
+        return listing.list::<Network>(None).await.ok();
+    }
+    let cache = node.args.state_dir.join("boot-cache.json");
+    if !cache.exists() {
+        return None;
+    }
+    let world = knit_node::world::boot::BootFile::new(&node.args.state_dir).load().into_world();
+    Some(world.networks.values().map(|network| (**network).clone()).collect())
+}

@@ -1,0 +1,42 @@
+//! Who may talk to the agent: root alone.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+
+use knit_kernel::testing::privileged;
+
+use crate::support::{Cluster, Pod, build_shim, shim_command};
+
+#[test]
+fn another_user_is_not_served() {
+    build_shim();
+    privileged(|| {
+        let mut cluster = Cluster::new();
+        cluster.a.start();
+        let node = &cluster.a;
+        // Even where the file would let anybody in.
+        for (path, mode) in [(node.run.clone(), 0o755), (node.socket(), 0o666)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("opened");
+        }
+        let pod = Pod::new("stranger");
+        let program = std::path::PathBuf::from("/run/knit-cni");
+        std::fs::copy(crate::support::shim(), &program).expect("a copy that anybody may run");
+        let run = |uid: u32| {
+            let like = shim_command("ADD", &pod.sandbox, &pod.path, &pod.sandbox);
+            let mut command = std::process::Command::new(&program);
+            command.env_clear().envs(like.get_envs().filter_map(|(k, v)| Some((k, v?))));
+            command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).uid(uid);
+            let mut child = command.spawn().expect("the shim starts");
+            let config = serde_json::json!({"cniVersion": "1.1.0", "name": "knit", "type": "knit-cni",
+                "socket": node.socket(), "timeoutSeconds": 2,
+                "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}}});
+            child.stdin.take().expect("a pipe").write_all(config.to_string().as_bytes()).expect("read");
+            child.wait_with_output().expect("the shim ends").status.success()
+        };
+        assert!(!run(65534), "nobody got a network");
+        node.audit(&[].into());
+        assert!(run(0), "root gets one");
+        node.audit(&[("stranger", 1)].into());
+    });
+}

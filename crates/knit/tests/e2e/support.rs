@@ -1,0 +1,567 @@
+//! A small cluster out of namespaces: nodes on one wire, each with an agent of its own, and pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use knit_cni::protocol::{self, PROTOCOL_VERSION, Request, Response};
+use knit_kernel::addr::Address;
+use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
+use knit_kernel::link::{Bridge, Change, NewLink, Peer};
+use knit_kernel::netns::NetNs;
+use knit_kernel::testing::{eventually, in_namespaces, namespace};
+use knit_kernel::{Handle, IfName, Op, owner};
+use knit_ledger::{AttachmentState, SandboxRecord};
+use serde_json::{Value, json};
+
+/// How long something may take that must happen on a busy machine.
+pub const SOON: Duration = Duration::from_secs(30);
+/// How long a packet is waited for that must not come.
+pub const NEVER: Duration = Duration::from_millis(300);
+
+/// Where namespaces of pods are mounted, as a container runtime does.
+pub const PODS: &str = "/run/netns";
+
+/// Runs a test in namespaces of its own, with the shim built.
+pub fn e2e<F: FnOnce()>(test: F) {
+    build_shim();
+    in_namespaces(test);
+}
+
+/// The shim that belongs to the `knit` under test. Cargo gives tests only the programs of their own package.
+pub fn shim() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_knit")).with_file_name("knit-cni")
+}
+
+pub fn build_shim() {
+    // Inside the namespaces it was built before.
+    if std::env::var_os("KNIT_TEST_IN_NAMESPACES").is_some() {
+        return;
+    }
+    let Some(cargo) = std::env::var_os("CARGO") else { return };
+    let profile = match shim().parent().and_then(Path::file_name).and_then(|n| n.to_str()) {
+        Some("debug") | None => "dev".to_owned(),
+        Some(other) => other.to_owned(),
+    };
+    let target = shim().ancestors().nth(2).map(Path::to_owned).expect("a target directory");
+    let built = Command::new(cargo)
+        .args([
+            "build",
+            "--quiet",
+            "-p",
+            "knit-cni",
+            "--bin",
+            "knit-cni",
+            "--profile",
+            &profile,
+            "--target-dir",
+        ])
+        .arg(target)
+        .status();
+    assert!(built.expect("cargo runs").success(), "the shim does not build");
+}
+
+pub fn name(text: &str) -> IfName {
+    IfName::new(text).expect("a name")
+}
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// Nodes `a` (192.168.7.1) and `b` (192.168.7.2) on one segment, and the folder that their agents read.
+pub struct Cluster {
+    pub a: Node,
+    pub b: Node,
+    pub objects: PathBuf,
+    _wire: NetNs,
+}
+
+pub struct Node {
+    pub name: &'static str,
+    pub space: NetNs,
+    pub run: PathBuf,
+    pub state: PathBuf,
+    pub objects: PathBuf,
+    /// The objects are away: an API server that nobody listens for.
+    pub away: bool,
+    agent: Option<Child>,
+}
+
+/// Runs the shim for a node, from any thread.
+#[derive(Clone)]
+pub struct Caller {
+    socket: PathBuf,
+}
+
+/// A pod's namespace.
+pub struct Pod {
+    pub sandbox: String,
+    pub space: NetNs,
+    pub path: PathBuf,
+}
+
+/// What a run of the shim left.
+#[derive(Debug)]
+pub struct Ran {
+    pub ok: bool,
+    pub json: Value,
+}
+
+impl Cluster {
+    /// Both nodes with the same objects; agents are not started.
+    pub fn new() -> Self {
+        let wire = namespace();
+        let handle = Handle::open(&wire).expect("a handle");
+        let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
+        bridge.up = true;
+        handle.create_link(&bridge).expect("the wire");
+        let objects = PathBuf::from("/run/objects");
+        std::fs::create_dir_all(&objects).expect("a folder");
+        std::fs::create_dir_all(PODS).expect("a folder");
+        let cluster = Self {
+            a: Node::new("a", 1, &wire, &objects),
+            b: Node::new("b", 2, &wire, &objects),
+            objects,
+            _wire: wire,
+        };
+        for object in objects_of_cluster() {
+            cluster.put(&object);
+        }
+        cluster
+    }
+
+    /// Both agents run.
+    pub fn started() -> Self {
+        let mut cluster = Self::new();
+        cluster.a.start();
+        cluster.b.start();
+        cluster
+    }
+
+    pub fn put(&self, object: &Value) {
+        let text = |field: &Value| field.as_str().expect("text").to_lowercase();
+        let file = format!("{}-{}.json", text(&object["kind"]), text(&object["metadata"]["name"]));
+        let unfinished = self.objects.join(format!(".{file}"));
+        std::fs::write(&unfinished, object.to_string()).expect("written");
+        std::fs::rename(unfinished, self.objects.join(file)).expect("in place");
+    }
+}
+
+/// A default Network, and two that overlap: blue is switched, green is routed, and what is blue's block on one node is
+/// green's on the other.
+fn objects_of_cluster() -> Vec<Value> {
+    let network = |name: &str, id: u32, topology: &str, subnets: [&str; 2], more: Value| {
+        let subnets: Vec<Value> = subnets.iter().map(|cidr| json!({"cidr": cidr})).collect();
+        let mut spec = json!({"class": "knit", "topology": topology, "subnets": subnets});
+        if let (Some(spec), Value::Object(more)) = (spec.as_object_mut(), more) {
+            spec.extend(more);
+        }
+        json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
+            "spec": spec, "status": {"id": id}})
+    };
+    let all = || json!({"allowedNamespaces": {"from": "All"}});
+    let tenant = ["10.77.0.0/16", "fd77::/64"];
+    let mut objects = vec![
+        network("default", 1, "Layer3", ["10.244.0.0/16", "fd44::/64"], json!({})),
+        network("blue", 2, "Layer2", tenant, all()),
+        network("green", 3, "Layer3", tenant, all()),
+        network("tiny", 4, "Layer3", ["10.99.0.0/24", "fd99::/64"], all()),
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}),
+    ];
+    for (node, host) in [("a", 1), ("b", 2)] {
+        let addresses = [format!("192.168.7.{host}"), format!("fd07::{host}")];
+        let addresses: Vec<Value> =
+            addresses.iter().map(|a| json!({"type": "InternalIP", "address": a})).collect();
+        objects.push(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
+            "status": {"addresses": addresses}}));
+    }
+    objects.extend([
+        block("default", "a", "10.244.1.0/24", "fd44::100/120"),
+        block("default", "b", "10.244.2.0/24", "fd44::200/120"),
+        block("blue", "a", "10.77.1.0/24", "fd77::100/120"),
+        block("blue", "b", "10.77.2.0/24", "fd77::200/120"),
+        block("green", "a", "10.77.2.0/24", "fd77::200/120"),
+        block("green", "b", "10.77.1.0/24", "fd77::100/120"),
+        block("tiny", "a", "10.99.0.8/29", "fd99::8/125"),
+    ]);
+    // Room for a thousand pods within the quarantine of freed addresses.
+    objects.extend((3..6).map(|n| {
+        let mut more = block("default", "a", &format!("10.244.{n}.0/24"), &format!("fd44::{n}00/120"));
+        more["metadata"]["name"] = format!("default-a-{n}").into();
+        more
+    }));
+    objects
+}
+
+pub fn block(network: &str, node: &str, v4: &str, v6: &str) -> Value {
+    json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
+        "metadata": {"name": format!("{network}-{node}")},
+        "spec": {"network": network, "node": node, "ipv4": v4, "ipv6": v6}})
+}
+
+impl Node {
+    fn new(name: &'static str, host: u8, wire: &NetNs, objects: &Path) -> Self {
+        let space = namespace();
+        let outside = Handle::open(wire).expect("a handle");
+        let mut port = NewLink::veth(self::name(name), Peer::new(self::name("eth0"), &space));
+        port.master = Some(outside.index_of(&self::name("wire")).expect("the wire"));
+        port.up = true;
+        outside.create_link(&port).expect("a port of the wire");
+        let inside = Handle::open(&space).expect("a handle");
+        let eth0 = inside.index_of(&self::name("eth0")).expect("eth0");
+        let mut ops: Vec<Op<'_>> = vec![Change::of(eth0).up().into()];
+        for address in [format!("192.168.7.{host}/24"), format!("fd07::{host}/64")] {
+            let address: IpNet = address.parse().expect("an address");
+            ops.push(Op::create(Address::new(eth0, address)));
+        }
+        inside.apply(&ops).expect("addresses of eth0");
+        let run = PathBuf::from(format!("/run/knit-{name}"));
+        let state = PathBuf::from(format!("/run/state-{name}"));
+        Self { name, space, run, state, objects: objects.to_owned(), away: false, agent: None }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        knit_cni::paths::socket(&self.run)
+    }
+
+    fn log(&self) -> PathBuf {
+        PathBuf::from(format!("/run/log-{}", self.name))
+    }
+
+    /// Where the agent writes what it has to say.
+    pub fn written(&self) -> PathBuf {
+        PathBuf::from(format!("/run/written-{}", self.name))
+    }
+
+    /// Starts an agent, which may have to wait for the one before.
+    pub fn spawn(&self) -> Child {
+        let log = File::options().append(true).create(true).open(self.log()).expect("a log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_knit"));
+        command.args(["node", "--node-name", self.name, "--netns-dirs", PODS]);
+        if self.away {
+            command.args(["--api-url", "http://127.0.0.1:1"]);
+        } else {
+            command.arg("--objects-from").arg(&self.objects).arg("--objects-to").arg(self.written());
+        }
+        command.arg("--run-dir").arg(&self.run).arg("--state-dir").arg(&self.state);
+        command.env("NO_COLOR", "1").env("KNIT_LOG", "info");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // A child is born in the namespace of the thread that starts it.
+        self.space.run(|| command.spawn()).expect("a visit").expect("the agent starts")
+    }
+
+    /// Starts an agent and waits until it serves.
+    pub fn start(&mut self) {
+        self.agent = Some(self.spawn());
+        self.wait_serving();
+    }
+
+    pub fn wait_serving(&self) {
+        eventually(&format!("agent {} serves", self.name), SOON, || self.serves());
+    }
+
+    /// Whether the agent itself says that it is ready. The shim's STATUS would also speak for one that is away.
+    pub fn serves(&self) -> bool {
+        let Ok(mut stream) = UnixStream::connect(self.socket()) else { return false };
+        let config = json!({"cniVersion": "1.1.0", "name": "knit"}).to_string();
+        let request = Request {
+            version: PROTOCOL_VERSION,
+            command: protocol::Command::Status,
+            container_id: String::new(),
+            netns: String::new(),
+            ifname: String::new(),
+            args: knit_cni::Args::default(),
+            path: String::new(),
+            config: knit_cni::NetworkConfig::parse(config.as_bytes()).expect("a configuration"),
+            timeout_ms: None,
+        };
+        protocol::send(&mut stream, &request).is_ok()
+            && matches!(protocol::receive::<Response>(&mut stream), Ok(Response::Ok(_)))
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        let mut agent = self.agent.take().expect("an agent");
+        agent.kill().expect("killed");
+        agent.wait().expect("gone");
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop(&mut self) {
+        let mut agent = self.agent.take().expect("an agent");
+        terminate(&agent);
+        assert!(agent.wait().expect("gone").success(), "a graceful stop");
+    }
+
+    /// A second agent takes over: it is there before the first one stops.
+    pub fn replace(&mut self) {
+        let next = self.spawn();
+        self.stop();
+        self.agent = Some(next);
+        self.wait_serving();
+    }
+
+    /// Runs the shim for a pod, as containerd does.
+    pub fn cni(&self, command: &str, pod: &Pod, networks: &str) -> Ran {
+        self.caller().cni(command, pod, networks)
+    }
+
+    /// The same, with another name of the pod and more in the configuration.
+    pub fn cni_as(&self, command: &str, pod: &Pod, pod_name: &str, networks: &str, more: &Value) -> Ran {
+        self.caller().cni_as(command, pod, pod_name, networks, more)
+    }
+
+    pub fn caller(&self) -> Caller {
+        Caller { socket: self.socket() }
+    }
+
+    /// Adds a pod that must come to be.
+    pub fn add(&self, sandbox: &str, networks: &str) -> (Pod, Value) {
+        let pod = Pod::new(sandbox);
+        let ran = self.cni("ADD", &pod, networks);
+        assert!(ran.ok, "ADD {sandbox}: {}", ran.json);
+        (pod, ran.json)
+    }
+
+    pub fn del(&self, pod: &Pod) {
+        let ran = self.cni("DEL", pod, "");
+        assert!(ran.ok, "DEL {}: {}", pod.sandbox, ran.json);
+    }
+
+    /// The attachments in the ledger, with their addresses.
+    pub fn recorded(&self) -> Vec<SandboxRecord> {
+        knit_ledger::read(&self.run.join("ledger")).expect("a ledger").0
+    }
+
+    /// The attachments that the kernel has: sandbox and interface, by the marks of their host ends.
+    pub fn in_kernel(&self) -> BTreeSet<(String, String)> {
+        let mut found = BTreeSet::new();
+        for space in self.spaces() {
+            let handle = Handle::open(&space).expect("a handle");
+            let filter = LinkFilter { kind: Some("veth"), owned: true, ..LinkFilter::default() };
+            for link in handle.links(&filter).expect("links") {
+                let mark = link.owner().unwrap_or_default().to_owned();
+                let mut words = mark.split(' ');
+                if words.next() == Some("pod") {
+                    let mut word = || words.next().unwrap_or_default().to_owned();
+                    found.insert((word(), word()));
+                }
+            }
+        }
+        found
+    }
+
+    /// The node's namespace and those of its routers.
+    fn spaces(&self) -> Vec<NetNs> {
+        let routers = self.run.join("netns");
+        let names = NetNs::list(&routers).expect("routers");
+        let mut spaces = vec![self.space.try_clone().expect("a clone")];
+        spaces.extend(names.iter().map(|(name, _)| NetNs::open(routers.join(name)).expect("a router")));
+        spaces
+    }
+
+    /// Kernel, ledger and leases agree, and have these pods with this many interfaces each and nothing else.
+    #[track_caller]
+    pub fn audit(&self, pods: &BTreeMap<&str, usize>) {
+        let records = self.recorded();
+        let mut recorded = BTreeSet::new();
+        let mut taken: BTreeSet<(String, IpAddr)> = BTreeSet::new();
+        for record in &records {
+            for attachment in record.attachments() {
+                let plan = attachment.plan();
+                assert!(
+                    matches!(attachment.state(), AttachmentState::Attached(_)),
+                    "{} {} is neither there nor gone: {attachment:?}",
+                    record.sandbox(),
+                    plan.interface
+                );
+                recorded.insert((record.sandbox().to_owned(), plan.interface.clone()));
+                for address in plan.lease.iter().flat_map(|lease| lease.addresses.iter()) {
+                    assert!(taken.insert((plan.network.clone(), address)), "{address} is given out twice");
+                }
+            }
+        }
+        let counted = records.iter().map(|r| (r.sandbox(), r.attachments().len())).collect();
+        assert_eq!(*pods, counted, "what the ledger has");
+        assert_eq!(self.in_kernel(), recorded, "what the kernel has, and what the ledger has");
+        // Routes and neighbours of ours lead to those pods, to other nodes' blocks and through uplinks, and nowhere else.
+        let addresses: BTreeSet<IpAddr> = taken.into_iter().map(|(_, address)| address).collect();
+        let handle = Handle::open(&self.space).expect("a handle");
+        let ours = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };
+        for route in handle.routes(&ours).expect("routes") {
+            let to = route.destination;
+            let of_pod = to.prefix_len() == to.max_prefix_len() && pods_of_default().contains(&to.addr());
+            assert!(!of_pod || addresses.contains(&to.addr()), "a route of nobody: {to}");
+        }
+        let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
+        for neighbour in handle.neighbours(&ours).expect("neighbours") {
+            let of_pod = pods_of_default().contains(&neighbour.address);
+            assert!(
+                !of_pod || addresses.contains(&neighbour.address),
+                "a neighbour of nobody: {neighbour:?}"
+            );
+        }
+    }
+
+    /// How many addresses of a Network are taken, as the agent says.
+    pub fn used(&self, network: &str) -> Option<i64> {
+        let text = find_text(&self.written(), "\"NodeNetwork\"")
+            .or_else(|| find_text(&self.written(), "NodeNetwork"))?;
+        let object: Value =
+            serde_json::from_str(&text).ok().or_else(|| serde_saphyr::from_str(&text).ok())?;
+        let networks = object["status"]["networks"].as_array()?;
+        let found = networks.iter().find(|n| n["name"] == network)?;
+        found["addresses"][0]["used"].as_i64()
+    }
+}
+
+fn pods_of_default() -> IpNet {
+    "10.244.0.0/16".parse().expect("a range")
+}
+
+impl Caller {
+    pub fn cni(&self, command: &str, pod: &Pod, networks: &str) -> Ran {
+        self.cni_as(command, pod, &pod.sandbox, networks, &json!({}))
+    }
+
+    pub fn cni_as(&self, command: &str, pod: &Pod, pod_name: &str, networks: &str, more: &Value) -> Ran {
+        let mut config = json!({
+            "cniVersion": "1.1.0", "name": "knit", "type": "knit-cni", "socket": self.socket,
+            "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"knit.dev/networks": networks}}
+        });
+        if let (Some(config), Some(more)) = (config.as_object_mut(), more.as_object()) {
+            config.extend(more.clone());
+        }
+        run_shim(command, &pod.sandbox, &pod.path, pod_name, &config)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut text = String::new();
+            if File::open(self.log()).and_then(|mut file| file.read_to_string(&mut text)).is_ok() {
+                println!("--- the log of agent {}:\n{text}---", self.name);
+            }
+        }
+        if let Some(mut agent) = self.agent.take() {
+            // It may have gone by itself.
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+}
+
+impl Pod {
+    pub fn new(sandbox: &str) -> Self {
+        let path = Path::new(PODS).join(sandbox);
+        let space = NetNs::create(&path).expect("a namespace");
+        space.run(knit_kernel::testing::loopback_up).expect("a visit").expect("lo comes up");
+        Self { sandbox: sandbox.to_owned(), space, path }
+    }
+
+    /// The namespace goes, as when a container runtime removes a sandbox.
+    pub fn remove(self) {
+        let Self { path, space, .. } = self;
+        drop(space);
+        NetNs::delete(path).expect("deleted");
+    }
+
+    /// How many interfaces of a CNI result are in here, and not in a router.
+    pub fn interfaces(&self, result: &Value) -> usize {
+        let path = self.path.to_str().expect("text");
+        result["interfaces"].as_array().expect("interfaces").iter().filter(|i| i["sandbox"] == path).count()
+    }
+
+    /// Whether a datagram from here to `to` in `server` is answered.
+    pub fn talks(&self, server: &NetNs, to: IpAddr, wait: Duration) -> bool {
+        let any = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
+        let listener = server.run(|| UdpSocket::bind((any, 7000))).expect("a visit").expect("a listener");
+        listener.set_read_timeout(Some(wait)).expect("a timeout");
+        let socket = self.space.run(|| UdpSocket::bind((any, 0))).expect("a visit").expect("a socket");
+        socket.set_read_timeout(Some(wait)).expect("a timeout");
+        if socket.send_to(b"hello", SocketAddr::new(to, 7000)).is_err() {
+            return false;
+        }
+        let mut buffer = [0; 16];
+        let Ok((_, from)) = listener.recv_from(&mut buffer) else { return false };
+        listener.send_to(b"hello", from).is_ok() && socket.recv_from(&mut buffer).is_ok()
+    }
+}
+
+/// The addresses of an interface in a CNI result.
+pub fn addresses(result: &Value, interface: &str) -> Vec<IpAddr> {
+    let names = result["interfaces"].as_array().expect("interfaces");
+    let inside = |i: &Value| i["name"] == interface && i["sandbox"].is_string();
+    let index = names.iter().position(inside).unwrap_or_else(|| panic!("no {interface} in {result}"));
+    let ips = result["ips"].as_array().expect("addresses").iter();
+    let of_it = ips.filter(|entry| entry["interface"] == index);
+    of_it
+        .map(|entry| entry["address"].as_str().expect("text").parse::<IpNet>().expect("a prefix").addr())
+        .collect()
+}
+
+pub fn run_shim(command: &str, sandbox: &str, netns: &Path, pod: &str, config: &Value) -> Ran {
+    let mut child = shim_command(command, sandbox, netns, pod).spawn().expect("the shim starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(config.to_string().as_bytes()).expect("the configuration is read");
+    drop(stdin);
+    let output = child.wait_with_output().expect("the shim ends");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let json = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).expect("JSON") };
+    Ran { ok: output.status.success(), json }
+}
+
+pub fn shim_command(command: &str, sandbox: &str, netns: &Path, pod: &str) -> Command {
+    let mut shim = Command::new(shim());
+    shim.env_clear()
+        .env("CNI_COMMAND", command)
+        .env("CNI_CONTAINERID", sandbox)
+        .env("CNI_NETNS", netns)
+        .env("CNI_IFNAME", "eth0")
+        .env(
+            "CNI_ARGS",
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_UID=uid-{pod}"),
+        )
+        .env("CNI_PATH", "/opt/cni/bin");
+    shim.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    shim
+}
+
+pub fn terminate(agent: &Child) {
+    let pid = rustix::process::Pid::from_raw(agent.id().cast_signed()).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
+}
+
+/// The first file below a folder that has a text in it.
+pub fn find_text(folder: &Path, text: &str) -> Option<String> {
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.flatten().map(|e| e.path()).collect();
+    entries.sort();
+    entries.into_iter().find_map(|path| {
+        if path.is_dir() {
+            return find_text(&path, text);
+        }
+        std::fs::read_to_string(&path).ok().filter(|content| content.contains(text))
+    })
+}
+
+/// Numbers that look random and are the same in every run.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
