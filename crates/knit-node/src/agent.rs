@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::config::CoreConfig;
 use crate::core::{Core, Parts};
 use crate::front_door::cni::{CniDoor, DoorError};
+use crate::front_door::kni::{self, KniDoor, KniDoorError};
 use crate::hotplug::HotPlug;
 use crate::http::HttpServer;
 use crate::proxy::ServiceProxy;
@@ -91,6 +92,9 @@ pub enum StartError {
     /// The socket for the shim cannot be opened.
     #[error(transparent)]
     Door(DoorError),
+    /// The socket for KNI clients cannot be opened.
+    #[error(transparent)]
+    KniDoor(KniDoorError),
 }
 
 // === impl Agent ===
@@ -138,7 +142,10 @@ impl Agent {
         core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
         let door = CniDoor::open(&socket).map_err(StartError::Door)?;
         tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(), "serving");
+        let kni_socket = core.config().run_dir.join(kni::SOCKET);
+        let kni_door = KniDoor::open(&kni_socket).map_err(StartError::KniDoor)?;
         tasks.spawn(door.serve(core.clone()));
+        tasks.spawn(kni_door.serve(core.clone()));
         // Shims that found nobody between the first pass and now have left notes.
         let late = core.clone();
         tasks.spawn(async move { late.take_spooled().await });

@@ -1,0 +1,194 @@
+//! `kni.KNI`, the service of the first proof of concept, for those who built on it.
+
+use std::collections::HashMap;
+use std::io;
+
+use knit_api::kni::beta as wire;
+use knit_runtime::wire::status_from_error;
+use knit_runtime::{Attachment, Dns, InterfaceName, Pod, PortMapping, Protocol, Reason, SandboxId};
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+use wire::kni_server::Kni;
+
+use super::pods::Pods;
+use super::v1alpha1::MAIN;
+use super::{invalid, to_status};
+use crate::core::Core;
+use crate::request::{Door as FrontDoor, PodRequest};
+
+pub(super) struct Door {
+    core: Core,
+    pods: Pods,
+}
+
+type Reply<T> = Result<Response<T>, Status>;
+
+// === impl Door ===
+
+impl Door {
+    pub fn new(core: Core, pods: Pods) -> Self {
+        Self { core, pods }
+    }
+
+    /// Namespaces are made and mounted by calls that block.
+    async fn with_pods<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Pods) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Status> {
+        let pods = self.pods.clone();
+        let failed = |reason, message: String| status_from_error(&knit_runtime::Error::new(reason, message));
+        match tokio::task::spawn_blocking(move || work(&pods)).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidInput => Err(invalid(error.to_string())),
+            Ok(Err(error)) => Err(failed(Reason::Internal, format!("the pod's network namespace: {error}"))),
+            Err(error) => Err(failed(Reason::Internal, format!("the node agent failed: {error}"))),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Kni for Door {
+    async fn create_network(
+        &self,
+        request: Request<wire::CreateNetworkRequest>,
+    ) -> Reply<wire::CreateNetworkResponse> {
+        let r = request.into_inner();
+        let create = move |pods: &Pods| pods.create(&r.namespace, &r.name, &r.uid, &r.netns_path_prefix);
+        let path = self.with_pods(create).await?;
+        let netns_path = path.display().to_string();
+        // Clients of the proof of concept hand extradata on as it is.
+        let extradata = HashMap::from([("netns".to_owned(), netns_path.clone())]);
+        Ok(Response::new(wire::CreateNetworkResponse { netns_path, extradata }))
+    }
+
+    async fn delete_network(
+        &self,
+        request: Request<wire::DeleteNetworkRequest>,
+    ) -> Reply<wire::DeleteNetworkResponse> {
+        let r = request.into_inner();
+        self.with_pods(move |pods| pods.delete(&r.namespace, &r.name, &r.netns_path)).await?;
+        Ok(Response::new(wire::DeleteNetworkResponse {}))
+    }
+
+    async fn attach_interface(
+        &self,
+        request: Request<wire::AttachInterfaceRequest>,
+    ) -> Reply<wire::AttachInterfaceResponse> {
+        let r = request.into_inner();
+        let sandbox = SandboxId::new(r.id.as_str()).map_err(|e| status_from_error(&e))?;
+        let isolation = r.isolation.map(|i| i.path).filter(|path| !path.is_empty());
+        let said = isolation.or_else(|| r.extradata.get("netns").cloned()).unwrap_or_default();
+        let (namespace, name, path) = (r.namespace.clone(), r.name.clone(), said.clone());
+        let note = self.with_pods(move |pods| pods.find(&namespace, &name, &path)).await?;
+        let netns = match (&note, said.as_str()) {
+            (_, path) if path.starts_with('/') => path.into(),
+            (Some(note), "") => note.path.clone(),
+            (None, "") => {
+                return Err(invalid(
+                    "the pod's network namespace is not said: give isolation.path or extradata[\"netns\"], or call CreateNetwork before",
+                ));
+            }
+            (_, path) => return Err(invalid(format!("network namespace {path:?} is no absolute path"))),
+        };
+        if r.namespace.is_empty() != r.name.is_empty() {
+            return Err(invalid("the pod has only one of namespace and name: give both or none"));
+        }
+        let some = |text: String| Some(text).filter(|t| !t.is_empty());
+        let dns = r.dns_config.unwrap_or_default();
+        let request = PodRequest {
+            pod: Pod {
+                sandbox,
+                namespace: some(r.namespace),
+                name: some(r.name),
+                uid: note.map(|n| n.uid).or_else(|| r.extradata.get("uid").cloned()),
+            },
+            netns,
+            interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e))?,
+            annotations: (!r.annotations.is_empty()).then(|| r.annotations.into_iter().collect()),
+            ports: r.port_mappings.iter().filter(|p| p.host_port != 0).map(port).collect::<Result<_, _>>()?,
+            addresses: Vec::new(),
+            mac: None,
+            dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            door: FrontDoor::Kni,
+        };
+        let deadline = Instant::now() + self.core.config().request_deadline;
+        let attached = self.core.attach(request, deadline).await.map_err(|e| to_status(&e))?;
+        let ipconfigs = ipconfigs(&attached.attachments);
+        Ok(Response::new(wire::AttachInterfaceResponse { ipconfigs, extradata: HashMap::new() }))
+    }
+
+    async fn detach_interface(
+        &self,
+        request: Request<wire::DetachInterfaceRequest>,
+    ) -> Reply<wire::DetachInterfaceResponse> {
+        let sandbox = SandboxId::new(request.into_inner().id).map_err(|e| status_from_error(&e))?;
+        self.core.detach(sandbox, None).await.map_err(|e| to_status(&e))?;
+        Ok(Response::new(wire::DetachInterfaceResponse {}))
+    }
+
+    async fn query_pod_network(
+        &self,
+        request: Request<wire::QueryPodNetworkRequest>,
+    ) -> Reply<wire::QueryPodNetworkResponse> {
+        let sandbox = SandboxId::new(request.into_inner().id).map_err(|e| status_from_error(&e))?;
+        let attachments = self.core.list(Some(&sandbox));
+        if attachments.is_empty() {
+            let message = format!("sandbox {sandbox} has no interfaces: attach it first");
+            return Err(status_from_error(&knit_runtime::Error::new(Reason::AttachmentNotFound, message)));
+        }
+        let ipconfigs = ipconfigs(&attachments);
+        Ok(Response::new(wire::QueryPodNetworkResponse { ipconfigs, extradata: HashMap::new() }))
+    }
+
+    async fn setup_node_network(
+        &self,
+        _: Request<wire::SetupNodeNetworkRequest>,
+    ) -> Reply<wire::SetupNodeNetworkResponse> {
+        // The agent sets its node up by itself; a client that asks for it hears whether it is.
+        match self.core.readiness().now() {
+            Ok(()) => Ok(Response::new(wire::SetupNodeNetworkResponse {})),
+            Err(problem) => Err(status_from_error(&knit_runtime::Error::new(Reason::NotReady, problem))),
+        }
+    }
+
+    async fn query_node_networks(
+        &self,
+        _: Request<wire::QueryNodeNetworksRequest>,
+    ) -> Reply<wire::QueryNodeNetworksResponse> {
+        let network = |state: crate::networks::NetworkState| wire::Network {
+            ready: state.problem.is_none(),
+            extradata: state.problem.map(|p| ("message".to_owned(), p.message)).into_iter().collect(),
+            name: state.name,
+        };
+        let networks = self.core.networks().states().into_iter().map(network).collect();
+        Ok(Response::new(wire::QueryNodeNetworksResponse { networks, extradata: HashMap::new() }))
+    }
+}
+
+fn ipconfigs(attachments: &[Attachment]) -> HashMap<String, wire::IpConfig> {
+    let config = |a: &Attachment| wire::IpConfig {
+        ip: a.addresses.iter().map(|address| address.net.addr().to_string()).collect(),
+        mac: a.mac.to_string(),
+        extradata: HashMap::from([("network".to_owned(), a.network.clone())]),
+    };
+    attachments.iter().map(|a| (a.interface.to_string(), config(a))).collect()
+}
+
+fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
+    let number = |what: &str, n: i32| {
+        u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| invalid(format!("{what} {n} is no port")))
+    };
+    Ok(PortMapping {
+        protocol: match port.protocol() {
+            wire::Protocol::Tcp => Protocol::Tcp,
+            wire::Protocol::Udp => Protocol::Udp,
+            wire::Protocol::Sctp => Protocol::Sctp,
+        },
+        host_port: number("host_port", port.host_port)?,
+        container_port: number("container_port", port.container_port)?,
+        host_ip: match port.host_ip.as_str() {
+            "" | "0.0.0.0" | "::" => None,
+            ip => Some(ip.parse().map_err(|_| invalid(format!("host_ip cannot be {ip:?}")))?),
+        },
+    })
+}

@@ -1,0 +1,136 @@
+//! Network namespaces that clients of the old protocol have made for them. They are named by the pod's uid, so that a pod
+//! that is created anew under the same name never gets the namespace of the one before.
+//!
+//! Which namespace is whose is noted in a small file before it is made: those clients delete by name.
+
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use knit_kernel::link::Change;
+use knit_kernel::netns::NetNs;
+use knit_kernel::{Handle, IfName};
+use serde::{Deserialize, Serialize};
+
+/// What the names of our namespaces start with.
+const PREFIX: &str = "kni-";
+
+/// The namespaces.
+#[derive(Clone, Debug)]
+pub(super) struct Pods {
+    notes: PathBuf,
+    usual: PathBuf,
+}
+
+/// Whose namespace it is.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) struct Note {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub path: PathBuf,
+}
+
+// === impl Pods ===
+
+impl Pods {
+    /// Notes in `notes`, namespaces in `usual` unless a client says otherwise.
+    pub fn new(notes: PathBuf, usual: PathBuf) -> Self {
+        Self { notes, usual }
+    }
+
+    /// Makes a pod's namespace, or finds it if it is there. Blocking.
+    pub fn create(&self, namespace: &str, name: &str, uid: &str, folder: &str) -> io::Result<PathBuf> {
+        check_uid(uid)?;
+        let folder = if folder.is_empty() { self.usual.clone() } else { PathBuf::from(folder) };
+        if !folder.is_absolute() {
+            return Err(invalid("netns_path_prefix is no absolute path"));
+        }
+        let path = folder.join(format!("{PREFIX}{uid}"));
+        let note = Note { namespace: namespace.into(), name: name.into(), uid: uid.into(), path };
+        self.write(&note)?;
+        std::fs::create_dir_all(&folder)?;
+        let space = NetNs::ensure(&note.path).map_err(io::Error::other)?;
+        let lo = IfName::new("lo").map_err(io::Error::other)?;
+        let up = Handle::open(&space).and_then(|handle| handle.apply(&[Change::named(lo).up().into()]));
+        up.map_err(io::Error::other)?;
+        Ok(note.path)
+    }
+
+    /// Removes a pod's namespaces: the one at `path` if that is given, all that were made under its name otherwise. What is
+    /// gone already is fine; what is not ours is left alone. Blocking.
+    pub fn delete(&self, namespace: &str, name: &str, path: &str) -> io::Result<()> {
+        for note in self.notes()? {
+            let meant = if path.is_empty() {
+                note.namespace == namespace && note.name == name
+            } else {
+                note.path == Path::new(path)
+            };
+            if meant {
+                NetNs::delete(&note.path).map_err(io::Error::other)?;
+                match std::fs::remove_file(self.file(&note.uid)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The note of the namespace at a path, or of the pod's only one. Blocking.
+    pub fn find(&self, namespace: &str, name: &str, path: &str) -> io::Result<Option<Note>> {
+        let mut notes = self.notes()?;
+        if path.is_empty() {
+            notes.retain(|n| n.namespace == namespace && n.name == name);
+        } else {
+            notes.retain(|n| n.path == Path::new(path));
+        }
+        // Two pods of one name at once: which one is meant cannot be told.
+        Ok(if notes.len() == 1 { notes.pop() } else { None })
+    }
+
+    fn notes(&self) -> io::Result<Vec<Note>> {
+        let entries = match std::fs::read_dir(&self.notes) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut notes = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == "json") {
+                notes.push(serde_json::from_slice(&std::fs::read(path)?)?);
+            }
+        }
+        Ok(notes)
+    }
+
+    fn file(&self, uid: &str) -> PathBuf {
+        self.notes.join(format!("{uid}.json"))
+    }
+
+    fn write(&self, note: &Note) -> io::Result<()> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.notes)?;
+        let unfinished = self.notes.join(format!("{}.new", note.uid));
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&unfinished)?;
+        file.write_all(&serde_json::to_vec(note)?)?;
+        std::fs::rename(&unfinished, self.file(&note.uid))
+    }
+}
+
+fn check_uid(uid: &str) -> io::Result<()> {
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+    if uid.is_empty() || uid.len() > 64 || !uid.bytes().all(fits) {
+        return Err(invalid("the pod's uid is missing or no uid: its namespace is named by it"));
+    }
+    Ok(())
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
