@@ -69,6 +69,11 @@ impl Behaviour {
         !self.checked && self.from_node.is_none() && self.from_pods.is_none()
     }
 
+    /// Whether traffic may go to the endpoints of a scope.
+    pub(crate) fn uses(&self, scope: Scope) -> bool {
+        self.leaves().any(|leaf| matches!(leaf, Leaf::Endpoints { scope: used, .. } if used == scope))
+    }
+
     pub(crate) fn leaves(&self) -> impl Iterator<Item = Leaf> {
         [Some(self.route), self.from_node, self.from_pods].into_iter().flatten()
     }

@@ -104,6 +104,19 @@ pub(crate) fn place(address: IpAddr, protocol: Protocol, port: u16) -> Data {
     data
 }
 
+/// `place . slot`.
+pub(crate) fn slot(place: &Data, slot: u32) -> Data {
+    let mut data = place.clone();
+    push_mark(&mut data, slot);
+    data
+}
+
+/// Reads a place and a slot back.
+pub(crate) fn read_slot(data: &Data) -> Option<(Data, u32)> {
+    let (place, slot) = data.as_slice().split_at_checked(data.len().checked_sub(4)?)?;
+    Some((Data::from_slice(place), u32::from_ne_bytes(slot.try_into().ok()?)))
+}
+
 /// `address . port`: an endpoint.
 pub(crate) fn target(address: IpAddr, port: u16) -> Data {
     let mut data = Data::new();
@@ -112,7 +125,7 @@ pub(crate) fn target(address: IpAddr, port: u16) -> Data {
     data
 }
 
-/// One or two numbers.
+/// Numbers in a row.
 pub(crate) fn marks<const N: usize>(numbers: [u32; N]) -> Data {
     let mut data = Data::new();
     numbers.into_iter().for_each(|number| push_mark(&mut data, number));

@@ -1,15 +1,19 @@
 //! The table: its sets, its fixed chains, and the small chains of behaviours.
 //!
 //! A packet's way through it: `prerouting` or `output` jump to `services`, which looks up `address . protocol . port`
-//! in `frontends` and gets the number of a behaviour, and that one's chain in `actions`. The chain looks up the same key
-//! in `services`, gets the number of the service port, draws a slot, and finds the endpoint in `endpoints`. Elements of
-//! `frontends`, `services` and `endpoints` hold plain values, so that writing one does not make the kernel walk through
-//! all chains, as a map of verdicts does: only a behaviour that nobody had before is that.
+//! in `frontends` and gets the number of a behaviour; `dispatch` goes to that one's chain, which `actions` has. The chain
+//! draws a slot, and finds the endpoint in `endpoints` under the same key and the slot.
+//!
+//! Elements of `frontends` and `endpoints` hold plain values. A map of verdicts instead of numbers would save a lookup,
+//! but each element written to one makes the kernel walk through all of it (half a millisecond with 10,000 services);
+//! here only a behaviour that nobody had before does that. From one rule to the next the number travels in the packet's
+//! priority, which is cleared again at once: of a connection to a service, the first packet has no priority of its own.
+//! (One rule could do both lookups, but `nft` 1.0.6 aborts when it lists such a rule.)
 
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_kernel::nft::expr::{CmpOp, LookupResult, SetRef};
+use knit_kernel::nft::expr::{CmpOp, LookupResult, MetaKey, SetRef};
 use knit_kernel::nft::{
     AddrType, Chain, ChainKind, ChainState, CtStatus, DynsetOp, Element, Expr, FibFlags, Field, Hook, IfName,
     L4Proto, Mark, Name, NatFlags, Port, Reg, Reject, Rule, RuleState, Scalar, Set, SetState, Table, TableId,
@@ -29,11 +33,11 @@ pub(crate) const SRCNAT: i32 = 100;
 pub(crate) struct Sets {
     /// `address . protocol . port : number of a behaviour`
     pub frontends: Set,
-    /// `address . protocol . port : number of a service port`
+    /// `address . protocol . port : number of a service port`, of service ports with affinity.
     pub services: Set,
     /// `number of a behaviour : goto its chain`
     pub actions: Set,
-    /// `number of a service port . slot : address . port`
+    /// `address . protocol . port . slot : address . port`
     pub endpoints: Set,
     /// `number of a service port . client : address . port`, written by packets.
     pub affinity: Set,
@@ -56,6 +60,9 @@ pub(crate) struct Layout {
     mark: u32,
     pods: PodTraffic,
 }
+
+/// The packet's priority, which carries a number from one rule to the next.
+const PRIORITY: MetaKey = MetaKey(2);
 
 /// How many clients with affinity are remembered at once.
 const AFFINITY_SIZE: u32 = 1 << 20;
@@ -104,6 +111,7 @@ impl Layout {
                 self.postrouting::<I>(),
             )
             .chain(Chain::regular("services"), self.services::<I>(node))
+            .chain(Chain::regular("dispatch"), [self.dispatch()])
             .chain(Chain::regular("masquerade-unless-pod"), self.unless_pod::<I>())
             .chain(Chain::regular("reject"), reject::<I>())
             .chain(Chain::regular("drop"), [Rule::new().drop()])
@@ -111,11 +119,9 @@ impl Layout {
 
     fn services<I: Ip>(&self, node: &NodeSettings) -> Vec<Rule> {
         let act = |rule: Rule, key: &(Field<I::Address>, Field<L4Proto>, Field<Port>)| {
-            rule.map(key, self.sets.frontends.name.clone()).expr(Expr::Lookup {
-                set: SetRef::Named(self.sets.actions.name.clone()),
-                sreg: Reg::FIRST,
-                result: LookupResult::Verdict,
-            })
+            rule.map(key, self.sets.frontends.name.clone())
+                .expr(Expr::MetaSet { sreg: Reg::FIRST, key: PRIORITY })
+                .goto("dispatch")
         };
         let mut rules = vec![act(Rule::new(), &key::<I>(false))];
         if *node.node_ports.get(self.family) == NodePortMatch::AnyLocal {
@@ -142,6 +148,14 @@ impl Layout {
             rules.push(ranges_rule::<I>(&I::daddr(), ranges).drop().comment("no such service"));
         }
         rules
+    }
+
+    fn dispatch(&self) -> Rule {
+        Rule::new().expr(Expr::Meta { dreg: Reg::FIRST, key: PRIORITY }).expr(Expr::Lookup {
+            set: SetRef::Named(self.sets.actions.name.clone()),
+            sreg: Reg::FIRST,
+            result: LookupResult::Verdict,
+        })
     }
 
     fn postrouting<I: Ip>(&self) -> Vec<Rule> {
@@ -192,11 +206,15 @@ impl Layout {
 
     fn leaf_rules<I: Ip>(&self, leaf: Leaf) -> Option<Vec<Rule>> {
         let Leaf::Endpoints { scope, count, affinity, masquerade, any_address } = leaf else { return None };
-        let mut rules = match masquerade {
-            Masquerade::HairpinOnly => vec![],
-            Masquerade::NotPods => vec![Rule::new().jump("masquerade-unless-pod")],
-            Masquerade::All => vec![Rule::new().set_mark_bits(self.mark, self.mark)],
-        };
+        let forget = Rule::new()
+            .expr(Expr::Immediate { dreg: Reg::FIRST, data: Mark(0).bytes() })
+            .expr(Expr::MetaSet { sreg: Reg::FIRST, key: PRIORITY });
+        let mut rules = vec![forget];
+        match masquerade {
+            Masquerade::HairpinOnly => {}
+            Masquerade::NotPods => rules.push(Rule::new().jump("masquerade-unless-pod")),
+            Masquerade::All => rules.push(Rule::new().set_mark_bits(self.mark, self.mark)),
+        }
         let key = key::<I>(any_address);
         let r = |index: u8| Reg::new(index).unwrap_or(Reg::FIRST);
         let lookup = |set: &Set, sreg: Reg, result: LookupResult| Expr::Lookup {
@@ -206,11 +224,11 @@ impl Layout {
         };
         let s = &self.sets;
         let slots = if scope == Scope::Local { LOCAL_SLOTS } else { 0 };
-        // The number of the service port, then the slot; the endpoint goes to `to`.
+        // The frontend, then the slot; the endpoint goes to `to`.
         let pick = |to: Reg| {
             Rule::new()
-                .map(&key, s.services.name.clone())
-                .expr(Expr::Numgen { dreg: r(1), modulus: count, random: true, offset: slots })
+                .load_at(Reg::FIRST, &key)
+                .expr(Expr::Numgen { dreg: r(2 + I::REGS), modulus: count, random: true, offset: slots })
                 .expr(lookup(&s.endpoints, Reg::FIRST, LookupResult::Into(to)))
         };
         if let Some(seconds) = affinity {
@@ -304,7 +322,7 @@ fn sets<I: Ip>() -> Sets {
         frontends: Set::map::<(I::Address, L4Proto, Port), Mark>("frontends"),
         services: Set::map::<(I::Address, L4Proto, Port), Mark>("services"),
         actions: Set::verdict_map::<Mark>("actions"),
-        endpoints: Set::map::<(Mark, Mark), (I::Address, Port)>("endpoints"),
+        endpoints: Set::map::<(I::Address, L4Proto, Port, Mark), (I::Address, Port)>("endpoints"),
         affinity: Set::map::<(Mark, I::Address), (I::Address, Port)>("affinity")
             .dynamic(AFFINITY_SIZE)
             .timeouts(),

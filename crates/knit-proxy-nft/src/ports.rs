@@ -14,6 +14,9 @@ use crate::behaviour::{Behaviour, LOCAL_SLOTS};
 use crate::ip;
 use crate::layout::Sets;
 
+/// The key of a frontend, and what is done there.
+pub(crate) type Entry = (Data, Behaviour);
+
 /// An endpoint as the kernel has it.
 pub(crate) type Place = (IpAddr, u16);
 
@@ -38,8 +41,8 @@ pub(crate) struct Ids {
 pub(crate) struct Found {
     /// The number of the service port at a frontend's key.
     ids: HashMap<Data, u32>,
-    /// Endpoints by number and slot.
-    slots: HashMap<u32, BTreeMap<u32, Place>>,
+    /// Endpoints by a frontend's key and slot.
+    slots: HashMap<Data, BTreeMap<u32, Place>>,
     /// The number of a behaviour, by its chain's name.
     pub actions: HashMap<Arc<str>, u32>,
 }
@@ -117,10 +120,10 @@ impl Found {
         }
         for element in elements(&sets.endpoints) {
             if let ElementValue::Data(value) = &element.value
-                && let (Some([id, slot]), Some(place)) =
-                    (ip::read_marks(&element.key), ip::read_target(value))
+                && let Some((frontend, slot)) = ip::read_slot(&element.key)
+                && let Some(place) = ip::read_target(value)
             {
-                found.slots.entry(id).or_default().insert(slot, place);
+                found.slots.entry(frontend).or_default().insert(slot, place);
             }
         }
         for element in elements(&sets.actions) {
@@ -133,11 +136,16 @@ impl Found {
         found
     }
 
-    /// The endpoints from slot `base` on, as far as there is no gap.
-    fn slots(&self, id: u32, base: u32) -> Slots<Place> {
-        let dense = self.slots.get(&id).into_iter().flat_map(|slots| slots.range(base..));
-        let dense = dense.zip(base..).take_while(|((slot, _), wanted)| *slot == wanted);
-        Slots::found(dense.map(|((_, place), _)| *place).collect())
+    /// The endpoints of the first frontend that has any from slot `base` on, as far as there is no gap.
+    fn slots(&self, entries: &[Entry], base: u32) -> Slots<Place> {
+        for slots in entries.iter().filter_map(|(frontend, _)| self.slots.get(frontend)) {
+            let dense = slots.range(base..).zip(base..).take_while(|((slot, _), wanted)| *slot == wanted);
+            let places: Vec<Place> = dense.map(|((_, place), _)| *place).collect();
+            if !places.is_empty() {
+                return Slots::found(places);
+            }
+        }
+        Slots::new()
     }
 }
 
@@ -146,7 +154,7 @@ fn places(targets: &Targets) -> Vec<Place> {
 }
 
 /// Where a service port answers: the key, and what is done there.
-pub(crate) fn entries(key: &PortKey, view: &PortView, node: &NodeSettings) -> Vec<(Data, Behaviour)> {
+pub(crate) fn entries(key: &PortKey, view: &PortView, node: &NodeSettings) -> Vec<Entry> {
     let mut found = Vec::with_capacity(view.frontends.len());
     for frontend in &view.frontends {
         let mut add = |address, any: bool| {
@@ -199,9 +207,13 @@ pub(crate) fn own_addresses(view: &PortView) -> Vec<IpAddr> {
     own
 }
 
-fn endpoint(id: u32, slot: usize, base: u32, (address, port): Place) -> Element {
-    let slot = base.wrapping_add(u32::try_from(slot).unwrap_or(u32::MAX));
-    let mut element = Element::from_data(ip::marks([id, slot]));
+/// The key of a slot of a frontend.
+fn slot_key(frontend: &Data, slot: usize, base: u32) -> Data {
+    ip::slot(frontend, base.wrapping_add(u32::try_from(slot).unwrap_or(u32::MAX)))
+}
+
+fn endpoint(frontend: &Data, slot: usize, base: u32, (address, port): Place) -> Element {
+    let mut element = Element::from_data(slot_key(frontend, slot, base));
     element.value = ElementValue::Data(ip::target(address, port));
     element
 }
@@ -229,17 +241,14 @@ fn swap(edit: &mut SetEdit, old: Vec<Element>, new: Vec<Element>) {
 
 impl Port {
     /// A service port with the number and the slots that it had, if it was there.
-    pub(crate) fn adopt(
-        key: &PortKey,
-        view: &Arc<PortView>,
-        node: &NodeSettings,
-        found: &Found,
-        ids: &mut Ids,
-    ) -> Self {
-        let wish = entries(key, view, node).iter().find_map(|(place, _)| found.ids.get(place).copied());
-        let id = ids.take(wish);
-        let known = |base| if wish == Some(id) { found.slots(id, base) } else { Slots::new() };
-        let mut port = Self { id, view: Arc::clone(view), cluster: known(0), local: known(LOCAL_SLOTS) };
+    pub(crate) fn adopt(view: &Arc<PortView>, entries: &[Entry], found: &Found, ids: &mut Ids) -> Self {
+        let wish = entries.iter().find_map(|(frontend, _)| found.ids.get(frontend).copied());
+        let mut port = Self {
+            id: ids.take(wish),
+            view: Arc::clone(view),
+            cluster: found.slots(entries, 0),
+            local: found.slots(entries, LOCAL_SLOTS),
+        };
         let _ = port.cluster.update(&places(&view.cluster));
         let _ = port.local.update(&places(&view.local));
         port
@@ -257,17 +266,26 @@ impl Port {
         Self { id: ids.take(None), view: Arc::new(view), cluster: Slots::new(), local: Slots::new() }
     }
 
+    /// Its slots of both scopes.
+    fn scopes(&self) -> [(Scope, &Slots<Place>, u32); 2] {
+        [(Scope::Cluster, &self.cluster, 0), (Scope::Local, &self.local, LOCAL_SLOTS)]
+    }
+
     /// All elements but those that it shares with others: `frontends` and `hairpin`.
-    pub(crate) fn elements(&self, key: &PortKey, node: &NodeSettings) -> Edit {
+    pub(crate) fn elements(&self, key: &PortKey, entries: &[Entry]) -> Edit {
         let mut edit = Edit::default();
-        for (slots, base) in [(&self.cluster, 0), (&self.local, LOCAL_SLOTS)] {
-            let places = slots.members().iter().enumerate();
-            edit.endpoints.added.extend(places.map(|(slot, place)| endpoint(self.id, slot, base, *place)));
+        for (frontend, behaviour) in entries {
+            for (scope, slots, base) in self.scopes() {
+                if behaviour.uses(scope) {
+                    let places = slots.members().iter().enumerate();
+                    let all = places.map(|(slot, place)| endpoint(frontend, slot, base, *place));
+                    edit.endpoints.added.extend(all);
+                }
+            }
         }
         edit.members.added = members(self.id, &self.view);
         edit.sources.added = allowed(key, &self.view);
-        let entries = entries(key, &self.view, node).into_iter();
-        edit.services.added = entries.map(|(place, _)| numbered(place, self.id)).collect();
+        edit.services.added = services(self.id, &self.view, entries);
         edit
     }
 
@@ -276,54 +294,73 @@ impl Port {
         &mut self,
         key: &PortKey,
         new: Option<&Arc<PortView>>,
-        node: &NodeSettings,
+        (before, after): (&[Entry], &[Entry]),
         edit: &mut Edit,
     ) {
         let old = Arc::clone(&self.view);
         let empty: Targets = Arc::new([]);
-        let (id, cluster) = (self.id, new.map_or(&empty, |view| &view.cluster));
-        let local = new.map_or(&empty, |view| &view.local);
-        let scopes = [
-            (&mut self.cluster, cluster, &old.cluster, 0),
-            (&mut self.local, local, &old.local, LOCAL_SLOTS),
-        ];
-        for (slots, targets, before, base) in scopes {
-            if Arc::ptr_eq(targets, before) || targets == before {
-                continue;
+        let of = |scope| new.map_or(&empty, |view| view.targets(scope));
+        let mut changes = Vec::with_capacity(2);
+        let scopes = [(&mut self.cluster, Scope::Cluster), (&mut self.local, Scope::Local)];
+        for (slots, scope) in scopes {
+            let (targets, before) = (of(scope), old.targets(scope));
+            let old_len = slots.members().len();
+            let same = Arc::ptr_eq(targets, before) || targets == before;
+            let ops = if same { Vec::new() } else { slots.update(&places(targets)).ops };
+            changes.push((old_len, ops));
+        }
+        let uses = |list: &[Entry], frontend: &Data, scope| {
+            list.iter().any(|(known, behaviour)| known == frontend && behaviour.uses(scope))
+        };
+        for ((old_len, ops), (scope, slots, base)) in changes.iter().zip(self.scopes()) {
+            let gone = |frontend: &Data, slot| Element::from_data(slot_key(frontend, slot, base));
+            for (frontend, _) in before.iter().filter(|(_, behaviour)| behaviour.uses(scope)) {
+                if !uses(after, frontend, scope) {
+                    edit.endpoints.removed.extend((0..*old_len).map(|slot| gone(frontend, slot)));
+                }
             }
-            for op in slots.update(&places(targets)).ops {
-                match op {
-                    SlotOp::Replace { slot, old, new } => {
-                        edit.endpoints.removed.push(endpoint(id, slot, base, old));
-                        edit.endpoints.added.push(endpoint(id, slot, base, new));
-                    }
-                    SlotOp::Append { slot, new } => {
-                        edit.endpoints.added.push(endpoint(id, slot, base, new));
-                    }
-                    SlotOp::Remove { slot, old } => {
-                        edit.endpoints.removed.push(endpoint(id, slot, base, old));
-                    }
+            for (frontend, _) in after.iter().filter(|(_, behaviour)| behaviour.uses(scope)) {
+                if !uses(before, frontend, scope) {
+                    let places = slots.members().iter().enumerate();
+                    let all = places.map(|(slot, place)| endpoint(frontend, slot, base, *place));
+                    edit.endpoints.added.extend(all);
+                    continue;
+                }
+                for op in ops {
+                    let (slot, new) = match op {
+                        SlotOp::Replace { slot, new, .. } => (slot, Some(new)),
+                        SlotOp::Append { slot, new } => {
+                            edit.endpoints.added.push(endpoint(frontend, *slot, base, *new));
+                            continue;
+                        }
+                        SlotOp::Remove { slot, .. } => (slot, None),
+                    };
+                    edit.endpoints.removed.push(gone(frontend, *slot));
+                    edit.endpoints.added.extend(new.map(|new| endpoint(frontend, *slot, base, *new)));
                 }
             }
         }
-        let of = |view: Option<&Arc<PortView>>, f: &dyn Fn(&PortView) -> Vec<Element>| {
-            view.map_or_else(Vec::new, |view| f(view))
-        };
-        if old.affinity_seconds.is_some() || new.is_some_and(|view| view.affinity_seconds.is_some()) {
-            let new = of(new, &|view| members(id, view));
-            swap(&mut edit.members, members(id, &old), new);
+        let id = self.id;
+        let sticky = |view: &PortView| view.affinity_seconds.is_some();
+        if sticky(&old) || new.is_some_and(|view| sticky(view)) {
+            swap(&mut edit.members, members(id, &old), new.map_or_else(Vec::new, |view| members(id, view)));
+            let new = new.map_or_else(Vec::new, |view| services(id, view, after));
+            swap(&mut edit.services, services(id, &old, before), new);
         }
         if new.is_none_or(|new| new.frontends != old.frontends) {
-            swap(&mut edit.sources, allowed(key, &old), of(new, &|view| allowed(key, view)));
-            let services = |view: &PortView| -> Vec<Element> {
-                entries(key, view, node).into_iter().map(|(place, _)| numbered(place, id)).collect()
-            };
-            swap(&mut edit.services, services(&old), of(new, &services));
+            let new = new.map_or_else(Vec::new, |view| allowed(key, view));
+            swap(&mut edit.sources, allowed(key, &old), new);
         }
         if let Some(new) = new {
             self.view = Arc::clone(new);
         }
     }
+}
+
+/// The number of a service port at its frontends, which affinity asks for.
+fn services(id: u32, view: &PortView, entries: &[Entry]) -> Vec<Element> {
+    let wanted = if view.affinity_seconds.is_some() { entries } else { &[] };
+    wanted.iter().map(|(frontend, _)| numbered(frontend.clone(), id)).collect()
 }
 
 /// Whether an address is of a family.

@@ -103,13 +103,14 @@ impl FamilyTable {
             if key.family != layout.family || skip.contains(key) {
                 continue;
             }
-            let port = Port::adopt(key, view, node, &found, &mut table.ids);
-            let Edit { endpoints, members, sources, services, .. } = port.elements(key, node);
+            let entries = entries(key, view, node);
+            let port = Port::adopt(view, &entries, &found, &mut table.ids);
+            let Edit { endpoints, members, sources, services, .. } = port.elements(key, &entries);
             all.endpoints.added.extend(endpoints.added);
             all.members.added.extend(members.added);
             all.sources.added.extend(sources.added);
             all.services.added.extend(services.added);
-            for (place, behaviour) in entries(key, view, node) {
+            for (place, behaviour) in entries {
                 let action = table.actions.entry(behaviour).or_insert_with(|| {
                     let name: Arc<str> = behaviour.to_string().into();
                     let number =
@@ -206,8 +207,8 @@ impl FamilyTable {
         };
         let before = entries(key, &port.view, &self.node);
         let own_before = own_addresses(&port.view);
-        port.change(key, new, &self.node, edit);
         let after = new.map_or_else(Vec::new, |view| entries(key, view, &self.node));
+        port.change(key, new, (&before, &after), edit);
         for (place, behaviour) in &after {
             match before.iter().find(|(known, _)| known == place) {
                 Some((_, same)) if same == behaviour => continue,

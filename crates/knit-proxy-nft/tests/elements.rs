@@ -181,7 +181,7 @@ fn rule_57_endpoint_changes_are_a_few_elements_whatever_the_size() {
     // All gone.
     s.view.delete_service(&"ns/s9".into());
     s.apply();
-    assert_eq!((s.nft.count("frontends"), s.nft.count("services"), s.nft.count("cluster-ips")), (49, 49, 49));
+    assert_eq!((s.nft.count("frontends"), s.nft.count("cluster-ips")), (49, 49));
     assert_eq!(s.nft.count("endpoints"), 49 * 3 + 1);
 }
 
@@ -333,7 +333,6 @@ fn rule_64_names_stay_within_limits() {
     s.settled();
 }
 
-/// The error type keeps its place in the public API.
 #[test]
 fn errors_name_the_element() {
     let mut fake = Fake::new();
@@ -343,4 +342,14 @@ fn errors_name_the_element() {
     tx.add_elements(&id, &set, vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))]);
     let error: Error = fake.commit(&tx).unwrap_err();
     assert!(error.is_not_found());
+    // There is no table, so it is not about the element.
+    assert_eq!(error.element(), None);
+    let mut tx = Transaction::new();
+    tx.add_table(id.clone()).add_elements(
+        &id,
+        &set,
+        vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))],
+    );
+    let error: Error = fake.commit(&tx).unwrap_err();
+    assert_eq!(error.element().map(|key| key.as_slice().to_vec()), Some(1u32.to_ne_bytes().to_vec()));
 }

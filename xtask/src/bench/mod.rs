@@ -5,6 +5,7 @@
 mod attach;
 mod kernel;
 mod row;
+mod services;
 
 pub use row::{Goal, Row};
 
@@ -29,6 +30,8 @@ enum Name {
     Attach,
     /// A pod's veth, addresses and routes, next to `ip -batch`
     Kernel,
+    /// 10,000 services in nftables, next to kube-proxy's rule set
+    Services,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -38,6 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rows: Vec<Row> = match args.name {
         Name::Attach => attach::run()?,
         Name::Kernel => kernel::run()?,
+        Name::Services => services::run()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };
     knit_output::print_rows(format, &rows, || table(&rows))?;
