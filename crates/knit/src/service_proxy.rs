@@ -24,6 +24,8 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::command::proxy::beside::Found;
+
 type Labels = BTreeMap<String, String>;
 /// The primary Network of each namespace that has another than the default one.
 type Primaries = BTreeMap<String, String>;
@@ -35,8 +37,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Proxies {
     node: NodeInfo,
     source: Source,
+    /// Serve the default Network's Services even where kube-proxy is at work.
+    regardless: bool,
     shared: OnceCell<Arc<Shared>>,
 }
+
+/// Services that another proxy serves.
+#[derive(Debug)]
+struct LeftToOthers;
 
 /// What all proxies of a node read together.
 struct Shared {
@@ -58,7 +66,12 @@ impl Proxies {
     /// For this node, with objects from this source.
     pub fn new(node: &str, addresses: Vec<IpAddr>, source: Source) -> Self {
         let node = NodeInfo { addresses, ..NodeInfo::new(node) };
-        Self { node, source, shared: OnceCell::new() }
+        Self { node, source, regardless: false, shared: OnceCell::new() }
+    }
+
+    /// Whether the default Network's Services are served even where kube-proxy is at work.
+    pub fn beside_others(self, regardless: bool) -> Self {
+        Self { regardless, ..self }
     }
 
     async fn shared(&self) -> knit_objects::Result<Arc<Shared>> {
@@ -84,6 +97,15 @@ impl ServiceProxy for Proxies {
             network: network.name.clone(),
             source,
         };
+        if router.is_none() && !self.regardless {
+            let found = Found::look().map_err(|error| failed(error.into()))?;
+            if !found.is_empty() {
+                tracing::info!(
+                    "kube-proxy is at work here ({found}): the default Network's Services are left to it; --services knit takes them"
+                );
+                return Ok(Box::new(LeftToOthers));
+            }
+        }
         let shared = self.shared().await.map_err(|error| failed(error.into()))?;
         let netns = router.map(NetNs::open).transpose().map_err(|error| failed(error.into()))?;
         let view = ViewConfig {
@@ -104,6 +126,8 @@ impl ServiceProxy for Proxies {
 }
 
 impl Running for Fed {}
+
+impl Running for LeftToOthers {}
 
 impl Drop for Fed {
     fn drop(&mut self) {

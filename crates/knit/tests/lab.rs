@@ -75,6 +75,13 @@ impl Lab {
         found["addresses"][0].as_str().unwrap_or_else(|| panic!("{pod} has no address: {status}")).to_owned()
     }
 
+    fn service(&self, namespace: &str, name: &str) -> String {
+        let status = self.status();
+        let services = status["services"].as_array().expect("services");
+        let found = services.iter().find(|s| s["namespace"] == namespace && s["name"] == name);
+        found.and_then(|s| s["addresses"][0].as_str()).unwrap_or_else(|| panic!("{status}")).to_owned()
+    }
+
     /// What a pod hears from an address, if it hears anything.
     fn ask(&self, pod: &str, to: &str) -> Option<String> {
         let output = self.knit(&["lab", "exec", pod, "--", "knit", "lab", "ask", to, "--timeout", "1000"]);
@@ -125,6 +132,11 @@ fn tenants_with_the_same_addresses_reach_their_own_and_nobody_else() {
                 assert!(heard.starts_with(&format!("{other}/")), "{other} heard {heard}");
             }
         }
+        let service = lab.service(tenant, "web");
+        let to = format!("{service}:80");
+        let heard = lab.eventually("the Service answers", || lab.ask(&format!("{tenant}/client"), &to));
+        assert!(heard.starts_with(&format!("{tenant}/web-")), "{heard}");
+        assert_eq!(lab.ask(&format!("{other}/client"), &to), None, "{other} reached a Service of {tenant}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! How other processes talk to a running lab: one request per connection of a Unix socket, as a line of JSON, with the
 //! caller's standard streams beside it where a command is to be run. The answer is a line of JSON, too.
 
-use std::io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Write as _};
+use std::io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -116,7 +116,11 @@ fn serve_one(
 ) -> io::Result<()> {
     let (request, streams) = receive(&stream)?;
     let answer = match request {
-        Request::Api => return runtime.block_on(tunnel(stream)),
+        Request::Api => {
+            // The caller waits for this, so that nothing it sends is taken for a part of the request.
+            stream.write_all(b"\n")?;
+            return runtime.block_on(tunnel(stream));
+        }
         Request::Exec { namespace, name, line } => {
             let watched = stream.try_clone()?;
             runtime.block_on(exec(lab, &namespace, &name, &line, streams, watched))
@@ -273,7 +277,9 @@ pub fn ask(
 
 /// A connection to the API of the lab at `socket`.
 pub fn api(socket: &Path) -> io::Result<UnixStream> {
-    send(socket, &Request::Api, &[])
+    let mut stream = send(socket, &Request::Api, &[])?;
+    stream.read_exact(&mut [0])?;
+    Ok(stream)
 }
 
 fn send(socket: &Path, request: &Request, streams: &[BorrowedFd<'_>]) -> io::Result<UnixStream> {

@@ -323,6 +323,7 @@ impl Lab {
     /// A power cut: agent, pods and namespaces of a node are gone at once. Its pods' objects stay.
     pub async fn lose_node(&self, name: &str) -> Result<()> {
         let node = self.node(name)?;
+        node.cut();
         node.set_agent(false).await;
         self.pods().lose(name).await;
         let (wire, lost) = (self.clone(), Arc::clone(&node));

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use knit_kernel::netns::NetNs;
 use knit_kernel::sandbox::loopback_up;
+use rustix::mount::{UnmountFlags, unmount};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
@@ -121,15 +122,21 @@ impl Node {
         Ok(())
     }
 
-    /// The node is gone: its namespace, its link, and what a reboot empties. Its agent and pods must have ended. Blocks.
+    /// The power is cut: from here on nothing is started on it.
+    pub(crate) fn cut(&self) {
+        self.state().namespace = None;
+    }
+
+    /// Takes away its link, its namespaces, and what a reboot empties. Its agent and pods must have ended. Blocks.
     pub(crate) fn lose(&self, wire: &Wire) -> Result<()> {
         wire.unplug(&self.name, self.index)?;
-        self.state().namespace = None;
         for dir in [self.run_dir().join("netns"), self.pod_namespaces()] {
             let what = || format!("the namespaces in {}", dir.display());
             for (name, _) in NetNs::list(&dir).map_err(Error::kernel(what()))? {
                 NetNs::delete(dir.join(name)).map_err(Error::kernel(what()))?;
             }
+            // The agent makes the directory of its routers a mount of its own; with none on top this is refused.
+            while unmount(&dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
         }
         for dir in [self.run_dir(), self.pod_namespaces()] {
             match std::fs::remove_dir_all(&dir) {

@@ -76,8 +76,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", value_delimiter = ',', default_value = "/run/netns,/var/run/netns")]
     netns_dirs: Vec<PathBuf>,
 
-    /// Who serves Services: Knit, in every Network's own router, or nobody here (kube-proxy beside it)
-    #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Knit)]
+    /// Who serves Services
+    #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Auto)]
     services: Services,
 
     /// Seconds to wait for an agent that is being replaced
@@ -96,7 +96,9 @@ pub struct Args {
 /// Who serves Services on this node.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Services {
-    /// Knit's own proxy
+    /// Knit, in every Network's own router; where kube-proxy is on the node, the default Network's are left to it
+    Auto,
+    /// Knit, whatever else is on the node
     Knit,
     /// Nobody here
     None,
@@ -153,8 +155,11 @@ fn config(args: Args) -> Result<AgentConfig> {
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let proxy: Option<Arc<dyn ServiceProxy>> = match args.services {
-        Services::Knit => Some(Arc::new(Proxies::new(&args.node_name, args.node_ip.clone(), source.clone()))),
         Services::None => None,
+        wanted => {
+            let proxies = Proxies::new(&args.node_name, args.node_ip.clone(), source.clone());
+            Some(Arc::new(proxies.beside_others(matches!(wanted, Services::Knit))))
+        }
     };
     Ok(AgentConfig {
         core: CoreConfig::new(args.node_name, run_dir, args.state_dir),

@@ -178,6 +178,7 @@ impl Demo {
         let mut lines = Vec::new();
         for tenant in ["red", "blue"] {
             let address = self.cluster_ip(tenant, "web")?;
+            self.wait_for_service(tenant, &address).await?;
             let answers = self.ask(tenant, &address, 80, &["--count", "40"]).await?;
             let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
             for line in answers.lines() {
@@ -193,6 +194,18 @@ impl Demo {
         }
         self.step("services", "a Service in each tenant balances over its own pods")?;
         lines.iter().try_for_each(|line| say(&format!("         {line}\n")))
+    }
+
+    /// A proxy programs endpoints a moment after the pods are ready.
+    async fn wait_for_service(&self, tenant: &str, address: &IpAddr) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            match self.ask(tenant, address, 80, &["--count", "4"]).await {
+                Err(error) if Instant::now() > end => return Err(error),
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Ok(_) => return Ok(()),
+            }
+        }
     }
 
     /// Numbered datagrams across nodes while the agents of both are killed and started again.
