@@ -9,7 +9,9 @@
 
 mod connectivity;
 mod crash;
+mod doctor;
 mod full;
+mod get;
 mod peer;
 mod replace;
 mod requests;

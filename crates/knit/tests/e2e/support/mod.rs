@@ -1,8 +1,12 @@
 //! A small cluster out of namespaces: nodes on one wire, each with an agent of its own, and pods.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod audit;
+mod shim;
+
+pub use shim::{Caller, Ran, build_shim, run_shim, shim, shim_command};
+
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,12 +16,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_cni::protocol::{self, PROTOCOL_VERSION, Request, Response};
 use knit_kernel::addr::Address;
-use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
-use knit_kernel::{Handle, IfName, Op, owner};
-use knit_ledger::{AttachmentState, SandboxRecord};
+use knit_kernel::{Handle, IfName, Op};
 use serde_json::{Value, json};
 
 /// How long something may take that must happen on a busy machine.
@@ -32,39 +34,6 @@ pub const PODS: &str = "/run/netns";
 pub fn e2e<F: FnOnce()>(test: F) {
     build_shim();
     in_namespaces(test);
-}
-
-/// The shim that belongs to the `knit` under test. Cargo gives tests only the programs of their own package.
-pub fn shim() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_knit")).with_file_name("knit-cni")
-}
-
-pub fn build_shim() {
-    // Inside the namespaces it was built before.
-    if std::env::var_os("KNIT_TEST_IN_NAMESPACES").is_some() {
-        return;
-    }
-    let Some(cargo) = std::env::var_os("CARGO") else { return };
-    let profile = match shim().parent().and_then(Path::file_name).and_then(|n| n.to_str()) {
-        Some("debug") | None => "dev".to_owned(),
-        Some(other) => other.to_owned(),
-    };
-    let target = shim().ancestors().nth(2).map(Path::to_owned).expect("a target directory");
-    let built = Command::new(cargo)
-        .args([
-            "build",
-            "--quiet",
-            "-p",
-            "knit-cni",
-            "--bin",
-            "knit-cni",
-            "--profile",
-            &profile,
-            "--target-dir",
-        ])
-        .arg(target)
-        .status();
-    assert!(built.expect("cargo runs").success(), "the shim does not build");
 }
 
 pub fn name(text: &str) -> IfName {
@@ -94,10 +63,10 @@ pub struct Node {
     agent: Option<Child>,
 }
 
-/// Runs the shim for a node, from any thread.
-#[derive(Clone)]
-pub struct Caller {
-    socket: PathBuf,
+/// A command that runs in a node's namespace.
+pub struct NodeCommand<'a> {
+    node: &'a Node,
+    knit: Command,
 }
 
 /// A pod's namespace.
@@ -105,13 +74,6 @@ pub struct Pod {
     pub sandbox: String,
     pub space: NetNs,
     pub path: PathBuf,
-}
-
-/// What a run of the shim left.
-#[derive(Debug)]
-pub struct Ran {
-    pub ok: bool,
-    pub json: Value,
 }
 
 impl Cluster {
@@ -257,6 +219,13 @@ impl Node {
         self.space.run(|| command.spawn()).expect("a visit").expect("the agent starts")
     }
 
+    /// Another command of `knit`, on this node.
+    pub fn command(&self, command: &str) -> NodeCommand<'_> {
+        let mut knit = Command::new(env!("CARGO_BIN_EXE_knit"));
+        knit.arg(command).env("NO_COLOR", "1");
+        NodeCommand { node: self, knit }
+    }
+
     /// Starts an agent and waits until it serves.
     pub fn start(&mut self) {
         self.agent = Some(self.spawn());
@@ -334,112 +303,22 @@ impl Node {
         let ran = self.cni("DEL", pod, "");
         assert!(ran.ok, "DEL {}: {}", pod.sandbox, ran.json);
     }
-
-    /// The attachments in the ledger, with their addresses.
-    pub fn recorded(&self) -> Vec<SandboxRecord> {
-        knit_ledger::read(&self.run.join("ledger")).expect("a ledger").0
-    }
-
-    /// The attachments that the kernel has: sandbox and interface, by the marks of their host ends.
-    pub fn in_kernel(&self) -> BTreeSet<(String, String)> {
-        let mut found = BTreeSet::new();
-        for space in self.spaces() {
-            let handle = Handle::open(&space).expect("a handle");
-            let filter = LinkFilter { kind: Some("veth"), owned: true, ..LinkFilter::default() };
-            for link in handle.links(&filter).expect("links") {
-                let mark = link.owner().unwrap_or_default().to_owned();
-                let mut words = mark.split(' ');
-                if words.next() == Some("pod") {
-                    let mut word = || words.next().unwrap_or_default().to_owned();
-                    found.insert((word(), word()));
-                }
-            }
-        }
-        found
-    }
-
-    /// The node's namespace and those of its routers.
-    fn spaces(&self) -> Vec<NetNs> {
-        let routers = self.run.join("netns");
-        let names = NetNs::list(&routers).expect("routers");
-        let mut spaces = vec![self.space.try_clone().expect("a clone")];
-        spaces.extend(names.iter().map(|(name, _)| NetNs::open(routers.join(name)).expect("a router")));
-        spaces
-    }
-
-    /// Kernel, ledger and leases agree, and have these pods with this many interfaces each and nothing else.
-    #[track_caller]
-    pub fn audit(&self, pods: &BTreeMap<&str, usize>) {
-        let records = self.recorded();
-        let mut recorded = BTreeSet::new();
-        let mut taken: BTreeSet<(String, IpAddr)> = BTreeSet::new();
-        for record in &records {
-            for attachment in record.attachments() {
-                let plan = attachment.plan();
-                assert!(
-                    matches!(attachment.state(), AttachmentState::Attached(_)),
-                    "{} {} is neither there nor gone: {attachment:?}",
-                    record.sandbox(),
-                    plan.interface
-                );
-                recorded.insert((record.sandbox().to_owned(), plan.interface.clone()));
-                for address in plan.lease.iter().flat_map(|lease| lease.addresses.iter()) {
-                    assert!(taken.insert((plan.network.clone(), address)), "{address} is given out twice");
-                }
-            }
-        }
-        let counted = records.iter().map(|r| (r.sandbox(), r.attachments().len())).collect();
-        assert_eq!(*pods, counted, "what the ledger has");
-        assert_eq!(self.in_kernel(), recorded, "what the kernel has, and what the ledger has");
-        // Routes and neighbours of ours lead to those pods, to other nodes' blocks and through uplinks, and nowhere else.
-        let addresses: BTreeSet<IpAddr> = taken.into_iter().map(|(_, address)| address).collect();
-        let handle = Handle::open(&self.space).expect("a handle");
-        let ours = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };
-        for route in handle.routes(&ours).expect("routes") {
-            let to = route.destination;
-            let of_pod = to.prefix_len() == to.max_prefix_len() && pods_of_default().contains(&to.addr());
-            assert!(!of_pod || addresses.contains(&to.addr()), "a route of nobody: {to}");
-        }
-        let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
-        for neighbour in handle.neighbours(&ours).expect("neighbours") {
-            let of_pod = pods_of_default().contains(&neighbour.address);
-            assert!(
-                !of_pod || addresses.contains(&neighbour.address),
-                "a neighbour of nobody: {neighbour:?}"
-            );
-        }
-    }
-
-    /// How many addresses of a Network are taken, as the agent says.
-    pub fn used(&self, network: &str) -> Option<i64> {
-        let text = find_text(&self.written(), "\"NodeNetwork\"")
-            .or_else(|| find_text(&self.written(), "NodeNetwork"))?;
-        let object: Value =
-            serde_json::from_str(&text).ok().or_else(|| serde_saphyr::from_str(&text).ok())?;
-        let networks = object["status"]["networks"].as_array()?;
-        let found = networks.iter().find(|n| n["name"] == network)?;
-        found["addresses"][0]["used"].as_i64()
-    }
 }
 
-fn pods_of_default() -> IpNet {
-    "10.244.0.0/16".parse().expect("a range")
-}
-
-impl Caller {
-    pub fn cni(&self, command: &str, pod: &Pod, networks: &str) -> Ran {
-        self.cni_as(command, pod, &pod.sandbox, networks, &json!({}))
+impl NodeCommand<'_> {
+    pub fn arg(&mut self, arg: impl AsRef<std::ffi::OsStr>) -> &mut Self {
+        self.knit.arg(arg);
+        self
     }
 
-    pub fn cni_as(&self, command: &str, pod: &Pod, pod_name: &str, networks: &str, more: &Value) -> Ran {
-        let mut config = json!({
-            "cniVersion": "1.1.0", "name": "knit", "type": "knit-cni", "socket": self.socket,
-            "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"knit.dev/networks": networks}}
-        });
-        if let (Some(config), Some(more)) = (config.as_object_mut(), more.as_object()) {
-            config.extend(more.clone());
-        }
-        run_shim(command, &pod.sandbox, &pod.path, pod_name, &config)
+    pub fn args(&mut self, args: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>) -> &mut Self {
+        self.knit.args(args);
+        self
+    }
+
+    pub fn output(&mut self) -> std::io::Result<std::process::Output> {
+        let Self { node, knit } = self;
+        node.space.run(|| knit.output()).expect("a visit")
     }
 }
 
@@ -508,48 +387,9 @@ pub fn addresses(result: &Value, interface: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-pub fn run_shim(command: &str, sandbox: &str, netns: &Path, pod: &str, config: &Value) -> Ran {
-    let mut child = shim_command(command, sandbox, netns, pod).spawn().expect("the shim starts");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    stdin.write_all(config.to_string().as_bytes()).expect("the configuration is read");
-    drop(stdin);
-    let output = child.wait_with_output().expect("the shim ends");
-    let text = String::from_utf8(output.stdout).expect("text");
-    let json = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).expect("JSON") };
-    Ran { ok: output.status.success(), json }
-}
-
-pub fn shim_command(command: &str, sandbox: &str, netns: &Path, pod: &str) -> Command {
-    let mut shim = Command::new(shim());
-    shim.env_clear()
-        .env("CNI_COMMAND", command)
-        .env("CNI_CONTAINERID", sandbox)
-        .env("CNI_NETNS", netns)
-        .env("CNI_IFNAME", "eth0")
-        .env(
-            "CNI_ARGS",
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_UID=uid-{pod}"),
-        )
-        .env("CNI_PATH", "/opt/cni/bin");
-    shim.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-    shim
-}
-
 pub fn terminate(agent: &Child) {
     let pid = rustix::process::Pid::from_raw(agent.id().cast_signed()).expect("a process");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
-}
-
-/// The first file below a folder that has a text in it.
-pub fn find_text(folder: &Path, text: &str) -> Option<String> {
-    let mut entries: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.flatten().map(|e| e.path()).collect();
-    entries.sort();
-    entries.into_iter().find_map(|path| {
-        if path.is_dir() {
-            return find_text(&path, text);
-        }
-        std::fs::read_to_string(&path).ok().filter(|content| content.contains(text))
-    })
 }
 
 /// Numbers that look random and are the same in every run.
