@@ -113,7 +113,7 @@ impl Agent {
         let (ledger, recovery) = open_ledger(&core, lock_wait).await.map_err(StartError::Ledger)?;
         let boot = BootFile::new(&core.state_dir);
         let world = boot.load().into_world();
-        let core = Core::new(Parts { config: core, world, store: Box::new(ledger), proxy });
+        let core = Core::new(Parts { config: core, world, store: Box::new(ledger), proxy: proxy.clone() });
         let mut tasks = JoinSet::new();
         let http = match http {
             Some(address) => {
@@ -129,6 +129,9 @@ impl Agent {
         let objects = Objects::open(source).await.map_err(objects_failed)?;
         feed::start(&core, &objects, &mut tasks).map_err(objects_failed)?;
         tasks.spawn(feed::keep(core.clone(), boot));
+        if let Some(proxy) = proxy {
+            proxy.follow(&core, &objects, &mut tasks);
+        }
 
         let addresses = wait_for_addresses(&core, node_addresses).await;
         let runtime_failed = |error| StartError::Runtime(Box::new(error));

@@ -276,7 +276,8 @@ impl Core {
         &self.inner.locks
     }
 
-    pub(crate) fn networks_changed(&self) {
+    /// Something that NodeNetwork shows of a Network may have changed.
+    pub fn networks_changed(&self) {
         self.inner.shown.send_modify(|n| *n += 1);
     }
 

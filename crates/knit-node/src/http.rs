@@ -77,7 +77,7 @@ fn answer(request: &Request<Incoming>, core: &Core) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
         "/readyz" => match core.readiness().now() {
-            Ok(()) => text(StatusCode::OK, "ok\n".to_owned()),
+            Ok(()) => text(StatusCode::OK, ready(core)),
             Err(problem) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
         },
         "/metrics" => {
@@ -88,6 +88,13 @@ fn answer(request: &Request<Incoming>, core: &Core) -> Response<Full<Bytes>> {
         }
         _ => text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".to_owned()),
     }
+}
+
+/// "ok", and what people should know of the Services of each Network.
+fn ready(core: &Core) -> String {
+    let states = core.networks().states().into_iter();
+    let notes = states.filter_map(|s| Some(format!("Network {}: {}\n", s.name, s.services?.message()?)));
+    std::iter::once("ok\n".to_owned()).chain(notes).collect()
 }
 
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {

@@ -12,6 +12,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::Reason;
+use crate::networks::NetworkState;
+use crate::proxy::ServicesState;
 
 /// All counters.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub struct Metrics {
     attachments: Family<NetworkLabels, Gauge>,
     free: Family<NetworkLabels, Gauge>,
     ready: Family<NetworkLabels, Gauge>,
+    services_ready: Family<NetworkLabels, Gauge>,
+    service_ports: Family<NetworkLabels, Gauge>,
     garbage: Counter,
 }
 
@@ -97,13 +101,35 @@ impl Default for Metrics {
             "Whether pods can be attached to a Network on this node",
             ready.clone(),
         );
+        let services_ready = Family::default();
+        registry.register(
+            "services_ready",
+            "Whether the Services of a Network are in force on this node, by this agent",
+            services_ready.clone(),
+        );
+        let service_ports = Family::default();
+        registry.register(
+            "service_ports",
+            "Ports of Services in force in a Network on this node",
+            service_ports.clone(),
+        );
         let garbage = Counter::default();
         registry.register(
             "garbage_collected",
             "Attachments removed because their owner was gone",
             garbage.clone(),
         );
-        Self { registry, requests, duration, attachments, free, ready, garbage }
+        Self {
+            registry,
+            requests,
+            duration,
+            attachments,
+            free,
+            ready,
+            services_ready,
+            service_ports,
+            garbage,
+        }
     }
 }
 
@@ -130,6 +156,21 @@ impl Metrics {
             self.attachments.get_or_create(&labels).set(numbers.attachments);
             self.free.get_or_create(&labels).set(numbers.free);
             self.ready.get_or_create(&labels).set(i64::from(numbers.ready));
+        }
+    }
+
+    /// Says how the Services of the Networks are.
+    pub fn services(&self, networks: &[NetworkState]) {
+        self.services_ready.clear();
+        self.service_ports.clear();
+        for (name, state) in networks.iter().filter_map(|n| Some((&n.name, n.services.as_ref()?))) {
+            let labels = NetworkLabels { network: name.clone() };
+            let (ready, ports) = match state {
+                ServicesState::Serving { ports, failed } => (*failed == 0, ports - failed),
+                ServicesState::Waiting | ServicesState::Off(_) | ServicesState::Broken(_) => (false, 0),
+            };
+            self.services_ready.get_or_create(&labels).set(i64::from(ready));
+            self.service_ports.get_or_create(&labels).set(i64::try_from(ports).unwrap_or(i64::MAX));
         }
     }
 

@@ -4,11 +4,18 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use knit_objects::Objects;
 use knit_runtime::Network;
+use tokio::task::JoinSet;
+
+use crate::core::Core;
 
 /// Starts service proxies.
 #[async_trait]
 pub trait ServiceProxy: Send + Sync {
+    /// Called once, when objects can be read: begins to follow what proxies are made of, in these tasks.
+    fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>);
+
     /// Starts the proxy of a Network's router; `router` is the path of its namespace, none for the node's own.
     ///
     /// # Errors
@@ -18,7 +25,31 @@ pub trait ServiceProxy: Send + Sync {
 }
 
 /// A proxy that runs until it is dropped.
-pub trait Running: Debug + Send + Sync {}
+pub trait Running: Debug + Send + Sync {
+    /// The Network is like this now.
+    fn update(&self, network: &Network);
+
+    /// How it stands.
+    fn state(&self) -> ServicesState;
+}
+
+/// How the Services of a Network are on this node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ServicesState {
+    /// What was there before is in force; the objects have not all arrived.
+    Waiting,
+    /// They are in force.
+    Serving {
+        /// How many ports of Services.
+        ports: usize,
+        /// How many of them could not be made so.
+        failed: usize,
+    },
+    /// Somebody else serves them, and who.
+    Off(String),
+    /// They are not in force, and why.
+    Broken(String),
+}
 
 /// A proxy that did not start.
 #[derive(Debug, thiserror::Error)]
@@ -29,4 +60,22 @@ pub struct ProxyError {
     /// Why.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+// === impl ServicesState ===
+
+impl ServicesState {
+    /// What people should know; nothing if all is as usual.
+    #[must_use]
+    pub fn message(&self) -> Option<String> {
+        match self {
+            Self::Waiting => Some("Services: the objects have not all arrived yet".to_owned()),
+            Self::Serving { failed: 0, .. } => None,
+            Self::Serving { ports, failed } => Some(format!(
+                "Services: {failed} of {ports} ports are not in force; the agent's log says why"
+            )),
+            Self::Off(who) => Some(format!("Services: {who}")),
+            Self::Broken(why) => Some(format!("Services are not in force: {why}")),
+        }
+    }
 }

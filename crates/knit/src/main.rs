@@ -5,7 +5,6 @@
 
 mod cli;
 mod command;
-mod service_proxy;
 
 use std::process::ExitCode;
 

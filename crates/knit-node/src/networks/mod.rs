@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
-use crate::proxy::Running;
+use crate::proxy::{Running, ServicesState};
 use compute::{Desired, Unready};
 
 /// What this node has of each Network.
@@ -44,7 +44,7 @@ struct Applied {
     runtime: String,
     network: Arc<knit_runtime::Network>,
     /// The Network's service proxy, which ends with it.
-    _proxy: Option<Box<dyn Running>>,
+    proxy: Option<Box<dyn Running>>,
 }
 
 /// How a Network is on this node.
@@ -56,6 +56,8 @@ pub struct NetworkState {
     pub problem: Option<Unready>,
     /// A pod found no free address.
     pub starved: bool,
+    /// How its Services are; nothing if this agent has no service proxies, or none started.
+    pub services: Option<ServicesState>,
 }
 
 // === impl Networks ===
@@ -72,6 +74,7 @@ impl Networks {
                 (Some(_), None) => None,
             },
             starved: entry.starved,
+            services: entry.applied.as_ref().and_then(|a| a.proxy.as_ref()).map(|proxy| proxy.state()),
         };
         self.entries().iter().map(state).collect()
     }
@@ -261,8 +264,8 @@ impl Core {
         let proxy = if first { self.start_proxy(&network).await } else { None };
         let mut entries = self.networks().entries();
         let entry = entries.entry(name.to_owned()).or_default();
-        let proxy = entry.applied.take().and_then(|a| a._proxy).or(proxy);
-        entry.applied = Some(Applied { runtime, network, _proxy: proxy });
+        let proxy = entry.applied.take().and_then(|a| a.proxy).inspect(|p| p.update(&network)).or(proxy);
+        entry.applied = Some(Applied { runtime, network, proxy });
         drop(entries);
         if first {
             tracing::info!(network = name, "Network is set up");

@@ -18,6 +18,7 @@ use super::{PodEvent, attachments};
 use crate::clock;
 use crate::core::Core;
 use crate::metrics::NetworkNumbers;
+use crate::proxy::ServicesState;
 
 /// The namespace of the agents' Leases.
 const LEASE_NAMESPACE: &str = "knit-system";
@@ -84,6 +85,7 @@ pub async fn write_node(core: Core, objects: Objects) {
         let status = node_status(&core);
         let numbers: Vec<NetworkNumbers> = status.networks.iter().map(numbers).collect();
         core.metrics().networks(&numbers);
+        core.metrics().services(&core.networks().states());
         let mut complete = true;
         if last.as_ref() != Some(&status) {
             let key = Key::cluster(core.node());
@@ -162,7 +164,10 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
                 conditions::node_network::REASON_NO_ADDRESS,
                 Some("no address is free: a further block was asked for".to_owned()),
             ),
-            None => (true, conditions::node_network::REASON_READY, None),
+            None => {
+                let message = state.services.as_ref().and_then(ServicesState::message);
+                (true, conditions::node_network::REASON_READY, message)
+            }
         };
         networks.push(NodeNetworkStatusNetwork {
             ready,

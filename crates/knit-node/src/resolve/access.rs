@@ -8,6 +8,16 @@ use super::Missing;
 use crate::error::{Error, Reason};
 use crate::world::{Labels, World};
 
+/// The primary Network of a namespace, whose Services are in it: the default one for a namespace that is not known;
+/// none where two Networks claim it.
+#[must_use]
+pub fn primary_network(world: &World, namespace: &str) -> Option<String> {
+    match world.namespaces.get(namespace) {
+        Some(labels) => primary_of(world, namespace, labels).ok(),
+        None => Some(names::DEFAULT_NETWORK.to_owned()),
+    }
+}
+
 /// The primary Network of a namespace.
 pub(super) fn primary_of(world: &World, namespace: &str, labels: &Labels) -> Result<String, Missing> {
     let mut selecting = Vec::new();

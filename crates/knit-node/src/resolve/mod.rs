@@ -18,6 +18,8 @@ use crate::request::{PodRequest, pod_name};
 use crate::world::{Labels, World};
 use annotation::Asked;
 
+pub use access::primary_network;
+
 /// One interface that a pod gets.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Wanted {

@@ -15,8 +15,6 @@ use knit_objects::{FolderOptions, Source};
 use knit_runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::service_proxy::Proxies;
-
 /// Run the node agent: it gives the pods of this node their networks
 ///
 /// It reads Networks and what belongs to them from the Kubernetes API or from a folder of files, serves the CNI shim
@@ -99,9 +97,11 @@ enum Services {
     /// Knit, in every Network's own router; where kube-proxy is on the node, the default Network's are left to it
     Auto,
     /// Knit, whatever else is on the node
-    Knit,
+    #[value(alias = "knit")]
+    On,
     /// Nobody here
-    None,
+    #[value(alias = "none")]
+    Off,
 }
 
 /// How long requests that run may take to end when the agent stops.
@@ -148,18 +148,12 @@ fn config(args: Args) -> Result<AgentConfig> {
     let run_dir = std::path::absolute(&args.run_dir).context("the run-time directory cannot be named")?;
     let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
     let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let proxy = service_proxy(args.services, &args.node_name, &namespace)?;
     let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
     let make = move |addresses| -> knit_runtime::Result<Arc<dyn Runtime>> {
         let mut config = knit_linux::Config::new(node, addresses, namespace);
         config.router_directory = routers;
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
-    };
-    let proxy: Option<Arc<dyn ServiceProxy>> = match args.services {
-        Services::None => None,
-        wanted => {
-            let proxies = Proxies::new(&args.node_name, args.node_ip.clone(), source.clone());
-            Some(Arc::new(proxies.beside_others(matches!(wanted, Services::Knit))))
-        }
     };
     Ok(AgentConfig {
         core: CoreConfig::new(args.node_name, run_dir, args.state_dir),
@@ -172,6 +166,17 @@ fn config(args: Args) -> Result<AgentConfig> {
         runtime: Box::new(make),
         proxy,
     })
+}
+
+fn service_proxy(who: Services, node: &str, namespace: &NetNs) -> Result<Option<Arc<dyn ServiceProxy>>> {
+    let mode = match who {
+        Services::Auto => knit_services::Mode::Auto,
+        Services::On => knit_services::Mode::On,
+        Services::Off => return Ok(None),
+    };
+    let namespace = namespace.try_clone().context("this process's network namespace cannot be opened again")?;
+    let config = knit_services::Config { node: node.to_owned(), namespace, mode };
+    Ok(Some(Arc::new(knit_services::Services::new(config))))
 }
 
 fn start_log(args: &Args) -> Result<()> {

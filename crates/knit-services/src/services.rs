@@ -1,0 +1,144 @@
+//! What the agent holds: starts instances, and tells how they stand.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use knit_kernel::NetNs;
+use knit_node::Core;
+use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
+use knit_objects::Objects;
+use knit_runtime::Network;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::supervisor::Supervisor;
+
+/// Which Networks have their Services served by this agent.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Mode {
+    /// All, but the default one only where kube-proxy does not serve it.
+    #[default]
+    Auto,
+    /// All.
+    On,
+}
+
+/// What the proxies of a node are told.
+#[derive(Debug)]
+pub struct Config {
+    /// The node's name.
+    pub node: String,
+    /// The node's own network namespace: the default Network's router.
+    pub namespace: NetNs,
+    /// Which Networks are served.
+    pub mode: Mode,
+}
+
+/// The service proxies of a node.
+#[derive(Debug)]
+pub struct Services {
+    commands: mpsc::UnboundedSender<Command>,
+    start: Mutex<Option<(Config, mpsc::UnboundedReceiver<Command>)>>,
+    ids: AtomicU64,
+}
+
+/// What the supervisor is asked for.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Start { id: u64, router: Option<PathBuf>, network: Network, state: Arc<watch::Sender<ServicesState>> },
+    Update { id: u64, network: Network },
+    Stop { id: u64 },
+}
+
+/// One instance, as the agent holds it.
+struct Held {
+    id: u64,
+    network: String,
+    commands: mpsc::UnboundedSender<Command>,
+    state: Arc<watch::Sender<ServicesState>>,
+}
+
+/// How long a Network that is being set up waits for its Services.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Services {
+    /// For one node. Nothing runs before the agent asks for it.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        Self { commands, start: Mutex::new(Some((config, inbox))), ids: AtomicU64::new(0) }
+    }
+}
+
+#[async_trait]
+impl ServiceProxy for Services {
+    fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) {
+        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((config, inbox)) = start else { return };
+        match Supervisor::new(config, core.clone(), objects) {
+            Ok(supervisor) => drop(tasks.spawn(supervisor.run(inbox))),
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "Services cannot be followed");
+            }
+        }
+    }
+
+    async fn start(
+        &self,
+        router: Option<PathBuf>,
+        network: &Network,
+    ) -> Result<Box<dyn Running>, ProxyError> {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let state = Arc::new(watch::Sender::new(ServicesState::Waiting));
+        let mut changes = state.subscribe();
+        let held = Held {
+            id,
+            network: network.name.clone(),
+            commands: self.commands.clone(),
+            state: Arc::clone(&state),
+        };
+        let command = Command::Start { id, router, network: network.clone(), state };
+        let stopped = |error: mpsc::error::SendError<Command>| ProxyError {
+            network: network.name.clone(),
+            source: error.to_string().into(),
+        };
+        self.commands.send(command).map_err(stopped)?;
+        // A pod finds the Services in force when it starts. They are not worth more time than this: what a router has
+        // from before stays, and they come when they can.
+        let ready = changes.wait_for(|state| *state != ServicesState::Waiting);
+        if tokio::time::timeout(PATIENCE, ready).await.is_err() {
+            tracing::info!(network = %network.name, "going on before the Services of this Network are known");
+        }
+        Ok(Box::new(held))
+    }
+}
+
+impl Running for Held {
+    fn update(&self, network: &Network) {
+        // Without a supervisor the agent is stopping.
+        let _ = self.commands.send(Command::Update { id: self.id, network: network.clone() });
+    }
+
+    fn state(&self) -> ServicesState {
+        self.state.borrow().clone()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop { id: self.id });
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Services")
+            .field("network", &self.network)
+            .field("state", &*self.state.borrow())
+            .finish()
+    }
+}

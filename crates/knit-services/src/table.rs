@@ -1,0 +1,258 @@
+//! Which Service goes to which Network: pure bookkeeping over the events of one source.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use knit_proxy::model::{EndpointGroup, GroupName, NetworkName, NodeInfo, Service, ServiceName};
+use knit_proxy::source::Event;
+use knit_proxy::view::ListKind;
+
+/// All that was heard, by namespace, so that it can be told again: to the instance of a Network that starts later, or
+/// that a namespace moves to.
+#[derive(Debug, Default)]
+pub struct Table {
+    namespaces: HashMap<String, Namespace>,
+    ranges: BTreeMap<Arc<str>, Vec<ipnet::IpNet>>,
+    node: Option<NodeInfo>,
+    services_listed: bool,
+    groups_listed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Namespace {
+    /// Its primary Network; none if that cannot be said.
+    network: Option<NetworkName>,
+    services: BTreeMap<ServiceName, Service>,
+    groups: BTreeMap<GroupName, EndpointGroup>,
+}
+
+/// To whom an event goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum To {
+    /// The instance of one Network.
+    One(NetworkName),
+    /// All instances.
+    All,
+}
+
+impl Table {
+    /// Takes in what a source says, and returns who is to be told what. `network_of` says the primary Network of a
+    /// namespace, none if that cannot be said.
+    pub fn take(
+        &mut self,
+        event: Event,
+        network_of: impl FnOnce(&str) -> Option<NetworkName>,
+    ) -> Option<(To, Event)> {
+        match event {
+            Event::SetService(mut service) => {
+                let home = self.namespace(service.name.namespace(), network_of);
+                home.services.insert(service.name.clone(), (*service).clone());
+                service.network = home.network.clone()?;
+                Some((To::One(service.network.clone()), Event::SetService(service)))
+            }
+            Event::SetGroup(mut group) => {
+                let home = self.namespace(group.name.namespace(), network_of);
+                home.groups.insert(group.name.clone(), (*group).clone());
+                group.network = home.network.clone()?;
+                Some((To::One(group.network.clone()), Event::SetGroup(group)))
+            }
+            Event::DeleteService(name) => {
+                let home = self.namespaces.get_mut(name.namespace())?;
+                home.services.remove(&name)?;
+                let to = home.network.clone();
+                self.forget_if_empty(name.namespace());
+                Some((To::One(to?), Event::DeleteService(name)))
+            }
+            Event::DeleteGroup(name) => {
+                let home = self.namespaces.get_mut(name.namespace())?;
+                home.groups.remove(&name)?;
+                let to = home.network.clone();
+                self.forget_if_empty(name.namespace());
+                Some((To::One(to?), Event::DeleteGroup(name)))
+            }
+            Event::SetServiceRanges { name, ranges } => {
+                self.ranges.insert(Arc::clone(&name), ranges.clone());
+                Some((To::All, Event::SetServiceRanges { name, ranges }))
+            }
+            Event::DeleteServiceRanges(name) => {
+                self.ranges.remove(&name);
+                Some((To::All, Event::DeleteServiceRanges(name)))
+            }
+            Event::SetNode(node) => {
+                self.node = Some((*node).clone());
+                Some((To::All, Event::SetNode(node)))
+            }
+            Event::ListDone(kind) => {
+                match kind {
+                    ListKind::Services => self.services_listed = true,
+                    ListKind::Groups => self.groups_listed = true,
+                    ListKind::ServiceRanges => {}
+                }
+                None
+            }
+            Event::SetExemptVips(_) | Event::ListStart(_) | Event::Problem(_) => None,
+        }
+    }
+
+    /// Looks again at the primary Network of each namespace, and returns what changes for whom.
+    pub fn reassign(
+        &mut self,
+        network_of: impl Fn(&str) -> Option<NetworkName>,
+    ) -> Vec<(NetworkName, Event)> {
+        let mut events = Vec::new();
+        for (name, home) in &mut self.namespaces {
+            let network = network_of(name);
+            if home.network == network {
+                continue;
+            }
+            if let Some(old) = std::mem::replace(&mut home.network, network) {
+                let services = home.services.keys().cloned().map(Event::DeleteService);
+                let groups = home.groups.keys().cloned().map(Event::DeleteGroup);
+                events.extend(services.chain(groups).map(|event| (old.clone(), event)));
+            }
+            if let Some(new) = &home.network {
+                events.extend(home.events(new).map(|event| (new.clone(), event)));
+            }
+        }
+        events
+    }
+
+    /// All that the instance of a Network has to know at its start, without the node and the ends of the lists.
+    pub fn replay(&self, network: &NetworkName) -> impl Iterator<Item = Event> {
+        let ranges = self
+            .ranges
+            .iter()
+            .map(|(name, ranges)| Event::SetServiceRanges { name: Arc::clone(name), ranges: ranges.clone() });
+        let homes = self.namespaces.values().filter(|home| home.network.as_ref() == Some(network));
+        ranges.chain(homes.flat_map(|home| home.events(network)))
+    }
+
+    /// The node, if it was heard of.
+    #[must_use]
+    pub fn node(&self) -> Option<&NodeInfo> {
+        self.node.as_ref()
+    }
+
+    /// Whether all Services and endpoints that there are have been heard of.
+    #[must_use]
+    pub fn listed(&self) -> bool {
+        self.services_listed && self.groups_listed
+    }
+
+    fn namespace(
+        &mut self,
+        name: &str,
+        network_of: impl FnOnce(&str) -> Option<NetworkName>,
+    ) -> &mut Namespace {
+        self.namespaces
+            .entry(name.to_owned())
+            .or_insert_with(|| Namespace { network: network_of(name), ..Namespace::default() })
+    }
+
+    fn forget_if_empty(&mut self, name: &str) {
+        if self.namespaces.get(name).is_some_and(|home| home.services.is_empty() && home.groups.is_empty()) {
+            self.namespaces.remove(name);
+        }
+    }
+}
+
+impl Namespace {
+    fn events(&self, network: &NetworkName) -> impl Iterator<Item = Event> {
+        let services = self.services.values().map(|service| {
+            Event::SetService(Box::new(Service { network: network.clone(), ..service.clone() }))
+        });
+        let groups = self.groups.values().map(|group| {
+            Event::SetGroup(Box::new(EndpointGroup { network: network.clone(), ..group.clone() }))
+        });
+        services.chain(groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knit_proxy::model::Protocol;
+
+    use super::*;
+
+    fn service(name: &str) -> Event {
+        let service = Service::new(name).cluster_ip([10, 96, 0, 1].into()).port(Protocol::Tcp, 80);
+        Event::SetService(Box::new(service))
+    }
+
+    fn group(name: &str, of: &str) -> Event {
+        let address = [10, 1, 0, 1].into();
+        Event::SetGroup(Box::new(EndpointGroup::of_addresses(name, of, Protocol::Tcp, 80, &[address])))
+    }
+
+    fn blue(namespace: &str) -> Option<NetworkName> {
+        Some(NetworkName::from(if namespace == "sky" { "blue" } else { "default" }))
+    }
+
+    fn networks(events: impl IntoIterator<Item = Event>) -> Vec<(String, String)> {
+        let name = |event| match event {
+            Event::SetService(s) => (s.name.to_string(), s.network.to_string()),
+            Event::SetGroup(g) => (g.name.to_string(), g.network.to_string()),
+            other => panic!("{other:?}"),
+        };
+        let mut names: Vec<_> = events.into_iter().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_service_goes_to_the_network_of_its_namespace() {
+        let mut table = Table::default();
+        let (to, event) = table.take(service("sky/web"), blue).expect("an event");
+        assert_eq!(to, To::One("blue".into()));
+        assert_eq!(networks([event]), [("sky/web".to_owned(), "blue".to_owned())]);
+        let (to, _) = table.take(service("shop/web"), blue).expect("an event");
+        assert_eq!(to, To::One(NetworkName::default()));
+        assert_eq!(
+            networks(table.replay(&NetworkName::default())),
+            [("shop/web".to_owned(), "default".to_owned())]
+        );
+    }
+
+    #[test]
+    fn a_namespace_that_moves_takes_its_services_along() {
+        let mut table = Table::default();
+        for event in [service("sky/web"), group("sky/web-1", "sky/web"), service("shop/web")] {
+            table.take(event, |_| Some(NetworkName::default()));
+        }
+        let moved = table.reassign(blue);
+        let (gone, come): (Vec<_>, Vec<_>) =
+            moved.into_iter().partition(|(to, _)| *to == NetworkName::default());
+        assert_eq!(gone.len(), 2, "{gone:?}");
+        assert!(gone.iter().all(|(_, e)| matches!(e, Event::DeleteService(_) | Event::DeleteGroup(_))));
+        let come = networks(come.into_iter().map(|(_, event)| event));
+        assert_eq!(
+            come,
+            [("sky/web", "blue"), ("sky/web-1", "blue")].map(|(a, b)| (a.to_owned(), b.to_owned()))
+        );
+        assert_eq!(table.reassign(blue), []);
+        // A namespace that two Networks claim is in none.
+        assert_eq!(table.reassign(|name| if name == "sky" { None } else { blue(name) }).len(), 2);
+        assert_eq!(table.take(service("sky/other"), blue), None);
+        assert_eq!(table.take(Event::DeleteService("sky/other".into()), blue), None);
+    }
+
+    #[test]
+    fn what_was_never_heard_of_is_deleted_nowhere() {
+        let mut table = Table::default();
+        assert_eq!(table.take(Event::DeleteService("a/b".into()), blue), None);
+        table.take(service("sky/web"), blue);
+        let (to, _) = table.take(Event::DeleteService("sky/web".into()), blue).expect("an event");
+        assert_eq!(to, To::One("blue".into()));
+        assert_eq!(table.replay(&"blue".into()).count(), 0);
+    }
+
+    #[test]
+    fn both_lists_are_waited_for() {
+        let mut table = Table::default();
+        table.take(Event::ListDone(ListKind::Groups), blue);
+        table.take(Event::ListDone(ListKind::ServiceRanges), blue);
+        assert!(!table.listed());
+        table.take(Event::ListDone(ListKind::Services), blue);
+        assert!(table.listed());
+    }
+}

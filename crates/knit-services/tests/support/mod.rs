@@ -1,0 +1,296 @@
+//! Two nodes with real agents in namespaces, pods that answer with their names, and a folder of objects.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use knit_cni::protocol::{self, Command, PROTOCOL_VERSION, Request, Response};
+use knit_cni::{Args, NetworkConfig};
+use knit_kernel::addr::Address;
+use knit_kernel::link::{Bridge, Change, NewLink, Peer};
+use knit_kernel::netns::NetNs;
+use knit_kernel::testing::namespace;
+use knit_kernel::{Handle, IfName, Op};
+use knit_node::CoreConfig;
+use knit_node::agent::{Agent, AgentConfig};
+use knit_node::proxy::ServicesState;
+use knit_objects::{FolderOptions, Source};
+use knit_services::{Config, Mode, Services};
+use serde_json::{Value, json};
+
+/// How long to wait for what must come.
+const SOON: Duration = Duration::from_secs(20);
+/// How long to wait for what must not come.
+pub const NEVER: Duration = Duration::from_millis(400);
+
+pub struct Node {
+    pub name: &'static str,
+    pub space: NetNs,
+    pub dir: PathBuf,
+    pub objects: PathBuf,
+}
+
+pub struct Pod {
+    pub space: NetNs,
+    pub name: &'static str,
+    pub node: &'static str,
+    namespace: &'static str,
+    path: PathBuf,
+}
+
+impl Node {
+    pub async fn start(&self) -> Agent {
+        let clone = || self.space.try_clone().expect("a clone");
+        let (space, name, routers) = (clone(), self.name, self.dir.join("run").join("netns"));
+        let folder = FolderOptions {
+            output: Some(self.dir.join("status")),
+            ..FolderOptions::new(self.objects.clone())
+        };
+        let services = Config { node: self.name.to_owned(), namespace: clone(), mode: Mode::Auto };
+        let config = AgentConfig {
+            core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),
+            socket: self.socket(),
+            source: Source::Folder(folder),
+            node_addresses: Vec::new(),
+            http: None,
+            lock_wait: Duration::from_secs(10),
+            netns_dirs: vec![PathBuf::from("/run/pods")],
+            runtime: Box::new(move |addresses| {
+                std::fs::create_dir_all(&routers).expect("a directory");
+                let mut config = knit_linux::Config::new(name, addresses, space);
+                config.router_directory = routers;
+                Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
+            }),
+            proxy: Some(Arc::new(Services::new(services))),
+        };
+        Agent::start(config).await.expect("started")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("run").join("cni.sock")
+    }
+
+    /// Makes a pod, and a server in it that says the pod's name; returns its address too.
+    pub async fn pod(&self, name: &'static str, namespace: &'static str) -> (Pod, IpAddr) {
+        std::fs::create_dir_all("/run/pods").expect("a directory");
+        let path = PathBuf::from(format!("/run/pods/{name}"));
+        let space = NetNs::create(&path).expect("a namespace");
+        let pod = Pod { space, path, name, namespace, node: self.name };
+        let config = json!({"cniVersion": "1.1.0", "name": "knit", "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}}});
+        let request = Request {
+            version: PROTOCOL_VERSION,
+            command: Command::Add,
+            container_id: name.to_owned(),
+            netns: pod.path.display().to_string(),
+            ifname: "eth0".into(),
+            args: Args {
+                pod_namespace: Some(pod.namespace.into()),
+                pod_name: Some(name.to_owned()),
+                pod_uid: None,
+                infra_container_id: None,
+            },
+            path: String::new(),
+            config: NetworkConfig::parse(config.to_string().as_bytes()).expect("a configuration"),
+            timeout_ms: Some(60_000),
+        };
+        let socket = self.socket();
+        let asked = tokio::task::spawn_blocking(move || {
+            let mut stream = UnixStream::connect(socket).expect("connected");
+            protocol::send(&mut stream, &request).expect("sent");
+            protocol::receive::<Response>(&mut stream).expect("an answer")
+        });
+        let result = match asked.await.expect("asked") {
+            Response::Ok(value) => value,
+            Response::Err(error) => panic!("ADD of {name}: {error:?}"),
+        };
+        let text = result["ips"][0]["address"].as_str().unwrap_or_else(|| panic!("an address in {result}"));
+        let address = text.parse::<IpNet>().expect("an address").addr();
+        serve(&pod.space, 8080, name);
+        (pod, address)
+    }
+}
+
+/// How the Services of a Network are.
+pub fn services(agent: &Agent, network: &str) -> Option<ServicesState> {
+    agent.core().networks().states().into_iter().find(|s| s.name == network)?.services
+}
+
+/// A server that says this, and then echoes.
+pub fn serve(space: &NetNs, port: u16, says: &'static str) {
+    let listener = space.run(|| TcpListener::bind(("0.0.0.0", port))).expect("in").expect("bound");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            std::thread::spawn(move || {
+                let mut buffer = [0; 64];
+                if stream.write_all(format!("{says}\n").as_bytes()).is_err() {
+                    return;
+                }
+                while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                    if stream.write_all(&buffer[..n]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A connection, and who answered.
+pub fn connect(from: &NetNs, to: (&str, u16), wait: Duration) -> std::io::Result<(TcpStream, String)> {
+    let target = SocketAddr::new(to.0.parse().expect("an address"), to.1);
+    let mut stream = from.run(|| TcpStream::connect_timeout(&target, wait)).expect("in")?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let (mut name, mut byte) = (String::new(), [0]);
+    loop {
+        stream.read_exact(&mut byte)?;
+        if byte[0] == b'\n' {
+            return Ok((stream, name));
+        }
+        name.push(char::from(byte[0]));
+    }
+}
+
+/// Says something over a connection and hears it again.
+pub fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.write_all(b"still here")?;
+    let mut heard = [0; 10];
+    stream.read_exact(&mut heard)?;
+    assert_eq!(&heard, b"still here");
+    Ok(())
+}
+
+/// Who answers there, over many connections.
+pub fn answers(from: &NetNs, to: (&str, u16)) -> Result<BTreeSet<String>, String> {
+    (0..24)
+        .map(|_| connect(from, to, Duration::from_secs(2)).map(|(_, name)| name).map_err(|e| e.to_string()))
+        .collect()
+}
+
+/// Waits until exactly these answer there.
+pub async fn wait_for(from: &Pod, to: (&str, u16), expected: &[&str]) {
+    let expected: BTreeSet<String> = expected.iter().map(|&name| name.to_owned()).collect();
+    wait_until(&format!("{} to {to:?} gives {expected:?}", from.name), || match answers(&from.space, to) {
+        Ok(names) if names == expected => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+/// Waits until something is so.
+pub async fn wait_until(what: &str, mut look: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        match look() {
+            Ok(()) => return,
+            Err(last) => assert!(Instant::now() < deadline, "{what}: {last}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn name(text: &str) -> IfName {
+    IfName::new(text).expect("a name")
+}
+
+/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2. The wire is a namespace of its own.
+pub fn nodes(dir: &Path) -> (NetNs, [Node; 2]) {
+    let wire = namespace();
+    let outside = Handle::open(&wire).expect("a handle");
+    let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
+    bridge.up = true;
+    outside.create_link(&bridge).expect("the wire");
+    let bridge = outside.index_of(&name("wire")).expect("the wire");
+    let node = |node: &'static str, text: &str| {
+        let space = namespace();
+        let mut port = NewLink::veth(name(node), Peer::new(name("eth0"), &space));
+        port.master = Some(bridge);
+        port.up = true;
+        outside.create_link(&port).expect("a port of the wire");
+        let handle = Handle::open(&space).expect("a handle");
+        let eth0 = handle.index_of(&name("eth0")).expect("eth0");
+        let net: IpNet = text.parse().expect("a prefix");
+        handle.apply(&[Change::of(eth0).up().into(), Op::create(Address::new(eth0, net))]).expect("eth0");
+        let node = Node { name: node, space, dir: dir.join(node), objects: dir.join("objects") };
+        std::fs::create_dir_all(&node.dir).expect("a directory");
+        node
+    };
+    let nodes = [node("a", "192.168.7.1/24"), node("b", "192.168.7.2/24")];
+    (wire, nodes)
+}
+
+/// Writes an object; a reader never sees half of it.
+pub fn write(folder: &Path, file: &str, object: &Value) {
+    let beside = folder.with_extension("new");
+    std::fs::write(&beside, object.to_string()).expect("written");
+    std::fs::rename(beside, folder.join(format!("{file}.json"))).expect("in place");
+}
+
+/// A Service and its endpoints: address, node.
+pub fn write_service(folder: &Path, (space, name): (&str, &str), ip: &str, port: u16) {
+    let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": space, "name": name},
+        "spec": {"clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"], "ports": [{"port": port, "protocol": "TCP"}]}});
+    write(folder, &format!("service-{space}-{name}"), &object);
+}
+
+pub fn write_slice(folder: &Path, (space, name): (&str, &str), port: u16, endpoints: &[(IpAddr, &str)]) {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|(address, node)| json!({"addresses": [address.to_string()], "nodeName": node, "conditions": {"ready": true}}))
+        .collect();
+    let object = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"namespace": space, "name": name, "labels": {"kubernetes.io/service-name": name}},
+        "ports": [{"name": "", "port": port, "protocol": "TCP"}], "endpoints": endpoints});
+    write(folder, &format!("slice-{space}-{name}"), &object);
+}
+
+/// Networks default (Layer3), blue (Layer3) and green (Layer2), the last two with the same addresses and each the
+/// primary of a namespace: sky and forest.
+pub fn write_objects(folder: &Path) {
+    std::fs::create_dir_all(folder).expect("a folder");
+    let network = |name: &str, id: u32, topology: &str, cidr: &str, primary: bool| {
+        let mut spec = json!({"class": "knit", "topology": topology, "subnets": [{"cidr": cidr}]});
+        if primary {
+            spec["primaryFor"] = json!({"matchLabels": {"team": name}});
+        }
+        let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
+            "spec": spec, "status": {"id": id}});
+        write(folder, &format!("network-{name}"), &object);
+    };
+    network("default", 1, "Layer3", "10.244.0.0/16", false);
+    network("blue", 2, "Layer3", "10.77.0.0/16", true);
+    network("green", 3, "Layer2", "10.77.0.0/16", true);
+    // One node never has the same block of two primary Networks; two nodes do.
+    let blocks = [
+        ("default", "a", "10.244.1.0/28"),
+        ("default", "b", "10.244.2.0/28"),
+        ("blue", "a", "10.77.0.16/28"),
+        ("blue", "b", "10.77.0.32/28"),
+        ("green", "a", "10.77.0.32/28"),
+        ("green", "b", "10.77.0.16/28"),
+    ];
+    for (network, node, ipv4) in blocks {
+        let name = format!("{network}-{node}");
+        let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock", "metadata": {"name": name},
+            "spec": {"network": network, "node": node, "ipv4": ipv4}});
+        write(folder, &format!("block-{name}"), &object);
+    }
+    for (name, address) in [("a", "192.168.7.1"), ("b", "192.168.7.2")] {
+        let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}]}});
+        write(folder, &format!("node-{name}"), &object);
+    }
+    for (name, team) in [("shop", "none"), ("sky", "blue"), ("forest", "green")] {
+        let object = json!({"apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": name, "labels": {"team": team}}});
+        write(folder, &format!("namespace-{name}"), &object);
+    }
+    let ranges = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}});
+    write(folder, "ranges", &ranges);
+}
