@@ -41,6 +41,7 @@ pub(crate) enum Trouble {
     Namespace(knit_kernel::netns::Error),
     Start(StartError),
     Look(knit_kernel::nft::Error),
+    Links(knit_kernel::Error),
 }
 
 /// Turns what an engine does into a state and a log.
@@ -172,6 +173,7 @@ impl std::fmt::Display for Trouble {
             Self::Namespace(_) => "the router's namespace cannot be opened",
             Self::Start(_) => "the service proxy does not start",
             Self::Look(_) => "the tables of the node cannot be read",
+            Self::Links(_) => "the links of the node cannot be read",
         })
     }
 }
@@ -182,6 +184,7 @@ impl std::error::Error for Trouble {
             Self::Namespace(error) => error,
             Self::Start(error) => error,
             Self::Look(error) => error,
+            Self::Links(error) => error,
         })
     }
 }

@@ -26,7 +26,7 @@ use crate::table::{Table, To};
 const LOOK: Duration = Duration::from_secs(5);
 
 /// What serves a node in place of this agent.
-const KUBE_PROXY: &str = "kube-proxy's tables are on this node, so the default Network's Services are left to it; \
+const KUBE_PROXY: &str = "kube-proxy is at work on this node, so the default Network's Services are left to it; \
                           --services on has this agent serve them";
 
 pub(crate) struct Supervisor {
@@ -115,8 +115,8 @@ impl Supervisor {
         let started = tokio::task::spawn_blocking(move || {
             let given = given.map_err(Trouble::Namespace)?;
             let namespace = instance::namespace(router.as_deref(), &given)?;
-            if yields && kube_proxy::is_there(&namespace).map_err(Trouble::Look)? {
-                kube_proxy::give_way(&namespace, &options.nft.table).map_err(Trouble::Look)?;
+            if yields && kube_proxy::is_there(&namespace)? {
+                kube_proxy::give_way(&namespace, &options.nft.table)?;
                 return Ok(None);
             }
             Proxy::start(&namespace, node, options).map(Some)
@@ -223,8 +223,7 @@ fn network_of(world: &World, namespace: &str) -> Option<NetworkName> {
 /// Whether a proxy runs where it should not: its router was made anew, or kube-proxy has come.
 fn out_of_place(instance: &Instance, proxy: &Proxy, node: &NetNs, yields: bool) -> Result<bool, Trouble> {
     let namespace = instance::namespace(instance.router.as_deref(), node)?;
-    Ok(namespace.id() != proxy.namespace
-        || (yields && kube_proxy::is_there(&namespace).map_err(Trouble::Look)?))
+    Ok(namespace.id() != proxy.namespace || (yields && kube_proxy::is_there(&namespace)?))
 }
 
 /// Tells an instance everything.

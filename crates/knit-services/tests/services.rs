@@ -5,7 +5,7 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use knit_kernel::nft::{Family, Kernel, Nftables, Table, TableId, Transaction};
+use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
 use knit_kernel::testing::in_namespaces;
 use knit_node::proxy::ServicesState;
 use support::*;
@@ -110,7 +110,7 @@ fn the_default_network_is_left_to_kube_proxy() {
         let mut nft = Kernel::open_in(&a.space).expect("nftables");
         let table = TableId::new(Family::Ip, "kube-proxy");
         let mut add = Transaction::new();
-        add.add_table(&Table::new(table.clone()));
+        add.add_table(table.clone());
         nft.commit(&add).expect("a table");
         for (space, at) in [("shop", SHOP), ("sky", TENANT)] {
             write_service(&objects, (space, "web"), at.0, at.1);

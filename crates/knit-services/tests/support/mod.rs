@@ -38,7 +38,6 @@ pub struct Node {
 pub struct Pod {
     pub space: NetNs,
     pub name: &'static str,
-    pub node: &'static str,
     namespace: &'static str,
     path: PathBuf,
 }
@@ -80,7 +79,7 @@ impl Node {
         std::fs::create_dir_all("/run/pods").expect("a directory");
         let path = PathBuf::from(format!("/run/pods/{name}"));
         let space = NetNs::create(&path).expect("a namespace");
-        let pod = Pod { space, path, name, namespace, node: self.name };
+        let pod = Pod { space, path, name, namespace };
         let config = json!({"cniVersion": "1.1.0", "name": "knit", "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}}});
         let request = Request {
             version: PROTOCOL_VERSION,
