@@ -40,6 +40,16 @@ pub enum Error {
         /// The other.
         second: String,
     },
+    /// A pod asks for a Network that it cannot have.
+    #[error("{who} asks for Network {network}, which {why}")]
+    Network {
+        /// Who asks.
+        who: String,
+        /// The Network.
+        network: String,
+        /// Why not.
+        why: String,
+    },
     /// A part of the network was refused by the kernel.
     #[error("{what} cannot be made")]
     Kernel {

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::error::{Error, Result};
-use super::wire;
+use super::{objects, wire};
 use crate::api::admission::FieldValidation;
 use crate::api::object::meta;
 use crate::api::patch::PatchType;
@@ -78,7 +78,8 @@ impl Manifests {
             .map_err(|error| Error::io("the CRDs cannot be written as JSON")(error.into()))?;
         let scratch = Store::new(&options).map_err(|error| Error::Api(error.into()))?;
         self.apply(&scratch)?;
-        self.check_ranges(&options.service_cidrs)
+        self.check_ranges(&options.service_cidrs)?;
+        self.check_annotations(&scratch)
     }
 
     /// Applies everything: namespaces and Networks first.
@@ -93,6 +94,38 @@ impl Manifests {
         });
         for object in ordered {
             apply(store, object)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the Networks that pods ask for exist, and let their namespace attach.
+    fn check_annotations(&self, scratch: &Store) -> Result<()> {
+        let network = |name: &str| objects::get(scratch, ("knit.dev/v1alpha1", "Network"), "", name);
+        for object in &self.objects {
+            let pod = match object["kind"].as_str() {
+                Some("Pod") => object,
+                Some("Deployment") => &object["spec"]["template"],
+                _ => continue,
+            };
+            let namespace = Some(meta(object, "namespace")).filter(|n| !n.is_empty()).unwrap_or("default");
+            let labels = objects::get(scratch, ("v1", "Namespace"), "", namespace)
+                .map_or(Value::Null, |n| n.value["metadata"]["labels"].clone());
+            let kind = object["kind"].as_str().unwrap_or_default();
+            let who = format!("{kind} {namespace}/{}", meta(object, "name"));
+            for name in wanted_networks(&pod["metadata"]["annotations"]) {
+                let refused =
+                    |why: String| Err(Error::Network { who: who.clone(), network: name.clone(), why });
+                match network(&name) {
+                    None if name == "default" => {}
+                    None => return refused("does not exist: add it to the manifests".to_owned()),
+                    Some(found) if !may_attach(&found.value["spec"], &labels) => {
+                        let why =
+                            format!("does not let namespace {namespace} attach: see its allowedNamespaces");
+                        return refused(why);
+                    }
+                    Some(_) => {}
+                }
+            }
         }
         Ok(())
     }
@@ -160,6 +193,39 @@ pub(crate) fn apply(store: &Store, object: &Value) -> Result<()> {
     store.patch(&kind, namespace, &name, object, PatchType::Apply, &options).map(drop).map_err(refused)
 }
 
+/// The Networks that a pod's annotations name. What cannot be read here, the agent refuses in its own words.
+fn wanted_networks(annotations: &Value) -> Vec<String> {
+    let plain = |item: &str| -> String {
+        let name = item.trim().split('@').next().unwrap_or_default();
+        name.rsplit('/').next().unwrap_or_default().to_owned()
+    };
+    let mut names: Vec<String> = Vec::new();
+    names.extend(annotations[knit_api::names::PRIMARY_ANNOTATION].as_str().map(plain));
+    if let Some(text) = annotations[knit_api::names::NETWORKS_ANNOTATION].as_str() {
+        match serde_json::from_str::<Vec<Value>>(text) {
+            Ok(list) => names.extend(list.iter().filter_map(|item| item["name"].as_str()).map(plain)),
+            Err(_) => names.extend(text.split(',').map(plain)),
+        }
+    }
+    names.retain(|name| !name.is_empty());
+    names
+}
+
+/// Whether a Network lets a namespace with these labels attach; selectors with expressions are left to the agent.
+fn may_attach(spec: &Value, labels: &Value) -> bool {
+    let selected = |selector: &Value| {
+        let plain = selector["matchLabels"].as_object().cloned().unwrap_or_default();
+        plain.iter().all(|(key, value)| labels.get(key) == Some(value))
+    };
+    let primary = spec.get("primaryFor").filter(|p| p.is_object()).is_some_and(selected);
+    primary
+        || match spec["allowedNamespaces"]["from"].as_str() {
+            Some("All") => true,
+            Some("Selector") => selected(&spec["allowedNamespaces"]["selector"]),
+            _ => false,
+        }
+}
+
 /// Splits YAML at its document marks; JSON is one document.
 fn documents(text: &str) -> Vec<String> {
     let mut documents = vec![String::new()];
@@ -205,6 +271,24 @@ mod tests {
             let said = check(&network("red", cidr));
             assert!(said.contains("Network red") && said.contains(whom), "{said}");
         }
+    }
+
+    #[test]
+    fn a_pod_on_a_network_that_is_not_there_or_not_for_it_is_refused() {
+        let pod = |annotation: &str, value: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: a, annotations: {{{annotation}: '{value}'}}}}\nspec: {{containers: [{{name: c, image: x}}]}}\n"
+            )
+        };
+        let said = check(&pod("knit.dev/networks", "nowhere@net1"));
+        assert_eq!(
+            said,
+            "Pod default/a asks for Network nowhere, which does not exist: add it to the manifests"
+        );
+        let said =
+            check(&(network("red", "10.77.0.0/24") + &pod("knit.dev/networks", r#"[{"name": "red"}]"#)));
+        assert!(said.contains("Network red, which does not let namespace default attach"), "{said}");
+        assert_eq!(check(&pod("knit.dev/primary", "default")), "");
     }
 
     #[test]

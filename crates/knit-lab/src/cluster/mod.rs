@@ -4,6 +4,7 @@
 //! the nodes, [`node`] is one of them, `pods` does a kubelet's work through the real [`shim`], `controllers` has the small
 //! controllers of any cluster, `controller` runs the real knit-controller, [`manifests`] reads what users write.
 
+mod container;
 pub mod control;
 mod controller;
 mod controllers;

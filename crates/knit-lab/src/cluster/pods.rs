@@ -11,15 +11,16 @@ use std::time::Duration;
 use knit_kernel::netns::NetNs;
 use knit_kernel::sandbox::loopback_up;
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Lab;
+use super::container::{Contained, built_in, next_change};
 use super::error::{Error, Result};
-use super::node::{Node, append, spawn_in};
+use super::node::{Node, append};
 use super::objects::{self, Changes, POD};
-use super::probe::{Probe, Target};
+use super::probe::Target;
 use super::shim::{Sandbox, Shim};
 use crate::api::object::Object;
 
@@ -301,7 +302,7 @@ impl Worker {
             children.push(Contained::new(container.clone()));
         }
         for contained in &mut children {
-            contained.start(self, namespace, addresses);
+            contained.start(self.command(&contained.container, addresses), namespace, &self.now());
         }
         self.write_running(&children, addresses);
         loop {
@@ -348,7 +349,7 @@ impl Worker {
         } else {
             contained.due = None;
             contained.restarts += 1;
-            contained.start(self, namespace, addresses);
+            contained.start(self.command(&contained.container, addresses), namespace, &self.now());
         }
     }
 
@@ -417,6 +418,10 @@ impl Worker {
         }
     }
 
+    fn now(&self) -> String {
+        crate::api::store::seconds(self.lab.store().now())
+    }
+
     /// The command of a container, ready to run.
     fn command(&self, container: &Value, addresses: &[IpAddr]) -> Result<Command> {
         let words = |field: &str| -> Vec<String> {
@@ -446,172 +451,4 @@ impl Worker {
         command.stdout(append(&log)?).stderr(append(&log)?);
         Ok(command)
     }
-}
-
-/// The built-in server, on the container's ports; HTTP and UDP echo on 8080 if it names none.
-fn built_in(container: &Value) -> Vec<String> {
-    let mut line = vec!["knit".to_owned(), "lab".to_owned(), "serve".to_owned()];
-    let ports = container["ports"].as_array().filter(|ports| !ports.is_empty());
-    match ports {
-        Some(ports) => {
-            for port in ports {
-                let number = port["containerPort"].as_u64().unwrap_or(8080);
-                let flag = if port["protocol"] == "UDP" { "--udp" } else { "--http" };
-                line.extend([flag.to_owned(), number.to_string()]);
-            }
-        }
-        None => line.extend(["--http", "8080", "--udp", "8080"].map(str::to_owned)),
-    }
-    line
-}
-
-/// One container: its process and how ready it is.
-struct Contained {
-    container: Value,
-    child: Option<Child>,
-    probe: Option<Probe>,
-    /// When the next attempt is due, and what came of the last ones.
-    attempt_at: tokio::time::Instant,
-    in_a_row: (bool, u32),
-    ready: bool,
-    restarts: u32,
-    exit_code: Option<i32>,
-    problem: Option<String>,
-    due: Option<tokio::time::Instant>,
-    done: bool,
-}
-
-impl Contained {
-    fn new(container: Value) -> Self {
-        let probe = Probe::of(&container);
-        Self {
-            container,
-            child: None,
-            probe,
-            attempt_at: tokio::time::Instant::now(),
-            in_a_row: (false, 0),
-            ready: false,
-            restarts: 0,
-            exit_code: None,
-            problem: None,
-            due: None,
-            done: false,
-        }
-    }
-
-    fn start(&mut self, worker: &Worker, namespace: &NetNs, addresses: &[IpAddr]) {
-        let name = self.container["name"].as_str().unwrap_or_default();
-        let what = format!("container {name} of pod {}", worker.pod.name());
-        let spawned = worker
-            .command(&self.container, addresses)
-            .and_then(|command| spawn_in(namespace, command, &what));
-        match spawned {
-            Ok(child) => {
-                self.child = Some(child);
-                self.problem = None;
-                self.ready = self.probe.is_none();
-                self.in_a_row = (false, 0);
-                let delay = self.probe.as_ref().map_or(Duration::ZERO, |probe| probe.delay);
-                self.attempt_at = tokio::time::Instant::now() + delay;
-            }
-            Err(error) => {
-                let source = std::error::Error::source(&error).map(|s| format!(": {s}")).unwrap_or_default();
-                self.problem = Some(format!("{error}{source}"));
-                self.exit_code = Some(127);
-                self.child = None;
-                self.ready = false;
-            }
-        }
-    }
-
-    async fn change(&mut self, target: Option<&Target>) -> bool {
-        if let Some(due) = self.due {
-            tokio::time::sleep_until(due).await;
-            return true;
-        }
-        let Some(child) = &mut self.child else {
-            if self.done {
-                std::future::pending::<()>().await;
-            }
-            return true; // it did not start
-        };
-        let probing = async {
-            match (&self.probe, target) {
-                (Some(probe), Some(target)) => {
-                    tokio::time::sleep_until(self.attempt_at).await;
-                    probe.attempt(target).await
-                }
-                _ => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            ended = child.wait() => {
-                self.exit_code = ended.ok().and_then(|status| status.code()).or(Some(137));
-                self.child = None;
-                self.ready = false;
-                true
-            }
-            good = probing => {
-                self.probed(good);
-                false
-            }
-        }
-    }
-
-    fn probed(&mut self, good: bool) {
-        let Some(probe) = &self.probe else { return };
-        self.in_a_row = if self.in_a_row.0 == good { (good, self.in_a_row.1 + 1) } else { (good, 1) };
-        if good && self.in_a_row.1 >= probe.successes {
-            self.ready = true;
-        } else if !good && self.in_a_row.1 >= probe.failures {
-            self.ready = false;
-        }
-        // Until it is ready for the first time it is asked more often, so that a lab is up soon.
-        let pause = if self.ready || self.in_a_row.1 > 50 { probe.period } else { Duration::from_millis(50) };
-        self.attempt_at = tokio::time::Instant::now() + pause;
-    }
-
-    async fn end(&mut self, grace: Duration) {
-        let Some(mut child) = self.child.take() else { return };
-        let group = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
-        if !grace.is_zero()
-            && let Some(group) = group
-        {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
-            let _ = tokio::time::timeout(grace, child.wait()).await;
-        }
-        if let Some(group) = group {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        let _ = child.kill().await;
-    }
-
-    fn status(&self, now: &str) -> Value {
-        let exit = self.exit_code.unwrap_or(0);
-        let state = if self.child.is_some() {
-            json!({"running": {"startedAt": now}})
-        } else if self.done {
-            let reason = if exit == 0 { "Completed" } else { "Error" };
-            json!({"terminated": {"exitCode": exit, "reason": reason, "finishedAt": now}})
-        } else {
-            let message = self.problem.clone().unwrap_or_else(|| format!("it ended with exit code {exit}"));
-            json!({"waiting": {"reason": "CrashLoopBackOff", "message": message}})
-        };
-        json!({
-            "name": self.container["name"], "image": self.container["image"].as_str().unwrap_or("knit-lab"),
-            "imageID": "", "ready": self.ready && self.child.is_some(), "started": self.child.is_some(),
-            "restartCount": self.restarts, "state": state,
-        })
-    }
-}
-
-/// Waits until a container has news; says which one if its process ended or is due.
-async fn next_change(children: &mut [Contained], target: Option<&Target>) -> Option<usize> {
-    use futures::FutureExt as _;
-    let waits = children
-        .iter_mut()
-        .enumerate()
-        .map(|(index, contained)| async move { contained.change(target).await.then_some(index) }.boxed());
-    let (news, _, _) = futures::future::select_all(waits).await;
-    news
 }
