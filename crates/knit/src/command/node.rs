@@ -174,7 +174,8 @@ fn service_proxy(who: Services, node: &str, namespace: &NetNs) -> Result<Option<
         Services::On => knit_services::Mode::On,
         Services::Off => return Ok(None),
     };
-    let namespace = namespace.try_clone().context("this process's network namespace cannot be opened again")?;
+    let namespace =
+        namespace.try_clone().context("this process's network namespace cannot be opened again")?;
     let config = knit_services::Config { node: node.to_owned(), namespace, mode };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
 }
