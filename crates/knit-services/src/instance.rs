@@ -136,7 +136,7 @@ fn show(network: &str, sender: &watch::Sender<ServicesState>, state: ServicesSta
             ServicesState::Broken(why) => tracing::error!(network, "Services are not in force: {why}"),
             ServicesState::Off(who) => tracing::warn!(network, "{who}"),
             ServicesState::Serving { ports, failed: 0 } => {
-                tracing::info!(network, ports, "Services are in force")
+                tracing::info!(network, ports, "Services are in force");
             }
             ServicesState::Serving { ports, failed } => {
                 tracing::error!(network, ports, failed, "not all Services are in force");
