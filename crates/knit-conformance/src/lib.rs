@@ -2,7 +2,7 @@
 //!
 //! Every case ([`case::Case`]) is one promise. Those of the core hold for every runtime; the others come with a feature
 //! that the runtime announces, and are skipped where it does not. The suite makes Networks and pod namespaces of its
-//! own ([`bed`]), looks into the namespaces, sends packets between them, and takes everything away again. It needs the
+//! own (`bed`), looks into the namespaces, sends packets between them, and takes everything away again. It needs the
 //! right to make network namespaces, and a directory that the runtime sees at the same path.
 
 mod bed;
