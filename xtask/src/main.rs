@@ -2,6 +2,8 @@
 
 mod bench;
 mod generate;
+#[allow(dead_code)] // Until the image and the test bed, which come next, use it.
+mod oci;
 mod shim;
 
 use std::process::ExitCode;
