@@ -2,6 +2,7 @@
 
 mod bench;
 mod generate;
+mod kube;
 #[allow(dead_code)] // Until the image and the test bed, which come next, use it.
 mod oci;
 mod shim;
@@ -23,6 +24,8 @@ enum Command {
     Generate(generate::Args),
     /// Measures, next to a peer in the same run
     Bench(bench::Args),
+    /// A Kubernetes cluster on this machine, to try Knit on
+    Kube(kube::Args),
     /// Builds the CNI shim as one small static file
     Shim(shim::Args),
 }
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kube(args) => kube::run(args),
         Command::Shim(args) => shim::run(&args),
     };
     match result {

@@ -118,8 +118,20 @@ pub(crate) fn ids() -> (u32, u32) {
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
 
+/// Moves the calling process into mount, UTS and IPC namespaces of its own, and its future children into a pid
+/// namespace, whose init the first of them is. Mounts are private from then on. For a program of one thread: the kernel
+/// refuses others.
+pub fn leave_machine() -> io::Result<()> {
+    let spaces = libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWPID;
+    // SAFETY: unshare(2) takes no pointers, and these flags change none of the state that the standard library relies on.
+    if unsafe { libc::unshare(spaces) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
+}
+
 /// Makes a command die when the thread that started it ends.
-fn die_with_parent(command: &mut Command) {
+pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only system calls are made.
     unsafe {

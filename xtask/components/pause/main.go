@@ -1,0 +1,25 @@
+// The first process of a pod: it holds the pod's namespaces, takes in orphans, and ends when it is asked to.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+	for received := range signals {
+		if received != syscall.SIGCHLD {
+			return
+		}
+		// One signal may stand for several children.
+		for {
+			pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+			if err != syscall.EINTR && pid <= 0 {
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,184 @@
+//! The upstream end-to-end tests of Kubernetes, run by ginkgo in the control plane's network.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::kube::bed::Bed;
+use crate::kube::components::Group;
+use crate::kube::paths::Cache;
+use crate::kube::{Cni, Options, build, e2e_images, knit};
+
+/// A named selection of upstream specs.
+struct Selection {
+    name: &'static str,
+    focus: &'static str,
+    skip: &'static str,
+}
+
+const SELECTIONS: [Selection; 2] = [
+    Selection { name: "conformance", focus: r"\[sig-network\].*\[Conformance\]", skip: r"\[Serial\]" },
+    // What needs no feature gate, no cloud and no kernel that is built otherwise.
+    Selection {
+        name: "sig-network",
+        focus: r"\[sig-network\]",
+        skip: r"\[Conformance\]|\[Serial\]|\[Slow\]|\[Disruptive\]|\[Feature:|\[FeatureGate:|\[Flaky\]|LoadBalancer|SCTP|IPv6DualStack|dual-stack",
+    },
+];
+
+#[derive(Debug, clap::Args)]
+pub struct Upstream {
+    /// Upstream specs to run, as a regular expression, in place of the selection's own
+    #[arg(long)]
+    focus: Option<String>,
+    /// Upstream specs to leave out
+    #[arg(long)]
+    skip: Option<String>,
+    /// Upstream specs at the same time
+    #[arg(long, default_value_t = 4)]
+    procs: u8,
+    /// Upstream specs on the bridge plugin and kube-proxy in place of Knit
+    #[arg(long)]
+    peer: bool,
+}
+
+/// What ginkgo reports of one spec.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Spec {
+    #[serde(default)]
+    container_hierarchy_texts: Option<Vec<String>>,
+    leaf_node_text: String,
+    leaf_node_type: String,
+    state: String,
+    #[serde(default)]
+    failure: Option<Failure>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Failure {
+    #[serde(default)]
+    message: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Suite {
+    spec_reports: Option<Vec<Spec>>,
+}
+
+/// Whether this is the name of a selection.
+pub fn is_selection(name: &str) -> bool {
+    SELECTIONS.iter().any(|selection| selection.name == name)
+}
+
+/// Runs a selection on a bed of its own, or on the one that is up.
+pub fn run(name: &str, args: &Upstream, here: bool, keep: bool) -> Result<()> {
+    let selection = SELECTIONS.iter().find(|selection| selection.name == name);
+    let selection = selection.with_context(|| format!("no selection of upstream specs is called {name}"))?;
+    let cache = Cache::find()?;
+    build::build(&cache, &[Group::Core, Group::E2e])?;
+    let images = e2e_images::make(&cache)?;
+    let bed = if here { Bed::open()? } else { make_bed(args)? };
+    for image in &images {
+        bed.load_image(image)?;
+    }
+    let outcome = run_ginkgo(&bed, selection, args);
+    if outcome.is_err() {
+        eprintln!("logs are kept in {}", bed.keep_logs(name)?.display());
+    }
+    if !here && !keep {
+        bed.down()?;
+    }
+    outcome
+}
+
+fn make_bed(args: &Upstream) -> Result<Bed> {
+    if args.peer {
+        return Bed::up(&Options { cni: Some(Cni::Bridge), kube_proxy: true, dns: true, ..Options::BARE });
+    }
+    let bed = Bed::up(&Options { dns: true, ..Options::BARE })?;
+    knit::install(&bed, "full")?;
+    Ok(bed)
+}
+
+fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream) -> Result<()> {
+    let state = bed.state();
+    let folder = bed.cache().path().join("e2e").join(selection.name);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let report = folder.join("report.json");
+    let mut command = Command::new(state.program("ginkgo"));
+    command
+        .arg(format!("--procs={}", args.procs))
+        .args(["--timeout=60m", "--no-color", "--succinct", "--json-report=report.json"])
+        .arg(format!("--output-dir={}", folder.display()))
+        .arg(format!("--focus={}", args.focus.as_deref().unwrap_or(selection.focus)))
+        .arg(format!("--skip={}", args.skip.as_deref().unwrap_or(selection.skip)))
+        .arg(state.program("e2e.test"))
+        .arg("--")
+        .arg(format!("--kubeconfig={}", state.kubeconfig().display()))
+        .arg(format!("--kubectl-path={}", state.program("kubectl").display()))
+        .arg(format!("--num-nodes={}", bed.options().nodes))
+        .arg(format!("--report-dir={}", folder.display()))
+        .args(["--provider=skeleton", "--allowed-not-ready-nodes=0", "--dump-logs-on-failure=false"])
+        .arg("--minStartupPods=0")
+        .current_dir(&folder);
+    if report.exists() {
+        fs::remove_file(&report)?;
+    }
+    let status = bed.control_plane_ns()?.run(|| command.status())?.context("cannot run ginkgo")?;
+    let (passed, failed) = read_report(&report)?;
+    eprintln!("{passed} specs passed, {} failed; the report is {}", failed.len(), report.display());
+    ensure!(passed + failed.len() > 0, "no spec was selected");
+    if !status.success() || !failed.is_empty() {
+        bail!("upstream specs failed:\n{}", failed.join("\n"));
+    }
+    Ok(())
+}
+
+/// How many passed, and the names and words of those that did not.
+fn read_report(path: &Path) -> Result<(usize, Vec<String>)> {
+    let text = fs::read(path).with_context(|| format!("ginkgo left no report {}", path.display()))?;
+    let suites: Vec<Suite> = serde_json::from_slice(&text).context("ginkgo's report is not understood")?;
+    let (mut passed, mut failed) = (0, Vec::new());
+    for spec in suites.into_iter().filter_map(|suite| suite.spec_reports).flatten() {
+        match spec.state.as_str() {
+            "passed" if spec.leaf_node_type == "It" => passed += 1,
+            "passed" | "skipped" | "pending" => {}
+            state => {
+                let mut name = spec.container_hierarchy_texts.unwrap_or_default();
+                name.push(spec.leaf_node_text);
+                let words = spec.failure.map(|failure| failure.message).unwrap_or_default();
+                let words = words.lines().next().unwrap_or_default().to_owned();
+                failed.push(format!("  {state}: {} ({words})", name.join(" ")));
+            }
+        }
+    }
+    Ok((passed, failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_tells_what_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        let report = r#"[{"SpecReports": [
+            {"ContainerHierarchyTexts": ["[sig-network] DNS"], "LeafNodeText": "resolves", "LeafNodeType": "It", "State": "passed"},
+            {"ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "serve", "LeafNodeType": "It",
+             "State": "failed", "Failure": {"Message": "timed out\nmore"}},
+            {"ContainerHierarchyTexts": null, "LeafNodeText": "", "LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
+            {"ContainerHierarchyTexts": [], "LeafNodeText": "other", "LeafNodeType": "It", "State": "skipped"}
+        ]}]"#;
+        fs::write(&path, report).unwrap();
+        let (passed, failed) = read_report(&path).unwrap();
+        assert_eq!(passed, 1);
+        assert_eq!(failed, ["  failed: [sig-network] Services serve (timed out)"]);
+    }
+}

@@ -1,0 +1,229 @@
+//! `cargo xtask kube test`: end-to-end tests on real clusters.
+//!
+//! A test is a row of [`TESTS`] and a function in a file of its topic here. Tests that want equal beds share one, in the
+//! order of the table, unless a row asks for a bed of its own. A test cleans up what it made on a bed that it shares.
+
+mod bed;
+mod conformance;
+mod crds;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::bed::Bed;
+use super::components::Group;
+use super::paths::Cache;
+use super::{Cni, Options, build};
+
+/// One end-to-end test.
+pub struct Test {
+    /// `topic_what_holds`, in words.
+    pub name: &'static str,
+    /// What it runs on.
+    pub bed: Options,
+    /// Whether nothing else may run on that bed before or after it.
+    pub own_bed: bool,
+    /// What must be built for it. Tests that are not named on the command line are skipped where it is not.
+    pub needs: &'static [Group],
+    pub run: fn(&Bed) -> Result<()>,
+}
+
+/// All of them.
+const TESTS: &[Test] = &[
+    Test {
+        name: "crds_are_accepted_and_their_rules_hold",
+        bed: Options { nodes: 1, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: crds::accepted_and_enforced,
+    },
+    Test {
+        name: "nodes_survive_restarts_of_kubelet_containerd_and_api_server",
+        bed: Options { nodes: 1, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: bed::daemons_restart,
+    },
+    Test {
+        name: "bridge_plugin_and_kube_proxy_connect_pods",
+        bed: Options { cni: Some(Cni::Bridge), kube_proxy: true, dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core, Group::Peers],
+        run: bed::pods_talk,
+    },
+];
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Tests to run: all whose names contain one of these words; all, without. `conformance` and `sig-network` are
+    /// selections of the upstream tests, and run only when they are named, alone
+    names: Vec<String>,
+    /// Print their names only
+    #[arg(long)]
+    list: bool,
+    /// Run on the bed that is up, whatever its options are
+    #[arg(long)]
+    here: bool,
+    /// Leave the bed of the last test, or of the first that fails, up
+    #[arg(long)]
+    keep: bool,
+    #[command(flatten)]
+    upstream: conformance::Upstream,
+}
+
+/// How a test ended.
+enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed(anyhow::Error),
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    if let [name] = args.names.as_slice()
+        && conformance::is_selection(name)
+    {
+        return conformance::run(name, &args.upstream, args.here, args.keep);
+    }
+    let wanted = select(&args.names)?;
+    if args.list {
+        let names: String = wanted.iter().map(|test| format!("{}\n", test.name)).collect();
+        return Ok(knit_output::print(&names)?);
+    }
+    let cache = Cache::find()?;
+    let (start, mut failed, mut skipped) = (Instant::now(), Vec::new(), 0);
+    let mut bed: Option<Bed> = if args.here { Some(Bed::open()?) } else { None };
+    for (number, test) in wanted.iter().enumerate() {
+        eprintln!("[{}/{}] {} ...", number + 1, wanted.len(), test.name);
+        let begun = Instant::now();
+        let outcome = match missing(&cache, test, args)? {
+            Some(why) => Outcome::Skipped(why),
+            None => run_one(test, &mut bed, args.here),
+        };
+        report(test, &outcome, begun.elapsed());
+        match outcome {
+            Outcome::Passed => {}
+            Outcome::Skipped(_) => skipped += 1,
+            Outcome::Failed(_) => {
+                failed.push(test.name);
+                if args.keep {
+                    eprintln!("the bed is left up; `cargo xtask kube down` ends it");
+                    bail!("{} failed", test.name);
+                }
+                // What a failed test leaves behind must not fail the next.
+                if !args.here
+                    && let Some(bed) = bed.take()
+                {
+                    bed.down()?;
+                }
+            }
+        }
+    }
+    if !args.here
+        && !args.keep
+        && let Some(bed) = bed.take()
+    {
+        bed.down()?;
+    }
+    let passed = wanted.len() - failed.len() - skipped;
+    eprintln!(
+        "{passed} passed, {} failed, {skipped} skipped in {:.0} s",
+        failed.len(),
+        start.elapsed().as_secs_f64()
+    );
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+/// The tests that are named, those with equal beds together.
+fn select(names: &[String]) -> Result<Vec<&'static Test>> {
+    for name in names {
+        ensure!(
+            TESTS.iter().any(|test| test.name.contains(name)),
+            "no test has {name:?} in its name; `cargo xtask kube test --list` shows them"
+        );
+    }
+    let named = |test: &&Test| names.is_empty() || names.iter().any(|name| test.name.contains(name));
+    let mut wanted: Vec<&Test> = Vec::new();
+    for test in TESTS.iter().filter(named) {
+        let like = wanted.iter().rposition(|other| !test.own_bed && !other.own_bed && other.bed == test.bed);
+        wanted.insert(like.map_or(wanted.len(), |like| like + 1), test);
+    }
+    Ok(wanted)
+}
+
+/// Why a test cannot run; what is named is built instead.
+fn missing(cache: &Cache, test: &Test, args: &Args) -> Result<Option<String>> {
+    for group in test.needs {
+        if !build::is_built(cache, *group)? {
+            if args.names.is_empty() && *group != Group::Core {
+                let group = format!("{group:?}").to_lowercase();
+                return Ok(Some(format!("{group} is not built (`cargo xtask kube build {group}`)")));
+            }
+            build::build(cache, &[*group])?;
+        }
+    }
+    Ok(None)
+}
+
+fn run_one(test: &Test, bed: &mut Option<Bed>, here: bool) -> Outcome {
+    let mut ready = || -> Result<Bed> {
+        match bed.take() {
+            Some(bed) if here || (*bed.options() == test.bed && !test.own_bed) => Ok(bed),
+            Some(bed) => bed.down().and_then(|()| Bed::up(&test.bed)),
+            None => Bed::up(&test.bed),
+        }
+    };
+    let ready = match ready() {
+        Ok(ready) => ready,
+        Err(error) => return Outcome::Failed(error),
+    };
+    let mut outcome = match (test.run)(&ready).and_then(|()| ready.alive()) {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(error),
+    };
+    if let Outcome::Failed(error) = outcome {
+        let words = match ready.keep_logs(test.name) {
+            Ok(path) => format!("logs are kept in {}", path.display()),
+            Err(error) => format!("logs could not be kept: {error:#}"),
+        };
+        outcome = Outcome::Failed(error.context(words));
+    }
+    if test.own_bed && !here && matches!(outcome, Outcome::Passed) {
+        return ready.down().map_or_else(Outcome::Failed, |()| Outcome::Passed);
+    }
+    *bed = Some(ready);
+    outcome
+}
+
+fn report(test: &Test, outcome: &Outcome, took: Duration) {
+    let took = took.as_secs_f64();
+    match outcome {
+        Outcome::Passed => eprintln!("PASS {} ({took:.1} s)", test.name),
+        Outcome::Skipped(why) => eprintln!("SKIP {}: {why}", test.name),
+        Outcome::Failed(error) => {
+            eprintln!("FAIL {} ({took:.1} s)\n{}", test.name, knit_output::report(error.as_ref()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_plain() {
+        let mut names: Vec<_> = TESTS.iter().map(|test| test.name).collect();
+        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TESTS.len());
+    }
+
+    #[test]
+    fn a_word_selects_and_a_wrong_one_is_refused() {
+        assert_eq!(select(&["crds".into()]).unwrap().len(), 1);
+        assert_eq!(select(&[]).unwrap().len(), TESTS.len());
+        assert!(select(&["no such test".into()]).is_err());
+    }
+}
