@@ -38,6 +38,8 @@ pub fn prepare(state: &State, index: usize, name: &str) -> Result<()> {
     let [v4, v6] = net::node_addresses(index).map(|net| net.addr());
     write(etc.join("hosts"), format!("127.0.0.1 localhost\n::1 localhost\n{v4} {name}\n{v6} {name}\n"))?;
     write(etc.join("hostname"), format!("{name}\n"))?;
+    // What tells machines apart where names do not.
+    write(etc.join("machine-id"), format!("{:032x}\n", index + 1))?;
     write(etc.join("resolv.conf"), format!("nameserver {}\n", net::control_plane_v4()))?;
     write(folder.join("containerd.toml"), containerd_config(state))?;
     write(folder.join("kubelet/config.json"), kubelet_config(state, name).to_string())?;
@@ -187,11 +189,11 @@ oom_score = 0
   disable_apparmor = true
   enable_cdi = true
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
-  # No loopback plugin is needed.
-  use_internal_loopback = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/opt/cni/bin"]
     conf_dir = "/etc/cni/net.d"
+    # Else every node needs a plugin for it.
+    use_internal_loopback = true
   [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
