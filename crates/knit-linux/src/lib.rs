@@ -32,3 +32,4 @@ mod wanted;
 pub use config::Config;
 pub use rules::STEERED;
 pub use runtime::LinuxRuntime;
+pub use uplink::{ranges as uplink_ranges, router_uplink};

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use knit_ipam::Mac;
 use knit_kernel::name::IfName;
+use knit_kernel::{Handle, NetNs};
 
 /// How many uplinks a node can have.
 pub(crate) const COUNT: u16 = 1 << 12;
@@ -15,11 +16,27 @@ pub(crate) const COUNT: u16 = 1 << 12;
 /// The router's end, in the router.
 pub(crate) const ROUTER_END: &str = "uplink";
 
-/// The ranges that uplinks have their addresses from.
-pub(crate) fn ranges() -> (Ipv4Net, Ipv6Net) {
+/// The ranges that uplinks have their addresses from; they are used on each node for itself.
+#[must_use]
+pub fn ranges() -> (Ipv4Net, Ipv6Net) {
     let v4 = Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 192, 0), 18);
     let v6 = Ipv6Net::new_assert(Ipv6Addr::new(0xfd6b, 0x6e69, 0x7400, 0, 0, 0, 0, 0), 64);
     (v4, v6)
+}
+
+/// The addresses of a router's end of its uplink, at most one per family: what the node steers into the router goes
+/// there. None if the namespace is no router of this runtime's.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn router_uplink(router: &NetNs) -> Result<Vec<IpAddr>, knit_kernel::Error> {
+    let handle = Handle::open(router)?;
+    let name = IfName::new(ROUTER_END).expect("uplink is a name");
+    let Some(link) = handle.link_by_name(&name)? else { return Ok(Vec::new()) };
+    let addresses = handle.addresses(Some(link.index))?.into_iter().map(|found| found.address.addr());
+    let mut own: Vec<IpAddr> = addresses.filter(|address| Place::of(*address).is_some()).collect();
+    own.sort_unstable();
+    Ok(own)
 }
 
 /// One uplink's place in those ranges.

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use knit_kernel::nft::{
-    AddrType, Chain, ChainKind, CtDirection, CtState, Family, FibFlags, Hook, IfName, L4Proto, Mark,
-    NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
+    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Family, FibFlags, Hook, IfName, L4Proto,
+    Mark, NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
 };
 
 use super::{STEERED, from_ours, port, ranges, table, to_others};
@@ -209,6 +209,18 @@ fn to_uplinks(state: TableState) -> TableState {
                 Rule::new().counter().drop(),
             ],
         )
+        // Only here is it known by which interface a packet of the node's own goes whose destination was translated.
+        .chain(
+            Chain::base("own-to-uplinks", ChainKind::Filter, Hook::Postrouting, FILTER),
+            [Rule::new()
+                .in_set(&field::oifname(), "uplinks")
+                .ne(field::ct_direction(), &REPLY)
+                .any_of(field::ct_status(), &CtStatus::DNAT)
+                .none_of(field::ct_mark(), &Mark(STEERED))
+                .counter()
+                .drop()
+                .comment("a Service elsewhere that names a pod of this Network")],
+        )
 }
 
 /// Ports of the node, and masquerading.
@@ -246,12 +258,16 @@ fn translation(state: TableState) -> TableState {
                     .in_set(&field::ip6_saddr(), "outward6")
                     .not_in_set(&field::ip6_daddr(), "inside6")
                     .masquerade(random),
-                to_others(Rule::new().eq(field::nfproto(), &NfProto::IPV4))
+                Rule::new()
+                    .eq(field::nfproto(), &NfProto::IPV4)
                     .in_prefix(field::ip_saddr(), link4.addr().into(), link4.prefix_len())
+                    .not_in_set(&field::oifname(), "uplinks")
                     .masquerade(random)
-                    .comment("routers to the outside"),
-                to_others(Rule::new().eq(field::nfproto(), &NfProto::IPV6))
+                    .comment("routers to services and the outside"),
+                Rule::new()
+                    .eq(field::nfproto(), &NfProto::IPV6)
                     .in_prefix(field::ip6_saddr(), link6.addr().into(), link6.prefix_len())
+                    .not_in_set(&field::oifname(), "uplinks")
                     .masquerade(random),
             ],
         )

@@ -12,6 +12,8 @@ use super::{Put, port, range_elements, ranges, table};
 use crate::shape::Shape;
 use crate::uplink::ROUTER_END;
 
+/// After connection tracking, before any translation.
+const MANGLE: i32 = -150;
 const FILTER: i32 = 0;
 const SRCNAT: i32 = 100;
 const REPLY: CtDirection = CtDirection(1);
@@ -59,7 +61,24 @@ pub(crate) fn layout(switched: bool, vxlan_port: u16) -> TableState {
         .fold(state, |state, set| state.set(set, []));
     let uplink = IfName::new(ROUTER_END);
     let random = NatFlags { fully_random: true, ..NatFlags::default() };
+    let from_uplink = || Rule::new().eq(field::iifname(), &uplink);
     state
+        .chain(
+            Chain::base("from-uplinks", ChainKind::Filter, Hook::Prerouting, MANGLE),
+            [
+                from_uplink()
+                    .eq(field::nfproto(), &NfProto::IPV4)
+                    .in_set(&field::ip_saddr(), "pods4")
+                    .counter()
+                    .drop()
+                    .comment("nobody out there is a pod"),
+                from_uplink()
+                    .eq(field::nfproto(), &NfProto::IPV6)
+                    .in_set(&field::ip6_saddr(), "pods6")
+                    .counter()
+                    .drop(),
+            ],
+        )
         .chain(
             Chain::base("to-uplinks", ChainKind::Filter, Hook::Forward, FILTER),
             [Rule::new().eq(field::oifname(), &uplink).goto("to-uplink")],
