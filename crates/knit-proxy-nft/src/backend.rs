@@ -1,5 +1,9 @@
 //! The backend: both tables, and the flows that a change leaves behind.
 
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::Conntrack;
 use knit_kernel::nft::{Error, Kernel, Nftables, TableId, Transaction};
@@ -22,7 +26,35 @@ pub struct Config {
     pub masquerade_bit: u32,
     /// Delete UDP flows that lead to endpoints which are gone (rules 51, 52).
     pub clean_conntrack: bool,
+    /// What masqueraded traffic looks like. Without it the kernel chooses, by the interface that it leaves by.
+    pub masquerade_as: MasqueradeAs,
+    /// Sources that are the node itself (rule 34), besides the addresses of this namespace: for a router apart from the
+    /// node, those of the node.
+    pub node_sources: Vec<IpNet>,
 }
+
+/// Addresses to masquerade with, where the kernel would choose one that answers do not come back to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MasqueradeAs {
+    /// The addresses, one per family.
+    pub addresses: Vec<IpAddr>,
+    /// What they are for: traffic to anywhere else looks as the kernel chooses.
+    pub towards: Vec<IpNet>,
+}
+
+/// What a look at stale flows came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cleaned {
+    /// How long it took.
+    pub took: Duration,
+    /// How many flows were deleted.
+    pub deleted: usize,
+    /// Whether all of it was done.
+    pub complete: bool,
+}
+
+/// Is told of each look at stale flows.
+pub type OnClean = Box<dyn FnMut(Cleaned) + Send>;
 
 /// Makes a node view true with nftables. See the [crate](crate).
 pub struct NftBackend {
@@ -32,6 +64,7 @@ pub struct NftBackend {
     tables: PerFamily<Option<FamilyTable>>,
     cleaned: u64,
     changes: u64,
+    on_clean: Option<OnClean>,
 }
 
 /// A backend that could not be opened.
@@ -51,7 +84,13 @@ pub enum OpenError {
 impl Default for Config {
     /// Table `knit-proxy`, mark bit 0x4000 as kube-proxy, flows cleaned.
     fn default() -> Self {
-        Self { table: "knit-proxy".to_owned(), masquerade_bit: 0x4000, clean_conntrack: true }
+        Self {
+            table: "knit-proxy".to_owned(),
+            masquerade_bit: 0x4000,
+            clean_conntrack: true,
+            masquerade_as: MasqueradeAs::default(),
+            node_sources: Vec::new(),
+        }
     }
 }
 
@@ -91,7 +130,15 @@ impl NftBackend {
     }
 
     fn with(config: Config, nft: Box<dyn Nftables + Send>, conntrack: Option<Conntrack>) -> Self {
-        Self { config, nft, conntrack, tables: PerFamily { v4: None, v6: None }, cleaned: 0, changes: 0 }
+        let tables = PerFamily { v4: None, v6: None };
+        Self { config, nft, conntrack, tables, cleaned: 0, changes: 0, on_clean: None }
+    }
+
+    /// Has somebody told of each look at stale flows.
+    #[must_use]
+    pub fn on_clean(mut self, told: OnClean) -> Self {
+        self.on_clean = Some(told);
+        self
     }
 
     /// How many stale flows were deleted so far.
@@ -108,7 +155,7 @@ impl NftBackend {
 
     fn layout(&self, family: Family, state: &NodeView) -> Layout {
         let pods = state.node.pods.get(family).clone();
-        Layout::new(family, &self.config.table, self.config.masquerade_bit, pods)
+        Layout::new(family, &self.config, pods)
     }
 
     fn sync_tables(&mut self, state: &NodeView) -> Outcome {
@@ -138,10 +185,22 @@ impl NftBackend {
 
     fn clean(&mut self, cleanup: &Cleanup) {
         let Some(conntrack) = &mut self.conntrack else { return };
-        match delete_stale(conntrack, cleanup) {
-            Ok(count) => self.cleaned += count as u64,
+        if cleanup.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        let deleted = match delete_stale(conntrack, cleanup) {
+            Ok(count) => Some(count),
             // What was not found now is found after the next change, or by the next full sync.
-            Err(error) => tracing::warn!(error = report(&error), "stale UDP flows were not all deleted"),
+            Err(error) => {
+                tracing::warn!(error = report(&error), "stale UDP flows were not all deleted");
+                None
+            }
+        };
+        self.cleaned += deleted.unwrap_or(0) as u64;
+        if let Some(told) = &mut self.on_clean {
+            let (deleted, complete) = (deleted.unwrap_or(0), deleted.is_some());
+            told(Cleaned { took: began.elapsed(), deleted, complete });
         }
     }
 }
@@ -183,7 +242,7 @@ impl std::fmt::Debug for NftBackend {
     }
 }
 
-fn delete_table(nft: &mut dyn Nftables, id: &TableId) -> Result<bool, Error> {
+pub(crate) fn delete_table(nft: &mut dyn Nftables, id: &TableId) -> Result<bool, Error> {
     if !nft.tables()?.contains(id) {
         return Ok(false);
     }

@@ -22,6 +22,7 @@ use knit_kernel::nft::{
 use knit_proxy::model::Family;
 use knit_proxy::view::{Masquerade, NodePortMatch, NodeSettings, PodTraffic, Scope};
 
+use crate::backend::{Config, MasqueradeAs};
 use crate::behaviour::{Behaviour, LOCAL_SLOTS, Leaf};
 use crate::ip::{self, Ip, V4, V6};
 
@@ -59,6 +60,8 @@ pub(crate) struct Layout {
     /// The mark bit of packets to masquerade.
     mark: u32,
     pods: PodTraffic,
+    masquerade_as: MasqueradeAs,
+    node_sources: Vec<IpNet>,
 }
 
 /// The packet's priority, which carries a number from one rule to the next.
@@ -68,13 +71,16 @@ const PRIORITY: MetaKey = MetaKey(2);
 const AFFINITY_SIZE: u32 = 1 << 20;
 
 impl Layout {
-    pub(crate) fn new(family: Family, name: &str, mark: u32, pods: PodTraffic) -> Self {
-        let id = TableId::new(ip::table_family(family), name);
+    pub(crate) fn new(family: Family, config: &Config, pods: PodTraffic) -> Self {
+        let id = TableId::new(ip::table_family(family), config.table.as_str());
         let sets = match family {
             Family::V4 => sets::<V4>(),
             Family::V6 => sets::<V6>(),
         };
-        Self { family, id, sets, mark, pods }
+        let mark = config.masquerade_bit;
+        let masquerade_as = config.masquerade_as.clone();
+        let node_sources = config.node_sources.clone();
+        Self { family, id, sets, mark, pods, masquerade_as, node_sources }
     }
 
     /// The table without any service.
@@ -159,17 +165,25 @@ impl Layout {
     }
 
     fn postrouting<I: Ip>(&self) -> Vec<Rule> {
-        vec![
-            Rule::new()
-                .any_of(field::mark(), &Mark(self.mark))
-                .set_mark_bits(self.mark, 0)
-                .masquerade(NatFlags::FULLY_RANDOM),
-            Rule::new()
-                .any_of(field::ct_status(), &CtStatus::DNAT)
-                .in_set(&(I::saddr(), I::daddr()), self.sets.hairpin.name.clone())
-                .masquerade(NatFlags::FULLY_RANDOM)
-                .comment("endpoints that call themselves"),
-        ]
+        let marked = || Rule::new().any_of(field::mark(), &Mark(self.mark)).set_mark_bits(self.mark, 0);
+        let hairpin = Rule::new()
+            .any_of(field::ct_status(), &CtStatus::DNAT)
+            .in_set(&(I::saddr(), I::daddr()), self.sets.hairpin.name.clone());
+        let random = NatFlags::FULLY_RANDOM;
+        let address = self.masquerade_as.addresses.iter().find(|a| Family::of(**a) == self.family);
+        let towards = ranges(self.masquerade_as.towards.iter().copied(), self.family);
+        let mut rules = Vec::new();
+        let hairpin = match address {
+            Some(address) if !towards.is_empty() => {
+                let rule = ranges_rule::<I>(&I::daddr(), towards).any_of(field::mark(), &Mark(self.mark));
+                rules.push(rule.set_mark_bits(self.mark, 0).snat_to(*address, random));
+                hairpin.snat_to(*address, random)
+            }
+            _ => hairpin.masquerade(random),
+        };
+        rules.push(marked().masquerade(random));
+        rules.push(hairpin.comment("endpoints that call themselves"));
+        rules
     }
 
     fn unless_pod<I: Ip>(&self) -> Vec<Rule> {
@@ -296,6 +310,10 @@ impl Layout {
         if let Some(leaf) = behaviour.from_node {
             let node = Rule::new().eq(field::fib_addrtype(FibFlags::SADDR), &AddrType::LOCAL);
             rules.push(node.goto(leaf.to_string()));
+            let more = ranges(self.node_sources.iter().copied(), self.family);
+            if !more.is_empty() {
+                rules.push(ranges_rule::<I>(&I::saddr(), more).goto(leaf.to_string()));
+            }
         }
         if let (Some(leaf), Some(pods)) = (behaviour.from_pods, self.pods_rule::<I>()) {
             rules.push(pods.goto(leaf.to_string()));

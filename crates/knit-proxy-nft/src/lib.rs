@@ -37,10 +37,14 @@ mod backend;
 mod behaviour;
 mod conntrack;
 mod ip;
+mod kube_proxy;
 mod layout;
 mod ports;
 mod start;
+mod steer;
 mod table;
 
-pub use backend::{Config, NftBackend, OpenError, remove_table};
+pub use backend::{Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OpenError, remove_table};
+pub use kube_proxy::{KubeProxy, LookError};
 pub use start::{Options, Running, StartError, Summary, start};
+pub use steer::{Place, SteerError, SteerTable, Steered};

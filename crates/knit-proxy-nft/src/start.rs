@@ -8,7 +8,7 @@ use knit_proxy::model::NodeInfo;
 use knit_proxy::source::{Handle, Stopped, handle};
 use knit_proxy::view::PortKey;
 
-use crate::backend::{Config, NftBackend, OpenError};
+use crate::backend::{Config, NftBackend, OnClean, OpenError};
 
 /// The settings of a proxy that [`start`] runs.
 #[derive(Default)]
@@ -20,6 +20,8 @@ pub struct Options {
     pub nft: Config,
     /// Is told what the engine does.
     pub observer: Option<Box<dyn Observer + Send>>,
+    /// Is told of each look at stale flows.
+    pub on_clean: Option<OnClean>,
 }
 
 /// A proxy that runs. Dropping it stops the thread; what it made in the kernel stays, and so do connections.
@@ -66,12 +68,15 @@ pub struct Summary {
 /// # Errors
 /// If nftables or connection tracking of that namespace cannot be reached.
 pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<Running, StartError> {
-    let Options { engine, nft, observer } = options;
+    let Options { engine, nft, observer, on_clean } = options;
     let backend = match netns {
         Some(netns) => NftBackend::new_in(netns, nft),
         None => NftBackend::new(nft),
     };
-    let backend = backend.map_err(StartError::Backend)?;
+    let mut backend = backend.map_err(StartError::Backend)?;
+    if let Some(told) = on_clean {
+        backend = backend.on_clean(told);
+    }
     // The backend's sockets belong to the namespace; the thread may run in any.
     let (handle, inbox) = handle();
     let mut engine = Engine::new(engine, node, backend);

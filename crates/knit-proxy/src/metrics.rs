@@ -2,6 +2,7 @@
 //!
 //! A [`Metrics`] is an [`Observer`] of the engine; what only a backend or a server knows, it counts there itself.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -144,6 +145,15 @@ impl Metrics {
         metrics
     }
 
+    /// Counts a look at stale flows: how long it took, how many were deleted, and whether all of it was done.
+    pub fn cleaned(&self, took: Duration, deleted: usize, complete: bool) {
+        self.conntrack_duration.observe(took.as_secs_f64());
+        self.conntrack_deleted.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
+        if !complete {
+            self.cleanup_failures.inc();
+        }
+    }
+
     /// What counts an engine's work.
     #[must_use]
     pub fn observer(&self) -> Box<dyn Observer + Send> {
@@ -196,6 +206,39 @@ impl Observer for Metrics {
     }
 }
 
+/// Puts the texts of several registries together, as one text of OpenMetrics without its end: those of proxies for
+/// several Networks have the same metrics with other labels, and a metric may be described only once.
+#[must_use]
+pub fn merge_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut order: Vec<&str> = Vec::new();
+    let mut metrics: HashMap<&str, (String, String)> = HashMap::new();
+    for text in texts {
+        let (mut current, mut known) = ("", false);
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            let described = line.strip_prefix("# ").and_then(|rest| rest.split(' ').nth(1));
+            if let Some(name) = described
+                && name != current
+            {
+                current = name;
+                known = metrics.contains_key(name);
+                if !known {
+                    order.push(name);
+                }
+            }
+            let (head, body) = metrics.entry(current).or_default();
+            let to = match (described, known) {
+                (Some(_), true) => continue,
+                (Some(_), false) => head,
+                (None, _) => body,
+            };
+            to.push_str(line);
+            to.push('\n');
+        }
+    }
+    let parts = order.iter().filter_map(|name| metrics.get(name));
+    parts.flat_map(|(head, body)| [head.as_str(), body.as_str()]).collect()
+}
+
 fn unix_seconds(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -222,6 +265,27 @@ mod tests {
         prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
         let found = text.lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         found.unwrap_or_else(|| panic!("{name} is not in\n{text}")).rsplit(' ').next().unwrap().to_owned()
+    }
+
+    #[test]
+    fn several_proxies_describe_a_metric_once() {
+        let text = |network: &'static str| {
+            let labels = [("network".into(), network.into())];
+            let mut registry = Registry::with_labels(labels.into_iter());
+            Metrics::register(&mut registry).sync_failures.inc();
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        let merged = merge_texts([&*text("blue"), &*text("green")]);
+        let lines = |begin: &str| merged.lines().filter(|line| line.starts_with(begin)).count();
+        assert_eq!(lines("# TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures "), 1, "{merged}");
+        let line = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{network=\"green\"} 1";
+        let at = |wanted: &str| merged.lines().position(|line| line == wanted);
+        assert_eq!(at(line), at(&line.replace("green", "blue")).map(|blue| blue + 1), "{merged}");
+        assert!(!merged.contains("# EOF"));
+        let types = merged.lines().filter(|line| line.starts_with("# TYPE")).collect::<Vec<_>>();
+        assert_eq!(types.len(), types.iter().collect::<std::collections::HashSet<_>>().len());
     }
 
     #[test]
@@ -271,6 +335,12 @@ mod tests {
         send(group("there", None), Outcome::Failed("no".into()));
         assert_eq!(line(&registry, failed), "1");
 
+        metrics.cleaned(Duration::from_millis(3), 7, true);
+        metrics.cleaned(Duration::from_millis(3), 0, false);
+        assert_eq!(line(&registry, "kubeproxy_conntrack_reconciler_sync_duration_seconds_count"), "2");
+        assert_eq!(line(&registry, "kubeproxy_conntrack_reconciler_deleted_entries_total"), "7");
+        assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total"), "1");
+
         metrics.healthz.get_or_create(&Code { code: 200 }).inc();
         assert_eq!(line(&registry, "kubeproxy_proxy_healthz_total{code=\"200\"}"), "1");
         for name in [
@@ -278,9 +348,6 @@ mod tests {
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
             "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
             "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-            "kubeproxy_conntrack_reconciler_sync_duration_seconds_count",
-            "kubeproxy_conntrack_reconciler_deleted_entries_total",
         ] {
             line(&registry, name);
         }

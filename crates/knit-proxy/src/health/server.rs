@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -63,15 +63,49 @@ pub async fn serve_proxy(
     }
 }
 
+/// Where health check node ports listen.
+pub struct CheckPlaces {
+    /// The addresses, if they are other ones than those of node ports.
+    pub addresses: Option<Vec<IpAddr>>,
+    /// Opens a port, maybe in another network namespace.
+    pub bind: Box<dyn Fn(SocketAddr) -> io::Result<std::net::TcpListener> + Send + Sync>,
+}
+
+impl Default for CheckPlaces {
+    /// Where node ports are, in this thread's network namespace.
+    fn default() -> Self {
+        Self { addresses: None, bind: Box::new(|at| std::net::TcpListener::bind(at)) }
+    }
+}
+
+impl std::fmt::Debug for CheckPlaces {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CheckPlaces").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+/// How long to wait before a port that could not be opened is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
 /// Answers on every health check node port (rule 54), and opens and closes them as services come and go, until it is
-/// dropped. `failed` is told of ports that cannot be opened; they are tried again with the next change.
+/// dropped. `failed` is told of ports that cannot be opened, once each; they are tried again.
 pub async fn serve_checks(health: Health, failed: impl Fn(&ServiceName, SocketAddr, &io::Error)) {
+    serve_checks_at(health, CheckPlaces::default(), failed).await;
+}
+
+/// Like [`serve_checks`], somewhere else.
+pub async fn serve_checks_at(
+    health: Health,
+    places: CheckPlaces,
+    failed: impl Fn(&ServiceName, SocketAddr, &io::Error),
+) {
     let mut changed = health.changed.subscribe();
     // Dropping the set ends its tasks.
     let mut tasks = JoinSet::new();
     let mut open: BTreeMap<(ServiceName, SocketAddr), AbortHandle> = BTreeMap::new();
+    let mut closed: BTreeSet<(ServiceName, SocketAddr)> = BTreeSet::new();
     loop {
-        let wanted = wanted(&health);
+        let wanted = wanted(&health, places.addresses.as_deref());
         open.retain(|key, task| {
             let keep = wanted.contains(key) && !task.is_finished();
             if !keep {
@@ -79,32 +113,53 @@ pub async fn serve_checks(health: Health, failed: impl Fn(&ServiceName, SocketAd
             }
             keep
         });
+        closed.retain(|key| wanted.contains(key));
         while tasks.try_join_next().is_some() {}
         for key in wanted {
             if open.contains_key(&key) {
                 continue;
             }
-            match TcpListener::bind(key.1).await {
+            match listen(&places, key.1) {
                 Ok(listener) => {
+                    closed.remove(&key);
                     let task = tasks.spawn(serve_check(listener, key.0.clone(), health.clone()));
                     open.insert(key, task);
                 }
-                Err(error) => failed(&key.0, key.1, &error),
+                Err(error) => {
+                    if closed.insert(key.clone()) {
+                        failed(&key.0, key.1, &error);
+                    }
+                }
             }
         }
-        if changed.changed().await.is_err() {
+        let news = async { changed.changed().await.is_ok() };
+        let more = if closed.is_empty() {
+            news.await
+        } else {
+            tokio::time::timeout(RETRY, news).await.unwrap_or(true)
+        };
+        if !more {
             return;
         }
     }
 }
 
+fn listen(places: &CheckPlaces, at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = (places.bind)(at)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
 /// Every address to listen on, for every service.
-fn wanted(health: &Health) -> BTreeSet<(ServiceName, SocketAddr)> {
+fn wanted(health: &Health, given: Option<&[IpAddr]>) -> BTreeSet<(ServiceName, SocketAddr)> {
     let state = health.lock();
     let node = &state.node;
     let mut addresses: Vec<IpAddr> = Vec::new();
     for family in Family::BOTH.into_iter().filter(|f| *node.families.get(*f)) {
         match node.node_ports.get(family) {
+            _ if given.is_some() => {
+                addresses.extend(given.into_iter().flatten().filter(|a| Family::of(**a) == family));
+            }
             NodePortMatch::Only(list) => addresses.extend(list),
             NodePortMatch::AnyLocal if family == Family::V4 => addresses.push(Ipv4Addr::UNSPECIFIED.into()),
             NodePortMatch::AnyLocal => {

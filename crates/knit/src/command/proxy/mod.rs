@@ -3,7 +3,6 @@
 //! [`config`] reads kube-proxy's configuration file, [`settings`] joins it with the flags, [`serve`] runs the proxy;
 //! [`show`] is `get` and `explain`. Everything that decides about Services is in the crate `knit-proxy`.
 
-pub mod beside;
 mod config;
 mod conntrack;
 mod duration;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::ObjectReference;
+use knit_kernel::NetNs;
 use knit_kernel::nft::Kernel;
 use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_output::{Note, note};
@@ -16,13 +17,12 @@ use knit_proxy::metrics::{Code, Metrics};
 use knit_proxy::model::{NodeInfo, Problem};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::{self, Event, Handle, Stopped};
-use knit_proxy_nft::{Config, NftBackend};
+use knit_proxy_nft::{Cleaned, Config, KubeProxy, NftBackend};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing_subscriber::EnvFilter;
 
-use super::beside::Found;
 use super::report::{Log, Orphans, orphans};
 use super::settings::Settings;
 use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket};
@@ -49,9 +49,11 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
     {
         wanted.apply();
     }
-    let backend = backend(args.backend, settings)?;
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let backend = backend(args.backend, settings, &metrics)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve_with(settings, backend, kube_proxy))?;
+    runtime.block_on(serve_with(settings, backend, kube_proxy, (metrics, registry)))?;
     // A look at objects that still waits for its answer must not hold the end up.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
@@ -68,14 +70,18 @@ pub fn clean_up(args: &SourceArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn backend(kind: BackendKind, settings: &Settings) -> Result<AnyBackend> {
+fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics) -> Result<AnyBackend> {
     Ok(match kind {
         BackendKind::Print => Box::new(print::Print(std::io::stdout())),
         BackendKind::Nftables => {
             let config = nft_config(settings.common.proxy_name.as_deref());
             let config = Config { masquerade_bit: 1 << settings.masquerade_bit, ..config };
             let backend = NftBackend::new(config);
-            Box::new(backend.context("cannot program nftables; run as root, or with CAP_NET_ADMIN")?)
+            let backend = backend.context("cannot program nftables; run as root, or with CAP_NET_ADMIN")?;
+            let metrics = metrics.clone();
+            Box::new(backend.on_clean(Box::new(move |cleaned: Cleaned| {
+                metrics.cleaned(cleaned.took, cleaned.deleted, cleaned.complete);
+            })))
         }
     })
 }
@@ -85,11 +91,12 @@ fn nft_config(proxy_name: Option<&str>) -> Config {
 }
 
 /// Looks for kube-proxy, and refuses to start where it is at work, unless told to. Answers with what is to be removed.
-fn neighbour(args: &ServeArgs) -> Result<Option<Found>> {
+fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
     if args.backend == BackendKind::Print {
         return Ok(None);
     }
-    let found = Found::look()?;
+    let here = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let found = KubeProxy::look_in(&here)?;
     if found.is_empty() {
         return Ok(None);
     }
@@ -117,7 +124,12 @@ fn neighbour(args: &ServeArgs) -> Result<Option<Found>> {
     )
 }
 
-async fn serve_with(settings: &Settings, backend: AnyBackend, kube_proxy: Option<Found>) -> Result<()> {
+async fn serve_with(
+    settings: &Settings,
+    backend: AnyBackend,
+    kube_proxy: Option<KubeProxy>,
+    (metrics, registry): (Metrics, Registry),
+) -> Result<()> {
     let common = &settings.common;
     let objects = Objects::open(common.source.clone()).await.context("cannot read Services")?;
     tracing::info!(
@@ -134,8 +146,6 @@ async fn serve_with(settings: &Settings, backend: AnyBackend, kube_proxy: Option
     let feed = source.open(&objects).context("cannot read Services")?;
 
     let health = Health::new(settings.unhealthy_after);
-    let mut registry = Registry::default();
-    let metrics = Metrics::register(&mut registry);
     let (log, in_force) = Log::new(events(&objects, &common.node_name));
     let observers: Vec<Box<dyn Observer + Send>> = vec![health.observer(), metrics.observer(), Box::new(log)];
     let engine = Engine::new(settings.engine.clone(), NodeInfo::new(&common.node_name), backend)
@@ -235,12 +245,15 @@ async fn watch_orphans(handle: Handle) {
     }
 }
 
-async fn take_over(found: Found, mut in_force: watch::Receiver<bool>) {
+async fn take_over(found: KubeProxy, mut in_force: watch::Receiver<bool>) {
     if in_force.wait_for(|yes| *yes).await.is_err() {
         return;
     }
-    let removed = tokio::task::spawn_blocking(move || found.remove_tables()).await;
-    if let Ok(Err(error)) = removed {
+    let removed = tokio::task::spawn_blocking(move || {
+        let mut nft = Kernel::open().context("cannot reach nftables")?;
+        found.remove_tables(&mut nft).with_context(|| format!("cannot remove {found}"))
+    });
+    if let Ok(Err(error)) = removed.await {
         tracing::error!("{error:#}; it is still there");
     }
 }
