@@ -243,6 +243,16 @@ impl Core {
         &self.inner.metrics
     }
 
+    /// All that is counted on this node, its service proxies included, in the text form of OpenMetrics.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        let own = self.inner.metrics.text();
+        let Some(proxies) = self.inner.proxy.as_ref().map(|proxy| proxy.metrics()) else { return own };
+        let end = "# EOF\n";
+        let body = own.strip_suffix(end).unwrap_or(&own);
+        format!("{body}{proxies}{end}")
+    }
+
     /// This node's name.
     #[must_use]
     pub fn node(&self) -> &str {

@@ -81,7 +81,7 @@ fn answer(request: &Request<Incoming>, core: &Core) -> Response<Full<Bytes>> {
             Err(problem) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
         },
         "/metrics" => {
-            let mut response = text(StatusCode::OK, core.metrics().text());
+            let mut response = text(StatusCode::OK, core.metrics_text());
             let form = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(form));
             response

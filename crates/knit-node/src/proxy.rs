@@ -22,6 +22,11 @@ pub trait ServiceProxy: Send + Sync {
     /// When it cannot start; the agent logs it, and the Network works without Services.
     async fn start(&self, router: Option<PathBuf>, network: &Network)
     -> Result<Box<dyn Running>, ProxyError>;
+
+    /// What the proxies count, in the text form of OpenMetrics without its end.
+    fn metrics(&self) -> String {
+        String::new()
+    }
 }
 
 /// A proxy that runs until it is dropped.

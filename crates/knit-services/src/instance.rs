@@ -1,28 +1,41 @@
 //! The proxy of one router: how it is configured, and what it says about itself.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
 use knit_proxy::backend::Outcome;
 use knit_proxy::engine::{EngineConfig, Observer, Run};
-use knit_proxy::model::{NetworkName, NodeInfo, Problem};
+use knit_proxy::health::{CheckPlaces, Health, serve_checks_at};
+use knit_proxy::metrics::Metrics;
+use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
-use knit_proxy::view::{LocalTraffic, ViewConfig};
-use knit_proxy_nft::{Options, StartError};
+use knit_proxy::view::{LocalTraffic, NodePorts, PortKey, PortView, ViewConfig};
+use knit_proxy_nft::{Cleaned, Config, LookError, MasqueradeAs, Options, StartError};
 use knit_runtime::Network;
-use tokio::sync::watch;
+use prometheus_client::registry::Registry;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use crate::steering::Ends;
 
 /// The proxy of one router, whether or not it runs.
 pub(crate) struct Instance {
+    pub id: u64,
     /// Where its router is; none for the node's own namespace.
     pub router: Option<PathBuf>,
     pub network: Network,
     pub state: Arc<watch::Sender<ServicesState>>,
     pub running: Option<Proxy>,
+    health: Health,
+    metrics: Metrics,
+    /// All that it serves was once in force.
+    pub reported: bool,
 }
 
 /// One that runs.
@@ -30,7 +43,37 @@ pub(crate) struct Proxy {
     running: knit_proxy_nft::Running,
     /// The namespace it runs in: one that was made anew under the same path is another one.
     pub namespace: NsId,
+    /// What it was told about where it is.
+    pub facts: Facts,
+    checks: AbortHandle,
 }
+
+/// Where an instance is. For the node's own namespace there is nothing to know.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Facts {
+    pub ends: Ends,
+    /// Sources that are as good as the node itself: what answers them must come back through this router.
+    pub near: Vec<IpNet>,
+}
+
+/// What is needed to start an instance.
+pub(crate) struct Setup {
+    network: Network,
+    own: bool,
+    observer: Box<dyn Observer + Send>,
+    metrics: Metrics,
+}
+
+/// These ports are in force in a router; none: no longer.
+pub(crate) struct News {
+    pub id: u64,
+    /// These are all.
+    pub full: bool,
+    pub ports: Vec<(PortKey, Option<Arc<PortView>>)>,
+}
+
+/// A change waits this long at most, or the proxy is unwell (rule 55).
+const UNWELL: Duration = Duration::from_secs(60);
 
 /// Is called when a state changes that people see.
 pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
@@ -39,8 +82,10 @@ pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
 #[derive(Debug)]
 pub(crate) enum Trouble {
     Namespace(knit_kernel::netns::Error),
+    Objects(knit_objects::Error),
     Start(StartError),
-    Look(knit_kernel::nft::Error),
+    Look(LookError),
+    GiveWay(knit_kernel::nft::Error),
     Links(knit_kernel::Error),
 }
 
@@ -51,7 +96,28 @@ struct Watcher {
     changed: Changed,
 }
 
+/// Tells which ports are in force.
+struct Teller {
+    id: u64,
+    news: mpsc::UnboundedSender<News>,
+}
+
 impl Instance {
+    /// A new one, which does not run, and what it counts.
+    pub(crate) fn new(
+        id: u64,
+        router: Option<PathBuf>,
+        network: Network,
+        state: Arc<watch::Sender<ServicesState>>,
+    ) -> (Self, Registry) {
+        let labels = [("network".into(), network.name.clone().into())];
+        let mut registry = Registry::with_labels(labels.into_iter());
+        let metrics = Metrics::register(&mut registry);
+        let health = Health::new(UNWELL);
+        let instance = Self { id, router, network, state, running: None, health, metrics, reported: false };
+        (instance, registry)
+    }
+
     pub(crate) fn name(&self) -> NetworkName {
         NetworkName::from(self.network.name.as_str())
     }
@@ -64,15 +130,7 @@ impl Instance {
     /// Whether the same settings hold for another version of its Network. The addresses to leave alone may change at
     /// any time.
     pub(crate) fn same_settings(&self, network: &Network) -> bool {
-        self.network.subnets == network.subnets
-    }
-
-    /// The node as this instance is to know it. Only the default Network's router has the node's addresses.
-    pub(crate) fn node(&self, node: &NodeInfo) -> NodeInfo {
-        if self.router.is_none() {
-            return node.clone();
-        }
-        NodeInfo { addresses: Vec::new(), host_addresses: Vec::new(), ..node.clone() }
+        self.network.subnets == network.subnets && self.network.router_addresses == network.router_addresses
     }
 
     /// The addresses to leave alone: those that go up the uplink.
@@ -80,40 +138,136 @@ impl Instance {
         self.network.cluster_service_ips.clone()
     }
 
-    pub(crate) fn options(&self, changed: &Changed) -> Options {
-        let subnets = self.network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
-        let view = ViewConfig {
-            network: self.name(),
-            local_traffic: LocalTraffic::Sources(subnets),
-            exempt_vips: self.exempt(),
-            ..ViewConfig::default()
-        };
+    /// What is needed to start it.
+    pub(crate) fn setup(&self, changed: &Changed, news: &mpsc::UnboundedSender<News>) -> Setup {
         let watcher = Watcher {
             network: self.network.name.clone(),
             state: Arc::clone(&self.state),
             changed: Arc::clone(changed),
         };
+        let mut observers: Vec<Box<dyn Observer + Send>> =
+            vec![self.health.observer(), self.metrics.observer(), Box::new(watcher)];
+        if self.router.is_some() {
+            observers.push(Box::new(Teller { id: self.id, news: news.clone() }));
+        }
+        Setup {
+            network: self.network.clone(),
+            own: self.router.is_none(),
+            observer: Box::new(observers),
+            metrics: self.metrics.clone(),
+        }
+    }
+
+    /// It was started: its health check ports are served, on the node's addresses.
+    pub(crate) fn started(
+        &mut self,
+        running: knit_proxy_nft::Running,
+        namespace: NsId,
+        facts: Facts,
+        node: Arc<NetNs>,
+    ) {
+        let bind = move |at: SocketAddr| {
+            node.run(|| std::net::TcpListener::bind(at)).map_err(std::io::Error::other).flatten()
+        };
+        let addresses = self.router.is_some().then(|| facts.ends.node.clone());
+        let places = CheckPlaces { addresses, bind: Box::new(bind) };
+        let checks = serve_checks_at(self.health.clone(), places, |service, address, error| {
+            tracing::warn!(
+                "Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}"
+            );
+        });
+        let checks = tokio::spawn(checks).abort_handle();
+        self.running = Some(Proxy { running, namespace, facts, checks });
+    }
+}
+
+impl Facts {
+    /// Looks at a router's namespace; `node` are the addresses of the node, `near` those of its own pods.
+    pub(crate) fn of(router: Option<&NetNs>, node: &NodeInfo, near: &[IpNet]) -> Result<Self, Trouble> {
+        let Some(router) = router else { return Ok(Self::default()) };
+        let router = knit_linux::router_uplink(router).map_err(Trouble::Links)?;
+        let node: Vec<IpAddr> = Family::BOTH.into_iter().filter_map(|family| node.primary(family)).collect();
+        let near = node.iter().copied().map(IpNet::from).chain(near.iter().copied()).collect();
+        Ok(Self { ends: Ends { router, node }, near })
+    }
+
+    /// The node as an instance is to know it. Only the default Network's router has the node's addresses; any other
+    /// answers for node ports where its node steers to, and where its own pods call the node.
+    pub(crate) fn node(&self, own: bool, node: &NodeInfo) -> NodeInfo {
+        if own {
+            return node.clone();
+        }
+        let (addresses, host_addresses) = (self.ends.router.clone(), self.ends.node.clone());
+        NodeInfo { addresses, host_addresses, ..node.clone() }
+    }
+}
+
+impl Setup {
+    pub(crate) fn options(self, facts: &Facts) -> Options {
+        let network = self.network;
+        let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
+        let mut view = ViewConfig {
+            network: NetworkName::from(network.name.as_str()),
+            local_traffic: LocalTraffic::Sources(subnets.clone()),
+            exempt_vips: network.cluster_service_ips,
+            ..ViewConfig::default()
+        };
+        let mut nft = Config::default();
+        if !self.own {
+            let ends = facts.ends.router.iter().chain(&facts.ends.node).copied();
+            // A family without any range would answer everywhere.
+            let nowhere = [IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
+            view.node_ports = NodePorts::Ranges(ends.chain(nowhere).map(IpNet::from).collect());
+            nft.masquerade_as = MasqueradeAs { addresses: network.router_addresses, towards: subnets };
+            nft.node_sources = facts.near.clone();
+        }
+        let metrics = self.metrics;
         Options {
             engine: EngineConfig { view, ..EngineConfig::default() },
-            observer: Some(Box::new(watcher)),
-            ..Options::default()
+            nft,
+            observer: Some(self.observer),
+            on_clean: Some(Box::new(move |cleaned: Cleaned| {
+                metrics.cleaned(cleaned.took, cleaned.deleted, cleaned.complete);
+            })),
         }
     }
 }
 
 impl Proxy {
-    /// Starts it in a namespace.
-    pub(crate) fn start(namespace: &NetNs, node: NodeInfo, options: Options) -> Result<Self, Trouble> {
-        let running = knit_proxy_nft::start(Some(namespace), node, options).map_err(Trouble::Start)?;
-        Ok(Self { running, namespace: namespace.id() })
-    }
-
     pub(crate) fn send(&self, event: Event) -> Result<(), Stopped> {
         self.running.handle().send(event)
     }
 
     pub(crate) fn all_listed(&self) -> Result<(), Stopped> {
         self.running.handle().all_listed()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.checks.abort();
+    }
+}
+
+impl Observer for Teller {
+    fn ran(&mut self, run: &Run<'_>) {
+        let failed: &[_] = match run.outcome {
+            Outcome::Failed(_) => return,
+            Outcome::Partly(failures) => failures,
+            Outcome::Done => &[],
+        };
+        let in_force = |key: &PortKey| failed.iter().all(|failure| failure.key != *key);
+        let ports: Vec<_> = if run.full {
+            let all = run.state.ports.iter().filter(|(key, _)| in_force(key));
+            all.map(|(key, view)| (key.clone(), Some(Arc::clone(view)))).collect()
+        } else {
+            let changes = run.changes.ports.iter();
+            changes.map(|c| (c.key.clone(), c.new.clone().filter(|_| in_force(&c.key)))).collect()
+        };
+        if run.full || !ports.is_empty() {
+            // Without a supervisor the agent is stopping.
+            let _ = self.news.send(News { id: self.id, full: run.full, ports });
+        }
     }
 }
 
@@ -171,9 +325,13 @@ impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Namespace(_) => "the router's namespace cannot be opened",
+            Self::Objects(_) => "Services cannot be read",
             Self::Start(_) => "the service proxy does not start",
-            Self::Look(_) => "the tables of the node cannot be read",
-            Self::Links(_) => "the links of the node cannot be read",
+            Self::Look(_) => "it cannot be said whether kube-proxy serves this node",
+            Self::GiveWay(_) => {
+                "the tables of this agent cannot be removed, although kube-proxy serves this node"
+            }
+            Self::Links(_) => "the links of a namespace cannot be read",
         })
     }
 }
@@ -182,8 +340,10 @@ impl std::error::Error for Trouble {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(match self {
             Self::Namespace(error) => error,
+            Self::Objects(error) => error,
             Self::Start(error) => error,
             Self::Look(error) => error,
+            Self::GiveWay(error) => error,
             Self::Links(error) => error,
         })
     }

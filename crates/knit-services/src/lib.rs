@@ -5,12 +5,18 @@
 //! instance of the Network that its namespace has as its primary ([`Table`]). Each instance is a thread of
 //! `knit-proxy-nft` in its router's namespace. One that fails is started again by and by; pods are attached all the same.
 //!
+//! A Service of another Network is balanced in that Network's router, but clients outside come to the node: what leads
+//! from there into the routers is worked out of what the instances have in force (`steering`), and written by a thread of
+//! its own (`steerer`).
+//!
 //! Where kube-proxy's tables are found on the node, the default Network's instance is not started, unless
 //! [`Mode::On`] says so.
 
 mod instance;
-mod kube_proxy;
+mod internal_ports;
 mod services;
+mod steerer;
+mod steering;
 mod supervisor;
 mod table;
 

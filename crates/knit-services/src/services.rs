@@ -1,5 +1,6 @@
 //! What the agent holds: starts instances, and tells how they stand.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,9 @@ use knit_kernel::NetNs;
 use knit_node::Core;
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
 use knit_objects::Objects;
+use knit_proxy::metrics::merge_texts;
 use knit_runtime::Network;
+use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -44,7 +47,11 @@ pub struct Services {
     commands: mpsc::UnboundedSender<Command>,
     start: Mutex<Option<(Config, mpsc::UnboundedReceiver<Command>)>>,
     ids: AtomicU64,
+    registries: Registries,
 }
+
+/// What each instance counts.
+pub(crate) type Registries = Arc<Mutex<BTreeMap<u64, Registry>>>;
 
 /// What the supervisor is asked for.
 #[derive(Debug)]
@@ -70,7 +77,12 @@ impl Services {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
-        Self { commands, start: Mutex::new(Some((config, inbox))), ids: AtomicU64::new(0) }
+        Self {
+            commands,
+            start: Mutex::new(Some((config, inbox))),
+            ids: AtomicU64::new(0),
+            registries: Registries::default(),
+        }
     }
 }
 
@@ -79,7 +91,7 @@ impl ServiceProxy for Services {
     fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) {
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((config, inbox)) = start else { return };
-        match Supervisor::new(config, core.clone(), objects) {
+        match Supervisor::new(config, core.clone(), objects, Arc::clone(&self.registries)) {
             Ok(supervisor) => drop(tasks.spawn(supervisor.run(inbox))),
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "Services cannot be followed");
@@ -114,6 +126,18 @@ impl ServiceProxy for Services {
             tracing::info!(network = %network.name, "going on before the Services of this Network are known");
         }
         Ok(Box::new(held))
+    }
+
+    fn metrics(&self) -> String {
+        let registries = self.registries.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = |registry: &Registry| {
+            let mut text = String::new();
+            // A string takes everything.
+            let _ = prometheus_client::encoding::text::encode(&mut text, registry);
+            text
+        };
+        let texts: Vec<String> = registries.values().map(text).collect();
+        merge_texts(texts.iter().map(String::as_str))
     }
 }
 

@@ -1,29 +1,40 @@
 //! The task that feeds all instances, and starts again those that stopped.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use ipnet::IpNet;
+use knit_api::names;
 use knit_kernel::NetNs;
+use knit_kernel::netns::NsId;
+use knit_kernel::nft::Kernel;
 use knit_node::Core;
 use knit_node::proxy::ServicesState;
 use knit_node::resolve::primary_network;
 use knit_node::world::World;
 use knit_objects::Objects;
-use knit_proxy::model::{NetworkName, NodeInfo};
+use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
+use knit_proxy_nft::KubeProxy;
 use knit_runtime::Network;
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::instance::{self, Changed, Instance, Proxy, Trouble};
-use crate::kube_proxy;
-use crate::services::{Command, Config, Mode};
+use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Trouble};
+use crate::internal_ports::{InternalPorts, is_external};
+use crate::services::{Command, Config, Mode, Registries};
+use crate::steerer::Steerer;
+use crate::steering::Steering;
 use crate::table::{Table, To};
 
 /// How often what failed is tried again, and kube-proxy is looked for.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// How long what leads into routers from before stays as it is, while not all of them have said what they serve.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What serves a node in place of this agent.
 const KUBE_PROXY: &str = "kube-proxy is at work on this node, so the default Network's Services are left to it; \
@@ -31,22 +42,57 @@ const KUBE_PROXY: &str = "kube-proxy is at work on this node, so the default Net
 
 pub(crate) struct Supervisor {
     config: Config,
+    node: Arc<NetNs>,
+    core: Core,
     feed: Feed,
     table: Table,
     world: watch::Receiver<Arc<World>>,
-    /// All objects have arrived, and instances were told so.
-    told: bool,
+    /// When all objects had arrived, and instances were told so.
+    told: Option<Instant>,
     instances: BTreeMap<u64, Instance>,
+    registries: Registries,
+    /// Ports of routers that stand for Services without a node port.
+    internal: BTreeMap<NetworkName, InternalPorts>,
+    steering: Steering,
+    steerer: Option<Steerer>,
+    news: mpsc::UnboundedSender<News>,
+    inbox: mpsc::UnboundedReceiver<News>,
+    /// Networks that are being set up because clients outside reach their Services by this node.
+    keeping: BTreeMap<NetworkName, JoinHandle<()>>,
     changed: Changed,
 }
 
 impl Supervisor {
-    pub(crate) fn new(config: Config, core: Core, objects: &Objects) -> knit_objects::Result<Self> {
-        let feed = Source::new(NodeInfo::new(&config.node)).open(objects)?;
+    pub(crate) fn new(
+        config: Config,
+        core: Core,
+        objects: &Objects,
+        registries: Registries,
+    ) -> Result<Self, Trouble> {
+        let node = Arc::new(config.namespace.try_clone().map_err(Trouble::Namespace)?);
+        let feed = Source::new(NodeInfo::new(&config.node)).open(objects).map_err(Trouble::Objects)?;
         let world = core.world().subscribe();
-        let changed: Changed = Arc::new(move || core.networks_changed());
-        let (table, instances) = (Table::default(), BTreeMap::new());
-        Ok(Self { config, feed, table, world, told: false, instances, changed })
+        let shown = core.clone();
+        let changed: Changed = Arc::new(move || shown.networks_changed());
+        let (news, inbox) = mpsc::unbounded_channel();
+        Ok(Self {
+            config,
+            node,
+            core,
+            feed,
+            table: Table::default(),
+            world,
+            told: None,
+            instances: BTreeMap::new(),
+            registries,
+            internal: BTreeMap::new(),
+            steering: Steering::default(),
+            steerer: None,
+            news,
+            inbox,
+            keeping: BTreeMap::new(),
+            changed,
+        })
     }
 
     /// Runs until the agent stops.
@@ -62,29 +108,49 @@ impl Supervisor {
                     None => return,
                 },
                 events = self.feed.next() => match events {
-                    Some(events) => events.into_iter().for_each(|event| self.event(event)),
+                    Some(events) => {
+                        let moved = events.iter().any(|event| matches!(event, Event::SetNode(_)));
+                        events.into_iter().for_each(|event| self.event(event));
+                        if moved {
+                            self.look_after_all().await;
+                        }
+                    }
                     None => return,
                 },
                 change = world.changed() => match change {
                     Ok(()) => self.look_at_world(&mut seen, &world.borrow_and_update().clone()),
                     Err(_) => return,
                 },
-                _ = look.tick() => self.look_after_all().await,
+                // There is always a sender: this one.
+                Some(news) = self.inbox.recv() => self.in_force(&news),
+                _ = look.tick() => {
+                    self.look_after_all().await;
+                    self.keep_networks();
+                }
             }
             self.tell_if_complete();
+            self.steer();
         }
     }
 
     async fn command(&mut self, command: Command) {
         match command {
             Command::Start { id, router, network, state } => {
-                self.instances.insert(id, Instance { router, network, state, running: None });
+                let (instance, registry) = Instance::new(id, router, network, state);
+                self.registries.lock().unwrap_or_else(PoisonError::into_inner).insert(id, registry);
+                self.instances.insert(id, instance);
                 self.start(id).await;
             }
             Command::Update { id, network } => self.update(id, network).await,
             Command::Stop { id } => {
+                self.registries.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
                 if let Some(instance) = self.instances.remove(&id) {
+                    let name = instance.name();
                     end(instance.running).await;
+                    if self.instances.values().all(|other| other.name() != name) {
+                        self.steering.forget_network(&name);
+                        self.internal.remove(&name);
+                    }
                 }
             }
         }
@@ -109,28 +175,31 @@ impl Supervisor {
         let Some(instance) = self.instances.get(&id) else { return };
         let own = instance.router.is_none();
         let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
-        let (node, options) = (instance.node(&node), instance.options(&self.changed));
-        let (router, given) = (instance.router.clone(), self.config.namespace.try_clone());
+        let setup = instance.setup(&self.changed, &self.news);
+        let (router, given) = (instance.router.clone(), Arc::clone(&self.node));
+        let near = self.near();
         let yields = own && self.config.mode == Mode::Auto;
         let started = tokio::task::spawn_blocking(move || {
-            let given = given.map_err(Trouble::Namespace)?;
             let namespace = instance::namespace(router.as_deref(), &given)?;
-            if yields && kube_proxy::is_there(&namespace)? {
-                kube_proxy::give_way(&namespace, &options.nft.table)?;
+            if yields && !KubeProxy::look_in(&namespace).map_err(Trouble::Look)?.is_empty() {
+                give_way(&namespace)?;
                 return Ok(None);
             }
-            Proxy::start(&namespace, node, options).map(Some)
+            let facts = Facts::of((!own).then_some(&namespace), &node, &near)?;
+            let node = facts.node(own, &node);
+            let running = knit_proxy_nft::start(Some(&namespace), node, setup.options(&facts));
+            running.map(|running| Some((running, namespace.id(), facts))).map_err(Trouble::Start)
         });
-        let started = match started.await {
+        let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
             Ok(started) => started,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
         let Some(instance) = self.instances.get_mut(&id) else { return };
         match started {
-            Ok(Some(proxy)) => {
-                instance.running = Some(proxy);
-                if self.told {
-                    replay(instance, &self.table);
+            Ok(Some((running, namespace, facts))) => {
+                instance.started(running, namespace, facts, Arc::clone(&self.node));
+                if self.told.is_some() {
+                    self.replay(id);
                 }
             }
             Ok(None) => instance.set_state(ServicesState::Off(KUBE_PROXY.to_owned()), &self.changed),
@@ -141,11 +210,13 @@ impl Supervisor {
     /// Starts what does not run, and anew what runs in a namespace that is gone or beside kube-proxy.
     async fn look_after_all(&mut self) {
         let ids: Vec<u64> = self.instances.keys().copied().collect();
+        let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
+        let near = self.near();
         for id in ids {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
             if let Some(proxy) = &instance.running {
                 let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
-                match out_of_place(instance, proxy, &self.config.namespace, yields) {
+                match out_of_place(instance, proxy, &self.node, yields, (&node, &near)) {
                     Ok(false) => continue,
                     Ok(true) => end(instance.running.take()).await,
                     Err(trouble) => {
@@ -172,15 +243,16 @@ impl Supervisor {
             return;
         };
         // Before everything has arrived, it is only kept.
-        if self.told {
+        if self.told.is_some() {
             match to {
                 To::One(network) => self.send_to(&network, event),
-                To::All => self.instances.values_mut().for_each(|instance| send(instance, event.clone())),
+                To::All => self.instances.values_mut().for_each(|i| send(i, event.clone())),
             }
         }
     }
 
     fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
+        self.steering.set_forbidden(forbidden(world));
         let same = seen.as_ref().is_some_and(|seen| {
             Arc::ptr_eq(&seen.networks, &world.networks) && Arc::ptr_eq(&seen.namespaces, &world.namespaces)
         });
@@ -189,76 +261,225 @@ impl Supervisor {
             return;
         }
         let moved = self.table.reassign(|namespace| network_of(world, namespace));
-        if self.told {
+        if self.told.is_some() {
             moved.into_iter().for_each(|(network, event)| self.send_to(&network, event));
+            self.keep_networks();
         }
     }
 
     fn send_to(&mut self, network: &NetworkName, event: Event) {
-        let mut of_network = self.instances.values_mut().filter(|i| i.name() == *network).peekable();
-        while let Some(instance) = of_network.next() {
-            if of_network.peek().is_none() {
-                return send(instance, event);
+        if *network == NetworkName::default() {
+            match &event {
+                Event::SetService(service) => self.steering.set_default(service),
+                Event::DeleteService(name) => self.steering.forget_default(name),
+                _ => {}
             }
-            send(instance, event.clone());
+        }
+        if let Event::SetService(service) = &event
+            && *network != NetworkName::default()
+            && is_external(service)
+            && self.instances.values().all(|instance| instance.name() != *network)
+        {
+            self.keep_networks();
+        }
+        for event in prepared(&mut self.internal, &self.table, network, event) {
+            self.instances.values_mut().filter(|i| i.name() == *network).for_each(|i| send(i, event.clone()));
+        }
+    }
+
+    /// Tells an instance everything.
+    fn replay(&mut self, id: u64) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let name = instance.name();
+        let node = self.table.node().map(|node| Event::SetNode(Box::new(node.clone())));
+        for event in node.into_iter().chain(self.table.replay(&name)) {
+            for event in prepared(&mut self.internal, &self.table, &name, event) {
+                send(instance, event);
+            }
+        }
+        if let Some(proxy) = &instance.running
+            && proxy.all_listed().is_err()
+        {
+            instance.running = None;
         }
     }
 
     /// Nothing is programmed before all that there is has arrived, and it is known where it belongs.
     fn tell_if_complete(&mut self) {
-        if !self.told && self.table.listed() && self.world.borrow().is_synced() {
+        if self.told.is_none() && self.table.listed() && self.world.borrow().is_synced() {
             let world = self.world.borrow().clone();
             // Nobody was told anything yet.
             let _ = self.table.reassign(|namespace| network_of(&world, namespace));
-            self.told = true;
-            self.instances.values_mut().for_each(|instance| replay(instance, &self.table));
+            self.told = Some(Instant::now());
+            self.table.default_services().for_each(|service| self.steering.set_default(service));
+            let ids: Vec<u64> = self.instances.keys().copied().collect();
+            ids.into_iter().for_each(|id| self.replay(id));
+            self.keep_networks();
         }
     }
+
+    /// A router serves these ports now: what clients outside know of them leads there.
+    fn in_force(&mut self, news: &News) {
+        let Some(instance) = self.instances.get_mut(&news.id) else { return };
+        let Some(proxy) = &instance.running else { return };
+        let (network, ends) = (instance.name(), &proxy.facts.ends);
+        if news.full {
+            instance.reported = true;
+            let there: BTreeSet<_> = news.ports.iter().map(|(key, _)| key).collect();
+            for key in self.steering.ports_of(&network).iter().filter(|key| !there.contains(key)) {
+                self.steering.set_port(&network, key, None, ends);
+            }
+        }
+        for (key, view) in &news.ports {
+            let service = self.table.service(&key.service);
+            self.steering.set_port(&network, key, view.as_deref().zip(service.as_ref()), ends);
+        }
+    }
+
+    /// Has written what leads into routers. What is there from before stays until all routers said what they serve.
+    fn steer(&mut self) {
+        if let Some(steerer) = &self.steerer {
+            let changes = self.steering.take_changed();
+            if !changes.is_empty() {
+                steerer.update(changes);
+            }
+            return;
+        }
+        let Some(told) = self.told else { return };
+        let reported = |network: &NetworkName| {
+            self.instances.values().any(|instance| instance.name() == *network && instance.reported)
+        };
+        if told.elapsed() < PATIENCE && !self.table.external_networks().iter().all(reported) {
+            return;
+        }
+        let started = self.node.try_clone().map_err(std::io::Error::other);
+        match started.and_then(|node| Steerer::start(node, self.steering.wanted().clone())) {
+            Ok(steerer) => {
+                let _ = self.steering.take_changed();
+                self.steerer = Some(steerer);
+            }
+            Err(error) => tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "traffic to Services of Networks is not led into their routers"
+            ),
+        }
+    }
+
+    /// Sets up the Networks that clients outside reach by this node, whether or not it has pods of them.
+    fn keep_networks(&mut self) {
+        if self.told.is_none() {
+            return;
+        }
+        self.keeping.retain(|_, task| !task.is_finished());
+        let world = self.world.borrow().clone();
+        for network in self.table.external_networks() {
+            let known = world.networks.contains_key(network.as_str());
+            if known && !self.keeping.contains_key(&network) {
+                let (core, name) = (self.core.clone(), network.to_string());
+                let task = tokio::spawn(async move { core.keep_network(&name).await });
+                self.keeping.insert(network, task);
+            }
+        }
+    }
+
+    /// The default Network's ranges: whose traffic comes back through this node's routers only if they masquerade it.
+    fn near(&self) -> Vec<IpNet> {
+        let world = self.world.borrow();
+        let default = world.networks.get(names::DEFAULT_NETWORK);
+        let subnets = default.into_iter().flat_map(|network| &network.spec.subnets);
+        let mut ranges: Vec<IpNet> = subnets.filter_map(|subnet| subnet.cidr.parse().ok()).collect();
+        ranges.sort_unstable();
+        ranges
+    }
+}
+
+/// What an instance is to be told: in a router apart from the node, every Service that clients outside reach has a port.
+fn prepared(
+    internal: &mut BTreeMap<NetworkName, InternalPorts>,
+    table: &Table,
+    network: &NetworkName,
+    event: Event,
+) -> Vec<Event> {
+    if *network == NetworkName::default() {
+        return vec![event];
+    }
+    let ports = internal.entry(network.clone()).or_default();
+    match event {
+        Event::SetService(mut service) => {
+            let evicted: Vec<ServiceName> = ports.prepare(&mut service);
+            let mut events = vec![Event::SetService(service)];
+            for mut again in evicted.iter().filter_map(|name| table.service(name)) {
+                // Who is given a port takes none away.
+                let _ = ports.prepare(&mut again);
+                events.push(Event::SetService(Box::new(again)));
+            }
+            events
+        }
+        Event::DeleteService(name) => {
+            ports.forget(&name);
+            vec![Event::DeleteService(name)]
+        }
+        other => vec![other],
+    }
+}
+
+/// Addresses that no Service may have besides its cluster IP: those of pods, of Services, of uplinks, and those that
+/// mean one machine only.
+fn forbidden(world: &World) -> Vec<IpNet> {
+    let networks = world.networks.values().flat_map(|network| &network.spec.subnets);
+    let networks = networks.filter_map(|subnet| subnet.cidr.parse().ok());
+    let services = world.service_cidrs.values().flatten().copied();
+    let (v4, v6) = knit_linux::uplink_ranges();
+    let always = ["127.0.0.0/8", "169.254.0.0/16", "::1/128", "fe80::/10"];
+    let always = always.into_iter().filter_map(|range| range.parse().ok());
+    let all = networks.chain(services).chain([v4.into(), v6.into()]).chain(always).collect();
+    let mut all = IpNet::aggregate(&all);
+    all.sort_unstable();
+    all
+}
+
+/// Removes our own tables, where kube-proxy serves: two would both balance, and one of them is not kept up to date.
+fn give_way(namespace: &NetNs) -> Result<bool, Trouble> {
+    let table = knit_proxy_nft::Config::default().table;
+    let mut nft = Kernel::open_in(namespace).map_err(Trouble::GiveWay)?;
+    knit_proxy_nft::remove_table(&mut nft, &table).map_err(Trouble::GiveWay)
 }
 
 fn network_of(world: &World, namespace: &str) -> Option<NetworkName> {
     primary_network(world, namespace).map(|name| NetworkName::from(name.as_str()))
 }
 
-/// Whether a proxy runs where it should not: its router was made anew, or kube-proxy has come.
-fn out_of_place(instance: &Instance, proxy: &Proxy, node: &NetNs, yields: bool) -> Result<bool, Trouble> {
+/// Whether a proxy runs where it should not: its router was made anew or has other addresses, or kube-proxy has come.
+fn out_of_place(
+    instance: &Instance,
+    proxy: &Proxy,
+    node: &NetNs,
+    yields: bool,
+    (info, near): (&NodeInfo, &[IpNet]),
+) -> Result<bool, Trouble> {
     let namespace = instance::namespace(instance.router.as_deref(), node)?;
-    Ok(namespace.id() != proxy.namespace || (yields && kube_proxy::is_there(&namespace)?))
-}
-
-/// Tells an instance everything.
-fn replay(instance: &mut Instance, table: &Table) {
-    let node = table.node().map(|node| Event::SetNode(Box::new(instance.node(node))));
-    let name = instance.name();
-    for event in node.into_iter().chain(table.replay(&name)) {
-        if !send_as_is(instance, event) {
-            return;
-        }
+    if namespace.id() != proxy.namespace {
+        return Ok(true);
     }
-    if let Some(proxy) = &instance.running
-        && proxy.all_listed().is_err()
-    {
-        instance.running = None;
+    if instance.router.is_some() {
+        return Ok(Facts::of(Some(&namespace), info, near)? != proxy.facts);
     }
-}
-
-fn send(instance: &mut Instance, event: Event) {
-    let event = match event {
-        Event::SetNode(node) => Event::SetNode(Box::new(instance.node(&node))),
-        other => other,
-    };
-    send_as_is(instance, event);
+    Ok(yields && !KubeProxy::look_in(&namespace).map_err(Trouble::Look)?.is_empty())
 }
 
 /// Sends to one that runs. One that has stopped is started again at the next look, with everything.
-fn send_as_is(instance: &mut Instance, event: Event) -> bool {
-    let Some(proxy) = &instance.running else { return false };
-    if proxy.send(event).is_ok() {
-        return true;
+fn send(instance: &mut Instance, event: Event) {
+    let own = instance.router.is_none();
+    let Some(proxy) = &instance.running else { return };
+    let event = match event {
+        Event::SetNode(node) => Event::SetNode(Box::new(proxy.facts.node(own, &node))),
+        other => other,
+    };
+    if proxy.send(event).is_err() {
+        let network = &instance.network.name;
+        tracing::error!(network, "the service proxy stopped by itself; it is started again");
+        instance.running = None;
     }
-    tracing::error!(network = %instance.network.name, "the service proxy stopped by itself; it is started again");
-    instance.running = None;
-    false
 }
 
 /// Ends a proxy; what it made stays.

@@ -1,11 +1,13 @@
 //! Which Service goes to which Network: pure bookkeeping over the events of one source.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use knit_proxy::model::{EndpointGroup, GroupName, NetworkName, NodeInfo, Service, ServiceName};
 use knit_proxy::source::Event;
 use knit_proxy::view::ListKind;
+
+use crate::internal_ports::is_external;
 
 /// All that was heard, by namespace, so that it can be told again: to the instance of a Network that starts later, or
 /// that a namespace moves to.
@@ -125,6 +127,30 @@ impl Table {
             .map(|(name, ranges)| Event::SetServiceRanges { name: Arc::clone(name), ranges: ranges.clone() });
         let homes = self.namespaces.values().filter(|home| home.network.as_ref() == Some(network));
         ranges.chain(homes.flat_map(|home| home.events(network)))
+    }
+
+    /// A Service, as its namespace's Network has it.
+    pub(crate) fn service(&self, name: &ServiceName) -> Option<Service> {
+        let home = self.namespaces.get(name.namespace())?;
+        let network = home.network.clone()?;
+        home.services.get(name).map(|service| Service { network, ..service.clone() })
+    }
+
+    /// The Services of the default Network.
+    pub(crate) fn default_services(&self) -> impl Iterator<Item = &Service> {
+        let default = NetworkName::default();
+        let homes = self.namespaces.values().filter(move |home| home.network.as_ref() == Some(&default));
+        homes.flat_map(|home| home.services.values())
+    }
+
+    /// Networks besides the default one with a Service that clients outside reach: every node has to lead there.
+    pub(crate) fn external_networks(&self) -> BTreeSet<NetworkName> {
+        let default = NetworkName::default();
+        let of = |home: &Namespace| {
+            let network = home.network.clone().filter(|network| *network != default)?;
+            home.services.values().any(is_external).then_some(network)
+        };
+        self.namespaces.values().filter_map(of).collect()
     }
 
     /// The node, if it was heard of.

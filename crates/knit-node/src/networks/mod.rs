@@ -141,6 +141,15 @@ impl Core {
         self.bring_up_to_date(name, deadline).await
     }
 
+    /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such as a Service
+    /// that clients outside reach by this node. Why it is not ready, if it is not, is kept with the Network.
+    pub async fn keep_network(&self, name: &str) {
+        self.networks().want(name);
+        if !self.networks().is_set_up(name) {
+            let _ = self.apply_network(name).await;
+        }
+    }
+
     /// Waits until a Network's newest state is in force here.
     pub(crate) async fn bring_up_to_date(&self, name: &str, deadline: Instant) -> Result<()> {
         let mut changes = self.world().subscribe();

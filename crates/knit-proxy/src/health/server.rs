@@ -74,7 +74,7 @@ pub struct CheckPlaces {
 impl Default for CheckPlaces {
     /// Where node ports are, in this thread's network namespace.
     fn default() -> Self {
-        Self { addresses: None, bind: Box::new(|at| std::net::TcpListener::bind(at)) }
+        Self { addresses: None, bind: Box::new(std::net::TcpListener::bind) }
     }
 }
 

@@ -38,6 +38,8 @@ pub struct Node {
 pub struct Pod {
     pub space: NetNs,
     pub name: &'static str,
+    /// One per family.
+    pub addresses: Vec<IpAddr>,
     namespace: &'static str,
     path: PathBuf,
 }
@@ -79,7 +81,7 @@ impl Node {
         std::fs::create_dir_all("/run/pods").expect("a directory");
         let path = PathBuf::from(format!("/run/pods/{name}"));
         let space = NetNs::create(&path).expect("a namespace");
-        let pod = Pod { space, path, name, namespace };
+        let mut pod = Pod { space, path, name, namespace, addresses: Vec::new() };
         let config = json!({"cniVersion": "1.1.0", "name": "knit", "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}}});
         let request = Request {
             version: PROTOCOL_VERSION,
@@ -107,10 +109,14 @@ impl Node {
             Response::Ok(value) => value,
             Response::Err(error) => panic!("ADD of {name}: {error:?}"),
         };
-        let text = result["ips"][0]["address"].as_str().unwrap_or_else(|| panic!("an address in {result}"));
-        let address = text.parse::<IpNet>().expect("an address").addr();
+        let ips = result["ips"].as_array().unwrap_or_else(|| panic!("addresses in {result}"));
+        let address =
+            |ip: &Value| ip["address"].as_str().expect("text").parse::<IpNet>().expect("an address");
+        pod.addresses = ips.iter().map(|ip| address(ip).addr()).collect();
+        pod.addresses.sort_unstable();
         serve(&pod.space, 8080, name);
-        (pod, address)
+        let first = pod.addresses[0];
+        (pod, first)
     }
 }
 
@@ -197,30 +203,39 @@ fn name(text: &str) -> IfName {
     IfName::new(text).expect("a name")
 }
 
-/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2. The wire is a namespace of its own.
+/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2, fd07::1 and fd07::2. The wire is a namespace of its own.
 pub fn nodes(dir: &Path) -> (NetNs, [Node; 2]) {
     let wire = namespace();
     let outside = Handle::open(&wire).expect("a handle");
     let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
     bridge.up = true;
     outside.create_link(&bridge).expect("the wire");
-    let bridge = outside.index_of(&name("wire")).expect("the wire");
-    let node = |node: &'static str, text: &str| {
-        let space = namespace();
-        let mut port = NewLink::veth(name(node), Peer::new(name("eth0"), &space));
-        port.master = Some(bridge);
-        port.up = true;
-        outside.create_link(&port).expect("a port of the wire");
-        let handle = Handle::open(&space).expect("a handle");
-        let eth0 = handle.index_of(&name("eth0")).expect("eth0");
-        let net: IpNet = text.parse().expect("a prefix");
-        handle.apply(&[Change::of(eth0).up().into(), Op::create(Address::new(eth0, net))]).expect("eth0");
+    let node = |node: &'static str, number: u8| {
+        let space = plug(&wire, node, number);
         let node = Node { name: node, space, dir: dir.join(node), objects: dir.join("objects") };
         std::fs::create_dir_all(&node.dir).expect("a directory");
         node
     };
-    let nodes = [node("a", "192.168.7.1/24"), node("b", "192.168.7.2/24")];
+    let nodes = [node("a", 1), node("b", 2)];
     (wire, nodes)
+}
+
+/// A namespace on the wire: 192.168.7.NUMBER and fd07::NUMBER.
+pub fn plug(wire: &NetNs, port: &str, number: u8) -> NetNs {
+    let space = namespace();
+    let outside = Handle::open(wire).expect("a handle");
+    let mut link = NewLink::veth(name(port), Peer::new(name("eth0"), &space));
+    link.master = Some(outside.index_of(&name("wire")).expect("the wire"));
+    link.up = true;
+    outside.create_link(&link).expect("a port of the wire");
+    let handle = Handle::open(&space).expect("a handle");
+    let eth0 = handle.index_of(&name("eth0")).expect("eth0");
+    let mut ops = vec![Change::of(eth0).up().into()];
+    for text in [format!("192.168.7.{number}/24"), format!("fd07::{number}/64")] {
+        ops.push(Op::create(Address::new(eth0, text.parse().expect("a prefix"))));
+    }
+    handle.apply(&ops).expect("eth0");
+    space
 }
 
 /// Writes an object; a reader never sees half of it.
@@ -252,8 +267,9 @@ pub fn write_slice(folder: &Path, (space, name): (&str, &str), port: u16, endpoi
 /// primary of a namespace: sky and forest.
 pub fn write_objects(folder: &Path) {
     std::fs::create_dir_all(folder).expect("a folder");
-    let network = |name: &str, id: u32, topology: &str, cidr: &str, primary: bool| {
-        let mut spec = json!({"class": "knit", "topology": topology, "subnets": [{"cidr": cidr}]});
+    let network = |name: &str, id: u32, topology: &str, cidrs: [&str; 2], primary: bool| {
+        let subnets = cidrs.map(|cidr| json!({"cidr": cidr}));
+        let mut spec = json!({"class": "knit", "topology": topology, "subnets": subnets});
         if primary {
             spec["primaryFor"] = json!({"matchLabels": {"team": name}});
         }
@@ -261,35 +277,36 @@ pub fn write_objects(folder: &Path) {
             "spec": spec, "status": {"id": id}});
         write(folder, &format!("network-{name}"), &object);
     };
-    network("default", 1, "Layer3", "10.244.0.0/16", false);
-    network("blue", 2, "Layer3", "10.77.0.0/16", true);
-    network("green", 3, "Layer2", "10.77.0.0/16", true);
+    network("default", 1, "Layer3", ["10.244.0.0/16", "fd44::/64"], false);
+    network("blue", 2, "Layer3", ["10.77.0.0/16", "fd77::/64"], true);
+    network("green", 3, "Layer2", ["10.77.0.0/16", "fd77::/64"], true);
     // One node never has the same block of two primary Networks; two nodes do.
     let blocks = [
-        ("default", "a", "10.244.1.0/28"),
-        ("default", "b", "10.244.2.0/28"),
-        ("blue", "a", "10.77.0.16/28"),
-        ("blue", "b", "10.77.0.32/28"),
-        ("green", "a", "10.77.0.32/28"),
-        ("green", "b", "10.77.0.16/28"),
+        ("default", "a", "10.244.1.0/28", "fd44::100/124"),
+        ("default", "b", "10.244.2.0/28", "fd44::200/124"),
+        ("blue", "a", "10.77.0.16/28", "fd77::10/124"),
+        ("blue", "b", "10.77.0.32/28", "fd77::20/124"),
+        ("green", "a", "10.77.0.32/28", "fd77::20/124"),
+        ("green", "b", "10.77.0.16/28", "fd77::10/124"),
     ];
-    for (network, node, ipv4) in blocks {
+    for (network, node, ipv4, ipv6) in blocks {
         let name = format!("{network}-{node}");
         let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock", "metadata": {"name": name},
-            "spec": {"network": network, "node": node, "ipv4": ipv4}});
+            "spec": {"network": network, "node": node, "ipv4": ipv4, "ipv6": ipv6}});
         write(folder, &format!("block-{name}"), &object);
     }
-    for (name, address) in [("a", "192.168.7.1"), ("b", "192.168.7.2")] {
+    for (name, v4, v6) in [("a", "192.168.7.1", "fd07::1"), ("b", "192.168.7.2", "fd07::2")] {
+        let addresses = [v4, v6].map(|address| json!({"type": "InternalIP", "address": address}));
         let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-            "status": {"addresses": [{"type": "InternalIP", "address": address}]}});
+            "status": {"addresses": addresses}});
         write(folder, &format!("node-{name}"), &object);
     }
-    for (name, team) in [("shop", "none"), ("sky", "blue"), ("forest", "green")] {
+    for (name, team) in [("shop", "none"), ("kube-system", "none"), ("sky", "blue"), ("forest", "green")] {
         let object = json!({"apiVersion": "v1", "kind": "Namespace",
             "metadata": {"name": name, "labels": {"team": team}}});
         write(folder, &format!("namespace-{name}"), &object);
     }
     let ranges = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
-        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}});
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16", "fd96::/112"]}});
     write(folder, "ranges", &ranges);
 }

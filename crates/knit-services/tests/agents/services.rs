@@ -1,14 +1,12 @@
 //! Real agents with the reference runtime on two nodes: each Network's Services lead to its own pods only.
 
-mod support;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::support::*;
 use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
 use knit_kernel::testing::in_namespaces;
 use knit_node::proxy::ServicesState;
-use support::*;
 
 const STOP: Duration = Duration::from_secs(5);
 /// The Service `web` of both tenants: even the same service address leads to their own pods.

@@ -1,0 +1,6 @@
+//! Real agents with the reference runtime on two nodes, and their service proxies, with real packets.
+
+mod flows;
+mod services;
+mod steering;
+mod support;
