@@ -45,6 +45,8 @@ pub struct NodeView {
     pub pod_ranges: Vec<IpNet>,
     /// All its taints.
     pub taints: Vec<Taint>,
+    /// Since when it is there.
+    pub created: Option<Timestamp>,
 }
 
 /// What counts of a Namespace.
@@ -106,6 +108,7 @@ impl NodeView {
             addresses: addresses.into_iter().flatten().filter_map(|a| a.address.parse().ok()).collect(),
             pod_ranges: ranges.iter().filter_map(|r| r.parse().ok()).collect(),
             taints: spec.taints.unwrap_or_default(),
+            created: node.metadata.creation_timestamp.as_ref().map(|time| time.0),
         }
     }
 }

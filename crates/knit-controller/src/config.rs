@@ -19,8 +19,11 @@ pub struct Config {
     pub renew_every: Duration,
     /// Whether the Network `default` and the NetworkClass `knit` are made if they are missing.
     pub make_defaults: bool,
-    /// The subnets of the Network `default` when it is made here. None are needed where Nodes have podCIDRs.
+    /// The subnets of the Network `default` when it is made here and Nodes have no podCIDRs.
     pub default_subnets: Vec<Subnet>,
+    /// How long a Node must have been there without podCIDRs before `default_subnets` are used: a cluster that gives
+    /// Nodes podCIDRs does so a moment after they join.
+    pub pod_cidr_wait: Duration,
     /// How long after a Node is gone its blocks may go to another one. Its pods may still run for a while.
     pub node_gone_grace: Duration,
 }
@@ -37,6 +40,7 @@ impl Config {
             renew_every: Duration::from_secs(3),
             make_defaults: true,
             default_subnets: Vec::new(),
+            pod_cidr_wait: Duration::ZERO,
             node_gone_grace: Duration::from_secs(300),
         }
     }

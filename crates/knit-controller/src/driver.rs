@@ -40,6 +40,8 @@ pub struct Controller {
 pub struct ControllerState {
     /// Whether it acts, or stands by for another that does.
     pub leading: bool,
+    /// Whether the API answered when it last looked at the Lease.
+    pub in_touch: bool,
     /// How often it has looked at the cluster.
     pub passes: u64,
     /// Writes that succeeded.
@@ -105,7 +107,14 @@ impl Controller {
     /// [`Self::state`], and tried again.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let (leading, mut leads) = watch::channel(false);
-        let standing = leader::stand(self.objects.clone(), self.config.clone(), leading);
+        let heard = |in_touch| {
+            self.state.send_if_modified(|state| {
+                let changed = state.in_touch != in_touch;
+                state.in_touch = in_touch;
+                changed
+            });
+        };
+        let standing = leader::stand(self.objects.clone(), self.config.clone(), leading, heard);
         let acting = async {
             loop {
                 if leads.wait_for(|leads| *leads).await.is_err() {

@@ -101,8 +101,14 @@ impl Election {
     }
 }
 
-/// Stands for election for ever, and tells through `leading` whether it leads.
-pub(crate) async fn stand(objects: Objects, config: Config, leading: watch::Sender<bool>) {
+/// Stands for election for ever, and tells through `leading` whether it leads, and through `heard` whether the API
+/// answers.
+pub(crate) async fn stand(
+    objects: Objects,
+    config: Config,
+    leading: watch::Sender<bool>,
+    heard: impl Fn(bool),
+) {
     let mut election = Election::new(&config);
     let mut renewed: Option<Instant> = None;
     // Two thirds: before another may think that we are gone, we know it ourselves.
@@ -114,7 +120,9 @@ pub(crate) async fn stand(objects: Objects, config: Config, leading: watch::Send
         let before = Instant::now();
         // An answer that comes too late is no answer.
         let attempt = tokio::time::timeout(trust, step(&objects, &mut election));
-        match attempt.await {
+        let attempt = attempt.await;
+        heard(matches!(attempt, Ok(Ok(_))));
+        match attempt {
             Ok(Ok(true)) => renewed = Some(before),
             Ok(Ok(false)) => renewed = None,
             Ok(Err(error)) => tracing::warn!(%error, "leader election"),

@@ -116,15 +116,18 @@ pub(crate) fn ports(handle: &Handle) -> Result<Vec<(Link, Mark)>> {
 pub(crate) fn default_elements(shape: &Shape, ports: &[(Link, Mark)]) -> Elements<'static> {
     let network = &shape.network;
     let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr).collect();
+    // Where nodes' blocks are what the Network consists of, its subnet here is this node's block only.
+    let blocks = network.blocks.iter().flat_map(|b| [b.ipv4.map(IpNet::from), b.ipv6.map(IpNet::from)]);
+    let pods: Vec<IpNet> = subnets.iter().copied().chain(blocks.flatten()).collect();
     let nodes = network.blocks.iter().flat_map(|block| &block.node_addresses).copied().map(IpNet::from);
-    let inside: Vec<IpNet> = network.not_outside.iter().chain(&subnets).copied().chain(nodes).collect();
+    let inside: Vec<IpNet> = network.not_outside.iter().chain(&pods).copied().chain(nodes).collect();
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut wanted = Vec::new();
     let mut put = |set: fn() -> knit_kernel::nft::Set, nets: &[IpNet], v4| {
         wanted.extend(rules::range_elements(nets, v4).into_iter().map(|element| Put::new(set(), element)));
     };
-    put(rules::port::pods4, &subnets, true);
-    put(rules::port::pods6, &subnets, false);
+    put(rules::port::pods4, &pods, true);
+    put(rules::port::pods6, &pods, false);
     put(rules::node::inside4, &inside, true);
     put(rules::node::inside6, &inside, false);
     put(rules::node::outward4, outward, true);

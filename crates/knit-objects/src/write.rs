@@ -174,6 +174,18 @@ impl Write {
         self
     }
 
+    /// The object goes when this Node goes. Says nothing of others' owner references.
+    #[must_use]
+    pub fn owned_by_node(mut self, name: &str, uid: &str) -> Self {
+        if let Operation::Create(body) | Operation::Replace(body) | Operation::Apply { body, .. } =
+            &mut self.operation
+        {
+            body["metadata"]["ownerReferences"] =
+                json!([{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": uid }]);
+        }
+        self
+    }
+
     /// The object that is written.
     #[must_use]
     pub fn target(&self) -> &Target {

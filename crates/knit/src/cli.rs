@@ -19,6 +19,8 @@ pub enum Command {
     Completions(command::completions::Args),
     /// Check a network runtime against the profiles of KNI v1alpha1
     Conformance(command::conformance::Args),
+    /// Run the controller: it numbers Networks, gives nodes their addresses, and says how Networks are
+    Controller(Box<command::controller::Args>),
     /// Look for what is wrong on this node, and say what to do
     Doctor(Box<command::doctor::Args>),
     /// Show Networks, attachments, blocks or nodes

@@ -45,7 +45,8 @@ pub(super) fn verdicts(cluster: &Cluster, index: &Index<'_>, ids: &BTreeMap<Stri
         let pool = pool(name, network, ids.get(name).copied().unwrap_or_default());
         let refused = match &pool {
             Err(problem) => Some((reasons::REASON_INVALID, problem.clone())),
-            Ok(_) => invalid(name, cluster, ids, &primaries)
+            Ok(pool) => invalid(name, cluster, ids, &primaries)
+                .or_else(|| pool.is_none().then(|| no_ranges(cluster)).flatten())
                 .map(|message| (reasons::REASON_INVALID, message))
                 .or_else(|| overlap(name, network, cluster, index).map(|m| (reasons::REASON_OVERLAP, m)))
                 .or_else(|| no_class(network, cluster).map(|m| (reasons::REASON_NO_CLASS, m)))
@@ -100,6 +101,16 @@ fn invalid(
         ));
     }
     primaries.invalid.get(name).cloned()
+}
+
+/// A Network without subnets lives of the Nodes' podCIDRs.
+fn no_ranges(cluster: &Cluster) -> Option<String> {
+    let none = !cluster.nodes.is_empty() && cluster.nodes.values().all(|node| node.pod_ranges.is_empty());
+    none.then(|| {
+        "it has no subnets, and no Node has podCIDRs: add subnets to it, or let kube-controller-manager give Nodes \
+         podCIDRs (--allocate-node-cidrs, --cluster-cidr)"
+            .into()
+    })
 }
 
 fn no_class(network: &Network, cluster: &Cluster) -> Option<String> {

@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_NETWORK, MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL, NODE_LABEL};
 use knit_api::{AddressBlock, AddressBlockSpec, Network, NodeNetworkStatusNetwork};
-use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
+use knit_ipam::{AddressRange, Block, BlockQuery, Family, Growth, Pool, next_block};
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan};
 use super::index::Index;
-use crate::cluster::{Cluster, Memory, Remembered};
+use crate::cluster::{Cluster, Memory, NodeView, Remembered};
 use crate::config::Config;
 
 /// How long a block counts that was made and is never seen.
@@ -92,6 +92,9 @@ pub(super) fn release(
                 let unused = index.user_of(&spec.network).is_none();
                 unused.then(|| format!("Network {} is being deleted", spec.network))
             }
+            Some(network) if not_its_pod_range(cluster, network, block) => {
+                Some(format!("the podCIDRs of node {} are others", spec.node))
+            }
             Some(_) if cluster.nodes.contains_key(&spec.node) => None,
             Some(_) => {
                 let since = *memory.gone.entry(spec.node.clone()).or_insert(now);
@@ -111,6 +114,24 @@ pub(super) fn release(
     }
 }
 
+/// Whether a block is a podCIDR that its Node does not have any more: the Node joined anew and got another, or it is gone
+/// and the cluster gave its range to another Node, which cannot wait then.
+fn not_its_pod_range(cluster: &Cluster, network: &Network, object: &AddressBlock) -> bool {
+    let default = network.metadata.name.as_deref() == Some(DEFAULT_NETWORK);
+    if !default || !network.spec.subnets.is_empty() {
+        return false;
+    }
+    let Some(block) = block_of(object) else { return false };
+    let covers = |view: &NodeView| {
+        let overlap = |range: &IpNet| block.ranges().any(|r| r.overlaps(&AddressRange::from(*range)));
+        view.pod_ranges.iter().any(overlap)
+    };
+    match cluster.nodes.get(block.node()) {
+        Some(view) => !view.pod_ranges.is_empty() && !covers(view),
+        None => cluster.nodes.values().any(|view| covers(view)),
+    }
+}
+
 /// The nodes that should get a block of this Network now.
 fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &str) -> Vec<&'a str> {
     // A node that does not know all its blocks yet asks out of an old view.
@@ -123,9 +144,10 @@ fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &s
         return asking.collect();
     }
     let has_none = |node: &str| books.count(network, node) == 0;
+    let own_subnets = cluster.networks.get(network).is_some_and(|n| !n.spec.subnets.is_empty());
     let ranges = |node: &str| cluster.nodes.get(node).map_or(&[][..], |view| view.pod_ranges.as_slice());
     let all = || cluster.nodes.keys().map(String::as_str);
-    if cluster.nodes.values().any(|view| !view.pod_ranges.is_empty()) {
+    if !own_subnets {
         // The cluster gives Nodes their ranges: one each, and one that has none yet will have it in a moment.
         return all().filter(|node| has_none(node) && !ranges(node).is_empty()).collect();
     }
@@ -140,13 +162,11 @@ fn choose(
     network: &str,
     verdict: &Verdict,
 ) -> Result<Option<Block>, String> {
-    if network == DEFAULT_NETWORK
-        && let Some(view) = cluster.nodes.get(node)
-        && !view.pod_ranges.is_empty()
-    {
-        return pod_range(books, node, &view.pod_ranges).map(Some);
-    }
-    let Some(pool) = &verdict.pool else { return Ok(None) };
+    let Some(pool) = &verdict.pool else {
+        // Only the default Network may have no subnets: Nodes' podCIDRs are its blocks.
+        let ranges = cluster.nodes.get(node).map_or(&[][..], |view| view.pod_ranges.as_slice());
+        return if ranges.is_empty() { Ok(None) } else { pod_range(books, node, ranges).map(Some) };
+    };
     // A podIP is unique on its node, so blocks of two primary Networks never overlap there. For others it is better
     // too, since one pod can make any Network its primary, but not at the price of no block.
     let empty = Vec::new();

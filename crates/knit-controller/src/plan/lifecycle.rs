@@ -1,5 +1,6 @@
 //! Objects that must be there, and Networks that must not go while they are in use.
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_CLASS, DEFAULT_NETWORK, LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{Network, NetworkClass, NetworkClassSpec, NetworkSpec, Topology};
@@ -10,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 
 /// The class `knit` and the Network `default`, if they are missing.
-pub(super) fn make_defaults(cluster: &Cluster, config: &Config, plan: &mut Plan) {
+pub(super) fn make_defaults(cluster: &Cluster, config: &Config, now: Timestamp, plan: &mut Plan) {
     if !config.make_defaults {
         return;
     }
@@ -18,11 +19,13 @@ pub(super) fn make_defaults(cluster: &Cluster, config: &Config, plan: &mut Plan)
         let spec = NetworkClassSpec { runtime: LINUX_RUNTIME.into(), parameters: None };
         plan.actions.push(Action::MakeClass(NetworkClass::new(DEFAULT_CLASS, spec)));
     }
-    if !cluster.networks.contains_key(DEFAULT_NETWORK) {
+    if !cluster.networks.contains_key(DEFAULT_NETWORK)
+        && let Some(subnets) = default_subnets(cluster, config, now, plan)
+    {
         let spec = NetworkSpec {
             class: DEFAULT_CLASS.into(),
             topology: Topology::Layer3,
-            subnets: config.default_subnets.clone(),
+            subnets,
             ..NetworkSpec::default()
         };
         let metadata = ObjectMeta {
@@ -32,6 +35,31 @@ pub(super) fn make_defaults(cluster: &Cluster, config: &Config, plan: &mut Plan)
         };
         plan.actions.push(Action::MakeNetwork(Network { metadata, spec, status: None }));
     }
+}
+
+/// The subnets that the default Network is made with: none where Nodes have podCIDRs, which are its blocks then. Nothing
+/// while that cannot be told yet, because subnets stay what they are once they are written.
+fn default_subnets(
+    cluster: &Cluster,
+    config: &Config,
+    now: Timestamp,
+    plan: &mut Plan,
+) -> Option<Vec<knit_api::Subnet>> {
+    if config.default_subnets.is_empty() || cluster.nodes.values().any(|node| !node.pod_ranges.is_empty()) {
+        return Some(Vec::new());
+    }
+    if config.pod_cidr_wait.is_zero() {
+        return Some(config.default_subnets.clone());
+    }
+    let wait = SignedDuration::try_from(config.pod_cidr_wait).unwrap_or(SignedDuration::MAX);
+    // The first Node appears as a change, and the next look follows from that.
+    let oldest = cluster.nodes.values().filter_map(|node| node.created).min()?;
+    let over = oldest.saturating_add(wait).unwrap_or(Timestamp::MAX);
+    if now < over {
+        plan.again_at(over);
+        return None;
+    }
+    Some(config.default_subnets.clone())
 }
 
 /// A Network has our finalizer while it is there; one that is being deleted loses it when nothing uses it and its

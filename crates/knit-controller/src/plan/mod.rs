@@ -29,7 +29,7 @@ use index::Index;
 pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
     let index = Index::new(cluster);
-    lifecycle::make_defaults(cluster, config, &mut plan);
+    lifecycle::make_defaults(cluster, config, now, &mut plan);
     lifecycle::finalizers(cluster, &index, &mut plan);
     classes::statuses(cluster, now, &mut plan);
     let ids = ids::assign(cluster, memory);

@@ -59,6 +59,7 @@ impl World {
             addresses: vec![address.parse().expect("an address")],
             pod_ranges: ranges.iter().map(|r| r.parse().expect("a range")).collect(),
             taints: Vec::new(),
+            created: Some(self.now),
         };
         self.cluster.nodes.insert(name.into(), Arc::new(view));
         let metadata = self.meta(name);
@@ -307,6 +308,68 @@ fn blocks_go_back_when_their_node_is_gone_for_long_enough() {
     world.pass(300);
     assert_eq!(world.plan().to_string(), "release default-10-244-0-0: node n1 is gone\n");
     world.settle();
+    assert!(world.cluster.blocks.is_empty());
+}
+
+#[test]
+fn a_node_that_joins_anew_gets_the_block_of_its_new_pod_ranges() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.settle();
+    world.node("n1", "192.0.2.1", &["10.244.7.0/24"]);
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1"), ["10.244.7.0/24"]);
+    // A range that the cluster gave on does not wait for the grace of the node that had it.
+    world.cluster.nodes.remove("n1");
+    world.node("n2", "192.0.2.2", &["10.244.7.0/24"]);
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1"), Vec::<String>::new());
+    assert_eq!(world.blocks_of("default", "n2"), ["10.244.7.0/24"]);
+}
+
+#[test]
+fn the_default_network_is_not_made_before_it_is_known_whether_nodes_have_pod_ranges() {
+    let mut world = World::new();
+    world.config.default_subnets = vec![Subnet { cidr: "10.10.0.0/16".into(), ..Subnet::default() }];
+    world.config.pod_cidr_wait = std::time::Duration::from_secs(20);
+    world.settle();
+    assert!(!world.cluster.networks.contains_key("default"), "no Node is there yet");
+    world.node("n1", "192.0.2.1", &[]);
+    let over = world.now + SignedDuration::from_secs(20);
+    assert_eq!(world.plan().again, Some(over));
+    world.pass(5);
+    // The cluster gives it one.
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.settle();
+    assert_eq!(world.cluster.networks["default"].spec.subnets, []);
+    assert_eq!(world.blocks_of("default", "n1"), ["10.244.0.0/24"]);
+
+    let mut without = World::new();
+    without.config = world.config;
+    without.node("n1", "192.0.2.1", &[]);
+    without.pass(20);
+    without.settle();
+    assert_eq!(without.cluster.networks["default"].spec.subnets[0].cidr, "10.10.0.0/16");
+    assert_eq!(without.blocks_of("default", "n1"), ["10.10.0.0/29"]);
+}
+
+#[test]
+fn subnets_that_the_default_network_has_come_before_pod_ranges() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.network("default", &["10.10.0.0/16"], None);
+    world.settle();
+    assert_eq!(world.blocks_of("default", "n1"), ["10.10.0.0/29"]);
+}
+
+#[test]
+fn a_default_network_without_any_range_says_what_to_do() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &[]);
+    world.settle();
+    let (reason, message) = world.accepted("default");
+    assert_eq!(reason, "Invalid");
+    assert!(message.contains("add subnets"), "{message}");
     assert!(world.cluster.blocks.is_empty());
 }
 

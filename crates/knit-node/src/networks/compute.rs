@@ -67,8 +67,13 @@ pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready
     })?;
     let wrong = |problem: String| Unready::not_set_up(format!("Network {name}: {problem}"));
     let id = NetworkId::new(id).map_err(|e| wrong(e.to_string()))?;
-    let pool = pool_of(name, network, id).map_err(wrong)?;
     let own_blocks = own_blocks(world, name, node);
+    let pool = if network.spec.subnets.is_empty() && name == names::DEFAULT_NETWORK {
+        let block = own_blocks.first().ok_or_else(|| no_block(name))?;
+        pool_of_block(name, id, block).map_err(wrong)?
+    } else {
+        pool_of(name, network, id).map_err(wrong)?
+    };
     let primary = is_primary(name, network);
     let families: Vec<knit_ipam::Family> = pool.families().collect();
     let network = knit_runtime::Network {
@@ -105,6 +110,28 @@ pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready
         parameters: world.class_of(network).and_then(|c| c.spec.parameters.clone()).unwrap_or_default(),
     };
     Ok(Desired { pool, runtime, network, own_blocks })
+}
+
+/// This node has no block of a Network.
+#[must_use]
+pub fn no_block(name: &str) -> Unready {
+    Unready {
+        reason: conditions::node_network::REASON_NO_ADDRESS,
+        message: format!(
+            "this node has no AddressBlock of Network {name} yet: it asked for one; see that the controller runs"
+        ),
+    }
+}
+
+/// The pool of the default Network where it has no subnets and Nodes' podCIDRs are its blocks: this node knows its own
+/// one only, and the gateway is the block's second address. Others' are in [`knit_runtime::Network::blocks`].
+fn pool_of_block(name: &str, id: NetworkId, block: &knit_ipam::Block) -> Result<Pool, String> {
+    let prefixes = knit_ipam::Family::ALL.into_iter().filter_map(|family| block.prefix(family));
+    let subnets: Vec<Subnet> = prefixes
+        .map(|prefix| Subnet::new(prefix, None, &[]).map_err(|e| e.to_string()))
+        .collect::<Result<_, _>>()?;
+    let pool = Pool::new(name, id.get(), subnets).map_err(|e| e.to_string())?;
+    Ok(pool.primary(true))
 }
 
 fn first(subnet: &Subnet) -> IpAddr {
@@ -173,7 +200,13 @@ fn not_outside(world: &World) -> Vec<IpNet> {
     let services = world.service_cidrs.values().flatten().copied();
     let networks =
         world.networks.values().flat_map(|n| n.spec.subnets.iter().filter_map(|s| s.cidr.parse().ok()));
-    let mut ranges = IpNet::aggregate(&nodes.chain(services).chain(networks).collect());
+    // A Network without subnets is where its blocks are.
+    let without = |name: &str| world.networks.get(name).is_some_and(|n| n.spec.subnets.is_empty());
+    let blocks = world.blocks.values().filter(|b| without(&b.network)).flat_map(|b| {
+        let (ipv4, ipv6) = ranges(b);
+        ipv4.map(IpNet::from).into_iter().chain(ipv6.map(IpNet::from))
+    });
+    let mut ranges = IpNet::aggregate(&nodes.chain(services).chain(networks).chain(blocks).collect());
     ranges.sort();
     ranges
 }
@@ -213,4 +246,62 @@ fn routes(network: &Network) -> Result<Vec<Route>, String> {
 #[must_use]
 pub fn router_addresses(router: Option<Addresses>) -> Vec<IpAddr> {
     router.map(|addresses| addresses.iter().collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use knit_api::{AddressBlockSpec, NetworkSpec, NetworkStatus};
+
+    use super::*;
+
+    fn block(node: &str, ipv4: &str, ipv6: &str) -> Arc<AddressBlockSpec> {
+        let range = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
+        Arc::new(AddressBlockSpec {
+            network: names::DEFAULT_NETWORK.into(),
+            node: node.into(),
+            ipv4: range(ipv4),
+            ipv6: range(ipv6),
+        })
+    }
+
+    fn world(blocks: &[Arc<AddressBlockSpec>]) -> World {
+        let spec = NetworkSpec { class: names::DEFAULT_CLASS.into(), ..NetworkSpec::default() };
+        let mut network = Network::new(names::DEFAULT_NETWORK, spec);
+        network.status = Some(NetworkStatus { id: Some(1), ..NetworkStatus::default() });
+        let blocks: BTreeMap<_, _> =
+            blocks.iter().enumerate().map(|(i, b)| (i.to_string(), Arc::clone(b))).collect();
+        World {
+            networks: Arc::new([(names::DEFAULT_NETWORK.to_owned(), Arc::new(network))].into()),
+            blocks: Arc::new(blocks),
+            ..World::default()
+        }
+    }
+
+    #[test]
+    fn a_default_network_without_subnets_is_this_nodes_block_and_knows_the_others() {
+        let world = world(&[
+            block("a", "10.244.0.0/24", "fd00:0:0:1::/120"),
+            block("b", "10.244.5.0/24", "fd00:0:0:2::/120"),
+        ]);
+        let found = desired(&world, names::DEFAULT_NETWORK, "b").expect("it can be set up");
+        let subnets: Vec<String> =
+            found.network.subnets.iter().map(|s| format!("{} {}", s.cidr, s.gateway)).collect();
+        assert_eq!(subnets, ["10.244.5.0/24 10.244.5.1", "fd00:0:0:2::/120 fd00:0:0:2::1"]);
+        assert_eq!(found.own_blocks.len(), 1);
+        assert_eq!(found.network.blocks.len(), 2);
+        // Pods of other nodes are not the outside.
+        for range in ["10.244.0.0/24", "10.244.5.0/24", "fd00:0:0:1::/120"] {
+            assert!(found.network.not_outside.contains(&range.parse().unwrap()), "{range}");
+        }
+    }
+
+    #[test]
+    fn without_a_block_it_waits_for_one() {
+        let world = world(&[block("a", "10.244.0.0/24", "")]);
+        let problem = desired(&world, names::DEFAULT_NETWORK, "b").expect_err("there is no block");
+        assert_eq!(problem.reason, conditions::node_network::REASON_NO_ADDRESS);
+    }
 }

@@ -237,12 +237,7 @@ impl Core {
             }
         }
         if network.blocks_of(self.node()).next().is_none() {
-            return Err(Unready {
-                reason: conditions::node_network::REASON_NO_ADDRESS,
-                message: format!(
-                    "this node has no AddressBlock of Network {name} yet: it asked for one; see that the controller runs"
-                ),
-            });
+            return Err(compute::no_block(name));
         }
         let unchanged = self.networks().applied(name).is_some_and(|applied| *applied == network);
         if unchanged {

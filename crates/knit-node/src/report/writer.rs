@@ -78,7 +78,7 @@ pub async fn write_node(core: Core, objects: Objects) {
     let mut shown = core.shown();
     let mut last: Option<NodeNetworkStatus> = None;
     let mut available: Option<bool> = None;
-    let mut made = false;
+    let mut made: Option<Option<String>> = None;
     loop {
         shown.borrow_and_update();
         core.assess();
@@ -90,12 +90,17 @@ pub async fn write_node(core: Core, objects: Objects) {
         if last.as_ref() != Some(&status) {
             let key = Key::cluster(core.node());
             let object = NodeNetwork::new(core.node(), NodeNetworkSpec {});
-            made =
-                made || log(objects.write(&Write::apply(&object, names::AGENT_MANAGER)).await, "NodeNetwork");
+            let node = uid_of(&core);
+            if made.as_ref() != Some(&node) {
+                let write = owned(Write::apply(&object, names::AGENT_MANAGER), core.node(), node.as_deref());
+                made = log(objects.write(&write).await, "NodeNetwork").then_some(node);
+            }
             let write = Write::status::<NodeNetwork>(key, &status, names::AGENT_MANAGER);
-            if made && log(objects.write(&write).await, "the status of NodeNetwork") {
+            if made.is_some() && log(objects.write(&write).await, "the status of NodeNetwork") {
                 last = Some(status);
             } else {
+                // Somebody may have deleted it.
+                made = None;
                 complete = false;
             }
         }
@@ -132,7 +137,21 @@ pub async fn renew_lease(core: Core, objects: Objects) {
         turn.tick().await;
         let node = core.node();
         let write = Write::lease(LEASE_NAMESPACE, node, node, HOLDS, Timestamp::now(), names::AGENT_MANAGER);
+        let write = owned(write, node, uid_of(&core).as_deref());
         log(objects.write(&write).await, "the agent's Lease");
+    }
+}
+
+/// The uid of this Node, once its object has arrived.
+fn uid_of(core: &Core) -> Option<String> {
+    core.world().get().nodes.get(core.node()).and_then(|node| node.uid.clone())
+}
+
+/// What goes when the Node goes.
+fn owned(write: Write, node: &str, uid: Option<&str>) -> Write {
+    match uid {
+        Some(uid) => write.owned_by_node(node, uid),
+        None => write,
     }
 }
 

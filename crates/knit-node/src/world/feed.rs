@@ -222,7 +222,10 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
 fn node_view(node: &Node) -> NodeView {
     let addresses = node.status.as_ref().and_then(|s| s.addresses.as_ref()).into_iter().flatten();
     let internal = addresses.filter(|a| a.type_ == "InternalIP");
-    NodeView { addresses: internal.filter_map(|a| a.address.parse().ok()).collect() }
+    NodeView {
+        addresses: internal.filter_map(|a| a.address.parse().ok()).collect(),
+        uid: node.metadata.uid.clone(),
+    }
 }
 
 fn ranges(cidr: &ServiceCIDR) -> Vec<IpNet> {

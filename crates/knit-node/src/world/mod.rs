@@ -49,6 +49,9 @@ pub type Labels = BTreeMap<String, String>;
 pub struct NodeView {
     /// Its own addresses.
     pub addresses: Vec<IpAddr>,
+    /// Its uid, by which what belongs to it goes when it goes.
+    #[serde(default)]
+    pub uid: Option<String>,
 }
 
 /// What the agent needs to know of a pod of this node.

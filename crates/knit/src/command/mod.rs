@@ -2,9 +2,12 @@
 
 pub mod completions;
 pub mod conformance;
+pub mod controller;
 pub mod doctor;
 pub mod get;
+mod http;
 pub mod lab;
+mod log;
 pub mod man;
 pub mod node;
 mod objects;
@@ -21,6 +24,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Conformance(args) => conformance::run(args),
+        Command::Controller(args) => controller::run(*args),
         Command::Doctor(args) => doctor::run(*args),
         Command::Get(args) => get::run(&args),
         Command::Cni => Ok(knit_cni::shim::main()),

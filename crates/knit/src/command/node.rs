@@ -15,6 +15,8 @@ use knit_objects::{FolderOptions, Source};
 use knit_runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::log::LogArgs;
+
 /// Run the node agent: it gives the pods of this node their networks
 ///
 /// It reads Networks and what belongs to them from the Kubernetes API or from a folder of files, serves the CNI shim
@@ -66,8 +68,8 @@ pub struct Args {
     #[arg(long, env = "KNIT_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Serve /healthz, /readyz and /metrics here; nowhere if left out
-    #[arg(long, env = "KNIT_METRICS_ADDR", value_name = "ADDRESS:PORT")]
+    /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9469 or :9469; nowhere if left out
+    #[arg(long, env = "KNIT_METRICS_ADDR", value_name = "ADDRESS:PORT", value_parser = super::http::address)]
     metrics_addr: Option<SocketAddr>,
 
     /// Where the container runtime mounts the network namespaces of pods
@@ -82,13 +84,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as knit_node=debug
-    #[arg(long, env = "KNIT_LOG", value_name = "FILTER", default_value = "info")]
-    log: String,
-
-    /// Log as JSON, one object per line
-    #[arg(long, env = "KNIT_LOG_JSON")]
-    log_json: bool,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 /// Who serves Services on this node.
@@ -108,7 +105,7 @@ enum Services {
 const STOP: Duration = Duration::from_secs(20);
 
 pub fn run(args: Args) -> Result<ExitCode> {
-    start_log(&args)?;
+    args.log.start()?;
     // The work is short and mostly the kernel's: two threads keep memory small.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -178,12 +175,4 @@ fn service_proxy(who: Services, node: &str, namespace: &NetNs) -> Result<Option<
         namespace.try_clone().context("this process's network namespace cannot be opened again")?;
     let config = knit_services::Config { node: node.to_owned(), namespace, mode };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
-}
-
-fn start_log(args: &Args) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&args.log)
-        .with_context(|| format!("--log {:?} is no filter: write a level such as info", args.log))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = if args.log_json { log.json().try_init() } else { log.try_init() };
-    started.map_err(|error| anyhow::anyhow!("the log does not start: {error}"))
 }

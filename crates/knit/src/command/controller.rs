@@ -1,0 +1,235 @@
+//! `knit controller`: what only one place in the cluster can decide.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use ipnet::IpNet;
+use knit_api::Subnet;
+use knit_controller::{Config, Controller, ControllerState};
+use knit_objects::{Objects, Source};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::http::{self, Answer};
+use super::log::LogArgs;
+
+/// Run the controller: it numbers Networks, gives nodes their addresses, and says how Networks are
+///
+/// Several may run at once: one of them leads, and another takes over when it goes. At its first start it makes the
+/// NetworkClass knit and the Network default, if they are missing.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  # In a pod of the cluster, as the manifests start it
+  knit controller --identity $(POD_NAME) --metrics-addr :9470
+
+  # A cluster whose Nodes have no podCIDRs: the default Network gets these subnets
+  knit controller --default-subnets 10.244.0.0/16,fd44::/48
+
+  # From elsewhere, with a kubeconfig
+  knit controller --kubeconfig ~/.kube/config --identity by-hand")]
+pub struct Args {
+    /// The cluster of this kubeconfig; the usual one, or that of this pod, if left out
+    #[arg(long, env = "KNIT_KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// An API server that asks for no credentials, such as the lab's
+    #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
+    api_url: Option<String>,
+
+    /// The namespace of the agents' Leases and of its own
+    #[arg(long, env = "KNIT_NAMESPACE", value_name = "NAME", default_value = "knit-system")]
+    namespace: String,
+
+    /// Who this one is among several: its pod's name [default: the host name and the process's id]
+    #[arg(long, env = "KNIT_IDENTITY", value_name = "NAME")]
+    identity: Option<String>,
+
+    /// Subnets of the Network default when it is made here and Nodes have no podCIDRs: one per family
+    #[arg(long, env = "KNIT_DEFAULT_SUBNETS", value_name = "CIDR,...", value_delimiter = ',', value_parser = range)]
+    default_subnets: Vec<IpNet>,
+
+    /// Do not make the Network default and the NetworkClass knit
+    #[arg(long, env = "KNIT_NO_DEFAULTS")]
+    no_defaults: bool,
+
+    /// Seconds after a Node is gone until its addresses may go to another
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    node_gone_grace: u64,
+
+    /// Seconds that a leader which has gone silent is waited for
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=300))]
+    lease_duration: u64,
+
+    /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9470 or :9470; nowhere if left out
+    #[arg(long, env = "KNIT_METRICS_ADDR", value_name = "ADDRESS:PORT", value_parser = super::http::address)]
+    metrics_addr: Option<SocketAddr>,
+
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// How long a Node may be there before it counts as one that gets no podCIDRs.
+const POD_CIDR_WAIT: Duration = Duration::from_secs(20);
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    args.log.start()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the async runtime does not start")?;
+    runtime.block_on(serve(args))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(args: Args) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be listened for")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be listened for")?;
+    let config = config(&args);
+    let source = if let Some(url) = args.api_url {
+        Source::Url(url)
+    } else if let Some(path) = args.kubeconfig {
+        Source::Kubeconfig { path, context: None }
+    } else {
+        Source::Infer
+    };
+    let listener = match args.metrics_addr {
+        Some(address) => Some(http::listen(address).await?),
+        None => None,
+    };
+    let objects = Objects::open(source).await.context("the controller cannot reach a cluster")?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        identity = config.identity,
+        namespace = config.namespace,
+        objects = %objects.origin(),
+        "starting"
+    );
+    let controller = Controller::new(objects, config)?;
+    if let Some(listener) = listener {
+        let answer = answers(controller.state());
+        tokio::spawn(http::serve(listener, answer));
+    }
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+    };
+    controller.run(shutdown).await;
+    Ok(())
+}
+
+fn config(args: &Args) -> Config {
+    let identity = args.identity.clone().unwrap_or_else(own_name);
+    let lease_duration = Duration::from_secs(args.lease_duration);
+    let subnet = |cidr: &IpNet| Subnet { cidr: cidr.trunc().to_string(), ..Subnet::default() };
+    Config {
+        namespace: args.namespace.clone(),
+        lease_duration,
+        renew_every: lease_duration / 5,
+        make_defaults: !args.no_defaults,
+        default_subnets: args.default_subnets.iter().map(subnet).collect(),
+        pod_cidr_wait: POD_CIDR_WAIT,
+        node_gone_grace: Duration::from_secs(args.node_gone_grace),
+        ..Config::new(identity)
+    }
+}
+
+fn own_name() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}-{}", std::process::id())
+}
+
+fn range(text: &str) -> Result<IpNet, String> {
+    text.parse().map_err(|_| format!("{text:?} is no address range: write one such as 10.244.0.0/16"))
+}
+
+/// What the controller says of itself over HTTP.
+fn answers(state: watch::Receiver<ControllerState>) -> impl Fn(&str) -> Answer + Send + Sync + 'static {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Numbers(state.clone())));
+    let registry = Arc::new(registry);
+    move |path| match path {
+        "/healthz" => Answer::ok("ok\n"),
+        "/readyz" => ready(&state.borrow()),
+        "/metrics" => {
+            let mut text = String::new();
+            match prometheus_client::encoding::text::encode(&mut text, &registry) {
+                Ok(()) => Answer::metrics(text),
+                Err(error) => Answer::unavailable(format!("{error}\n")),
+            }
+        }
+        _ => Answer::not_found("there are /healthz, /readyz and /metrics\n"),
+    }
+}
+
+fn ready(state: &ControllerState) -> Answer {
+    if !state.in_touch {
+        return Answer::unavailable("the API server does not answer\n");
+    }
+    let doing = if state.leading { "leading" } else { "standing by" };
+    match &state.last_error {
+        Some(error) => Answer::ok(format!("ok, {doing}; the last write failed: {error}\n")),
+        None => Answer::ok(format!("ok, {doing}\n")),
+    }
+}
+
+/// The controller's state, as numbers.
+#[derive(Debug)]
+struct Numbers(watch::Receiver<ControllerState>);
+
+impl Collector for Numbers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let state = self.0.borrow().clone();
+        for (name, help, value) in [
+            ("knit_controller_leading", "1 if this controller acts, 0 if it stands by", state.leading),
+            ("knit_controller_in_touch", "1 if the API server answers", state.in_touch),
+            ("knit_controller_settled", "1 if the last pass found nothing to do", state.settled),
+        ] {
+            let gauge = ConstGauge::new(i64::from(value));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        for (name, help, value) in [
+            ("knit_controller_passes", "How often it has looked at the cluster", state.passes),
+            ("knit_controller_writes", "Writes that succeeded", state.written),
+            ("knit_controller_failed_writes", "Writes that failed", state.failed),
+        ] {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_and_numbers_follow_the_state() {
+        let (state, watched) = watch::channel(ControllerState::default());
+        let answer = answers(watched);
+        assert_eq!(answer("/readyz").body(), "the API server does not answer\n");
+        state.send_modify(|state| {
+            (state.leading, state.in_touch, state.passes, state.written) = (true, true, 3, 5);
+        });
+        assert_eq!(answer("/readyz").body(), "ok, leading\n");
+        let metrics = answer("/metrics");
+        for line in
+            ["knit_controller_leading 1", "knit_controller_passes_total 3", "knit_controller_writes_total 5"]
+        {
+            assert!(metrics.body().lines().any(|l| l == line), "{line} in:\n{}", metrics.body());
+        }
+        assert!(!answer("/").is_ok());
+    }
+}
