@@ -286,6 +286,26 @@ impl NetNs {
         }
     }
 
+    /// Takes back what [`share_directory`](Self::share_directory) did: unmounts the directory and removes it, empty as
+    /// it must be. Nothing there is fine.
+    pub fn unshare_directory(directory: impl AsRef<Path>) -> Result<()> {
+        let path = directory.as_ref();
+        loop {
+            match unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::INVAL) => break,
+                Err(rustix::io::Errno::NOENT) => return Ok(()),
+                Err(source) => return Err(refused("unmount", path.display(), source)),
+            }
+        }
+        match std::fs::remove_dir(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(refused("remove the directory of", path.display(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Which namespace it is.
     pub fn id(&self) -> NsId {
         self.id

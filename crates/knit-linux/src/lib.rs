@@ -18,6 +18,7 @@ mod inspect;
 mod layer2;
 mod layer3;
 mod mark;
+mod purge;
 mod remove;
 mod router;
 mod rules;
@@ -30,6 +31,7 @@ mod uplink;
 mod wanted;
 
 pub use config::Config;
+pub use purge::{Purged, purge};
 pub use rules::STEERED;
 pub use runtime::LinuxRuntime;
 pub use uplink::{ranges as uplink_ranges, router_uplink};

@@ -28,6 +28,8 @@ pub enum Command {
     /// Be the CNI shim, as a container runtime runs it
     #[command(hide = true)]
     Cni,
+    /// Put the CNI shim and its configuration where the container runtime looks for them
+    Install(Box<command::install::Args>),
     /// Run a whole cluster on this machine: nodes, pods and an API, with nothing installed and no root
     Lab(Box<command::lab::Args>),
     /// Write the manual pages
@@ -36,4 +38,6 @@ pub enum Command {
     Node(Box<command::node::Args>),
     /// Make this node's Services work: a drop-in for kube-proxy
     Proxy(Box<command::proxy::Args>),
+    /// Take Knit away from this node, or what is left of it from a cluster
+    Uninstall(Box<command::uninstall::Args>),
 }

@@ -8,14 +8,24 @@ mod command;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 fn main() -> ExitCode {
-    match command::run(cli::Cli::parse().command) {
+    match command::run(parse().command) {
         Ok(code) => code,
         Err(error) => {
             knit_output::error(error.as_ref());
             ExitCode::FAILURE
         }
     }
+}
+
+/// Reads the command line. As `kubectl-knit`, this is `kubectl knit`, and its help says so.
+fn parse() -> cli::Cli {
+    let program = std::env::args_os().next().map(std::path::PathBuf::from).unwrap_or_default();
+    let mut command = cli::Cli::command();
+    if program.file_stem().is_some_and(|name| name == "kubectl-knit") {
+        command = command.bin_name("kubectl knit");
+    }
+    cli::Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
 }

@@ -6,12 +6,14 @@ pub mod controller;
 pub mod doctor;
 pub mod get;
 mod http;
+pub mod install;
 pub mod lab;
 mod log;
 pub mod man;
 pub mod node;
 mod objects;
 pub mod proxy;
+pub mod uninstall;
 
 use std::process::ExitCode;
 
@@ -27,10 +29,12 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Controller(args) => controller::run(*args),
         Command::Doctor(args) => doctor::run(*args),
         Command::Get(args) => get::run(&args),
+        Command::Install(args) => install::run(&args),
         Command::Cni => Ok(knit_cni::shim::main()),
         Command::Lab(args) => lab::run(*args),
         Command::Man(args) => man::run(&args),
         Command::Node(args) => node::run(*args),
         Command::Proxy(args) => proxy::run(*args),
+        Command::Uninstall(args) => uninstall::run(&args),
     }
 }

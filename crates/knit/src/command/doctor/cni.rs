@@ -30,7 +30,7 @@ fn configuration(node: &mut Node) {
     };
     files.sort();
     let Some(first) = files.first() else {
-        let advice = "install Knit's configuration (10-knit.conflist); until then the node stays NotReady";
+        let advice = "install Knit's configuration (knit install); until then the node stays NotReady";
         return node.wrong(check, format!("there is no configuration in {shown}"), advice);
     };
     let read = std::fs::read(first).map_err(|e| e.to_string());

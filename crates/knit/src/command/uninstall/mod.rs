@@ -1,0 +1,187 @@
+//! `knit uninstall`: takes away what `knit install` and the agent put on a node, and what would keep a cluster from
+//! forgetting Knit.
+
+mod cluster;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use knit_kernel::netns::NetNs;
+use knit_ledger::{Ledger, LedgerError, SandboxRecord};
+use knit_output::{Note, note};
+
+use super::install::{ASIDE, Places};
+use super::objects::From;
+
+/// Take Knit away from this node, or what is left of it from a cluster
+///
+/// Without --purge only the CNI configuration and the shim go: new pods get no network from Knit any more, and those
+/// that run keep theirs.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  # On a node: the configuration and the shim go
+  knit uninstall
+
+  # On a node, after the agent was stopped: everything that it ever made goes, too
+  knit uninstall --purge
+
+  # Anywhere kubectl works, after agents and controller are gone: finalizers and taints, so that nothing hangs
+  knit uninstall --cluster")]
+pub struct Args {
+    #[command(flatten)]
+    places: Places,
+
+    /// Take everything else away that the agent made on this node: interfaces, routes, rules, namespaces, files.
+    /// Pods that run lose their network
+    #[arg(long)]
+    purge: bool,
+
+    /// The agent's run-time directory
+    #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
+    run_dir: PathBuf,
+
+    /// The agent's directory for what outlives a reboot
+    #[arg(long, env = "KNIT_STATE_DIR", value_name = "DIR", default_value = "/var/lib/knit")]
+    state_dir: PathBuf,
+
+    /// Clean up in the cluster in place of a node: finalizers of Knit's objects, taints of Nodes
+    #[arg(long, conflicts_with = "purge")]
+    cluster: bool,
+
+    #[command(flatten)]
+    from: From,
+
+    /// Do not end when all is done, but wait to be told to: for the pods of a DaemonSet
+    #[arg(long)]
+    stay: bool,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.cluster {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(cluster::clean(&args.from))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // No new pods first; then what was made for those that were there.
+    files(&args.places)?;
+    if args.purge {
+        purge(&args.run_dir, &args.state_dir)?;
+    }
+    if args.stay {
+        note(Note::Info, "done; waiting for the end");
+        wait()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes configuration and shim away, and gives others the names back that `knit install --set-aside` took.
+pub fn files(places: &Places) -> Result<()> {
+    for path in [places.configuration(), places.shim()] {
+        if remove_file(&path)? {
+            note(Note::Info, format!("{} is removed", path.display()));
+        }
+    }
+    let entries = match fs::read_dir(&places.conf_dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => {
+            return Err(error).with_context(|| format!("{} cannot be read", places.conf_dir.display()));
+        }
+    };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|end| end == ASIDE) {
+            let back = path.with_extension("");
+            // What was installed under that name since then is newer.
+            if back.exists() {
+                remove_file(&path)?;
+                continue;
+            }
+            fs::rename(&path, &back).with_context(|| format!("{} cannot be renamed", path.display()))?;
+            note(Note::Info, format!("{} is back", back.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Takes everything away that an agent made here. Refuses while one runs.
+fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
+    let ledger = run_dir.join("ledger");
+    let lock = if run_dir.exists() {
+        match Ledger::<SandboxRecord>::open(&ledger) {
+            Ok(opened) => Some(opened.ledger),
+            Err(LedgerError::Locked { holder, .. }) => {
+                let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
+                bail!(
+                    "a node agent runs here{who}: stop it first, in a cluster by deleting the DaemonSet knit-node"
+                );
+            }
+            // It is about to be deleted: what is in it does not matter.
+            Err(error) => {
+                note(Note::Warning, format!("{error}; it goes all the same"));
+                None
+            }
+        }
+    } else {
+        None
+    };
+    let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let purged = knit_linux::purge(&namespace, &run_dir.join("netns"))
+        .context("not everything could be taken away; run it as root, or once more")?;
+    drop(lock);
+    note(Note::Info, if purged.is_empty() { "the kernel has nothing of Knit".into() } else { format!("removed {purged}") });
+    for folder in [run_dir, state_dir] {
+        clear(folder)?;
+    }
+    Ok(())
+}
+
+/// Removes a folder with all that is in it. One that is mounted here, as in a container, stays and is emptied.
+fn clear(folder: &Path) -> Result<()> {
+    let failed = |path: &Path| format!("{} cannot be removed", path.display());
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| failed(folder)),
+    };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_folder = path.symlink_metadata().is_ok_and(|m| m.is_dir());
+        let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(|| failed(&path)),
+            _ => {}
+        }
+    }
+    match fs::remove_dir(folder) {
+        Ok(()) => note(Note::Info, format!("{} is removed", folder.display())),
+        Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::NotFound) => {
+            note(Note::Info, format!("{} is emptied", folder.display()));
+        }
+        Err(error) => return Err(error).with_context(|| failed(folder)),
+    }
+    Ok(())
+}
+
+fn remove_file(path: &Path) -> Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("{} cannot be removed", path.display())),
+    }
+}
+
+fn wait() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    })
+}
