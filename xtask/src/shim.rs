@@ -21,6 +21,16 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Builds it, and copies it to `out`; where cargo put it, and its size.
 pub fn build(out: Option<&Path>) -> Result<(PathBuf, u64)> {
+    let file = build_static("knit-cni", "shim")?;
+    let size = std::fs::metadata(&file).context("the shim's size")?.len();
+    if let Some(out) = out {
+        std::fs::copy(&file, out).with_context(|| format!("cannot copy the shim to {}", out.display()))?;
+    }
+    Ok((file, size))
+}
+
+/// Builds the program of a package as one static file, which needs nothing of the system that it runs on; where it is.
+pub fn build_static(package: &str, profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(&rustc).arg("-vV").output().context("cannot run rustc")?;
@@ -31,22 +41,19 @@ pub fn build(out: Option<&Path>) -> Result<(PathBuf, u64)> {
     // A target by name, so that the flags are not applied to build scripts and macros. Static code at a fixed address
     // starts without a loader and without relocations.
     let status = Command::new(cargo)
-        .args(["build", "-p", "knit-cni", "--bin", "knit-cni", "--profile", "shim", "--target", target])
+        .args(["build", "-p", package, "--bin", package, "--profile", profile, "--target", target])
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static")
         .status()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "the shim was not built");
+    ensure!(status.success(), "{package} was not built");
+    let file = target_dir().join(target).join(profile).join(package);
+    file.canonicalize().with_context(|| {
+        format!("cargo built no {}: is another target directory configured?", file.display())
+    })
+}
+
+/// Where cargo builds.
+pub fn target_dir() -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target_dir = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let file = target_dir.join(target).join("shim").join("knit-cni");
-    let size = std::fs::metadata(&file)
-        .with_context(|| {
-            format!("cargo built no {}: is another target directory configured?", file.display())
-        })?
-        .len();
-    let file = file.canonicalize().context("the shim's path")?;
-    if let Some(out) = out {
-        std::fs::copy(&file, out).with_context(|| format!("cannot copy the shim to {}", out.display()))?;
-    }
-    Ok((file, size))
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }

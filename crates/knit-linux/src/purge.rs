@@ -58,8 +58,7 @@ pub fn purge(namespace: &NetNs, router_directory: &Path) -> Result<Purged> {
     }
     let filter = NeighbourFilter { protocol: ours, ..NeighbourFilter::default() };
     for neighbour in handle.neighbours(&filter).map_err(internal("list neighbours"))? {
-        purged.neighbours +=
-            usize::from(handle.remove(neighbour).map_err(internal("delete a neighbour"))?);
+        purged.neighbours += usize::from(handle.remove(neighbour).map_err(internal("delete a neighbour"))?);
     }
     purged.tables = tables(namespace)?;
     for (name, _) in NetNs::list(router_directory).map_err(internal("list routers"))? {

@@ -146,8 +146,8 @@ fn config(args: &Args) -> Config {
 }
 
 fn own_name() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{host}-{}", std::process::id())
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}", host.trim(), std::process::id())
 }
 
 fn range(text: &str) -> Result<IpNet, String> {

@@ -88,7 +88,9 @@ async fn taints(objects: &Objects) -> Result<()> {
 async fn written(objects: &Objects, write: &Write) -> Result<()> {
     match objects.write(write).await {
         Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
-        Err(error @ Error::Conflict { .. }) => Err(error).context("an object changed meanwhile: run it once more"),
+        Err(error @ Error::Conflict { .. }) => {
+            Err(error).context("an object changed meanwhile: run it once more")
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -131,7 +131,10 @@ fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
     let purged = knit_linux::purge(&namespace, &run_dir.join("netns"))
         .context("not everything could be taken away; run it as root, or once more")?;
     drop(lock);
-    note(Note::Info, if purged.is_empty() { "the kernel has nothing of Knit".into() } else { format!("removed {purged}") });
+    note(
+        Note::Info,
+        if purged.is_empty() { "the kernel has nothing of Knit".into() } else { format!("removed {purged}") },
+    );
     for folder in [run_dir, state_dir] {
         clear(folder)?;
     }
@@ -150,7 +153,9 @@ fn clear(folder: &Path) -> Result<()> {
         let is_folder = path.symlink_metadata().is_ok_and(|m| m.is_dir());
         let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         match removed {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(|| failed(&path)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| failed(&path));
+            }
             _ => {}
         }
     }

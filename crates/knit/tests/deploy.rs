@@ -1,0 +1,289 @@
+//! The manifests in deploy/ against the code: they can be read, they carry this version, their commands exist, and their
+//! roles allow what the parts do and nothing beyond. With kubectl at hand, what the overlays come to.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
+}
+
+/// All documents of a YAML text.
+fn documents(text: &str, place: &str) -> Vec<Value> {
+    let mut documents = vec![String::new()];
+    for line in text.lines() {
+        if line == "---" {
+            documents.push(String::new());
+        } else {
+            let last = documents.last_mut().expect("there is one");
+            last.push_str(line);
+            last.push('\n');
+        }
+    }
+    documents
+        .iter()
+        .map(|text| serde_saphyr::from_str::<Value>(text).unwrap_or_else(|e| panic!("{place}: {e}")))
+        .filter(|value| !value.is_null())
+        .collect()
+}
+
+/// Every object of every file.
+fn objects() -> Vec<(String, Value)> {
+    fn walk(folder: &Path, found: &mut Vec<(String, Value)>) {
+        let entries = std::fs::read_dir(folder).expect("a folder");
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+        paths.sort();
+        for path in paths {
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|e| e == "yaml") {
+                let place = path.display().to_string();
+                let text = std::fs::read_to_string(&path).expect("a file");
+                found.extend(documents(&text, &place).into_iter().map(|d| (place.clone(), d)));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&deploy(), &mut found);
+    found
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn is_kustomize(object: &Value) -> bool {
+    text(object, "/apiVersion").starts_with("kustomize.config.k8s.io/")
+}
+
+fn containers(object: &Value) -> Vec<&Value> {
+    let list = |name: &str| object.pointer(&format!("/spec/template/spec/{name}")).and_then(Value::as_array);
+    ["initContainers", "containers"].iter().filter_map(|name| list(name)).flatten().collect()
+}
+
+#[test]
+fn every_object_can_be_read_and_has_a_name() {
+    let objects = objects();
+    assert!(objects.len() > 20, "{}", objects.len());
+    for (place, object) in &objects {
+        assert!(!text(object, "/apiVersion").is_empty() && !text(object, "/kind").is_empty(), "{place}");
+        assert!(is_kustomize(object) || !text(object, "/metadata/name").is_empty(), "{place}");
+    }
+}
+
+#[test]
+fn version_and_image_are_those_of_this_build() {
+    let path = deploy().join("components/version/kustomization.yaml");
+    let component = &documents(&std::fs::read_to_string(path).expect("a file"), "the component")[0];
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(text(component, "/labels/0/pairs/app.kubernetes.io~1version"), version);
+    assert_eq!(text(component, "/images/0/newTag"), version);
+    assert_eq!(text(component, "/images/0/newName"), "knit.dev/knit");
+}
+
+#[test]
+fn every_container_runs_a_command_that_exists() {
+    let mut seen = BTreeSet::new();
+    let overlays: Vec<Value> = objects()
+        .into_iter()
+        .flat_map(|(place, object)| {
+            let patched = object.pointer("/patches").and_then(Value::as_array).cloned().unwrap_or_default();
+            let patched = patched.iter().flat_map(|patch| {
+                let patch: Value =
+                    serde_saphyr::from_str(text(patch, "/patch")).unwrap_or_else(|e| panic!("{place}: {e}"));
+                let operations = patch.as_array().cloned().unwrap_or_default();
+                operations
+                    .into_iter()
+                    .filter(|o| text(o, "/path").ends_with("/args"))
+                    .map(|o| o["value"].clone())
+            });
+            let own: Vec<Value> = containers(&object)
+                .into_iter()
+                .map(|container| {
+                    assert_eq!(text(container, "/image"), "knit", "{place}");
+                    container["args"].clone()
+                })
+                .collect();
+            own.into_iter().chain(patched).collect::<Vec<_>>()
+        })
+        .collect();
+    for args in &overlays {
+        let args: Vec<&str> =
+            args.as_array().expect("arguments").iter().map(|a| a.as_str().expect("text")).collect();
+        seen.insert(args[0].to_owned());
+        // Help is printed only once everything before it was understood.
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_knit")).args(&args).arg("--help").output().expect("knit runs");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && error.is_empty(), "knit {}: {error}", args.join(" "));
+    }
+    assert_eq!(Vec::from_iter(seen), ["controller", "install", "node", "proxy", "uninstall"]);
+}
+
+/// `group resource verb`, of everything that roles with this name allow.
+fn allowed(role: &str) -> BTreeSet<String> {
+    let mut allowed = BTreeSet::new();
+    for (_, object) in objects() {
+        if !matches!(text(&object, "/kind"), "Role" | "ClusterRole")
+            || text(&object, "/metadata/name") != role
+        {
+            continue;
+        }
+        let strings = |value: &Value| -> Vec<String> {
+            let list = value.as_array().cloned().unwrap_or_default();
+            list.iter().map(|v| v.as_str().expect("text").to_owned()).collect()
+        };
+        for rule in object["rules"].as_array().expect("rules") {
+            for group in strings(&rule["apiGroups"]) {
+                for resource in strings(&rule["resources"]) {
+                    for verb in strings(&rule["verbs"]) {
+                        allowed.insert(format!("{group} {resource} {verb}").trim().to_owned());
+                    }
+                }
+            }
+        }
+    }
+    allowed
+}
+
+fn expected(lines: &[(&str, &[&str], &[&str])]) -> BTreeSet<String> {
+    let mut expected = BTreeSet::new();
+    for (group, resources, verbs) in lines {
+        for resource in *resources {
+            for verb in *verbs {
+                expected.insert(format!("{group} {resource} {verb}").trim().to_owned());
+            }
+        }
+    }
+    expected
+}
+
+#[test]
+fn roles_allow_what_the_parts_do_and_nothing_else() {
+    const READ: &[&str] = &["list", "watch"];
+    let agent = expected(&[
+        ("knit.dev", &["networks", "networkclasses", "addressblocks", "networkattachments"], READ),
+        ("", &["namespaces", "nodes", "pods", "services"], READ),
+        ("networking.k8s.io", &["servicecidrs", "networkpolicies"], READ),
+        ("discovery.k8s.io", &["endpointslices"], READ),
+        // Server-side apply makes what is missing.
+        ("knit.dev", &["nodenetworks", "networkattachments"], &["create", "patch"]),
+        ("knit.dev", &["nodenetworks/status", "networkattachments/status"], &["patch"]),
+        ("knit.dev", &["networkattachments"], &["delete"]),
+        ("", &["nodes/status"], &["patch"]),
+        ("", &["events"], &["create"]),
+        ("coordination.k8s.io", &["leases"], &["create", "patch"]),
+    ]);
+    let controller = expected(&[
+        ("knit.dev", &["networkclasses", "networks"], &["get", "list", "watch", "create", "patch"]),
+        ("knit.dev", &["networkclasses/status", "networks/status"], &["patch"]),
+        ("knit.dev", &["addressblocks"], &["list", "watch", "create", "delete"]),
+        ("knit.dev", &["nodenetworks", "networkattachments"], READ),
+        ("", &["namespaces"], READ),
+        ("", &["nodes"], &["list", "watch", "patch"]),
+        ("networking.k8s.io", &["servicecidrs"], READ),
+        ("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"]),
+        ("events.k8s.io", &["events"], &["create", "patch"]),
+    ]);
+    let proxy = expected(&[
+        ("", &["services", "nodes"], READ),
+        ("discovery.k8s.io", &["endpointslices"], READ),
+        ("networking.k8s.io", &["servicecidrs"], READ),
+        ("events.k8s.io", &["events"], &["create", "patch"]),
+    ]);
+    let uninstall = expected(&[
+        ("knit.dev", &["networks", "networkattachments"], &["list", "patch"]),
+        ("", &["nodes"], &["list", "patch"]),
+        ("coordination.k8s.io", &["leases"], &["get"]),
+    ]);
+    for (role, expected) in [
+        ("knit-node", agent),
+        ("knit-controller", controller),
+        ("knit-proxy", proxy),
+        ("knit-uninstall", uninstall),
+    ] {
+        assert_eq!(allowed(role), expected, "{role}");
+    }
+}
+
+#[test]
+fn the_agents_container_sees_neither_of_the_runtimes_folders() {
+    let objects = objects();
+    let (_, daemon_set) = objects
+        .iter()
+        .find(|(_, o)| text(o, "/kind") == "DaemonSet" && text(o, "/metadata/name") == "knit-node")
+        .expect("the agent");
+    let mounts = |container: &Value| -> Vec<String> {
+        let mounts = container["volumeMounts"].as_array().expect("mounts");
+        mounts.iter().map(|m| text(m, "/mountPath").to_owned()).collect()
+    };
+    assert_eq!(
+        mounts(&daemon_set["spec"]["template"]["spec"]["initContainers"][0]),
+        ["/opt/cni/bin", "/etc/cni/net.d"]
+    );
+    assert_eq!(
+        mounts(&daemon_set["spec"]["template"]["spec"]["containers"][0]),
+        ["/run/knit", "/var/lib/knit", "/run/netns"]
+    );
+}
+
+#[test]
+fn overlays_are_complete() {
+    let kubectl = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
+    if Command::new(&kubectl).args(["version", "--client"]).output().is_err() {
+        println!("skipped: there is no kubectl here; name one with KUBECTL");
+        return;
+    }
+    for (overlay, expected) in [
+        (
+            "overlays/full",
+            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 5, DaemonSet 1, \
+            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 1, \
+            ValidatingAdmissionPolicyBinding 1",
+        ),
+        (
+            "overlays/cni",
+            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 5, DaemonSet 1, \
+            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 1, \
+            ValidatingAdmissionPolicyBinding 1",
+        ),
+        (
+            "overlays/proxy",
+            "ClusterRole 1, ClusterRoleBinding 1, ConfigMap 1, DaemonSet 1, Namespace 1, ServiceAccount 1",
+        ),
+        (
+            "uninstall",
+            "ClusterRole 1, ClusterRoleBinding 1, DaemonSet 1, Job 1, Role 1, RoleBinding 1, ServiceAccount 1",
+        ),
+    ] {
+        let output = Command::new(&kubectl)
+            .arg("kustomize")
+            .arg(deploy().join(overlay))
+            .output()
+            .expect("kubectl runs");
+        assert!(output.status.success(), "{overlay}: {}", String::from_utf8_lossy(&output.stderr));
+        let objects = documents(&String::from_utf8(output.stdout).expect("text"), overlay);
+        let mut kinds = std::collections::BTreeMap::<&str, usize>::new();
+        for object in &objects {
+            *kinds.entry(text(object, "/kind")).or_default() += 1;
+            let name = format!("{overlay}: {} {}", text(object, "/kind"), text(object, "/metadata/name"));
+            let version = env!("CARGO_PKG_VERSION");
+            assert_eq!(text(object, "/metadata/labels/app.kubernetes.io~1version"), version, "{name}");
+            for container in containers(object) {
+                assert_eq!(text(container, "/image"), format!("knit.dev/knit:{version}"), "{name}");
+                let label = text(object, "/spec/template/metadata/labels/app.kubernetes.io~1version");
+                assert_eq!(label, version, "{name}");
+            }
+            // A version in a selector could never change.
+            assert!(
+                object.pointer("/spec/selector/matchLabels/app.kubernetes.io~1version").is_none(),
+                "{name}"
+            );
+        }
+        let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
+        assert_eq!(kinds.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "), "{overlay}");
+    }
+}

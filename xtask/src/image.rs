@@ -1,0 +1,81 @@
+//! `cargo xtask image`: Knit's own image, with everything in it and nothing else, made without a container engine.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::oci::{Entry, Image};
+use crate::shim;
+
+/// Builds Knit's image.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The file to write [default: target/image/knit.tar]
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Names of the image, where it should not be called as deploy/ calls it
+    #[arg(long, value_name = "NAME:TAG")]
+    name: Vec<String>,
+    /// Optimise all the way, as for a release: takes several times as long
+    #[arg(long)]
+    release: bool,
+}
+
+/// What deploy/ calls the image.
+pub const NAME: &str = concat!("knit.dev/knit:", env!("CARGO_PKG_VERSION"));
+
+pub fn run(args: &Args) -> Result<()> {
+    let default = shim::target_dir().join("image/knit.tar");
+    let out = args.out.as_deref().unwrap_or(&default);
+    let names: Vec<&str> =
+        if args.name.is_empty() { vec![NAME] } else { args.name.iter().map(String::as_str).collect() };
+    let size = build(out, &names, args.release)?;
+    knit_output::print(&format!("{} ({} MiB): {}\n", out.display(), size >> 20, names.join(", ")))?;
+    Ok(())
+}
+
+/// Builds program and shim, static both, and writes the image to `out`; its size.
+pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
+    let profile = if release { "release" } else { "image" };
+    let program = shim::build_static("knit", profile)?;
+    let shim = shim::build_static("knit-cni", "shim")?;
+    if let Some(folder) = out.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    image(program, shim).write(out, names)?;
+    Ok(std::fs::metadata(out)?.len())
+}
+
+fn image(program: PathBuf, shim: PathBuf) -> Image {
+    let folder = |path: &str, mode| Entry::Folder { path: path.into(), mode };
+    let label = |name: &str, value: &str| (format!("org.opencontainers.image.{name}"), value.to_owned());
+    Image {
+        entrypoint: vec!["/usr/bin/knit".into()],
+        cmd: vec!["--help".into()],
+        env: vec!["PATH=/usr/bin".into()],
+        labels: vec![
+            label("title", "knit"),
+            label("description", "Kubernetes networking: node agent, controller, service proxy, CNI shim"),
+            label("version", env!("CARGO_PKG_VERSION")),
+            label("licenses", env!("CARGO_PKG_LICENSE")),
+        ],
+        entries: vec![
+            folder("/etc", 0o755),
+            Entry::Text {
+                path: "/etc/passwd".into(),
+                content: "root:x:0:0:root:/:/sbin/nologin\nknit:x:65532:65532:knit:/:/sbin/nologin\n".into(),
+            },
+            Entry::Text { path: "/etc/group".into(), content: "root:x:0:\nknit:x:65532:\n".into() },
+            folder("/run", 0o755),
+            folder("/tmp", 0o1777),
+            folder("/usr", 0o755),
+            folder("/usr/bin", 0o755),
+            Entry::File { path: "/usr/bin/knit".into(), from: program },
+            Entry::File { path: "/usr/bin/knit-cni".into(), from: shim },
+            Entry::Link { path: "/usr/bin/kubectl-knit".into(), target: "knit".into() },
+            folder("/var", 0o755),
+            // Container runtimes name namespaces of pods by either path.
+            Entry::Link { path: "/var/run".into(), target: "../run".into() },
+        ],
+    }
+}
