@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::components::Group;
 use super::paths::Cache;
 use super::{build, certs, images};
 use crate::oci::{Entry, Image};
@@ -28,11 +29,13 @@ const ROOT_NAMES: [&str; 4] = [
 const NGINX: &str = "registry.k8s.io/e2e-test-images/nginx:1.27.0-2";
 const REGRESSION: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.5";
 
-/// Makes what is missing, and returns the files.
+/// Makes what is missing, the programs in them too, and returns the files.
 pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
     let folder = cache.images();
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    // First, because it says at once when something is not installed.
     let root = root(cache)?;
+    build::build(cache, &[Group::Core, Group::E2e])?;
     let agnhost = build::program(cache, "agnhost")?;
     let tools = folder.join(format!("e2e-{SUITE}.tar"));
     if !tools.is_file() {

@@ -8,9 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::kube::bed::Bed;
-use crate::kube::components::Group;
 use crate::kube::paths::Cache;
-use crate::kube::{Cni, Options, build, e2e_images, knit};
+use crate::kube::{Cni, Options, e2e_images, knit};
 
 /// A named selection of upstream specs.
 struct Selection {
@@ -80,9 +79,7 @@ pub fn is_selection(name: &str) -> bool {
 pub fn run(name: &str, args: &Upstream, here: bool, keep: bool) -> Result<()> {
     let selection = SELECTIONS.iter().find(|selection| selection.name == name);
     let selection = selection.with_context(|| format!("no selection of upstream specs is called {name}"))?;
-    let cache = Cache::find()?;
-    build::build(&cache, &[Group::Core, Group::E2e])?;
-    let images = e2e_images::make(&cache)?;
+    let images = e2e_images::make(&Cache::find()?)?;
     let bed = if here { Bed::open()? } else { make_bed(args)? };
     for image in &images {
         bed.load_image(image)?;
