@@ -2,6 +2,7 @@
 //! asked. One Debian root with common tools stands for most of them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -37,10 +38,14 @@ pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
     let root = root(cache)?;
     build::build(cache, &[Group::Core, Group::E2e])?;
     let agnhost = build::program(cache, "agnhost")?;
-    let tools = folder.join(format!("e2e-{SUITE}.tar"));
+    // Named after the build of what is in it.
+    let version = agnhost.parent().and_then(Path::file_name).unwrap_or_default().display();
+    let tools = folder.join(format!("e2e-{SUITE}-{version}.tar"));
     if !tools.is_file() {
         let certificates = folder.join("localhost");
         certs::self_signed(&certificates, "localhost")?;
+        // Pods of tests read it under any user.
+        fs::set_permissions(certificates.with_extension("key"), fs::Permissions::from_mode(0o644))?;
         let file = |path: &str, from: PathBuf| Entry::File { path: path.into(), from };
         let link = |path: &str, target: &str| Entry::Link { path: path.into(), target: target.into() };
         let image = Image {
