@@ -111,7 +111,7 @@ fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream) -> Result<()> {
     let mut command = Command::new(state.program("ginkgo"));
     command
         .arg(format!("--procs={}", args.procs))
-        .args(["--timeout=60m", "--no-color", "--succinct", "--json-report=report.json"])
+        .args(["--timeout=60m", "--no-color", "--silence-skips", "--json-report=report.json"])
         .arg(format!("--output-dir={}", folder.display()))
         .arg(format!("--focus={}", args.focus.as_deref().unwrap_or(selection.focus)))
         .arg(format!("--skip={}", args.skip.as_deref().unwrap_or(selection.skip)))
