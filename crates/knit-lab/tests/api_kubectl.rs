@@ -1,4 +1,5 @@
-//! The real `kubectl` against the embedded API. Skipped, and said so, where kubectl is not installed.
+//! The real `kubectl` against the embedded API: the one that `KNIT_KUBECTL` names, or the one on the path. Skipped, and said
+//! so, where there is none.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -11,25 +12,36 @@ struct Kubectl {
     server: Handle,
     kubeconfig: tempfile::NamedTempFile,
     home: tempfile::TempDir,
+    logs: tempfile::TempDir,
+}
+
+fn program() -> std::ffi::OsString {
+    std::env::var_os("KNIT_KUBECTL").unwrap_or_else(|| "kubectl".into())
 }
 
 impl Kubectl {
     /// None, with a printed reason, where there is no kubectl.
     async fn start() -> Option<Self> {
-        let version = Command::new("kubectl").args(["version", "--client"]).output().await;
-        if !version.is_ok_and(|output| output.status.success()) {
-            return None;
+        let version = Command::new(program()).args(["version", "--client"]).output().await;
+        match version {
+            Ok(output) if output.status.success() => println!("{}", String::from_utf8_lossy(&output.stdout)),
+            _ => {
+                println!("skipped: no kubectl is on the path, and KNIT_KUBECTL names none");
+                return None;
+            }
         }
         let store = StoreOptions::with_crds(&knit_api::crds()).unwrap();
-        let server = Server::start(Config { store, ..Config::default() }).await.unwrap();
+        let logs = tempfile::tempdir().unwrap();
+        let config = Config { store, logs: Some(logs.path().to_owned()), ..Config::default() };
+        let server = Server::start(config).await.unwrap();
         let mut kubeconfig = tempfile::NamedTempFile::new().unwrap();
         kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();
-        Some(Self { server, kubeconfig, home: tempfile::tempdir().unwrap() })
+        Some(Self { server, kubeconfig, home: tempfile::tempdir().unwrap(), logs })
     }
 
     /// Runs kubectl with words separated by blanks; its output, both streams, and whether it succeeded.
     async fn run(&self, words: &str, input: &str) -> (String, bool) {
-        let mut child = Command::new("kubectl")
+        let mut child = Command::new(program())
             .arg("--kubeconfig")
             .arg(self.kubeconfig.path())
             .args(words.split_whitespace())
@@ -89,10 +101,7 @@ spec: {topology: Layer3, subnets: [{cidr: 10.77.0.0/16}]}
 
 #[tokio::test]
 async fn kubectl_works() {
-    let Some(k) = Kubectl::start().await else {
-        println!("skipped: kubectl is not installed");
-        return;
-    };
+    let Some(k) = Kubectl::start().await else { return };
     assert!(k.ok("get namespaces", "").await.contains("kube-system"));
     assert!(k.ok("create namespace team", "").await.contains("namespace/team created"));
     k.ok("-n team create configmap c --from-literal=a=b", "").await;
@@ -133,6 +142,8 @@ async fn kubectl_works() {
     assert!(k.ok("-n team describe deployment web", "").await.contains("3 desired"));
     assert!(k.ok("api-resources", "").await.contains("addressblocks"));
 
+    pods(&k).await;
+
     let status = r#"{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Made","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}"#;
     k.ok(&format!("patch network blue --subresource status --type merge -p {status}"), "").await;
     k.ok("wait network blue --for=condition=Ready --timeout=10s", "").await;
@@ -140,4 +151,61 @@ async fn kubectl_works() {
     k.ok("delete namespace team", "").await;
     assert!(k.refused("get namespace team", "").await.contains("NotFound"));
     k.server.shutdown().await;
+}
+
+const POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: p, namespace: team}
+spec: {nodeName: node-1, containers: [{name: a, image: x}, {name: b, image: x}]}
+---
+apiVersion: v1
+kind: Event
+metadata: {name: p.1, namespace: team}
+involvedObject: {apiVersion: v1, kind: Pod, namespace: team, name: p, uid: UID}
+type: Warning
+reason: FailedCreatePodSandBox
+message: no address is left
+count: 3
+firstTimestamp: 2026-01-01T00:00:00Z
+lastTimestamp: 2026-01-01T00:00:00Z
+source: {component: kubelet, host: node-1}
+";
+
+/// A pod's events and its logs.
+async fn pods(k: &Kubectl) {
+    let (pod, event) = POD.split_once("---").unwrap();
+    k.ok("create -f -", pod).await;
+    let kind = k.server.store().kind("v1", "Pod").unwrap();
+    let pod = k.server.store().get(&kind, "team", "p").unwrap();
+    k.ok("create -f -", &event.replace("UID", pod.uid())).await;
+    let text = k.ok("-n team describe pod p", "").await;
+    assert!(text.contains("FailedCreatePodSandBox") && text.contains("no address is left"), "{text}");
+    assert!(text.contains("x3 over"), "{text}");
+    let text = k.ok("-n team get events --field-selector involvedObject.name=p", "").await;
+    assert!(text.contains("no address is left"), "{text}");
+
+    let file = knit_lab::api::log::file(k.logs.path(), &pod, "b");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "one\ntwo\nthree\n").unwrap();
+    assert_eq!(k.ok("-n team logs p -c b", "").await, "one\ntwo\nthree\n");
+    assert_eq!(k.ok("-n team logs p -c b --tail=1", "").await, "three\n");
+    assert_eq!(k.ok("-n team logs p -c a", "").await, "", "it has printed nothing");
+    let text = k.refused("-n team logs p -c c", "").await;
+    assert!(text.contains("container c is not valid for pod p"), "{text}");
+    assert!(k.refused("-n team logs none", "").await.contains("NotFound"));
+    let text = k.refused("-n team exec p -c b -- true", "").await;
+    assert!(text.contains("knit lab exec"), "{text}");
+    // Until the pod is through.
+    let end = async {
+        let mut grown = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+        grown.write_all(b"four\n").unwrap();
+        k.ok(
+            r#"-n team patch pod p --subresource status --type merge -p {"status":{"phase":"Succeeded"}}"#,
+            "",
+        )
+        .await;
+    };
+    let (text, _) = tokio::join!(k.ok("-n team logs p -c b -f", ""), end);
+    assert_eq!(text, "one\ntwo\nthree\nfour\n");
 }

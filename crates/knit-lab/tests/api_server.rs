@@ -1,5 +1,6 @@
 //! The server on its sockets: the Unix socket, bad requests, and a watch that is too late.
 
+use knit_lab::api::http::{Served, handle};
 use knit_lab::api::{Config, Server, StoreOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -57,7 +58,8 @@ async fn answers_on_a_unix_socket_and_refuses_nonsense() {
     let body = http_body_util::Full::new(bytes::Bytes::from(huge));
     let too_large =
         hyper::Request::post("/api/v1/namespaces/default/configmaps").body(body).expect("a valid request");
-    let answer = knit_lab::api::http::handle(server.store().clone(), too_large).await;
+    let served = Served { store: server.store().clone(), logs: None };
+    let answer = handle(served, too_large).await;
     assert_eq!(answer.status().as_u16(), 413);
 
     for index in 0..30 {

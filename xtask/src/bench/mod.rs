@@ -4,6 +4,7 @@
 
 mod attach;
 mod kernel;
+mod lab;
 mod row;
 mod services;
 
@@ -30,6 +31,8 @@ enum Name {
     Attach,
     /// A pod's veth, addresses and routes, next to `ip -batch`
     Kernel,
+    /// A lab's start, its pods, and what its API carries
+    Lab,
     /// 10,000 services in nftables, next to kube-proxy's rule set
     Services,
 }
@@ -41,6 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rows: Vec<Row> = match args.name {
         Name::Attach => attach::run()?,
         Name::Kernel => kernel::run()?,
+        Name::Lab => lab::run()?,
         Name::Services => services::run()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };

@@ -44,45 +44,37 @@ impl Part {
     }
 }
 
-/// Removes what the kind does not know; refuses it or adds warnings.
+/// Removes what the kind does not know, and says what that was; or why the value is none of this kind.
+pub fn take_unknown(kind: &Kind, value: &mut Value) -> Result<Vec<String>, String> {
+    match &kind.logic {
+        Logic::Custom(custom) => {
+            let mut unknown = custom.schema.prune(value);
+            unknown.extend(unknown_metadata(value));
+            Ok(unknown)
+        }
+        Logic::Builtin(builtin) => {
+            let known = (builtin.round_trip)(value).map_err(|error| error.to_string())?;
+            let mut unknown = Vec::new();
+            without_unknown(value, &known, "", &mut unknown);
+            Ok(unknown)
+        }
+    }
+}
+
+/// Removes what the kind does not know, and adds warnings; or says why the value is refused.
 pub fn drop_unknown(
     kind: &Kind,
     value: &mut Value,
     mode: FieldValidation,
     warnings: &mut Vec<String>,
-) -> Result<()> {
-    let unknown = match &kind.logic {
-        Logic::Custom(custom) => {
-            let mut unknown = custom.schema.prune(value);
-            unknown.extend(unknown_metadata(value));
-            unknown
-        }
-        Logic::Builtin(builtin) => {
-            let known = (builtin.round_trip)(value).map_err(|error| {
-                ApiError::bad_request(format!(
-                    "{} in version {:?} cannot be handled as a {}: {error}",
-                    kind.kind,
-                    kind.api_version(),
-                    kind.kind
-                ))
-            })?;
-            let mut unknown = Vec::new();
-            without_unknown(value, &known, "", &mut unknown);
-            unknown
-        }
-    };
+) -> Result<(), String> {
+    let unknown = take_unknown(kind, value)?;
     if unknown.is_empty() || mode == FieldValidation::Ignore {
         return Ok(());
     }
     let words: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
     if mode == FieldValidation::Strict {
-        return Err(ApiError::bad_request(format!(
-            "{} in version {:?} cannot be handled as a {}: strict decoding error: {}",
-            kind.kind,
-            kind.version,
-            kind.kind,
-            words.join(", ")
-        )));
+        return Err(format!("strict decoding error: {}", words.join(", ")));
     }
     warnings.extend(words);
     Ok(())
@@ -289,15 +281,18 @@ fn validate(kind: &Kind, value: &Value, old: Option<&Value>) -> Result<()> {
     if old.is_none() {
         causes.extend(names::check_name(kind, name));
     }
-    names::check_metadata(value, &mut causes);
+    names::check_metadata(kind, value, &mut causes);
     match &kind.logic {
         Logic::Custom(custom) => {
             let wrong = custom.schema.validate(value);
-            // Rules are written for values that fit the schema.
-            if wrong.is_empty() {
+            // Rules are written for values that have the shape that the schema says.
+            let shapeless = wrong.iter().any(Cause::is_of_shape);
+            causes.extend(wrong);
+            if shapeless {
+                causes.extend(custom.schema.has_rules().then(Cause::rules_not_checked));
+            } else {
                 causes.extend(cel::check(&custom.schema, value, old));
             }
-            causes.extend(wrong);
         }
         Logic::Builtin(_) => builtin::validate(kind, value, old, &mut causes),
     }

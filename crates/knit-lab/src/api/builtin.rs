@@ -29,7 +29,9 @@ pub fn fill_defaults(kind: &Kind, value: &mut Value, old: Option<&Value>) {
             default(child_map(value, "status"), "phase", json!("Active"));
         }
         "Pod" => {
-            pod_defaults(child_map(value, "spec"));
+            let spec = child_map(value, "spec");
+            pod_defaults(spec);
+            default(spec, "enableServiceLinks", json!(true));
             let status = child_map(value, "status");
             default(status, "phase", json!("Pending"));
         }
@@ -109,7 +111,6 @@ fn pod_defaults(spec: &mut Map<String, Value>) {
     default(spec, "dnsPolicy", json!("ClusterFirst"));
     default(spec, "schedulerName", json!("default-scheduler"));
     default(spec, "securityContext", json!({}));
-    default(spec, "enableServiceLinks", json!(true));
     if let Some(account) = spec.get("serviceAccountName").cloned() {
         default(spec, "serviceAccount", account);
     }
@@ -220,6 +221,12 @@ pub fn validate(kind: &Kind, value: &Value, old: Option<&Value>, causes: &mut Ve
                     if old["data"] == value["data"] { "immutable" } else { "data" },
                     "field is immutable when `immutable` is set",
                 ));
+            }
+        }
+        "Lease" => {
+            let seconds = &value["spec"]["leaseDurationSeconds"];
+            if seconds.as_i64().is_some_and(|seconds| seconds <= 0) {
+                causes.push(Cause::invalid("spec.leaseDurationSeconds", seconds, "must be greater than 0"));
             }
         }
         "Event" => {
@@ -381,17 +388,16 @@ fn endpoint_slice(value: &Value, old: Option<&Value>, causes: &mut Vec<Cause>) {
         } else if addresses.len() > 100 {
             causes.push(Cause::too_many(&path, addresses.len(), 100));
         }
-        for (index, address) in addresses.iter().enumerate() {
+        for address in addresses {
             let ip = address.as_str().and_then(|text| text.parse::<IpAddr>().ok());
-            let path = format!("{path}[{index}]");
             match (family, ip) {
                 ("IPv4", Some(IpAddr::V4(_))) | ("IPv6", Some(IpAddr::V6(_))) => {
                     let special = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
                     let why = "may not be a loopback, unspecified or multicast address";
-                    causes.extend(ip.filter(|ip| special(*ip)).map(|_| Cause::invalid(path, address, why)));
+                    causes.extend(ip.filter(|ip| special(*ip)).map(|_| Cause::invalid(&path, address, why)));
                 }
                 ("IPv4" | "IPv6", _) => {
-                    causes.push(Cause::invalid(path, address, format!("must be a valid {family} address")));
+                    causes.push(Cause::invalid(&path, address, format!("must be an {family} address")));
                 }
                 _ => {}
             }

@@ -112,7 +112,7 @@ impl Rule {
             Some("FieldValueForbidden") => Cause::forbidden(path, &problem),
             Some("FieldValueRequired") => Cause::required(path, &problem),
             Some("FieldValueDuplicate") => Cause::duplicate(path, value),
-            _ => Cause::invalid(path, value, problem),
+            _ => Cause::against_rule(path, value, &problem),
         })
     }
 
@@ -484,7 +484,7 @@ mod tests {
         ] {
             assert_eq!(holds(rule, &schema, &value, None), Vec::<String>::new(), "{rule}");
         }
-        assert_eq!(holds("isIP(self.x)", &schema, &value, None), ["Invalid value: \"object\": no"]);
+        assert_eq!(holds("isIP(self.x)", &schema, &value, None), ["Invalid value: no"]);
     }
 
     #[test]
@@ -507,7 +507,7 @@ mod tests {
         .unwrap();
         let causes = check(&schema, &json!({"spec": {"namespace": "x", "n": 3, "list": ["a", "a"]}}), None);
         assert_eq!(causes[0].field, "spec.namespace");
-        assert_eq!(causes[0].message, "Invalid value: \"object\": not x with 3");
+        assert_eq!(causes[0].message, "Invalid value: not x with 3");
         assert_eq!(
             (causes[1].reason, causes[1].message.as_str()),
             ("FieldValueForbidden", "Forbidden: twice")

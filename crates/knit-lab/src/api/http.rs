@@ -1,6 +1,7 @@
 //! The HTTP side: requests in, answers and watch streams out. All rules are the store's.
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,13 +19,13 @@ use super::object::{Object, at, meta};
 use super::patch::PatchType;
 use super::request::{Form, Query, Target, decode, encode_token};
 use super::selector::Selector;
-use super::status::{ApiError, Result};
+use super::status::{ApiError, Result, details};
 use super::store::{List, ListParams, Store, from_stored};
 use super::stream::{Encoder, WatchStream};
 use super::table::{partial, table};
 use super::watch::WatchParams;
 use super::write::{WriteOptions, Written};
-use super::{discovery, openapi};
+use super::{discovery, log, openapi};
 
 /// The body of an answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -57,8 +58,17 @@ fn json_response(code: u16, value: &Value) -> Response<Body> {
     respond(code, Bytes::from(value.to_string()), "application/json", &[])
 }
 
+/// What requests are answered from.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The objects.
+    pub store: Store,
+    /// Where the output of pods goes, if somebody runs them: see [`super::log`].
+    pub logs: Option<PathBuf>,
+}
+
 /// Answers one request. Never fails: what goes wrong is a Status object.
-pub async fn handle<B>(store: Store, request: Request<B>) -> Response<Body>
+pub async fn handle<B>(served: Served, request: Request<B>) -> Response<Body>
 where
     B: hyper::body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -71,6 +81,7 @@ where
             return failure(&ApiError::new(413, "RequestEntityTooLarge", why));
         }
     };
+    let Served { store, logs } = served;
     let call = Call {
         store,
         method: parts.method,
@@ -78,10 +89,21 @@ where
         headers: parts.headers,
         body,
     };
-    match call.route(parts.uri.path()) {
-        Ok(response) => response,
-        Err(error) => failure(&error),
-    }
+    let path = parts.uri.path();
+    let answer = match log_of(path) {
+        Some((namespace, name)) if call.method == Method::GET => {
+            log::answer(&call.store, logs.as_deref(), &namespace, &name, &call.query).await
+        }
+        _ => call.route(path),
+    };
+    answer.unwrap_or_else(|error| failure(&error))
+}
+
+/// The namespace and name of the pod whose log a path names.
+fn log_of(path: &str) -> Option<(String, String)> {
+    let rest = path.strip_prefix("/api/v1/namespaces/")?.strip_suffix("/log")?;
+    let (namespace, name) = rest.split_once("/pods/")?;
+    (!namespace.contains('/') && !name.contains('/')).then(|| (decode(namespace), decode(name)))
 }
 
 fn failure(error: &ApiError) -> Response<Body> {
@@ -178,6 +200,9 @@ impl Call {
             Some("scale") if kind.scale => return self.scale(kind, ns, name),
             Some("binding") if kind.is("", "Pod") && self.method == Method::POST => {
                 let body = self.json_body()?;
+                if meta(&body, "name") != name {
+                    return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
+                }
                 let node = at(&body, "target.name").and_then(Value::as_str).unwrap_or("");
                 if node.is_empty() {
                     return Err(ApiError::bad_request("the Binding names no node: set target.name"));
@@ -189,6 +214,12 @@ impl Call {
                 let body = self.json_body()?;
                 self.store.delete(kind, ns, name, &self.query.delete_options(&body["deleteOptions"]))?;
                 return Ok(json_response(201, &success(kind, name, "")));
+            }
+            Some(which @ ("exec" | "attach" | "portforward")) if kind.is("", "Pod") => {
+                let why = format!(
+                    "{which} is not served by the lab's API; `knit lab exec {ns}/{name} -- COMMAND` runs a command"
+                );
+                return Err(ApiError::new(501, "NotImplemented", why));
             }
             Some(_) => return Err(ApiError::no_such_path()),
         }
@@ -207,7 +238,10 @@ impl Call {
             Method::DELETE if part == Part::Main => {
                 let body = if self.body.is_empty() { Value::Null } else { self.json_body()? };
                 let (object, gone) = self.store.delete(kind, ns, name, &self.query.delete_options(&body))?;
-                if gone {
+                // These kinds answer with what they were.
+                let shown = kind.group.is_empty()
+                    && matches!(kind.kind.as_str(), "Pod" | "Service" | "ServiceAccount");
+                if gone && !shown {
                     Ok(json_response(200, &success(kind, name, object.uid())))
                 } else {
                     self.object(200, kind, &object, &[])
@@ -218,7 +252,7 @@ impl Call {
     }
 
     fn options(&self, part: Part) -> Result<WriteOptions> {
-        self.query.write_options(&self.headers, part)
+        self.query.write_options(&self.method, &self.headers, part)
     }
 
     fn patch_body(&self) -> Result<(Value, PatchType)> {
@@ -236,6 +270,10 @@ impl Call {
     fn collection(&self, target: &Target) -> Result<Response<Body>> {
         let kind = &target.kind;
         match self.method {
+            // Objects of a namespace are made and deleted in one.
+            Method::POST | Method::DELETE if kind.namespaced && target.namespace.is_none() => {
+                Err(ApiError::method_not_allowed())
+            }
             Method::POST => {
                 let written =
                     self.store.create(kind, target.ns(), self.json_body()?, &self.options(Part::Main)?)?;
@@ -256,6 +294,7 @@ impl Call {
                     after: self.query.continue_from()?,
                 };
                 if self.method == Method::GET {
+                    self.version()?;
                     return self.list(kind, &self.store.list(kind, &params)?);
                 }
                 let body = if self.body.is_empty() { Value::Null } else { self.json_body()? };
@@ -364,13 +403,18 @@ impl Call {
         Ok(json_response(200, &scale_of(&object.value)))
     }
 
-    fn watch(&self, target: &Target, selector: Selector) -> Result<Response<Body>> {
-        let resource_version = match self.query.get("resourceVersion") {
-            "" => None,
-            text => Some(text.parse().map_err(|_| {
+    /// The version that is asked for.
+    fn version(&self) -> Result<Option<u64>> {
+        match self.query.get("resourceVersion") {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| {
                 ApiError::bad_request(format!("invalid resource version {text:?}: not a number"))
-            })?),
-        };
+            }),
+        }
+    }
+
+    fn watch(&self, target: &Target, selector: Selector) -> Result<Response<Body>> {
+        let resource_version = self.version()?;
         let form = Form::negotiate(&self.headers, &self.query)?;
         let send_initial_events = self.query.flag("sendInitialEvents");
         if send_initial_events && self.query.get("resourceVersionMatch") != "NotOlderThan" {
@@ -443,8 +487,11 @@ pub fn encoded(kind: &Kind, object: &Object) -> Bytes {
 }
 
 fn success(kind: &Kind, name: &str, uid: &str) -> Value {
-    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
-        "details": {"name": name, "group": kind.group, "kind": kind.plural, "uid": uid}})
+    let mut details = details(name, &kind.group, &kind.plural);
+    if !uid.is_empty() {
+        details["uid"] = json!(uid);
+    }
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
 }
 
 fn scale_of(deployment: &Value) -> Value {

@@ -14,6 +14,7 @@ pub mod fields;
 pub mod http;
 pub mod jsonpath;
 pub mod kinds;
+pub mod log;
 pub mod names;
 pub mod object;
 pub mod openapi;

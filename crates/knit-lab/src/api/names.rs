@@ -57,16 +57,10 @@ pub fn check_name(kind: &Kind, name: &str) -> Option<Cause> {
             let canonical = name.parse::<IpAddr>().is_ok_and(|ip| ip.to_string() == name);
             (!canonical).then_some("must be a valid IP address in its canonical form")
         }
-        ("", "Namespace") => (!is_label(name)).then_some(
+        ("", "Namespace" | "Service") => (!is_label(name)).then_some(
             "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
              and end with an alphanumeric character, at most 63 of them (e.g. 'my-name' or '123-abc')",
         ),
-        ("", "Service") => {
-            (!is_label(name) || !name.starts_with(|c: char| c.is_ascii_lowercase())).then_some(
-                "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic \
-                 character, and end with an alphanumeric character, at most 63 of them (e.g. 'my-name' or 'abc-123')",
-            )
-        }
         _ => (!is_subdomain(name)).then_some(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
              start and end with an alphanumeric character (e.g. 'example.com')",
@@ -76,7 +70,7 @@ pub fn check_name(kind: &Kind, name: &str) -> Option<Cause> {
 }
 
 /// What is wrong with labels, annotations, finalizers and owner references.
-pub fn check_metadata(value: &Value, causes: &mut Vec<Cause>) {
+pub fn check_metadata(kind: &Kind, value: &Value, causes: &mut Vec<Cause>) {
     for (key, label) in value["metadata"]["labels"].as_object().into_iter().flatten() {
         if !is_qualified(key) {
             causes.push(Cause::invalid(
@@ -102,7 +96,11 @@ pub fn check_metadata(value: &Value, causes: &mut Vec<Cause>) {
         }
     }
     for (index, finalizer) in list_at(value, "metadata.finalizers").iter().enumerate() {
-        if !finalizer.as_str().is_some_and(is_qualified) {
+        let standard = |name: &str| matches!(name, "foregroundDeletion" | "kubernetes" | "orphan");
+        let good = |name: &str| {
+            is_qualified(name) && (name.contains('/') || standard(name) || kind.custom().is_some())
+        };
+        if !finalizer.as_str().is_some_and(good) {
             causes.push(Cause::invalid(
                 format!("metadata.finalizers[{index}]"),
                 finalizer,

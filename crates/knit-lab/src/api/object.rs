@@ -22,6 +22,11 @@ impl Object {
         Self { value, rv, json: OnceLock::new() }
     }
 
+    /// An object that was not stored.
+    pub fn unversioned(value: Value) -> Self {
+        Self { value, rv: 0, json: OnceLock::new() }
+    }
+
     /// `metadata.name`.
     pub fn name(&self) -> &str {
         meta(&self.value, "name")

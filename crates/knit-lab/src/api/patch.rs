@@ -36,8 +36,10 @@ pub fn patched(base: &Value, patch: &Value, patch_type: PatchType, shape: &Shape
     let mut value = base.clone();
     match patch_type {
         PatchType::Json => {
-            let operations: json_patch::Patch = serde_json::from_value(patch.clone())
-                .map_err(|e| ApiError::bad_request(format!("this is not a JSON patch: {e}")))?;
+            let operations: json_patch::Patch = serde_json::from_value(patch.clone()).map_err(|e| {
+                let why = format!("this is not a JSON patch: {e}");
+                if patch.is_array() { ApiError::new(422, "Invalid", why) } else { ApiError::bad_request(why) }
+            })?;
             json_patch::patch(&mut value, &operations).map_err(|e| {
                 ApiError::new(
                     422,

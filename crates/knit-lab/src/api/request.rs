@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hyper::HeaderMap;
-use serde_json::Value;
+use hyper::{HeaderMap, Method};
+use serde_json::{Value, json};
 
 use super::admission::{FieldValidation, Part};
 use super::kinds::Kind;
 use super::state::Key;
-use super::status::{ApiError, Result};
+use super::status::{ApiError, Cause, Result};
 use super::store::Store;
 use super::table::Include;
 use super::write::{DeleteOptions, WriteOptions};
@@ -105,25 +105,33 @@ impl Query {
     }
 
     /// How a write is to be done.
-    pub fn write_options(&self, headers: &HeaderMap, part: Part) -> Result<WriteOptions> {
+    pub fn write_options(&self, method: &Method, headers: &HeaderMap, part: Part) -> Result<WriteOptions> {
+        let options = match *method {
+            Method::POST => "CreateOptions",
+            Method::PATCH => "PatchOptions",
+            _ => "UpdateOptions",
+        };
+        let unsupported = |field: &str, value: &Value, known: &[&str]| {
+            let known: Vec<String> = known.iter().map(|text| (*text).to_owned()).collect();
+            ApiError::invalid_options(options, &Cause::not_supported(field, value, &known))
+        };
         let dry_run = match self.get("dryRun") {
             "" => false,
             "All" => true,
-            other => {
-                return Err(ApiError::bad_request(format!(
-                    "invalid dryRun {other:?}: only All is supported"
-                )));
-            }
+            other => return Err(unsupported("dryRun", &json!([other]), &["All"])),
         };
         let validation = match self.get("fieldValidation") {
             "" | "Warn" => FieldValidation::Warn,
             "Strict" => FieldValidation::Strict,
             "Ignore" => FieldValidation::Ignore,
             other => {
-                let why = format!("invalid fieldValidation {other:?}: Ignore, Warn or Strict");
-                return Err(ApiError::bad_request(why));
+                return Err(unsupported("fieldValidation", &json!(other), &["", "Ignore", "Strict", "Warn"]));
             }
         };
+        if self.get("fieldManager").len() > 128 {
+            let cause = Cause::too_long("fieldManager", 128);
+            return Err(ApiError::invalid_options(options, &cause));
+        }
         let agent = headers.get("user-agent").and_then(|value| value.to_str().ok()).unwrap_or("unknown");
         let manager = match self.get("fieldManager") {
             "" => agent.split('/').next().unwrap_or("unknown").to_owned(),

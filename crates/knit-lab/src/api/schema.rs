@@ -125,6 +125,12 @@ pub enum SchemaError {
 }
 
 impl Schema {
+    /// Whether there is a CEL rule on this value or below it.
+    pub fn has_rules(&self) -> bool {
+        let below = self.properties.values().chain(self.items.as_deref()).chain(self.additional.as_deref());
+        !self.rules.is_empty() || below.into_iter().any(Self::has_rules)
+    }
+
     /// Reads an `openAPIV3Schema`.
     pub fn parse(schema: &Value) -> Result<Self, SchemaError> {
         Self::parse_at(schema, "")

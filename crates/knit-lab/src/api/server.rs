@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::watch;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::http::handle;
+use super::http::{Served, handle};
 use super::kinds::CrdError;
 use super::store::{Store, StoreOptions};
 
@@ -24,6 +24,8 @@ pub struct Config {
     pub unix_socket: Option<PathBuf>,
     /// The store.
     pub store: StoreOptions,
+    /// Where the output of pods goes, if somebody runs them: see [`super::log`].
+    pub logs: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -32,6 +34,7 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             unix_socket: None,
             store: StoreOptions::default(),
+            logs: None,
         }
     }
 }
@@ -65,6 +68,7 @@ pub struct Handle {
     /// Where it listens.
     pub addr: SocketAddr,
     store: Store,
+    handed: mpsc::UnboundedSender<TcpStream>,
     stop: watch::Sender<bool>,
     task: Option<tokio::task::JoinHandle<()>>,
 }
@@ -94,8 +98,10 @@ impl Server {
             None => None,
         };
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(accept(store.clone(), tcp, unix, stopped));
-        Ok(Handle { addr, store, stop, task: Some(task) })
+        let (handed, connections) = mpsc::unbounded_channel();
+        let served = Served { store: store.clone(), logs: config.logs.clone() };
+        let task = tokio::spawn(accept(served, tcp, unix, connections, stopped));
+        Ok(Handle { addr, store, handed, stop, task: Some(task) })
     }
 }
 
@@ -113,6 +119,15 @@ impl Handle {
     /// A kubeconfig for `kubectl --kubeconfig`.
     pub fn kubeconfig(&self) -> String {
         kubeconfig(&self.url())
+    }
+
+    /// Serves a connection that was accepted elsewhere, such as in another network namespace. Must be called within a
+    /// tokio runtime.
+    pub fn serve_connection(&self, stream: std::net::TcpStream) -> std::io::Result<()> {
+        stream.set_nonblocking(true)?;
+        // A server that is stopping closes what it is handed, as it does with all others.
+        let _ = self.handed.send(TcpStream::from_std(stream)?);
+        Ok(())
     }
 
     /// Stops the server: connections are closed, watches end.
@@ -142,9 +157,10 @@ pub fn kubeconfig(url: &str) -> String {
 }
 
 async fn accept(
-    store: Store,
+    served: Served,
     tcp: TcpListener,
     unix: Option<UnixListener>,
+    mut handed: mpsc::UnboundedReceiver<TcpStream>,
     mut stopped: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
@@ -158,17 +174,13 @@ async fn accept(
         tokio::select! {
             _ = stopped.changed() => break,
             accepted = tcp.accept() => match accepted {
-                Ok((stream, _)) => {
-                    if let Err(error) = stream.set_nodelay(true) {
-                        tracing::debug!(%error, "TCP_NODELAY was refused");
-                    }
-                    connections.spawn(serve_connection(store.clone(), TokioIo::new(stream)));
-                }
+                Ok((stream, _)) => drop(connections.spawn(serve_tcp(served.clone(), stream))),
                 Err(error) => tracing::warn!(%error, "a connection was not accepted"),
             },
+            Some(stream) = handed.recv() => drop(connections.spawn(serve_tcp(served.clone(), stream))),
             accepted = from_unix => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(serve_connection(store.clone(), TokioIo::new(stream)));
+                    connections.spawn(serve_connection(served.clone(), TokioIo::new(stream)));
                 }
                 Err(error) => tracing::warn!(%error, "a connection was not accepted"),
             },
@@ -178,13 +190,20 @@ async fn accept(
     connections.shutdown().await;
 }
 
-async fn serve_connection<T>(store: Store, io: TokioIo<T>)
+async fn serve_tcp(served: Served, stream: TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY was refused");
+    }
+    serve_connection(served, TokioIo::new(stream)).await;
+}
+
+async fn serve_connection<T>(served: Served, io: TokioIo<T>)
 where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |request| {
-        let store = store.clone();
-        async move { Ok::<_, Infallible>(handle(store, request).await) }
+        let served = served.clone();
+        async move { Ok::<_, Infallible>(handle(served, request).await) }
     });
     if let Err(error) = http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).await {
         tracing::debug!(%error, "a connection ended early");

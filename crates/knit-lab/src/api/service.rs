@@ -65,7 +65,7 @@ pub fn fill_defaults(service: &mut Value, old: Option<&Value>) {
         }
     }
     if kind == "ExternalName" {
-        for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+        for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"] {
             spec.remove(field);
         }
     } else {
@@ -103,6 +103,11 @@ fn carry_over(service: &mut Value, old: &Value) {
         if missing && let Some(value) = old["spec"].get(field) {
             service["spec"][field] = value.clone();
         }
+    }
+    // Who names another address in the old field means the new one, too.
+    let (ip, list) = (&service["spec"]["clusterIP"], &service["spec"]["clusterIPs"]);
+    if *ip != old["spec"]["clusterIP"] && *list == old["spec"]["clusterIPs"] && list.get(0).is_some() {
+        service["spec"]["clusterIPs"][0] = ip.clone();
     }
     if !has_node_ports(service) {
         return;
@@ -194,7 +199,7 @@ pub fn validate(service: &Value, old: Option<&Value>, causes: &mut Vec<Cause>) {
     }
     let Some(old) = old.filter(|old| !external && kind_of(old) != "ExternalName") else { return };
     if old["spec"]["clusterIP"] != spec["clusterIP"] {
-        causes.push(Cause::invalid("spec.clusterIPs[0]", &spec["clusterIP"], "may not change once set"));
+        causes.push(Cause::invalid("spec.clusterIPs[0]", &spec["clusterIPs"], "may not change once set"));
     }
 }
 
@@ -262,20 +267,20 @@ fn plan_addresses(state: &mut State, service: &mut Value) -> Result<Vec<IpAddr>,
     for (index, family) in families.iter().enumerate() {
         let of_family: Vec<IpNet> =
             ranges.iter().copied().filter(|net| net.addr().is_ipv4() == (family == "IPv4")).collect();
-        let path = format!("spec.clusterIPs[{index}]");
+        let path = "spec.clusterIPs";
         let ip = match given.get(index) {
             Some(ip) => {
                 if is_mine(state, *ip, service) {
                     all.push(*ip);
                     continue;
                 }
-                check_given(state, *ip, &of_family, &path)?;
+                check_given(state, *ip, &of_family, &service["spec"]["clusterIPs"])?;
                 *ip
             }
             None => pick(state, &of_family).ok_or_else(|| {
                 Cause::invalid(
-                    &path,
-                    &json!(""),
+                    path,
+                    &json!([]),
                     format!("failed to allocate an {family} address: the ServiceCIDRs have none left"),
                 )
             })?,
@@ -331,7 +336,9 @@ fn plan_families(ranges: &[IpNet], service: &mut Value) -> Result<Vec<String>, C
     }
     // A headless Service without selector is nobody's to serve: its families need no range.
     if let Some(family) = families.iter().find(|family| !served.contains(family) && !is_headless(service)) {
-        return Err(Cause::invalid("spec.ipFamilies", &json!(family), "not configured on this cluster"));
+        let place = families.iter().position(|other| other == family).unwrap_or(0);
+        let path = format!("spec.ipFamilies[{place}]");
+        return Err(Cause::invalid(path, &json!(family), "not configured on this cluster"));
     }
     if families.is_empty() {
         families.extend(served.first().cloned());
@@ -360,20 +367,20 @@ fn is_mine(state: &State, ip: IpAddr, service: &Value) -> bool {
     })
 }
 
-fn check_given(state: &State, ip: IpAddr, ranges: &[IpNet], path: &str) -> Result<(), Cause> {
-    let shown = json!(ip.to_string());
+fn check_given(state: &State, ip: IpAddr, ranges: &[IpNet], shown: &Value) -> Result<(), Cause> {
+    let path = "spec.clusterIPs";
     if !ranges.iter().any(|net| net.contains(&ip)) {
         let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         let why = format!(
             "failed to allocate IP {ip}: the provided IP ({ip}) is not in the valid range. The range of valid IPs is {}",
             ranges.join(",")
         );
-        return Err(Cause::invalid(path, &shown, why));
+        return Err(Cause::invalid(path, shown, why));
     }
     if state.get(state.known.ip_addresses, &(String::new(), ip.to_string())).is_some() {
         return Err(Cause::invalid(
             path,
-            &shown,
+            shown,
             format!("failed to allocate IP {ip}: provided IP is already allocated"),
         ));
     }

@@ -36,13 +36,39 @@ impl Cause {
         )
     }
 
-    /// The field has a value of the wrong type.
+    /// The field has a value that a rule of its schema does not allow; whole objects and lists are not shown.
+    pub fn against_rule(field: impl Into<String>, value: &Value, message: &str) -> Self {
+        match value {
+            Value::Object(_) | Value::Array(_) => {
+                Self::new(field, "FieldValueInvalid", format!("Invalid value: {message}"))
+            }
+            value => Self::invalid(field, value, message),
+        }
+    }
+
+    /// The field has a value of the wrong type, which is shown by the name of its type.
     pub fn wrong_type(field: impl Into<String>, value: &Value, message: impl AsRef<str>) -> Self {
-        Self::new(
-            field,
-            "FieldValueTypeInvalid",
-            format!("Invalid value: {}: {}", shown(value), message.as_ref()),
+        let shown = type_of(value);
+        Self::new(field, "FieldValueTypeInvalid", format!("Invalid value: {shown:?}: {}", message.as_ref()))
+    }
+
+    /// Whether a value does not even have the shape that rules are written for.
+    pub fn is_of_shape(&self) -> bool {
+        matches!(
+            self.reason,
+            "FieldValueNotSupported"
+                | "FieldValueRequired"
+                | "FieldValueTooLong"
+                | "FieldValueTooMany"
+                | "FieldValueTypeInvalid"
         )
+    }
+
+    /// Rules were not looked at, because the value does not even fit its schema.
+    pub fn rules_not_checked() -> Self {
+        let why = "some validation rules were not checked because the object was invalid; correct the existing errors to \
+                   complete validation";
+        Self::invalid("", &Value::Null, why)
     }
 
     /// The field has a value that is not one of the supported ones.
@@ -74,13 +100,36 @@ impl Cause {
     }
 }
 
-/// A value as the API shows it in an error: strings quoted, whole objects by their type only.
+/// A value as the API shows it in an error.
 fn shown(value: &Value) -> String {
+    value.to_string()
+}
+
+/// The name of a value's type, as schemas have it.
+pub fn type_of(value: &Value) -> &'static str {
     match value {
-        Value::Object(_) => "\"object\"".to_owned(),
-        Value::Array(_) => "\"array\"".to_owned(),
-        other => other.to_string(),
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
+}
+
+/// The details of a Status object, without what is empty.
+pub fn details(name: &str, group: &str, kind: &str) -> Value {
+    let fields = [("name", name), ("group", group), ("kind", kind)];
+    fields
+        .into_iter()
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(key, text)| (key.to_owned(), json!(text)))
+        .collect()
+}
+
+fn causes_value(causes: &[Cause]) -> Value {
+    causes.iter().map(|c| json!({"reason": c.reason, "message": c.message, "field": c.field})).collect()
 }
 
 /// A request that was refused, with everything a `Status` object says about it.
@@ -108,7 +157,7 @@ impl ApiError {
 
     fn about(mut self, kind: &Kind, name: &str, use_kind: bool) -> Self {
         let what = if use_kind { &kind.kind } else { &kind.plural };
-        self.details = Some(Box::new(json!({"name": name, "group": kind.group, "kind": what})));
+        self.details = Some(Box::new(details(name, &kind.group, what)));
         self
     }
 
@@ -157,12 +206,27 @@ impl ApiError {
         let of =
             if kind.group.is_empty() { kind.kind.clone() } else { format!("{}.{}", kind.kind, kind.group) };
         let mut error = Self::new(422, "Invalid", format!("{of} {name:?} is invalid: {words}"));
-        let causes: Vec<Value> = causes
-            .iter()
-            .map(|c| json!({"reason": c.reason, "message": c.message, "field": c.field}))
-            .collect();
-        error.details =
-            Some(Box::new(json!({"name": name, "group": kind.group, "kind": kind.kind, "causes": causes})));
+        let mut details = details(name, &kind.group, &kind.kind);
+        details["causes"] = causes_value(causes);
+        error.details = Some(Box::new(details));
+        error
+    }
+
+    /// 422: an option of the request, such as `PatchOptions`, is wrong.
+    pub fn invalid_options(options: &str, cause: &Cause) -> Self {
+        let message = format!("{options}.meta.k8s.io \"\" is invalid: {}: {}", cause.field, cause.message);
+        let mut error = Self::new(422, "Invalid", message);
+        let mut details = details("", "meta.k8s.io", options);
+        details["causes"] = causes_value(std::slice::from_ref(cause));
+        error.details = Some(Box::new(details));
+        error
+    }
+
+    /// 422: what a patch makes of an object cannot be decoded.
+    pub fn invalid_patch(patched: &Value, why: &str) -> Self {
+        let cause = Cause::invalid("patch", &Value::String(patched.to_string()), why);
+        let mut error = Self::new(422, "Invalid", format!(" \"\" is invalid: patch: {}", cause.message));
+        error.details = Some(Box::new(json!({"causes": causes_value(&[cause])})));
         error
     }
 
@@ -202,8 +266,11 @@ impl ApiError {
     pub fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.message, "reason": self.reason, "code": self.code,
+            "message": self.message, "code": self.code,
         });
+        if !self.reason.is_empty() {
+            status["reason"] = json!(self.reason);
+        }
         if let Some(details) = &self.details {
             status["details"] = (**details).clone();
         }

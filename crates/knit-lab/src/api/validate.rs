@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::schema::{Schema, Type, field};
-use super::status::Cause;
+use super::status::{Cause, type_of};
 
 impl Schema {
     /// Everything that is wrong with a value, CEL rules apart.
@@ -130,7 +130,7 @@ impl Schema {
         if !good {
             let format = self.format.as_deref().unwrap_or("");
             let why = format!("{path} in body must be of type {format}: {text:?}");
-            out.push(Cause::wrong_type(path, value, why));
+            out.push(Cause::invalid(path, value, why));
         }
     }
 
@@ -198,17 +198,5 @@ impl Schema {
                 schema.validate_at(child, &field(path, name), out);
             }
         }
-    }
-}
-
-fn type_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
     }
 }

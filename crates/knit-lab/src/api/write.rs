@@ -13,7 +13,7 @@ use super::object::{Object, finalizers, meta, meta_mut};
 use super::patch::{self, PatchType};
 use super::service;
 use super::state::{Deletion, Key, Propagation, State};
-use super::status::{ApiError, Result};
+use super::status::{ApiError, Cause, Result};
 use super::store::{List, ListParams, Store, from_stored, seconds};
 
 /// How a write is to be done.
@@ -90,7 +90,8 @@ impl Store {
         if !meta(&value, "resourceVersion").is_empty() {
             return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
         }
-        admission::drop_unknown(kind, &mut value, options.validation, &mut warnings)?;
+        admission::drop_unknown(kind, &mut value, options.validation, &mut warnings)
+            .map_err(|why| undecodable(kind, &why))?;
         self.create_clean(kind, value, options, false, warnings)
     }
 
@@ -132,7 +133,7 @@ impl Store {
                 .map_err(|causes| ApiError::invalid(kind, &key.1, &causes))?;
         }
         if options.dry_run {
-            let object = Arc::new(Object::new(stored, state.rv));
+            let object = Arc::new(Object::unversioned(stored));
             return Ok(Written { object, created: true, warnings });
         }
         let object = state.put(kind.table, stored);
@@ -155,7 +156,8 @@ impl Store {
         let mut value = value;
         self.check_identity(kind, &mut value, namespace, Some(name))?;
         let mut warnings = Vec::new();
-        admission::drop_unknown(kind, &mut value, options.validation, &mut warnings)?;
+        admission::drop_unknown(kind, &mut value, options.validation, &mut warnings)
+            .map_err(|why| undecodable(kind, &why))?;
         let mut written = self.modify(kind, namespace, name, options, false, |_| Ok(value.clone()))?;
         written.warnings = warnings;
         Ok(written)
@@ -185,7 +187,13 @@ impl Store {
             warnings.clear();
             let mut new = patch::patched(current, patch, patch_type, &kind.shape)?;
             self.check_identity(kind, &mut new, namespace, Some(name))?;
-            admission::drop_unknown(kind, &mut new, options.validation, &mut warnings)?;
+            admission::drop_unknown(kind, &mut new, options.validation, &mut warnings)
+                .map_err(|why| ApiError::invalid_patch(&new, &why))?;
+            let uid = meta(&new, "uid");
+            if !uid.is_empty() && uid != meta(current, "uid") {
+                let cause = Cause::invalid("metadata.uid", &json!(uid), "field is immutable");
+                return Err(ApiError::invalid(kind, name, &[cause]));
+            }
             Ok(new)
         })?;
         written.warnings = warnings;
@@ -201,17 +209,30 @@ impl Store {
         options: &WriteOptions,
     ) -> Result<Written> {
         if options.manager.is_empty() {
-            return Err(ApiError::bad_request(
-                "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
-            ));
+            let cause = Cause::required("fieldManager", "is required for apply patch");
+            return Err(ApiError::invalid_options("PatchOptions", &cause));
+        }
+        let text = |field: &str| config[field].as_str().unwrap_or("");
+        if text("kind").is_empty() || text("apiVersion").is_empty() {
+            let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+            let why = format!("invalid object type: {group}/{version}, Kind={}", text("kind"));
+            return Err(ApiError::bad_request(why));
         }
         let mut config = config.clone();
         self.check_identity(kind, &mut config, namespace, Some(name))?;
         if config["metadata"].get("managedFields").is_some_and(|list| !list.is_null()) {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
-        let mut warnings = Vec::new();
-        admission::drop_unknown(kind, &mut config, options.validation, &mut warnings)?;
+        // Whatever the request says about unknown fields, an apply cannot own them.
+        let unknown = match admission::take_unknown(kind, &mut config) {
+            Ok(unknown) => unknown.first().map(|path| format!(".{path}: field not declared in schema")),
+            Err(why) => Some(why),
+        };
+        if let Some(why) = unknown {
+            let (group, namespace) = (&kind.group, meta(&config, "namespace"));
+            let of = format!("{namespace}/{name}; {group}/{}, Kind={}", kind.version, kind.kind);
+            return Err(ApiError::new(500, "", format!("failed to create typed patch object ({of}): {why}")));
+        }
         if kind.status
             && let Some(map) = config.as_object_mut()
         {
@@ -242,12 +263,12 @@ impl Store {
                         return Err(conflict(kind, name));
                     }
                     let value = apply::apply(None, &config, &kind.shape, &writer, options.force)?;
-                    match self.create_clean(kind, value, options, true, warnings.clone()) {
+                    match self.create_clean(kind, value, options, true, Vec::new()) {
                         Err(error) if error.reason == "AlreadyExists" => {}
                         other => return other,
                     }
                 }
-                other => return other.map(|written| Written { warnings, ..written }),
+                other => return other,
             }
         }
     }
@@ -454,6 +475,11 @@ impl Store {
 
 fn to_stored(kind: &Kind, value: Value) -> Value {
     if kind.is_events_v1() { to_core_v1(&value) } else { value }
+}
+
+fn undecodable(kind: &Kind, why: &str) -> ApiError {
+    let Kind { kind, version, .. } = kind;
+    ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
 }
 
 fn conflict(kind: &Kind, name: &str) -> ApiError {

@@ -38,7 +38,7 @@ pub(crate) struct Contained {
     pub(crate) ready: bool,
     pub(crate) restarts: u32,
     pub(crate) exit_code: Option<i32>,
-    problem: Option<String>,
+    pub(crate) problem: Option<String>,
     started_at: String,
     pub(crate) due: Option<tokio::time::Instant>,
     pub(crate) done: bool,
@@ -63,9 +63,13 @@ impl Contained {
         }
     }
 
+    pub(crate) fn name(&self) -> &str {
+        self.container["name"].as_str().unwrap_or_default()
+    }
+
     /// Starts its process in the pod's namespace.
     pub(crate) fn start(&mut self, command: Result<Command>, namespace: &NetNs, now: &str) {
-        let what = format!("container {}", self.container["name"].as_str().unwrap_or_default());
+        let what = format!("container {}", self.name());
         let spawned = command.and_then(|command| spawn_in(namespace, command, &what));
         match spawned {
             Ok(child) => {

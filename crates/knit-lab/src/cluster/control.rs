@@ -1,11 +1,12 @@
 //! How other processes talk to a running lab: one request per connection of a Unix socket, as a line of JSON, with the
 //! caller's standard streams beside it where a command is to be run. The answer is a line of JSON, too.
 
-use std::io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
+use std::net::TcpStream;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::sync::Notify;
 
 use super::error::{Error, Result};
-use super::{Lab, Manifests, api_address};
+use super::{Lab, Manifests};
 
 /// The longest request.
 const MAX_REQUEST: usize = 16 << 20;
@@ -43,6 +44,8 @@ pub enum Request {
         namespace: String,
         /// The pod's name.
         name: String,
+        /// One container; all if there is none.
+        container: Option<String>,
     },
     /// What the agent of a node has logged.
     AgentLog {
@@ -65,7 +68,14 @@ pub enum Request {
         /// The text of manifests.
         text: String,
     },
-    /// From here on, bytes go to the API and back.
+    /// Replace a node's agent by that of another program.
+    Upgrade {
+        /// The node.
+        node: String,
+        /// The program.
+        program: PathBuf,
+    },
+    /// Serve the API on a connection, which comes with the request.
     Api,
     /// End.
     Down,
@@ -117,18 +127,15 @@ fn serve_one(
     let (request, streams) = receive(&stream)?;
     let answer = match request {
         Request::Api => {
-            // The caller waits for this, so that nothing it sends is taken for a part of the request.
-            stream.write_all(b"\n")?;
-            return runtime.block_on(tunnel(stream));
+            let Some(connection) = streams.into_iter().next() else { return Ok(()) };
+            return runtime.block_on(lab.serve_api(TcpStream::from(connection)));
         }
         Request::Exec { namespace, name, line } => {
             let watched = stream.try_clone()?;
             runtime.block_on(exec(lab, &namespace, &name, &line, streams, watched))
         }
-        Request::Logs { namespace, name } => {
-            let path = lab.pod_log(&namespace, &name);
-            let what = format!("pod {namespace}/{name} has printed nothing, or is not there");
-            std::fs::read_to_string(path).map(Value::String).map_err(Error::io(what))
+        Request::Logs { namespace, name, container } => {
+            lab.pod_logs(&namespace, &name, container.as_deref()).map(Value::String)
         }
         Request::AgentLog { node } => lab.node(&node).and_then(|node| {
             let what = format!("the agent of {} has no log", node.name);
@@ -136,6 +143,9 @@ fn serve_one(
         }),
         Request::Status => Ok(status(lab)),
         Request::Fail { what, node, heal } => runtime.block_on(fail(lab, what, node, heal)),
+        Request::Upgrade { node, program } => {
+            runtime.block_on(lab.upgrade_agent(&node, &program)).map(|()| Value::Null)
+        }
         Request::Apply { text } => {
             let applied = Manifests::parse("(what was sent)", &text).and_then(|m| lab.apply(&m));
             applied.map(|()| Value::Null)
@@ -187,14 +197,6 @@ async fn exec(
     Ok(json!({"code": ended.code().unwrap_or(137)}))
 }
 
-/// Carries bytes between a caller and the API.
-async fn tunnel(stream: UnixStream) -> io::Result<()> {
-    stream.set_nonblocking(true)?;
-    let mut stream = tokio::net::UnixStream::from_std(stream)?;
-    let mut api = tokio::net::TcpStream::connect(api_address()).await?;
-    tokio::io::copy_bidirectional(&mut stream, &mut api).await.map(drop)
-}
-
 async fn fail(lab: &Lab, what: Failure, node: Option<String>, heal: bool) -> Result<Value> {
     let node = node.unwrap_or_default();
     match (what, heal) {
@@ -224,7 +226,8 @@ fn status(lab: &Lab) -> Value {
                 (_, false) => "link cut",
                 _ => "up",
             };
-            json!({"name": node.name, "addresses": node.addresses(), "state": state, "agent": agent})
+            json!({"name": node.name, "addresses": node.addresses(), "state": state, "agent": agent,
+                "agentPid": node.agent_pid(), "agentProgram": node.agent_program()})
         })
         .collect();
     let networks = list("knit.dev/v1alpha1", "Network");
@@ -275,11 +278,9 @@ pub fn ask(
     })
 }
 
-/// A connection to the API of the lab at `socket`.
-pub fn api(socket: &Path) -> io::Result<UnixStream> {
-    let mut stream = send(socket, &Request::Api, &[])?;
-    stream.read_exact(&mut [0])?;
-    Ok(stream)
+/// Has the lab at `socket` serve its API on a connection that was accepted here.
+pub fn hand_over(socket: &Path, connection: &TcpStream) -> io::Result<()> {
+    send(socket, &Request::Api, &[connection.as_fd()]).map(drop)
 }
 
 fn send(socket: &Path, request: &Request, streams: &[BorrowedFd<'_>]) -> io::Result<UnixStream> {

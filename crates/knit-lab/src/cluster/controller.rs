@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Lab;
 use super::error::{Error, Result};
 use super::manifests::{self, DEFAULT_SUBNETS};
-use super::objects;
+use super::objects::{self, NETWORK};
 
 /// Starts it, and waits until the default Network is there.
 pub(crate) async fn start(lab: &Lab) -> Result<()> {
@@ -31,7 +31,6 @@ pub(crate) async fn start(lab: &Lab) -> Result<()> {
 
 /// Waits until the default Network has its number.
 async fn wait_for_default(lab: &Lab) -> Result<()> {
-    const NETWORK: objects::KindName = ("knit.dev/v1alpha1", "Network");
     let limit = Duration::from_secs(10);
     let end = tokio::time::Instant::now() + limit;
     let mut changes = objects::Changes::of(lab.store(), &[NETWORK]);

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 
 use super::Lab;
+use super::events::{self, Mood, Speaker};
 use super::objects::{self, Changes, DEPLOYMENT, NODE, POD, SERVICE, SLICE, selects};
 use crate::api::object::Object;
 use crate::api::{ApiError, Store, WriteOptions};
@@ -35,7 +36,12 @@ pub(crate) async fn schedule(lab: Lab) {
             let options =
                 WriteOptions { manager: "knit-lab-scheduler".to_owned(), ..WriteOptions::default() };
             match lab.store().bind(pod.namespace(), pod.name(), node, &options) {
-                Ok(_) => *count += 1,
+                Ok(_) => {
+                    *count += 1;
+                    let who = Speaker { component: "knit-lab-scheduler", node: "" };
+                    let words = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
+                    events::say(lab.store(), pod, who, Mood::Normal, "Scheduled", &words);
+                }
                 Err(error) => tracing::debug!(%error, pod = pod.name(), "a pod was not bound"),
             }
         }

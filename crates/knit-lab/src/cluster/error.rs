@@ -80,6 +80,16 @@ pub enum Error {
         /// The name that was given.
         name: String,
     },
+    /// A pod has no such container.
+    #[error("pod {pod} has no container {name}: it has {has}")]
+    NoSuchContainer {
+        /// The pod.
+        pod: String,
+        /// The name that was given.
+        name: String,
+        /// The containers that there are.
+        has: String,
+    },
     /// Something did not come to be in time.
     #[error("after {seconds} s {what}{details}")]
     TooLate {

@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use ipnet::IpNet;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::{Error, Result};
-use super::{objects, wire};
-use crate::api::admission::FieldValidation;
+use super::objects::{self, NETWORK};
+use super::wire;
+use crate::api::admission::{FieldValidation, take_unknown};
 use crate::api::object::meta;
 use crate::api::patch::PatchType;
-use crate::api::{Store, StoreOptions, WriteOptions};
+use crate::api::{ApiError, Store, StoreOptions, WriteOptions};
 
 /// The default Network of a lab, unless its manifests say otherwise.
 pub const DEFAULT_SUBNETS: [&str; 2] = ["10.244.0.0/16", "fd44::/64"];
@@ -74,11 +75,36 @@ impl Manifests {
 
     /// Checks everything against an API of its own, and ranges against each other. Nothing is started for this.
     pub fn check(&self) -> Result<()> {
+        self.check_beside(&Self::default())
+    }
+
+    /// Checks everything as [`Self::check`] does, where the namespaces and Networks of a running lab are there already.
+    pub(crate) fn check_in(&self, store: &Store) -> Result<()> {
+        let mut there = Self::default();
+        for kind in [("v1", "Namespace"), NETWORK] {
+            let known = |object: &Value| {
+                self.objects.iter().any(|o| o["kind"] == kind.1 && meta(o, "name") == meta(object, "name"))
+            };
+            for object in objects::list(store, kind).iter().filter(|object| !known(&object.value)) {
+                let (name, labels) = (object.name(), &object.value["metadata"]["labels"]);
+                there
+                    .objects
+                    .push(json!({"apiVersion": kind.0, "kind": kind.1, "spec": object.value["spec"],
+                    "metadata": {"name": name, "labels": labels}}));
+            }
+        }
+        self.check_beside(&there)
+    }
+
+    fn check_beside(&self, there: &Self) -> Result<()> {
         let options = StoreOptions::with_crds(&knit_api::crds())
             .map_err(|error| Error::io("the CRDs cannot be written as JSON")(error.into()))?;
         let scratch = Store::new(&options).map_err(|error| Error::Api(error.into()))?;
+        there.apply(&scratch)?;
         self.apply(&scratch)?;
-        self.check_ranges(&options.service_cidrs)?;
+        let mut all = there.clone();
+        all.extend(self.clone());
+        all.check_ranges(&options.service_cidrs)?;
         self.check_annotations(&scratch)
     }
 
@@ -100,7 +126,7 @@ impl Manifests {
 
     /// Whether the Networks that pods ask for exist, and let their namespace attach.
     fn check_annotations(&self, scratch: &Store) -> Result<()> {
-        let network = |name: &str| objects::get(scratch, ("knit.dev/v1alpha1", "Network"), "", name);
+        let network = |name: &str| objects::get(scratch, NETWORK, "", name);
         for object in &self.objects {
             let pod = match object["kind"].as_str() {
                 Some("Pod") => object,
@@ -170,7 +196,7 @@ impl Manifests {
 pub(crate) fn apply(store: &Store, object: &Value) -> Result<()> {
     let kind_name = object["kind"].as_str().unwrap_or_default().to_owned();
     let name = meta(object, "name").to_owned();
-    let refused = |error: crate::api::ApiError| Error::Refused {
+    let refused = |error: ApiError| Error::Refused {
         kind: kind_name.clone(),
         name: name.clone(),
         error: Box::new(error),
@@ -181,6 +207,12 @@ pub(crate) fn apply(store: &Store, object: &Value) -> Result<()> {
         (true, "") => "default",
         (true, namespace) => namespace,
     };
+    // An apply that meets an unknown field says less about it.
+    let unknown =
+        take_unknown(&kind, &mut object.clone()).map_err(|why| refused(ApiError::bad_request(why)))?;
+    if let Some(field) = unknown.first() {
+        return Err(refused(ApiError::bad_request(format!("unknown field {field:?}"))));
+    }
     let options = WriteOptions {
         manager: "knit-lab".to_owned(),
         validation: FieldValidation::Strict,
@@ -289,6 +321,24 @@ mod tests {
             check(&(network("red", "10.77.0.0/24") + &pod("knit.dev/networks", r#"[{"name": "red"}]"#)));
         assert!(said.contains("Network red, which does not let namespace default attach"), "{said}");
         assert_eq!(check(&pod("knit.dev/primary", "default")), "");
+    }
+
+    #[test]
+    fn what_a_running_lab_has_is_known() {
+        let store = Store::new(&StoreOptions::with_crds(&knit_api::crds()).unwrap()).unwrap();
+        let there =
+            network("red", "10.77.0.0/24") + "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n";
+        Manifests::parse("test", &there).unwrap().apply(&store).unwrap();
+        let check = |text: &str| Manifests::parse("test", text).and_then(|m| m.check_in(&store));
+        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: team}\nspec: {containers: [{name: c, image: x}]}\n";
+        check(pod).unwrap();
+        let said = check(&pod.replace("team", "nowhere")).unwrap_err().to_string();
+        assert!(said.contains("nowhere"), "{said}");
+        check(&network("red", "10.78.0.0/24")).unwrap();
+        let annotated =
+            pod.replace("namespace: team", "namespace: team, annotations: {knit.dev/networks: red}");
+        let said = check(&annotated).unwrap_err().to_string();
+        assert!(said.contains("Network red, which does not let namespace team attach"), "{said}");
     }
 
     #[test]

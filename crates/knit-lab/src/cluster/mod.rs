@@ -9,12 +9,14 @@ pub mod control;
 mod controller;
 mod controllers;
 pub mod error;
+mod events;
 pub mod manifests;
 pub mod node;
 mod objects;
 mod pods;
 mod probe;
 pub mod shim;
+mod wait;
 pub mod wire;
 
 use std::collections::BTreeMap;
@@ -36,8 +38,8 @@ pub use manifests::Manifests;
 pub use node::Node;
 pub use pods::RunningPod;
 
-use crate::api::{Config, Handle, Server, Store, StoreOptions};
-use controllers::is_ready;
+use crate::api::{Config, Handle, Server, Store, StoreOptions, log};
+use node::Wanted;
 use objects::{NODE, POD};
 use shim::Shim;
 use wire::Wire;
@@ -91,8 +93,8 @@ struct Inner {
 impl Lab {
     /// Starts the API and the nodes, and waits until pods can be given networks on all of them.
     pub async fn start(options: Options) -> Result<Self> {
-        let log = options.dir.join("log");
-        std::fs::create_dir_all(&log).map_err(Error::io(format!("{} cannot be made", log.display())))?;
+        let logs = options.dir.join("log");
+        std::fs::create_dir_all(&logs).map_err(Error::io(format!("{} cannot be made", logs.display())))?;
         let crds = StoreOptions::with_crds(&knit_api::crds())
             .map_err(|error| Error::io("the CRDs cannot be written as JSON")(error.into()))?;
         let store = Store::new(&crds).map_err(|error| Error::Api(error.into()))?;
@@ -188,9 +190,37 @@ impl Lab {
         self.inner.counter.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The log of a pod's processes.
-    pub fn pod_log(&self, namespace: &str, name: &str) -> PathBuf {
-        self.inner.options.dir.join("log").join(format!("{namespace}_{name}.log"))
+    /// Where the output of pods goes.
+    fn logs(&self) -> PathBuf {
+        self.inner.options.dir.join("log")
+    }
+
+    /// What a pod's processes have printed: one container's, or all of them one after another.
+    pub fn pod_logs(&self, namespace: &str, name: &str, container: Option<&str>) -> Result<String> {
+        let who = format!("{namespace}/{name}");
+        let pod = objects::get(self.store(), POD, namespace, name);
+        let pod = pod.ok_or_else(|| Error::NoSuchPod { name: who.clone() })?;
+        let containers = pod.value["spec"]["containers"].as_array().into_iter().flatten();
+        let names: Vec<&str> = containers.filter_map(|c| c["name"].as_str()).collect();
+        let wanted: Vec<&str> = match container {
+            Some(one) if !names.contains(&one) => {
+                return Err(Error::NoSuchContainer { pod: who, name: one.to_owned(), has: names.join(", ") });
+            }
+            Some(one) => vec![one],
+            None => names,
+        };
+        let mut text = String::new();
+        for one in &wanted {
+            if wanted.len() > 1 {
+                text.push_str(&format!("== container {one}\n"));
+            }
+            match std::fs::read(log::file(&self.logs(), &pod, one)) {
+                Ok(printed) => text.push_str(&String::from_utf8_lossy(&printed)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::io(format!("the log of pod {who} cannot be read"))(error)),
+            }
+        }
+        Ok(text)
     }
 
     /// Where everything of the lab is kept.
@@ -200,48 +230,8 @@ impl Lab {
 
     /// Applies manifests, after all of them were checked.
     pub fn apply(&self, manifests: &Manifests) -> Result<()> {
-        manifests.check()?;
+        manifests.check_in(self.store())?;
         manifests.apply(self.store())
-    }
-
-    /// Waits until these pods, or all, are ready; `tell` hears of each that becomes so.
-    pub async fn wait_for_pods(&self, limit: Duration, mut tell: impl FnMut(&str)) -> Result<()> {
-        let end = Instant::now() + limit;
-        let mut changes = objects::Changes::of(self.store(), &[POD, objects::DEPLOYMENT]);
-        let mut told = std::collections::BTreeSet::new();
-        loop {
-            let pods = objects::list(self.store(), POD);
-            for pod in pods.iter().filter(|pod| is_ready(pod)) {
-                let name = format!("{}/{}", pod.namespace(), pod.name());
-                if told.insert(name.clone()) {
-                    tell(&name);
-                }
-            }
-            let through = |pod: &crate::api::object::Object| pod.value["status"]["phase"] == "Succeeded";
-            let waiting: Vec<_> = pods.iter().filter(|pod| !is_ready(pod) && !through(pod)).collect();
-            let deployments = objects::list(self.store(), objects::DEPLOYMENT);
-            let complete = deployments.iter().all(|d| {
-                d.value["status"]["readyReplicas"].as_u64().unwrap_or(0)
-                    >= d.value["spec"]["replicas"].as_u64().unwrap_or(1)
-            });
-            if waiting.is_empty() && complete {
-                return Ok(());
-            }
-            if tokio::time::timeout_at(end, changes.wait()).await.is_err() {
-                let describe = |pod: &&Arc<crate::api::object::Object>| {
-                    let status = &pod.value["status"];
-                    let why = status["message"]
-                        .as_str()
-                        .or_else(|| status["containerStatuses"][0]["state"]["waiting"]["message"].as_str());
-                    format!("\n  {}/{}: {}", pod.namespace(), pod.name(), why.unwrap_or("no word of it yet"))
-                };
-                return Err(Error::TooLate {
-                    seconds: limit.as_secs(),
-                    what: "some pods are not ready".to_owned(),
-                    details: waiting.iter().map(describe).collect(),
-                });
-            }
-        }
     }
 
     /// A pod that runs.
@@ -289,7 +279,7 @@ impl Lab {
         let mut server = self.inner.server.lock().await;
         match (up, server.take()) {
             (true, None) => {
-                let config = Config { listen: api_address(), ..Config::default() };
+                let config = Config { listen: api_address(), logs: Some(self.logs()), ..Config::default() };
                 let handle = Server::serve(self.store().clone(), &config).await.map_err(Error::Api)?;
                 *server = Some(handle);
             }
@@ -299,16 +289,34 @@ impl Lab {
         Ok(())
     }
 
+    /// Serves the API on a connection that was accepted outside; while the API is away, it is closed.
+    pub async fn serve_api(&self, connection: std::net::TcpStream) -> std::io::Result<()> {
+        match self.inner.server.lock().await.as_ref() {
+            Some(server) => server.serve_connection(connection),
+            None => Ok(()),
+        }
+    }
+
     /// Ends a node's agent with SIGKILL.
     pub async fn kill_agent(&self, node: &str) -> Result<()> {
-        self.node(node)?.set_agent(false).await;
+        self.node(node)?.set_agent(Wanted::Killed).await;
         Ok(())
+    }
+
+    /// Replaces a node's agent by that of another program: the old one is asked to end, the new one takes over.
+    pub async fn upgrade_agent(&self, node: &str, program: &Path) -> Result<()> {
+        let found = self.node(node)?;
+        std::fs::metadata(program)
+            .map_err(Error::io(format!("{} cannot be the agent of {node}", program.display())))?;
+        found.set_program(program.to_owned());
+        found.set_agent(Wanted::Ended).await;
+        self.start_agent(node).await
     }
 
     /// Starts a node's agent, and waits until it serves.
     pub async fn start_agent(&self, node: &str) -> Result<()> {
         let node = self.node(node)?;
-        node.set_agent(true).await;
+        node.set_agent(Wanted::Running).await;
         self.wait_for_agent(&node).await
     }
 
@@ -325,7 +333,7 @@ impl Lab {
     pub async fn lose_node(&self, name: &str) -> Result<()> {
         let node = self.node(name)?;
         node.cut();
-        node.set_agent(false).await;
+        node.set_agent(Wanted::Killed).await;
         self.pods().lose(name).await;
         let (wire, lost) = (self.clone(), Arc::clone(&node));
         blocking("a node was not taken away", move || lost.lose(&wire.inner.wire)).await?;

@@ -19,11 +19,17 @@ use super::wire::{self, Wire};
 /// How long an agent that ended by itself is left alone before it is started again.
 const RESTART: Duration = Duration::from_millis(200);
 
+/// How long an agent that is asked to end may take for that.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// What is to become of an agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Wanted {
+pub(crate) enum Wanted {
     Running,
-    Stopped,
+    /// Ended with SIGKILL, as a crash would: pods must not notice.
+    Killed,
+    /// Asked to end, as for an upgrade.
+    Ended,
 }
 
 /// A node.
@@ -35,6 +41,8 @@ pub struct Node {
     pub index: u16,
     dir: PathBuf,
     state: Mutex<State>,
+    /// The program that its agent is, where it is not the lab's own.
+    program: Mutex<Option<PathBuf>>,
     wanted: watch::Sender<Wanted>,
     agent_pid: watch::Sender<Option<u32>>,
 }
@@ -62,7 +70,8 @@ impl Node {
             index,
             dir,
             state: Mutex::default(),
-            wanted: watch::Sender::new(Wanted::Stopped),
+            program: Mutex::default(),
+            wanted: watch::Sender::new(Wanted::Killed),
             agent_pid: watch::Sender::new(None),
         }
     }
@@ -90,6 +99,16 @@ impl Node {
     /// The process of its agent, while there is one.
     pub fn agent_pid(&self) -> Option<u32> {
         *self.agent_pid.borrow()
+    }
+
+    /// The program that its agent runs, as the kernel names it.
+    pub fn agent_program(&self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/{}/exe", self.agent_pid()?)).ok()
+    }
+
+    /// Has its agent be this program from its next start on.
+    pub(crate) fn set_program(&self, program: PathBuf) {
+        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = Some(program);
     }
 
     /// The agent's run-time directory.
@@ -174,16 +193,15 @@ impl Node {
                 Ok(mut child) => {
                     drop(namespace);
                     self.agent_pid.send_replace(child.id());
-                    let ended = tokio::select! {
-                        ended = child.wait() => Some(ended),
-                        _ = wanted.wait_for(|wanted| *wanted == Wanted::Stopped) => None,
+                    let how = tokio::select! {
+                        _ = child.wait() => None,
+                        how = wanted.wait_for(|wanted| *wanted != Wanted::Running) => how.ok().map(|how| *how),
                     };
-                    if ended.is_none() {
-                        // As a crash would: pods must not notice.
-                        let _ = child.kill().await;
+                    if let Some(how) = how {
+                        end(&mut child, how).await;
                     }
                     self.agent_pid.send_replace(None);
-                    if ended.is_none() {
+                    if how.is_some() {
                         continue;
                     }
                 }
@@ -193,18 +211,19 @@ impl Node {
         }
     }
 
-    /// Starts the agent, or ends it with SIGKILL.
-    pub(crate) async fn set_agent(&self, running: bool) {
+    /// Starts the agent, or ends it and waits for that.
+    pub(crate) async fn set_agent(&self, wanted: Wanted) {
         let mut pid = self.agent_pid.subscribe();
-        self.wanted.send_replace(if running { Wanted::Running } else { Wanted::Stopped });
-        if !running {
+        self.wanted.send_replace(wanted);
+        if wanted != Wanted::Running {
             let _ = pid.wait_for(Option::is_none).await;
         }
     }
 
     fn spawn_agent(&self, namespace: &NetNs, how: &AgentCommand) -> Result<Child> {
         let addresses: Vec<String> = self.addresses().iter().map(IpAddr::to_string).collect();
-        let mut command = Command::new(&how.program);
+        let other = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut command = Command::new(other.as_ref().unwrap_or(&how.program));
         command
             .arg("node")
             .args(["--node-name", &self.name, "--node-ip", &addresses.join(","), "--api-url", &how.api])
@@ -222,6 +241,19 @@ impl Node {
             .kill_on_drop(true);
         spawn_in(namespace, command, &format!("the agent of {}", self.name))
     }
+}
+
+/// Ends an agent, and waits for that.
+async fn end(child: &mut Child, how: Wanted) {
+    let pid = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
+    if how == Wanted::Ended
+        && let Some(pid) = pid
+        && rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_ok()
+        && tokio::time::timeout(GRACE, child.wait()).await.is_ok()
+    {
+        return;
+    }
+    let _ = child.kill().await;
 }
 
 /// A file to add lines to.

@@ -19,6 +19,7 @@ pub(crate) const POD: KindName = ("v1", "Pod");
 pub(crate) const NODE: KindName = ("v1", "Node");
 pub(crate) const SERVICE: KindName = ("v1", "Service");
 pub(crate) const DEPLOYMENT: KindName = ("apps/v1", "Deployment");
+pub(crate) const NETWORK: KindName = ("knit.dev/v1alpha1", "Network");
 pub(crate) const SLICE: KindName = ("discovery.k8s.io/v1", "EndpointSlice");
 
 /// All objects of a kind.

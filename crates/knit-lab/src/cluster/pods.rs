@@ -18,10 +18,12 @@ use tokio::task::JoinSet;
 use super::Lab;
 use super::container::{Contained, built_in, next_change};
 use super::error::{Error, Result};
+use super::events::{self, Mood, Speaker};
 use super::node::{Node, append};
 use super::objects::{self, Changes, POD};
 use super::probe::Target;
 use super::shim::{Sandbox, Shim};
+use crate::api::log;
 use crate::api::object::Object;
 
 /// How long processes get to end by themselves where the pod does not say less.
@@ -271,18 +273,12 @@ impl Worker {
     fn report(&self, reason: &str, message: &str) {
         let status = json!({"phase": "Pending", "reason": reason, "message": message});
         self.set_status(&status);
-        let event = json!({
-            "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": message,
-            "metadata": {"generateName": format!("{}.", self.pod.name()), "namespace": self.pod.namespace()},
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": self.pod.namespace(),
-                "name": self.pod.name(), "uid": self.pod.uid()},
-            "source": {"component": "knit-lab", "host": self.node.name},
-            "firstTimestamp": crate::api::store::seconds(self.lab.store().now()),
-            "lastTimestamp": crate::api::store::seconds(self.lab.store().now()), "count": 1,
-        });
-        if let Err(error) = self.lab.store().create_object(event) {
-            tracing::debug!(%error, "an event was refused");
-        }
+        self.say(Mood::Warning, reason, message);
+    }
+
+    fn say(&self, mood: Mood, reason: &str, message: &str) {
+        let who = Speaker { component: "kubelet", node: &self.node.name };
+        events::say(self.lab.store(), &self.pod, who, mood, reason, message);
     }
 
     fn set_status(&self, status: &Value) {
@@ -302,7 +298,7 @@ impl Worker {
             children.push(Contained::new(container.clone()));
         }
         for contained in &mut children {
-            contained.start(self.command(&contained.container, addresses), namespace, &self.now());
+            self.start_container(contained, namespace, addresses);
         }
         self.write_running(&children, addresses);
         loop {
@@ -330,6 +326,7 @@ impl Worker {
             .map_or(GRACE, Duration::from_secs);
         let grace = if *self.stop.borrow() == Stop::Lost { Duration::ZERO } else { grace.min(GRACE) };
         for contained in &mut children {
+            self.say(Mood::Normal, "Killing", &format!("Stopping container {}", contained.name()));
             contained.end(grace).await;
         }
     }
@@ -346,10 +343,23 @@ impl Worker {
         } else if contained.due.is_none() {
             let pause = Duration::from_millis(200) * 2_u32.saturating_pow(contained.restarts.min(6));
             contained.due = Some(tokio::time::Instant::now() + pause);
+            self.say(
+                Mood::Warning,
+                "BackOff",
+                &format!("Back-off restarting failed container {}", contained.name()),
+            );
         } else {
             contained.due = None;
             contained.restarts += 1;
-            contained.start(self.command(&contained.container, addresses), namespace, &self.now());
+            self.start_container(contained, namespace, addresses);
+        }
+    }
+
+    fn start_container(&self, contained: &mut Contained, namespace: &Arc<NetNs>, addresses: &[IpAddr]) {
+        contained.start(self.command(&contained.container, addresses), namespace, &self.now());
+        match &contained.problem {
+            None => self.say(Mood::Normal, "Started", &format!("Started container {}", contained.name())),
+            Some(problem) => self.say(Mood::Warning, "Failed", &format!("Error: {problem}")),
         }
     }
 
@@ -447,7 +457,11 @@ impl Worker {
                 command.env(name, value);
             }
         }
-        let log = self.lab.pod_log(self.pod.namespace(), self.pod.name());
+        let name = container["name"].as_str().unwrap_or_default();
+        let log = log::file(&self.lab.logs(), &self.pod, name);
+        let dir = log.parent().unwrap_or(&log);
+        std::fs::create_dir_all(dir)
+            .map_err(Error::io(format!("directory {} cannot be made", dir.display())))?;
         command.stdout(append(&log)?).stderr(append(&log)?);
         Ok(command)
     }

@@ -7,7 +7,7 @@ use knit_kernel::addr::Address;
 use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::route::Route;
-use knit_kernel::{Handle, IfName, Op};
+use knit_kernel::{Handle, IfName, Mac, Op};
 
 use super::error::{Error, Result};
 
@@ -44,6 +44,8 @@ impl Wire {
     pub fn lay() -> Result<Self> {
         let handle = Handle::current().map_err(Error::kernel("the wire"))?;
         let mut link = NewLink::bridge(name("wire")?, Bridge::default());
+        // A bridge without an address of its own takes that of a port, and another one when that port goes.
+        link.mac = Some(mac(u16::MAX));
         link.up = true;
         let made = handle.create_link(&link).map_err(Error::kernel("the wire"))?;
         let lo = handle.index_of(&name("lo")?).map_err(Error::kernel("the wire"))?;
@@ -57,7 +59,9 @@ impl Wire {
     /// Joins a namespace to the wire: its `eth0` gets these addresses.
     pub fn plug(&self, node: &str, index: u16, space: &NetNs) -> Result<()> {
         let failed = || Error::kernel(format!("the link of node {node}"));
-        let mut link = NewLink::veth(port(index)?, Peer::new(name("eth0")?, space));
+        // A machine that boots again has the address it had: others need not find out.
+        let eth0 = Peer { mac: Some(mac(index)), ..Peer::new(name("eth0")?, space) };
+        let mut link = NewLink::veth(port(index)?, eth0);
         link.master = Some(self.bridge);
         link.up = true;
         self.handle.create_link(&link).map_err(failed())?;
@@ -96,6 +100,12 @@ impl Wire {
     pub fn gateway() -> IpAddr {
         IpAddr::from([172, 20, 255, 254])
     }
+}
+
+/// The hardware address of a node, locally administered.
+fn mac(index: u16) -> Mac {
+    let [high, low] = index.to_be_bytes();
+    Mac([0x02, 0x6b, 0x6e, 0x74, high, low])
 }
 
 fn port(index: u16) -> Result<IfName> {

@@ -1,4 +1,4 @@
-//! The commands that talk to a running lab: down, status, exec, logs, kubeconfig, fail, apply.
+//! The commands that talk to a running lab: down, status, exec, logs, kubeconfig, fail, upgrade, apply.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,6 +52,10 @@ pub struct LogsArgs {
     #[arg(value_name = "[NAMESPACE/]POD|NODE")]
     what: String,
 
+    /// One container of the pod; all if left out
+    #[arg(short, long)]
+    container: Option<String>,
+
     #[command(flatten)]
     which: Which,
 }
@@ -69,6 +73,24 @@ pub struct ApplyArgs {
     /// The manifests
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Replace the agents, one after another, by those of another `knit`
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  # As a DaemonSet's rolling update does: each agent is asked to end, and the new one takes over; pods do not notice
+  knit lab upgrade ./target/release/knit")]
+pub struct UpgradeArgs {
+    /// The other program
+    #[arg(value_name = "PROGRAM")]
+    program: PathBuf,
+
+    /// Only these nodes; all if left out
+    #[arg(value_name = "NODE")]
+    nodes: Vec<String>,
 
     #[command(flatten)]
     which: Which,
@@ -151,7 +173,7 @@ pub fn logs(args: &LogsArgs) -> Result<ExitCode> {
     let request = if is_node {
         Request::AgentLog { node: args.what.clone() }
     } else {
-        Request::Logs { namespace, name }
+        Request::Logs { namespace, name, container: args.container.clone() }
     };
     let text = place.ask(&request, false)?;
     knit_output::print(text.as_str().unwrap_or_default())?;
@@ -200,6 +222,23 @@ pub fn fail(args: &FailArgs) -> Result<ExitCode> {
             std::thread::park_timeout(end.saturating_duration_since(Instant::now()));
         }
         place.ask(&request(true), false)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn upgrade(args: &UpgradeArgs) -> Result<ExitCode> {
+    let place = args.which.place()?;
+    let program = std::fs::canonicalize(&args.program)
+        .with_context(|| format!("{} cannot be found", args.program.display()))?;
+    let mut nodes = args.nodes.clone();
+    if nodes.is_empty() {
+        let status = place.ask(&Request::Status, false)?;
+        let all = status["nodes"].as_array().into_iter().flatten();
+        nodes.extend(all.filter_map(|node| node["name"].as_str().map(str::to_owned)));
+    }
+    for node in nodes {
+        place.ask(&Request::Upgrade { node: node.clone(), program: program.clone() }, false)?;
+        knit_output::print(&format!("{node}: its agent is now {}\n", program.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

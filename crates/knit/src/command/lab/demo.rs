@@ -12,7 +12,8 @@ use owo_colors::OwoColorize as _;
 use serde_json::Value;
 
 use super::inside::inside;
-use super::map;
+use super::map::Map;
+use super::picture;
 
 /// What the demo applies.
 pub const MANIFESTS: &str = include_str!("demo.yaml");
@@ -84,9 +85,10 @@ impl Demo {
         self.service().await?;
         self.agents_die(&pods).await?;
 
-        say(&format!("\n{}\n", map::text(&self.lab, &pods)))?;
+        let map = Map::of(&self.lab, &pods);
+        say(&format!("\n{}\n", map.text()))?;
         if let Some(path) = svg {
-            std::fs::write(path, map::svg(&self.lab, &pods))
+            std::fs::write(path, picture::svg(&map))
                 .with_context(|| format!("the map cannot be written to {}", path.display()))?;
             say(&format!("The map as a picture: {}\n", path.display()))?;
         }
@@ -176,9 +178,9 @@ impl Demo {
     /// A Service in each tenant, served by that tenant's own router.
     async fn service(&self) -> Result<()> {
         let mut lines = Vec::new();
+        self.lab.wait_for_services(Duration::from_secs(5)).await?;
         for tenant in ["red", "blue"] {
             let address = self.cluster_ip(tenant, "web")?;
-            self.wait_for_service(tenant, &address).await?;
             let answers = self.ask(tenant, &address, 80, &["--count", "40"]).await?;
             let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
             for line in answers.lines() {
@@ -194,18 +196,6 @@ impl Demo {
         }
         self.step("services", "a Service in each tenant balances over its own pods")?;
         lines.iter().try_for_each(|line| say(&format!("         {line}\n")))
-    }
-
-    /// A proxy programs endpoints a moment after the pods are ready.
-    async fn wait_for_service(&self, tenant: &str, address: &IpAddr) -> Result<()> {
-        let end = Instant::now() + Duration::from_secs(5);
-        loop {
-            match self.ask(tenant, address, 80, &["--count", "4"]).await {
-                Err(error) if Instant::now() > end => return Err(error),
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-                Ok(_) => return Ok(()),
-            }
-        }
     }
 
     /// Numbered datagrams across nodes while the agents of both are killed and started again.

@@ -4,6 +4,7 @@ mod client;
 pub mod demo;
 mod inside;
 mod map;
+mod picture;
 mod place;
 mod serve;
 mod talk;
@@ -45,6 +46,8 @@ enum Command {
     Kubeconfig(client::KubeconfigArgs),
     /// Break something, or mend it again
     Fail(client::FailArgs),
+    /// Replace the agents, one after another, by those of another `knit`
+    Upgrade(client::UpgradeArgs),
     /// The built-in server of pods that name no command
     #[command(hide = true)]
     Serve(serve::Args),
@@ -67,6 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Apply(args) => client::apply(&args),
         Command::Kubeconfig(args) => client::kubeconfig(&args),
         Command::Fail(args) => client::fail(&args),
+        Command::Upgrade(args) => client::upgrade(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Ask(args) => talk::ask(&args),
         Command::Stream(args) => talk::stream(&args),

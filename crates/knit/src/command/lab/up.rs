@@ -1,7 +1,7 @@
 //! `knit lab up`: starts a lab in the background and tells how that goes. The lab itself is [`run`].
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -20,6 +20,8 @@ use super::place::{Place, Which};
 
 /// How long pods may take until they are ready.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long Services may take until they answer, once pods are ready.
+const SERVICES: Duration = Duration::from_secs(10);
 /// What the running lab says last to who started it.
 const READY: &str = "ready";
 
@@ -134,16 +136,13 @@ fn run_lab(args: &Args, place: &Place) -> Result<ExitCode> {
             let _ = rustix::process::setsid();
         }
         let lock = place.take()?;
-        let api = TcpListener::bind((Ipv4Addr::LOCALHOST, args.api_port)).with_context(|| {
-            format!(
-                "port {} of 127.0.0.1 is taken: give another one with --api-port, or none for any free one",
-                args.api_port
-            )
-        })?;
-        let url = format!("http://{}", api.local_addr().context("the API's port is not known")?);
-        std::fs::write(place.kubeconfig(), knit_lab::api::server::kubeconfig(&url))
-            .with_context(|| format!("{} cannot be written", place.kubeconfig().display()))?;
-        outside = Some((lock, api));
+        match open_api(args.api_port, place) {
+            Ok(api) => outside = Some((lock, api)),
+            Err(error) => {
+                place.remove(lock);
+                return Err(error);
+            }
+        }
     }
     let (lock, api) = outside.map_or((None, None), |(lock, api)| (Some(lock), Some(api)));
     let socket = place.socket();
@@ -168,21 +167,24 @@ fn run_lab(args: &Args, place: &Place) -> Result<ExitCode> {
     done
 }
 
-/// Carries connections to the API of a lab, which is in a network of its own.
+/// Listens where `kubectl` will ask, and writes that down.
+fn open_api(port: u16, place: &Place) -> Result<TcpListener> {
+    let api = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).with_context(|| {
+        format!(
+            "port {port} of 127.0.0.1 is taken: give another one with --api-port, or none for any free one"
+        )
+    })?;
+    let url = format!("http://{}", api.local_addr().context("the API's port is not known")?);
+    std::fs::write(place.kubeconfig(), knit_lab::api::server::kubeconfig(&url))
+        .with_context(|| format!("{} cannot be written", place.kubeconfig().display()))?;
+    Ok(api)
+}
+
+/// Hands connections to the API of a lab, which is in a network of its own.
 fn forward(api: &TcpListener, socket: &std::path::Path) {
-    for outer in api.incoming().flatten() {
-        let Ok(inner) = control::api(socket) else { continue };
-        let both = || Ok::<_, std::io::Error>((outer.try_clone()?, inner.try_clone()?));
-        let Ok((mut outer2, mut inner2)) = both() else { continue };
-        let (mut outer, mut inner): (TcpStream, _) = (outer, inner);
-        std::thread::spawn(move || {
-            let _ = std::io::copy(&mut outer, &mut inner);
-            let _ = inner.shutdown(std::net::Shutdown::Write);
-        });
-        std::thread::spawn(move || {
-            let _ = std::io::copy(&mut inner2, &mut outer2);
-            let _ = outer2.shutdown(std::net::Shutdown::Both);
-        });
+    for connection in api.incoming().flatten() {
+        // While the lab does not take it, the connection is closed.
+        let _ = control::hand_over(socket, &connection);
     }
 }
 
@@ -197,8 +199,11 @@ async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<Exit
         tell(&format!("{} nodes are up", args.nodes));
         let manifests = args.manifests()?;
         lab.apply(&manifests)?;
-        let pods = lab.wait_for_pods(PATIENCE, |pod| tell(&format!("pod {pod} is ready"))).await;
-        if let Err(error) = pods {
+        let ready = async {
+            lab.wait_for_pods(PATIENCE, |pod| tell(&format!("pod {pod} is ready"))).await?;
+            lab.wait_for_services(SERVICES).await
+        };
+        if let Err(error) = ready.await {
             // The lab stays, so that one can look.
             tell(&format!("warning: {error}"));
         }

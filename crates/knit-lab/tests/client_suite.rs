@@ -60,11 +60,12 @@ async fn suite(config: Config) {
     server_side_apply(&client, &ns).await;
     watches(&client, &ns).await;
     selectors_and_pages(&client, &ns).await;
-    finalizers_and_owners(&client, &ns).await;
     services(&client, &ns).await;
     events(&client, &ns).await;
     custom_resources(&client, &ns).await;
     discovery(&client).await;
+    // What follows is the work of controllers, which a bare API server does not have.
+    finalizers_and_owners(&client, &ns).await;
 
     namespaces.delete(&ns, &DeleteParams::default()).await.unwrap();
     eventually("the namespace is gone", || async { namespaces.get_opt(&ns).await.unwrap().is_none() }).await;
@@ -134,6 +135,9 @@ async fn objects(client: &Client, ns: &str) {
     configs.delete("one", &DeleteParams::default()).await.unwrap();
     assert_eq!(status(configs.delete("one", &DeleteParams::default()).await).code, 404);
 
+    let everywhere: Api<ConfigMap> = Api::all(client.clone());
+    assert_eq!(status(everywhere.create(&post, &config_map("x", &[])).await).code, 405, "which namespace?");
+
     let secrets: Api<Secret> = Api::namespaced(client.clone(), ns);
     let secret = secrets
         .create(&post, &object(&json!({"metadata": {"name": "s"}, "stringData": {"k": "v"}})))
@@ -161,6 +165,16 @@ async fn patches(client: &Client, ns: &str) {
     let patch: Patch<Value> = Patch::Json(serde_json::from_value(ops).unwrap());
     let moved = configs.patch("p", &params, &patch).await.unwrap();
     assert_eq!(moved.data.unwrap().keys().cloned().collect::<Vec<_>>(), ["c", "d"]);
+    for (patch, code) in [
+        (json!({"data": {"a": {}}}), 422),
+        (json!({"metadata": {"uid": "another"}}), 422),
+        (json!({"metadata": {"name": "another"}}), 400),
+        (json!({"metadata": {"labels": {"a b": "c"}}}), 422),
+        (json!({"metadata": {"finalizers": ["unqualified"]}}), 422),
+    ] {
+        let refused = status(configs.patch("p", &params, &Patch::Merge(patch.clone())).await);
+        assert_eq!(refused.code, code, "{patch}: {refused:?}");
+    }
     let stale = Patch::Merge(json!({"metadata": {"resourceVersion": "1"}, "data": {"z": "1"}}));
     assert_eq!(status(configs.patch("p", &params, &stale).await).code, 409);
 
@@ -220,7 +234,11 @@ async fn server_side_apply(client: &Client, ns: &str) {
     let unknown = Patch::Apply(
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ssa"}, "dat": {}}),
     );
-    assert!(matches!(status(configs.patch("ssa", &strict, &unknown).await).code, 400 | 500));
+    let refused = status(configs.patch("ssa", &strict, &unknown).await);
+    assert_eq!(refused.code, 500);
+    assert!(refused.message.contains(".dat: field not declared in schema"), "{}", refused.message);
+    let nobody = configs.patch("ssa", &PatchParams::default(), &config(json!({}))).await;
+    assert_eq!(status(nobody).code, 422, "who applies must say who that is");
 }
 
 async fn watches(client: &Client, ns: &str) {
@@ -489,7 +507,8 @@ async fn custom_resources(client: &Client, ns: &str) {
         ..PatchParams::default()
     };
     let unknown = Patch::Merge(json!({"spec": {"typo": 1}}));
-    assert_eq!(status(widgets.patch("a", &strict, &unknown).await).code, 400);
+    let refused = status(widgets.patch("a", &strict, &unknown).await);
+    assert_eq!((refused.code, refused.details.unwrap().causes[0].field.as_str()), (422, "patch"));
     let spec = Patch::Merge(json!({"spec": {"size": 3, "fixed": "f"}, "status": {"phase": "no"}}));
     let patched = widgets.patch("a", &merge, &spec).await.unwrap();
     assert_eq!((patched.metadata.generation, patched.data.get("status")), (Some(2), None));

@@ -1,0 +1,7 @@
+//! What agent, controller, proxy and shim promise together, each on a lab of its own: real agents, real pods, no root.
+
+mod faults;
+mod pods;
+mod refused;
+mod support;
+mod upgrade;

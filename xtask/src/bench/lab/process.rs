@@ -1,0 +1,75 @@
+//! What the processes of a lab use, read from /proc: a lab is a tree of processes below the one that was started.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+/// One process.
+pub struct Process {
+    id: u32,
+    /// User and system time, of itself and of its children that have ended, in ticks.
+    ticks: u64,
+    command: String,
+}
+
+/// The kernel counts CPU time for /proc in hundredths of a second, on every architecture that Linux knows.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// A process and all below it.
+pub fn tree(root: u32) -> Result<Vec<Process>> {
+    let mut parents: BTreeMap<u32, (u32, Process)> = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").context("/proc cannot be read")? {
+        let name = entry.context("/proc cannot be read")?.file_name();
+        let Some(id) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // One that has ended meanwhile is counted by its parent.
+        if let Some((parent, process)) = read(id) {
+            parents.insert(id, (parent, process));
+        }
+    }
+    let below = |mut id: u32| {
+        while id != root {
+            match parents.get(&id) {
+                Some((parent, _)) if *parent != 0 => id = *parent,
+                _ => return false,
+            }
+        }
+        true
+    };
+    let inside: Vec<u32> = parents.keys().copied().filter(|id| below(*id)).collect();
+    Ok(inside.into_iter().filter_map(|id| parents.remove(&id)).map(|(_, process)| process).collect())
+}
+
+fn read(id: u32) -> Option<(u32, Process)> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; what follows the last one are numbers from field 3 on.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok());
+    let ticks = [14, 15, 16, 17].into_iter().map(number).sum::<Option<u64>>()?;
+    let command = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    Some((u32::try_from(number(4)?).ok()?, Process { id, ticks, command }))
+}
+
+impl Process {
+    /// The CPU time of it, and of its children that have ended.
+    pub fn cpu(&self) -> Result<Duration> {
+        Ok(Duration::from_millis(self.ticks * 1000 / TICKS_PER_SECOND))
+    }
+
+    /// Whether it is a node agent.
+    pub fn is_agent(&self) -> bool {
+        self.command.contains(" node --node-name ")
+    }
+
+    /// Its resident memory, in MiB.
+    pub fn resident(&self) -> Result<f64> {
+        let path = format!("/proc/{}/status", self.id);
+        let status = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+        let kib = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+        Ok(kib.unwrap_or(0.0) / 1024.0)
+    }
+}
