@@ -3,16 +3,30 @@
 
 use std::io::Write as _;
 use std::process::Stdio;
+use std::sync::Arc;
 
+use knit_lab::api::exec::{Exec, pipe_all};
 use knit_lab::api::{Config, Handle, Server, StoreOptions};
 use tokio::io::AsyncWriteExt as _;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 struct Kubectl {
     server: Handle,
     kubeconfig: tempfile::NamedTempFile,
     home: tempfile::TempDir,
     logs: tempfile::TempDir,
+}
+
+/// Runs what is for a pod right here.
+#[derive(Debug)]
+struct Here;
+
+impl Exec for Here {
+    fn start(&self, _: &str, _: &str, _: &str, line: &[String]) -> Result<Child, String> {
+        let mut command = Command::new(&line[0]);
+        pipe_all(command.args(&line[1..]).kill_on_drop(true));
+        command.spawn().map_err(|error| format!("{}: {error}", line[0]))
+    }
 }
 
 fn program() -> std::ffi::OsString {
@@ -32,7 +46,9 @@ impl Kubectl {
         }
         let store = StoreOptions::with_crds(&knit_api::crds()).unwrap();
         let logs = tempfile::tempdir().unwrap();
-        let config = Config { store, logs: Some(logs.path().to_owned()), ..Config::default() };
+        let exec: Arc<dyn Exec> = Arc::new(Here);
+        let config =
+            Config { store, logs: Some(logs.path().to_owned()), exec: Some(exec), ..Config::default() };
         let server = Server::start(config).await.unwrap();
         let mut kubeconfig = tempfile::NamedTempFile::new().unwrap();
         kubeconfig.write_all(server.kubeconfig().as_bytes()).unwrap();
@@ -44,7 +60,8 @@ impl Kubectl {
         let mut child = Command::new(program())
             .arg("--kubeconfig")
             .arg(self.kubeconfig.path())
-            .args(words.split_whitespace())
+            // A blank that is part of a word is written as one that does not break.
+            .args(words.split(' ').map(|word| word.replace('\u{a0}', " ")))
             .env("HOME", self.home.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -194,8 +211,12 @@ async fn pods(k: &Kubectl) {
     let text = k.refused("-n team logs p -c c", "").await;
     assert!(text.contains("container c is not valid for pod p"), "{text}");
     assert!(k.refused("-n team logs none", "").await.contains("NotFound"));
-    let text = k.refused("-n team exec p -c b -- true", "").await;
-    assert!(text.contains("knit lab exec"), "{text}");
+    assert_eq!(k.ok("-n team exec p -c b -- echo hello", "").await, "hello\n");
+    assert_eq!(k.ok("-n team exec -i p -c b -- cat", "in and out").await, "in and out");
+    let (text, good) = k.run("-n team exec p -c b -- sh -c exit\u{a0}7", "").await;
+    assert!(!good && text.contains("exit code 7"), "{text}");
+    let text = k.refused("-n team exec p -c b -- no-such-program", "").await;
+    assert!(text.contains("no-such-program"), "{text}");
     // Until the pod is through.
     let end = async {
         let mut grown = std::fs::OpenOptions::new().append(true).open(&file).unwrap();

@@ -58,7 +58,7 @@ async fn answers_on_a_unix_socket_and_refuses_nonsense() {
     let body = http_body_util::Full::new(bytes::Bytes::from(huge));
     let too_large =
         hyper::Request::post("/api/v1/namespaces/default/configmaps").body(body).expect("a valid request");
-    let served = Served { store: server.store().clone(), logs: None };
+    let served = Served { store: server.store().clone(), logs: None, exec: None };
     let answer = handle(served, too_large).await;
     assert_eq!(answer.status().as_u16(), 413);
 

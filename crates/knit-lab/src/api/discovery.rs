@@ -104,6 +104,7 @@ fn subresources(kind: &Kind) -> Vec<Subresource<'_>> {
     if kind.is("", "Pod") {
         out.push(("binding", ("", "v1", "Binding"), &["create"]));
         out.push(("eviction", ("policy", "v1", "Eviction"), &["create"]));
+        out.push(("exec", ("", "v1", "PodExecOptions"), &["create", "get"]));
         out.push(("log", ("", "v1", "Pod"), &["get"]));
     }
     out

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::admission::Part;
 use super::event::line;
+use super::exec::Exec;
 use super::kinds::Kind;
 use super::object::{Object, at, meta};
 use super::patch::PatchType;
@@ -25,7 +26,7 @@ use super::stream::{Encoder, WatchStream};
 use super::table::{partial, table};
 use super::watch::WatchParams;
 use super::write::{WriteOptions, Written};
-use super::{discovery, log, openapi};
+use super::{discovery, exec, log, openapi};
 
 /// The body of an answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -65,6 +66,8 @@ pub struct Served {
     pub store: Store,
     /// Where the output of pods goes, if somebody runs them: see [`super::log`].
     pub logs: Option<PathBuf>,
+    /// Who runs commands in pods, if anybody does.
+    pub exec: Option<Arc<dyn Exec>>,
 }
 
 /// Answers one request. Never fails: what goes wrong is a Status object.
@@ -73,6 +76,8 @@ where
     B: hyper::body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let mut request = request;
+    let upgrade = hyper::upgrade::on(&mut request);
     let (parts, body) = request.into_parts();
     let body = match Limited::new(body, MAX_BODY).collect().await {
         Ok(body) => body.to_bytes(),
@@ -81,7 +86,7 @@ where
             return failure(&ApiError::new(413, "RequestEntityTooLarge", why));
         }
     };
-    let Served { store, logs } = served;
+    let Served { store, logs, exec } = served;
     let call = Call {
         store,
         method: parts.method,
@@ -90,18 +95,23 @@ where
         body,
     };
     let path = parts.uri.path();
-    let answer = match log_of(path) {
-        Some((namespace, name)) if call.method == Method::GET => {
+    let (log_of, exec_in) = (pod_of(path, "/log"), pod_of(path, "/exec"));
+    let answer = match (log_of, exec_in) {
+        (Some((namespace, name)), _) if call.method == Method::GET => {
             log::answer(&call.store, logs.as_deref(), &namespace, &name, &call.query).await
+        }
+        (_, Some((namespace, name))) if matches!(call.method, Method::GET | Method::POST) => {
+            let pod = (namespace.as_str(), name.as_str());
+            exec::answer(&call.store, exec.as_deref(), pod, &call.query, &call.headers, upgrade)
         }
         _ => call.route(path),
     };
     answer.unwrap_or_else(|error| failure(&error))
 }
 
-/// The namespace and name of the pod whose log a path names.
-fn log_of(path: &str) -> Option<(String, String)> {
-    let rest = path.strip_prefix("/api/v1/namespaces/")?.strip_suffix("/log")?;
+/// The namespace and name of the pod of which a path names this subresource.
+fn pod_of(path: &str, subresource: &str) -> Option<(String, String)> {
+    let rest = path.strip_prefix("/api/v1/namespaces/")?.strip_suffix(subresource)?;
     let (namespace, name) = rest.split_once("/pods/")?;
     (!namespace.contains('/') && !name.contains('/')).then(|| (decode(namespace), decode(name)))
 }
@@ -215,10 +225,8 @@ impl Call {
                 self.store.delete(kind, ns, name, &self.query.delete_options(&body["deleteOptions"]))?;
                 return Ok(json_response(201, &success(kind, name, "")));
             }
-            Some(which @ ("exec" | "attach" | "portforward")) if kind.is("", "Pod") => {
-                let why = format!(
-                    "{which} is not served by the lab's API; `knit lab exec {ns}/{name} -- COMMAND` runs a command"
-                );
+            Some(which @ ("attach" | "portforward")) if kind.is("", "Pod") => {
+                let why = format!("{which} is not served by the lab's API");
                 return Err(ApiError::new(501, "NotImplemented", why));
             }
             Some(_) => return Err(ApiError::no_such_path()),

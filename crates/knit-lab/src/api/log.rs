@@ -92,7 +92,7 @@ pub(super) async fn answer(
 }
 
 /// Which container is meant: the one that is named, the only one, or the pod's default one.
-fn container(pod: &Object, named: &str) -> Result<String> {
+pub(super) fn container(pod: &Object, named: &str) -> Result<String> {
     let names: Vec<&str> = list_at(&pod.value, "spec.containers")
         .iter()
         .filter_map(|container| container["name"].as_str())

@@ -10,6 +10,7 @@ pub mod builtin;
 pub mod cel;
 pub mod discovery;
 pub mod event;
+pub mod exec;
 pub mod fields;
 pub mod http;
 pub mod jsonpath;
@@ -33,6 +34,7 @@ pub mod stream;
 pub mod table;
 pub mod validate;
 pub mod watch;
+pub mod websocket;
 pub mod write;
 
 pub use server::{Config, Handle, Server, StartError};

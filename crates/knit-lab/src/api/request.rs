@@ -71,7 +71,11 @@ impl Target {
 
 /// The query of a request.
 #[derive(Debug, Clone, Default)]
-pub struct Query(HashMap<String, String>);
+pub struct Query {
+    values: HashMap<String, String>,
+    /// The words of `command`, which comes once for each.
+    command: Vec<String>,
+}
 
 impl Query {
     /// Decodes the text after `?`.
@@ -80,12 +84,21 @@ impl Query {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             (decode(&key.replace('+', " ")), decode(&value.replace('+', " ")))
         };
-        Self(text.split('&').filter(|part| !part.is_empty()).map(pair).collect())
+        let pairs: Vec<(String, String)> =
+            text.split('&').filter(|part| !part.is_empty()).map(pair).collect();
+        let command =
+            pairs.iter().filter(|(key, _)| key == "command").map(|(_, value)| value.clone()).collect();
+        Self { values: pairs.into_iter().collect(), command }
+    }
+
+    /// The words of the command that is to be run.
+    pub fn command(&self) -> &[String] {
+        &self.command
     }
 
     /// A parameter, empty where it is missing.
     pub fn get(&self, name: &str) -> &str {
-        self.0.get(name).map_or("", String::as_str)
+        self.values.get(name).map_or("", String::as_str)
     }
 
     /// A flag.

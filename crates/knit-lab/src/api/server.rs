@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -11,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::exec::Exec;
 use super::http::{Served, handle};
 use super::kinds::CrdError;
 use super::store::{Store, StoreOptions};
@@ -26,6 +28,8 @@ pub struct Config {
     pub store: StoreOptions,
     /// Where the output of pods goes, if somebody runs them: see [`super::log`].
     pub logs: Option<PathBuf>,
+    /// Who runs commands in pods, if anybody does.
+    pub exec: Option<Arc<dyn Exec>>,
 }
 
 impl Default for Config {
@@ -35,6 +39,7 @@ impl Default for Config {
             unix_socket: None,
             store: StoreOptions::default(),
             logs: None,
+            exec: None,
         }
     }
 }
@@ -99,7 +104,7 @@ impl Server {
         };
         let (stop, stopped) = watch::channel(false);
         let (handed, connections) = mpsc::unbounded_channel();
-        let served = Served { store: store.clone(), logs: config.logs.clone() };
+        let served = Served { store: store.clone(), logs: config.logs.clone(), exec: config.exec.clone() };
         let task = tokio::spawn(accept(served, tcp, unix, connections, stopped));
         Ok(Handle { addr, store, handed, stop, task: Some(task) })
     }
@@ -205,7 +210,9 @@ where
         let served = served.clone();
         async move { Ok::<_, Infallible>(handle(served, request).await) }
     });
-    if let Err(error) = http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).await {
+    let connection =
+        http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).with_upgrades();
+    if let Err(error) = connection.await {
         tracing::debug!(%error, "a connection ended early");
     }
 }

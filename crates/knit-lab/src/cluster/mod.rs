@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -38,6 +38,7 @@ pub use manifests::Manifests;
 pub use node::Node;
 pub use pods::RunningPod;
 
+use crate::api::exec::{Exec, pipe_all};
 use crate::api::{Config, Handle, Server, Store, StoreOptions, log};
 use node::Wanted;
 use objects::{NODE, POD};
@@ -279,7 +280,12 @@ impl Lab {
         let mut server = self.inner.server.lock().await;
         match (up, server.take()) {
             (true, None) => {
-                let config = Config { listen: api_address(), logs: Some(self.logs()), ..Config::default() };
+                let config = Config {
+                    listen: api_address(),
+                    logs: Some(self.logs()),
+                    exec: Some(Arc::new(Commands(Arc::downgrade(&self.inner)))),
+                    ..Config::default()
+                };
                 let handle = Server::serve(self.store().clone(), &config).await.map_err(Error::Api)?;
                 *server = Some(handle);
             }
@@ -412,6 +418,25 @@ impl Lab {
             kind: "Node".to_owned(),
             name: node.name.clone(),
             error: Box::new(error),
+        })
+    }
+}
+
+/// Runs the commands that come through the API. The lab owns the server, so the server does not own the lab.
+#[derive(Debug)]
+struct Commands(Weak<Inner>);
+
+impl Exec for Commands {
+    fn start(&self, namespace: &str, name: &str, _: &str, line: &[String]) -> Result<Child, String> {
+        let lab = Lab { inner: self.0.upgrade().ok_or("the lab is ending")? };
+        let started = lab.pod(namespace, name).and_then(|pod| {
+            let mut command = lab.pod_command(&pod, line);
+            pipe_all(&mut command);
+            lab.spawn_in_pod(&pod, command)
+        });
+        started.map_err(|error| {
+            let source = std::error::Error::source(&error).map(|s| format!(": {s}")).unwrap_or_default();
+            format!("{error}{source}")
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The part of a kubelet: each pod that has a node gets a namespace, its networks through the shim, and its processes;
 //! its status says how it goes; when it is deleted, everything is taken back in the reverse order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -113,10 +113,10 @@ pub(crate) async fn run(lab: Lab) {
 /// Starts a worker for each pod that needs one, and tells the others to stop.
 fn pass(lab: &Lab, workers: &mut JoinSet<()>) {
     let pods = objects::list(lab.store(), POD);
+    let wanted: HashSet<&str> = pods.iter().filter(|pod| !pod.is_deleting()).map(|pod| pod.uid()).collect();
     let mut running = lab.pods().running();
     for (uid, entry) in running.iter() {
-        let keep = pods.iter().any(|pod| pod.uid() == uid && !pod.is_deleting());
-        if !keep {
+        if !wanted.contains(uid.as_str()) {
             entry.stop.send_if_modified(|stop| {
                 *stop == Stop::No && {
                     *stop = Stop::Orderly;
@@ -125,7 +125,7 @@ fn pass(lab: &Lab, workers: &mut JoinSet<()>) {
             });
         }
     }
-    for pod in pods {
+    for pod in &pods {
         let Some(node) = pod.value["spec"]["nodeName"].as_str().and_then(|node| lab.node(node).ok()) else {
             continue;
         };
@@ -133,7 +133,7 @@ fn pass(lab: &Lab, workers: &mut JoinSet<()>) {
             continue;
         }
         if pod.is_deleting() {
-            objects::delete(lab.store(), POD, &pod, Some(0));
+            objects::delete(lab.store(), POD, pod, Some(0));
             continue;
         }
         if matches!(pod.value["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
@@ -154,7 +154,7 @@ fn pass(lab: &Lab, workers: &mut JoinSet<()>) {
         };
         let (stop, ended) = (entry.stop.subscribe(), Arc::clone(&entry.ended));
         running.insert(pod.uid().to_owned(), entry);
-        let lab = lab.clone();
+        let (lab, pod) = (lab.clone(), Arc::clone(pod));
         workers.spawn(async move {
             Worker::new(lab.clone(), node, Arc::clone(&pod), stop).run().await;
             lab.pods().running().remove(pod.uid());

@@ -30,9 +30,9 @@ impl Load {
 
 /// Pods are created and their statuses patched, by several writers at once. The pods belong to a node that is not there, so
 /// that nobody runs them.
-pub fn writes(host: String) -> Result<Load> {
+pub fn writes(host: &str) -> Result<Load> {
     let started = Instant::now();
-    each_writer(&host, |client, writer, index| {
+    each_writer(host, |client, writer, index| {
         let pods = "/api/v1/namespaces/default/pods";
         let name = format!("bench-{writer}-{index}");
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": "bench"}},
@@ -51,12 +51,11 @@ pub fn writes(host: String) -> Result<Load> {
 }
 
 /// ConfigMaps are created by several writers, and seen by many watches.
-pub fn events(host: String) -> Result<Load> {
+pub fn events(host: &str) -> Result<Load> {
     let path = "/api/v1/namespaces/default/configmaps";
-    let watches =
-        (0..WATCHES).map(|_| watch(&host, path)).collect::<Result<Vec<JoinHandle<Result<()>>>>>()?;
+    let watches = (0..WATCHES).map(|_| watch(host, path)).collect::<Result<Vec<JoinHandle<Result<()>>>>>()?;
     let started = Instant::now();
-    each_writer(&host, |client, writer, index| {
+    each_writer(host, |client, writer, index| {
         let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"k": "v"},
             "metadata": {"name": format!("bench-{writer}-{index}")}});
         client.send("POST", path, "application/json", &object, 201)

@@ -31,7 +31,7 @@ pub fn run() -> Result<Vec<Row>> {
     rows.push(Row::new(BENCH, "empty", "rss", memory.own, "MiB").goal(Goal::AtMost(30.0)));
     rows.push(Row::new(BENCH, "empty, one agent", "rss", memory.agent, "MiB"));
     let before = lab.cpu()?;
-    let writes = api::writes(lab.api()?)?;
+    let writes = api::writes(&lab.api()?)?;
     rows.push(
         Row::new(BENCH, "pods created and patched", "rate", writes.rate(), "per s")
             .goal(Goal::AtLeast(2000.0)),
@@ -39,7 +39,7 @@ pub fn run() -> Result<Vec<Row>> {
     let spent = lab.cpu()? - before;
     rows.push(Row::new(BENCH, "pods created and patched", "cpu each", micros(spent, writes.count), "us"));
     let before = lab.cpu()?;
-    let events = api::events(lab.api()?)?;
+    let events = api::events(&lab.api()?)?;
     let case = format!("watch events, {} watches", api::WATCHES);
     rows.push(Row::new(BENCH, &case, "rate", events.rate(), "per s").goal(Goal::AtLeast(20_000.0)));
     rows.push(Row::new(BENCH, &case, "cpu each", micros(lab.cpu()? - before, events.count), "us"));

@@ -17,6 +17,8 @@ const WIRE: usize = 64;
 
 const INK: &str = "#1f2733";
 const FAINT: &str = "#667085";
+/// The outline of pods whose address another Network has, too.
+const TWIN: &str = "#e0a100";
 const OTHERS: [&str; 4] = ["#2e8b57", "#b8860b", "#8e44ad", "#008b8b"];
 
 /// Draws a map as SVG.
@@ -24,7 +26,7 @@ pub fn svg(map: &Map) -> String {
     let bands = bands(map);
     let cards: usize = HEAD + bands.iter().map(|band| band.height + PANEL_GAP).sum::<usize>() + 4;
     let width = 2 * MARGIN + map.nodes.len() * CARD + map.nodes.len().saturating_sub(1) * GAP;
-    let height = TITLE + cards + WIRE + MARGIN + 34;
+    let height = TITLE + cards + WIRE + MARGIN + if has_twins(map) { 54 } else { 34 };
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
          font-family=\"Inter, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\" font-size=\"13\" fill=\"{INK}\">\n\
@@ -69,8 +71,23 @@ pub fn svg(map: &Map) -> String {
         width / 2,
         wire + 28,
     );
+    if has_twins(map) {
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{MARGIN}\" y=\"{}\" width=\"26\" height=\"16\" rx=\"5\" fill=\"#ffffff\" stroke=\"{TWIN}\" \
+             stroke-width=\"2\"/>\n<text x=\"{}\" y=\"{}\" fill=\"{FAINT}\" font-size=\"12\">a pod of another Network has \
+             the same address</text>",
+            wire + 46,
+            MARGIN + 36,
+            wire + 58,
+        );
+    }
     svg.push_str("</svg>\n");
     svg
+}
+
+fn has_twins(map: &Map) -> bool {
+    map.nodes.iter().flat_map(|node| node.routers.values().flatten()).any(|pod| pod.twin)
 }
 
 /// One Network across all nodes.
@@ -101,8 +118,7 @@ fn bands(map: &Map) -> Vec<Band<'_>> {
 
 fn title(map: &Map) -> String {
     let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-    let twins = map.nodes.iter().flat_map(|node| node.routers.values().flatten()).any(|pod| pod.twin);
-    let same = if twins { ", the same addresses" } else { "" };
+    let same = if has_twins(map) { ", the same addresses" } else { "" };
     format!("{}, {}{same}", count(map.nodes.len(), "node"), count(map.networks.len(), "Network"))
 }
 
@@ -128,7 +144,7 @@ fn panel(svg: &mut String, card: usize, band: &Band<'_>, node: &Node) {
     );
     let mut top = y + PANEL_HEAD;
     for pod in pods {
-        let outline = if pod.twin { ("#e0a100", "2") } else { ("#d5dbe5", "1") };
+        let outline = if pod.twin { (TWIN, "2") } else { ("#d5dbe5", "1") };
         row(svg, (x, top, width), ("pod", &pod.name, &pod.address), outline);
         top += ROW;
     }
