@@ -2,8 +2,8 @@
 
 mod bench;
 mod generate;
+mod image;
 mod kube;
-#[allow(dead_code)] // Until the image and the test bed, which come next, use it.
 mod oci;
 mod shim;
 
@@ -26,6 +26,8 @@ enum Command {
     Bench(bench::Args),
     /// A Kubernetes cluster on this machine, to try Knit on
     Kube(kube::Args),
+    /// Builds Knit's own image, as an OCI archive
+    Image(image::Args),
     /// Builds the CNI shim as one small static file
     Shim(shim::Args),
 }
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Kube(args) => kube::run(args),
+        Command::Image(args) => image::run(&args),
         Command::Shim(args) => shim::run(&args),
     };
     match result {

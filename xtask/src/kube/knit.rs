@@ -1,12 +1,12 @@
 //! Knit on the bed, as a user installs it: its image, and an overlay of `deploy/`.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use super::bed::Bed;
+use super::net;
 
 /// How long all nodes may take to be Ready after the manifests were applied.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -14,18 +14,30 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Builds Knit's image, loads it, applies `deploy/overlays/OVERLAY` and waits until all nodes are Ready.
 pub fn install(bed: &Bed, overlay: &str) -> Result<()> {
     bed.load_image(&image()?)?;
+    if !bed.options().kube_proxy {
+        // Nothing serves the API server's ClusterIP before Knit does: docs/install.md.
+        bed.apply(&api_server())?;
+    }
     let overlay = root().join("deploy/overlays").join(overlay);
     let overlay = overlay.to_str().context("the overlay's path")?;
-    bed.kubectl(&["apply", "--server-side", "-k", overlay])?;
+    bed.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", overlay])?;
     bed.wait_for_nodes(LIMIT)
+}
+
+/// Where the API server is, for Knit's own pods.
+fn api_server() -> String {
+    let (address, port) = (net::control_plane_v4(), net::API_PORT);
+    format!(
+        "{{apiVersion: v1, kind: Namespace, metadata: {{name: knit-system}}}}\n---\n\
+         {{apiVersion: v1, kind: ConfigMap, metadata: {{name: knit-api-server, namespace: knit-system}}, \
+         data: {{KUBERNETES_SERVICE_HOST: '{address}', KUBERNETES_SERVICE_PORT: '{port}'}}}}\n"
+    )
 }
 
 /// The image of the sources as they are.
 pub fn image() -> Result<PathBuf> {
-    let file = root().join("target/image/knit.tar");
-    let mut command = Command::new("/proc/self/exe");
-    let status = command.args(["image", "--out"]).arg(&file).status().context("cannot build Knit's image")?;
-    ensure!(status.success(), "Knit's image was not built ({status})");
+    let file = crate::shim::target_dir().join("image/knit.tar");
+    crate::image::build(&file, &[crate::image::NAME], false).context("Knit's image was not built")?;
     Ok(file)
 }
 
