@@ -154,6 +154,17 @@ impl Metrics {
         }
     }
 
+    /// Counts an answer to /healthz or /livez.
+    #[cfg(feature = "server")]
+    pub fn probed(&self, probe: crate::health::Probe) {
+        use crate::health::Probe;
+        let (family, code) = match probe {
+            Probe::Healthz(code) => (&self.healthz, code),
+            Probe::Livez(code) => (&self.livez, code),
+        };
+        family.get_or_create(&Code { code }).inc();
+    }
+
     /// What counts an engine's work.
     #[must_use]
     pub fn observer(&self) -> Box<dyn Observer + Send> {

@@ -11,7 +11,7 @@ use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
 use knit_proxy::backend::Outcome;
 use knit_proxy::engine::{EngineConfig, Observer, Run};
-use knit_proxy::health::{CheckPlaces, Health, serve_checks_at};
+use knit_proxy::health::{CheckPlaces, Health, serve_checks_at, serve_proxy};
 use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
@@ -45,7 +45,7 @@ pub(crate) struct Proxy {
     pub namespace: NsId,
     /// What it was told about where it is.
     pub facts: Facts,
-    checks: AbortHandle,
+    servers: Vec<AbortHandle>,
 }
 
 /// Where an instance is. For the node's own namespace there is nothing to know.
@@ -74,6 +74,9 @@ pub(crate) struct News {
 
 /// A change waits this long at most, or the proxy is unwell (rule 55).
 const UNWELL: Duration = Duration::from_secs(60);
+
+/// How long to wait before a port that could not be opened is tried again.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Is called when a state changes that people see.
 pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
@@ -158,17 +161,20 @@ impl Instance {
         }
     }
 
-    /// It was started: its health check ports are served, on the node's addresses.
+    /// It was started: its health check ports are served, on the node's addresses, and for the default Network the
+    /// health of the proxy.
     pub(crate) fn started(
         &mut self,
-        running: knit_proxy_nft::Running,
-        namespace: NsId,
-        facts: Facts,
+        (running, namespace, facts): (knit_proxy_nft::Running, NsId, Facts),
         node: Arc<NetNs>,
+        healthz: Option<SocketAddr>,
     ) {
-        let bind = move |at: SocketAddr| {
-            node.run(|| std::net::TcpListener::bind(at)).map_err(std::io::Error::other).flatten()
-        };
+        let mut servers = Vec::new();
+        if let Some(at) = healthz.filter(|_| self.router.is_none()) {
+            let serving = serve_healthz(Arc::clone(&node), at, self.health.clone(), self.metrics.clone());
+            servers.push(tokio::spawn(serving).abort_handle());
+        }
+        let bind = move |at: SocketAddr| listen(&node, at);
         let addresses = self.router.is_some().then(|| facts.ends.node.clone());
         let places = CheckPlaces { addresses, bind: Box::new(bind) };
         let checks = serve_checks_at(self.health.clone(), places, |service, address, error| {
@@ -176,8 +182,8 @@ impl Instance {
                 "Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}"
             );
         });
-        let checks = tokio::spawn(checks).abort_handle();
-        self.running = Some(Proxy { running, namespace, facts, checks });
+        servers.push(tokio::spawn(checks).abort_handle());
+        self.running = Some(Proxy { running, namespace, facts, servers });
     }
 }
 
@@ -245,7 +251,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.checks.abort();
+        self.servers.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -268,6 +274,32 @@ impl Observer for Teller {
             // Without a supervisor the agent is stopping.
             let _ = self.news.send(News { id: self.id, full: run.full, ports });
         }
+    }
+}
+
+fn listen(node: &NetNs, at: SocketAddr) -> std::io::Result<std::net::TcpListener> {
+    node.run(|| std::net::TcpListener::bind(at)).map_err(std::io::Error::other).flatten()
+}
+
+/// Answers /healthz and /livez; tries again while somebody else has the port.
+async fn serve_healthz(node: Arc<NetNs>, at: SocketAddr, health: Health, metrics: Metrics) {
+    let mut told = false;
+    loop {
+        let opened = listen(&node, at).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            tokio::net::TcpListener::from_std(listener)
+        });
+        let count = metrics.clone();
+        let ended = match opened {
+            Ok(listener) => serve_proxy(listener, health.clone(), move |probe| count.probed(probe)).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended
+            && !std::mem::replace(&mut told, true)
+        {
+            tracing::warn!("/healthz of the service proxy cannot be answered on {at}: {error}");
+        }
+        tokio::time::sleep(RETRY).await;
     }
 }
 

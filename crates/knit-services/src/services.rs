@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +40,13 @@ pub struct Config {
     pub namespace: NetNs,
     /// Which Networks are served.
     pub mode: Mode,
+    /// Where /healthz and /livez are answered as kube-proxy does, while this agent serves the default Network: load
+    /// balancers outside ask there whether to use this node. Nowhere if there is none.
+    pub healthz: Option<SocketAddr>,
 }
+
+/// Where kube-proxy answers /healthz unless told otherwise.
+pub const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 10256);
 
 /// The service proxies of a node.
 #[derive(Debug)]

@@ -196,8 +196,8 @@ impl Supervisor {
         };
         let Some(instance) = self.instances.get_mut(&id) else { return };
         match started {
-            Ok(Some((running, namespace, facts))) => {
-                instance.started(running, namespace, facts, Arc::clone(&self.node));
+            Ok(Some(started)) => {
+                instance.started(started, Arc::clone(&self.node), self.config.healthz);
                 if self.told.is_some() {
                     self.replay(id);
                 }

@@ -247,14 +247,14 @@ pub async fn wait(what: &str, look: impl FnMut() -> Result<(), String>) {
 }
 
 /// What a health check port answers.
-pub fn http(from: &NetNs, to: (IpAddr, u16)) -> String {
+pub fn http(from: &NetNs, to: (IpAddr, u16), path: &str) -> String {
     let to = SocketAddr::new(to.0, to.1);
     let mut stream = match from.run(|| TcpStream::connect_timeout(&to, WAIT)).expect("in") {
         Ok(stream) => stream,
         Err(error) => return error.to_string(),
     };
     stream.set_read_timeout(Some(WAIT)).expect("a timeout");
-    let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let _ = write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let mut text = String::new();
     let _ = stream.read_to_string(&mut text);
     text

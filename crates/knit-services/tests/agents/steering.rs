@@ -204,13 +204,18 @@ fn load_balancers_external_addresses_and_nodes_without_pods() {
         for (node, code, count) in [(A, 200, 1), (B, 503, 0)] {
             for address in node {
                 wait(&format!("health check on {address}"), || {
-                    let text = http(&client, (ip(address), 32001));
+                    let text = http(&client, (ip(address), 32001), "/");
                     let good = text.starts_with(&format!("HTTP/1.1 {code}"))
                         && text.contains(&format!("\"localEndpoints\":{count}"));
                     if good { Ok(()) } else { Err(text) }
                 })
                 .await;
             }
+        }
+        // What load balancers ask of the node as a whole, as kube-proxy answers it.
+        for node in A {
+            let text = http(&client, (ip(node), knit_services::HEALTHZ.port()), "/healthz");
+            assert!(text.starts_with("HTTP/1.1 200") && text.contains("\"nodeEligible\":true"), "{text}");
         }
         for (greedy, node) in [(greedy[0], A[0]), (greedy[1], A[0])] {
             via(&client, greedy, ip(node));

@@ -52,7 +52,8 @@ impl Node {
             output: Some(self.dir.join("status")),
             ..FolderOptions::new(self.objects.clone())
         };
-        let services = Config { node: self.name.to_owned(), namespace: clone(), mode: Mode::Auto };
+        let healthz = Some(knit_services::HEALTHZ);
+        let services = Config { node: self.name.to_owned(), namespace: clone(), mode: Mode::Auto, healthz };
         let config = AgentConfig {
             core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),
             socket: self.socket(),

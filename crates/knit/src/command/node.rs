@@ -80,6 +80,11 @@ pub struct Args {
     #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Auto)]
     services: Services,
 
+    /// Where /healthz of the service proxy is answered, which load balancers outside ask; as kube-proxy, and only while
+    /// the default Network's Services are served here
+    #[arg(long, env = "KNIT_SERVICES_HEALTHZ_ADDR", value_name = "ADDRESS:PORT", default_value_t = knit_services::HEALTHZ)]
+    services_healthz_addr: SocketAddr,
+
     /// Seconds to wait for an agent that is being replaced
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
@@ -133,6 +138,8 @@ async fn serve(args: Args) -> Result<()> {
 }
 
 fn config(args: Args) -> Result<AgentConfig> {
+    let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let proxy = service_proxy(&args, &namespace)?;
     let source = if let Some(path) = args.objects_from {
         Source::Folder(FolderOptions { output: args.objects_to, ..FolderOptions::new(path) })
     } else if let Some(url) = args.api_url {
@@ -144,8 +151,6 @@ fn config(args: Args) -> Result<AgentConfig> {
     };
     let run_dir = std::path::absolute(&args.run_dir).context("the run-time directory cannot be named")?;
     let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
-    let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
-    let proxy = service_proxy(args.services, &args.node_name, &namespace)?;
     let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
     let make = move |addresses| -> knit_runtime::Result<Arc<dyn Runtime>> {
         let mut config = knit_linux::Config::new(node, addresses, namespace);
@@ -165,14 +170,15 @@ fn config(args: Args) -> Result<AgentConfig> {
     })
 }
 
-fn service_proxy(who: Services, node: &str, namespace: &NetNs) -> Result<Option<Arc<dyn ServiceProxy>>> {
-    let mode = match who {
+fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn ServiceProxy>>> {
+    let mode = match args.services {
         Services::Auto => knit_services::Mode::Auto,
         Services::On => knit_services::Mode::On,
         Services::Off => return Ok(None),
     };
     let namespace =
         namespace.try_clone().context("this process's network namespace cannot be opened again")?;
-    let config = knit_services::Config { node: node.to_owned(), namespace, mode };
+    let (node, healthz) = (args.node_name.clone(), Some(args.services_healthz_addr));
+    let config = knit_services::Config { node, namespace, mode, healthz };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
 }

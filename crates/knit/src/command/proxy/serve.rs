@@ -12,8 +12,8 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_output::{Note, note};
 use knit_proxy::backend::Backend;
 use knit_proxy::engine::{Engine, Observer, run};
-use knit_proxy::health::{Health, Probe, serve_checks, serve_proxy};
-use knit_proxy::metrics::{Code, Metrics};
+use knit_proxy::health::{Health, serve_checks, serve_proxy};
+use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{NodeInfo, Problem};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::{self, Event, Handle, Stopped};
@@ -163,7 +163,7 @@ async fn serve_with(
     let (address, hard) = (settings.healthz, settings.hard_fail);
     servers.spawn(async move {
         let listener = http::listen(address, "healthz", hard).await?;
-        serve_proxy(listener, well, move |probe| count(&counting, probe)).await.context("healthz")
+        serve_proxy(listener, well, move |probe| counting.probed(probe)).await.context("healthz")
     });
     let (address, registry) = (settings.metrics, Arc::new(registry));
     servers.spawn(async move {
@@ -281,13 +281,6 @@ fn regarding(problem: &Problem) -> Option<ObjectReference> {
         name: Some(name.to_owned()),
         ..ObjectReference::default()
     })
-}
-
-fn count(metrics: &Metrics, probe: Probe) {
-    match probe {
-        Probe::Healthz(code) => metrics.healthz.get_or_create(&Code { code }).inc(),
-        Probe::Livez(code) => metrics.livez.get_or_create(&Code { code }).inc(),
-    };
 }
 
 fn start_log(settings: &Settings) -> Result<()> {
