@@ -4,4 +4,5 @@ mod faults;
 mod pods;
 mod refused;
 mod support;
+mod tenants;
 mod upgrade;
