@@ -118,7 +118,11 @@ impl Supervisor {
                     None => return,
                 },
                 change = world.changed() => match change {
-                    Ok(()) => self.look_at_world(&mut seen, &world.borrow_and_update().clone()),
+                    Ok(()) => {
+                        // Let go of before it is looked at: that reads it again, and would wait for a writer that waits for us.
+                        let now = world.borrow_and_update().clone();
+                        self.look_at_world(&mut seen, &now);
+                    }
                     Err(_) => return,
                 },
                 // There is always a sender: this one.

@@ -212,6 +212,7 @@ async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<Exit
     };
     let started = tokio::select! {
         lab = starting => lab,
+        () = down.notified() => bail!("ended before it was up"),
         _ = terminate.recv() => bail!("ended before it was up"),
         _ = interrupt.recv() => bail!("ended before it was up"),
     };
