@@ -81,22 +81,29 @@ pub struct RuntimeConfig {
     pub bandwidth: Option<Value>,
 }
 
-/// One port of the node that leads into the pod.
+/// One port of the node that leads into the pod. containerd writes the names of fields with capitals, as its own program
+/// has them; CNI's convention, and CRI-O, do not.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortMapping {
     /// The node's port; 0 stands for none.
-    #[serde(default)]
+    #[serde(default, alias = "HostPort")]
     pub host_port: u16,
     /// The pod's port.
-    #[serde(default)]
+    #[serde(default, alias = "ContainerPort")]
     pub container_port: u16,
     /// `tcp`, `udp` or `sctp`, in any case; tcp if it is empty.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        alias = "Protocol",
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub protocol: String,
     /// The node's address that it holds for; all of them if it is empty.
     #[serde(
         rename = "hostIP",
+        alias = "HostIP",
         default,
         deserialize_with = "or_default",
         skip_serializing_if = "String::is_empty"
@@ -104,17 +111,32 @@ pub struct PortMapping {
     pub host_ip: String,
 }
 
-/// Name servers, as the capability `dns` has them.
+/// Name servers, as the capability `dns` has them; with capitals from containerd.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct DnsConfig {
     /// Name servers' addresses.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        alias = "Servers",
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub servers: Vec<String>,
     /// Search domains.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        alias = "Searches",
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub searches: Vec<String>,
     /// Resolver options.
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        alias = "Options",
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub options: Vec<String>,
 }
 
@@ -181,6 +203,28 @@ mod tests {
         let annotations = config.runtime_config.pod_annotations.expect("annotations");
         assert_eq!(annotations["knit.dev/networks"], "blue");
         assert!(config.valid_attachments.is_none(), "nothing was said about attachments");
+    }
+
+    #[test]
+    fn names_of_fields_with_capitals_as_containerd_writes_them() {
+        let config = NetworkConfig::parse(
+            br#"{"cniVersion":"1.1.0","name":"knit","type":"knit-cni","runtimeConfig":{
+                "portMappings":[{"HostPort":18080,"ContainerPort":8080,"Protocol":"TCP","HostIP":"192.0.2.1"}],
+                "dns":{"Servers":["10.96.0.10"],"Searches":["svc"],"Options":null}}}"#,
+        )
+        .expect("it parses");
+        let port = PortMapping {
+            host_port: 18080,
+            container_port: 8080,
+            protocol: "TCP".into(),
+            host_ip: "192.0.2.1".into(),
+        };
+        assert_eq!(config.runtime_config.port_mappings, [port]);
+        let dns = config.runtime_config.dns.expect("name servers");
+        assert_eq!(
+            (dns.servers, dns.searches, dns.options),
+            (vec!["10.96.0.10".into()], vec!["svc".into()], vec![])
+        );
     }
 
     #[test]

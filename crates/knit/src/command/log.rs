@@ -19,7 +19,9 @@ impl LogArgs {
     pub fn start(&self) -> Result<()> {
         let filter = tracing_subscriber::EnvFilter::try_new(&self.log)
             .with_context(|| format!("--log {:?} is no filter: write a level such as info", self.log))?;
+        let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let log = log.with_ansi(colours);
         let started = if self.log_json { log.json().try_init() } else { log.try_init() };
         started.map_err(|error| anyhow::anyhow!("the log does not start: {error}"))
     }
