@@ -1,5 +1,5 @@
 //! Knit's contracts: the Kubernetes kinds of group `knit.dev` and, with the feature `kni`, the gRPC protocols
-//! between the node agent and network runtimes. Nothing here acts; every other crate may depend on it.
+//! between the node agent, network runtimes and the container runtime. Nothing here acts; every other crate may depend on it.
 //!
 //! | kind | scope | written by |
 //! |---|---|---|
@@ -14,6 +14,8 @@
 mod address_block;
 mod common;
 pub mod conditions;
+#[cfg(feature = "kni")]
+pub mod cri;
 #[cfg(feature = "kni")]
 pub mod kni;
 pub mod names;

@@ -27,6 +27,9 @@ pub const NODE_LABEL: &str = "knit.dev/node";
 /// Label on NetworkAttachments and AddressBlocks: the Network they belong to.
 pub const NETWORK_LABEL: &str = "knit.dev/network";
 
+/// Label on NetworkAttachments that other nodes need: where the address is, or its MAC, follows from no AddressBlock.
+pub const ANNOUNCED_LABEL: &str = "knit.dev/announced";
+
 /// Label on NetworkAttachments that the agent made: users make theirs without it.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 

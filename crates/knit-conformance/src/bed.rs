@@ -201,6 +201,7 @@ impl Bed {
             routes: Vec::new(),
             blocks: vec![block],
             router_addresses,
+            announced: Vec::new(),
             parameters: Default::default(),
         })
     }
@@ -383,6 +384,7 @@ fn existing_network(existing: &ExistingNetwork, topology: Topology) -> Result<Ne
         routes: Vec::new(),
         blocks: Vec::new(),
         router_addresses: Vec::new(),
+        announced: Vec::new(),
         parameters: Default::default(),
     })
 }

@@ -357,8 +357,8 @@ async fn list_tells(bed: &Bed) -> Verdict {
 async fn check_passes(bed: &Bed) -> Verdict {
     let network = bed.network().await?;
     let (pod, made) = bed.attached(&network).await?;
-    bed.runtime.check(&pod.pod, Some(&made.interface)).await?;
-    bed.runtime.check(&pod.pod, None).await?;
+    bed.runtime.check(&pod.pod, None, Some(&made.interface)).await?;
+    bed.runtime.check(&pod.pod, None, None).await?;
     pod.has(&made)
 }
 
@@ -371,10 +371,10 @@ async fn check_sees_damage(bed: &Bed) -> Verdict {
     let handle = Handle::open(&pod.space)?;
     let lost = made.addresses.first().ok_or_else(|| Problem::Failed("it has no address to lose".into()))?;
     handle.remove(KernelAddress::new(link.index, lost.net))?;
-    refused(bed.runtime.check(&pod.pod, Some(&made.interface)).await, Reason::Damaged)?;
+    refused(bed.runtime.check(&pod.pod, None, Some(&made.interface)).await, Reason::Damaged)?;
     handle.delete_link(link.index)?;
     // Who keeps no record of his own cannot tell the second from what was never there.
-    match bed.runtime.check(&pod.pod, Some(&made.interface)).await {
+    match bed.runtime.check(&pod.pod, None, Some(&made.interface)).await {
         Err(error) if matches!(error.reason, Reason::Damaged | Reason::AttachmentNotFound) => {}
         other => refused(other, Reason::Damaged)?,
     }
@@ -385,7 +385,7 @@ async fn check_sees_damage(bed: &Bed) -> Verdict {
 
 async fn check_unknown(bed: &Bed) -> Verdict {
     let pod = bed.pod()?;
-    refused(bed.runtime.check(&pod.pod, Some(&eth0())).await, Reason::AttachmentNotFound)
+    refused(bed.runtime.check(&pod.pod, None, Some(&eth0())).await, Reason::AttachmentNotFound)
 }
 
 async fn collect_garbage(bed: &Bed) -> Verdict {

@@ -43,7 +43,7 @@ async fn setup_again(bed: &Bed) -> Verdict {
     let (pod, made) = bed.attached(&network).await?;
     bed.runtime.setup_network(&network).await?;
     pod.has(&made)?;
-    bed.runtime.check(&pod.pod, None).await?;
+    bed.runtime.check(&pod.pod, None, None).await?;
     let (other, second) = bed.attached(&network).await?;
     let v4 = bed.has(feature::IPV4);
     carries(&pod, &made, &other, &second, v4).await
@@ -238,7 +238,7 @@ async fn update_in_place(bed: &Bed) -> Verdict {
         ensure!(pod.has_route(route)?, "the pod has no route to {}", route.destination);
     }
     pod.has(&after)?;
-    bed.runtime.check(&pod.pod, None).await?;
+    bed.runtime.check(&pod.pod, None, None).await?;
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use knit_kernel::link::Link;
-use knit_kernel::netns::NetNs;
+use knit_kernel::netns::{self, NetNs};
 use knit_kernel::nft::{self, Nftables, Op, TableState};
 use knit_runtime::{Attachment, Change, Error, Reason, Result};
 use tokio::sync::broadcast;
@@ -103,7 +103,8 @@ impl Core {
             Home::Node => Arc::clone(&self.node),
             Home::Own => match NetNs::open(self.router_path(network)) {
                 Ok(namespace) => Arc::new(Space::new(namespace)),
-                Err(error) if error.is_not_found() => return Ok(None),
+                // An empty file is where a mount was that ended with its mount namespace: the router has gone with it.
+                Err(netns::Error::NotFound { .. } | netns::Error::NotANamespace { .. }) => return Ok(None),
                 Err(error) => return Err(internal("open a router's namespace")(error).on(network)),
             },
         };

@@ -1,6 +1,7 @@
 //! Looking at what is there: listing, checking, status.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use knit_kernel::link::Link;
 use knit_kernel::netns::NetNs;
@@ -62,7 +63,7 @@ impl Core {
     }
 
     /// Looks whether attachments are as they were made.
-    pub fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+    pub fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
         let found = self.of_sandbox(&pod.sandbox, interface)?;
         if found.is_empty() {
             let what =
@@ -73,14 +74,15 @@ impl Core {
         for (net, link, mark) in found {
             let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
             self.inspect(&net, &link, &mark).map_err(about)?;
-            self.inspect_pod(&link, &mark).map_err(about)?;
+            self.inspect_pod(&link, &mark, netns).map_err(about)?;
         }
         Ok(())
     }
 
     /// Looks into the pod's namespace, where this runtime was told its path: whether the interface has its addresses.
-    fn inspect_pod(&self, link: &Link, mark: &Mark) -> Result<()> {
-        let path = self.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
+    fn inspect_pod(&self, link: &Link, mark: &Mark, netns: Option<&Path>) -> Result<()> {
+        let known = || self.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
+        let path = netns.map(Path::to_owned).or_else(known);
         let Some(path) = path else { return Ok(()) };
         let damaged = |what: String| {
             let message = format!(

@@ -66,8 +66,11 @@ pub(crate) fn bridge_addresses(shape: &Shape) -> Vec<Entry> {
     entries
 }
 
-/// The pods of other nodes: all that their blocks can have.
+/// The pods of other nodes: all that their blocks can have, and those that were announced one by one.
 pub(crate) fn remote_entries(shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
+    let announced = || shape.network.announced.iter().filter(|announced| announced.node != facts.node);
+    // An address has one neighbour entry, and what was announced is what is.
+    let own_mac = |address: &IpAddr| announced().any(|announced| announced.addresses.contains(address));
     let mut entries = BTreeSet::new();
     for block in shape.network.blocks.iter().filter(|block| block.node != facts.node) {
         let remote = shape.remotes.iter().find(|remote| remote.node == block.node);
@@ -78,9 +81,19 @@ pub(crate) fn remote_entries(shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
             let link = || ROUTER_TUNNEL.to_owned();
             entries.insert(Entry::Remote { link: link(), mac, node });
             entries.insert(Entry::Port { link: link(), mac });
-            for address in addresses {
+            for address in addresses.into_iter().filter(|address| !own_mac(address)) {
                 entries.insert(Entry::Neighbour { link: BRIDGE.into(), address, mac });
             }
+        }
+    }
+    for announced in announced() {
+        let remote = shape.remotes.iter().find(|remote| remote.node == announced.node);
+        let Some(node) = remote.and_then(|remote| remote.tunnel) else { continue };
+        let (link, mac) = (|| ROUTER_TUNNEL.to_owned(), announced.mac);
+        entries.insert(Entry::Remote { link: link(), mac, node });
+        entries.insert(Entry::Port { link: link(), mac });
+        for address in &announced.addresses {
+            entries.insert(Entry::Neighbour { link: BRIDGE.into(), address: *address, mac });
         }
     }
     entries

@@ -1,5 +1,6 @@
 //! The runtime as its callers see it. Work that blocks is done on threads that may.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -88,9 +89,9 @@ impl Runtime for LinuxRuntime {
         self.blocking(move |core| core.detach(&pod, interface.as_ref())).await
     }
 
-    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
-        let (pod, interface) = (pod.clone(), interface.cloned());
-        self.blocking(move |core| core.check(&pod, interface.as_ref())).await
+    async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
+        let (pod, netns, interface) = (pod.clone(), netns.map(Path::to_owned), interface.cloned());
+        self.blocking(move |core| core.check(&pod, netns.as_deref(), interface.as_ref())).await
     }
 
     async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {

@@ -284,8 +284,17 @@ pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String
     Ok(())
 }
 
-/// The other nodes, each with all of its blocks.
+/// The other nodes, each with all of its blocks and what else it announced.
 fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Option<IpAddr>) -> Vec<Remote> {
+    let on_segment = |address: &IpAddr| facts.prefixes.iter().any(|prefix| prefix.contains(address));
+    let way = |node_addresses: &[IpAddr], to: IpAddr| {
+        let address = same_family(node_addresses, to.is_ipv4());
+        match (home, wish, address) {
+            (Home::Node, Wish::Direct, Some(address)) => Path::Direct(address),
+            (Home::Node, Wish::Auto, Some(address)) if on_segment(&address) => Path::Direct(address),
+            _ => Path::Tunnel,
+        }
+    };
     let mut nodes: BTreeMap<&str, Remote> = BTreeMap::new();
     for block in network.blocks.iter().filter(|block| block.node != facts.node) {
         let remote = nodes.entry(&block.node).or_insert_with(|| Remote {
@@ -295,14 +304,19 @@ fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Opt
         });
         let ranges = block.ipv4.map(IpNet::from).into_iter().chain(block.ipv6.map(IpNet::from));
         for range in ranges {
-            let address = same_family(&block.node_addresses, range.addr().is_ipv4());
-            let on_segment = |address: &IpAddr| facts.prefixes.iter().any(|prefix| prefix.contains(address));
-            let path = match (home, wish, address) {
-                (Home::Node, Wish::Direct, Some(address)) => Path::Direct(address),
-                (Home::Node, Wish::Auto, Some(address)) if on_segment(&address) => Path::Direct(address),
-                _ => Path::Tunnel,
-            };
-            remote.ranges.push((range, path));
+            remote.ranges.push((range, way(&block.node_addresses, range.addr())));
+        }
+    }
+    for announced in network.announced.iter().filter(|announced| announced.node != facts.node) {
+        let remote = nodes.entry(&announced.node).or_insert_with(|| Remote {
+            node: announced.node.clone(),
+            tunnel: source.and_then(|source| same_family(&announced.node_addresses, source.is_ipv4())),
+            ranges: Vec::new(),
+        });
+        for address in &announced.addresses {
+            if !remote.ranges.iter().any(|(range, _)| range.contains(address)) {
+                remote.ranges.push((IpNet::from(*address), way(&announced.node_addresses, *address)));
+            }
         }
     }
     let mut remotes: Vec<_> = nodes.into_values().collect();

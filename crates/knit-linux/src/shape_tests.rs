@@ -57,6 +57,7 @@ fn network() -> Network {
             block("far", &["192.168.8.3", "fd08::3"], "10.244.3.0/24", "fd44::300/120"),
         ],
         router_addresses: vec![],
+        announced: Vec::new(),
         parameters: serde_json::Map::new(),
     }
 }
@@ -219,4 +220,43 @@ fn pods_get_their_routes() {
     assert_eq!(routes(&shape, false), ["172.16.0.0/12 10.244.0.1", "fd99::/64 fd44::1"]);
     assert_eq!(shape.pod_address(ip("10.244.1.5")).expect("inside").net, net("10.244.1.5/16"));
     assert_eq!(shape.pod_address(ip("10.1.1.5")), None);
+}
+
+#[test]
+fn what_was_announced_has_its_own_way_and_its_own_mac() {
+    let announced = |node: &str, at: &str, addresses: &[&str]| knit_runtime::Announced {
+        node: node.into(),
+        node_addresses: vec![ip(at)],
+        addresses: addresses.iter().map(|text| ip(text)).collect(),
+        mac: "02:00:5e:00:00:09".parse().expect("a MAC"),
+    };
+    let mut network = network();
+    network.announced = vec![
+        announced("near", "192.168.7.2", &["10.244.200.9"]),
+        announced("far", "192.168.8.3", &["10.244.200.10"]),
+        // Its own is no news, and what is in the node's block is reached by that.
+        announced("a", "192.168.7.1", &["10.244.200.11"]),
+        announced("near", "192.168.7.2", &["10.244.2.7"]),
+    ];
+    let shape = Shape::of(&network, &facts(), Home::Node).expect("a shape");
+    let text: Vec<String> = remote_entries(&shape, "eth0", "vx").iter().map(ToString::to_string).collect();
+    let route = |what: &str| text.iter().filter(|line| line.contains(&format!("route to {what}"))).count();
+    assert!(text.contains(&"eth0: route to 10.244.200.9/32 via 192.168.7.2".to_owned()), "{text:?}");
+    assert!(text.iter().any(|line| line.starts_with("vx: route to 10.244.200.10/32")), "{text:?}");
+    assert_eq!((route("10.244.200.11"), route("10.244.2.7")), (0, 0), "{text:?}");
+
+    network.name = "blue".into();
+    network.topology = Topology::Layer2;
+    let shape = Shape::of(&network, &facts(), Home::Own).expect("a shape");
+    let text: Vec<String> =
+        crate::layer2::remote_entries(&shape, &facts()).iter().map(ToString::to_string).collect();
+    for wanted in [
+        "bridge: neighbour 10.244.200.9 is 02:00:5e:00:00:09",
+        "bridge: neighbour 10.244.2.7 is 02:00:5e:00:00:09",
+        "vxlan: 02:00:5e:00:00:09 is behind this port",
+    ] {
+        assert!(text.iter().any(|line| line == wanted), "{wanted}: {text:?}");
+    }
+    let neighbours = text.iter().filter(|line| line.contains("neighbour 10.244.2.7 ")).count();
+    assert_eq!(neighbours, 1, "an address has one MAC");
 }

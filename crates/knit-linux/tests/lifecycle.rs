@@ -54,7 +54,7 @@ fn setting_up_repairs_what_is_damaged_and_removes_leftovers() {
             let mut flush = knit_kernel::nft::Transaction::new();
             flush.delete_table(&TableId::new(Family::Inet, "knit"));
             kernel.commit(&flush).expect("flushed");
-            let error = cluster.a.runtime.check(&pod.pod, None).await.expect_err("damage");
+            let error = cluster.a.runtime.check(&pod.pod, None, None).await.expect_err("damage");
             assert_eq!(error.reason, Reason::Damaged, "{error}");
             assert!(error.message.contains("10.244.1.5"), "{error}");
             cluster.a.setup(&network).await;
@@ -65,7 +65,7 @@ fn setting_up_repairs_what_is_damaged_and_removes_leftovers() {
                     .collect::<Vec<_>>()
             };
             assert_eq!((ours(&cluster.a), text(tables(&cluster.a))), (before, text(rules)));
-            cluster.a.runtime.check(&pod.pod, None).await.expect("whole again");
+            cluster.a.runtime.check(&pod.pod, None, None).await.expect("whole again");
             // The link goes without us: its rules are leftovers, and go at the next pass.
             handle.delete_link(host).expect("deleted");
             cluster.a.setup(&network).await;
@@ -229,7 +229,7 @@ fn detaching_leaves_nothing_and_may_be_repeated() {
             assert_eq!(one.handle().link_by_name(&name("eth0")).expect("a look"), None);
             cluster.a.runtime.detach(&one.pod, Some(&eth0)).await.expect("detached twice");
             cluster.a.runtime.detach(&one.pod, None).await.expect("detached thrice");
-            let error = cluster.a.runtime.check(&one.pod, None).await.expect_err("it is gone");
+            let error = cluster.a.runtime.check(&one.pod, None, None).await.expect_err("it is gone");
             assert_eq!(error.reason, Reason::AttachmentNotFound);
             // The address is free at once.
             cluster.a.pod(&network, "three", &["10.244.1.5", "fd44::1:5"]).await;

@@ -106,7 +106,7 @@ fn an_mtu_is_given_and_checked() {
             let three = cluster.a.pod(&network, "three", &["10.244.1.7", "fd44::1:7"]).await;
             assert_eq!(three.attachments[0].mtu, 1300);
             // The pod from before keeps what it has, and is not damaged by it.
-            cluster.a.runtime.check(&one.pod, None).await.expect("whole");
+            cluster.a.runtime.check(&one.pod, None, None).await.expect("whole");
             let again = cluster.a.runtime.attach(&one.request(&network, &["10.244.1.5", "fd44::1:5"])).await;
             assert_eq!(again.expect("the same answer"), one.attachments[0]);
         });

@@ -163,7 +163,7 @@ fn a_pod_with_several_networks() {
                 );
                 let world = udp(&pod.space, &cluster.outside, ip("203.0.113.9"), 5000, SOON);
                 assert_eq!(world, Talk::From(ip("192.168.7.1")), "by {primary}");
-                cluster.a.runtime.check(&pod.pod, None).await.expect("whole");
+                cluster.a.runtime.check(&pod.pod, None, None).await.expect("whole");
                 cluster.a.runtime.detach(&pod.pod, None).await.expect("detached");
                 cluster.b.runtime.detach(&plain.pod, None).await.expect("detached");
                 assert_eq!(cluster.a.runtime.list(None).await.expect("a list"), []);

@@ -19,10 +19,13 @@ use crate::front_door::kni::{self, KniDoor, KniDoorError};
 use crate::hotplug::HotPlug;
 use crate::http::HttpServer;
 use crate::proxy::ServiceProxy;
-use crate::reconcile::Pass;
+use crate::reconcile::{Outcome, Pass};
 use crate::report::{policy, writer};
 use crate::world::boot::BootFile;
 use crate::world::feed;
+
+/// The pause before what a pass could not do is tried again; it grows to the usual one.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// All that an agent is told.
 pub struct AgentConfig {
@@ -142,7 +145,7 @@ impl Agent {
         wait_for_objects(&core).await;
 
         let adopt = recovery != Recovery::Clean;
-        core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
+        let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
         let door = CniDoor::open(&socket).map_err(StartError::Door)?;
         tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(), "serving");
         let kni_socket = core.config().run_dir.join(kni::SOCKET);
@@ -152,7 +155,7 @@ impl Agent {
         // Shims that found nobody between the first pass and now have left notes.
         let late = core.clone();
         tasks.spawn(async move { late.take_spooled().await });
-        spawn_loops(&core, &objects, netns_dirs, &mut tasks);
+        spawn_loops(&core, &objects, netns_dirs, first, &mut tasks);
         Ok(Self { core, objects, tasks, http })
     }
 
@@ -187,7 +190,13 @@ impl Agent {
     }
 }
 
-fn spawn_loops(core: &Core, objects: &Objects, netns_dirs: Vec<PathBuf>, tasks: &mut JoinSet<()>) {
+fn spawn_loops(
+    core: &Core,
+    objects: &Objects,
+    netns_dirs: Vec<PathBuf>,
+    first: Outcome,
+    tasks: &mut JoinSet<()>,
+) {
     let following = core.clone();
     tasks.spawn(async move { following.follow_networks().await });
     tasks.spawn(HotPlug::new(core.clone(), objects.clone()).run());
@@ -198,9 +207,15 @@ fn spawn_loops(core: &Core, objects: &Objects, netns_dirs: Vec<PathBuf>, tasks: 
     let reconciling = core.clone();
     tasks.spawn(async move {
         let every = reconciling.config().reconcile_every;
+        // What could not be done is tried again soon: a namespace that ends, say, takes its links with it a moment later.
+        let mut again = AGAIN;
+        let mut outcome = first;
         loop {
-            tokio::time::sleep(every).await;
-            reconciling.reconcile(&Pass { netns_dirs: netns_dirs.clone(), ..Pass::default() }).await;
+            let pause = if outcome.failed == 0 { every } else { again.min(every) };
+            again = if outcome.failed == 0 { AGAIN } else { (again * 2).min(every) };
+            tokio::time::sleep(pause).await;
+            let pass = Pass { netns_dirs: netns_dirs.clone(), ..Pass::default() };
+            outcome = reconciling.reconcile(&pass).await;
         }
     });
     let looking = core.clone();

@@ -24,6 +24,11 @@ pub struct CoreConfig {
     pub network_grace: Duration,
     /// How often ledger, runtimes and what really runs are compared.
     pub reconcile_every: Duration,
+    /// The container runtime's socket, if it is to be asked which sandboxes there are.
+    pub cri_socket: Option<PathBuf>,
+    /// How long the container runtime must not have a sandbox before that counts as gone. A sandbox has its network
+    /// before it is listed, and kubelet gives its making four minutes.
+    pub sandbox_grace: Duration,
 }
 
 // === impl CoreConfig ===
@@ -42,6 +47,8 @@ impl CoreConfig {
             request_deadline: Duration::from_secs(60),
             network_grace: Duration::from_secs(300),
             reconcile_every: Duration::from_secs(60),
+            cri_socket: None,
+            sandbox_grace: Duration::from_secs(600),
         }
     }
 

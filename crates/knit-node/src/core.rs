@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::clock;
 use crate::config::CoreConfig;
+use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
 use crate::locks::SandboxLocks;
 use crate::metrics::{Metrics, Operation};
@@ -42,6 +43,8 @@ struct Inner {
     metrics: Metrics,
     report: Report,
     proxy: Option<Arc<dyn ServiceProxy>>,
+    /// The container runtime, if it is to be asked.
+    cri: Option<Cri>,
     /// Told when addresses may have become free.
     addresses: Notify,
     /// Counts changes of what NodeNetwork shows.
@@ -80,6 +83,13 @@ impl Core {
         let Parts { config, world, store, proxy } = parts;
         let books = Books::open(&config.node, store);
         let readiness = Readiness::new(&config.run_dir);
+        let cri = config.cri_socket.as_deref().and_then(|socket| match Cri::new(socket) {
+            Ok(cri) => Some(cri),
+            Err(error) => {
+                tracing::error!(%error, "the container runtime is not asked for its sandboxes");
+                None
+            }
+        });
         Self {
             inner: Arc::new(Inner {
                 config,
@@ -92,6 +102,7 @@ impl Core {
                 metrics: Metrics::default(),
                 report: Report::default(),
                 proxy,
+                cri,
                 addresses: Notify::new(),
                 shown: watch::Sender::new(0),
                 busy: watch::Sender::new(0),
@@ -134,6 +145,48 @@ impl Core {
                 return Ok(());
             }
             core.remove_sandbox(&record).await
+        })
+        .await
+    }
+
+    /// Takes some of a pod's further interfaces away. Its main one goes with the pod only, and what an object asks for
+    /// goes with that object.
+    ///
+    /// # Errors
+    /// When one of them cannot go alone: then nothing changed. When something could not be taken away now: try again.
+    pub async fn detach_some(&self, sandbox: SandboxId, interfaces: BTreeSet<InterfaceName>) -> Result<()> {
+        let core = self.clone();
+        self.run(Operation::Unplug, async move {
+            let _guard = core.inner.locks.lock(&sandbox).await;
+            let Some(record) = core.books().get(&sandbox).cloned() else { return Ok(()) };
+            let named = |a: &&knit_ledger::Attachment| {
+                interfaces.iter().any(|interface| interface.as_str() == a.plan().interface)
+            };
+            let mut leaving = Vec::new();
+            for attachment in record.attachments().iter().filter(named) {
+                let interface = attachment.plan().interface.clone();
+                let details = details(attachment);
+                if details.as_ref().is_none_or(|d| d.main) {
+                    let message = format!(
+                        "{interface} is the main interface of sandbox {sandbox}: detach the pod as a whole"
+                    );
+                    return Err(Error::new(Reason::Refused, message));
+                }
+                if let Some(Door::Object(name)) = details.map(|d| d.door) {
+                    let message =
+                        format!("{interface} was asked for by NetworkAttachment {name}: delete that");
+                    return Err(Error::new(Reason::Refused, message));
+                }
+                leaving.push(interface);
+            }
+            let done = core.take_back(&record, &leaving).await;
+            core.inner.report.changed(&sandbox);
+            if done {
+                return Ok(());
+            }
+            let message =
+                format!("interfaces of sandbox {sandbox} could not be detached; the agent tries again");
+            Err(Error::new(Reason::NotReady, message))
         })
         .await
     }
@@ -204,6 +257,12 @@ impl Core {
         let books = self.books();
         let wanted = books.records().filter(|r| sandbox.is_none_or(|s| s.as_str() == r.sandbox()));
         wanted.flat_map(|r| r.attachments().iter().filter_map(made)).collect()
+    }
+
+    /// The pod of a sandbox, as the ledger knows it.
+    #[must_use]
+    pub fn pod_of_sandbox(&self, sandbox: &SandboxId) -> Option<Pod> {
+        self.books().get(sandbox).and_then(|record| pod_of(record).ok())
     }
 
     /// Waits until no request is being worked on.
@@ -280,6 +339,10 @@ impl Core {
     /// Allocator and ledger. Never held over an await.
     pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
         self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn cri(&self) -> Option<&Cri> {
+        self.inner.cri.as_ref()
     }
 
     pub(crate) fn locks(&self) -> &SandboxLocks {
@@ -523,7 +586,7 @@ impl Core {
             })?;
             let interface = InterfaceName::new(plan.interface.as_str()).ok();
             runtime
-                .check(&pod, interface.as_ref())
+                .check(&pod, Some(&record.netns().path), interface.as_ref())
                 .await
                 .map_err(|error| Error::from_runtime("checking", &plan.network, &plan.interface, error))?;
         }

@@ -11,14 +11,17 @@
 //! | report | [`report`] | objects, events and numbers, afterwards |
 //!
 //! [`Core`] is the handle that every door calls. Networks are set up apart from pods ([`networks`]); [`reconcile`]
-//! compares ledger, runtimes and what really runs, at start and from then on, with the same pass.
+//! compares ledger, runtimes and what really runs, at start and from then on, with the same pass; [`cri`] is what the
+//! container runtime says about the latter.
 
 pub mod agent;
 mod attach;
 pub mod clock;
 mod config;
 mod core;
+pub mod cri;
 mod error;
+mod fate;
 pub mod front_door;
 pub mod hotplug;
 pub mod http;

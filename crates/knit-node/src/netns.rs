@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use knit_ledger::NetnsRef;
 
@@ -28,4 +28,17 @@ pub fn is_gone(known: &NetnsRef) -> bool {
         // What cannot be looked at may be there.
         Err(_) => false,
     }
+}
+
+/// Whether a process that we can see is in a namespace. What cannot be seen is not there: an agent in a container sees
+/// all processes of its node only with `hostPID`.
+#[must_use]
+pub fn is_inhabited(known: &NetnsRef) -> bool {
+    let wanted = PathBuf::from(format!("net:[{}]", known.inode));
+    let Ok(processes) = std::fs::read_dir("/proc") else { return false };
+    let is_process = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    processes
+        .flatten()
+        .filter(|entry| is_process(&entry.file_name()))
+        .any(|entry| std::fs::read_link(entry.path().join("ns/net")).is_ok_and(|link| link == wanted))
 }

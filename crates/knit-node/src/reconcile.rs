@@ -11,6 +11,7 @@ use knit_runtime::{Attachment, InterfaceName, Reason as RuntimeReason, SandboxId
 
 use crate::clock;
 use crate::core::Core;
+use crate::fate::Fate;
 use crate::netns;
 use crate::record::{Details, pod_of};
 use crate::request::Door;
@@ -29,7 +30,7 @@ pub struct Pass {
 /// What a pass did.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Outcome {
-    /// Sandboxes removed because their namespace is gone.
+    /// Sandboxes removed because they are gone.
     pub removed: usize,
     /// Sandboxes whose unfinished attachments were taken back.
     pub rolled_back: usize,
@@ -58,6 +59,10 @@ impl Core {
     pub async fn reconcile(&self, pass: &Pass) -> Outcome {
         let mut outcome = Outcome::default();
         self.take_spooled().await;
+        if let Some(cri) = self.cri() {
+            let known = self.books().records().map(|r| r.sandbox().to_owned()).collect();
+            cri.ask(known, clock::now).await;
+        }
         let lists = self.lists(&mut outcome).await;
         if pass.adopt {
             self.adopt(&lists, &pass.netns_dirs, &mut outcome);
@@ -152,17 +157,27 @@ impl Core {
     }
 
     async fn reconcile_one(&self, record: &SandboxRecord, lists: &Lists, outcome: &mut Outcome) {
-        if is_gone(record) {
-            tracing::info!(
-                sandbox = record.sandbox(),
-                "its network namespace is gone: its networks are removed"
-            );
-            self.metrics().garbage(record.attachments().len() as u64);
-            match self.remove_sandbox(record).await {
-                Ok(()) => outcome.removed += 1,
-                Err(_) => outcome.failed += 1,
+        match self.fate(record, lists.has(record)) {
+            Fate::Lives => {}
+            Fate::Hidden => {
+                tracing::warn!(
+                    sandbox = record.sandbox(),
+                    path = %record.netns().path.display(),
+                    "the container runtime says that it runs, but its network namespace is not to be seen: mount the \
+                     directory of namespaces into the agent with its propagation"
+                );
+                outcome.failed += 1;
+                return;
             }
-            return;
+            Fate::Gone(why) => {
+                tracing::info!(sandbox = record.sandbox(), "{why}: its networks are removed");
+                self.metrics().garbage(record.attachments().len() as u64);
+                match self.remove_sandbox(record).await {
+                    Ok(()) => outcome.removed += 1,
+                    Err(_) => outcome.failed += 1,
+                }
+                return;
+            }
         }
         let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<String> {
             let matching = record.attachments().iter().filter(|a| wanted(a.state()));
@@ -198,6 +213,8 @@ impl Core {
     /// Notes that planned attachments are there, if all of them are, whole.
     async fn finish(&self, record: &SandboxRecord, planned: &[String], lists: &Lists) -> bool {
         let Ok(pod) = pod_of(record) else { return false };
+        let path = &record.netns().path;
+        let netns = Some(path.as_path()).filter(|path| !path.as_os_str().is_empty());
         let mut finished = record.clone();
         for interface in planned {
             let Some(plan) = record.attachment(interface).map(knit_ledger::Attachment::plan) else {
@@ -206,7 +223,7 @@ impl Core {
             let Some(found) = lists.find(&plan.runtime, &pod.sandbox, interface) else { return false };
             let Some(runtime) = self.runtimes().get(&plan.runtime) else { return false };
             let name = InterfaceName::new(interface.as_str()).ok();
-            if runtime.check(&pod, name.as_ref()).await.is_err() {
+            if runtime.check(&pod, netns, name.as_ref()).await.is_err() {
                 return false;
             }
             let Ok(made) = serde_json::to_value(found) else { return false };
@@ -348,11 +365,11 @@ impl Core {
                     name: name.clone(),
                     uid: first.pod.uid.clone(),
                 }),
-                _ => None,
+                _ => self.cri().and_then(|cri| cri.pod(sandbox.as_str())),
             };
             let inode = first.pod_netns_inode;
             let namespace = find_netns(netns_dirs, inode)
-                // Unknown: it is removed by its DEL, never because a path is free.
+                // Unknown: never removed because a path is free, but by its DEL, or when nothing of it is left.
                 .unwrap_or(NetnsRef { path: PathBuf::new(), inode, device: 0 });
             let plans = attachments.iter().map(|(runtime, attachment)| plan_of(runtime, attachment));
             let record = SandboxRecord::planned(sandbox.as_str(), pod, namespace, clock::now().0, plans);
@@ -397,11 +414,18 @@ impl Lists {
         let interface = InterfaceName::new(interface).ok()?;
         self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface))
     }
-}
 
-/// Whether a record's owner is certainly gone.
-fn is_gone(record: &SandboxRecord) -> bool {
-    !record.netns().path.as_os_str().is_empty() && netns::is_gone(record.netns())
+    /// Whether anything of a sandbox is left; nothing if one of its runtimes does not answer.
+    fn has(&self, record: &SandboxRecord) -> Option<bool> {
+        let sandbox = SandboxId::new(record.sandbox()).ok()?;
+        let mut any = false;
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            self.by_runtime.get(&plan.runtime)?;
+            any |= self.find(&plan.runtime, &sandbox, &plan.interface).is_some();
+        }
+        Some(any)
+    }
 }
 
 fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {

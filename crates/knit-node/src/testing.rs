@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -120,6 +120,14 @@ impl FakeKernel {
     /// Loses an interface, as if somebody had deleted it.
     pub fn lose(&self, sandbox: &str, interface: &str) {
         self.state().attachments.retain(|(s, i), _| s.as_str() != sandbox || i.as_str() != interface);
+    }
+
+    /// Forgets which pods its attachments are for, as a kernel does that keeps only sandboxes.
+    pub fn forget_pods(&self) {
+        for attachment in self.state().attachments.values_mut() {
+            let sandbox = attachment.pod.sandbox.clone();
+            attachment.pod = Pod { sandbox, namespace: None, name: None, uid: None };
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, KernelState> {
@@ -290,7 +298,7 @@ impl Runtime for FakeRuntime {
         Ok(())
     }
 
-    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+    async fn check(&self, pod: &Pod, _netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
         let state = self.kernel.state();
         let mut own =
             state.attachments.keys().filter(|(s, i)| *s == pod.sandbox && interface.is_none_or(|n| n == i));

@@ -79,9 +79,16 @@ async fn the_agent_decides_networks_and_addresses() {
     let unknown = client.check(wire::CheckRequest { pod: this.clone(), interface: "net9".into() }).await;
     assert_eq!(reason(unknown), Reason::AttachmentNotFound);
 
-    let part =
-        client.detach(wire::DetachRequest { pod: this.clone(), interfaces: vec!["net1".into()] }).await;
-    assert_eq!(reason(part), Reason::Unsupported, "not half of a pod");
+    let main =
+        client.detach(wire::DetachRequest { pod: this.clone(), interfaces: vec!["eth0".into()] }).await;
+    assert_eq!(reason(main), Reason::Invalid, "not a pod without its main interface");
+    let further = wire::DetachRequest { pod: this.clone(), interfaces: vec!["net1".into()] };
+    client.detach(further.clone()).await.expect("a further one may go");
+    client.detach(further).await.expect("and be gone already");
+    let listed =
+        client.list(wire::ListRequest { sandbox_id: "s1".into() }).await.expect("a list").into_inner();
+    assert_eq!(names(&listed.attachments), [("eth0", "default")]);
+    assert_eq!(node.attachments().len(), 1);
     client.detach(wire::DetachRequest { pod: this.clone(), interfaces: Vec::new() }).await.expect("detached");
     client.detach(wire::DetachRequest { pod: this, interfaces: Vec::new() }).await.expect("detached again");
     assert!(node.is_clean());

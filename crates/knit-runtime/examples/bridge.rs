@@ -135,7 +135,7 @@ impl Runtime for BridgeRuntime {
         Ok(())
     }
 
-    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+    async fn check(&self, pod: &Pod, _netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
         let state = self.state();
         let keys = state.keys(&pod.sandbox, interface);
         if keys.is_empty() {

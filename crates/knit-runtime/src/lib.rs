@@ -14,6 +14,6 @@ pub use error::{Error, Reason, Result};
 pub use request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
 pub use runtime::{Change, Changes, Info, NetworkStatus, Runtime, Status, feature};
 pub use types::{
-    Address, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId, Subnet,
-    Topology,
+    Address, Announced, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId,
+    Subnet, Topology,
 };

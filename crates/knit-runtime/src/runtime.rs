@@ -1,5 +1,7 @@
 //! The trait that every network runtime is seen through.
 
+use std::path::Path;
+
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 
@@ -44,8 +46,9 @@ pub trait Runtime: Send + Sync {
         .on(request.network.as_str()))
     }
 
-    /// Looks whether an attachment is still as it was made: `Damaged` says what is not.
-    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()>;
+    /// Looks whether an attachment is still as it was made: `Damaged` says what is not. The pod's namespace is looked
+    /// into where the caller, or an earlier call, says where it is.
+    async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()>;
 
     /// All attachments, or those of one sandbox.
     async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>>;

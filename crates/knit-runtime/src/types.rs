@@ -64,6 +64,9 @@ pub struct Network {
     pub blocks: Vec<Block>,
     /// The own addresses of this node's router, one per family, out of this node's blocks.
     pub router_addresses: Vec<IpAddr>,
+    /// Interfaces of pods on other nodes that do not follow from blocks.
+    #[serde(default)]
+    pub announced: Vec<Announced>,
     /// The parameters of its NetworkClass.
     pub parameters: serde_json::Map<String, serde_json::Value>,
 }
@@ -88,6 +91,19 @@ pub struct Block {
     pub ipv4: Option<Ipv4Net>,
     /// The IPv6 range.
     pub ipv6: Option<Ipv6Net>,
+}
+
+/// An interface on another node, told one by one: its address is outside of the node's blocks, or its MAC is its own.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Announced {
+    /// The node's name.
+    pub node: String,
+    /// The node's addresses, which tunnels and direct routes end at.
+    pub node_addresses: Vec<IpAddr>,
+    /// The interface's addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Its MAC address.
+    pub mac: Mac,
 }
 
 /// A route inside a pod.

@@ -1,5 +1,6 @@
 //! A runtime that is right but for one thing.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
@@ -153,8 +154,8 @@ impl Runtime for Wrong {
         self.inner.detach(pod, interface).await
     }
 
-    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
-        match self.inner.check(pod, interface).await {
+    async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
+        match self.inner.check(pod, netns, interface).await {
             Err(error) if error.reason == Reason::Damaged && self.is(Defect::BlindCheck) => Ok(()),
             // With its link down nothing can be whole; that is not this defect's business.
             Err(error) if error.reason == Reason::AttachmentNotFound && self.is(Defect::CheckKnowsAll) => {

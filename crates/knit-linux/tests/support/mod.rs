@@ -229,6 +229,7 @@ pub fn default_network() -> Network {
             block("b", 2, "10.244.2.0/24", "fd44::2:0/120"),
         ],
         router_addresses: Vec::new(),
+        announced: Vec::new(),
         parameters: serde_json::Map::new(),
     }
 }
@@ -349,6 +350,7 @@ pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) 
         routes: Vec::new(),
         blocks: vec![block("a", 1, a.0, a.1), block("b", 2, b.0, b.1)],
         router_addresses: vec![ip(own.2), ip(own.3)],
+        announced: Vec::new(),
         parameters: serde_json::Map::new(),
     }
 }

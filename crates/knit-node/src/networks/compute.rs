@@ -7,7 +7,7 @@ use knit_api::{Network, Outside, ServiceReference, conditions, names};
 use knit_ipam::{AddressRange, Addresses, Pool, Subnet};
 use knit_runtime::{Block, NetworkId, Route, Topology};
 
-use crate::world::World;
+use crate::world::{World, announced};
 
 /// Why a Network cannot be set up here now.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -107,6 +107,7 @@ pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready
         routes: routes(network).map_err(wrong)?,
         blocks: blocks(world, name),
         router_addresses: Vec::new(),
+        announced: announced::for_runtime(world, name, node),
         parameters: world.class_of(network).and_then(|c| c.spec.parameters.clone()).unwrap_or_default(),
     };
     Ok(Desired { pool, runtime, network, own_blocks })

@@ -17,6 +17,7 @@ use crate::clock;
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::proxy::{Running, ServicesState};
+use crate::world::announced;
 use compute::{Desired, Unready};
 
 /// What this node has of each Network.
@@ -231,6 +232,16 @@ impl Core {
                 }
             }
             network.router_addresses = compute::router_addresses(allocator.router(name).map(|(a, _)| a));
+            // What two nodes gave out at the same moment stays with the pod that is here.
+            network.announced.retain(|announced| {
+                let mut here = allocator.leases().filter(|l| l.network == name);
+                let twice = here.find(|l| announced.addresses.iter().any(|a| l.addresses.contains(*a)));
+                if let Some(lease) = twice {
+                    tracing::error!(network = name, here = %lease.holder(), node = announced.node, addresses = %lease.addresses, "an address is in use on another node, too: delete one of the two pods");
+                }
+                twice.is_none()
+            });
+            allocator.set_elsewhere(name, announced::held(&world, name, self.node()));
             if grown {
                 self.networks().entries().entry(name.to_owned()).or_default().starved = false;
                 self.books_changed();

@@ -1,6 +1,7 @@
 //! NetworkAttachments that the agent publishes: what they look like, and which there should be.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
@@ -13,7 +14,7 @@ use knit_runtime::Attachment;
 
 use crate::record::{details, made};
 use crate::request::Door;
-use crate::world::World;
+use crate::world::{World, announced};
 
 /// The status of an attachment that is there.
 #[must_use]
@@ -67,9 +68,12 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
     let mut objects = Vec::new();
     for entry in record.attachments() {
         let users = details(entry).is_some_and(|d| matches!(d.door, Door::Object(_)));
-        let Some(attachment) = made(entry).filter(|a| !users && is_published(world, &a.network)) else {
+        let Some(attachment) = made(entry).filter(|_| !users) else { continue };
+        let addresses: Vec<IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();
+        let announced = announced::is_needed(world, &attachment.network, node, &addresses, attachment.mac);
+        if !announced && !is_published(world, &attachment.network) {
             continue;
-        };
+        }
         let name = object_name(&pod.name, attachment.interface.as_str());
         let spec = NetworkAttachmentSpec {
             pod: pod.name.clone(),
@@ -80,11 +84,15 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
         };
         let mut object = NetworkAttachment::new(&name, spec);
         object.metadata.namespace = Some(pod.namespace.clone());
-        object.metadata.labels = Some(BTreeMap::from([
+        let mut labels = BTreeMap::from([
             (names::MANAGED_BY_LABEL.to_owned(), names::MANAGED_BY.to_owned()),
             (names::NODE_LABEL.to_owned(), label_value(node)),
             (names::NETWORK_LABEL.to_owned(), attachment.network.clone()),
-        ]));
+        ]);
+        if announced {
+            labels.insert(names::ANNOUNCED_LABEL.to_owned(), "true".to_owned());
+        }
+        object.metadata.labels = Some(labels);
         // A static pod's uid is not its mirror pod's: only the API's own uid owns anything.
         let known = world.pods.get(&(pod.namespace.clone(), pod.name.clone()));
         object.metadata.owner_references = known.and_then(|p| p.uid.clone()).map(|uid| {

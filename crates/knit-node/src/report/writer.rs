@@ -11,7 +11,7 @@ use knit_api::{
     AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
     NodeNetworkStatusNetwork, conditions, names,
 };
-use knit_objects::{Key, Objects, Selection, Write};
+use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write};
 use knit_runtime::SandboxId;
 
 use super::{PodEvent, attachments};
@@ -33,6 +33,8 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// Writes NetworkAttachments and events, for ever.
 pub async fn write_reports(core: Core, objects: Objects) {
     let mut written = Written::default();
+    let reporter = Reporter { controller: names::AGENT_MANAGER.into(), instance: core.node().to_owned() };
+    let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());
     // What an earlier run wrote and is no longer true goes away; where nothing can be listed, it goes with its pods.
     let selection = Selection {
         labels: Some(format!("{}={}", names::NODE_LABEL, attachments::label_value(core.node()))),
@@ -57,8 +59,8 @@ pub async fn write_reports(core: Core, objects: Objects) {
     }
     loop {
         let (sandboxes, events) = core.report().take().await;
-        for event in events {
-            written.event(&core, &objects, &event).await;
+        for note in events.iter().filter_map(|event| note(&core, event)) {
+            recorder.tell(note);
         }
         let mut failed = Vec::new();
         for sandbox in sandboxes {
@@ -221,8 +223,6 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
 struct Written {
     /// The objects of each sandbox.
     objects: BTreeMap<SandboxId, BTreeSet<Key>>,
-    /// Events of this run, with when they were said last.
-    events: BTreeMap<(String, &'static str, String), Timestamp>,
 }
 
 // === impl Written ===
@@ -252,12 +252,7 @@ impl Written {
             |key: &Key| self.objects.iter().any(|(other, keys)| other != sandbox && keys.contains(key));
         let mut left = keys.clone();
         for key in before.difference(&keys) {
-            if !elsewhere(key)
-                && !log(
-                    objects.write(&Write::delete::<NetworkAttachment>(key.clone())).await,
-                    "a NetworkAttachment",
-                )
-            {
+            if !elsewhere(key) && !remove(objects, core.node(), key).await {
                 left.insert(key.clone());
                 complete = false;
             }
@@ -269,32 +264,32 @@ impl Written {
         }
         complete
     }
+}
 
-    async fn event(&mut self, core: &Core, objects: &Objects, event: &PodEvent) {
-        let now = Timestamp::now();
-        let (Some(namespace), Some(name)) = (&event.pod.namespace, &event.pod.name) else { return };
-        let place = (format!("{namespace}/{name}"), event.reason, event.message.clone());
-        let recent = |at: &Timestamp| now.as_second() - at.as_second() < 300;
-        if self.events.get(&place).is_some_and(recent) {
-            return;
-        }
-        self.events.retain(|_, at| recent(at));
-        let known =
-            core.world().get().pods.get(&(namespace.clone(), name.clone())).and_then(|p| p.uid.clone());
-        let object = ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Pod".into()),
-            namespace: Some(namespace.clone()),
-            name: Some(name.clone()),
-            uid: known.or_else(|| event.pod.uid.clone()),
-            ..ObjectReference::default()
-        };
-        let event =
-            warning(core.node(), object, event.reason, &event.message, &format!("{:x}", now.as_nanosecond()));
-        if log(objects.write(&Write::create(&event)).await, "an event") {
-            self.events.insert(place, now);
-        }
+/// What is said on a pod's own events.
+fn note(core: &Core, event: &PodEvent) -> Option<EventNote> {
+    let (namespace, name) = (event.pod.namespace.as_ref()?, event.pod.name.as_ref()?);
+    let known = core.world().get().pods.get(&(namespace.clone(), name.clone())).and_then(|p| p.uid.clone());
+    let pod = ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(namespace.clone()),
+        name: Some(name.clone()),
+        uid: known.or_else(|| event.pod.uid.clone()),
+        ..ObjectReference::default()
+    };
+    Some(EventNote::warning(pod, event.reason, "Attach", &event.message))
+}
+
+/// Deletes a NetworkAttachment of ours; false if it is to be tried again.
+async fn remove(objects: &Objects, node: &str, key: &Key) -> bool {
+    // A pod of the same name may be on another node by now, whose agent writes the same object.
+    let there = objects.get::<NetworkAttachment>(key).await.ok().flatten();
+    let owner = there.and_then(|object| object.status).and_then(|status| status.node);
+    if owner.is_some_and(|owner| owner != node) {
+        return true;
     }
+    log(objects.write(&Write::delete::<NetworkAttachment>(key.clone())).await, "a NetworkAttachment")
 }
 
 /// A warning about an object.

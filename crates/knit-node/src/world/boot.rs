@@ -10,6 +10,7 @@ use knit_api::{AddressBlockSpec, Network, NetworkClass};
 use knit_ledger::{DurableError, DurableFile, Source};
 use serde::{Deserialize, Serialize};
 
+use super::announced::AnnouncedView;
 use super::{Labels, NodeView, World};
 
 /// The part of a [`World`] that is kept on disk.
@@ -23,6 +24,7 @@ pub struct BootCache {
     nodes: BTreeMap<String, NodeView>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     services: Vec<(String, String, Vec<IpAddr>)>,
+    announced: Vec<(String, String, AnnouncedView)>,
 }
 
 /// The file.
@@ -49,6 +51,11 @@ impl BootCache {
                 .iter()
                 .map(|((namespace, name), ips)| (namespace.clone(), name.clone(), ips.clone()))
                 .collect(),
+            announced: world
+                .announced
+                .iter()
+                .map(|((namespace, name), view)| (namespace.clone(), name.clone(), (**view).clone()))
+                .collect(),
         }
     }
 
@@ -64,6 +71,9 @@ impl BootCache {
             nodes: Arc::new(self.nodes.into_iter().map(|(k, v)| (k, Arc::new(v))).collect()),
             service_cidrs: Arc::new(self.service_cidrs),
             services: Arc::new(self.services.into_iter().map(|(ns, n, ips)| ((ns, n), ips)).collect()),
+            announced: Arc::new(
+                self.announced.into_iter().map(|(ns, n, view)| ((ns, n), Arc::new(view))).collect(),
+            ),
             ..World::default()
         }
     }

@@ -12,6 +12,7 @@ use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, names};
 use knit_objects::{Event, Key, Object, Objects, Subscription};
 use tokio::task::JoinSet;
 
+use super::announced::AnnouncedView;
 use super::boot::{BootCache, BootFile};
 use super::{NodeView, PodView, World};
 use crate::core::Core;
@@ -95,12 +96,66 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let attachments =
         objects.watch::<NetworkAttachment>().labels(users).map(|a| Some(Arc::new(a))).subscribe()?;
     tasks.spawn(follow(core.clone(), attachments, |world, event| {
+        announce_users(world, &event);
         apply(Arc::make_mut(&mut world.attachments), event, pair_of)
             .unwrap_or_else(|| world.synced.attachments = true);
     }));
 
+    let seed: Vec<_> = known
+        .announced
+        .iter()
+        .filter(|(_, view)| view.published)
+        .map(|((namespace, name), view)| {
+            (Key::namespaced(namespace.as_str(), name.as_str()), Arc::clone(view))
+        })
+        .collect();
+    let announced = objects
+        .watch::<NetworkAttachment>()
+        .labels(format!("{}=true", names::ANNOUNCED_LABEL))
+        .map(|a| AnnouncedView::of(&a, true).map(Arc::new))
+        .seed(seed)
+        .subscribe()?;
+    tasks.spawn(follow(core.clone(), announced, |world, event| {
+        if let Event::Applied(key, view) = &event
+            && world.announced.get(&pair_of(key)).is_some_and(|known| known == view)
+        {
+            return;
+        }
+        if apply(Arc::make_mut(&mut world.announced), event, pair_of).is_some() {
+            world.networks_revision += 1;
+        }
+    }));
+
     tasks.spawn(follow_services(core.clone(), objects.clone()));
     Ok(())
+}
+
+/// Takes what users' objects say about addresses that nobody can derive.
+fn announce_users(world: &mut World, event: &Event<Arc<NetworkAttachment>>) {
+    let before = world.announced.len();
+    let mut changed = false;
+    match event {
+        Event::Applied(key, object) => {
+            let (place, view) = (pair_of(key), AnnouncedView::of(object, false).map(Arc::new));
+            if world.announced.get(&place) != view.as_ref() {
+                changed = true;
+                let announced = Arc::make_mut(&mut world.announced);
+                match view {
+                    Some(view) => drop(announced.insert(place, view)),
+                    None => drop(announced.remove(&place)),
+                }
+            }
+        }
+        Event::Deleted(key) => drop(Arc::make_mut(&mut world.announced).remove(&pair_of(key))),
+        // What is known from before and did not come now is gone.
+        Event::Synced => {
+            let (there, announced) = (Arc::clone(&world.attachments), Arc::make_mut(&mut world.announced));
+            announced.retain(|key, view| view.published || there.contains_key(key));
+        }
+    }
+    if changed || world.announced.len() != before {
+        world.networks_revision += 1;
+    }
 }
 
 /// Writes what must be known at the next start to disk, whenever it changed.

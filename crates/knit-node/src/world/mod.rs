@@ -1,6 +1,7 @@
 //! What the agent knows of the cluster: one immutable snapshot at a time, so that a decision is made on one state of
 //! things, and made by pure functions.
 
+pub mod announced;
 pub mod boot;
 pub mod feed;
 
@@ -35,6 +36,8 @@ pub struct World {
     pub pods: Arc<BTreeMap<(String, String), Arc<PodView>>>,
     /// NetworkAttachments that users made, by namespace and name.
     pub attachments: Arc<BTreeMap<(String, String), Arc<NetworkAttachment>>>,
+    /// Interfaces that nobody can derive from blocks, by their NetworkAttachment's namespace and name.
+    pub announced: Arc<BTreeMap<(String, String), Arc<announced::AnnouncedView>>>,
     /// Which kinds have arrived completely.
     pub synced: Synced,
     /// Counts changes of what Networks are made of.

@@ -25,6 +25,8 @@ pub struct Node {
     pub kernel: FakeKernel,
     pub other: FakeKernel,
     pub world: World,
+    /// The container runtime's socket; with one, a sandbox is gone when two answers lack it.
+    pub cri_socket: Option<PathBuf>,
 }
 
 /// One run of an agent.
@@ -80,7 +82,7 @@ impl Node {
         world.nodes = Arc::new(BTreeMap::from([(NODE.to_owned(), Arc::new(view))]));
         world.synced.networks = true;
         world.synced.namespaces = true;
-        Self { dir, kernel: FakeKernel::default(), other: FakeKernel::default(), world }
+        Self { dir, kernel: FakeKernel::default(), other: FakeKernel::default(), world, cri_socket: None }
     }
 
     pub fn config(&self) -> CoreConfig {
@@ -88,6 +90,8 @@ impl Node {
         config.cache_wait = Duration::from_millis(200);
         config.block_wait = Duration::from_millis(300);
         config.runtime_deadline = Duration::from_secs(5);
+        config.cri_socket.clone_from(&self.cri_socket);
+        config.sandbox_grace = Duration::ZERO;
         config
     }
 

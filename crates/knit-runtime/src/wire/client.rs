@@ -128,9 +128,9 @@ impl Runtime for RemoteRuntime {
         attachment_from_wire(attachment)
     }
 
-    async fn check(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+    async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
         let request = wire::CheckRequest {
-            pod: Some(pod_to_wire(pod, None)),
+            pod: Some(pod_to_wire(pod, netns)),
             interface: interface.map(ToString::to_string).unwrap_or_default(),
         };
         self.client().check(request).await.map_err(|s| self.failed(&s))?;

@@ -1,7 +1,7 @@
 //! Between the protocol's messages and our types. What comes from the wire is checked here and nowhere else.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -10,8 +10,8 @@ use knit_api::kni::v1alpha1 as wire;
 use crate::error::{Error, Reason, Result};
 use crate::request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
 use crate::types::{
-    Address, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId, Subnet,
-    Topology,
+    Address, Announced, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId,
+    Subnet, Topology,
 };
 
 /// A Network as a message.
@@ -56,6 +56,16 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
         },
         router_addresses: texts(&network.router_addresses),
         not_outside: texts(&network.not_outside),
+        announced: network
+            .announced
+            .iter()
+            .map(|a| wire::Announced {
+                node: a.node.clone(),
+                node_addresses: texts(&a.node_addresses),
+                addresses: texts(&a.addresses),
+                mac: a.mac.to_string(),
+            })
+            .collect(),
     }
 }
 
@@ -108,6 +118,18 @@ pub fn network_from_wire(network: wire::Network) -> Result<Network> {
                 })
                 .collect::<Result<_>>()?,
             router_addresses: parse_all("network.router_addresses", &network.router_addresses)?,
+            announced: network
+                .announced
+                .iter()
+                .map(|a| {
+                    Ok(Announced {
+                        node: a.node.clone(),
+                        node_addresses: parse_all("announced.node_addresses", &a.node_addresses)?,
+                        addresses: parse_all("announced.addresses", &a.addresses)?,
+                        mac: parse_one("announced.mac", &a.mac)?,
+                    })
+                })
+                .collect::<Result<_>>()?,
             parameters: if network.parameters.is_empty() {
                 serde_json::Map::new()
             } else {
@@ -177,7 +199,7 @@ pub fn attachment_from_wire(attachment: wire::Attachment) -> Result<Attachment> 
     })
 }
 
-pub(super) fn pod_to_wire(pod: &Pod, netns: Option<&PathBuf>) -> wire::Pod {
+pub(super) fn pod_to_wire(pod: &Pod, netns: Option<&Path>) -> wire::Pod {
     wire::Pod {
         namespace: pod.namespace.clone().unwrap_or_default(),
         name: pod.name.clone().unwrap_or_default(),

@@ -69,12 +69,13 @@ impl Served {
     }
 
     async fn check(&self, request: wire::CheckRequest) -> Result<wire::CheckResponse, Error> {
-        let (pod, _) = pod_from_wire(request.pod)?;
+        let (pod, netns) = pod_from_wire(request.pod)?;
+        let netns = Some(netns.as_path()).filter(|path| !path.as_os_str().is_empty());
         let interface = match request.interface {
             name if name.is_empty() => None,
             name => Some(InterfaceName::new(name)?),
         };
-        self.0.check(&pod, interface.as_ref()).await?;
+        self.0.check(&pod, netns, interface.as_ref()).await?;
         Ok(wire::CheckResponse {})
     }
 }

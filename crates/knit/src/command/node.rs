@@ -76,6 +76,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR", value_delimiter = ',', default_value = "/run/netns,/var/run/netns")]
     netns_dirs: Vec<PathBuf>,
 
+    /// Ask the container runtime at this socket which sandboxes there are; networks of those that it no longer has are
+    /// removed, those that it lists are kept
+    #[arg(long, env = "KNIT_CRI_SOCKET", value_name = "PATH")]
+    cri_socket: Option<PathBuf>,
+
     /// Who serves Services
     #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Auto)]
     services: Services,
@@ -157,8 +162,10 @@ fn config(args: Args) -> Result<AgentConfig> {
         config.router_directory = routers;
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
+    let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
+    core.cri_socket = args.cri_socket.map(absolute_socket).transpose()?;
     Ok(AgentConfig {
-        core: CoreConfig::new(args.node_name, run_dir, args.state_dir),
+        core,
         socket,
         source,
         node_addresses: args.node_ip,
@@ -168,6 +175,12 @@ fn config(args: Args) -> Result<AgentConfig> {
         runtime: Box::new(make),
         proxy,
     })
+}
+
+/// A socket's path; `unix://` before it, as other tools have it, is fine.
+fn absolute_socket(path: PathBuf) -> Result<PathBuf> {
+    let path = path.strip_prefix("unix:").map_or(path.clone(), |rest| PathBuf::from("/").join(rest));
+    std::path::absolute(&path).with_context(|| format!("--cri-socket {} is no path", path.display()))
 }
 
 fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn ServiceProxy>>> {

@@ -89,6 +89,7 @@ fn a_node_that_is_well() {
             "ledger",
             "noted DELs",
             "attachments",
+            "routes",
             "routers",
             "MTU",
             "Services",
@@ -158,6 +159,14 @@ fn defects_in_the_kernel() {
         let index = handle.create_link(&stray).expect("a link").index;
         finds(node, "attachments", "warning", "knitstray");
         handle.delete_link(index).expect("deleted");
+        // A route to a pod that is not there.
+        let links = handle.links(&knit_kernel::handle::LinkFilter { owned: true, ..Default::default() });
+        let port =
+            links.expect("links").into_iter().find(|l| l.owner().is_some_and(|o| o.starts_with("pod one ")));
+        let route = Route::to("10.244.1.99/32".parse().expect("a prefix")).dev(port.expect("its port").index);
+        handle.ensure(route.clone()).expect("a route");
+        finds(node, "routes", "warning", "10.244.1.99");
+        handle.remove(route).expect("removed");
         // A pod's end that is down.
         let pod = Handle::open(&one.space).expect("a handle");
         let eth0 = pod.index_of(&name("eth0")).expect("eth0");

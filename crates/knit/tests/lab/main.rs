@@ -1,5 +1,6 @@
 //! What agent, controller, proxy and shim promise together, each on a lab of its own: real agents, real pods, no root.
 
+mod announced;
 mod faults;
 mod pods;
 mod refused;

@@ -100,9 +100,11 @@ impl NetworkRuntime for Door {
             if !there.iter().any(named) {
                 return Ok(Response::new(wire::DetachResponse {}));
             }
-            return Err(unsupported(
-                "a pod is detached as a whole: name all its interfaces or none; one more Network is unplugged by deleting its NetworkAttachment",
-            ));
+            let parse = |name: &String| InterfaceName::new(name.as_str()).map_err(|e| status_from_error(&e));
+            let some: BTreeSet<InterfaceName> =
+                request.interfaces.iter().map(parse).collect::<Result<_, _>>()?;
+            self.core.detach_some(sandbox, some).await.map_err(|e| to_status(&e))?;
+            return Ok(Response::new(wire::DetachResponse {}));
         }
         self.core.detach(sandbox, None).await.map_err(|e| to_status(&e))?;
         Ok(Response::new(wire::DetachResponse {}))

@@ -1,11 +1,13 @@
 //! What is in the kernel and belongs to nobody, what is recorded and not in the kernel, and noted DELs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use knit_api::Network;
-use knit_kernel::handle::LinkFilter;
+use knit_kernel::handle::{LinkFilter, RouteFilter};
 use knit_kernel::netns::NetNs;
-use knit_kernel::{Error as KernelError, Handle};
+use knit_kernel::route::Route;
+use knit_kernel::{Error as KernelError, Handle, owner};
 use knit_ledger::AttachmentState;
 
 use super::agent::some;
@@ -17,6 +19,7 @@ const POD: &str = "pod";
 pub async fn look(node: &mut Node) {
     noted(node);
     attachments(node);
+    routes(node);
     routers(node).await;
 }
 
@@ -114,6 +117,53 @@ fn attachments(node: &mut Node) {
             format!("carry no packets: {}", some(&down)),
             "something in the pod or on the node set an end down; delete the pod, or set it up again (ip link set NAME up)",
         );
+    }
+}
+
+/// Routes to single pods of this node that it does not have.
+fn routes(node: &mut Node) {
+    let check = "routes";
+    let Some(records) = &node.records else { return };
+    let leased = records.iter().flat_map(knit_ledger::SandboxRecord::leases);
+    let leased: BTreeSet<IpAddr> =
+        leased.flat_map(|lease| lease.addresses.iter().collect::<Vec<_>>()).collect();
+    let found = spaces(node).and_then(|spaces| {
+        let mut strays = Vec::new();
+        let mut count = 0_usize;
+        for (place, space) in spaces {
+            let handle = Handle::open(&space)?;
+            // Towards pods: their own links, and the uplinks into the routers of primary Networks.
+            let links = handle.links(&LinkFilter { owned: true, ..LinkFilter::default() })?;
+            let to_pods = |link: &knit_kernel::link::Link| {
+                link.owner().is_some_and(|mark| mark.starts_with(POD) || mark.starts_with("uplink"))
+            };
+            let links: BTreeMap<u32, String> =
+                links.iter().filter(|l| to_pods(l)).map(|l| (l.index, l.name.to_string())).collect();
+            let ours = RouteFilter { table: Some(Route::MAIN), protocol: Some(owner::PROTOCOL) };
+            for route in handle.routes(&ours)? {
+                let Some(link) = route.interface.and_then(|index| links.get(&index)) else { continue };
+                let to = route.destination;
+                if to.prefix_len() != to.max_prefix_len() {
+                    continue;
+                }
+                count += 1;
+                if !leased.contains(&to.addr()) {
+                    strays.push(format!("{} by {link} in {place}", to.addr()));
+                }
+            }
+        }
+        Ok((count, strays))
+    });
+    match found {
+        Ok((count, strays)) if strays.is_empty() => {
+            node.good(check, format!("{count} routes to pods of this node, all of them recorded"));
+        }
+        Ok((_, strays)) => node.warning(
+            check,
+            format!("routes to pods that this node does not have: {}", some(&strays)),
+            "restart the agent: setting a Network up takes away what nobody wants; if they stay, its log says why",
+        ),
+        Err(error) => node.unknown(check, format!("routes cannot be listed: {}; run it as root", chain(&error))),
     }
 }
 

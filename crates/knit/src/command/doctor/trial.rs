@@ -132,7 +132,7 @@ async fn pod(space: &NetNs) -> Result<u32, Failure> {
     };
     // Attaching ends with an echo request to the pod.
     let attachment = runtime.attach(&request).await?;
-    runtime.check(&request.pod, None).await?;
+    runtime.check(&request.pod, None, None).await?;
     runtime.detach(&request.pod, None).await?;
     Ok(attachment.mtu)
 }
@@ -163,6 +163,7 @@ fn network() -> Result<Network, Failure> {
             block("far", "198.51.100.1", "10.255.1.0/24")?,
         ],
         router_addresses: Vec::new(),
+        announced: Vec::new(),
         parameters: serde_json::Map::new(),
     })
 }
