@@ -7,7 +7,9 @@
 //! about MAC, IP or ARP, or send to the port of tunnels, in `knit-linux/tests/spoofing.rs`, `switched.rs` and
 //! `routers.rs`.
 
+mod cnitool;
 mod connectivity;
+mod container;
 mod crash;
 mod doctor;
 mod full;

@@ -1,12 +1,13 @@
 //! Who may talk to the agent: root alone.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 
-use knit_kernel::testing::privileged;
+use knit_kernel::testing::{eventually, privileged};
 
-use crate::support::{Cluster, Pod, build_shim, shim_command};
+use crate::support::{Cluster, Pod, SOON, build_shim, shim_command};
 
 #[test]
 fn another_user_is_not_served() {
@@ -38,5 +39,40 @@ fn another_user_is_not_served() {
         node.audit(&[].into());
         assert!(run(0), "root gets one");
         node.audit(&[("stranger", 1)].into());
+    });
+}
+
+#[test]
+fn another_user_is_no_kni_client_either() {
+    privileged(|| {
+        let mut cluster = Cluster::new();
+        cluster.a.start();
+        let node = &cluster.a;
+        let socket = node.run.join("kni.sock");
+        eventually("the KNI door is open", SOON, || socket.exists());
+        for (path, mode) in [(node.run.clone(), 0o755), (socket.clone(), 0o666)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("opened");
+        }
+        // What any gRPC client says first, and what a server answers to it.
+        let hello = |uid: u32| {
+            let socket = socket.clone();
+            let client = std::thread::spawn(move || {
+                let uid = rustix::process::Uid::from_raw(uid);
+                // This thread alone becomes somebody else.
+                rustix::thread::set_thread_res_uid(uid, uid, uid).expect("another user");
+                let mut stream = UnixStream::connect(socket).expect("the file lets anybody in");
+                stream.set_read_timeout(Some(SOON)).expect("a timeout");
+                // A server that hung up already is a refusal, too.
+                let _ =
+                    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00");
+                let mut answer = [0; 9];
+                stream.read_exact(&mut answer).map(|()| answer[3])
+            });
+            client.join().expect("a client")
+        };
+        const SETTINGS: u8 = 4;
+        assert_eq!(hello(0).expect("root is answered"), SETTINGS);
+        let refused = hello(65534).expect_err("nobody is served");
+        assert_ne!(refused.kind(), std::io::ErrorKind::WouldBlock, "refused, and not left waiting");
     });
 }

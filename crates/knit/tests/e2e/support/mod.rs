@@ -60,6 +60,8 @@ pub struct Node {
     pub objects: PathBuf,
     /// The objects are away: an API server that nobody listens for.
     pub away: bool,
+    /// The agent runs in a mount namespace of its own, as in a container, with this propagation.
+    pub container: Option<&'static str>,
     agent: Option<Child>,
 }
 
@@ -186,7 +188,16 @@ impl Node {
         inside.apply(&ops).expect("addresses of eth0");
         let run = PathBuf::from(format!("/run/knit-{name}"));
         let state = PathBuf::from(format!("/run/state-{name}"));
-        Self { name, space, run, state, objects: objects.to_owned(), away: false, agent: None }
+        Self {
+            name,
+            space,
+            run,
+            state,
+            objects: objects.to_owned(),
+            away: false,
+            container: None,
+            agent: None,
+        }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -205,7 +216,12 @@ impl Node {
     /// Starts an agent, which may have to wait for the one before.
     pub fn spawn(&self) -> Child {
         let log = File::options().append(true).create(true).open(self.log()).expect("a log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_knit"));
+        let knit = env!("CARGO_BIN_EXE_knit");
+        let mut command = Command::new(if self.container.is_some() { "unshare" } else { knit });
+        if let Some(propagation) = self.container {
+            // It becomes the agent: who kills that one, ends the mount namespace.
+            command.args(["--mount", "--propagation", propagation, knit]);
+        }
         command.args(["node", "--node-name", self.name, "--netns-dirs", PODS]);
         if self.away {
             command.args(["--api-url", "http://127.0.0.1:1"]);
