@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result};
 use knit_kernel::testing::{cpu_time, program_in_namespaces};
 
 use super::{Goal, Row};
+pub use node::uplink;
 use node::{Node, Pod};
 use peers::Peer;
 

@@ -11,7 +11,7 @@ use knit_kernel::addr::Address;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::{Change, NewLink, Peer};
 use knit_kernel::route::Route;
-use knit_kernel::testing::eventually;
+use knit_kernel::testing::{cpu_time_of, eventually};
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use serde_json::{Value, json};
 
@@ -95,13 +95,7 @@ impl Node {
 
     /// The CPU of all threads of the agent so far, those that have ended included.
     pub fn cpu(&self) -> Result<Duration> {
-        // Kept threads count to the nanosecond; /proc/PID/stat counts in ticks.
-        let mut nanoseconds = 0;
-        for entry in std::fs::read_dir(format!("/proc/{}/task", self.agent.id()))? {
-            let text = std::fs::read_to_string(entry?.path().join("schedstat"))?;
-            nanoseconds += text.split_whitespace().next().context("an empty schedstat")?.parse::<u64>()?;
-        }
-        Ok(Duration::from_nanos(nanoseconds))
+        cpu_time_of(self.agent.id()).context("the agent's CPU time")
     }
 
     /// What it has in memory, in MiB.
@@ -176,7 +170,7 @@ pub fn uplink() -> Result<NetNs> {
     Ok(outside)
 }
 
-/// The default Network and three more, with room for a thousand pods each.
+/// The default Network and three more, with room for two thousand pods each: freed addresses rest for a while.
 fn objects() -> Vec<Value> {
     let api = "knit.dev/v1alpha1";
     let mut objects = vec![
@@ -191,7 +185,7 @@ fn objects() -> Vec<Value> {
         }
         objects.push(json!({"apiVersion": api, "kind": "Network", "metadata": {"name": name},
             "spec": spec, "status": {"id": id + 1}}));
-        objects.extend((0..4).map(|n| {
+        objects.extend((0..8).map(|n| {
             json!({"apiVersion": api, "kind": "AddressBlock", "metadata": {"name": format!("{name}-{n}")},
                 "spec": {"network": name, "node": "node", "ipv4": format!("10.{}.{}.0/24", 100 + id, n)}})
         }));
