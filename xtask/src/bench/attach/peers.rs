@@ -26,8 +26,14 @@ pub struct Peers {
     pub chain: Option<Peer>,
 }
 
-/// The tools to build, by the names of their packages.
-const PACKAGES: [&str; 4] = ["ipam/host-local", "main/bridge", "meta/firewall", "meta/portmap"];
+/// The tools to build, by the names of their packages. `cnitool` is libcni's own client, for the end-to-end tests.
+const PACKAGES: [&str; 5] = [
+    "plugins/plugins/ipam/host-local",
+    "plugins/plugins/main/bridge",
+    "plugins/plugins/meta/firewall",
+    "plugins/plugins/meta/portmap",
+    "cni/cnitool",
+];
 const VERSION: &str = "1.9.1";
 
 /// Where plugins may be: those built here, or else the distribution's.
@@ -51,7 +57,7 @@ pub fn build(root: &Path) {
         Command::new("go")
             .args(["build", "-o"])
             .arg(&to)
-            .args(PACKAGES.map(|p| format!("github.com/containernetworking/plugins/plugins/{p}")))
+            .args(PACKAGES.map(|p| format!("github.com/containernetworking/{p}")))
             .current_dir(root.join("xtask/peers/cni-plugins"))
             .env("CGO_ENABLED", "0")
             .status()
