@@ -10,6 +10,7 @@ mod services;
 
 pub use row::{Goal, Row};
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -55,13 +56,26 @@ pub fn run(args: &Args) -> Result<()> {
 /// `cargo xtask` builds for quick chores; figures come from an optimised build, which runs with the same words.
 fn run_optimised() -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["run", "--quiet", "--profile", "bench", "--package", "xtask", "--"])
-        .args(std::env::args_os().skip(1))
+    // With what is measured, in one build: each alone would have other features, and build everything anew.
+    let built = Command::new(cargo)
+        .args(["build", "--quiet", "--profile", "bench", "--package", "xtask", "--package", "knit"])
         .status()
         .context("cannot run cargo to build the benchmarks")?;
+    ensure!(built.success(), "the benchmarks were not built");
+    let program = optimised().join("xtask");
+    let status = Command::new(&program)
+        .args(std::env::args_os().skip(1))
+        .status()
+        .with_context(|| format!("cannot run {}", program.display()))?;
     ensure!(status.success(), "the benchmark failed");
     Ok(())
+}
+
+/// Where the programs of the profile `bench` are.
+fn optimised() -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    target.join("release")
 }
 
 fn table(rows: &[Row]) -> Table {

@@ -225,24 +225,16 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
-}
-
 fn find() -> Programs {
     let plugins = peers::directories().into_iter().find(|d| d.join("bridge").is_file());
-    // The profile `bench` builds into `release`; the shim has a profile and a target of its own.
-    Programs { knit: target().join("release/knit"), shim: target().join("bench-shim/knit-cni"), plugins }
+    // The shim has a profile and a target of its own.
+    let directory = super::optimised();
+    Programs { knit: directory.join("knit"), shim: directory.join("bench-shim/knit-cni"), plugins }
 }
 
 fn build() -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "--profile", "bench", "-p", "knit", "--bin", "knit"])
-        .current_dir(root())
-        .status()
-        .context("cannot run cargo")?;
-    anyhow::ensure!(status.success(), "the agent was not built");
+    let knit = find().knit;
+    anyhow::ensure!(knit.is_file(), "there is no {}: run `cargo xtask bench attach`", knit.display());
     let shim = find().shim;
     std::fs::create_dir_all(shim.parent().context("a directory")?)?;
     crate::shim::build(Some(&shim))?;
