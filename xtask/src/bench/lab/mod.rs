@@ -197,7 +197,8 @@ fn build() -> Result<PathBuf> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--quiet", "--profile", "bench", "--package", "knit", "--bin", "knit"])
+        // Together with this program, so that both want the same features of what they depend on, and it is built once.
+        .args(["build", "--quiet", "--profile", "bench", "--package", "knit", "--package", "xtask", "--bins"])
         .current_dir(&root)
         .status()
         .context("cannot run cargo")?;
