@@ -1,7 +1,7 @@
 //! The backend: both tables, and the flows that a change leaves behind.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use knit_kernel::NetNs;
@@ -42,9 +42,11 @@ pub struct MasqueradeAs {
     pub towards: Vec<IpNet>,
 }
 
-/// What a look at stale flows came to.
+/// What a look at stale flows of one family came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cleaned {
+    /// The family.
+    pub family: Family,
     /// How long it took.
     pub took: Duration,
     /// How many flows were deleted.
@@ -185,22 +187,16 @@ impl NftBackend {
 
     fn clean(&mut self, cleanup: &Cleanup) {
         let Some(conntrack) = &mut self.conntrack else { return };
-        if cleanup.is_empty() {
-            return;
-        }
-        let began = Instant::now();
-        let deleted = match delete_stale(conntrack, cleanup) {
-            Ok(count) => Some(count),
+        let mut looks = Vec::new();
+        if let Err(error) = delete_stale(conntrack, cleanup, &mut looks) {
             // What was not found now is found after the next change, or by the next full sync.
-            Err(error) => {
-                tracing::warn!(error = report(&error), "stale UDP flows were not all deleted");
-                None
+            tracing::warn!(error = report(&error), "stale UDP flows were not all deleted");
+        }
+        for look in looks {
+            self.cleaned += look.deleted as u64;
+            if let Some(told) = &mut self.on_clean {
+                told(look);
             }
-        };
-        self.cleaned += deleted.unwrap_or(0) as u64;
-        if let Some(told) = &mut self.on_clean {
-            let (deleted, complete) = (deleted.unwrap_or(0), deleted.is_some());
-            told(Cleaned { took: began.elapsed(), deleted, complete });
         }
     }
 }

@@ -69,9 +69,30 @@ impl Behaviour {
         !self.checked && self.from_node.is_none() && self.from_pods.is_none()
     }
 
-    /// Whether traffic may go to the endpoints of a scope.
-    pub(crate) fn uses(&self, scope: Scope) -> bool {
-        self.leaves().any(|leaf| matches!(leaf, Leaf::Endpoints { scope: used, .. } if used == scope))
+    /// Whether it draws from the frontend's own endpoints of a scope. With affinity it does not: then the service port
+    /// has slots for all of its frontends.
+    pub(crate) fn draws(&self, scope: Scope) -> bool {
+        let draws = |leaf| matches!(leaf, Leaf::Endpoints { scope: s, affinity: None, .. } if s == scope);
+        self.leaves().any(draws)
+    }
+
+    /// The same for up to `distance` endpoints more or less, if it is nothing but its leaf.
+    pub(crate) fn near(&self, distance: u32) -> impl Iterator<Item = Self> + use<> {
+        let (plain, this) = (self.is_plain(), *self);
+        let leaf = match self.route {
+            Leaf::Endpoints { count, .. } if plain => Some(count),
+            _ => None,
+        };
+        let counts = leaf
+            .into_iter()
+            .flat_map(move |count| count.saturating_sub(distance).max(1)..=count.saturating_add(distance));
+        counts.map(move |near| {
+            let mut other = this;
+            if let Leaf::Endpoints { count, .. } = &mut other.route {
+                *count = near;
+            }
+            other
+        })
     }
 
     pub(crate) fn leaves(&self) -> impl Iterator<Item = Leaf> {

@@ -132,13 +132,6 @@ pub(crate) fn marks<const N: usize>(numbers: [u32; N]) -> Data {
     data
 }
 
-/// `id . scope . address . port`.
-pub(crate) fn member(id: u32, scope: u32, endpoint: &Data) -> Data {
-    let mut data = marks([id, scope]);
-    data.push(endpoint.as_slice());
-    data
-}
-
 /// `address . address`: an endpoint that calls itself.
 pub(crate) fn pair(address: IpAddr) -> Data {
     let mut data = Data::new();

@@ -1,14 +1,19 @@
 //! The table: its sets, its fixed chains, and the small chains of behaviours.
 //!
 //! A packet's way through it: `prerouting` or `output` jump to `services`, which looks up `address . protocol . port`
-//! in `frontends` and gets the number of a behaviour; `dispatch` goes to that one's chain, which `actions` has. The chain
-//! draws a slot, and finds the endpoint in `endpoints` under the same key and the slot.
+//! in `frontends`, gets the number of a behaviour, and goes to that one's chain, which `actions` has. The chain draws a
+//! slot, and finds the endpoint in `endpoints` under the same key and the slot. With affinity it looks for the client
+//! in `affinity` first; see [`sticky`].
 //!
 //! Elements of `frontends` and `endpoints` hold plain values. A map of verdicts instead of numbers would save a lookup,
 //! but each element written to one makes the kernel walk through all of it (half a millisecond with 10,000 services);
-//! here only a behaviour that nobody had before does that. From one rule to the next the number travels in the packet's
-//! priority, which is cleared again at once: of a connection to a service, the first packet has no priority of its own.
-//! (One rule could do both lookups, but `nft` 1.0.6 aborts when it lists such a rule.)
+//! here only a behaviour that nobody had before does that.
+//!
+//! A value that came from one map and is part of a key or of an element of another goes through the packet's mark on
+//! its way ([`through_mark`]), and the mark is put back within the same rule. The kernel does not need that. But `nft`
+//! 1.0.6, which Debian 12 has, aborts when it lists a rule that uses a map's value in another way than as the operand
+//! of a statement (it believes the value to be zero bits long), and an administrator's `nft list ruleset` must not end
+//! like that because of us.
 
 use std::time::Duration;
 
@@ -38,11 +43,13 @@ pub(crate) struct Sets {
     pub services: Set,
     /// `number of a behaviour : goto its chain`
     pub actions: Set,
-    /// `address . protocol . port . slot : address . port`
+    /// `address . protocol . port . slot : address . port`, of service ports without affinity.
     pub endpoints: Set,
-    /// `number of a service port . client : address . port`, written by packets.
+    /// `number of a service port . client : number of an endpoint`, written by packets.
     pub affinity: Set,
-    /// `number of a service port . scope . address . port`, of service ports with affinity.
+    /// `number of a service port . slot : number of an endpoint`, of service ports with affinity.
+    pub slots: Set,
+    /// `number of a service port . scope . number of an endpoint : address . port`, likewise.
     pub members: Set,
     /// `address . address` of this node's endpoints, which may call themselves.
     pub hairpin: Set,
@@ -64,8 +71,8 @@ pub(crate) struct Layout {
     node_sources: Vec<IpNet>,
 }
 
-/// The packet's priority, which carries a number from one rule to the next.
-const PRIORITY: MetaKey = MetaKey(2);
+/// Where the packet's own mark is kept while it carries something else.
+const SAVED: Reg = Reg::LAST;
 
 /// How many clients with affinity are remembered at once.
 const AFFINITY_SIZE: u32 = 1 << 20;
@@ -101,6 +108,7 @@ impl Layout {
             &s.actions,
             &s.endpoints,
             &s.affinity,
+            &s.slots,
             &s.members,
             &s.hairpin,
             &s.cluster_ips,
@@ -117,7 +125,6 @@ impl Layout {
                 self.postrouting::<I>(),
             )
             .chain(Chain::regular("services"), self.services::<I>(node))
-            .chain(Chain::regular("dispatch"), [self.dispatch()])
             .chain(Chain::regular("masquerade-unless-pod"), self.unless_pod::<I>())
             .chain(Chain::regular("reject"), reject::<I>())
             .chain(Chain::regular("drop"), [Rule::new().drop()])
@@ -125,9 +132,12 @@ impl Layout {
 
     fn services<I: Ip>(&self, node: &NodeSettings) -> Vec<Rule> {
         let act = |rule: Rule, key: &(Field<I::Address>, Field<L4Proto>, Field<Port>)| {
-            rule.map(key, self.sets.frontends.name.clone())
-                .expr(Expr::MetaSet { sreg: Reg::FIRST, key: PRIORITY })
-                .goto("dispatch")
+            let found = save_mark(rule).map(key, self.sets.frontends.name.clone());
+            through_mark(found, Reg::FIRST, &[Reg::FIRST]).expr(Expr::Lookup {
+                set: SetRef::Named(self.sets.actions.name.clone()),
+                sreg: Reg::FIRST,
+                result: LookupResult::Verdict,
+            })
         };
         let mut rules = vec![act(Rule::new(), &key::<I>(false))];
         if *node.node_ports.get(self.family) == NodePortMatch::AnyLocal {
@@ -154,14 +164,6 @@ impl Layout {
             rules.push(ranges_rule::<I>(&I::daddr(), ranges).drop().comment("no such service"));
         }
         rules
-    }
-
-    fn dispatch(&self) -> Rule {
-        Rule::new().expr(Expr::Meta { dreg: Reg::FIRST, key: PRIORITY }).expr(Expr::Lookup {
-            set: SetRef::Named(self.sets.actions.name.clone()),
-            sreg: Reg::FIRST,
-            result: LookupResult::Verdict,
-        })
     }
 
     fn postrouting<I: Ip>(&self) -> Vec<Rule> {
@@ -220,72 +222,31 @@ impl Layout {
 
     fn leaf_rules<I: Ip>(&self, leaf: Leaf) -> Option<Vec<Rule>> {
         let Leaf::Endpoints { scope, count, affinity, masquerade, any_address } = leaf else { return None };
-        let forget = Rule::new()
-            .expr(Expr::Immediate { dreg: Reg::FIRST, data: Mark(0).bytes() })
-            .expr(Expr::MetaSet { sreg: Reg::FIRST, key: PRIORITY });
-        let mut rules = vec![forget];
+        let mut rules = Vec::new();
         match masquerade {
             Masquerade::HairpinOnly => {}
             Masquerade::NotPods => rules.push(Rule::new().jump("masquerade-unless-pod")),
             Masquerade::All => rules.push(Rule::new().set_mark_bits(self.mark, self.mark)),
         }
         let key = key::<I>(any_address);
-        let r = |index: u8| Reg::new(index).unwrap_or(Reg::FIRST);
-        let lookup = |set: &Set, sreg: Reg, result: LookupResult| Expr::Lookup {
-            set: SetRef::Named(set.name.clone()),
-            sreg,
-            result,
-        };
-        let s = &self.sets;
         let slots = if scope == Scope::Local { LOCAL_SLOTS } else { 0 };
-        // The frontend, then the slot; the endpoint goes to `to`.
-        let pick = |to: Reg| {
-            Rule::new()
-                .load_at(Reg::FIRST, &key)
-                .expr(Expr::Numgen { dreg: r(2 + I::REGS), modulus: count, random: true, offset: slots })
-                .expr(lookup(&s.endpoints, Reg::FIRST, LookupResult::Into(to)))
-        };
         if let Some(seconds) = affinity {
-            let timeout = Some(Duration::from_secs(seconds.into()));
-            // 0: service port, 1: scope, then endpoint address and port; behind them service port and client.
-            let endpoint = r(2);
-            let client = r(3 + I::REGS);
-            let load_client = |rule: Rule| {
-                rule.map_at(client, &key, s.services.name.clone()).load_at(r(4 + I::REGS), &I::saddr())
-            };
-            let remember = |op, key: Reg, data: Reg| Expr::Dynset {
-                set: s.affinity.name.clone(),
-                op,
-                key,
-                data: Some(data),
-                timeout,
-            };
+            let timeout = Duration::from_secs(seconds.into());
+            rules.extend(sticky::<I>(&self.sets, &key, slots, count, timeout));
+        } else {
             rules.push(
-                load_client(Rule::new().map(&key, s.services.name.clone()))
-                    .expr(Expr::Immediate { dreg: r(1), data: Mark(slots).bytes() })
-                    .expr(lookup(&s.affinity, client, LookupResult::Into(endpoint)))
-                    .expr(lookup(&s.members, Reg::FIRST, LookupResult::Match))
-                    .expr(remember(DynsetOp::Update, client, endpoint))
-                    .dnat_at(I::TABLE, endpoint)
-                    .comment("the same endpoint as before"),
-            );
-            // An update keeps the value of an element that is there, so one that leads nowhere has to go first. What
-            // is given as value does not matter, but the kernel asks for one.
-            rules.push(
-                Rule::new().map(&key, s.services.name.clone()).load_at(r(1), &I::saddr()).expr(remember(
-                    DynsetOp::Delete,
-                    Reg::FIRST,
-                    Reg::FIRST,
-                )),
-            );
-            rules.push(
-                load_client(pick(endpoint))
-                    .expr(remember(DynsetOp::Update, client, endpoint))
-                    .dnat_at(I::TABLE, endpoint),
+                Rule::new()
+                    .load_at(Reg::FIRST, &key)
+                    .expr(Expr::Numgen {
+                        dreg: reg(2 + I::REGS),
+                        modulus: count,
+                        random: true,
+                        offset: slots,
+                    })
+                    .expr(lookup(&self.sets.endpoints, Reg::FIRST, LookupResult::Into(Reg::FIRST)))
+                    .dnat_at(I::TABLE, Reg::FIRST),
             );
         }
-        // With affinity, this one is for when nobody more can be remembered.
-        rules.push(pick(Reg::FIRST).dnat_at(I::TABLE, Reg::FIRST));
         Some(rules)
     }
 
@@ -341,14 +302,84 @@ fn sets<I: Ip>() -> Sets {
         services: Set::map::<(I::Address, L4Proto, Port), Mark>("services"),
         actions: Set::verdict_map::<Mark>("actions"),
         endpoints: Set::map::<(I::Address, L4Proto, Port, Mark), (I::Address, Port)>("endpoints"),
-        affinity: Set::map::<(Mark, I::Address), (I::Address, Port)>("affinity")
-            .dynamic(AFFINITY_SIZE)
-            .timeouts(),
-        members: Set::of::<(Mark, Mark, I::Address, Port)>("members"),
+        affinity: Set::map::<(Mark, I::Address), Mark>("affinity").dynamic(AFFINITY_SIZE).timeouts(),
+        slots: Set::map::<(Mark, Mark), Mark>("slots"),
+        members: Set::map::<(Mark, Mark, Mark), (I::Address, Port)>("members"),
         hairpin: Set::of::<(I::Address, I::Address)>("hairpin"),
         cluster_ips: Set::of::<I::Address>("cluster-ips"),
         sources: Set::of::<(I::Address, L4Proto, Port, I::Address)>("sources").interval(),
     }
+}
+
+fn reg(index: u8) -> Reg {
+    Reg::new(index).unwrap_or(Reg::FIRST)
+}
+
+fn lookup(set: &Set, sreg: Reg, result: LookupResult) -> Expr {
+    Expr::Lookup { set: SetRef::Named(set.name.clone()), sreg, result }
+}
+
+/// Keeps the packet's mark, for [`through_mark`] in the same rule.
+fn save_mark(rule: Rule) -> Rule {
+    rule.expr(Expr::Meta { dreg: SAVED, key: MetaKey::MARK })
+}
+
+/// Takes what a map had from one register to others, by way of the packet's mark; the module says why. The mark is put
+/// back at once, before anything that may end the rule.
+fn through_mark(rule: Rule, from: Reg, to: &[Reg]) -> Rule {
+    let rule = rule.expr(Expr::MetaSet { sreg: from, key: MetaKey::MARK });
+    let rule = to.iter().fold(rule, |rule, to| rule.expr(Expr::Meta { dreg: *to, key: MetaKey::MARK }));
+    rule.expr(Expr::MetaSet { sreg: SAVED, key: MetaKey::MARK })
+}
+
+/// What is done for a service port with affinity: the endpoint that the client had, if it is still in this scope, or
+/// one at random, which is remembered.
+fn sticky<I: Ip>(
+    sets: &Sets,
+    key: &(Field<I::Address>, Field<L4Proto>, Field<Port>),
+    slots: u32,
+    count: u32,
+    timeout: Duration,
+) -> [Rule; 4] {
+    // Registers: service port and client; behind them service port, slot or scope, and endpoint; then what it leads to.
+    let client = Reg::FIRST;
+    let (service, slot, endpoint, found) =
+        (reg(1 + I::REGS), reg(2 + I::REGS), reg(3 + I::REGS), reg(4 + I::REGS));
+    let of_client = || {
+        let rule = save_mark(Rule::new()).map_at(found, key, sets.services.name.clone());
+        through_mark(rule, found, &[client, service]).load_at(reg(1), &I::saddr())
+    };
+    let remember = |op| Expr::Dynset {
+        set: sets.affinity.name.clone(),
+        op,
+        key: client,
+        data: Some(endpoint),
+        timeout: Some(timeout),
+    };
+    let to_endpoint = |rule: Rule| {
+        through_mark(rule, endpoint, &[endpoint])
+            .expr(Expr::Immediate { dreg: slot, data: Mark(slots).bytes() })
+            .expr(lookup(&sets.members, service, LookupResult::Into(found)))
+    };
+    let pick = || {
+        let rule = of_client()
+            .expr(Expr::Numgen { dreg: slot, modulus: count, random: true, offset: slots })
+            .expr(lookup(&sets.slots, service, LookupResult::Into(endpoint)));
+        to_endpoint(rule)
+    };
+    [
+        to_endpoint(of_client().expr(lookup(&sets.affinity, client, LookupResult::Into(endpoint))))
+            .expr(remember(DynsetOp::Update))
+            .dnat_at(I::TABLE, found)
+            .comment("the same endpoint as before"),
+        // An update keeps the value of an element that is there, so one that leads nowhere has to go first. What is
+        // given as value does not matter, but the kernel asks for one.
+        of_client()
+            .expr(Expr::Immediate { dreg: endpoint, data: Mark(0).bytes() })
+            .expr(remember(DynsetOp::Delete)),
+        pick().expr(remember(DynsetOp::Update)).dnat_at(I::TABLE, found),
+        pick().dnat_at(I::TABLE, found).comment("when nobody more can be remembered"),
+    ]
 }
 
 /// Where a client connects to, as a key.

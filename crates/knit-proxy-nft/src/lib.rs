@@ -25,9 +25,9 @@
 //! `CAP_NET_ADMIN` in the first user namespace a transaction may have about 200 KB; larger ones, which only a start with
 //! many services makes, go in several, in an order in which no packet finds half a service.
 //!
-//! `nft list ruleset` shows the tables as they are, with one exception: `nft` 1.0.6 aborts while a service with session
-//! affinity is there, because its rules store what they found in one map in another, which the kernel can and that
-//! version cannot print.
+//! `nft list ruleset` shows the tables as they are; it was tried with `nft` 1.0.6. Rules that take a value from one map
+//! to another show `meta mark` where that value stands: it goes through the packet's mark, which is put back in the same
+//! rule, so that a mark that somebody else set stays.
 //!
 //! Where pods are on a bridge (Layer2), replies between two of them do not pass the router, unless bridged packets are
 //! shown to nftables: set `net.bridge.bridge-nf-call-iptables` (and `-ip6tables`) to 1 in the router's namespace, and
@@ -42,6 +42,7 @@ mod layout;
 mod ports;
 mod start;
 mod steer;
+mod sticky;
 mod table;
 
 pub use backend::{Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OpenError, remove_table};

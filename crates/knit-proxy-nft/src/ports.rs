@@ -13,6 +13,7 @@ use knit_proxy::view::{NodePortMatch, NodeSettings, PortKey, PortView, Scope, So
 use crate::behaviour::{Behaviour, LOCAL_SLOTS};
 use crate::ip;
 use crate::layout::Sets;
+use crate::sticky::{FoundSticky, Numbers, StickyElements, swap};
 
 /// The key of a frontend, and what is done there.
 pub(crate) type Entry = (Data, Behaviour);
@@ -27,6 +28,8 @@ pub(crate) struct Port {
     pub view: Arc<PortView>,
     cluster: Slots<Place>,
     local: Slots<Place>,
+    /// The numbers of its endpoints, if it has affinity.
+    numbers: Numbers,
 }
 
 /// Numbers of service ports: the lowest that was never used first, so that one that is gone is not soon another.
@@ -43,6 +46,7 @@ pub(crate) struct Found {
     ids: HashMap<Data, u32>,
     /// Endpoints by a frontend's key and slot.
     slots: HashMap<Data, BTreeMap<u32, Place>>,
+    sticky: FoundSticky,
     /// The number of a behaviour, by its chain's name.
     pub actions: HashMap<Arc<str>, u32>,
 }
@@ -52,6 +56,7 @@ pub(crate) struct Found {
 pub(crate) struct Edit {
     pub endpoints: SetEdit,
     pub members: SetEdit,
+    pub slots: SetEdit,
     pub sources: SetEdit,
     pub hairpin: SetEdit,
     pub services: SetEdit,
@@ -107,7 +112,7 @@ impl Ids {
 impl Found {
     /// Reads what is there. Values that make no sense are left out, and put right by the difference.
     pub(crate) fn read(state: &TableState, sets: &Sets) -> Self {
-        let mut found = Self::default();
+        let mut found = Self { sticky: FoundSticky::read(state, sets), ..Self::default() };
         let elements = |set: &knit_kernel::nft::Set| {
             state.sets.get(&set.name).into_iter().flat_map(|state| state.elements.values())
         };
@@ -186,18 +191,6 @@ fn allowed(key: &PortKey, view: &PortView) -> Vec<Element> {
     found
 }
 
-/// The endpoints that count for affinity, in both scopes (rule 41).
-fn members(id: u32, view: &PortView) -> Vec<Element> {
-    if view.affinity_seconds.is_none() {
-        return Vec::new();
-    }
-    let of = |scope: Scope, number: u32| {
-        let targets = view.targets(scope).iter();
-        targets.map(move |t| Element::from_data(ip::member(id, number, &ip::target(t.address, t.port))))
-    };
-    of(Scope::Cluster, 0).chain(of(Scope::Local, LOCAL_SLOTS)).collect()
-}
-
 /// The addresses of this node's endpoints, each once (rule 45).
 pub(crate) fn own_addresses(view: &PortView) -> Vec<IpAddr> {
     let all = view.cluster.iter().chain(view.local.iter());
@@ -225,32 +218,19 @@ pub(crate) fn numbered(key: Data, number: u32) -> Element {
     element
 }
 
-/// Elements of `old` that are not in `new`, and the other way round.
-fn swap(edit: &mut SetEdit, old: Vec<Element>, new: Vec<Element>) {
-    let same = |list: &[Element], element: &Element| list.iter().any(|e| e == element);
-    if old.len().min(new.len()) <= 8 {
-        edit.added.extend(new.iter().filter(|e| !same(&old, e)).cloned());
-        edit.removed.extend(old.into_iter().filter(|e| !same(&new, e)));
-        return;
-    }
-    let old_keys: HashSet<Data> = old.iter().map(|e| e.key.clone()).collect();
-    let new_keys: HashSet<Data> = new.iter().map(|e| e.key.clone()).collect();
-    edit.removed.extend(old.into_iter().filter(|e| !new_keys.contains(&e.key)));
-    edit.added.extend(new.into_iter().filter(|e| !old_keys.contains(&e.key)));
-}
-
 impl Port {
     /// A service port with the number and the slots that it had, if it was there.
     pub(crate) fn adopt(view: &Arc<PortView>, entries: &[Entry], found: &Found, ids: &mut Ids) -> Self {
         let wish = entries.iter().find_map(|(frontend, _)| found.ids.get(frontend).copied());
-        let mut port = Self {
-            id: ids.take(wish),
-            view: Arc::clone(view),
-            cluster: found.slots(entries, 0),
-            local: found.slots(entries, LOCAL_SLOTS),
-        };
+        let id = ids.take(wish);
+        let sticky = view.affinity_seconds.is_some() && wish == Some(id);
+        let slots = |base| if sticky { found.sticky.slots(id, base) } else { found.slots(entries, base) };
+        let numbers = if sticky { found.sticky.numbers(id) } else { Numbers::default() };
+        let (cluster, local) = (slots(0), slots(LOCAL_SLOTS));
+        let mut port = Self { id, view: Arc::clone(view), cluster, local, numbers };
         let _ = port.cluster.update(&places(&view.cluster));
         let _ = port.local.update(&places(&view.local));
+        port.renumber();
         port
     }
 
@@ -263,7 +243,23 @@ impl Port {
             affinity_seconds: None,
             serving: Arc::new([]),
         };
-        Self { id: ids.take(None), view: Arc::new(view), cluster: Slots::new(), local: Slots::new() }
+        let (cluster, local) = (Slots::new(), Slots::new());
+        Self { id: ids.take(None), view: Arc::new(view), cluster, local, numbers: Numbers::default() }
+    }
+
+    /// Gives each endpoint a number, if there is affinity.
+    fn renumber(&mut self) {
+        let sticky = self.view.affinity_seconds.is_some();
+        let all = self.cluster.members().iter().chain(self.local.members()).filter(|_| sticky);
+        self.numbers.update(all);
+    }
+
+    /// What it has in `members` and `slots`: nothing without affinity.
+    fn sticky(&self) -> StickyElements {
+        if self.view.affinity_seconds.is_none() {
+            return StickyElements::default();
+        }
+        self.numbers.elements(self.id, [(&self.cluster, 0), (&self.local, LOCAL_SLOTS)])
     }
 
     /// Its slots of both scopes.
@@ -276,14 +272,16 @@ impl Port {
         let mut edit = Edit::default();
         for (frontend, behaviour) in entries {
             for (scope, slots, base) in self.scopes() {
-                if behaviour.uses(scope) {
+                if behaviour.draws(scope) {
                     let places = slots.members().iter().enumerate();
                     let all = places.map(|(slot, place)| endpoint(frontend, slot, base, *place));
                     edit.endpoints.added.extend(all);
                 }
             }
         }
-        edit.members.added = members(self.id, &self.view);
+        let sticky = self.sticky();
+        edit.members.added = sticky.members;
+        edit.slots.added = sticky.slots;
         edit.sources.added = allowed(key, &self.view);
         edit.services.added = services(self.id, &self.view, entries);
         edit
@@ -298,6 +296,7 @@ impl Port {
         edit: &mut Edit,
     ) {
         let old = Arc::clone(&self.view);
+        let sticky = self.sticky();
         let empty: Targets = Arc::new([]);
         let of = |scope| new.map_or(&empty, |view| view.targets(scope));
         let mut changes = Vec::with_capacity(2);
@@ -310,16 +309,16 @@ impl Port {
             changes.push((old_len, ops));
         }
         let uses = |list: &[Entry], frontend: &Data, scope| {
-            list.iter().any(|(known, behaviour)| known == frontend && behaviour.uses(scope))
+            list.iter().any(|(known, behaviour)| known == frontend && behaviour.draws(scope))
         };
         for ((old_len, ops), (scope, slots, base)) in changes.iter().zip(self.scopes()) {
             let gone = |frontend: &Data, slot| Element::from_data(slot_key(frontend, slot, base));
-            for (frontend, _) in before.iter().filter(|(_, behaviour)| behaviour.uses(scope)) {
+            for (frontend, _) in before.iter().filter(|(_, behaviour)| behaviour.draws(scope)) {
                 if !uses(after, frontend, scope) {
                     edit.endpoints.removed.extend((0..*old_len).map(|slot| gone(frontend, slot)));
                 }
             }
-            for (frontend, _) in after.iter().filter(|(_, behaviour)| behaviour.uses(scope)) {
+            for (frontend, _) in after.iter().filter(|(_, behaviour)| behaviour.draws(scope)) {
                 if !uses(before, frontend, scope) {
                     let places = slots.members().iter().enumerate();
                     let all = places.map(|(slot, place)| endpoint(frontend, slot, base, *place));
@@ -341,9 +340,7 @@ impl Port {
             }
         }
         let id = self.id;
-        let sticky = |view: &PortView| view.affinity_seconds.is_some();
-        if sticky(&old) || new.is_some_and(|view| sticky(view)) {
-            swap(&mut edit.members, members(id, &old), new.map_or_else(Vec::new, |view| members(id, view)));
+        if old.affinity_seconds.is_some() || new.is_some_and(|view| view.affinity_seconds.is_some()) {
             let new = new.map_or_else(Vec::new, |view| services(id, view, after));
             swap(&mut edit.services, services(id, &old, before), new);
         }
@@ -351,9 +348,16 @@ impl Port {
             let new = new.map_or_else(Vec::new, |view| allowed(key, view));
             swap(&mut edit.sources, allowed(key, &old), new);
         }
-        if let Some(new) = new {
-            self.view = Arc::clone(new);
-        }
+        let now = match new {
+            Some(new) => {
+                self.view = Arc::clone(new);
+                self.renumber();
+                self.sticky()
+            }
+            None => StickyElements::default(),
+        };
+        swap(&mut edit.members, sticky.members, now.members);
+        swap(&mut edit.slots, sticky.slots, now.slots);
     }
 }
 

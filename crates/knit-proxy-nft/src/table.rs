@@ -16,6 +16,10 @@ use crate::ports::{Edit, Found, Ids, Port, SetEdit, entries, is_of, numbered, ow
 
 /// Chains that nobody uses are kept for a while, because endpoint counts go up and down; this many at most.
 const IDLE_CHAINS: usize = 32;
+/// With the chains that are used, those for this many endpoints more or less are made in a new table: a rule that is
+/// added later makes the kernel walk through all elements of the maps that it uses, which is 0.2 s with a million of
+/// them. While the maps are empty, it is nothing.
+const SPARE: u32 = 4;
 /// How often a sync plans again because somebody changed the rule set in between.
 const ATTEMPTS: u32 = 8;
 
@@ -37,6 +41,8 @@ pub(crate) struct FamilyTable {
 struct Action {
     number: u32,
     users: usize,
+    /// Made ahead of time, and kept whether or not somebody uses it.
+    spare: bool,
 }
 
 /// What a sync came to.
@@ -82,6 +88,7 @@ impl FamilyTable {
         found: Option<&TableState>,
         skip: &BTreeSet<&PortKey>,
     ) -> (Self, TableState) {
+        let fresh = found.is_none();
         let found = found.map_or_else(Found::default, |found| Found::read(found, &layout.sets));
         let node = &state.node;
         let mut wanted = layout.skeleton(node);
@@ -105,9 +112,10 @@ impl FamilyTable {
             }
             let entries = entries(key, view, node);
             let port = Port::adopt(view, &entries, &found, &mut table.ids);
-            let Edit { endpoints, members, sources, services, .. } = port.elements(key, &entries);
+            let Edit { endpoints, members, slots, sources, services, .. } = port.elements(key, &entries);
             all.endpoints.added.extend(endpoints.added);
             all.members.added.extend(members.added);
+            all.slots.added.extend(slots.added);
             all.sources.added.extend(sources.added);
             all.services.added.extend(services.added);
             for (place, behaviour) in entries {
@@ -115,7 +123,7 @@ impl FamilyTable {
                     let name: Arc<str> = behaviour.to_string().into();
                     let number =
                         found.actions.get(&name).copied().unwrap_or_else(|| lowest_free(&mut numbers));
-                    Action { number, users: 0 }
+                    Action { number, users: 0, spare: false }
                 });
                 action.users += 1;
                 all.frontends.added.push(numbered(place, action.number));
@@ -124,6 +132,19 @@ impl FamilyTable {
                 *table.hairpin.entry(address).or_default() += 1;
             }
             table.ports.insert(key.clone(), port);
+        }
+        let spare: BTreeSet<Behaviour> = table.actions.keys().flat_map(|used| used.near(SPARE)).collect();
+        for behaviour in spare {
+            let name: Arc<str> = behaviour.to_string().into();
+            let known = found.actions.get(&name).copied();
+            if !fresh && known.is_none() {
+                continue;
+            }
+            table.actions.entry(behaviour).or_insert_with(|| Action {
+                number: known.unwrap_or_else(|| lowest_free(&mut numbers)),
+                users: 0,
+                spare: true,
+            });
         }
         for (behaviour, action) in &table.actions {
             behaviour.leaves().for_each(|leaf| *table.leaves.entry(leaf).or_default() += 1);
@@ -141,6 +162,7 @@ impl FamilyTable {
         for (set, edit) in [
             (&sets.endpoints, all.endpoints),
             (&sets.members, all.members),
+            (&sets.slots, all.slots),
             (&sets.sources, all.sources),
             (&sets.services, all.services),
             (&sets.frontends, all.frontends),
@@ -261,7 +283,7 @@ impl FamilyTable {
     /// The number of a behaviour, with its chains made if there are none.
     fn acquire(&mut self, behaviour: &Behaviour, chains: &mut Transaction) -> u32 {
         if let Some(action) = self.actions.get_mut(behaviour) {
-            self.idle -= usize::from(action.users == 0);
+            self.idle -= usize::from(action.users == 0 && !action.spare);
             action.users += 1;
             return action.number;
         }
@@ -280,7 +302,7 @@ impl FamilyTable {
             self.add_chain(chains, &name, rules);
         }
         chains.add_elements(&self.layout.id, &self.layout.sets.actions, vec![act(behaviour, number)]);
-        self.actions.insert(*behaviour, Action { number, users: 1 });
+        self.actions.insert(*behaviour, Action { number, users: 1, spare: false });
         number
     }
 
@@ -294,14 +316,14 @@ impl FamilyTable {
     fn release(&mut self, behaviour: &Behaviour) {
         if let Some(action) = self.actions.get_mut(behaviour) {
             action.users -= 1;
-            self.idle += usize::from(action.users == 0);
+            self.idle += usize::from(action.users == 0 && !action.spare);
         }
     }
 
     /// Deletes the chains that nobody uses.
     fn reap(&mut self, tx: &mut Transaction) {
-        let idle: BTreeMap<Behaviour, u32> =
-            self.actions.iter().filter(|(_, a)| a.users == 0).map(|(b, a)| (*b, a.number)).collect();
+        let idle = self.actions.iter().filter(|(_, action)| action.users == 0 && !action.spare);
+        let idle: BTreeMap<Behaviour, u32> = idle.map(|(b, action)| (*b, action.number)).collect();
         let (id, sets) = (&self.layout.id, &self.layout.sets);
         let elements = idle.iter().map(|(behaviour, number)| act(behaviour, *number)).collect();
         tx.delete_elements(id, &sets.actions, elements);
@@ -328,7 +350,7 @@ impl FamilyTable {
     /// before the frontends that lead to them, and go after those.
     fn write(&self, edit: Edit, tx: &mut Transaction) {
         let (id, sets) = (&self.layout.id, &self.layout.sets);
-        let mut last = Transaction::new();
+        let mut last = Vec::new();
         let mut put = |set: &Set, edit: SetEdit, tx: &mut Transaction| {
             let (gone, replaced, added) = edit.sorted();
             if !replaced.is_empty() {
@@ -338,11 +360,14 @@ impl FamilyTable {
                 tx.create_elements(id, set, added);
             }
             if !gone.is_empty() {
-                last.delete_elements(id, set, gone);
+                let mut tx = Transaction::new();
+                tx.delete_elements(id, set, gone);
+                last.push(tx);
             }
         };
         put(&sets.endpoints, edit.endpoints, tx);
         put(&sets.members, edit.members, tx);
+        put(&sets.slots, edit.slots, tx);
         put(&sets.sources, edit.sources, tx);
         put(&sets.hairpin, edit.hairpin, tx);
         put(&sets.services, edit.services, tx);
@@ -357,7 +382,10 @@ impl FamilyTable {
             tx.create_elements(id, &sets.frontends, added);
         }
         put(&sets.cluster_ips, edit.cluster_ips, tx);
-        tx.append(last);
+        // What leads to something goes before it.
+        for gone in last.into_iter().rev() {
+            tx.append(gone);
+        }
     }
 }
 

@@ -152,21 +152,29 @@ fn rule_57_endpoint_changes_are_a_few_elements_whatever_the_size() {
         s.nft.last(),
         "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy endpoints\n"
     );
-    // One more: a slot, and the frontend goes to the chain of four, which nobody had.
-    s.view.set_group(group("ns/s7", &["10.1.0.1", "10.1.0.9", "10.1.0.3", "10.1.0.4"]));
+    // One more: a slot, and the frontend goes to the chain of four, which was made ahead of time.
+    for service in ["ns/s7", "ns/s8"] {
+        s.view.set_group(group(service, &["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4"]));
+        if service == "ns/s7" {
+            s.view.set_group(group(service, &["10.1.0.1", "10.1.0.9", "10.1.0.3", "10.1.0.4"]));
+        }
+        s.apply();
+        assert_eq!(
+            s.nft.last(),
+            "create 1 element(s) to map ip knit-proxy endpoints\n\
+             delete 1 element(s) of map ip knit-proxy frontends\n\
+             create 1 element(s) to map ip knit-proxy frontends\n"
+        );
+    }
+    // Many more: a chain that nobody had.
+    let many: Vec<String> = (1..=9).map(|n| format!("10.1.0.{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    s.view.set_group(group("ns/s7", &many));
     s.apply();
     let text = s.nft.last();
-    assert!(text.contains("add chain ip knit-proxy cluster-4-masquerade-unless-pod"), "{text}");
-    assert!(text.contains("delete 1 element(s) of map ip knit-proxy frontends"), "{text}");
-    // Another service likewise: now the chain is there.
-    s.view.set_group(group("ns/s8", &["10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4"]));
+    assert!(text.contains("add chain ip knit-proxy cluster-9-masquerade-unless-pod"), "{text}");
+    s.view.set_group(group("ns/s7", &many[..4]));
     s.apply();
-    assert_eq!(
-        s.nft.last(),
-        "create 1 element(s) to map ip knit-proxy endpoints\n\
-         delete 1 element(s) of map ip knit-proxy frontends\n\
-         create 1 element(s) to map ip knit-proxy frontends\n"
-    );
     // One less, from the middle: the last one moves there.
     s.view.set_group(group("ns/s8", &["10.1.0.1", "10.1.0.3", "10.1.0.4"]));
     s.apply();
@@ -221,9 +229,14 @@ fn chains_that_nobody_uses_are_removed_after_a_while() {
     let chains = s.nft.table(Family::Ip).chains.len();
     assert!(chains < 50, "{chains} chains");
     s.sync();
+    // What is used stays, and of the others those that are near it.
     let names: Vec<_> =
         s.nft.table(Family::Ip).chains.into_keys().filter(|n| n.starts_with("cluster")).collect();
-    assert_eq!(names, ["cluster-100-masquerade-unless-pod".into()]);
+    assert!(names.contains(&"cluster-100-masquerade-unless-pod".into()), "{names:?}");
+    for name in &names {
+        let count: u32 = name.split('-').nth(1).unwrap().parse().unwrap();
+        assert!((96..=104).contains(&count), "{name}");
+    }
 }
 
 #[test]
@@ -352,4 +365,94 @@ fn errors_name_the_element() {
     );
     let error: Error = fake.commit(&tx).unwrap_err();
     assert_eq!(error.element().map(|key| key.as_slice().to_vec()), Some(1u32.to_ne_bytes().to_vec()));
+}
+
+#[test]
+fn rule_50_ports_of_masqueraded_connections_are_random_and_the_bit_is_the_configured_one() {
+    use knit_kernel::nft::{Expr, Mark, Scalar};
+    let mut s = Setup::new();
+    s.sync();
+    let table = s.nft.table(Family::Ip);
+    let exprs = |chain: &str| -> Vec<Expr> {
+        table.chains[chain].rules.iter().flat_map(|rule| rule.rule.exprs.clone()).collect()
+    };
+    let post = exprs("postrouting");
+    let flags: Vec<bool> = post
+        .iter()
+        .filter_map(|expr| match expr {
+            Expr::Masquerade { flags, .. } => Some(flags.fully_random),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(flags, [true, true]);
+    let masks = |exprs: &[Expr]| -> Vec<u32> {
+        let mask = |expr: &Expr| match expr {
+            Expr::Bitwise { mask, .. } => Some(u32::from_ne_bytes(mask.as_slice().try_into().ok()?)),
+            _ => None,
+        };
+        exprs.iter().filter_map(mask).collect()
+    };
+    assert_eq!(Mark(0x4000).bytes().as_slice(), 0x4000u32.to_ne_bytes());
+    assert!(masks(&post).contains(&0x4000), "the default");
+    let config = Config { masquerade_bit: 1 << 3, ..Config::default() };
+    let mut other = NftBackend::over(s.nft.clone(), config);
+    assert_eq!(other.sync(s.view.current()), Outcome::Done);
+    let post: Vec<Expr> = s.nft.table(Family::Ip).chains["postrouting"]
+        .rules
+        .iter()
+        .flat_map(|rule| rule.rule.exprs.clone())
+        .collect();
+    assert!(masks(&post).contains(&(1 << 3)) && !masks(&post).contains(&0x4000));
+}
+
+#[test]
+fn rule_41_who_is_remembered_stays_with_an_endpoint_that_changes_its_slot() {
+    let mut s = Setup::new();
+    let mut service = web("ns/a", "10.96.0.1");
+    service.affinity = Some(knit_proxy::model::Affinity::default());
+    s.view.set_service(service);
+    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.2", "10.1.0.3"]));
+    s.sync();
+    // Number by endpoint, and the numbers that can be drawn.
+    let look = |s: &Setup| {
+        let table = s.nft.table(Family::Ip);
+        let value = |element: &knit_kernel::nft::Element| match &element.value {
+            knit_kernel::nft::ElementValue::Data(data) => data.clone(),
+            _ => panic!("a map of values"),
+        };
+        let members: std::collections::BTreeMap<Vec<u8>, Vec<u8>> = (table.sets["members"].elements.values())
+            .map(|e| (value(e).as_slice().to_vec(), e.key.as_slice()[8..].to_vec()))
+            .collect();
+        let mut drawn: Vec<Vec<u8>> =
+            table.sets["slots"].elements.values().map(|e| value(e).as_slice().to_vec()).collect();
+        drawn.sort();
+        let mut known: Vec<Vec<u8>> = members.values().cloned().collect();
+        known.sort();
+        assert_eq!(drawn, known, "each endpoint can be drawn, and nobody else");
+        members
+    };
+    let before = look(&s);
+    assert_eq!(before.len(), 3);
+    // The first goes, and the last takes its slot; its number stays.
+    s.view.set_group(group("ns/a", &["10.1.0.2", "10.1.0.3"]));
+    s.apply();
+    let after = look(&s);
+    assert_eq!(after.len(), 2);
+    assert!(after.iter().all(|(endpoint, number)| before[endpoint] == *number));
+    // A sync finds the numbers again.
+    s.sync();
+    assert_eq!(look(&s), after);
+    s.settled();
+    // Affinity goes: nothing of it is left. It comes back: everything is there again.
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.apply();
+    assert_eq!((s.nft.count("members"), s.nft.count("slots"), s.nft.count("services")), (0, 0, 0));
+    assert_eq!(s.nft.count("endpoints"), 2);
+    let mut service = web("ns/a", "10.96.0.1");
+    service.affinity = Some(knit_proxy::model::Affinity::default());
+    s.view.set_service(service);
+    s.apply();
+    assert_eq!((s.nft.count("endpoints"), look(&s).len()), (0, 2));
+    s.sync();
+    s.settled();
 }

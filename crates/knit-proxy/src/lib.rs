@@ -5,6 +5,42 @@
 //! them. How it does it differs: nftables, eBPF, a user-space process, a load balancer in hardware. This crate does the
 //! first part, and lets you write the second.
 //!
+//! A whole proxy, with a backend that only says what it is asked to do:
+//!
+//! ```
+//! use knit_proxy::backend::{Backend, Outcome};
+//! use knit_proxy::engine::{Engine, EngineConfig, run};
+//! use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
+//! use knit_proxy::view::NodeView;
+//!
+//! struct Say(Vec<String>);
+//!
+//! impl Backend for Say {
+//!     fn sync(&mut self, state: &NodeView) -> Outcome {
+//!         for (key, port) in &state.ports {
+//!             for frontend in &port.frontends {
+//!                 let endpoints: Vec<String> = port.cluster.iter().map(|e| e.to_string()).collect();
+//!                 self.0.push(format!("{key}: {frontend} -> {}", endpoints.join(" or ")));
+//!             }
+//!         }
+//!         Outcome::Done
+//!     }
+//! }
+//!
+//! let (handle, inbox) = knit_proxy::source::handle();
+//! handle.set_service(Service::new("shop/web").cluster_ip("10.0.0.1".parse()?).port(Protocol::Tcp, 80))?;
+//! let endpoints = ["192.0.2.1".parse()?, "192.0.2.2".parse()?];
+//! handle.set_group(EndpointGroup::of_addresses("shop/web-1", "shop/web", Protocol::Tcp, 8080, &endpoints))?;
+//! handle.all_listed()?;
+//! drop(handle); // Nobody sends any more: the engine does what is due, and ends.
+//! let engine = run(Engine::new(EngineConfig::default(), NodeInfo::new("node-a"), Say(Vec::new())), &inbox);
+//! assert_eq!(
+//!     engine.into_backend().0,
+//!     ["shop/web TCP IPv4: cluster IP 10.0.0.1:80 -> 192.0.2.1:8080 or 192.0.2.2:8080"]
+//! );
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! source → [`model`] → [`view`] → [`diff`] → [`backend`], each usable alone:
 //!
 //! - [`model`]: plain types for services, endpoints and the node.

@@ -1,6 +1,9 @@
 //! kube-proxy's metrics, under its names (rule 61), so that dashboards and alerts go on working.
 //!
 //! A [`Metrics`] is an [`Observer`] of the engine; what only a backend or a server knows, it counts there itself.
+//!
+//! Names and labels are those of kube-proxy 1.37 in its nftables mode. kube-proxy has one proxier for each family; here
+//! one call serves both, and counts for each of them. What only other modes have (`iptables_*`) is not there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,19 +19,22 @@ use prometheus_client::registry::Registry;
 
 use crate::backend::Outcome;
 use crate::engine::{Observer, Run};
+use crate::model::{Family, PerFamily};
 use crate::view::ListKind;
 
 type Seconds = Gauge<f64, AtomicU64>;
+/// A histogram for each family.
+type Histograms = Labelled<IpFamily, Histogram, fn() -> Histogram>;
 
 /// The metrics; clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    sync_duration: Histogram,
-    full_duration: Histogram,
-    partial_duration: Histogram,
-    last_timestamp: Seconds,
-    last_queued_timestamp: Seconds,
-    programming_duration: Histogram,
+    sync_duration: Histograms,
+    full_duration: Histograms,
+    partial_duration: Histograms,
+    last_timestamp: Labelled<IpFamily, Seconds>,
+    last_queued_timestamp: Labelled<IpFamily, Seconds>,
+    programming_duration: Histograms,
     endpoint_changes: Counter,
     endpoint_changes_pending: Gauge,
     service_changes: Counter,
@@ -38,14 +44,12 @@ pub struct Metrics {
     pub healthz: Labelled<Code, Counter>,
     /// Liveness probes answered, by status code.
     pub livez: Labelled<Code, Counter>,
-    /// Calls to the backend that failed.
-    pub sync_failures: Counter,
-    /// Clean-ups after the backend's work that failed.
-    pub cleanup_failures: Counter,
-    /// How long looking for stale flows took.
-    pub conntrack_duration: Histogram,
-    /// Stale flows deleted.
-    pub conntrack_deleted: Counter,
+    sync_failures: Labelled<IpFamily, Counter>,
+    cleanup_failures: Labelled<IpFamily, Counter>,
+    conntrack_duration: Histograms,
+    conntrack_deleted: Labelled<IpFamily, Counter>,
+    /// The families that are served, as far as is known; the others have no metrics.
+    families: PerFamily<bool>,
     /// Changes that were triggered before this are not measured: nobody was there to make them true.
     started: Arc<SystemTime>,
 }
@@ -54,6 +58,24 @@ pub struct Metrics {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Policy {
     traffic_policy: &'static str,
+    ip_family: &'static str,
+}
+
+/// A family as a label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct IpFamily {
+    ip_family: &'static str,
+}
+
+impl IpFamily {
+    fn of(family: Family) -> Self {
+        Self {
+            ip_family: match family {
+                Family::V4 => "IPv4",
+                Family::V6 => "IPv6",
+            },
+        }
+    }
 }
 
 /// A status code as a label.
@@ -66,21 +88,13 @@ pub struct Code {
 impl Metrics {
     /// Makes the metrics and registers them, all beginning with `kubeproxy_`.
     pub fn register(registry: &mut Registry) -> Self {
-        let fast = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
-        let slow = || {
-            Histogram::new(
-                (linear_buckets(0.25, 0.25, 2).chain(linear_buckets(1.0, 1.0, 59)))
-                    .chain(linear_buckets(60.0, 5.0, 12))
-                    .chain(linear_buckets(120.0, 30.0, 7)),
-            )
-        };
         let metrics = Self {
-            sync_duration: fast(),
-            full_duration: fast(),
-            partial_duration: fast(),
-            last_timestamp: Seconds::default(),
-            last_queued_timestamp: Seconds::default(),
-            programming_duration: slow(),
+            sync_duration: Labelled::new_with_constructor(fast),
+            full_duration: Labelled::new_with_constructor(fast),
+            partial_duration: Labelled::new_with_constructor(fast),
+            last_timestamp: Labelled::default(),
+            last_queued_timestamp: Labelled::default(),
+            programming_duration: Labelled::new_with_constructor(slow),
             endpoint_changes: Counter::default(),
             endpoint_changes_pending: Gauge::default(),
             service_changes: Counter::default(),
@@ -88,10 +102,11 @@ impl Metrics {
             no_local_endpoints: Labelled::default(),
             healthz: Labelled::default(),
             livez: Labelled::default(),
-            sync_failures: Counter::default(),
-            cleanup_failures: Counter::default(),
-            conntrack_duration: fast(),
-            conntrack_deleted: Counter::default(),
+            sync_failures: Labelled::default(),
+            cleanup_failures: Labelled::default(),
+            conntrack_duration: Labelled::new_with_constructor(fast),
+            conntrack_deleted: Labelled::default(),
+            families: PerFamily { v4: false, v6: false },
             started: Arc::new(SystemTime::now()),
         };
         let m = metrics.clone();
@@ -145,12 +160,13 @@ impl Metrics {
         metrics
     }
 
-    /// Counts a look at stale flows: how long it took, how many were deleted, and whether all of it was done.
-    pub fn cleaned(&self, took: Duration, deleted: usize, complete: bool) {
-        self.conntrack_duration.observe(took.as_secs_f64());
-        self.conntrack_deleted.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
+    /// Counts a look at stale flows of one family: how long it took, how many were deleted, whether all of it was done.
+    pub fn cleaned(&self, family: Family, took: Duration, deleted: usize, complete: bool) {
+        let family = IpFamily::of(family);
+        self.conntrack_duration.get_or_create(&family).observe(took.as_secs_f64());
+        self.conntrack_deleted.get_or_create(&family).inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
         if !complete {
-            self.cleanup_failures.inc();
+            self.cleanup_failures.get_or_create(&family).inc();
         }
     }
 
@@ -163,6 +179,12 @@ impl Metrics {
             Probe::Livez(code) => (&self.livez, code),
         };
         family.get_or_create(&Code { code }).inc();
+    }
+
+    /// The labels of the families that are served.
+    fn labels(&self) -> impl Iterator<Item = IpFamily> + use<> {
+        let families = self.families;
+        Family::BOTH.into_iter().filter(move |family| *families.get(*family)).map(IpFamily::of)
     }
 
     /// What counts an engine's work.
@@ -188,31 +210,48 @@ impl Observer for Metrics {
     }
 
     fn queued(&mut self, _: Instant) {
-        self.last_queued_timestamp.set(unix_seconds(SystemTime::now()));
+        let now = unix_seconds(SystemTime::now());
+        for family in self.labels() {
+            self.last_queued_timestamp.get_or_create(&family).set(now);
+        }
     }
 
     fn ran(&mut self, run: &Run<'_>) {
+        self.families = run.state.node.families;
         let seconds = run.took.as_secs_f64();
-        self.sync_duration.observe(seconds);
-        if run.full { &self.full_duration } else { &self.partial_duration }.observe(seconds);
+        let kind = if run.full { &self.full_duration } else { &self.partial_duration };
+        for family in self.labels() {
+            self.sync_duration.get_or_create(&family).observe(seconds);
+            kind.get_or_create(&family).observe(seconds);
+            // They are there from the beginning, so that an alert can tell "none" from "not known".
+            let failures = self.sync_failures.get_or_create(&family);
+            if let Outcome::Failed(_) = run.outcome {
+                failures.inc();
+            }
+            let _ = self.cleanup_failures.get_or_create(&family);
+            let _ = self.conntrack_deleted.get_or_create(&family);
+        }
         self.service_changes_pending.set(0);
         self.endpoint_changes_pending.set(0);
         if let Outcome::Failed(_) = run.outcome {
-            self.sync_failures.inc();
             return;
         }
-        let now = SystemTime::now();
-        self.last_timestamp.set(unix_seconds(now));
+        let now = unix_seconds(SystemTime::now());
         let started = unix_seconds(*self.started);
-        for triggered in run.changes.triggered_ms.iter().map(|ms| Duration::from_millis(*ms).as_secs_f64()) {
-            if triggered >= started {
-                self.programming_duration.observe((unix_seconds(now) - triggered).max(0.0));
-            }
+        let triggered = run.changes.triggered_ms.iter().map(|ms| Duration::from_millis(*ms).as_secs_f64());
+        let triggered: Vec<f64> = triggered.filter(|at| *at >= started).collect();
+        for family in self.labels() {
+            self.last_timestamp.get_or_create(&family).set(now);
+            let programming = self.programming_duration.get_or_create(&family);
+            triggered.iter().for_each(|at| programming.observe((now - at).max(0.0)));
         }
-        let count = run.state.no_local;
-        for (traffic_policy, n) in [("internal", count.internal), ("external", count.external)] {
-            let gauge = self.no_local_endpoints.get_or_create(&Policy { traffic_policy });
-            gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        for family in Family::BOTH.into_iter().filter(|family| *self.families.get(*family)) {
+            let count = run.state.no_local.get(family);
+            let ip_family = IpFamily::of(family).ip_family;
+            for (traffic_policy, n) in [("internal", count.internal), ("external", count.external)] {
+                let gauge = self.no_local_endpoints.get_or_create(&Policy { traffic_policy, ip_family });
+                gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+            }
         }
     }
 }
@@ -250,6 +289,15 @@ pub fn merge_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     parts.flat_map(|(head, body)| [head.as_str(), body.as_str()]).collect()
 }
 
+fn fast() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 15))
+}
+
+fn slow() -> Histogram {
+    let seconds = linear_buckets(0.25, 0.25, 2).chain(linear_buckets(1.0, 1.0, 59));
+    Histogram::new(seconds.chain(linear_buckets(60.0, 5.0, 12)).chain(linear_buckets(120.0, 30.0, 7)))
+}
+
 fn unix_seconds(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -283,7 +331,7 @@ mod tests {
         let text = |network: &'static str| {
             let labels = [("network".into(), network.into())];
             let mut registry = Registry::with_labels(labels.into_iter());
-            Metrics::register(&mut registry).sync_failures.inc();
+            Metrics::register(&mut registry).sync_failures.get_or_create(&IpFamily::of(Family::V4)).inc();
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
             text
@@ -291,7 +339,8 @@ mod tests {
         let merged = merge_texts([&*text("blue"), &*text("green")]);
         let lines = |begin: &str| merged.lines().filter(|line| line.starts_with(begin)).count();
         assert_eq!(lines("# TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures "), 1, "{merged}");
-        let line = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{network=\"green\"} 1";
+        let name = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
+        let line = &format!("{name}{{network=\"green\",ip_family=\"IPv4\"}} 1");
         let at = |wanted: &str| merged.lines().position(|line| line == wanted);
         assert_eq!(at(line), at(&line.replace("green", "blue")).map(|blue| blue + 1), "{merged}");
         assert!(!merged.contains("# EOF"));
@@ -320,8 +369,10 @@ mod tests {
         send(Event::ListDone(ListKind::Groups), Outcome::Done);
         assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_service_changes_pending"), "0");
         assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_service_changes_total"), "1");
-        assert_eq!(line(&registry, "kubeproxy_sync_full_proxy_rules_duration_seconds_count"), "1");
-        assert_eq!(line(&registry, "kubeproxy_sync_partial_proxy_rules_duration_seconds_count"), "0");
+        assert_eq!(
+            line(&registry, "kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"),
+            "1"
+        );
 
         // An endpoint elsewhere: traffic to the cluster IP is dropped here. It was triggered just now.
         let group = |node: &str, triggered_ms| {
@@ -331,36 +382,53 @@ mod tests {
         };
         let now = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
         send(group("there", Some(now + 1)), Outcome::Done);
-        let internal = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}";
+        let internal = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv4\"}";
         assert_eq!(line(&registry, internal), "1");
-        assert_eq!(line(&registry, "kubeproxy_network_programming_duration_seconds_count"), "1");
-        assert_eq!(line(&registry, "kubeproxy_sync_partial_proxy_rules_duration_seconds_count"), "1");
+        assert_eq!(
+            line(&registry, "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}"),
+            "1"
+        );
+        assert_eq!(
+            line(&registry, "kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"),
+            "1"
+        );
         // Triggered before the proxy started: not measured.
         send(group("here", Some(1000)), Outcome::Done);
         assert_eq!(line(&registry, internal), "0");
-        assert_eq!(line(&registry, "kubeproxy_network_programming_duration_seconds_count"), "1");
+        assert_eq!(
+            line(&registry, "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}"),
+            "1"
+        );
         assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_endpoint_changes_total"), "2");
 
-        let failed = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
+        let failed = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family=\"IPv6\"}";
         assert_eq!(line(&registry, failed), "0");
         send(group("there", None), Outcome::Failed("no".into()));
         assert_eq!(line(&registry, failed), "1");
 
-        metrics.cleaned(Duration::from_millis(3), 7, true);
-        metrics.cleaned(Duration::from_millis(3), 0, false);
-        assert_eq!(line(&registry, "kubeproxy_conntrack_reconciler_sync_duration_seconds_count"), "2");
-        assert_eq!(line(&registry, "kubeproxy_conntrack_reconciler_deleted_entries_total"), "7");
-        assert_eq!(line(&registry, "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total"), "1");
+        metrics.cleaned(Family::V6, Duration::from_millis(3), 7, true);
+        metrics.cleaned(Family::V6, Duration::from_millis(3), 0, false);
+        for (name, v4, v6) in [
+            ("conntrack_reconciler_deleted_entries_total", "0", "7"),
+            ("sync_proxy_rules_nftables_cleanup_failures_total", "0", "1"),
+        ] {
+            assert_eq!(line(&registry, &format!("kubeproxy_{name}{{ip_family=\"IPv4\"}}")), v4);
+            assert_eq!(line(&registry, &format!("kubeproxy_{name}{{ip_family=\"IPv6\"}}")), v6);
+        }
+        let looks = "kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family=\"IPv6\"}";
+        assert_eq!(line(&registry, looks), "2");
 
         metrics.healthz.get_or_create(&Code { code: 200 }).inc();
         assert_eq!(line(&registry, "kubeproxy_proxy_healthz_total{code=\"200\"}"), "1");
         for name in [
-            "kubeproxy_sync_proxy_rules_duration_seconds_count",
-            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-            "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+            "sync_proxy_rules_duration_seconds_count",
+            "sync_proxy_rules_last_timestamp_seconds",
+            "sync_proxy_rules_last_queued_timestamp_seconds",
+            "sync_proxy_rules_nftables_cleanup_failures_total",
+            "conntrack_reconciler_sync_duration_seconds_count",
         ] {
-            line(&registry, name);
+            line(&registry, &format!("kubeproxy_{name}{{ip_family=\"IPv6\"}}"));
         }
+        line(&registry, "kubeproxy_sync_proxy_rules_endpoint_changes_pending");
     }
 }

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use crate::engine::Inspect;
 use crate::model::{EndpointGroup, GroupName, NodeInfo, Problem, Service, ServiceName};
-use crate::view::ListKind;
+use crate::view::{HealthCheck, ListKind, NodeSettings, PortKey, PortView};
 
 /// Something a source has to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,23 @@ pub enum Event {
     ListStart(ListKind),
     /// A full list is complete. Nothing is programmed before all lists are (rule 6).
     ListDone(ListKind),
+    /// A service port is new or changed, and all about it was decided elsewhere.
+    SetPort(PortKey, Arc<PortView>),
+    /// A service port that was decided elsewhere is gone.
+    DeletePort(PortKey),
+    /// A health check is new or changed, and was decided elsewhere.
+    SetHealthCheck(ServiceName, HealthCheck),
+    /// A health check that was decided elsewhere is gone.
+    DeleteHealthCheck(ServiceName),
+    /// What holds for the whole node is known or changed, and was decided elsewhere.
+    SetSettings(Box<NodeSettings>),
+    /// All that was said so far is one state of those that the source counts.
+    State {
+        /// Its number.
+        revision: u64,
+        /// When its changes happened, in milliseconds since 1970.
+        triggered_ms: Vec<u64>,
+    },
     /// Something in an object could not be used.
     Problem(Problem),
 }
@@ -47,6 +64,7 @@ pub enum Event {
 /// What goes through the channel between a [`Handle`] and its [`Inbox`].
 pub(crate) enum Message {
     Event(Event),
+    Events(Vec<Event>),
     Inspect(Box<dyn FnOnce(Inspect<'_>) + Send>),
     Stop,
 }
@@ -81,6 +99,14 @@ impl Handle {
     /// If the engine has stopped.
     pub fn send(&self, event: Event) -> Result<(), Stopped> {
         self.sender.send(Message::Event(event)).map_err(|_| Stopped)
+    }
+
+    /// Sends events that belong together: the backend is not called between them. It never waits.
+    ///
+    /// # Errors
+    /// If the engine has stopped.
+    pub fn send_all(&self, events: Vec<Event>) -> Result<(), Stopped> {
+        self.sender.send(Message::Events(events)).map_err(|_| Stopped)
     }
 
     /// Sends a service.

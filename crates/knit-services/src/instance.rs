@@ -233,7 +233,7 @@ impl Setup {
             nft,
             observer: Some(self.observer),
             on_clean: Some(Box::new(move |cleaned: Cleaned| {
-                metrics.cleaned(cleaned.took, cleaned.deleted, cleaned.complete);
+                metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
             })),
         }
     }

@@ -93,6 +93,13 @@ impl Table {
                 None
             }
             Event::SetExemptVips(_) | Event::ListStart(_) | Event::Problem(_) => None,
+            // Nobody else decides about the Services that this agent serves.
+            Event::SetPort(..)
+            | Event::DeletePort(_)
+            | Event::SetHealthCheck(..)
+            | Event::DeleteHealthCheck(_)
+            | Event::SetSettings(_)
+            | Event::State { .. } => None,
         }
     }
 

@@ -22,8 +22,12 @@ struct Proxy {
 
 impl Proxy {
     fn start(folder: &Path, more: &[&str]) -> Self {
+        Self::with_backend("print", folder, more)
+    }
+
+    fn with_backend(backend: &str, folder: &Path, more: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_knit"));
-        command.args(["proxy", "--backend", "print", "--node-name", "here"]);
+        command.args(["proxy", "--backend", backend, "--node-name", "here"]);
         command.args(["--healthz-bind-address", "127.0.0.1:0", "--metrics-bind-address", "127.0.0.1:0"]);
         command.arg("--socket").arg(folder.join("proxy.sock")).args(more);
         command.env_remove("KNIT_LOG").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -192,4 +196,46 @@ fn a_configuration_file_is_used_and_its_fields_are_spoken_of() {
     // The flag for the node's name comes before the file, the pods' range is the file's.
     proxy.prints("node port 30080 -> local endpoints: 192.0.2.1:8080");
     proxy.prints("from pods here -> cluster endpoints");
+}
+
+#[test]
+fn one_proxy_reads_objects_and_another_does_what_it_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let objects = folder.path().join("objects");
+    let (feeder, follower) = (folder.path().join("feeder"), folder.path().join("follower"));
+    for folder in [&objects, &feeder, &follower] {
+        fs::create_dir(folder).expect("a folder");
+    }
+    let file = objects.join("shop.yaml");
+    fs::write(&file, SHOP).expect("a file");
+    let address = format!("unix:{}", folder.path().join("stream.sock").display());
+    let follower_socket = follower.join("proxy.sock");
+    let second = Proxy::start(&follower, &["--from-stream", &address]);
+    second.logs("there is no stream");
+    let from = objects.to_str().expect("UTF-8");
+    let feed =
+        || Proxy::with_backend("stream", &feeder, &["--from-files", from, "--stream-address", &address]);
+    let first = feed();
+    second.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080 192.0.2.2:8080");
+    second.logs("in force: 2 service ports");
+    // It can be asked like any other.
+    let output = Command::new(env!("CARGO_BIN_EXE_knit"))
+        .args(["proxy", "get", "services", "--socket"])
+        .arg(&follower_socket)
+        .output()
+        .expect("knit runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("10.96.0.10:80"), "{output:?}");
+
+    // The first one ends; nothing changes for the second. Then it comes back with something else.
+    let (status, log) = first.terminate();
+    assert!(status.success(), "{log}");
+    eventually("the end is noticed", PATIENCE, || second.log().matches("there is no stream").count() > 1);
+    fs::write(&file, SHOP.replace("  - {addresses: [192.0.2.2], nodeName: there}\n", "")).expect("a file");
+    let before = second.out();
+    let _first = feed();
+    second.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080\n");
+    let after = second.out();
+    let new = after.strip_prefix(&before).expect("what was printed stays");
+    assert!(!new.contains("shop/cart"), "only the difference is done: {new}");
 }

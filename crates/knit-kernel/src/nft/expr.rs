@@ -272,6 +272,9 @@ impl Reg {
     /// The first one.
     pub const FIRST: Self = Self(0);
 
+    /// The last one.
+    pub const LAST: Self = Self(Self::COUNT - 1);
+
     /// Register `index` of sixteen; none beyond that.
     pub const fn new(index: u8) -> Option<Self> {
         if index < Self::COUNT { Some(Self(index)) } else { None }

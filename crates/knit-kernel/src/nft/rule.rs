@@ -358,7 +358,7 @@ impl Rule {
     /// Stores, in a named map, what is in the registers from `data` on, under the fields, which are loaded from `at`.
     ///
     /// If those registers hold a map's value, `nft` 1.0.6 aborts when it lists the rule (the kernel does not mind):
-    /// prefer [`update_map`](Self::update_map).
+    /// prefer [`update_map`](Self::update_map), or set the mark to the value and load it from there again.
     pub fn store_in_map(
         self,
         op: DynsetOp,

@@ -193,7 +193,12 @@ impl<B: Backend> Engine<B> {
     /// Takes in an event. The work is done by [`poll`](Self::poll).
     pub fn handle(&mut self, event: Event, now: Instant) {
         let kind = match &event {
-            Event::SetService(_) | Event::DeleteService(_) => Some(ListKind::Services),
+            Event::SetService(_)
+            | Event::DeleteService(_)
+            | Event::SetPort(..)
+            | Event::DeletePort(_)
+            | Event::SetHealthCheck(..)
+            | Event::DeleteHealthCheck(_) => Some(ListKind::Services),
             Event::SetGroup(_) | Event::DeleteGroup(_) => Some(ListKind::Groups),
             Event::SetServiceRanges { .. } | Event::DeleteServiceRanges(_) => Some(ListKind::ServiceRanges),
             _ => None,
@@ -222,6 +227,15 @@ impl<B: Backend> Engine<B> {
                     ListKind::ServiceRanges => self.waiting.service_ranges = false,
                 }
             }
+            Event::SetPort(key, port) => self.view.set_port(key, port),
+            Event::DeletePort(key) => self.view.delete_port(&key),
+            Event::SetHealthCheck(name, check) => self.view.set_health_check(name, check),
+            Event::DeleteHealthCheck(name) => self.view.delete_health_check(&name),
+            Event::SetSettings(settings) => {
+                self.waiting.node = false;
+                self.view.set_settings(*settings);
+            }
+            Event::State { revision, triggered_ms } => self.view.set_revision(revision, triggered_ms),
             Event::Problem(problem) => {
                 if let Some(observer) = &mut self.observer {
                     observer.problem(&problem);

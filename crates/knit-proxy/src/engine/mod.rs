@@ -55,6 +55,10 @@ pub fn run<B: Backend>(mut engine: Engine<B>, inbox: &Inbox) -> Engine<B> {
         while let Some(message) = next {
             match message {
                 Message::Event(event) => engine.handle(event, clock.now()),
+                Message::Events(events) => {
+                    let now = clock.now();
+                    events.into_iter().for_each(|event| engine.handle(event, now));
+                }
                 Message::Inspect(look) => look(engine.inspect()),
                 Message::Stop => return engine,
             }

@@ -117,6 +117,13 @@ pub(super) fn node(settings: &NodeSettings) -> proto::NodeSettings {
         pods: pods.collect(),
         service_ranges: texts(&settings.service_ranges),
         exempt: texts(&settings.exempt),
+        primary: Family::BOTH
+            .into_iter()
+            .filter_map(|f| *settings.primary.get(f))
+            .map(|a| a.to_string())
+            .collect(),
+        masquerade_all: settings.masquerade_all,
+        leaving: settings.leaving,
     }
 }
 

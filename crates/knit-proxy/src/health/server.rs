@@ -229,18 +229,17 @@ fn check_reply(service: &ServiceName, family: Family, health: &Health) -> Reply 
     reply
 }
 
-/// A healthy proxy is as good as updated now, whether or not there was anything to do: so has kube-proxy it.
+/// What kube-proxy 1.37 answers: `healthy` is about the proxy alone, whatever the node is; `lastUpdated` is now as long
+/// as the answer is 200, whether or not there was anything to do; each family has the time of its last sync.
 fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
-    let healthy = status.healthy && (status.node_eligible || !with_node);
+    let ok = status.healthy && (status.node_eligible || !with_node);
     let now = SystemTime::now();
-    let updated = match status.updated {
-        Some(at) if !status.healthy => now.checked_sub(at.elapsed()).unwrap_or(now),
-        _ => now,
-    };
+    let updated = status.updated.map(|at| now.checked_sub(at.elapsed()).unwrap_or(now));
     let families = health.lock().node.families;
     let by_family: serde_json::Map<String, serde_json::Value> = (Family::BOTH.into_iter())
         .filter(|family| *families.get(*family))
-        .map(|family| {
+        .filter_map(|family| Some((family, updated?)))
+        .map(|(family, updated)| {
             (
                 family.to_string(),
                 serde_json::json!({ "lastUpdated": time(updated), "healthy": status.healthy }),
@@ -248,15 +247,18 @@ fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
         })
         .collect();
     let mut body = serde_json::json!({
-        "lastUpdated": time(updated),
+        // Go's zero time, where there is none.
+        "lastUpdated": if ok { time(now) } else { updated.map_or_else(|| "0001-01-01T00:00:00Z".to_owned(), time) },
         "currentTime": time(now),
-        "healthy": healthy,
-        "status": by_family,
+        "healthy": status.healthy,
     });
+    if !by_family.is_empty() {
+        body["status"] = by_family.into();
+    }
     if with_node {
         body["nodeEligible"] = status.node_eligible.into();
     }
-    json(healthy, &body)
+    json(ok, &body)
 }
 
 fn time(at: SystemTime) -> String {

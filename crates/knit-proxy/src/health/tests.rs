@@ -161,9 +161,23 @@ fn rule_55_late_means_waiting_for_too_long() {
     assert!(health.proxy(after(1000)).healthy);
 }
 
+/// One answer to /healthz.
+async fn serve_once(health: &Health) -> serde_json::Value {
+    let listener = TcpListener::bind((own_loopback(), 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = tokio::spawn(serve_proxy(listener, health.clone(), |_| {}));
+    let (_, _, body) = get(port, "/healthz").await;
+    server.abort();
+    body
+}
+
 #[tokio::test]
 async fn rule_55_healthz_and_livez() {
     let health = Health::new(Duration::ZERO);
+    let starting = serve_once(&Health::new(Duration::ZERO)).await;
+    assert_eq!(starting["healthy"], true);
+    assert_eq!(starting.get("status"), None, "nothing was synced yet");
+
     let mut engine = engine(&health, 1);
     let listener = TcpListener::bind((own_loopback(), 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -180,6 +194,8 @@ async fn rule_55_healthz_and_livez() {
     assert_eq!(body["lastUpdated"], body["currentTime"]);
     assert_eq!(body["status"]["IPv4"]["healthy"], true);
     assert_eq!(body["status"]["IPv6"]["healthy"], true);
+    // The family says when it was really synced.
+    assert_ne!(body["status"]["IPv4"]["lastUpdated"], body["currentTime"]);
     let (code, _, body) = get(port, "/livez").await;
     assert_eq!((code, &body["nodeEligible"]), (200, &serde_json::Value::Null));
 
@@ -187,6 +203,9 @@ async fn rule_55_healthz_and_livez() {
     send(&mut engine, Event::SetNode(Box::new(leaving)));
     let (code, _, body) = get(port, "/healthz").await;
     assert_eq!((code, &body["nodeEligible"]), (503, &false.into()));
+    // The proxy itself is well; only the node is not to be used, and nothing pretends to be newer than it is.
+    assert_eq!(body["healthy"], true);
+    assert_eq!(body["lastUpdated"], body["status"]["IPv4"]["lastUpdated"]);
     assert_eq!(get(port, "/livez").await.0, 200);
 
     engine.backend().0 = Outcome::Failed("no".into());

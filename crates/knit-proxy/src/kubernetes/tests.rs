@@ -380,3 +380,133 @@ fn rule_27_service_cidrs() {
     assert_eq!(converted.problems.len(), 1);
     assert_eq!(converted.into_events().count(), 2);
 }
+
+/// Whatever stands in an object, it is served or named, and never a reason to end. (The fuzz target `proxy_objects` does
+/// the same for longer.)
+mod anything {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::NodeInfo;
+    use crate::view::{View, ViewConfig};
+
+    fn text() -> impl Strategy<Value = String> {
+        let known = [
+            "",
+            " ",
+            "None",
+            "10.0.0.1",
+            "010.000.00.01",
+            "10.0.0.1/8",
+            "::1",
+            "fd00::1",
+            "::ffff:10.0.0.1",
+            "fe80::1%eth0",
+            "0.0.0.0/0",
+            " 192.0.2.0/24 ",
+            "1.2.3",
+            "Local",
+            "Cluster",
+            "ClientIP",
+            "TCP",
+            "UDP",
+            "SCTP",
+            "QUIC",
+            "VIP",
+            "Proxy",
+            "LoadBalancer",
+            "ExternalName",
+            "NodePort",
+            "IPv4",
+            "IPv6",
+            "FQDN",
+            "a/b",
+            "web",
+        ];
+        prop_oneof![3 => prop::sample::select(known.to_vec()).prop_map(str::to_owned), 1 => "\\PC{0,12}"]
+    }
+
+    fn number() -> impl Strategy<Value = i32> {
+        prop_oneof![any::<i32>(), 0..70_000i32, Just(80), Just(-1)]
+    }
+
+    fn texts() -> impl Strategy<Value = Vec<String>> {
+        prop::collection::vec(text(), 0..4)
+    }
+
+    fn service() -> impl Strategy<Value = Value> {
+        let port = (text(), number(), number(), text())
+            .prop_map(|(name, port, node, protocol)| json!({"name": name, "port": port, "nodePort": node, "protocol": protocol}));
+        let ports = prop::collection::vec(port, 0..4);
+        let ingress = prop::collection::vec((text(), text()), 0..3).prop_map(|list| {
+            list.into_iter().map(|(ip, mode)| json!({"ip": ip, "ipMode": mode})).collect::<Vec<_>>()
+        });
+        (texts(), texts(), texts(), texts(), ports, ingress, (text(), text(), text(), text(), number(), number())).prop_map(
+            |(ips, families, external, ranges, ports, ingress, (kind, policy, affinity, first, timeout, check))| {
+                json!({
+                    "metadata": {"namespace": "ns", "name": "svc"},
+                    "spec": {
+                        "clusterIP": first, "clusterIPs": ips, "ipFamilies": families, "externalIPs": external,
+                        "loadBalancerSourceRanges": ranges, "ports": ports, "type": kind,
+                        "externalTrafficPolicy": policy, "internalTrafficPolicy": policy, "sessionAffinity": affinity,
+                        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout}},
+                        "healthCheckNodePort": check,
+                    },
+                    "status": {"loadBalancer": {"ingress": ingress}},
+                })
+            },
+        )
+    }
+
+    fn endpoint_slice() -> impl Strategy<Value = Value> {
+        let endpoint = (texts(), any::<Option<bool>>(), any::<Option<bool>>(), text(), texts()).prop_map(
+            |(addresses, ready, terminating, node, zones)| {
+                let zones: Vec<Value> = zones.into_iter().map(|zone| json!({"name": zone})).collect();
+                json!({"addresses": addresses, "conditions": {"ready": ready, "terminating": terminating},
+                       "nodeName": node, "hints": {"forZones": zones}})
+            },
+        );
+        let port = (text(), number(), text())
+            .prop_map(|(name, port, protocol)| json!({"name": name, "port": port, "protocol": protocol}));
+        (prop::collection::vec(endpoint, 0..5), prop::collection::vec(port, 0..3), text()).prop_map(
+            |(endpoints, ports, kind)| {
+                json!({"metadata": {"namespace": "ns", "name": "svc-1", "labels": {"kubernetes.io/service-name": "svc"}},
+                       "addressType": kind, "endpoints": endpoints, "ports": ports})
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn rule_12_objects_with_anything_in_them_are_served_or_named(service in service(), slices in prop::collection::vec(endpoint_slice(), 0..3)) {
+            let mut view = View::new(ViewConfig::default(), NodeInfo::new("web"));
+            let mut convert = Kubernetes::new();
+            let mut named = 0;
+            let converted = convert.service(&serde_json::from_value(service).unwrap());
+            named += converted.problems.len() + usize::from(converted.ignored.is_some());
+            let mut served = false;
+            if let Event::SetService(service) = converted.event {
+                served = true;
+                prop_assert!(service.ports.iter().all(|port| port.port != 0));
+                view.set_service(*service);
+            }
+            for slice in slices {
+                if let Event::SetGroup(group) = convert.slice(&serde_json::from_value(slice).unwrap()).event {
+                    prop_assert!(group.ports.iter().all(|port| port.number != 0));
+                    view.set_group(*group);
+                }
+            }
+            prop_assert!(served || named > 0);
+            let changes = view.take_changes();
+            for change in &changes.ports {
+                let port = change.new.as_ref().unwrap();
+                for frontend in &port.frontends {
+                    // A route to endpoints has some.
+                    if let crate::view::Action::Endpoints(scope) = frontend.route.action {
+                        prop_assert!(!port.targets(scope).is_empty());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -24,6 +24,7 @@
 mod claims;
 mod config;
 mod frontends;
+mod given;
 mod output;
 mod parts;
 mod select;

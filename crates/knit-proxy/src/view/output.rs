@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::config::NodeSettings;
-use crate::model::{Family, Problem, Protocol, ServiceName};
+use crate::model::{Family, PerFamily, Problem, Protocol, ServiceName};
 
 /// Which port of which service, in which family. The two families of a port are two objects (rule 18).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -150,7 +150,7 @@ pub struct HealthCheck {
     /// The port to answer HTTP on.
     pub port: NonZeroU16,
     /// How many distinct addresses of local ready endpoints there are; per family, since each listens for itself.
-    pub local_ready: crate::model::PerFamily<usize>,
+    pub local_ready: PerFamily<usize>,
 }
 
 /// All that a backend has to make true.
@@ -166,7 +166,9 @@ pub struct NodeView {
     /// Health checks by service.
     pub health_checks: BTreeMap<ServiceName, HealthCheck>,
     /// How many ports drop traffic for want of local endpoints.
-    pub no_local: NoLocal,
+    pub no_local: PerFamily<NoLocal>,
+    /// The number of the last state of a source that counts its states; 0 if it does not.
+    pub revision: u64,
 }
 
 /// How many service ports drop traffic for want of local endpoints (rules 31, 32).

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 
 use super::claims::{Claim, Claims};
 use super::config::{NodeSettings, ViewConfig};
+use super::given::Given;
 use super::output::{Changes, HealthCheck, NoLocal, NodeView, PortChange, PortKey, PortView};
 use super::parts::{claims_of, cluster_ip, port_key, same_endpoints, settle, taken, twice};
 use super::select::{self, Candidate, Decision};
@@ -38,10 +39,13 @@ pub struct View {
     /// Which service a group belongs to: a group may be deleted by name, or go over to another service.
     owners: HashMap<GroupName, ServiceName>,
     claims: Claims,
-    dirty: BTreeSet<ServiceName>,
-    node_dirty: bool,
+    pub(super) dirty: BTreeSet<ServiceName>,
+    pub(super) node_dirty: bool,
     announced: bool,
-    triggered_ms: Vec<u64>,
+    pub(super) triggered_ms: Vec<u64>,
+    /// What was decided elsewhere.
+    pub(super) given: Given,
+    pub(super) revision: u64,
     problems: BTreeMap<ServiceName, Vec<Problem>>,
     current: NodeView,
     relist: Relist,
@@ -65,7 +69,7 @@ struct Relist {
 
 /// What one service contributes to the node view.
 struct Resolved {
-    ports: BTreeMap<PortKey, PortView>,
+    ports: BTreeMap<PortKey, Arc<PortView>>,
     health_check: Option<HealthCheck>,
     problems: Vec<Problem>,
 }
@@ -86,6 +90,8 @@ impl View {
             node_dirty: true,
             announced: false,
             triggered_ms: Vec::new(),
+            given: Given::default(),
+            revision: 0,
             problems: BTreeMap::new(),
             current: NodeView { node: Arc::new(settings), ..NodeView::default() },
             relist: Relist::default(),
@@ -254,7 +260,10 @@ impl View {
     /// Begins a full list of one kind: what is not set again until [`list_done`](Self::list_done) is gone.
     pub fn list_start(&mut self, kind: ListKind) {
         match kind {
-            ListKind::Services => self.relist.services = Some(HashSet::new()),
+            ListKind::Services => {
+                self.relist.services = Some(HashSet::new());
+                self.given.list_start();
+            }
             ListKind::Groups => self.relist.groups = Some(HashSet::new()),
             ListKind::ServiceRanges => self.relist.ranges = Some(HashSet::new()),
         }
@@ -264,6 +273,7 @@ impl View {
     pub fn list_done(&mut self, kind: ListKind) {
         match kind {
             ListKind::Services => {
+                self.given_listed();
                 let Some(seen) = self.relist.services.take() else { return };
                 let gone: Vec<_> =
                     self.services().map(|s| &s.name).filter(|n| !seen.contains(*n)).cloned().collect();
@@ -287,8 +297,11 @@ impl View {
         let mut changes =
             Changes { triggered_ms: std::mem::take(&mut self.triggered_ms), ..Changes::default() };
         if std::mem::take(&mut self.node_dirty) {
-            let ranges = self.ranges.values().flatten().copied().collect();
-            let settings = NodeSettings::resolve(&self.config, &self.node, ranges);
+            self.current.revision = self.revision;
+            let settings = self.given.settings.clone().unwrap_or_else(|| {
+                let ranges = self.ranges.values().flatten().copied().collect();
+                NodeSettings::resolve(&self.config, &self.node, ranges)
+            });
             // The first call reports the node in any case, so that a backend learns its settings.
             if !std::mem::replace(&mut self.announced, true) || settings != *self.current.node {
                 changes.node = true;
@@ -322,8 +335,11 @@ impl View {
     }
 
     fn resolve(&self, name: &ServiceName) -> Resolved {
+        let Some(service) = self.service(name.as_str()) else {
+            let given = self.given.service(name);
+            return Resolved { ports: given.ports, health_check: given.health_check, problems: Vec::new() };
+        };
         let mut resolved = Resolved { ports: BTreeMap::new(), health_check: None, problems: Vec::new() };
-        let Some(service) = self.service(name.as_str()) else { return resolved };
         let mut local_ready: PerFamily<BTreeSet<IpAddr>> = PerFamily::default();
         for family in Family::BOTH {
             for port in &service.ports {
@@ -365,7 +381,7 @@ impl View {
                     affinity_seconds: service.affinity.map(|a| a.timeout_seconds),
                     serving,
                 };
-                resolved.ports.insert(key, view);
+                resolved.ports.insert(key, Arc::new(view));
             }
         }
         resolved.health_check = service.health_check_port.map(|port| HealthCheck {
@@ -382,14 +398,14 @@ impl View {
         for key in old {
             let new = resolved.ports.remove(&key);
             let current = &self.current.ports[&key];
-            if new.as_ref() != Some(&**current) {
-                ports.push(PortChange { old: Some(Arc::clone(current)), new: new.map(Arc::new), key });
+            if new.as_ref() != Some(current) {
+                ports.push(PortChange { old: Some(Arc::clone(current)), new, key });
             }
         }
         ports.extend(resolved.ports.into_iter().map(|(key, new)| PortChange {
             key,
             old: None,
-            new: Some(Arc::new(new)),
+            new: Some(new),
         }));
         ports.sort_by(|a, b| a.key.cmp(&b.key));
         for change in &ports {
@@ -411,7 +427,7 @@ impl View {
             }
             let [old, new] = [&change.old, &change.new]
                 .map(|view| view.as_ref().map_or_else(NoLocal::default, |view| view.no_local()));
-            let count = &mut self.current.no_local;
+            let count = self.current.no_local.get_mut(change.key.family);
             count.internal = count.internal + new.internal - old.internal;
             count.external = count.external + new.external - old.external;
             match &change.new {

@@ -140,8 +140,9 @@ fn node_ports_lead_into_routers() {
         echo(&mut open).expect("the agent is back");
         let text = agent_a.core().metrics_text();
         for network in ["default", "blue", "green"] {
-            let line =
-                format!("kubeproxy_sync_full_proxy_rules_duration_seconds_count{{network=\"{network}\"}}");
+            let line = format!(
+                "kubeproxy_sync_full_proxy_rules_duration_seconds_count{{network=\"{network}\",ip_family=\"IPv4\"}}"
+            );
             assert!(text.contains(&line), "{text}");
         }
         assert_eq!(text.matches("# EOF").count(), 1);

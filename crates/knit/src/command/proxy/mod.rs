@@ -31,6 +31,8 @@ use self::settings::Settings;
     after_help = "Examples:\n  \
         knit proxy --config /var/lib/kube-proxy/config.conf\n  \
         knit proxy --from-files ./services\n  \
+        knit proxy --backend stream --node-name node-a --stream-address 192.0.2.1:9090\n  \
+        knit proxy --from-stream http://192.0.2.1:9090\n  \
         knit proxy get services --from-files ./services\n  \
         knit proxy explain shop/web --from-files ./services"
 )]
@@ -90,6 +92,12 @@ struct ServeArgs {
     /// What makes the Services work
     #[arg(long, value_enum, default_value_t = BackendKind::Nftables)]
     backend: BackendKind,
+    /// Be told what to do by another proxy, which runs with --backend stream: http://HOST:PORT, or unix:PATH
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["from_files", "kubeconfig"])]
+    from_stream: Option<String>,
+    /// Where --backend stream answers: IP:PORT, or unix:PATH
+    #[arg(long, value_name = "ADDRESS", default_value = "unix:/run/knit/proxy-stream.sock")]
+    stream_address: String,
     /// The node's own address, where its Node object does not say it
     #[arg(long, value_name = "IP")]
     bind_address: Option<IpAddr>,
@@ -126,6 +134,8 @@ enum BackendKind {
     Nftables,
     /// Nothing: says on standard output what it would do
     Print,
+    /// Other processes, which follow the node view by gRPC at --stream-address
+    Stream,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

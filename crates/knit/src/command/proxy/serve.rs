@@ -12,6 +12,7 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_output::{Note, note};
 use knit_proxy::backend::Backend;
 use knit_proxy::engine::{Engine, Observer, run};
+use knit_proxy::grpc::{self, Link, Stream};
 use knit_proxy::health::{Health, serve_checks, serve_proxy};
 use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{NodeInfo, Problem};
@@ -45,15 +46,17 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
     }
     let kube_proxy = neighbour(args)?;
     if let Some(wanted) = &settings.conntrack
-        && args.backend != BackendKind::Print
+        && args.backend == BackendKind::Nftables
     {
         wanted.apply();
     }
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
-    let backend = backend(args.backend, settings, &metrics)?;
+    let stream = Stream::new();
+    let backend = backend(args.backend, settings, &metrics, &stream)?;
+    let stream = (args.backend == BackendKind::Stream).then_some(stream);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve_with(settings, backend, kube_proxy, (metrics, registry)))?;
+    runtime.block_on(serve_with(settings, args, (backend, stream), kube_proxy, (metrics, registry)))?;
     // A look at objects that still waits for its answer must not hold the end up.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
@@ -70,8 +73,9 @@ pub fn clean_up(args: &SourceArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics) -> Result<AnyBackend> {
+fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics, stream: &Stream) -> Result<AnyBackend> {
     Ok(match kind {
+        BackendKind::Stream => Box::new(stream.clone()),
         BackendKind::Print => Box::new(print::Print(std::io::stdout())),
         BackendKind::Nftables => {
             let config = nft_config(settings.common.proxy_name.as_deref());
@@ -80,7 +84,7 @@ fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics) -> Result<
             let backend = backend.context("cannot program nftables; run as root, or with CAP_NET_ADMIN")?;
             let metrics = metrics.clone();
             Box::new(backend.on_clean(Box::new(move |cleaned: Cleaned| {
-                metrics.cleaned(cleaned.took, cleaned.deleted, cleaned.complete);
+                metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
             })))
         }
     })
@@ -92,7 +96,7 @@ fn nft_config(proxy_name: Option<&str>) -> Config {
 
 /// Looks for kube-proxy, and refuses to start where it is at work, unless told to. Answers with what is to be removed.
 fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
-    if args.backend == BackendKind::Print {
+    if args.backend != BackendKind::Nftables {
         return Ok(None);
     }
     let here = NetNs::current().context("this process's network namespace cannot be opened")?;
@@ -124,30 +128,96 @@ fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
     )
 }
 
+/// Where the proxy hears of Services.
+enum Input {
+    /// From the objects themselves.
+    Objects(Objects, Box<Feed>),
+    /// From another proxy.
+    Stream(Box<grpc::Source>),
+}
+
+impl Input {
+    async fn open(settings: &Settings, args: &ServeArgs) -> Result<Self> {
+        let common = &settings.common;
+        let reading = |from: &str| {
+            tracing::info!(version = env!("CARGO_PKG_VERSION"), node = common.node_name, "reading {from}");
+        };
+        if let Some(address) = &args.from_stream {
+            let source = grpc::Source::new(address, &common.node_name).context("--from-stream")?;
+            reading(address);
+            return Ok(Self::Stream(Box::new(source)));
+        }
+        let objects = Objects::open(common.source.clone()).await.context("cannot read Services")?;
+        reading(&objects.origin().to_string());
+        let own = node::own(&common.node_name, settings.address);
+        let mut source = Source::new(own);
+        if let Some(name) = &common.proxy_name {
+            source = source.named(name);
+        }
+        let feed = source.open(&objects).context("cannot read Services")?;
+        Ok(Self::Objects(objects, Box::new(feed)))
+    }
+
+    /// What is done about a problem besides the log.
+    fn events(&self, node: &str) -> Box<dyn Fn(&Problem) + Send> {
+        match self {
+            Self::Objects(objects, _) => Box::new(events(objects, node)),
+            Self::Stream(_) => Box::new(|_| {}),
+        }
+    }
+
+    /// Sends everything that happens to the engine.
+    async fn feed(self, handle: Handle, first: Option<std::net::IpAddr>) -> Result<(), Stopped> {
+        match self {
+            Self::Objects(_, feed) => feed_engine(*feed, handle, first).await,
+            Self::Stream(source) => source.run(handle, log_link).await,
+        }
+    }
+}
+
+fn log_link(link: Link) {
+    match link {
+        Link::Connected => tracing::info!("the stream is open"),
+        Link::Lost { reason, retry_in } => tracing::warn!(
+            "there is no stream ({reason}); what is in force stays in force, trying again in {retry_in:?}"
+        ),
+    }
+}
+
+/// Hands the node view on, at an address to listen on or a socket's path.
+async fn serve_stream(stream: Stream, address: String, hard_fail: bool) -> Result<()> {
+    let served = match address.strip_prefix("unix:") {
+        Some(path) => {
+            let listener = socket::listen(std::path::Path::new(path))?;
+            tracing::info!("the node view is at {address}");
+            stream.serve_unix(listener).await
+        }
+        None => {
+            let at = address
+                .parse()
+                .with_context(|| format!("--stream-address: {address:?} is neither IP:PORT nor unix:PATH"))?;
+            stream.serve_tcp(http::listen(at, "the node view by gRPC", hard_fail).await?).await
+        }
+    };
+    served.context("the stream's server has ended")
+}
+
 async fn serve_with(
     settings: &Settings,
-    backend: AnyBackend,
+    args: &ServeArgs,
+    (backend, stream): (AnyBackend, Option<Stream>),
     kube_proxy: Option<KubeProxy>,
     (metrics, registry): (Metrics, Registry),
 ) -> Result<()> {
     let common = &settings.common;
-    let objects = Objects::open(common.source.clone()).await.context("cannot read Services")?;
-    tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        node = common.node_name,
-        "reading {}",
-        objects.origin()
-    );
-    let own = node::own(&common.node_name, settings.address);
-    let mut source = Source::new(own);
-    if let Some(name) = &common.proxy_name {
-        source = source.named(name);
-    }
-    let feed = source.open(&objects).context("cannot read Services")?;
-
+    let input = Input::open(settings, args).await?;
     let health = Health::new(settings.unhealthy_after);
-    let (log, in_force) = Log::new(events(&objects, &common.node_name));
-    let observers: Vec<Box<dyn Observer + Send>> = vec![health.observer(), metrics.observer(), Box::new(log)];
+    let (log, in_force) = Log::new(input.events(&common.node_name));
+    let mut observers: Vec<Box<dyn Observer + Send>> =
+        vec![health.observer(), metrics.observer(), Box::new(log)];
+    if let Input::Stream(source) = &input {
+        observers.push(source.observer());
+    }
     let engine = Engine::new(settings.engine.clone(), NodeInfo::new(&common.node_name), backend)
         .observed_by(Box::new(observers));
     let (handle, inbox) = source::handle();
@@ -170,9 +240,19 @@ async fn serve_with(
         let listener = http::listen(address, "metrics", hard).await?;
         http::serve_metrics(listener, registry).await
     });
-    tokio::spawn(serve_checks(health, |service, address, error| {
-        tracing::warn!("Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}");
-    }));
+    match stream {
+        // The health checks are those of the node that follows.
+        Some(stream) => {
+            servers.spawn(serve_stream(stream, args.stream_address.clone(), hard));
+        }
+        None => {
+            tokio::spawn(serve_checks(health, |service, address, error| {
+                tracing::warn!(
+                    "Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}"
+                );
+            }));
+        }
+    }
     match socket::listen(&settings.socket) {
         Ok(listener) => {
             tokio::spawn(socket::serve(listener, handle.clone()));
@@ -180,7 +260,7 @@ async fn serve_with(
         Err(error) => tracing::warn!("knit proxy get cannot ask this proxy: {error:#}"),
     }
     tokio::spawn(watch_orphans(handle.clone()));
-    let feeding = tokio::spawn(feed_engine(feed, handle.clone(), settings.address));
+    let feeding = tokio::spawn(input.feed(handle.clone(), settings.address));
     if let Some(found) = kube_proxy {
         tokio::spawn(take_over(found, in_force));
     }
@@ -203,7 +283,6 @@ async fn serve_with(
     result
 }
 
-/// Sends everything that happens to the engine.
 async fn feed_engine(mut feed: Feed, handle: Handle, first: Option<std::net::IpAddr>) -> Result<(), Stopped> {
     let mut addresses = tokio::time::interval(ADDRESSES);
     loop {

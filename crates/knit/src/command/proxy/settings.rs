@@ -62,6 +62,8 @@ impl Settings {
         let config = &file.config;
         let section = section(config);
         let min_interval = match section.min_sync_period {
+            // Who says what to do has its own pace; there is no need for two.
+            _ if args.from_stream.is_some() => Duration::ZERO,
             // Zero is "at once", but kubeadm writes it for "the default".
             Some(period) => Section::period(Some(period), MIN_SYNC),
             None => MIN_SYNC,

@@ -245,6 +245,13 @@ impl Seen {
                     | Event::SetExemptVips(_)
                     | Event::ListStart(_)
                     | Event::ListDone(ListKind::ServiceRanges) => {}
+                    // Those come from another proxy, never from objects.
+                    Event::SetPort(..)
+                    | Event::DeletePort(_)
+                    | Event::SetHealthCheck(..)
+                    | Event::DeleteHealthCheck(_)
+                    | Event::SetSettings(_)
+                    | Event::State { .. } => {}
                 }
             }
         }

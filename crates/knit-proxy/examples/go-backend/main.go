@@ -1,0 +1,155 @@
+// A backend in Go: prints what its node has to do, as states come, and reports how that went.
+//
+// Package proxypb is made from ../../proto by protoc-gen-go:
+//
+//	protoc -I ../../proto --go_out=. --go_opt=module=example.com/go-backend \
+//	    --go_opt=Mknit/proxy/v1alpha1/proxy.proto=example.com/go-backend/proxypb \
+//	    knit/proxy/v1alpha1/proxy.proto
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"example.com/go-backend/proxypb"
+)
+
+const service = "/knit.proxy.v1alpha1.NodeViews/"
+
+// Everything that is in force, by what it is and its name.
+type state map[string]proto.Message
+
+func portName(key *proxypb.PortKey) string {
+	name := key.GetNamespace() + "/" + key.GetService()
+	if key.GetPort() != "" {
+		name += ":" + key.GetPort()
+	}
+	protocol := strings.TrimPrefix(key.GetProtocol().String(), "PROTOCOL_")
+	return name + " " + protocol + " " + strings.TrimPrefix(key.GetFamily().String(), "FAMILY_")
+}
+
+func (s state) take(message *proxypb.WatchResponse) {
+	set, gone := message.GetSet(), message.GetDelete()
+	switch {
+	case set.GetNode() != nil:
+		s["node"] = set.GetNode()
+	case set.GetPort() != nil:
+		s["port "+portName(set.GetPort().GetKey())] = set.GetPort()
+	case set.GetHealthCheck() != nil:
+		s["health check "+set.GetHealthCheck().GetService()] = set.GetHealthCheck()
+	case gone.GetPort() != nil:
+		delete(s, "port "+portName(gone.GetPort()))
+	case gone.GetHealthCheck() != "":
+		delete(s, "health check "+gone.GetHealthCheck())
+	}
+}
+
+// Makes the difference true. A real backend would program something here.
+func apply(before, after state) (failed []*proxypb.PortFailure) {
+	names := map[string]bool{}
+	for name := range before {
+		names[name] = true
+	}
+	for name := range after {
+		names[name] = true
+	}
+	sorted := make([]string, 0, len(names))
+	for name := range names {
+		sorted = append(sorted, name)
+	}
+	sort.Strings(sorted)
+	for _, name := range sorted {
+		was, had := before[name]
+		is, has := after[name]
+		switch {
+		case !has:
+			fmt.Println("delete", name)
+		case !had || !proto.Equal(was, is):
+			port, _ := is.(*proxypb.Port)
+			endpoints := []string{}
+			for _, endpoint := range port.GetCluster() {
+				endpoints = append(endpoints, fmt.Sprintf("%s:%d", endpoint.GetAddress(), endpoint.GetPort()))
+			}
+			fmt.Println("set", name, strings.Join(endpoints, " "))
+			if len(port.GetCluster()) > 1000 {
+				reason := "this backend has room for 1000 endpoints"
+				failed = append(failed, &proxypb.PortFailure{Key: port.GetKey(), Reason: reason})
+			}
+		}
+	}
+	return failed
+}
+
+// Follows one stream until it ends. What is known outlives it: the next one begins with everything, and only the
+// difference is done.
+func follow(ctx context.Context, conn *grpc.ClientConn, watcher string, known *state) error {
+	desc := &grpc.StreamDesc{ServerStreams: true}
+	stream, err := conn.NewStream(ctx, desc, service+"Watch", grpc.MaxCallRecvMsgSize(64<<20))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(stream.SendMsg(&proxypb.WatchRequest{Watcher: watcher}), stream.CloseSend()); err != nil {
+		return err
+	}
+	next, failed := state{}, map[string]*proxypb.PortFailure{}
+	for {
+		message := &proxypb.WatchResponse{}
+		if err := stream.RecvMsg(message); err != nil {
+			return err
+		}
+		next.take(message)
+		sync := message.GetSync()
+		if sync == nil {
+			continue
+		}
+		for _, failure := range apply(*known, next) {
+			failed[portName(failure.GetKey())] = failure
+		}
+		report := &proxypb.ReportRequest{Watcher: watcher, Revision: sync.GetRevision()}
+		for name, failure := range failed {
+			if next["port "+name] == nil || len(next["port "+name].(*proxypb.Port).GetCluster()) <= 1000 {
+				delete(failed, name)
+				continue
+			}
+			report.Failed = append(report.Failed, failure)
+		}
+		if err := conn.Invoke(ctx, service+"Report", report, &proxypb.ReportResponse{}); err != nil {
+			return err
+		}
+		*known = state{}
+		for name, object := range next {
+			(*known)[name] = object
+		}
+	}
+}
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: go-backend ADDRESS NAME")
+		os.Exit(2)
+	}
+	conn, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	known := state{}
+	for {
+		err := follow(context.Background(), conn, os.Args[2], &known)
+		if errors.Is(err, io.EOF) {
+			err = errors.New("the feeder has ended the stream")
+		}
+		fmt.Fprintln(os.Stderr, err, "- what is in force stays; trying again")
+		time.Sleep(time.Second)
+	}
+}
