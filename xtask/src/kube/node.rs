@@ -202,6 +202,10 @@ oom_score = 0
         BinaryName = "{runc}"
         SystemdCgroup = false
 
+# Nothing of a bed outlives it, so nothing needs to reach the disk: else each container that ends waits for all of it.
+[plugins."io.containerd.snapshotter.v1.overlayfs"]
+  mount_options = ["volatile"]
+
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
   socket_path = "/var/run/nri/nri.sock"

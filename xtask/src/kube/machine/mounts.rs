@@ -89,8 +89,13 @@ fn overlay(path: &Path, own: &Path) -> Result<()> {
     fs::create_dir_all(&upper)?;
     fs::create_dir_all(&work)?;
     fs::create_dir_all(path)?;
-    let options =
-        format!("lowerdir={},upperdir={},workdir={}", path.display(), upper.display(), work.display());
+    // Volatile: what is written need not reach the disk, and ending the bed does not wait for it.
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},volatile",
+        path.display(),
+        upper.display(),
+        work.display()
+    );
     let options = std::ffi::CString::new(options)?;
     Ok(mount("overlay", path, "overlay", MountFlags::empty(), options.as_c_str())?)
 }

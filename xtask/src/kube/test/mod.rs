@@ -14,7 +14,7 @@ use anyhow::{Result, bail, ensure};
 use super::bed::Bed;
 use super::components::Group;
 use super::paths::Cache;
-use super::{Cni, Options, build};
+use super::{Cni, Options, build, machine};
 
 /// One end-to-end test.
 pub struct Test {
@@ -68,7 +68,8 @@ pub struct Args {
     /// Leave the bed of the last test, or of the first that fails, up
     #[arg(long)]
     keep: bool,
-    /// Where components are not built, or this is not root, say so and succeed: for machines that cannot do more
+    /// Where components are not built, this is not root, or a bed is up, say so and succeed: for machines that cannot
+    /// do more
     #[arg(long)]
     if_possible: bool,
     #[command(flatten)]
@@ -146,6 +147,9 @@ pub fn run(args: &Args) -> Result<()> {
 fn impossible(cache: &Cache) -> Result<Option<&'static str>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("they need root"));
+    }
+    if machine::holder()?.is_some() {
+        return Ok(Some("a bed is up, and there can be one (`cargo xtask kube down` ends it)"));
     }
     let built = build::is_built(cache, Group::Core)?;
     Ok((!built).then_some("the cluster's components are not built (`cargo xtask kube build core peers`)"))
