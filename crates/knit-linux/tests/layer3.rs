@@ -2,8 +2,10 @@
 
 mod support;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
 
+use knit_kernel::NetNs;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::testing::in_namespaces;
 use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
@@ -141,6 +143,20 @@ fn ports_of_the_node_lead_to_a_pod() {
             );
             assert_ne!(udp_via(&pod.space, &pod.space, at("192.168.7.1", 8053), 53, SOON), Talk::Silence);
             assert_ne!(udp_via(&pod.space, &pod.space, at("fd07::1", 8053), 53, SOON), Talk::Silence);
+            // On the node's loopback too, for those who do not come from there: nothing leaves a node from 127.0.0.1.
+            let bind = |space: &NetNs, address: SocketAddr| {
+                let socket = space.run(|| UdpSocket::bind(address)).expect("entered").expect("bound");
+                socket.set_read_timeout(Some(Duration::from_secs(5))).expect("a time limit");
+                socket
+            };
+            let (server, client) =
+                (bind(&pod.space, at("10.244.1.5", 53)), bind(&cluster.a.space, at("192.168.7.1", 0)));
+            client.send_to(b"hello", at("127.0.0.1", 8053)).expect("sent");
+            let (_, from) = server.recv_from(&mut [0; 16]).expect("received");
+            assert_eq!(from.ip(), ip("192.168.7.1"));
+            server.send_to(b"hello", from).expect("sent");
+            assert_eq!(client.recv_from(&mut [0; 16]).expect("answered").1, at("127.0.0.1", 8053));
+            drop((server, client));
             // Nobody else can have them, and nothing of such a request stays.
             let other = TestPod::new("two");
             let mut taken = other.request(&network, &["10.244.1.6", "fd44::1:6"]);

@@ -273,7 +273,7 @@ fn translation(state: TableState) -> TableState {
         )
 }
 
-/// To an address of the node. Not to 127.0.0.0/8 and ::1: what is sent from there cannot leave the node.
+/// To an address of the node, those of its loopback too.
 fn local_destination() -> Rule {
     Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL)
 }
@@ -289,8 +289,9 @@ fn host_ports() -> Vec<Rule> {
     let at4 = (to4, field::l4proto(), field::th_dport());
     let at6 = (to6, field::l4proto(), field::th_dport());
     vec![
-        v4().in_prefix(field::ip_daddr(), Ipv4Addr::LOCALHOST.into(), 8).ret(),
-        v6().eq(field::ip6_daddr(), &Ipv6Addr::LOCALHOST).ret(),
+        // What is sent from a loopback address cannot leave the node, whatever its destination becomes.
+        v4().in_prefix(field::ip_saddr(), Ipv4Addr::LOCALHOST.into(), 8).ret(),
+        v6().eq(field::ip6_saddr(), &Ipv6Addr::LOCALHOST).ret(),
         Rule::new().not_one_of(&field::l4proto(), &[L4Proto::TCP, L4Proto::UDP, L4Proto::SCTP]).ret(),
         steer(v4().map_at(at, &at4, "host-ports-at4")).dnat_at(Family::Ip, at),
         steer(v6().map_at(at, &at6, "host-ports-at6")).dnat_at(Family::Ip6, at),
