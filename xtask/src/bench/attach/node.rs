@@ -98,11 +98,12 @@ impl Node {
         cpu_time_of(self.agent.id()).context("the agent's CPU time")
     }
 
-    /// What it has in memory, in MiB.
-    pub fn rss(&self) -> Result<f64> {
+    /// What it has in memory, in MiB, by a line of its status.
+    pub fn memory(&self, line: &str) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.agent.id()))?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+        let value =
+            status.lines().find_map(|l| l.strip_prefix(line)).with_context(|| format!("no {line}"))?;
+        let kib: f64 = value.trim().trim_end_matches("kB").trim().parse()?;
         Ok(kib / 1024.0)
     }
 
