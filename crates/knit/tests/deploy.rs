@@ -172,9 +172,10 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
         // Server-side apply makes what is missing.
         ("knit.dev", &["nodenetworks", "networkattachments"], &["create", "patch"]),
         ("knit.dev", &["nodenetworks/status", "networkattachments/status"], &["patch"]),
-        ("knit.dev", &["networkattachments"], &["delete"]),
+        ("knit.dev", &["networkattachments"], &["get", "delete"]),
         ("", &["nodes/status"], &["patch"]),
         ("", &["events"], &["create"]),
+        ("events.k8s.io", &["events"], &["create", "patch"]),
         ("coordination.k8s.io", &["leases"], &["create", "patch"]),
     ]);
     let controller = expected(&[
