@@ -6,6 +6,8 @@
 mod bed;
 mod conformance;
 mod crds;
+mod install;
+mod support;
 
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,41 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core, Group::Peers],
         run: bed::pods_talk,
+    },
+    Test {
+        name: "overlay_full_gives_pods_services_dns_ports_and_probes",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: install::full,
+    },
+    Test {
+        name: "overlay_full_agents_are_replaced_without_loss",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: install::agents_replaced,
+    },
+    Test {
+        name: "overlay_full_is_removed_and_nodes_are_clean",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core],
+        run: install::removed,
+    },
+    Test {
+        name: "overlay_cni_beside_kube_proxy",
+        bed: Options { kube_proxy: true, dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core, Group::Peers],
+        run: install::cni,
+    },
+    Test {
+        name: "overlay_proxy_beside_the_bridge_plugin",
+        bed: Options { cni: Some(Cni::Bridge), dns: true, ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core, Group::Peers],
+        run: install::proxy,
     },
 ];
 
