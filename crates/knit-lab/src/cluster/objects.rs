@@ -1,10 +1,12 @@
 //! The lab's own way to its API: in process, with the few writes that its parts need.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::select_all;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::api::admission::Part;
 use crate::api::object::Object;
@@ -74,11 +76,19 @@ pub(crate) struct Changes {
     store: Store,
     kinds: Vec<KindName>,
     watchers: Vec<Watcher>,
+    /// When the last change was handed on.
+    returned: Instant,
 }
+
+/// How long who follows changes rests after it has looked, as a multiple of the time that took.
+const REST: u32 = 10;
+/// The longest rest.
+const LONGEST: Duration = Duration::from_millis(100);
 
 impl Changes {
     pub(crate) fn of(store: &Store, kinds: &[KindName]) -> Self {
-        let mut changes = Self { store: store.clone(), kinds: kinds.to_vec(), watchers: Vec::new() };
+        let (store, kinds) = (store.clone(), kinds.to_vec());
+        let mut changes = Self { store, kinds, watchers: Vec::new(), returned: Instant::now() };
         changes.watch_again();
         changes
     }
@@ -93,11 +103,15 @@ impl Changes {
 
     /// Returns when something has changed since the last call; at first, at once if there is anything.
     pub(crate) async fn wait(&mut self) {
+        // Who has many objects to look at after each change gathers changes, and leaves the time to others.
+        let looked = self.returned.elapsed();
         let waits = self.watchers.iter_mut().map(|watcher| watcher.next().boxed());
         let (first, _, _) = select_all(waits).await;
         if first.is_err() {
             // Fallen behind the log: from the beginning, which whoever waits looks at anyway.
             self.watch_again();
         }
+        tokio::time::sleep((looked * REST).min(LONGEST)).await;
+        self.returned = Instant::now();
     }
 }
