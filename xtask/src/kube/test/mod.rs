@@ -7,6 +7,7 @@ mod bed;
 mod conformance;
 mod crds;
 mod install;
+mod primary;
 mod support;
 
 use std::time::{Duration, Instant};
@@ -88,6 +89,13 @@ const TESTS: &[Test] = &[
         own_bed: true,
         needs: &[Group::Core, Group::Peers],
         run: install::proxy,
+    },
+    Test {
+        name: "primary_networks_keep_kubernetes_whole",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core],
+        run: primary::two_tenants,
     },
 ];
 
