@@ -37,6 +37,10 @@ fn objects() -> Vec<(String, Value)> {
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
         paths.sort();
         for path in paths {
+            // Examples are a user's objects, not Knit's.
+            if path.ends_with("deploy/examples") {
+                continue;
+            }
             if path.is_dir() {
                 walk(&path, found);
             } else if path.extension().is_some_and(|e| e == "yaml") {
