@@ -1,7 +1,7 @@
 //! `knit node`: the node agent.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,7 +163,7 @@ fn config(args: Args) -> Result<AgentConfig> {
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
-    core.cri_socket = args.cri_socket.map(absolute_socket).transpose()?;
+    core.cri_socket = args.cri_socket.as_deref().map(absolute_socket).transpose()?;
     Ok(AgentConfig {
         core,
         socket,
@@ -178,8 +178,8 @@ fn config(args: Args) -> Result<AgentConfig> {
 }
 
 /// A socket's path; `unix://` before it, as other tools have it, is fine.
-fn absolute_socket(path: PathBuf) -> Result<PathBuf> {
-    let path = path.strip_prefix("unix:").map_or(path.clone(), |rest| PathBuf::from("/").join(rest));
+fn absolute_socket(path: &Path) -> Result<PathBuf> {
+    let path = path.strip_prefix("unix:").map_or_else(|_| path.into(), |rest| Path::new("/").join(rest));
     std::path::absolute(&path).with_context(|| format!("--cri-socket {} is no path", path.display()))
 }
 

@@ -71,7 +71,7 @@ fn routers_outlive_the_agents_container() {
         let inside = Handle::open(&near.space).expect("a handle");
         let net1 = inside.index_of(&name("net1")).expect("net1");
         let lost = inside.addresses(Some(net1)).expect("addresses").into_iter().next().expect("an address");
-        inside.remove(lost.clone()).expect("removed");
+        inside.remove(lost).expect("removed");
         let damaged = check(&near_result);
         assert!(!damaged.ok && damaged.json["msg"].to_string().contains("it has lost"), "{}", damaged.json);
         inside.ensure(lost).expect("put back");

@@ -164,7 +164,7 @@ fn defects_in_the_kernel() {
         let port =
             links.expect("links").into_iter().find(|l| l.owner().is_some_and(|o| o.starts_with("pod one ")));
         let route = Route::to("10.244.1.99/32".parse().expect("a prefix")).dev(port.expect("its port").index);
-        handle.ensure(route.clone()).expect("a route");
+        handle.ensure(route).expect("a route");
         finds(node, "routes", "warning", "10.244.1.99");
         handle.remove(route).expect("removed");
         // A pod's end that is down.

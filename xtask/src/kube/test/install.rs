@@ -166,29 +166,32 @@ fn agents_write_their_own(bed: &Bed) -> Result<()> {
         &format!("--bound-object-uid={uid}"),
     ])?;
     let token = format!("--token={}", token.trim());
-    let patch = |node: &str| {
-        let body = "{\"metadata\": {\"labels\": {\"test\": \"x\"}}}";
+    // Server-side apply, as the agent itself writes: a plain `kubectl patch` would read first, which it may not.
+    let write = |node: &str| {
+        let object = format!(
+            "apiVersion: knit.dev/v1alpha1\nkind: NodeNetwork\nmetadata: {{name: {node}, labels: {{test: x}}}}\n"
+        );
         let args = [
             "--kubeconfig=/dev/null",
             "--insecure-skip-tls-verify",
             "--server=https://127.0.0.1:6443",
             &token,
-            "patch",
-            "nodenetwork",
-            node,
-            "--type=merge",
-            "-p",
-            body,
+            "apply",
+            "--server-side",
+            "--field-manager=test",
+            "--validate=false",
+            "-f",
+            "-",
         ];
-        bed.kubectl_output(&args, None)
+        bed.kubectl_output(&args, Some(&object))
     };
-    let own = patch("n1")?;
+    let own = write("n1")?;
     ensure!(
         own.status.success(),
         "the agent of n1 cannot write for n1: {}",
         String::from_utf8_lossy(&own.stderr)
     );
-    let other = patch("n2")?;
+    let other = write("n2")?;
     let words = String::from_utf8_lossy(&other.stderr);
     ensure!(
         !other.status.success() && words.contains("may not write n2"),
