@@ -292,7 +292,8 @@ pub fn removed(bed: &Bed) -> Result<()> {
     ensure!(!crds.contains("knit.dev"), "CRDs are left: {crds}");
     let taints = bed.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].spec.taints[*].key}"])?;
     ensure!(!taints.contains("knit.dev"), "Nodes are tainted: {taints}");
-    bed.kubectl(&["delete", "namespace", "remove", "--timeout=60s", "--force"]).map(drop)
+    // The pods stay: containerd ends no sandbox while no network plugin is configured, and the bed is this test's own.
+    Ok(())
 }
 
 /// The overlay `cni` beside kube-proxy: kube-proxy serves Services, and the agent leaves them alone.
