@@ -1,7 +1,7 @@
 //! A machine of the bed: the control plane or a node, in namespaces of its own.
 //!
 //! A pid namespace is only for a process's children, so a machine has two processes of ours: a keeper, and its child,
-//! the [`init`] of the pid namespace. When either ends, however it ends, the kernel ends everything that ran in there,
+//! the [`mod@init`] of the pid namespace. When either ends, however it ends, the kernel ends everything that ran in there,
 //! and mounts, links and namespaces go with it. Nodes are children of the control plane, so one kill ends the bed.
 
 pub mod control;
