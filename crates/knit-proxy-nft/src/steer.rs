@@ -66,7 +66,7 @@ pub enum SteerError {
     },
 }
 
-/// The table that leads into routers. See the [module](self).
+/// The table that leads into routers. See the module.
 pub struct SteerTable {
     nft: Box<dyn Nftables + Send>,
     conntrack: Option<Conntrack>,
