@@ -316,6 +316,11 @@ impl NetNs {
         self.path.as_deref()
     }
 
+    /// Whether the calling thread is inside. Where that cannot be told, it is not.
+    pub fn is_current(&self) -> bool {
+        std::fs::metadata(SELF).is_ok_and(|stat| NsId { dev: stat.dev(), ino: stat.ino() } == self.id)
+    }
+
     /// Another handle to the same namespace.
     pub fn try_clone(&self) -> Result<Self> {
         let fd = self.fd.try_clone().map_err(|source| refused("open", self, source))?;
@@ -338,11 +343,15 @@ impl NetNs {
 
     /// Runs a short piece of work inside the namespace on a worker thread that is kept. This is for opening sockets:
     /// a thread that exists already costs a quarter of a new one. The worker goes home after each visit, because a
-    /// thread that stays keeps the namespace alive.
+    /// thread that stays keeps the namespace alive. Where the calling thread is inside already, it does the work
+    /// itself: to enter even one's own namespace takes CAP_SYS_ADMIN, which a program that stays at home need not have.
     pub(crate) fn with_worker<T: Send + 'static>(
         &self,
         visit: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
+        if self.is_current() {
+            return Ok(visit());
+        }
         let fd = self.fd.try_clone().map_err(|source| refused("open", self, source))?;
         let name = self.to_string();
         let (answer, result) = mpsc::sync_channel(1);

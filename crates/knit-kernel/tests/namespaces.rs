@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 
 use knit_kernel::netlink::{Batch, Error, Protocol, Socket, flags};
 use knit_kernel::netns::{self, NetNs};
+use knit_kernel::nft::Nftables as _;
+use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace, privileged};
+use knit_kernel::{Handle, IfName};
+use rustix::thread::CapabilitySet;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -46,6 +50,26 @@ fn a_test_is_root_in_its_own_empty_network() {
         assert_eq!(std::fs::read_dir("/run").expect("/run is there").count(), 0);
         let echo = UdpSocket::bind("127.0.0.1:0").expect("lo is up");
         echo.send_to(b"x", echo.local_addr().expect("bound")).expect("lo carries packets");
+    });
+}
+
+#[test]
+fn a_thread_at_home_needs_no_privilege_to_open_its_own_namespace() {
+    in_namespaces(|| {
+        let other = namespace();
+        let mut sets = rustix::thread::capabilities(None).expect("capabilities");
+        sets.effective = CapabilitySet::NET_ADMIN;
+        sets.permitted = CapabilitySet::NET_ADMIN;
+        rustix::thread::set_capabilities(None, sets).expect("one may have less");
+        let here = Handle::current().expect("a handle");
+        assert!(here.namespace().is_current() && !other.is_current());
+        here.index_of(&IfName::new("lo").expect("a name")).expect("lo");
+        knit_kernel::nft::Kernel::open_in(here.namespace()).expect("nftables").tables().expect("a listing");
+        let sysctls = Sysctls::of(here.namespace()).expect("sysctls");
+        sysctls.set(&Sysctl::ipv4_forwarding(), 1).expect("set");
+        let refused = Handle::open(&other).expect_err("another one is out of reach");
+        let said = std::iter::successors(Some(&refused as &dyn std::error::Error), |e| e.source());
+        assert!(said.map(ToString::to_string).any(|text| text.contains("CAP_SYS_ADMIN")), "{refused:?}");
     });
 }
 

@@ -8,7 +8,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use knit_kernel::testing::eventually;
+use knit_kernel::nft::{Kernel, Nftables as _};
+use knit_kernel::testing::{eventually, in_namespaces};
+use rustix::mount::{MountFlags, mount_bind, mount_remount};
+use rustix::thread::CapabilitySet;
 
 const SHOP: &str = include_str!("proxy/good/shop.yaml");
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,6 +38,23 @@ impl Proxy {
         let out = collect(child.stdout.take().expect("a pipe"));
         let log = collect(child.stderr.take().expect("a pipe"));
         Self { child, log, out }
+    }
+
+    /// With no more than a pod of the overlay `proxy` has.
+    fn with_net_admin_only(folder: &Path, more: &[&str]) -> Self {
+        let drop = |set: CapabilitySet| {
+            rustix::thread::remove_capability_from_bounding_set(set).expect("one may have less");
+        };
+        std::thread::scope(|scope| {
+            let start = || {
+                let known = CapabilitySet::all().iter().filter(|set| *set != CapabilitySet::NET_ADMIN);
+                known
+                    .filter(|set| rustix::thread::capability_is_in_bounding_set(*set) == Ok(true))
+                    .for_each(drop);
+                Self::with_backend("nftables", folder, more)
+            };
+            scope.spawn(start).join().expect("no panic")
+        })
     }
 
     fn from_files(folder: &Path) -> Self {
@@ -238,4 +258,31 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     let after = second.out();
     let new = after.strip_prefix(&before).expect("what was printed stays");
     assert!(!new.contains("shop/cart"), "only the difference is done: {new}");
+}
+
+#[test]
+fn net_admin_is_all_the_privilege_that_is_needed() {
+    in_namespaces(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("shop.yaml"), SHOP).expect("a file");
+        let config = folder.path().join("config.conf");
+        let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                    conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 77s, udpTimeout: 78s}\n";
+        fs::write(&config, text).expect("a file");
+        // As in a container that is not privileged.
+        mount_bind("/proc/sys", "/proc/sys").expect("mounted");
+        mount_remount("/proc/sys", MountFlags::BIND | MountFlags::RDONLY, "").expect("read-only");
+        let from = folder.path().to_str().expect("UTF-8");
+        let config = config.to_str().expect("UTF-8");
+        let proxy = Proxy::with_net_admin_only(folder.path(), &["--from-files", from, "--config", config]);
+        proxy.logs("in force: 2 service ports");
+        let tables = Kernel::open().expect("nftables").tables().expect("a listing");
+        assert!(tables.iter().any(|table| &*table.name == "knit-proxy"), "{tables:?}");
+        let log = proxy.log();
+        let said: Vec<_> = log.lines().filter(|line| line.contains("connection table")).collect();
+        assert_eq!(said.len(), 1, "{log}");
+        assert!(said[0].contains("/proc/sys is read-only in this container"), "{log}");
+        assert!(said[0].contains("net/netfilter/nf_conntrack_tcp_timeout_established=77"), "{log}");
+        assert!(said[0].contains("net/netfilter/nf_conntrack_udp_timeout=78"), "{log}");
+    });
 }

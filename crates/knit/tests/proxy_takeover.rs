@@ -1,8 +1,9 @@
 //! `knit proxy` takes over from a real kube-proxy, with connections open.
 //!
-//! It needs etcd, kube-apiserver, kube-proxy and kubectl in the folder that `KNIT_KUBE_BIN` names, and `nft` and
-//! `openssl`; where they are not, it is skipped.
+//! It needs etcd, kube-apiserver, kube-proxy and kubectl, as `cargo xtask kube build` leaves them in its cache, or in the
+//! folder that `KNIT_KUBE_BIN` names; and `nft` and `openssl`. Where they are not, it is skipped.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -41,7 +42,7 @@ endpoints: [{addresses: [192.0.2.11]}, {addresses: [192.0.2.12]}]
 /// Programs that are ended with the value.
 struct Bed {
     folder: PathBuf,
-    bin: PathBuf,
+    programs: HashMap<&'static str, PathBuf>,
     children: Vec<(String, Child)>,
 }
 
@@ -56,7 +57,7 @@ impl Bed {
     }
 
     fn kube(&mut self, name: &str, args: &[&str]) {
-        self.start(&self.bin.join(name), args);
+        self.start(&self.programs[name].clone(), args);
     }
 
     fn stop(&mut self, name: &str) {
@@ -72,7 +73,7 @@ impl Bed {
     }
 
     fn kubectl(&self, args: &[&str]) -> bool {
-        let mut command = Command::new(self.bin.join("kubectl"));
+        let mut command = Command::new(&self.programs["kubectl"]);
         command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(args);
         command.output().is_ok_and(|output| output.status.success())
     }
@@ -85,6 +86,21 @@ impl Drop for Bed {
             let _ = child.wait();
         }
     }
+}
+
+/// A program of the folder that somebody named, or the newest that the test bed's cache has.
+fn find(name: &str) -> Option<PathBuf> {
+    if let Some(folder) = std::env::var_os("KNIT_KUBE_BIN") {
+        return Some(PathBuf::from(folder).join(name)).filter(|path| path.is_file());
+    }
+    let cache = std::env::var_os("KNIT_KUBE_CACHE").map(PathBuf::from).or_else(|| {
+        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+        let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
+        Some(folder.join("knit/kube"))
+    })?;
+    let folders = fs::read_dir(cache.join("bin")).ok()?.flatten();
+    let built = folders.map(|folder| folder.path().join(name)).filter(|path| path.is_file());
+    built.max_by_key(|path| fs::metadata(path).and_then(|m| m.modified()).ok())
 }
 
 fn echo(address: &'static str) {
@@ -138,15 +154,16 @@ fn network() {
 #[test]
 fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
     in_namespaces(|| {
-        let Some(bin) = std::env::var_os("KNIT_KUBE_BIN").map(PathBuf::from) else {
-            return skip(
-                "KNIT_KUBE_BIN does not name a folder with etcd, kube-apiserver, kube-proxy and kubectl",
-            );
-        };
+        let mut programs = HashMap::new();
         for name in ["etcd", "kube-apiserver", "kube-proxy", "kubectl"] {
-            if !bin.join(name).exists() {
-                return skip(format_args!("there is no {name} in {}", bin.display()));
-            }
+            match find(name) {
+                Some(path) => programs.insert(name, path),
+                None => {
+                    return skip(format_args!(
+                        "there is no {name}: `cargo xtask kube build` makes it, or KNIT_KUBE_BIN names its folder"
+                    ));
+                }
+            };
         }
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -168,7 +185,7 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
         fs::write(path("kubeconfig"), kubeconfig).expect("a file");
         fs::write(path("tokens"), "secret,admin,1,system:masters\n").expect("a file");
         fs::write(path("objects.yaml"), OBJECTS).expect("a file");
-        let mut bed = Bed { folder: folder.path().to_owned(), bin, children: Vec::new() };
+        let mut bed = Bed { folder: folder.path().to_owned(), programs, children: Vec::new() };
         bed.kube(
             "etcd",
             &[
@@ -206,8 +223,6 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
-            "--metrics-bind-address=127.0.0.1:0",
-            "--healthz-bind-address=127.0.0.1:0",
         ];
         bed.kube("kube-proxy", &kube_proxy);
         eventually("kube-proxy serves", PATIENCE, || {

@@ -1,5 +1,7 @@
 //! The kernel's connection table: how many entries it may have, and how long they stay (rule 53).
 
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use knit_kernel::NetNs;
@@ -57,8 +59,8 @@ impl Wanted {
         max.into_iter().chain(self.settings.iter().copied()).collect()
     }
 
-    /// Writes it. A value that the kernel does not let us set (a namespace of our own, a read-only /proc) is named and
-    /// left as it is: the proxy works without.
+    /// Writes it. Values that the kernel does not let us set (a namespace of our own, a container's read-only
+    /// /proc/sys) are named in one line and left as they are: the proxy works without.
     pub fn apply(&self) {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let sysctls = match NetNs::current().map_err(knit_kernel::Error::from).and_then(|ns| Sysctls::of(&ns))
@@ -69,6 +71,7 @@ impl Wanted {
                 return;
             }
         };
+        let mut refused = Refused::default();
         for (name, value) in self.plan(cores) {
             let set = Sysctl::new(name).and_then(|sysctl| {
                 if sysctls.get(&sysctl)? == value.to_string() {
@@ -79,13 +82,45 @@ impl Wanted {
             match set {
                 Ok(true) => tracing::info!("set sysctl {name} to {value}"),
                 Ok(false) => {}
-                Err(error) => {
-                    let cause =
-                        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                    tracing::warn!("sysctl {name} stays as it is: {error}: {cause}");
-                }
+                Err(error) => refused.add(name, value, &error),
             }
         }
+        for line in refused.lines() {
+            tracing::warn!("{line}");
+        }
+    }
+}
+
+/// What could not be set, by the reason.
+#[derive(Debug, Default)]
+struct Refused(BTreeMap<String, Vec<String>>);
+
+impl Refused {
+    fn add(&mut self, name: &str, value: u64, error: &knit_kernel::Error) {
+        let reason = match error {
+            knit_kernel::Error::Sysctl { source, .. } if source.kind() == ErrorKind::ReadOnlyFilesystem => {
+                "/proc/sys is read-only in this container".to_owned()
+            }
+            knit_kernel::Error::Sysctl { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                "the kernel lets only the host's own root, in the host's network, set them".to_owned()
+            }
+            knit_kernel::Error::Sysctl { source, .. } if source.kind() == ErrorKind::NotFound => {
+                "this kernel has no such setting, or does not track connections yet".to_owned()
+            }
+            other => knit_output::report(other).to_string(),
+        };
+        self.0.entry(reason).or_default().push(format!("{name}={value}"));
+    }
+
+    /// One for each reason.
+    fn lines(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(reason, settings)| {
+            format!(
+                "limits of the connection table stay as they are: {reason}. Services work without; where the limits \
+                 matter, set them on the host: {}",
+                settings.join(" ")
+            )
+        })
     }
 }
 
@@ -99,6 +134,25 @@ mod tests {
         let file = File::parse(&format!("{head}{text}")).unwrap();
         let plan = Wanted::of(&file.config.conntrack).plan(cores);
         plan.iter().map(|(name, value)| format!("{}={value}", name.rsplit('/').next().unwrap())).collect()
+    }
+
+    #[test]
+    fn settings_that_are_refused_for_one_reason_are_one_line() {
+        let error = |errno| knit_kernel::Error::Sysctl {
+            attempted: "set it".into(),
+            namespace: "net:[1]".into(),
+            source: std::io::Error::from_raw_os_error(errno),
+        };
+        let (read_only, denied) = (error(30), error(13));
+        let mut refused = Refused::default();
+        refused.add("net/netfilter/a", 1, &read_only);
+        refused.add("net/netfilter/b", 2, &denied);
+        refused.add("net/netfilter/c", 3, &read_only);
+        let lines: Vec<_> = refused.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0].contains("/proc/sys is read-only in this container"), "{lines:?}");
+        assert!(lines[0].ends_with("set them on the host: net/netfilter/a=1 net/netfilter/c=3"), "{lines:?}");
+        assert!(lines[1].ends_with("set them on the host: net/netfilter/b=2"), "{lines:?}");
     }
 
     #[test]
