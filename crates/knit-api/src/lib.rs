@@ -16,6 +16,7 @@ mod common;
 pub mod conditions;
 #[cfg(feature = "kni")]
 pub mod cri;
+mod formats;
 #[cfg(feature = "kni")]
 pub mod kni;
 pub mod names;
@@ -51,11 +52,12 @@ pub const VERSION: &str = "v1alpha1";
 /// Every CustomResourceDefinition of Knit, in the order in which they are documented.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![
+    let all = [
         NetworkClass::crd(),
         Network::crd(),
         NetworkAttachment::crd(),
         NodeNetwork::crd(),
         AddressBlock::crd(),
-    ]
+    ];
+    all.map(formats::known).into()
 }
