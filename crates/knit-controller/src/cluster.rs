@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Taint};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use knit_api::names::{MANAGED_BY, MANAGED_BY_LABEL};
 use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
 
 /// Everything that is known, by name.
@@ -65,6 +66,23 @@ pub struct AttachmentView {
     pub node: Option<String>,
     /// Addresses that it asked for.
     pub wanted: Vec<IpAddr>,
+    /// A user's object about which nobody has said anything yet.
+    pub unanswered: Option<Unanswered>,
+}
+
+/// A NetworkAttachment that no agent has taken up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unanswered {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The pod that it names.
+    pub pod: String,
+    /// The version that was read: it is answered in this one only.
+    pub resource_version: String,
+    /// Since when it is there.
+    pub created: Timestamp,
 }
 
 /// When an agent was last heard of.
@@ -130,10 +148,31 @@ impl AttachmentView {
     #[must_use]
     pub fn of(attachment: NetworkAttachment) -> Self {
         Self {
+            unanswered: Unanswered::of(&attachment),
             network: attachment.spec.network,
             node: attachment.status.and_then(|s| s.node),
             wanted: attachment.spec.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
         }
+    }
+}
+
+// === impl Unanswered ===
+
+impl Unanswered {
+    fn of(attachment: &NetworkAttachment) -> Option<Self> {
+        let metadata = &attachment.metadata;
+        let managed = metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY_LABEL));
+        let answered = attachment.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
+        if answered || managed.is_some_and(|by| by == MANAGED_BY) || metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        Some(Self {
+            namespace: metadata.namespace.clone()?,
+            name: metadata.name.clone()?,
+            pod: attachment.spec.pod.clone(),
+            resource_version: metadata.resource_version.clone()?,
+            created: metadata.creation_timestamp.as_ref()?.0,
+        })
     }
 }
 

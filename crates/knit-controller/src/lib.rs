@@ -13,7 +13,7 @@
 //! | resources | verbs |
 //! |---|---|
 //! | networkclasses, networks | get, list, watch, create, patch |
-//! | networkclasses/status, networks/status | patch |
+//! | networkclasses/status, networks/status, networkattachments/status | patch |
 //! | addressblocks | list, watch, create, delete |
 //! | nodenetworks, networkattachments, namespaces, servicecidrs | list, watch |
 //! | nodes | list, watch, patch |
@@ -26,7 +26,9 @@ mod driver;
 mod leader;
 mod plan;
 
-pub use cluster::{AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Remembered};
+pub use cluster::{
+    AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Remembered, Unanswered,
+};
 pub use config::Config;
 pub use driver::{Controller, ControllerState, Unsuitable};
 pub use plan::{Action, Note, Plan, Primaries, plan, primaries};

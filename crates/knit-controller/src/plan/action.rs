@@ -5,7 +5,10 @@ use std::fmt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Taint};
 use knit_api::names::CONTROLLER_MANAGER;
-use knit_api::{AddressBlock, Network, NetworkClass, NetworkClassStatus, NetworkStatus};
+use knit_api::{
+    AddressBlock, Network, NetworkAttachment, NetworkAttachmentStatus, NetworkClass, NetworkClassStatus,
+    NetworkStatus,
+};
 use knit_objects::{Key, Write};
 use serde_json::json;
 
@@ -53,6 +56,17 @@ pub enum Action {
         name: String,
         /// What is known.
         status: NetworkClassStatus,
+    },
+    /// Say of a user's NetworkAttachment what no agent says.
+    AttachmentStatus {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The version that this was made for.
+        resource_version: String,
+        /// What is known.
+        status: NetworkAttachmentStatus,
     },
     /// Keep a Network while it is in use, or let it go.
     Finalizers {
@@ -129,6 +143,11 @@ impl Action {
             Self::ClassStatus { name, status } => {
                 Write::status::<NetworkClass>(Key::cluster(name.as_str()), status, CONTROLLER_MANAGER)
             }
+            Self::AttachmentStatus { namespace, name, resource_version, status } => {
+                let key = Key::namespaced(namespace.as_str(), name.as_str());
+                Write::status::<NetworkAttachment>(key, status, CONTROLLER_MANAGER)
+                    .if_version(resource_version)
+            }
             Self::Finalizers { name, resource_version, finalizers } => {
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
                 Write::merge::<Network>(Key::cluster(name.as_str()), patch).if_version(resource_version)
@@ -176,6 +195,13 @@ impl fmt::Display for Action {
                     write!(f, " {}={}/{}", condition.type_, condition.status, condition.reason)?;
                 }
                 write!(f, " features=[{}]", status.supported_features.join(","))
+            }
+            Self::AttachmentStatus { namespace, name, status, .. } => {
+                write!(f, "status of NetworkAttachment {namespace}/{name}:")?;
+                for condition in &status.conditions {
+                    write!(f, " {}={}/{}", condition.type_, condition.status, condition.reason)?;
+                }
+                Ok(())
             }
             Self::Finalizers { name, finalizers, .. } => {
                 write!(f, "finalizers of Network {name}: [{}]", finalizers.join(","))

@@ -2,6 +2,7 @@
 
 mod accept;
 mod action;
+mod attachments;
 mod blocks;
 mod classes;
 mod counts;
@@ -37,6 +38,7 @@ pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Timest
     blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
     blocks::release(cluster, &index, memory, config, now, &mut plan);
     status::networks(cluster, &index, &ids, &verdicts, now, &mut plan);
+    attachments::answer(cluster, now, &mut plan);
     taints::on_nodes(cluster, now, &mut plan);
     plan
 }

@@ -169,6 +169,11 @@ impl World {
                     Arc::make_mut(self.cluster.classes.get_mut(&name).expect("a class")).status =
                         Some(status);
                 }
+                Action::AttachmentStatus { name, .. } => {
+                    let named = |a: &AttachmentView| a.unanswered.as_ref().is_some_and(|u| u.name == name);
+                    let found = self.cluster.attachments.iter_mut().find(|a| named(a));
+                    Arc::make_mut(found.expect("an attachment")).unanswered = None;
+                }
                 Action::Finalizers { name, finalizers, .. } => {
                     let network = Arc::make_mut(self.cluster.networks.get_mut(&name).expect("a Network"));
                     network.metadata.finalizers = Some(finalizers.clone());
@@ -430,7 +435,8 @@ fn a_network_stays_while_it_is_used() {
     assert_eq!(network.metadata.finalizers.as_deref(), Some(&[NETWORK_FINALIZER.to_owned()][..]));
     network.metadata.deletion_timestamp = Some(Time(world.now));
     world.says("n1", "blue", |n| n.attachments = 2);
-    let view = AttachmentView { network: "blue".into(), node: Some("n1".into()), wanted: Vec::new() };
+    let view =
+        AttachmentView { network: "blue".into(), node: Some("n1".into()), ..AttachmentView::default() };
     world.cluster.attachments.push(Arc::new(view));
     world.settle();
     assert_eq!(world.ready("blue").0, "InUse");
