@@ -82,7 +82,7 @@ fn run(folder: &Path, command: &str) -> String {
 }
 
 #[test]
-fn rules_11_33_the_five_minutes_of_the_page_work() {
+fn rules_11_33_the_commands_of_the_page_work() {
     in_namespaces(|| {
         for tool in ["python3 --version", "curl --version", "ip -V"] {
             if missing(tool) {
@@ -98,6 +98,12 @@ fn rules_11_33_the_five_minutes_of_the_page_work() {
                 Step::File { name, text } => std::fs::write(folder.join(name), text).expect("a file"),
                 // This is such a namespace already.
                 Step::Run { command, .. } if command.starts_with("unshare ") => {}
+                Step::Run { command, .. } if command == "kill %%" => {
+                    let mut child = background.0.pop().expect("something is in the background");
+                    let pid = rustix::process::Pid::from_child(&child);
+                    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
+                    assert!(child.wait().expect("it ends").success());
+                }
                 Step::Run { command, .. } if command.ends_with('&') => {
                     let command = command.trim_end_matches('&').trim_end().to_owned();
                     let log = folder.join(format!("log-{ran}"));
@@ -130,6 +136,7 @@ fn rules_11_33_the_five_minutes_of_the_page_work() {
                 }
             }
         }
-        assert!(ran > 10, "the page has lost its commands");
+        assert!(ran > 15, "the page has lost its commands");
+        assert_eq!(background.0.len(), 4, "two servers, one proxy that reads and one that does");
     });
 }

@@ -238,14 +238,23 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     let first = feed();
     second.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080 192.0.2.2:8080");
     second.logs("in force: 2 service ports");
-    // It can be asked like any other.
-    let output = Command::new(env!("CARGO_BIN_EXE_knit"))
-        .args(["proxy", "get", "services", "--socket"])
-        .arg(&follower_socket)
-        .output()
-        .expect("knit runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && text.contains("10.96.0.10:80"), "{output:?}");
+    // It can be asked like any other; the reasons are the first one's.
+    let ask = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_knit"))
+            .arg("proxy")
+            .args(args)
+            .arg("--socket")
+            .arg(&follower_socket)
+            .output()
+            .expect("knit runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert!(ask(&["get", "services"]).contains("10.96.0.10:80"));
+    let endpoints = ask(&["get", "endpoints", "shop/web", "-o", "wide"]);
+    assert!(endpoints.contains("192.0.2.1:8080") && endpoints.contains("192.0.2.2:8080"), "{endpoints}");
+    let reasons = ask(&["explain", "shop/web"]);
+    assert!(reasons.contains("another proxy decides"), "{reasons}");
 
     // The first one ends; nothing changes for the second. Then it comes back with something else.
     let (status, log) = first.terminate();

@@ -3,6 +3,7 @@
 //! Asked without a source, they ask the proxy that runs on this node; with one, they read the objects themselves and
 //! show what a proxy would do, which needs no privilege.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use knit_output::{Cell, Format, Note, Table, Tone, note};
 use knit_proxy::explain::{Explanation, PortExplanation};
 use knit_proxy::objects;
 use knit_proxy::source::Event;
-use knit_proxy::view::{Action, Frontend, ListKind, Sources, View};
+use knit_proxy::view::{Action, Frontend, ListKind, PortKey, PortView, Sources, Target, View};
 use serde::{Deserialize, Serialize};
 
 use super::SourceArgs;
@@ -95,10 +96,14 @@ pub struct EndpointRow {
     pub endpoint: String,
     pub here: bool,
     pub used: bool,
+    /// Empty, and its conditions left out, where another proxy has decided: it does not say.
     pub slice: String,
-    pub ready: bool,
-    pub serving: bool,
-    pub terminating: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serving: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminating: Option<bool>,
     /// Why it serves, or does not serve, traffic for all of the cluster's endpoints.
     pub cluster: String,
     /// The same for this node's endpoints.
@@ -167,7 +172,16 @@ pub fn explain(args: &SourceArgs, service: &str) -> Result<ExitCode> {
 
 /// What is to be said about a Service of this view.
 pub fn explanation(view: &View, service: &str) -> Option<String> {
-    knit_proxy::explain::explain(view, service).map(|e| e.to_string())
+    if let Some(explanation) = knit_proxy::explain::explain(view, service) {
+        return Some(explanation.to_string());
+    }
+    let told = view.current().ports.keys().any(|key| key.service.as_str() == service);
+    told.then(|| {
+        format!(
+            "Service {service}: another proxy decides, and tells this one what to do (--from-stream); ask that one for \
+             its reasons.\nknit proxy get services {service} and knit proxy get endpoints {service} show what is done."
+        )
+    })
 }
 
 /// Without a source, the proxy that runs here is asked.
@@ -289,6 +303,9 @@ impl State {
         let names = view.services().map(|service| service.name.as_str());
         let explained = names.filter_map(|name| knit_proxy::explain::explain(view, name));
         state.endpoints = explained.flat_map(|e| endpoint_rows(&e)).collect();
+        let known: HashSet<&str> = view.services().map(|service| service.name.as_str()).collect();
+        let told = view.current().ports.iter().filter(|(key, _)| !known.contains(key.service.as_str()));
+        state.endpoints.extend(told.flat_map(|(key, port)| told_rows(key, port)));
         state.problems = view.problems().map(ToString::to_string).collect();
         state
     }
@@ -328,15 +345,38 @@ fn endpoint_rows(explanation: &Explanation) -> Vec<EndpointRow> {
             here: e.target.local,
             used: e.cluster.is_in() || e.local.is_in(),
             slice: e.group.to_string(),
-            ready: e.conditions.ready,
-            serving: e.conditions.serving,
-            terminating: e.conditions.terminating,
+            ready: Some(e.conditions.ready),
+            serving: Some(e.conditions.serving),
+            terminating: Some(e.conditions.terminating),
             cluster: e.cluster.to_string(),
             local: e.local.to_string(),
         };
         port.endpoints.iter().map(row).collect()
     };
     explanation.ports.iter().flat_map(rows).collect()
+}
+
+/// The endpoints of a port that another proxy has decided about: those that are used, and nothing of the others.
+fn told_rows(key: &PortKey, port: &PortView) -> Vec<EndpointRow> {
+    let words = |used: bool| if used { "used" } else { "not used" }.to_owned();
+    let (cluster, local): (HashSet<&Target>, HashSet<&Target>) =
+        (port.cluster.iter().collect(), port.local.iter().collect());
+    let only_local = port.local.iter().filter(|target| !cluster.contains(target));
+    let row = |target: &Target| EndpointRow {
+        service: key.service.to_string(),
+        port: key.port.to_string(),
+        protocol: key.protocol.to_string(),
+        endpoint: target.to_string(),
+        here: target.local,
+        used: true,
+        slice: String::new(),
+        ready: None,
+        serving: None,
+        terminating: None,
+        cluster: words(cluster.contains(target)),
+        local: words(local.contains(target)),
+    };
+    port.cluster.iter().chain(only_local).map(row).collect()
 }
 
 fn services(rows: &[ServicePortRow], wide: bool) -> Table {
@@ -391,7 +431,8 @@ fn endpoints(rows: &[EndpointRow], wide: bool) -> Table {
         ];
         if wide {
             let states = [(row.ready, "ready"), (row.serving, "serving"), (row.terminating, "terminating")];
-            let states: Vec<_> = states.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect();
+            let states: Vec<_> =
+                states.iter().filter(|(is, _)| *is == Some(true)).map(|(_, name)| *name).collect();
             cells.extend([
                 Cell::from(states.join(",")),
                 row.slice.as_str().into(),
