@@ -16,11 +16,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::http::{self, Answer};
 use super::log::LogArgs;
+use super::stop::Stop;
 
 /// Run the controller: it numbers Networks, gives nodes their addresses, and says how Networks are
 ///
@@ -91,8 +91,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 async fn serve(args: Args) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be listened for")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be listened for")?;
+    let mut stop = Stop::listen()?;
     let config = config(&args);
     let source = if let Some(url) = args.api_url {
         Source::Url(url)
@@ -119,10 +118,7 @@ async fn serve(args: Args) -> Result<()> {
         tokio::spawn(http::serve(listener, answer));
     }
     let shutdown = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        stop.asked().await;
         tracing::info!("stopping");
     };
     controller.run(shutdown).await;

@@ -13,6 +13,7 @@ pub mod man;
 pub mod node;
 mod objects;
 pub mod proxy;
+mod stop;
 pub mod uninstall;
 
 use std::process::ExitCode;

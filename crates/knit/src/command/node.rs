@@ -13,9 +13,9 @@ use knit_node::agent::{Agent, AgentConfig};
 use knit_node::proxy::ServiceProxy;
 use knit_objects::{FolderOptions, Source};
 use knit_runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::log::LogArgs;
+use super::stop::Stop;
 
 /// Run the node agent: it gives the pods of this node their networks
 ///
@@ -127,17 +127,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 async fn serve(args: Args) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be listened for")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be listened for")?;
+    let mut stop = Stop::listen()?;
     let agent = tokio::select! {
         agent = Agent::start(config(args)?) => agent?,
-        _ = terminate.recv() => return Ok(()),
-        _ = interrupt.recv() => return Ok(()),
+        () = stop.asked() => return Ok(()),
     };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    stop.asked().await;
     agent.stop(STOP).await;
     Ok(())
 }

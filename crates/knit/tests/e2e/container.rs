@@ -19,19 +19,25 @@ fn has_unshare() -> bool {
     there
 }
 
+/// Two nodes that are up, the agent of the first in a container with this mount propagation of the host's directories.
+fn cluster(propagation: &'static str) -> Cluster {
+    let mut cluster = Cluster::new();
+    NetNs::share_directory(PODS).expect("a shared directory");
+    NetNs::share_directory(&cluster.a.run).expect("a shared directory");
+    cluster.a.container = Some(propagation);
+    cluster.a.start();
+    cluster.b.start();
+    cluster
+}
+
 #[test]
 fn routers_outlive_the_agents_container() {
     if !has_unshare() {
         return;
     }
     e2e(|| {
-        let mut cluster = Cluster::new();
-        // The host's directories, mounted into the container with Bidirectional propagation.
-        NetNs::share_directory(PODS).expect("a shared directory");
-        NetNs::share_directory(&cluster.a.run).expect("a shared directory");
-        cluster.a.container = Some("unchanged");
-        cluster.a.start();
-        cluster.b.start();
+        // Mounted into the container with Bidirectional propagation.
+        let mut cluster = cluster("unchanged");
         let (near, near_result) = cluster.a.add("near", "blue");
         let (far, far_result) = cluster.b.add("far", "blue");
         let (routed, _) = cluster.a.add("routed", "green");
@@ -92,14 +98,9 @@ fn routers_that_went_with_the_container_are_made_again_with_their_pods() {
         return;
     }
     e2e(|| {
-        let mut cluster = Cluster::new();
         // Somebody wrote HostToContainer: it sees the pods' namespaces, but what it mounts itself is its own, and ends
         // with it.
-        NetNs::share_directory(PODS).expect("a shared directory");
-        NetNs::share_directory(&cluster.a.run).expect("a shared directory");
-        cluster.a.container = Some("slave");
-        cluster.a.start();
-        cluster.b.start();
+        let mut cluster = cluster("slave");
         let (near, near_result) = cluster.a.add("near", "blue");
         let (far, far_result) = cluster.b.add("far", "blue");
         let (routed, routed_result) = cluster.a.add("routed", "green");

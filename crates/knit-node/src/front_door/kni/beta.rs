@@ -12,7 +12,7 @@ use wire::kni_server::Kni;
 
 use super::pods::Pods;
 use super::v1alpha1::MAIN;
-use super::{invalid, to_status};
+use super::{invalid, port_number, to_status};
 use crate::core::Core;
 use crate::request::{Door as FrontDoor, PodRequest};
 
@@ -175,17 +175,14 @@ fn ipconfigs(attachments: &[Attachment]) -> HashMap<String, wire::IpConfig> {
 }
 
 fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
-    let number = |what: &str, n: i32| {
-        u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| invalid(format!("{what} {n} is no port")))
-    };
     Ok(PortMapping {
         protocol: match port.protocol() {
             wire::Protocol::Tcp => Protocol::Tcp,
             wire::Protocol::Udp => Protocol::Udp,
             wire::Protocol::Sctp => Protocol::Sctp,
         },
-        host_port: number("host_port", port.host_port)?,
-        container_port: number("container_port", port.container_port)?,
+        host_port: port_number("host_port", port.host_port)?,
+        container_port: port_number("container_port", port.container_port)?,
         host_ip: match port.host_ip.as_str() {
             "" | "0.0.0.0" | "::" => None,
             ip => Some(ip.parse().map_err(|_| invalid(format!("host_ip cannot be {ip:?}")))?),

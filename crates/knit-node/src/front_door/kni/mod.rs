@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use knit_api::kni::beta::kni_server::KniServer;
 use knit_api::kni::v1alpha1::network_runtime_server::NetworkRuntimeServer;
 use knit_runtime::wire::{Clients, listen, status_from_error};
+use tonic::Status;
 use tonic::transport::Server;
 
 use crate::core::Core;
@@ -71,6 +72,12 @@ impl std::fmt::Debug for KniDoor {
     }
 }
 
+/// A port as a client gives it; the protocols have other types for it.
+fn port_number<N: TryInto<u16> + std::fmt::Display + Copy>(what: &str, n: N) -> Result<u16, Status> {
+    let number: Option<u16> = n.try_into().ok();
+    number.filter(|n| *n > 0).ok_or_else(|| invalid(format!("{what} {n} is no port")))
+}
+
 /// An error of the core in KNI's words.
 fn to_runtime_error(error: &Error) -> knit_runtime::Error {
     use knit_runtime::Reason as R;
@@ -86,14 +93,14 @@ fn to_runtime_error(error: &Error) -> knit_runtime::Error {
     knit_runtime::Error::new(reason, error.chain())
 }
 
-fn to_status(error: &Error) -> tonic::Status {
+fn to_status(error: &Error) -> Status {
     status_from_error(&to_runtime_error(error))
 }
 
-fn invalid(message: impl Into<String>) -> tonic::Status {
+fn invalid(message: impl Into<String>) -> Status {
     status_from_error(&knit_runtime::Error::new(knit_runtime::Reason::Invalid, message))
 }
 
-fn unsupported(message: &str) -> tonic::Status {
+fn unsupported(message: &str) -> Status {
     status_from_error(&knit_runtime::Error::new(knit_runtime::Reason::Unsupported, message))
 }

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use wire::network_runtime_server::NetworkRuntime;
 use wire::watch_event::Type;
 
-use super::{invalid, to_status, unsupported};
+use super::{invalid, port_number, to_status, unsupported};
 use crate::core::Core;
 use crate::request::{Door as FrontDoor, PodRequest};
 
@@ -263,9 +263,6 @@ fn address(address: &wire::Address) -> Result<std::net::IpAddr, Status> {
 }
 
 fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
-    let number = |what: &str, n: u32| {
-        u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| invalid(format!("{what} {n} is no port")))
-    };
     Ok(PortMapping {
         protocol: match port.protocol() {
             wire::Protocol::Tcp => Protocol::Tcp,
@@ -273,8 +270,8 @@ fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
             wire::Protocol::Sctp => Protocol::Sctp,
             wire::Protocol::Unspecified => return Err(invalid("port.protocol is not said")),
         },
-        host_port: number("port.host_port", port.host_port)?,
-        container_port: number("port.container_port", port.container_port)?,
+        host_port: port_number("port.host_port", port.host_port)?,
+        container_port: port_number("port.container_port", port.container_port)?,
         host_ip: match port.host_ip.as_str() {
             "" => None,
             ip => Some(ip.parse().map_err(|_| invalid(format!("port.host_ip cannot be {ip:?}")))?),

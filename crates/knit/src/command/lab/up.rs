@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use knit_kernel::sandbox::Sandbox;
 use knit_lab::cluster::{Lab, Manifests, Options, control};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::demo::MANIFESTS;
 use super::inside::inside;
 use super::place::{Place, Which};
+use crate::command::stop::Stop;
 
 /// How long pods may take until they are ready.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -190,8 +190,7 @@ fn forward(api: &TcpListener, socket: &std::path::Path) {
 
 /// The lab, from its start to its end.
 async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<ExitCode> {
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be listened for")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be listened for")?;
+    let mut stop = Stop::listen()?;
     let down = Arc::new(Notify::new());
     let starting = async {
         let lab = Lab::start(Options { nodes: args.nodes, ..Options::default() }).await?;
@@ -213,8 +212,7 @@ async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<Exit
     let started = tokio::select! {
         lab = starting => lab,
         () = down.notified() => bail!("ended before it was up"),
-        _ = terminate.recv() => bail!("ended before it was up"),
-        _ = interrupt.recv() => bail!("ended before it was up"),
+        () = stop.asked() => bail!("ended before it was up"),
     };
     let lab = started?;
     if args.foreground {
@@ -222,8 +220,7 @@ async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<Exit
     }
     tokio::select! {
         () = down.notified() => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        () = stop.asked() => {}
     }
     lab.stop().await;
     Ok(ExitCode::SUCCESS)

@@ -20,13 +20,13 @@ use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::{self, Event, Handle, Stopped};
 use knit_proxy_nft::{Cleaned, Config, KubeProxy, NftBackend};
 use prometheus_client::registry::Registry;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tracing_subscriber::EnvFilter;
 
 use super::report::{Log, Orphans, orphans};
 use super::settings::Settings;
 use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket};
+use crate::command::stop::Stop;
 
 type AnyBackend = Box<dyn Backend + Send>;
 
@@ -265,10 +265,9 @@ async fn serve_with(
         tokio::spawn(take_over(found, in_force));
     }
 
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut stop = Stop::listen()?;
     let result = tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        () = stop.asked() => Ok(()),
         _ = &mut engine_ended => Err(anyhow::anyhow!("the proxy's thread has ended; the log above says why")),
         Some(ended) = servers.join_next() => ended.context("a server has ended").flatten(),
     };
