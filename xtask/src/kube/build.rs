@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use knit_kernel::sandbox::die_with_parent;
 
 use super::components::{self, Component, Group, Program};
@@ -46,6 +46,21 @@ pub fn build(cache: &Cache, groups: &[Group]) -> Result<()> {
 
 /// Says what is missing, before minutes have passed.
 fn check_tools(cgo: bool) -> Result<()> {
+    if let Some(words) = missing_tool(cgo) {
+        bail!(words);
+    }
+    if cgo && !components::seccomp_headers() {
+        eprintln!("runc is built without seccomp. {NO_SECCOMP}");
+    }
+    Ok(())
+}
+
+/// Why the controller of Knit, which asks for a filter, would not start on the bed.
+pub const NO_SECCOMP: &str = "libseccomp's headers are not installed (apt install libseccomp-dev): without them pods \
+     with `seccompProfile: RuntimeDefault` do not start";
+
+/// What cannot be done without, and is not here.
+pub fn missing_tool(cgo: bool) -> Option<&'static str> {
     let runs = |program: &str, argument: &str| {
         Command::new(program)
             .arg(argument)
@@ -54,22 +69,15 @@ fn check_tools(cgo: bool) -> Result<()> {
             .status()
             .is_ok_and(|s| s.success())
     };
-    ensure!(
-        runs("go", "version"),
-        "Go is not installed: the cluster's components are built with it. Install Go 1.26 or newer (https://go.dev/dl) \
-         and have `go` in the PATH"
-    );
-    ensure!(
-        !cgo || runs("cc", "--version") || runs("gcc", "--version"),
-        "no C compiler is installed: runc needs one. Install gcc (apt install gcc libc6-dev)"
-    );
-    if cgo && !components::seccomp_headers() {
-        eprintln!(
-            "runc is built without seccomp, because libseccomp's headers are not here (apt install libseccomp-dev): \
-             pods with `seccompProfile: RuntimeDefault` will not start"
+    if !runs("go", "version") {
+        return Some(
+            "Go is not installed: the cluster's components are built with it. Install Go 1.26 or newer \
+             (https://go.dev/dl) and have `go` in the PATH",
         );
     }
-    Ok(())
+    let no_compiler = cgo && !runs("cc", "--version") && !runs("gcc", "--version");
+    no_compiler
+        .then_some("no C compiler is installed: runc needs one. Install gcc (apt install gcc libc6-dev)")
 }
 
 fn build_one(component: &Component, program: &Program, folder: &Path, label: &str) -> Result<()> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::components::Group;
 use super::paths::Cache;
@@ -81,19 +81,32 @@ pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
     Ok(vec![tools, images::write(cache, NGINX, &web)?, images::write(cache, REGRESSION, &regression)?])
 }
 
+fn root_folder(cache: &Cache) -> PathBuf {
+    cache.images().join(format!("{SUITE}-root"))
+}
+
+/// What the images cannot be made without, and is not here.
+pub fn missing_tool(cache: &Cache) -> Option<&'static str> {
+    let runs = || {
+        let mut command = Command::new("debootstrap");
+        command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    (!root_folder(cache).is_dir() && !runs()).then_some(
+        "debootstrap is not installed (apt install debootstrap): the images of the upstream tests are made with it",
+    )
+}
+
 /// The Debian root, made once by debootstrap.
 fn root(cache: &Cache) -> Result<PathBuf> {
-    let root = cache.images().join(format!("{SUITE}-root"));
+    let root = root_folder(cache);
     if root.is_dir() {
         return Ok(root);
     }
     ensure!(rustix::process::geteuid().is_root(), "debootstrap needs root: run it with sudo");
-    let there =
-        Command::new("debootstrap").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    ensure!(
-        there.is_ok_and(|status| status.success()),
-        "debootstrap is not installed (apt install debootstrap): the images of the upstream tests are made with it"
-    );
+    if let Some(why) = missing_tool(cache) {
+        bail!(why);
+    }
     let mirror = std::env::var("DEBIAN_MIRROR").unwrap_or_else(|_| MIRROR.into());
     eprintln!("making a Debian root from {mirror} (another one: DEBIAN_MIRROR); this is done once");
     let partial = root.with_extension("partial");

@@ -13,7 +13,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Builds Knit's image, loads it, applies `deploy/overlays/OVERLAY` and waits until all nodes are Ready.
 pub fn install(bed: &Bed, overlay: &str) -> Result<()> {
-    bed.load_image(&image()?)?;
+    install_image(bed, overlay, &image()?)
+}
+
+/// The same with an image that is there.
+pub fn install_image(bed: &Bed, overlay: &str, image: &Path) -> Result<()> {
+    bed.load_image(image)?;
     if !bed.options().kube_proxy {
         // Nothing serves the API server's ClusterIP before Knit does: docs/install.md.
         bed.apply(&api_server())?;

@@ -13,15 +13,15 @@ mod components;
 mod control_plane;
 mod dns;
 mod e2e_images;
-mod images;
-mod knit;
+pub mod images;
+pub mod knit;
 mod machine;
 mod net;
 mod node;
 mod paths;
 mod test;
 mod up;
-mod wait;
+pub mod wait;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};

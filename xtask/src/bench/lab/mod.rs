@@ -5,7 +5,6 @@
 //! plain connections that decode nothing, so that the client costs little.
 
 mod api;
-mod process;
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader};
@@ -15,10 +14,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use super::process::{self, Process};
 use super::{Goal, Row};
 
 const BENCH: &str = "lab";
 const PODS: usize = 100;
+/// How a lab runs its node agents.
+const AGENT: &str = " node --node-name ";
 
 pub fn run() -> Result<Vec<Row>> {
     let knit = build()?;
@@ -148,14 +150,14 @@ impl Lab {
 
     /// The CPU time of all its processes so far.
     fn cpu(&self) -> Result<Duration> {
-        process::tree(self.child.id())?.iter().map(process::Process::cpu).sum()
+        process::tree(self.child.id())?.iter().map(Process::cpu).sum()
     }
 
     fn memory(&self) -> Result<Memory> {
         let tree = process::tree(self.child.id())?;
         let largest = |agents: bool| -> Result<f64> {
-            let of = tree.iter().filter(|process| process.is_agent() == agents);
-            let all = of.map(process::Process::resident).collect::<Result<Vec<f64>>>()?;
+            let of = tree.iter().filter(|process| process.runs(AGENT) == agents);
+            let all = of.map(Process::resident).collect::<Result<Vec<f64>>>()?;
             Ok(all.into_iter().fold(0.0, f64::max))
         };
         Ok(Memory { own: largest(false)?, agent: largest(true)? })

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::kube::bed::Bed;
+use crate::kube::components::Group;
 use crate::kube::paths::Cache;
 use crate::kube::{Cni, Options, e2e_images, knit};
 
@@ -73,6 +74,12 @@ struct Suite {
 /// Whether this is the name of a selection.
 pub fn is_selection(name: &str) -> bool {
     SELECTIONS.iter().any(|selection| selection.name == name)
+}
+
+/// Why no upstream spec can run here.
+pub fn impossible(cache: &Cache) -> Result<Option<&'static str>> {
+    let why = super::impossible(cache, &[Group::Core, Group::E2e])?;
+    Ok(why.or_else(|| e2e_images::missing_tool(cache)))
 }
 
 /// Runs a selection on a bed of its own, or on the one that is up.

@@ -6,6 +6,7 @@
 mod bed;
 mod conformance;
 mod crds;
+mod dual_stack;
 mod install;
 mod primary;
 mod support;
@@ -17,7 +18,7 @@ use anyhow::{Result, bail, ensure};
 use super::bed::Bed;
 use super::components::Group;
 use super::paths::Cache;
-use super::{Cni, Options, build, machine};
+use super::{Cni, Options, build, components, machine};
 
 /// One end-to-end test.
 pub struct Test {
@@ -77,6 +78,13 @@ const TESTS: &[Test] = &[
         run: install::removed,
     },
     Test {
+        name: "overlay_full_with_both_address_families",
+        bed: Options { dual_stack: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: dual_stack::both_families,
+    },
+    Test {
         name: "overlay_cni_beside_kube_proxy",
         bed: Options { kube_proxy: true, dns: true, ..Options::BARE },
         own_bed: false,
@@ -113,8 +121,8 @@ pub struct Args {
     /// Leave the bed of the last test, or of the first that fails, up
     #[arg(long)]
     keep: bool,
-    /// Where components are not built, this is not root, or a bed is up, say so and succeed: for machines that cannot
-    /// do more
+    /// Where this is not root, a bed is up, or something is not installed, say so and succeed: for machines that
+    /// cannot do more. Where components can be built, they are
     #[arg(long)]
     if_possible: bool,
     #[command(flatten)]
@@ -132,6 +140,10 @@ pub fn run(args: &Args) -> Result<()> {
     if let [name] = args.names.as_slice()
         && conformance::is_selection(name)
     {
+        if let (true, Some(why)) = (args.if_possible, conformance::impossible(&Cache::find()?)?) {
+            eprintln!("SKIP the upstream tests: {why}");
+            return Ok(());
+        }
         return conformance::run(name, &args.upstream, args.here, args.keep);
     }
     let wanted = select(&args.names)?;
@@ -140,9 +152,12 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(knit_output::print(&names)?);
     }
     let cache = Cache::find()?;
-    if let (true, Some(why)) = (args.if_possible, impossible(&cache)?) {
-        eprintln!("SKIP all {} end-to-end tests: {why}", wanted.len());
-        return Ok(());
+    if args.if_possible {
+        if let Some(why) = impossible(&cache, &[Group::Core, Group::Peers])? {
+            eprintln!("SKIP all {} end-to-end tests: {why}", wanted.len());
+            return Ok(());
+        }
+        build::build(&cache, &[Group::Core, Group::Peers])?;
     }
     let (start, mut failed, mut skipped) = (Instant::now(), Vec::new(), 0);
     let mut bed: Option<Bed> = if args.here { Some(Bed::open()?) } else { None };
@@ -188,16 +203,23 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Why no test can run here without minutes of building first, or at all.
-fn impossible(cache: &Cache) -> Result<Option<&'static str>> {
+/// Why no test can run here.
+fn impossible(cache: &Cache, groups: &[Group]) -> Result<Option<&'static str>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("they need root"));
     }
     if machine::holder()?.is_some() {
         return Ok(Some("a bed is up, and there can be one (`cargo xtask kube down` ends it)"));
     }
-    let built = build::is_built(cache, Group::Core)?;
-    Ok((!built).then_some("the cluster's components are not built (`cargo xtask kube build core peers`)"))
+    for group in groups {
+        if !build::is_built(cache, *group)?
+            && let Some(why) = build::missing_tool(true)
+        {
+            return Ok(Some(why));
+        }
+    }
+    // The key of runc's build tells whether it was built with.
+    Ok((!components::seccomp_headers()).then_some(build::NO_SECCOMP))
 }
 
 /// The tests that are named, those with equal beds together.

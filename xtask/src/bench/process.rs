@@ -1,4 +1,4 @@
-//! What the processes of a lab use, read from /proc: a lab is a tree of processes below the one that was started.
+//! What processes use, read from /proc: a lab, or a node of a cluster, is a tree of processes below one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,9 +58,9 @@ impl Process {
         Ok(Duration::from_millis(self.ticks * 1000 / TICKS_PER_SECOND))
     }
 
-    /// Whether it is a node agent.
-    pub fn is_agent(&self) -> bool {
-        self.command.contains(" node --node-name ")
+    /// Whether its command line, arguments joined by spaces, contains these words.
+    pub fn runs(&self, words: &str) -> bool {
+        self.command.contains(words)
     }
 
     /// Its resident memory, in MiB.
