@@ -104,9 +104,3 @@ fn authenticated(state: &State, name: &str) -> Vec<String> {
     args.extend(["--bind-address=127.0.0.1".into(), "--leader-elect=false".into()]);
     args
 }
-
-/// CoreDNS beside the control plane.
-pub fn coredns(state: &State) -> Daemon {
-    let file = state.path().join("conf/Corefile");
-    daemon(state, "coredns", vec!["-conf".into(), file.display().to_string()])
-}

@@ -15,6 +15,8 @@ use crate::oci::{Entry, Image};
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 /// The test image of Kubernetes.
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.66.1";
+/// The cluster DNS.
+pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.15.0";
 /// Where busybox is on this machine.
 pub const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2";
 
@@ -39,7 +41,12 @@ pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
         entries: shell(base("/agnhost", build::program(cache, "agnhost")?))?,
         ..Image::default()
     };
-    let mut images = vec![(PAUSE, pause), (AGNHOST, agnhost)];
+    let coredns = Image {
+        entrypoint: vec!["/coredns".into()],
+        entries: base("/coredns", build::program(cache, "coredns")?),
+        ..Image::default()
+    };
+    let mut images = vec![(PAUSE, pause), (AGNHOST, agnhost), (COREDNS, coredns)];
     if busybox.is_some() {
         let entries = shell(users())?;
         images.push((BUSYBOX, Image { cmd: vec!["sh".into()], env: env(), entries, ..Image::default() }));

@@ -6,12 +6,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::bed::Bed;
-use super::net;
+use super::{dns, net};
 
 /// How long all nodes may take to be Ready after the manifests were applied.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Builds Knit's image, loads it, applies `deploy/overlays/OVERLAY` and waits until all nodes are Ready.
+/// Builds Knit's image, loads it, applies `deploy/overlays/OVERLAY` and waits until all nodes are Ready and names are
+/// resolved.
 pub fn install(bed: &Bed, overlay: &str) -> Result<()> {
     install_image(bed, overlay, &image()?)
 }
@@ -26,7 +27,9 @@ pub fn install_image(bed: &Bed, overlay: &str, image: &Path) -> Result<()> {
     let overlay = root().join("deploy/overlays").join(overlay);
     let overlay = overlay.to_str().context("the overlay's path")?;
     bed.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", overlay])?;
-    bed.wait_for_nodes(LIMIT)
+    bed.wait_for_nodes(LIMIT)?;
+    // Whoever serves Services, they are served now.
+    if bed.options().dns { dns::wait(bed) } else { Ok(()) }
 }
 
 /// Where the API server is, for Knit's own pods.
@@ -39,8 +42,11 @@ fn api_server() -> String {
     )
 }
 
-/// The image of the sources as they are.
+/// `$KNIT_KUBE_IMAGE`, or the image of the sources as they are.
 pub fn image() -> Result<PathBuf> {
+    if let Some(file) = std::env::var_os("KNIT_KUBE_IMAGE") {
+        return Ok(file.into());
+    }
     let file = crate::shim::target_dir().join("image/knit.tar");
     crate::image::build(&file, &[crate::image::NAME], false).context("Knit's image was not built")?;
     Ok(file)

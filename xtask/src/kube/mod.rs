@@ -42,7 +42,7 @@ pub struct Options {
     /// kube-proxy on every node
     #[arg(long)]
     pub kube_proxy: bool,
-    /// CoreDNS beside the control plane, as the Service kube-dns (10.96.0.10)
+    /// CoreDNS in two pods, behind the Service kube-dns (10.96.0.10)
     #[arg(long)]
     pub dns: bool,
     /// Pods, services and nodes with IPv4 and IPv6

@@ -99,6 +99,10 @@ impl Bed {
         if options.cni.is_some() {
             self.wait_for_nodes(LIMIT)?;
             phases.reached("all nodes are Ready");
+            if options.dns && options.kube_proxy {
+                dns::wait(self)?;
+                phases.reached("the cluster DNS answers");
+            }
         }
         self.alive()
     }
