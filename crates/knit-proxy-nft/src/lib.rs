@@ -39,6 +39,7 @@ mod conntrack;
 mod ip;
 mod kube_proxy;
 mod layout;
+mod limits;
 mod ports;
 mod start;
 mod steer;
@@ -47,5 +48,6 @@ mod table;
 
 pub use backend::{Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OpenError, remove_table};
 pub use kube_proxy::{KubeProxy, LookError};
+pub use limits::Limits;
 pub use start::{Options, Running, StartError, Summary, start};
 pub use steer::{Place, SteerError, SteerTable, Steered};

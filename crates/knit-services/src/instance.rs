@@ -11,7 +11,7 @@ use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
 use knit_proxy::backend::Outcome;
 use knit_proxy::engine::{EngineConfig, Observer, Run};
-use knit_proxy::health::{CheckPlaces, Health, serve_checks_at, serve_proxy};
+use knit_proxy::health::{CheckPlaces, Health, serve_checks_at, serve_metrics, serve_proxy};
 use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
@@ -22,6 +22,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use crate::services::Registries;
 use crate::steering::Ends;
 
 /// The proxy of one router, whether or not it runs.
@@ -54,6 +55,14 @@ pub(crate) struct Facts {
     pub ends: Ends,
     /// Sources that are as good as the node itself: what answers them must come back through this router.
     pub near: Vec<IpNet>,
+}
+
+/// What an instance that runs answers over HTTP.
+pub(crate) struct Servers {
+    pub node: Arc<NetNs>,
+    pub healthz: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
+    pub registries: Registries,
 }
 
 /// What is needed to start an instance.
@@ -162,16 +171,27 @@ impl Instance {
     }
 
     /// It was started: its health check ports are served, on the node's addresses, and for the default Network the
-    /// health of the proxy.
+    /// health of the proxy and what it counts.
     pub(crate) fn started(
         &mut self,
         (running, namespace, facts): (knit_proxy_nft::Running, NsId, Facts),
-        node: Arc<NetNs>,
-        healthz: Option<SocketAddr>,
+        Servers { node, healthz, metrics, registries }: Servers,
     ) {
         let mut servers = Vec::new();
-        if let Some(at) = healthz.filter(|_| self.router.is_none()) {
-            let serving = serve_healthz(Arc::clone(&node), at, self.health.clone(), self.metrics.clone());
+        let own = self.router.is_none();
+        if let Some(at) = healthz.filter(|_| own) {
+            let (health, counts) = (self.health.clone(), self.metrics.clone());
+            let serving = keep_serving(Arc::clone(&node), at, "/healthz", move |listener| {
+                let counts = counts.clone();
+                serve_proxy(listener, health.clone(), move |probe| counts.probed(probe))
+            });
+            servers.push(tokio::spawn(serving).abort_handle());
+        }
+        if let Some(at) = metrics.filter(|_| own) {
+            let serving = keep_serving(Arc::clone(&node), at, "/metrics", move |listener| {
+                let registries = Arc::clone(&registries);
+                serve_metrics(listener, move || crate::services::metrics(&registries))
+            });
             servers.push(tokio::spawn(serving).abort_handle());
         }
         let bind = move |at: SocketAddr| listen(&node, at);
@@ -281,23 +301,27 @@ fn listen(node: &NetNs, at: SocketAddr) -> std::io::Result<std::net::TcpListener
     node.run(|| std::net::TcpListener::bind(at)).map_err(std::io::Error::other).flatten()
 }
 
-/// Answers /healthz and /livez; tries again while somebody else has the port.
-async fn serve_healthz(node: Arc<NetNs>, at: SocketAddr, health: Health, metrics: Metrics) {
+/// Serves on a port of the node; tries again while somebody else has it.
+async fn keep_serving<S: Future<Output = std::io::Result<()>>>(
+    node: Arc<NetNs>,
+    at: SocketAddr,
+    what: &str,
+    serve: impl Fn(tokio::net::TcpListener) -> S,
+) {
     let mut told = false;
     loop {
         let opened = listen(&node, at).and_then(|listener| {
             listener.set_nonblocking(true)?;
             tokio::net::TcpListener::from_std(listener)
         });
-        let count = metrics.clone();
         let ended = match opened {
-            Ok(listener) => serve_proxy(listener, health.clone(), move |probe| count.probed(probe)).await,
+            Ok(listener) => serve(listener).await,
             Err(error) => Err(error),
         };
         if let Err(error) = ended
             && !std::mem::replace(&mut told, true)
         {
-            tracing::warn!("/healthz of the service proxy cannot be answered on {at}: {error}");
+            tracing::warn!("{what} of the service proxy cannot be answered on {at}: {error}");
         }
         tokio::time::sleep(RETRY).await;
     }

@@ -20,5 +20,5 @@ mod steering;
 mod supervisor;
 mod table;
 
-pub use services::{Config, HEALTHZ, Mode, Services};
+pub use services::{Config, HEALTHZ, METRICS, Mode, Services};
 pub use table::Table;

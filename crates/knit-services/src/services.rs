@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,10 +43,15 @@ pub struct Config {
     /// Where /healthz and /livez are answered as kube-proxy does, while this agent serves the default Network: load
     /// balancers outside ask there whether to use this node. Nowhere if there is none.
     pub healthz: Option<SocketAddr>,
+    /// Where /metrics and /proxyMode are answered as kube-proxy does, at the same times. Nowhere if there is none.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Where kube-proxy answers /healthz unless told otherwise.
 pub const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 10256);
+
+/// Where kube-proxy answers /metrics and /proxyMode unless told otherwise.
+pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
 /// The service proxies of a node.
 #[derive(Debug)]
@@ -136,16 +141,21 @@ impl ServiceProxy for Services {
     }
 
     fn metrics(&self) -> String {
-        let registries = self.registries.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = |registry: &Registry| {
-            let mut text = String::new();
-            // A string takes everything.
-            let _ = prometheus_client::encoding::text::encode(&mut text, registry);
-            text
-        };
-        let texts: Vec<String> = registries.values().map(text).collect();
-        merge_texts(texts.iter().map(String::as_str))
+        metrics(&self.registries)
     }
+}
+
+/// The text of all that instances count.
+pub(crate) fn metrics(registries: &Registries) -> String {
+    let registries = registries.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = |registry: &Registry| {
+        let mut text = String::new();
+        // A string takes everything.
+        let _ = prometheus_client::encoding::text::encode(&mut text, registry);
+        text
+    };
+    let texts: Vec<String> = registries.values().map(text).collect();
+    merge_texts(texts.iter().map(String::as_str))
 }
 
 impl Running for Held {

@@ -17,13 +17,13 @@ use knit_objects::Objects;
 use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
-use knit_proxy_nft::KubeProxy;
+use knit_proxy_nft::{KubeProxy, Limits};
 use knit_runtime::Network;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Trouble};
+use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Trouble};
 use crate::internal_ports::{InternalPorts, is_external};
 use crate::services::{Command, Config, Mode, Registries};
 use crate::steerer::Steerer;
@@ -192,6 +192,8 @@ impl Supervisor {
             let facts = Facts::of((!own).then_some(&namespace), &node, &near)?;
             let node = facts.node(own, &node);
             let running = knit_proxy_nft::start(Some(&namespace), node, setup.options(&facts));
+            let limits = Limits::default();
+            if own { limits } else { limits.of_router() }.apply(&namespace);
             running.map(|running| Some((running, namespace.id(), facts))).map_err(Trouble::Start)
         });
         let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
@@ -201,7 +203,13 @@ impl Supervisor {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         match started {
             Ok(Some(started)) => {
-                instance.started(started, Arc::clone(&self.node), self.config.healthz);
+                let servers = Servers {
+                    node: Arc::clone(&self.node),
+                    healthz: self.config.healthz,
+                    metrics: self.config.metrics,
+                    registries: Arc::clone(&self.registries),
+                };
+                instance.started(started, servers);
                 if self.told.is_some() {
                     self.replay(id);
                 }

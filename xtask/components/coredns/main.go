@@ -10,7 +10,9 @@ import (
 	_ "github.com/coredns/coredns/plugin/errors"
 	_ "github.com/coredns/coredns/plugin/forward"
 	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/hosts"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/log"
 	_ "github.com/coredns/coredns/plugin/loop"
 	_ "github.com/coredns/coredns/plugin/ready"
 	_ "github.com/coredns/coredns/plugin/reload"
@@ -18,6 +20,6 @@ import (
 
 func main() {
 	// The order in which plugins see a query.
-	dnsserver.Directives = []string{"bind", "reload", "health", "ready", "errors", "cache", "kubernetes", "loop", "forward"}
+	dnsserver.Directives = []string{"bind", "reload", "health", "ready", "errors", "log", "cache", "hosts", "kubernetes", "loop", "forward"}
 	coremain.Run()
 }

@@ -9,7 +9,7 @@ mod server;
 mod tests;
 
 #[cfg(feature = "server")]
-pub use server::{CheckPlaces, Probe, serve_checks, serve_checks_at, serve_proxy};
+pub use server::{CheckPlaces, Probe, serve_checks, serve_checks_at, serve_metrics, serve_proxy};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The HTTP servers: /healthz and /livez, and the health check node ports.
+//! The HTTP servers: /healthz and /livez, metrics, and the health check node ports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::Full;
 use hyper::body::Bytes;
+use hyper::header::HeaderValue;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
@@ -62,6 +63,39 @@ pub async fn serve_proxy(
         });
     }
 }
+
+/// Answers /metrics, /healthz and /proxyMode, as kube-proxy does where its metrics are, until it is dropped. `metrics`
+/// is their text.
+///
+/// # Errors
+/// When the listener fails for good.
+pub async fn serve_metrics(
+    listener: TcpListener,
+    metrics: impl Fn() -> String + Clone + Send + Sync + 'static,
+) -> io::Result<()> {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await?;
+        while connections.try_join_next().is_some() {}
+        let metrics = metrics.clone();
+        connections.spawn(async move {
+            serve(stream, |path| match path {
+                "/metrics" => {
+                    let mut reply = Response::new(Full::new(Bytes::from(metrics())));
+                    reply.headers_mut().insert("content-type", OPEN_METRICS);
+                    reply
+                }
+                "/healthz" => plain(StatusCode::OK, "ok"),
+                "/proxyMode" => plain(StatusCode::OK, "nftables"),
+                _ => plain(StatusCode::NOT_FOUND, "not found; ask for /metrics\n"),
+            })
+            .await;
+        });
+    }
+}
+
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Where health check node ports listen.
 pub struct CheckPlaces {
@@ -208,8 +242,8 @@ fn json(ok: bool, body: &serde_json::Value) -> Reply {
     let mut reply = Response::new(Full::new(Bytes::from(body.to_string())));
     *reply.status_mut() = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let headers = reply.headers_mut();
-    headers.insert("content-type", hyper::header::HeaderValue::from_static("application/json"));
-    headers.insert("x-content-type-options", hyper::header::HeaderValue::from_static("nosniff"));
+    headers.insert("content-type", HeaderValue::from_static("application/json"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     reply
 }
 

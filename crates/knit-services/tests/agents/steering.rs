@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::flows::*;
 use crate::support::*;
+use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::in_namespaces;
 
 const STOP: Duration = Duration::from_secs(5);
@@ -218,6 +219,13 @@ fn load_balancers_external_addresses_and_nodes_without_pods() {
             let text = http(&client, (ip(node), knit_services::HEALTHZ.port()), "/healthz");
             assert!(text.starts_with("HTTP/1.1 200") && text.contains("\"nodeEligible\":true"), "{text}");
         }
+        // And what is asked on the node itself.
+        let at = (knit_services::METRICS.ip(), knit_services::METRICS.port());
+        assert!(http(&a.space, at, "/proxyMode").ends_with("nftables"));
+        assert!(http(&a.space, at, "/metrics").contains("kubeproxy_"));
+        let close_wait = Sysctl::new("net/netfilter/nf_conntrack_tcp_timeout_close_wait").expect("a sysctl");
+        let set = Sysctls::of(&a.space).and_then(|sysctls| sysctls.get(&close_wait)).expect("a value");
+        assert_eq!(set, "3600", "rule 53, as kube-proxy sets it");
         for (greedy, node) in [(greedy[0], A[0]), (greedy[1], A[0])] {
             via(&client, greedy, ip(node));
             assert!(ask(&client, Tcp, (greedy, 80)).is_err(), "{greedy} led into a router");

@@ -52,8 +52,13 @@ impl Node {
             output: Some(self.dir.join("status")),
             ..FolderOptions::new(self.objects.clone())
         };
-        let healthz = Some(knit_services::HEALTHZ);
-        let services = Config { node: self.name.to_owned(), namespace: clone(), mode: Mode::Auto, healthz };
+        let services = Config {
+            node: self.name.to_owned(),
+            namespace: clone(),
+            mode: Mode::Auto,
+            healthz: Some(knit_services::HEALTHZ),
+            metrics: Some(knit_services::METRICS),
+        };
         let config = AgentConfig {
             core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),
             socket: self.socket(),

@@ -90,6 +90,11 @@ pub struct Args {
     #[arg(long, env = "KNIT_SERVICES_HEALTHZ_ADDR", value_name = "ADDRESS:PORT", default_value_t = knit_services::HEALTHZ)]
     services_healthz_addr: SocketAddr,
 
+    /// Where /metrics and /proxyMode of the service proxy are answered; as kube-proxy, and only while it serves the
+    /// default Network
+    #[arg(long, env = "KNIT_SERVICES_METRICS_ADDR", value_name = "ADDRESS:PORT", default_value_t = knit_services::METRICS)]
+    services_metrics_addr: SocketAddr,
+
     /// Seconds to wait for an agent that is being replaced
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
@@ -186,7 +191,12 @@ fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn Servic
     };
     let namespace =
         namespace.try_clone().context("this process's network namespace cannot be opened again")?;
-    let (node, healthz) = (args.node_name.clone(), Some(args.services_healthz_addr));
-    let config = knit_services::Config { node, namespace, mode, healthz };
+    let config = knit_services::Config {
+        node: args.node_name.clone(),
+        namespace,
+        mode,
+        healthz: Some(args.services_healthz_addr),
+        metrics: Some(args.services_metrics_addr),
+    };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
 }

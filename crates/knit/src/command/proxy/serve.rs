@@ -48,7 +48,7 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
     if let Some(wanted) = &settings.conntrack
         && args.backend == BackendKind::Nftables
     {
-        wanted.apply();
+        wanted.apply(&NetNs::current().context("this process's network namespace cannot be opened")?);
     }
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);

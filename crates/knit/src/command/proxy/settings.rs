@@ -10,6 +10,7 @@ use knit_objects::Source;
 use knit_proxy::engine::{EngineConfig, Pace, WaitFor};
 use knit_proxy::kubernetes::{parse_ip, parse_net};
 use knit_proxy::view::{LocalTraffic, NodePorts, ViewConfig};
+use knit_proxy_nft::Limits;
 
 use super::config::{File, KubeProxyConfiguration, Section};
 use super::{ServeArgs, SourceArgs, conntrack};
@@ -28,7 +29,7 @@ pub struct Settings {
     /// An address that cannot be listened on ends the program.
     pub hard_fail: bool,
     /// The kernel's connection table; `None`: it is left alone.
-    pub conntrack: Option<conntrack::Wanted>,
+    pub conntrack: Option<Limits>,
     /// The bit of the packet mark that says "masquerade this" (rule 50), counted from 0.
     pub masquerade_bit: u32,
     pub json_logs: bool,
@@ -87,7 +88,7 @@ impl Settings {
         let metrics = args.metrics_bind_address.as_ref().unwrap_or(&config.metrics_bind_address);
         // Without a cluster and without a configuration, the machine is somebody's own: its limits are left alone.
         let conntrack = (!common.from_files || args.source.config.is_some())
-            .then(|| conntrack::Wanted::of(&config.conntrack));
+            .then(|| conntrack::wanted(&config.conntrack));
         Ok(Self {
             engine: EngineConfig {
                 view: common.view.clone(),
