@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's chores, one subcommand and one file each.
 
 mod bench;
+mod fuzz;
 mod generate;
 mod image;
 mod kube;
@@ -24,6 +25,8 @@ enum Command {
     Generate(generate::Args),
     /// Measures, next to a peer in the same run
     Bench(bench::Args),
+    /// Runs the fuzz targets, each for a while
+    Fuzz(fuzz::Args),
     /// A Kubernetes cluster on this machine, to try Knit on
     Kube(kube::Args),
     /// Builds Knit's own image, as an OCI archive
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Kube(args) => kube::run(args),
         Command::Image(args) => image::run(&args),
         Command::Shim(args) => shim::run(&args),

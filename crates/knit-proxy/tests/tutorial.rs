@@ -40,3 +40,23 @@ fn the_modules_that_the_readme_names_are_there() {
         assert!(library.contains(&format!("pub mod {name};")), "{name}");
     }
 }
+
+#[test]
+fn the_tutorial_names_every_message_and_call_of_the_protocol() {
+    let page = read("../../docs/write-your-own-service-proxy.md");
+    let proto = read("proto/knit/proxy/v1alpha1/proxy.proto");
+    let named = |line: &'_ str, before: &str| -> Option<String> {
+        let rest = line.strip_prefix(before)?;
+        Some(rest.split([' ', '(']).next()?.to_owned())
+    };
+    let names = proto.lines().filter_map(|line| named(line, "message ").or_else(|| named(line, "  rpc ")));
+    let names: Vec<String> = names.collect();
+    assert!(names.len() > 15, "{names:?}");
+    for name in names {
+        let is_there = page.contains(&format!("`{name}`"))
+            || page.contains(&format!("`{name}("))
+            || page.contains(&format!("({name})`"))
+            || page.contains(&format!("`{name}`s"));
+        assert!(is_there, "{name}");
+    }
+}

@@ -23,6 +23,8 @@ mod test;
 mod up;
 pub mod wait;
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
@@ -84,4 +86,14 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     command::run(args.command)
+}
+
+/// A program that the bed uses, where it is built.
+pub fn program(name: &str) -> Result<Option<PathBuf>> {
+    let cache = paths::Cache::find()?;
+    let Some(component) = components::ALL.iter().find(|c| c.programs.iter().any(|p| p.name == name)) else {
+        return Ok(None);
+    };
+    let path = cache.programs(component.name, &component.key()?).join(name);
+    Ok(path.is_file().then_some(path))
 }

@@ -1,9 +1,12 @@
-//! `cargo xtask bench services`: what services cost in nftables, next to kube-proxy's rule set in the same run.
+//! `cargo xtask bench services`: what services cost in nftables, next to kube-proxy's rule set in the same run, and next
+//! to kube-proxy itself where the Kubernetes test bed has built it.
 //!
 //! Everything happens in namespaces of its own. Objects are Kubernetes objects; what is measured is the way from a
 //! decoded object to the kernel: conversion, node view, difference, netlink, kernel. CPU is that of the whole process, so
 //! the kernel's share is in it. "Changed" replaces one endpoint of a service by another, "scaled" adds or removes one.
 
+mod cluster;
+mod kube_proxy;
 mod latency;
 mod objects;
 
@@ -34,7 +37,9 @@ const UDP: u8 = 17;
 
 pub fn run() -> Result<Vec<Row>> {
     if let Some(status) = program_in_namespaces().context("cannot run in namespaces of its own")? {
-        std::process::exit(status.code().unwrap_or(1));
+        // As root, outside of the user namespace, in a network namespace of its own.
+        ensure!(status.success(), "the benchmark failed in its namespaces");
+        return kube_proxy::run();
     }
     // First, while nothing else is in the process.
     let mut rows = memory()?;
@@ -105,7 +110,11 @@ fn cpu() -> Duration {
 }
 
 fn status_kib(field: &str) -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
+    status_kib_of(std::process::id(), field)
+}
+
+fn status_kib_of(process: u32, field: &str) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)).context("no such line")?;
     line.split_whitespace().next().context("no number")?.parse().context("no number")
 }

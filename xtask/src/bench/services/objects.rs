@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 
-const SERVICE_RANGE: u32 = 0x0a60_0000;
+/// The first addresses of 10.96.0.0/12 are an API server's own.
+const SERVICE_RANGE: u32 = 0x0a60_0100;
 const POD_RANGE: u32 = 0x0a80_0000;
 
 pub fn cluster_ip(number: u32) -> Ipv4Addr {
