@@ -87,6 +87,10 @@ pub fn controller_manager(state: &State, options: &Options) -> Daemon {
         format!("--flex-volume-plugin-dir={}", state.path().join("flex").display()),
         "--v=1".into(),
     ]);
+    args.extend(options.node_mask.map(|mask| match options.dual_stack {
+        true => format!("--node-cidr-mask-size-ipv4={mask}"),
+        false => format!("--node-cidr-mask-size={mask}"),
+    }));
     daemon(state, name, args)
 }
 

@@ -50,6 +50,10 @@ pub struct Options {
     /// Pods, services and nodes with IPv4 and IPv6
     #[arg(long)]
     pub dual_stack: bool,
+    /// The prefix length of each node's IPv4 pod range [default: 24]
+    #[arg(long, value_name = "LENGTH", value_parser = clap::value_parser!(u8).range(17..=29))]
+    #[serde(default)]
+    pub node_mask: Option<u8>,
     /// Print no phases
     #[arg(long)]
     #[serde(skip)]
@@ -73,6 +77,7 @@ impl Options {
         kube_proxy: false,
         dns: false,
         dual_stack: false,
+        node_mask: None,
         quiet: false,
     };
 }

@@ -29,6 +29,9 @@ const HOLDS: Duration = Duration::from_secs(40);
 const GATHER: Duration = Duration::from_millis(500);
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing tells when one
+/// can be given out again.
+const COUNT: Duration = Duration::from_secs(5);
 
 /// Writes NetworkAttachments and events, for ever.
 pub async fn write_reports(core: Core, objects: Objects) {
@@ -88,6 +91,7 @@ pub async fn write_node(core: Core, objects: Objects) {
         let numbers: Vec<NetworkNumbers> = status.networks.iter().map(numbers).collect();
         core.metrics().networks(&numbers);
         core.metrics().services(&core.networks().states());
+        let out = status.networks.iter().any(|n| n.addresses.iter().any(|a| a.free == 0));
         let mut complete = true;
         if last.as_ref() != Some(&status) {
             let key = Key::cluster(core.node());
@@ -122,7 +126,11 @@ pub async fn write_node(core: Core, objects: Objects) {
                 complete = false;
             }
         }
-        let pause = if complete { Duration::from_secs(60) } else { AGAIN };
+        let pause = match complete {
+            false => AGAIN,
+            true if out => COUNT,
+            true => Duration::from_secs(60),
+        };
         match tokio::time::timeout(pause, shown.changed()).await {
             Ok(Err(_)) => return,
             Ok(Ok(())) => tokio::time::sleep(GATHER).await,

@@ -1,19 +1,17 @@
 //! Knit installed by its overlays, with its own image: everything that a cluster's network and services are for, the
 //! agent replaced under traffic, and everything taken away again.
 
-use std::collections::BTreeSet;
-
-use anyhow::{Context as _, Result, bail, ensure};
-use knit_kernel::Handle;
-use knit_kernel::handle::{LinkFilter, RouteFilter};
+use anyhow::{Context as _, Result, ensure};
 use knit_kernel::nft::{Kernel, Nftables as _};
 
 use super::support::{self, Overlay, field, node_reaches, reaches};
+use super::talkers::Talkers;
+use super::{pods, talk::none_lost, traces};
 use crate::kube::bed::Bed;
 use crate::kube::images::AGNHOST;
 
 /// A server on each node behind one Service, clients on both; a pod with a port of its node.
-fn workload(namespace: &str) -> String {
+pub fn workload(namespace: &str) -> String {
     let server = |node: &str, extra: &str| {
         format!(
             "
@@ -200,72 +198,21 @@ fn agents_write_their_own(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Agents are replaced while pods talk: every attempt succeeds, and pods that come meanwhile get their network.
+/// Agents are replaced while pods talk: nothing is lost, and no pod is hurt.
 pub fn agents_replaced(bed: &Bed) -> Result<()> {
     support::install(bed, Overlay::Full)?;
-    support::namespace(bed, "replace")?;
-    bed.apply(&workload("replace"))?;
-    support::pods_ready(bed, "replace")?;
-    let two = field(bed, "replace", "pod/server-n2", "{.status.podIP}")?;
-    let cluster_ip = field(bed, "replace", "service/server", "{.spec.clusterIP}")?;
-    reaches(bed, "replace", "client-n1", &format!("{cluster_ip}:80"))?;
-    // Until the file is there: connect to a pod and to the Service, and count what is lost.
-    let script = format!(
-        "n=0; lost=0; while [ ! -e /tmp/stop ]; do for t in {two}:8080 {cluster_ip}:80; do n=$((n+1)); \
-         /agnhost connect --timeout=2s $t || lost=$((lost+1)); done; done; echo $n $lost"
-    );
-    let result = std::thread::scope(|scope| -> Result<String> {
-        let talking =
-            scope.spawn(|| bed.kubectl(&["exec", "-n", "replace", "client-n1", "--", "sh", "-c", &script]));
-        let replaced = (|| {
-            bed.kubectl(&["rollout", "restart", "-n", "knit-system", "daemonset/knit-node"])?;
-            bed.kubectl(&["rollout", "status", "-n", "knit-system", "daemonset/knit-node", "--timeout=120s"])
-        })();
-        bed.kubectl(&["exec", "-n", "replace", "client-n1", "--", "touch", "/tmp/stop"])?;
-        replaced?;
-        talking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let talkers = Talkers::start(bed, "replace")?;
+    none_lost(&talkers.client, &talkers.flows(), || {
+        bed.kubectl(&["rollout", "restart", "-n", "knit-system", "daemonset/knit-node"])?;
+        bed.kubectl(&["rollout", "status", "-n", "knit-system", "daemonset/knit-node", "--timeout=120s"])
     })?;
-    let numbers: Vec<u64> = result.split_whitespace().filter_map(|number| number.parse().ok()).collect();
-    let [tried, lost] = numbers[..] else { bail!("the client printed {result:?}") };
-    ensure!(tried > 10, "only {tried} attempts were made");
-    ensure!(lost == 0, "{lost} of {tried} connections failed while agents were replaced");
-    let restarts = bed.kubectl(&[
-        "get",
-        "pods",
-        "-n",
-        "replace",
-        "-o",
-        "jsonpath={.items[*].status.containerStatuses[*].restartCount}",
-    ])?;
-    ensure!(restarts.split_whitespace().all(|count| count == "0"), "containers were restarted: {restarts}");
-    bed.kubectl(&["delete", "namespace", "replace", "--timeout=60s"]).map(drop)
-}
-
-/// What a node has that somebody may have left there.
-fn traces(bed: &Bed, node: &str) -> Result<BTreeSet<String>> {
-    let space = bed.node_ns(node)?;
-    let handle = Handle::open(&space)?;
-    let mut found: BTreeSet<String> =
-        handle.links(&LinkFilter::default())?.iter().map(|link| format!("link {}", link.name)).collect();
-    // Tables of the kernel's own making have no number in common.
-    let ours = RouteFilter { protocol: Some(knit_kernel::owner::PROTOCOL), ..RouteFilter::default() };
-    found.extend(handle.routes(&ours)?.iter().map(|route| format!("route {route:?}")));
-    found.extend(handle.rules(None)?.iter().map(|rule| format!("rule {rule:?}")));
-    found.extend(Kernel::open_in(&space)?.tables()?.iter().map(|table| format!("table {table}")));
-    for path in ["/run/knit", "/var/lib/knit", "/opt/cni/bin/knit-cni", "/etc/cni/net.d/05-knit.conflist"] {
-        if bed.node_path(node, path)?.symlink_metadata().is_ok() {
-            found.insert(format!("file {path}"));
-        }
-    }
-    let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", bed.process(node)?))?;
-    found
-        .extend(mounts.lines().filter(|line| line.contains("/run/knit")).map(|line| format!("mount {line}")));
-    Ok(found)
+    talkers.not_hurt(bed)?;
+    pods::delete_namespace(bed, "replace")
 }
 
 /// Installed, used with a Network of its own besides, and removed: nodes are as before, and the cluster knows no more of it.
 pub fn removed(bed: &Bed) -> Result<()> {
-    let before: Vec<_> = bed.nodes().iter().map(|node| traces(bed, node)).collect::<Result<_>>()?;
+    let before: Vec<_> = bed.nodes().iter().map(|node| traces::of_node(bed, node)).collect::<Result<_>>()?;
     support::install(bed, Overlay::Full)?;
     support::namespace(bed, "remove")?;
     bed.kubectl(&["label", "namespace", "remove", "team=remove"])?;
@@ -285,7 +232,7 @@ pub fn removed(bed: &Bed) -> Result<()> {
     // Pods of other Networks are left running: removal must not need them gone.
     support::uninstall(bed, Overlay::Full)?;
     for (node, before) in bed.nodes().iter().zip(&before) {
-        let left: Vec<_> = traces(bed, node)?.difference(before).cloned().collect();
+        let left: Vec<_> = traces::of_node(bed, node)?.difference(before).cloned().collect();
         ensure!(left.is_empty(), "{node} still has {}", left.join(", "));
     }
     let crds = bed.kubectl(&["get", "crds", "-o", "name"])?;

@@ -3,13 +3,22 @@
 //! A test is a row of [`TESTS`] and a function in a file of its topic here. Tests that want equal beds share one, in the
 //! order of the table, unless a row asks for a bed of its own. A test cleans up what it made on a bed that it shares.
 
+mod addresses;
+mod bad_input;
 mod bed;
 mod conformance;
 mod crds;
 mod dual_stack;
+mod faults;
 mod install;
+mod kinds;
+mod plain_cni;
+mod pods;
 mod primary;
 mod support;
+mod talk;
+mod talkers;
+mod traces;
 
 use std::time::{Duration, Instant};
 
@@ -69,6 +78,62 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core],
         run: install::agents_replaced,
+    },
+    Test {
+        name: "agents_killed_while_fifty_pods_start",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: faults::agent_killed,
+    },
+    Test {
+        name: "a_hundred_pods_come_and_go_on_one_node",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: faults::hundred_pods,
+    },
+    Test {
+        name: "containerd_and_kubelet_restart_under_traffic",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: faults::node_daemons_restart,
+    },
+    Test {
+        name: "api_server_away_for_a_minute",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: faults::api_away,
+    },
+    Test {
+        name: "every_kind_of_pod_gets_the_right_network",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: kinds::every_kind,
+    },
+    Test {
+        name: "bad_input_is_told_and_hurts_nobody_else",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: bad_input::told,
+    },
+    Test {
+        name: "addresses_run_out_and_come_back",
+        bed: Options { nodes: 1, node_mask: Some(28), ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core],
+        run: addresses::run_out,
+    },
+    Test {
+        name: "a_plain_cni_before_knit_and_again_after",
+        bed: Options { cni: Some(Cni::Bridge), ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core, Group::Peers],
+        run: plain_cni::before_and_after,
     },
     Test {
         name: "overlay_full_is_removed_and_nodes_are_clean",

@@ -2,18 +2,18 @@
 //! works inside each, and nothing crosses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use knit_kernel::NetNs;
 
+use super::talk::{http, udp};
+use super::{pods, talk};
 use crate::kube::bed::Bed;
 use crate::kube::images::AGNHOST;
-use crate::kube::knit;
 use crate::kube::wait::until;
+use crate::kube::{knit, net};
 
 /// A tenant of the example: its namespace, and its node ports.
 struct Tenant {
@@ -58,7 +58,7 @@ pub fn two_tenants(bed: &Bed) -> Result<()> {
         bed.kubectl(&rollout).map_err(|error| error.context(seen(bed)))?;
     }
     bed.kubectl(&["wait", "--for=condition=Ready", "-n", "plain", "pod/client", "--timeout=90s"])?;
-    let pods: Vec<Vec<Pod>> = TENANTS.iter().map(|tenant| pods(bed, tenant)).collect::<Result<_>>()?;
+    let pods: Vec<Vec<Pod>> = TENANTS.iter().map(|tenant| web(bed, tenant)).collect::<Result<_>>()?;
     for (tenant, pods) in TENANTS.iter().zip(&pods) {
         let nodes: BTreeSet<&str> = pods.iter().map(|pod| pod.node.as_str()).collect();
         ensure!(nodes.len() == 2, "{}: pods are not on both nodes: {pods:?}", tenant.name);
@@ -82,7 +82,8 @@ fn seen(bed: &Bed) -> String {
     looks.map(|look| bed.kubectl(look).unwrap_or_else(|error| error.to_string())).join("\n")
 }
 
-fn pods(bed: &Bed, tenant: &Tenant) -> Result<Vec<Pod>> {
+/// The pods of a tenant's deployment.
+fn web(bed: &Bed, tenant: &Tenant) -> Result<Vec<Pod>> {
     let list = bed.kubectl_json(&["get", "pods", "-n", tenant.name, "-l", "app=web"])?;
     let items = list["items"].as_array().context("a list of pods")?;
     let pod = |item: &serde_json::Value| {
@@ -106,11 +107,26 @@ fn nodes(bed: &Bed) -> Result<BTreeMap<String, IpAddr>> {
     bed.nodes().into_iter().map(of).collect()
 }
 
-/// What a pod gets from a URL, if anything.
+/// What a pod gets from a URL, if anything: its name is looked up as a pod's resolver would.
 fn get(bed: &Bed, namespace: &str, pod: &str, url: &str) -> Result<Option<String>> {
-    let command = ["timeout", "3", "wget", "-q", "-O", "-", url];
-    let output = bed.kubectl_output(&[&["exec", "-n", namespace, pod, "--"][..], &command].concat(), None)?;
-    Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned()))
+    let from = pods::pod(bed, namespace, pod)?.space()?;
+    let rest = url.strip_prefix("http://").context("a URL")?;
+    let (host, path) = rest.split_once('/').context("a path")?;
+    let to = match host.parse::<SocketAddr>() {
+        Ok(to) => to,
+        Err(_) => {
+            let within = if host.contains('.') { host.to_owned() } else { format!("{host}.{namespace}") };
+            let found = talk::look_up(&from, dns()?, &format!("{within}.svc.cluster.local"))?;
+            let Some(address) = found.first() else { return Ok(None) };
+            SocketAddr::new((*address).into(), 80)
+        }
+    };
+    http(&from, to, &format!("/{path}"))
+}
+
+/// The cluster's DNS.
+fn dns() -> Result<IpAddr> {
+    Ok(net::DNS_V4.parse()?)
 }
 
 /// Waits until exactly these answer, each at least once.
@@ -140,18 +156,29 @@ fn balances(
     reached.map_err(|error| error.context(last))
 }
 
-/// A client of the API, with the account of its pod and the API server's certificate checked.
-fn api_client(bed: &Bed, namespace: &str, pod: &str) -> Result<()> {
-    let client = ["timeout", "5", "/agnhost", "inclusterclient", "--poll-interval=1"];
-    let args = [&["exec", "-n", namespace, pod, "--"][..], &client].concat();
-    let mut last = String::new();
-    let reached = until(&format!("{namespace}/{pod} asks the API"), LIMIT, || {
-        let output = bed.kubectl_output(&args, None)?;
-        last = [output.stdout, output.stderr].iter().map(|text| String::from_utf8_lossy(text)).collect();
-        let asked = last.contains("calling /healthz");
-        Ok((asked && !last.contains("error") && !last.contains("failed")).then_some(()))
-    });
-    reached.map_err(|error| error.context(last))
+/// Clients of the API on both nodes, with the account of their pod and the API server's certificate checked.
+fn api_clients(bed: &Bed, namespace: &str) -> Result<()> {
+    for node in bed.nodes() {
+        bed.apply(&format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: api-{node}, namespace: {namespace}}}, spec: {{nodeName: {node}, \
+             terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, image: '{AGNHOST}', \
+             args: [inclusterclient, --poll-interval=1]}}]}}}}"
+        ))?;
+    }
+    for node in bed.nodes() {
+        let mut last = String::new();
+        let reached = until(&format!("{namespace}/api-{node} asks the API"), LIMIT, || {
+            // Nothing to read before it runs.
+            let output =
+                bed.kubectl_output(&["logs", "-n", namespace, &format!("api-{node}"), "--tail=3"], None)?;
+            last = [output.stdout, output.stderr].iter().map(|text| String::from_utf8_lossy(text)).collect();
+            let asked = last.contains("calling /healthz");
+            Ok((asked && !last.contains("error") && !last.contains("failed")).then_some(()))
+        });
+        reached.map_err(|error| error.context(last))?;
+        bed.kubectl(&["delete", "pod", "-n", namespace, &format!("api-{node}"), "--timeout=30s"])?;
+    }
+    Ok(())
 }
 
 /// Pods of a tenant reach each other, their Services, names and the API, and nothing of the other tenant.
@@ -170,13 +197,13 @@ fn inside(bed: &Bed, pods: &[Vec<Pod>]) -> Result<()> {
             // Itself among them: it comes back by the router.
             balances(&format!("{who} by Service"), &names, || ask("http://web/hostname"))?;
             let records = format!("pods.{}.svc.cluster.local", tenant.name);
-            let found = until(&format!("{who} looks {records} up"), LIMIT, || {
-                let command = ["exec", "-n", tenant.name, &pod.name, "--", "nslookup", &records];
-                let text = String::from_utf8_lossy(&bed.kubectl_output(&command, None)?.stdout).into_owned();
-                Ok(own.iter().all(|to| text.contains(&to.address.to_string())).then_some(text))
+            let (from, all) =
+                (pods::pod(bed, tenant.name, &pod.name)?.space()?, own.iter().map(|to| to.address));
+            let all: BTreeSet<IpAddr> = all.collect();
+            until(&format!("{who} looks {records} up"), LIMIT, || {
+                let found = talk::look_up(&from, dns()?, &records)?;
+                Ok((found.into_iter().map(IpAddr::from).collect::<BTreeSet<_>>() == all).then_some(()))
             })?;
-            ensure!(!found.is_empty(), "{who} found no records");
-            api_client(bed, tenant.name, &pod.name)?;
             for to in others.iter().filter(|to| own.iter().all(|pod| pod.address != to.address)) {
                 let heard = ask(&format!("http://{}:8080/hostname", to.address))?;
                 ensure!(heard.is_none(), "{who} reached {} of {}: {heard:?}", to.name, other.name);
@@ -185,6 +212,7 @@ fn inside(bed: &Bed, pods: &[Vec<Pod>]) -> Result<()> {
             let heard = ask(&service)?;
             ensure!(heard.is_none(), "{who} reached {service}: {heard:?}");
         }
+        api_clients(bed, tenant.name)?;
         // Nor do pods of the default Network.
         for url in [
             format!("http://{}:8080/hostname", own[0].address),
@@ -195,32 +223,6 @@ fn inside(bed: &Bed, pods: &[Vec<Pod>]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// What agnhost says over HTTP, from somewhere that is no pod.
-fn http(from: &NetNs, to: SocketAddr, path: &str) -> Result<Option<String>> {
-    let asked = from.run(|| -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&to, WAIT)?;
-        stream.set_read_timeout(Some(WAIT))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    })?;
-    Ok(asked.ok().and_then(|text| text.split_once("\r\n\r\n").map(|(_, body)| body.trim().to_owned())))
-}
-
-/// The same over UDP.
-fn udp(from: &NetNs, to: SocketAddr) -> Result<Option<String>> {
-    let asked = from.run(|| -> std::io::Result<String> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.set_read_timeout(Some(WAIT))?;
-        socket.send_to(b"hostname", to)?;
-        let mut buffer = [0; 256];
-        let (length, _) = socket.recv_from(&mut buffer)?;
-        Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
-    })?;
-    Ok(asked.ok())
 }
 
 /// Node ports of both policies, from outside, from a node, from a pod of the default Network.
@@ -311,7 +313,7 @@ fn local_policy(bed: &Bed, nodes: &BTreeMap<String, IpAddr>) -> Result<()> {
     for tenant in &TENANTS {
         bed.kubectl(&["scale", "-n", tenant.name, "deployment/web", "--replicas=1"])?;
         let left = until("one pod is left", LIMIT, || {
-            Ok(Some(pods(bed, tenant)?).filter(|pods| pods.len() == 1).and_then(|mut pods| pods.pop()))
+            Ok(Some(web(bed, tenant)?).filter(|pods| pods.len() == 1).and_then(|mut pods| pods.pop()))
         })?;
         for (node, address) in nodes {
             let at = |port| SocketAddr::new(*address, port);

@@ -1,0 +1,110 @@
+//! What a node has in its kernel and on its disk that somebody may have left there.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::Result;
+use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
+use knit_kernel::nft::{Kernel, Nftables as _};
+use knit_kernel::{Handle, NetNs, owner};
+
+use crate::kube::bed::Bed;
+use crate::kube::wait::until;
+
+/// How long the last of it may take to go.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What there is on one node, one line each.
+pub type Traces = BTreeSet<String>;
+
+/// What is on a node of Knit, of pods, of network plugins.
+pub fn of_node(bed: &Bed, node: &str) -> Result<Traces> {
+    let mut found = in_kernel(&bed.node_ns(node)?)?;
+    for path in ["/run/knit", "/var/lib/knit", "/opt/cni/bin/knit-cni", "/etc/cni/net.d/05-knit.conflist"] {
+        if bed.node_path(node, path)?.symlink_metadata().is_ok() {
+            found.insert(format!("file {path}"));
+        }
+    }
+    let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", bed.process(node)?))?;
+    found.extend(mounts.lines().filter(|l| l.contains("/run/knit")).map(|line| format!("mount {line}")));
+    Ok(found)
+}
+
+/// Links, and of the rest what Knit marks as its own; nftables whole.
+fn in_kernel(space: &NetNs) -> Result<Traces> {
+    let handle = Handle::open(space)?;
+    let links = handle.links(&LinkFilter::default())?;
+    let mut found: Traces = links.iter().map(|link| format!("link {}", link.name)).collect();
+    // Tables of the kernel's own making have no number in common.
+    let ours = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };
+    found.extend(handle.routes(&ours)?.iter().map(|route| format!("route {route}")));
+    found.extend(handle.rules(None)?.iter().map(|rule| format!("rule {rule}")));
+    let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
+    found.extend(handle.neighbours(&ours)?.iter().map(|neighbour| format!("neighbour {neighbour}")));
+    let mut kernel = Kernel::open_in(space)?;
+    for id in kernel.tables()? {
+        found.insert(format!("table {id}"));
+        let Some(table) = kernel.table(&id)? else { continue };
+        for (name, chain) in &table.chains {
+            let rules = chain.rules.iter().enumerate();
+            found.extend(rules.map(|(number, _)| format!("table {id} chain {name} rule {number}")));
+        }
+        for (name, set) in &table.sets {
+            let elements = set.elements.values();
+            found.extend(elements.map(|e| format!("table {id} set {name} {:?} {:?}", e.key, e.value)));
+        }
+    }
+    Ok(found)
+}
+
+/// What the nodes have, and what Knit says that it gave out there.
+#[derive(Debug)]
+pub struct Before(Vec<(String, Traces)>);
+
+impl Before {
+    /// Looks at all nodes.
+    pub fn look(bed: &Bed) -> Result<Self> {
+        bed.nodes()
+            .into_iter()
+            .map(|node| Ok((node.clone(), all(bed, &node)?)))
+            .collect::<Result<_>>()
+            .map(Self)
+    }
+
+    /// Waits until all nodes have the same again.
+    pub fn nothing_is_left(&self, bed: &Bed) -> Result<()> {
+        for (node, before) in &self.0 {
+            let mut last = String::new();
+            let same = until(&format!("{node} is as before"), LIMIT, || {
+                let now = all(bed, node)?;
+                let shown = |lines: Vec<&String>| -> String {
+                    lines.iter().take(12).map(|line| format!("\n  {line}")).collect()
+                };
+                let more: Vec<_> = now.difference(before).collect();
+                // A service proxy that starts keeps nothing of what the one before had ready for later.
+                let spare = |line: &&String| line.contains(" knit-proxy set actions ");
+                let less: Vec<_> = before.difference(&now).filter(|line| !spare(line)).collect();
+                let same = more.is_empty() && less.is_empty();
+                last = format!("{node} has more:{}\nand less:{}", shown(more), shown(less));
+                Ok(same.then_some(()))
+            });
+            same.map_err(|error| error.context(last))?;
+        }
+        Ok(())
+    }
+}
+
+/// With the namespaces of pods, and NodeNetwork's numbers.
+fn all(bed: &Bed, node: &str) -> Result<Traces> {
+    let mut found = of_node(bed, node)?;
+    if let Ok(entries) = std::fs::read_dir(bed.node_path(node, "/run/netns")?) {
+        for entry in entries {
+            found.insert(format!("namespace {}", entry?.file_name().display()));
+        }
+    }
+    let counts = "jsonpath={range .status.networks[*]}{.name}: {.attachments} attachments, used \
+                  {.addresses[*].used}{\"\\n\"}{end}";
+    let counts = bed.kubectl(&["get", "nodenetwork", node, "-o", counts])?;
+    found.extend(counts.lines().map(|line| format!("NodeNetwork {line}")));
+    Ok(found)
+}
