@@ -1,6 +1,6 @@
 //! What the cases stand on: the runtime, Networks of the suite's own, and pods in namespaces that it makes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -48,9 +48,13 @@ pub struct Options {
 pub struct ExistingNetwork {
     /// Its name.
     pub name: String,
-    /// Addresses that nobody uses, with prefix and gateway, at least ten of each family.
+    /// Addresses that nobody uses, with prefix and gateway, at least [`ADDRESSES`] of each family that it has. They say
+    /// what the Network is, too: in a routed one an address is alone in its prefix.
     pub addresses: Vec<Address>,
 }
+
+/// How many addresses per family an existing Network must have free: as many pods as are attached at once, and more.
+pub const ADDRESSES: usize = 10;
 
 /// What the cases stand on.
 pub(crate) struct Bed {
@@ -85,8 +89,12 @@ impl Bed {
         })?;
         let client = NetworkRuntimeClient::new(endpoint.timeout(options.deadline).connect_lazy());
         let sets_up = info.features.iter().any(|f| f == feature::NETWORK_SETUP);
-        if !sets_up && options.network.is_none() {
-            return Err(Error::NoNetwork);
+        match &options.network {
+            None if !sets_up => return Err(Error::NoNetwork),
+            // Its Networks are removed on the way: never one of somebody else.
+            Some(existing) if sets_up => return Err(Error::SetsUp { network: existing.name.clone() }),
+            Some(existing) => existing.check()?,
+            None => {}
         }
         let directory = options.directory.display().to_string();
         std::fs::create_dir_all(&options.directory)
@@ -122,8 +130,16 @@ impl Bed {
 
     /// The Network that most cases use: set up if the runtime does that, the existing one otherwise.
     pub async fn network(&self) -> Result<Network, Problem> {
-        let topology = if self.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
-        self.network_of(topology).await
+        self.network_of(self.topology()).await
+    }
+
+    /// What the Network of most cases is.
+    pub fn topology(&self) -> Topology {
+        match &self.options.network {
+            Some(existing) => existing.topology(),
+            None if self.has(feature::LAYER3) => Topology::Layer3,
+            None => Topology::Layer2,
+        }
     }
 
     pub async fn network_of(&self, topology: Topology) -> Result<Network, Problem> {
@@ -370,7 +386,37 @@ pub(crate) fn address_of(attachment: &Attachment, v4: bool) -> Option<IpAddr> {
     attachment.addresses.iter().map(|a| a.net.addr()).find(|a| a.is_ipv4() == v4)
 }
 
+// === impl ExistingNetwork ===
+
+impl ExistingNetwork {
+    /// Whether it has addresses enough.
+    fn check(&self) -> Result<(), Error> {
+        for (v4, family) in [(true, "IPv4"), (false, "IPv6")] {
+            let given: BTreeSet<IpAddr> =
+                self.addresses.iter().map(|a| a.net.addr()).filter(|a| a.is_ipv4() == v4).collect();
+            if (1..ADDRESSES).contains(&given.len()) {
+                return Err(Error::FewAddresses { network: self.name.clone(), family, given: given.len() });
+            }
+        }
+        let routed = |a: &&Address| a.net.prefix_len() == a.net.max_prefix_len();
+        let of_routed = self.addresses.iter().filter(routed).count();
+        if self.addresses.is_empty() || (of_routed != 0 && of_routed != self.addresses.len()) {
+            return Err(Error::MixedAddresses { network: self.name.clone() });
+        }
+        Ok(())
+    }
+
+    fn topology(&self) -> Topology {
+        let routed = self.addresses.iter().all(|a| a.net.prefix_len() == a.net.max_prefix_len());
+        if routed { Topology::Layer3 } else { Topology::Layer2 }
+    }
+}
+
 fn existing_network(existing: &ExistingNetwork, topology: Topology) -> Result<Network, Problem> {
+    if existing.topology() != topology {
+        let words = format!("Network {} is not of topology {topology:?}", existing.name);
+        return Err(Problem::Skipped(words));
+    }
     Ok(Network {
         name: existing.name.clone(),
         id: NetworkId::new(1)?,

@@ -50,7 +50,7 @@ async fn setup_again(bed: &Bed) -> Verdict {
 }
 
 async fn remove_refused_in_use(bed: &Bed) -> Verdict {
-    let topology = if bed.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+    let topology = bed.topology();
     let network = bed.network_with("knit-conformance-rm", 4, topology, None).await?;
     let (pod, made) = bed.attached(&network).await?;
     refused(bed.runtime.remove_network(&network.name).await, Reason::InUse)?;
@@ -142,7 +142,7 @@ async fn network_mtu(bed: &Bed) -> Verdict {
     if bed.options.network.is_some() {
         return Err(Problem::Skipped("the Network is not the suite's to set an MTU on".into()));
     }
-    let topology = if bed.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+    let topology = bed.topology();
     let network = bed.network_with("knit-conformance-mtu", 3, topology, Some(1340)).await?;
     let (pod, made) = bed.attached(&network).await?;
     ensure!(made.mtu == 1340, "the Network's MTU is 1340, and the answer has {}", made.mtu);
@@ -184,7 +184,7 @@ async fn primary(bed: &Bed) -> Result<Network, Problem> {
     if bed.options.network.is_some() {
         return bed.network().await;
     }
-    let topology = if bed.has(feature::LAYER3) { Topology::Layer3 } else { Topology::Layer2 };
+    let topology = bed.topology();
     let network = bed.describe("knit-conformance-hp", 5, topology, None)?;
     bed.set_up(Network { primary: true, ..network }).await
 }

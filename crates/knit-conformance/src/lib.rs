@@ -12,7 +12,7 @@ mod extended;
 mod packets;
 mod report;
 
-pub use bed::{ExistingNetwork, Options};
+pub use bed::{ADDRESSES, ExistingNetwork, Options};
 pub use case::{Case, Problem, Profile, Verdict};
 pub use report::{CaseReport, Outcome, ProfileReport, Report, RuntimeReport};
 
@@ -40,6 +40,33 @@ pub enum Error {
         "the runtime does not set up Networks (feature NetworkSetup): name one that is there, and free addresses in it"
     )]
     NoNetwork,
+    /// A Network is named that nobody needs.
+    #[error("the runtime sets up Networks itself: leave out Network {network}, the suite makes its own")]
+    SetsUp {
+        /// The Network.
+        network: String,
+    },
+    /// Not enough addresses for the pods that are attached at once.
+    #[error(
+        "{given} {family} addresses of Network {network} are given: give at least {ADDRESSES} that nobody uses"
+    )]
+    FewAddresses {
+        /// The Network.
+        network: String,
+        /// The family.
+        family: &'static str,
+        /// How many there are.
+        given: usize,
+    },
+    /// The addresses do not say what the Network is.
+    #[error(
+        "the addresses of Network {network} do not say what it is: give all of them with the prefix that pods have, \
+         /32 and /128 where it is routed, its subnets' where it is switched"
+    )]
+    MixedAddresses {
+        /// The Network.
+        network: String,
+    },
     /// No directory for namespaces.
     #[error("the directory {directory} for pods' namespaces cannot be made: name another one")]
     Directory {

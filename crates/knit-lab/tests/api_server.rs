@@ -49,6 +49,9 @@ async fn answers_on_a_unix_socket_and_refuses_nonsense() {
         ("GET /api/v1/pods?labelSelector=a%20b HTTP/1.1", "", 400),
         ("GET /api/v1/pods?watch=1&resourceVersion=x HTTP/1.1", "", 400),
         ("GET /api/v1/pods HTTP/1.1\r\naccept: application/vnd.kubernetes.protobuf", "", 406),
+        // What kubectl attach and kubectl port-forward ask for.
+        ("POST /api/v1/namespaces/default/pods/p/attach?stdin=true HTTP/1.1", "", 501),
+        ("POST /api/v1/namespaces/default/pods/p/portforward HTTP/1.1", "", 501),
     ] {
         let (found, answer) = request(&socket, head, body).await;
         assert_eq!(found, code, "{head} {body}: {answer}");

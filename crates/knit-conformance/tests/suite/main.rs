@@ -3,6 +3,7 @@
 #[allow(dead_code, unreachable_pub, reason = "it is a program of its own; its main is not called here")]
 #[path = "../../../knit-runtime/examples/bridge.rs"]
 mod bridge;
+mod existing;
 mod reference;
 mod wrong;
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bridge::BridgeRuntime;
-use knit_conformance::{Options, Outcome, Report};
+use knit_conformance::{ExistingNetwork, Options, Outcome, Report};
 use knit_kernel::testing::{eventually, in_namespaces};
 use knit_runtime::{Runtime, wire};
 use wrong::{Defect, Wrong};
@@ -31,6 +32,15 @@ fn options(socket: PathBuf, node_addresses: Vec<IpAddr>) -> Options {
 
 /// Serves a runtime and runs the suite against it.
 fn examine(runtime: Arc<dyn Runtime>, node_addresses: Vec<IpAddr>) -> Report {
+    examine_on(runtime, node_addresses, None).expect("the suite runs")
+}
+
+/// The same, on a Network that is there already.
+fn examine_on(
+    runtime: Arc<dyn Runtime>,
+    node_addresses: Vec<IpAddr>,
+    network: Option<ExistingNetwork>,
+) -> Result<Report, knit_conformance::Error> {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     tokio.expect("a tokio runtime").block_on(async {
         let folder = tempfile::tempdir_in("/run").expect("a folder");
@@ -38,12 +48,13 @@ fn examine(runtime: Arc<dyn Runtime>, node_addresses: Vec<IpAddr>) -> Report {
         let served = socket.clone();
         let server = tokio::spawn(async move { wire::serve(&served, runtime, pending()).await });
         eventually("the runtime listens", Duration::from_secs(10), || socket.exists());
-        let report = knit_conformance::run(options(socket, node_addresses), |case, outcome| {
+        let options = Options { network, ..options(socket, node_addresses) };
+        let report = knit_conformance::run(options, |case, outcome| {
             if let Outcome::Failed(why) = outcome {
                 println!("{} failed: {why}", case.name);
             }
         });
-        let report = report.await.expect("the suite runs");
+        let report = report.await;
         server.abort();
         report
     })

@@ -226,7 +226,12 @@ impl Call {
                 return Ok(json_response(201, &success(kind, name, "")));
             }
             Some(which @ ("attach" | "portforward")) if kind.is("", "Pod") => {
-                let why = format!("{which} is not served by the lab's API");
+                let instead = if which == "attach" {
+                    format!("see what it prints with `kubectl logs {name}`, or run a command in it")
+                } else {
+                    format!("run a command in the pod: `knit lab exec {ns}/{name} -- COMMAND`")
+                };
+                let why = format!("{which} is not served by the lab's API: {instead}");
                 return Err(ApiError::new(501, "NotImplemented", why));
             }
             Some(_) => return Err(ApiError::no_such_path()),

@@ -13,7 +13,7 @@ use knit_runtime::Address;
 /// Check a network runtime against the profiles of KNI v1alpha1.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Needs the right to make network namespaces, in a directory that the runtime sees at the same path.\nExit code 1 if the runtime breaks a promise.\n\nExamples:\n  knit conformance --runtime /run/knit/runtimes/bridge.sock\n  knit conformance --runtime /run/knit/runtimes/bridge.sock --node node-1 --node-address 192.0.2.7 --report report.yaml"
+    after_help = "Needs the right to make network namespaces, in a directory that the runtime sees at the same path.\nExit code 1 if the runtime breaks a promise.\n\nExamples:\n  knit conformance --runtime /run/knit/runtimes/bridge.sock\n  knit conformance --runtime /run/knit/runtimes/bridge.sock --node node-1 --node-address 192.0.2.7 --report report.yaml\n  knit conformance --runtime SOCKET --network red $(seq -f '--address 10.9.0.%g/24@10.9.0.1' 20 29)"
 )]
 pub struct Args {
     /// The runtime's socket
