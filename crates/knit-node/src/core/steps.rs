@@ -1,0 +1,230 @@
+//! The steps of a request, each of which leaves nothing half-done: clear away what is in the way, resolve, reserve and
+//! record, attach; and the way back.
+
+use std::collections::BTreeSet;
+
+use knit_ledger::SandboxRecord;
+use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use tokio::time::Instant;
+
+use super::{Attached, Core};
+use crate::clock;
+use crate::error::{Error, Reason, Result};
+use crate::netns;
+use crate::record::{Details, NotReserved, details, made, pod_of};
+use crate::request::{PodRequest, pod_name};
+use crate::resolve::{Missing, Wanted, resolve};
+
+impl Core {
+    pub(super) async fn do_attach(&self, request: &PodRequest, deadline: Instant) -> Result<Attached> {
+        let pod = &request.pod;
+        let who = pod_name(pod);
+        let _guard =
+            tokio::time::timeout_at(deadline, self.inner.locks.lock(&pod.sandbox)).await.map_err(|_| {
+                Error::new(
+                    Reason::NotReady,
+                    format!("{who}: an earlier request for it still runs: it tries again"),
+                )
+            })?;
+        let namespace = match netns::identify(&request.netns) {
+            Ok(Some(namespace)) => namespace,
+            Ok(None) => {
+                let path = request.netns.display();
+                return Err(Error::new(
+                    Reason::UnknownSandbox,
+                    format!("{who}: there is no network namespace {path}"),
+                ));
+            }
+            Err(error) => {
+                let message =
+                    format!("{who}: network namespace {} cannot be looked at", request.netns.display());
+                return Err(Error::new(Reason::Invalid, message).because(error));
+            }
+        };
+        let known = self.books().get(&pod.sandbox).cloned();
+        if let Some(record) = known {
+            if record.is_attached() && *record.netns() == namespace && has_main(&record, &request.interface) {
+                return Ok(answer(&record));
+            }
+            tracing::info!(sandbox = %pod.sandbox, "an earlier attempt for this sandbox is cleared away first");
+            self.remove_sandbox(&record).await?;
+        }
+        self.supersede(pod).await;
+
+        let wanted = self.resolve(request, deadline).await?;
+        let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+        let block_deadline = deadline.min(Instant::now() + self.inner.config.block_wait);
+        let ready = networks.iter().map(|network| self.ensure_network(network, block_deadline));
+        for result in futures::future::join_all(ready).await {
+            result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
+        }
+        let plan: Vec<(Wanted, Details)> = wanted
+            .into_iter()
+            .enumerate()
+            .map(|(n, wanted)| {
+                let details = Details {
+                    door: request.door.clone(),
+                    main: n == 0,
+                    default_route: wanted.default_route,
+                    ports: wanted.ports.clone(),
+                    dns: wanted.dns.clone(),
+                };
+                (wanted, details)
+            })
+            .collect();
+        let record = self.reserve(pod, &namespace, &plan, block_deadline).await?;
+        let limit =
+            deadline.saturating_duration_since(Instant::now()).min(self.inner.config.runtime_deadline);
+        let record = self.attach_planned(record, limit).await?;
+        self.books_changed();
+        Ok(answer(&record))
+    }
+
+    async fn resolve(&self, request: &PodRequest, deadline: Instant) -> Result<Vec<Wanted>> {
+        let patience = deadline.min(Instant::now() + self.inner.config.cache_wait);
+        let found = self.inner.world.wait(patience, |world| match resolve(world, request) {
+            Ok(wanted) => Ok(Ok(wanted)),
+            Err(Missing::Error(error)) => Ok(Err(error)),
+            Err(Missing::Wait(error)) => Err(error),
+        });
+        found.await?
+    }
+
+    /// Reserves and records, and waits for a further block if there is no address.
+    pub(crate) async fn reserve(
+        &self,
+        pod: &Pod,
+        namespace: &knit_ledger::NetnsRef,
+        plan: &[(Wanted, Details)],
+        deadline: Instant,
+    ) -> Result<SandboxRecord> {
+        let record = loop {
+            let freed = self.inner.addresses.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            let reserved = self.books().reserve(pod, namespace, plan, clock::now());
+            match reserved {
+                Ok(record) => break record,
+                Err(NotReserved::Error(error)) => return Err(error),
+                Err(NotReserved::Exhausted { network, error }) => {
+                    self.inner.networks.starved(&network);
+                    self.networks_changed();
+                    tracing::info!(%network, sandbox = %pod.sandbox, "no free address; waiting for a further block");
+                    if tokio::time::timeout_at(deadline, freed).await.is_err() {
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        self.books_changed();
+        // A block that came a moment ago may not be known to the runtime yet.
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            let Some(lease) = &plan.lease else { continue };
+            let own: Vec<knit_ipam::Block> = self.books().allocator.blocks(&plan.network).cloned().collect();
+            if !self.inner.networks.covers(&plan.network, self.node(), &lease.addresses, &own)
+                && let Err(error) = self.bring_up_to_date(&plan.network, deadline).await
+            {
+                let planned: Vec<String> = record
+                    .attachments()
+                    .iter()
+                    .filter(|a| matches!(a.state(), knit_ledger::AttachmentState::Planned))
+                    .map(|a| a.plan().interface.clone())
+                    .collect();
+                self.take_back(&record, &planned).await;
+                return Err(error);
+            }
+        }
+        Ok(record)
+    }
+
+    /// Takes all of a sandbox away.
+    pub(crate) async fn remove_sandbox(&self, record: &SandboxRecord) -> Result<()> {
+        let all: Vec<String> = record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
+        let complete = self.take_back(record, &all).await;
+        if let Ok(pod) = pod_of(record) {
+            self.inner.report.detached(&pod);
+        }
+        if complete {
+            return Ok(());
+        }
+        let message = format!(
+            "sandbox {} could not be detached completely; the agent tries again, and its log says why",
+            record.sandbox()
+        );
+        Err(Error::new(Reason::NotReady, message))
+    }
+
+    /// A pod has one sandbox at a time: when it comes with a new one, the old one's DEL never came.
+    async fn supersede(&self, pod: &Pod) {
+        let old: Vec<SandboxId> = {
+            let books = self.books();
+            let same_pod = books.records().filter(|r| {
+                let known = r.pod();
+                r.sandbox() != pod.sandbox.as_str()
+                    && known.is_some_and(|k| {
+                        Some(&k.namespace) == pod.namespace.as_ref() && Some(&k.name) == pod.name.as_ref()
+                    })
+                    && (known.is_some_and(|k| k.uid.is_some() && k.uid == pod.uid)
+                        || netns::is_gone(r.netns()))
+            });
+            same_pod.filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect()
+        };
+        for sandbox in old {
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.inner.locks.try_lock(&sandbox) else { continue };
+            let record = self.books().get(&sandbox).cloned();
+            if let Some(record) = record {
+                tracing::info!(old = %sandbox, new = %pod.sandbox, "the pod has a new sandbox; its old one is cleared away");
+                // What is left of it is tried again by the next pass.
+                let _ = self.remove_sandbox(&record).await;
+            }
+        }
+    }
+
+    pub(super) async fn do_check(&self, sandbox: &SandboxId) -> Result<Attached> {
+        let Some(record) = self.books().get(sandbox).cloned() else {
+            return Err(Error::new(Reason::UnknownSandbox, format!("sandbox {sandbox} has no networks")));
+        };
+        if netns::is_gone(record.netns()) {
+            let path = record.netns().path.display();
+            let message = format!("sandbox {sandbox}: network namespace {path} is gone or another one");
+            return Err(Error::new(Reason::UnknownSandbox, message));
+        }
+        if !record.is_attached() {
+            let message = format!("sandbox {sandbox} is not attached to all of its networks");
+            return Err(Error::new(Reason::Damaged, message));
+        }
+        let pod = pod_of(&record)?;
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            let runtime = self.runtimes().get(&plan.runtime).ok_or_else(|| {
+                Error::new(Reason::NotReady, format!("network runtime {} does not answer", plan.runtime))
+            })?;
+            let interface = InterfaceName::new(plan.interface.as_str()).ok();
+            runtime
+                .check(&pod, Some(&record.netns().path), interface.as_ref())
+                .await
+                .map_err(|error| Error::from_runtime("checking", &plan.network, &plan.interface, error))?;
+        }
+        Ok(answer(&record))
+    }
+}
+
+fn has_main(record: &SandboxRecord, interface: &InterfaceName) -> bool {
+    record.attachment(interface.as_str()).is_some()
+}
+
+/// What a pod has, from its record: the main interface first.
+fn answer(record: &SandboxRecord) -> Attached {
+    let mut attachments: Vec<(bool, Attachment)> = record
+        .attachments()
+        .iter()
+        .filter_map(|a| Some((!details(a).is_some_and(|d| d.main), made(a)?)))
+        .collect();
+    attachments.sort_by_key(|(further, _)| *further);
+    Attached {
+        attachments: attachments.into_iter().map(|(_, attachment)| attachment).collect(),
+        netns: record.netns().path.clone(),
+    }
+}
