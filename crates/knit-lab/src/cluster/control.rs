@@ -120,7 +120,7 @@ pub fn serve(lab: Lab, listener: UnixListener, down: Arc<Notify>) {
 
 fn serve_one(
     lab: &Lab,
-    mut stream: UnixStream,
+    stream: UnixStream,
     down: &Notify,
     runtime: &tokio::runtime::Handle,
 ) -> io::Result<()> {
@@ -151,10 +151,17 @@ fn serve_one(
             applied.map(|()| Value::Null)
         }
         Request::Down => {
+            // Answered first: the process may end before a later line of this thread is run.
+            let told = tell(stream, Ok(Value::Null));
             down.notify_one();
-            Ok(Value::Null)
+            return told;
         }
     };
+    tell(stream, answer)
+}
+
+/// Sends an answer.
+fn tell(mut stream: UnixStream, answer: Result<Value>) -> io::Result<()> {
     let answer = match answer {
         Ok(value) => Answer { error: None, value },
         Err(error) => {
