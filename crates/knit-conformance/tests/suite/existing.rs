@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use knit_conformance::{ADDRESSES, Error, ExistingNetwork, Report};
 use knit_kernel::testing::in_namespaces;
 use knit_runtime::{
-    Address, AttachRequest, Attachment, Info, InterfaceName, Network, NetworkId, Pod, Reason, Result, Runtime,
-    SandboxId, Status, Subnet, Topology, feature,
+    Address, AttachRequest, Attachment, Info, InterfaceName, Network, NetworkId, Pod, Reason, Result,
+    Runtime, SandboxId, Status, Subnet, Topology, feature,
 };
 
 use crate::bridge::BridgeRuntime;
@@ -91,9 +91,8 @@ fn addresses(count: usize) -> Vec<Address> {
         net: net.parse().expect("an address"),
         gateway: Some(gateway.parse().expect("a gateway")),
     };
-    let both = |n| {
-        [address(format!("10.9.0.{n}/24"), "10.9.0.1"), address(format!("fd09::{n:x}/64"), "fd09::1")]
-    };
+    let both =
+        |n| [address(format!("10.9.0.{n}/24"), "10.9.0.1"), address(format!("fd09::{n:x}/64"), "fd09::1")];
     (20..20 + count).flat_map(both).collect()
 }
 
@@ -106,7 +105,8 @@ fn on(runtime: Arc<dyn Runtime>, addresses: Vec<Address>) -> std::result::Result
 fn a_runtime_without_setup_passes_on_a_network_that_is_there() {
     in_namespaces(|| {
         let runtime = Arc::new(fixed());
-        let report = on(Arc::clone(&runtime) as Arc<dyn Runtime>, addresses(ADDRESSES)).expect("the suite runs");
+        let report =
+            on(Arc::clone(&runtime) as Arc<dyn Runtime>, addresses(ADDRESSES)).expect("the suite runs");
         assert_eq!(failed(&report), Vec::<&str>::new());
         assert!(report.conformant);
         let of = |name: &str| report.profiles.iter().find(|p| p.name == name).expect("a profile");
