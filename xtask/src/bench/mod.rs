@@ -25,6 +25,9 @@ pub struct Args {
     /// One JSON object per line
     #[arg(long)]
     json: bool,
+    /// For `attach` and `lab`: measure this program, in place of one that is built as it is shipped
+    #[arg(long, value_name = "KNIT")]
+    program: Option<PathBuf>,
 }
 
 /// The benchmarks there are.
@@ -48,10 +51,10 @@ pub fn run(args: &Args) -> Result<()> {
         return run_optimised();
     }
     let rows: Vec<Row> = match args.name {
-        Name::Attach => attach::run()?,
+        Name::Attach => attach::run(args.program.as_deref())?,
         Name::Kernel => kernel::run()?,
         Name::Kube => kube::run()?,
-        Name::Lab => lab::run()?,
+        Name::Lab => lab::run(args.program.as_deref())?,
         Name::Services => services::run()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };
@@ -62,9 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
 /// `cargo xtask` builds for quick chores; figures come from an optimised build, which runs with the same words.
 fn run_optimised() -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // With what is measured, in one build: each alone would have other features, and build everything anew.
     let built = Command::new(cargo)
-        .args(["build", "--quiet", "--profile", "bench", "--package", "xtask", "--package", "knit"])
+        .args(["build", "--quiet", "--profile", "bench", "--package", "xtask"])
         .status()
         .context("cannot run cargo to build the benchmarks")?;
     ensure!(built.success(), "the benchmarks were not built");
@@ -79,9 +81,7 @@ fn run_optimised() -> Result<()> {
 
 /// Where the programs of the profile `bench` are.
 fn optimised() -> PathBuf {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target.join("release")
+    crate::shim::target_dir().join("release")
 }
 
 fn table(rows: &[Row]) -> Table {

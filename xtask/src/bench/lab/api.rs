@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 /// Connections that write, and how many objects each writes.
-const WRITERS: usize = 8;
+pub const WRITERS: usize = 8;
 const OBJECTS: usize = 400;
 /// Connections that watch.
 pub const WATCHES: usize = 20;
@@ -28,8 +28,10 @@ impl Load {
     }
 }
 
-/// Pods are created and their statuses patched, by several writers at once. The pods belong to a node that is not there, so
-/// that nobody runs them.
+/// Pods are created and their statuses patched, by several writers at once, each on a connection of its own that waits
+/// for each answer: a write is one request, with all that the API does about one (decoding, defaults, validation,
+/// `managedFields`, log, answer) and all that follows from it in the lab, whose controllers and agents watch. The pods
+/// belong to a node that is not there, so that nobody runs them.
 pub fn writes(host: &str) -> Result<Load> {
     let started = Instant::now();
     each_writer(host, |client, writer, index| {

@@ -1,6 +1,6 @@
 //! `cargo xtask bench lab`: how soon a lab is up, how soon its pods run, and what its API carries.
 //!
-//! The real `knit`, optimised, is run as anybody runs it; everything it makes is in namespaces of its own. CPU is that of
+//! The real `knit`, built as it is shipped, is run as anybody runs it; everything it makes is in namespaces of its own. CPU is that of
 //! all processes of the lab, those that have ended included. The API is asked through the port that `kubectl` uses, by
 //! plain connections that decode nothing, so that the client costs little.
 
@@ -22,8 +22,11 @@ const PODS: usize = 100;
 /// How a lab runs its node agents.
 const AGENT: &str = " node --node-name ";
 
-pub fn run() -> Result<Vec<Row>> {
-    let knit = build()?;
+pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
+    let knit = match program {
+        Some(program) => program.canonicalize().with_context(|| format!("no {}", program.display()))?,
+        None => crate::shim::build_static("knit", "release")?,
+    };
     let mut rows = Vec::new();
 
     let (mut lab, up) = Lab::up(&knit, 2, None)?;
@@ -34,12 +37,10 @@ pub fn run() -> Result<Vec<Row>> {
     rows.push(Row::new(BENCH, "empty, one agent", "rss", memory.agent, "MiB"));
     let before = lab.cpu()?;
     let writes = api::writes(&lab.api()?)?;
-    rows.push(
-        Row::new(BENCH, "pods created and patched", "rate", writes.rate(), "per s")
-            .goal(Goal::AtLeast(2000.0)),
-    );
+    let case = format!("pods created and patched, {} connections", api::WRITERS);
+    rows.push(Row::new(BENCH, &case, "rate", writes.rate(), "per s").goal(Goal::AtLeast(2000.0)));
     let spent = lab.cpu()? - before;
-    rows.push(Row::new(BENCH, "pods created and patched", "cpu each", micros(spent, writes.count), "us"));
+    rows.push(Row::new(BENCH, &case, "cpu each", micros(spent, writes.count), "us"));
     let before = lab.cpu()?;
     let events = api::events(&lab.api()?)?;
     let case = format!("watch events, {} watches", api::WATCHES);
@@ -192,20 +193,4 @@ impl Drop for Lab {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
     }
-}
-
-/// Builds `knit` optimised, and says where it is.
-fn build() -> Result<PathBuf> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        // Together with this program, so that both want the same features of what they depend on, and it is built once.
-        .args(["build", "--quiet", "--profile", "bench", "--package", "knit", "--package", "xtask", "--bins"])
-        .current_dir(&root)
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "knit was not built");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    // The profile `bench` builds into `release`.
-    Ok(target.join("release/knit"))
 }
