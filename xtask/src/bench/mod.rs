@@ -48,7 +48,7 @@ enum Name {
 pub fn run(args: &Args) -> Result<()> {
     // What is measured on a cluster is in Knit's image, optimised.
     if cfg!(debug_assertions) && !matches!(args.name, Name::Kube) {
-        return run_optimised();
+        return run_optimised(args.name);
     }
     let rows: Vec<Row> = match args.name {
         Name::Attach => attach::run(args.program.as_deref())?,
@@ -63,12 +63,15 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// `cargo xtask` builds for quick chores; figures come from an optimised build, which runs with the same words.
-fn run_optimised() -> Result<()> {
+fn run_optimised(name: Name) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "--profile", "bench", "--package", "xtask"])
-        .status()
-        .context("cannot run cargo to build the benchmarks")?;
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--profile", "bench", "--package", "xtask"]);
+    if matches!(name, Name::Services) {
+        // Its `knit proxy`, in the same build: alone it would have other features, and everything would be built anew.
+        command.args(["--package", "knit"]);
+    }
+    let built = command.status().context("cannot run cargo to build the benchmarks")?;
     ensure!(built.success(), "the benchmarks were not built");
     let program = optimised().join("xtask");
     let status = Command::new(&program)
