@@ -137,7 +137,7 @@ pub fn api_away(bed: &Bed) -> Result<()> {
         let stopped = Instant::now();
         let address = none_lost(&talkers.client, &talkers.flows(), || {
             std::fs::write(&manifest, static_pod())?;
-            let process = until("the kubelet starts the static pod", LIMIT, || Ok(static_process()?))?;
+            let process = until("the kubelet starts the static pod", LIMIT, static_process)?;
             let address = main_address(&NetNs::of_process(process)?)?;
             let to = (address, STATIC_PORT).into();
             until("a pod of another node reaches the static pod", LIMIT, || {

@@ -34,11 +34,11 @@ fn live(bed: &Bed, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether the pods of a namespace have a host end that is Knit's.
+/// Whether the nodes have a route of Knit's to each pod of a namespace.
 fn served_by_knit(bed: &Bed, namespace: &str) -> Result<bool> {
     let mut by_knit = Vec::new();
     for pod in pods::pods(bed, namespace)? {
-        let route = format!("route {}", pod.address()?);
+        let route = format!("route to {}/32 ", pod.address()?);
         by_knit.push(traces::of_node(bed, &pod.node)?.iter().any(|line| line.starts_with(&route)));
     }
     ensure!(by_knit.iter().all(|by| *by == by_knit[0]), "{namespace} has pods of both plugins");

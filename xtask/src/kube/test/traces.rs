@@ -37,10 +37,10 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
     let mut found: Traces = links.iter().map(|link| format!("link {}", link.name)).collect();
     // Tables of the kernel's own making have no number in common.
     let ours = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };
-    found.extend(handle.routes(&ours)?.iter().map(|route| format!("route {route}")));
-    found.extend(handle.rules(None)?.iter().map(|rule| format!("rule {rule}")));
+    found.extend(handle.routes(&ours)?.iter().map(ToString::to_string));
+    found.extend(handle.rules(None)?.iter().map(ToString::to_string));
     let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
-    found.extend(handle.neighbours(&ours)?.iter().map(|neighbour| format!("neighbour {neighbour}")));
+    found.extend(handle.neighbours(&ours)?.iter().map(ToString::to_string));
     let mut kernel = Kernel::open_in(space)?;
     for id in kernel.tables()? {
         found.insert(format!("table {id}"));
