@@ -18,6 +18,8 @@ pub enum Op<'a> {
     Create(Object),
     /// Make it, or make what is there like it.
     Replace(Object),
+    /// Make an IPv4 route in front of others to the same destination, which stay and count again when it is gone.
+    Prefer(Route),
     /// Delete it; fails if it is not there.
     Delete(Object),
     /// Change a link. (Links are made and deleted by functions of their own.)
@@ -59,6 +61,7 @@ impl Op<'_> {
     pub fn validate(&self) -> Result<()> {
         match self {
             Self::Create(object) | Self::Replace(object) | Self::Delete(object) => object.validate(),
+            Self::Prefer(route) => route.validate(),
             Self::Change(change) => change.validate(),
         }
     }
@@ -68,6 +71,10 @@ impl Op<'_> {
         match self {
             Self::Create(object) => object.encode(batch, flags::CREATE | flags::EXCL, false),
             Self::Replace(object) => object.encode(batch, flags::CREATE | flags::REPLACE, false),
+            // Neither exclusive, nor in place of another, nor behind them.
+            Self::Prefer(route) => {
+                batch.push(RTM_NEWROUTE, flags::CREATE, |w| _ = w.emit(&route.message()));
+            }
             Self::Delete(object) => object.encode(batch, 0, true),
             Self::Change(change) => {
                 for message in change.messages() {
@@ -150,6 +157,7 @@ impl fmt::Display for Op<'_> {
         match self {
             Self::Create(object) => write!(f, "create {object}"),
             Self::Replace(object) => write!(f, "replace {object}"),
+            Self::Prefer(route) => write!(f, "prefer {route}"),
             Self::Delete(object) => write!(f, "delete {object}"),
             Self::Change(change) => change.fmt(f),
         }

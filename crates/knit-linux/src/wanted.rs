@@ -125,12 +125,44 @@ impl Difference {
         self.put.is_empty() && self.take.is_empty()
     }
 
-    /// Makes it so. What is to be taken and is gone already is fine.
+    /// Makes it so. What is to be taken and is gone already is fine. A route that somebody else made to the same place
+    /// stays, behind ours: it counts again when ours is gone.
     pub fn apply(&self, handle: &Handle, links: &Links) -> knit_kernel::Result<()> {
-        let put: Vec<Op<'_>> = self.put.iter().filter_map(|e| e.object(links)).map(Op::Replace).collect();
-        handle.apply(&put)?;
+        let put: Vec<Object> = self.put.iter().filter_map(|e| e.object(links)).collect();
+        let mut others = Vec::new();
+        if put.iter().any(|object| matches!(object, Object::Route(route) if is_v4(route))) {
+            others = handle.routes(&RouteFilter { table: Some(Route::MAIN), ..RouteFilter::default() })?;
+        }
+        let mut ops = Vec::with_capacity(put.len());
+        for object in put {
+            match object {
+                Object::Route(route) if is_v4(&route) => {
+                    let here = |other: &&Route| other.destination == route.destination && !has_metric(other);
+                    let (ours, theirs): (Vec<&Route>, Vec<&Route>) =
+                        others.iter().filter(here).partition(|other| other.protocol == owner::PROTOCOL);
+                    if theirs.is_empty() {
+                        ops.push(Op::replace(route));
+                    } else {
+                        ops.extend(ours.into_iter().cloned().map(Op::delete));
+                        ops.push(Op::Prefer(route));
+                    }
+                }
+                object => ops.push(Op::Replace(object)),
+            }
+        }
+        handle.apply(&ops)?;
         take(handle, links, &self.take)
     }
+}
+
+/// The kernel keeps routes of one metric to one place in order for IPv4 only; for IPv6 they would share the traffic.
+fn is_v4(route: &Route) -> bool {
+    route.destination.addr().is_ipv4()
+}
+
+/// One with a metric stands behind ours anyway.
+fn has_metric(route: &Route) -> bool {
+    route.metric.is_some_and(|metric| metric != 0)
 }
 
 /// Puts entries that are new.

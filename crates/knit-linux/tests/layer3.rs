@@ -5,9 +5,10 @@ mod support;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use knit_kernel::NetNs;
-use knit_kernel::handle::LinkFilter;
+use knit_kernel::handle::{LinkFilter, RouteFilter};
+use knit_kernel::route::Route;
 use knit_kernel::testing::in_namespaces;
+use knit_kernel::{NetNs, Op, owner};
 use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
 use support::{Cluster, NEVER, SOON, Talk, TestPod, default_network, ip, run, tcp, udp, udp_via};
 
@@ -46,6 +47,45 @@ fn pods_reach_each_other_on_one_node_and_across() {
                 udp(&one.space, &cluster.b.space, ip("fd07::2"), 5001, SOON),
                 Talk::From(ip("fd44::1:5"))
             );
+        });
+    });
+}
+
+#[test]
+fn a_route_that_somebody_else_made_stays_and_counts_again_without_ours() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::new();
+            let handle = cluster.a.handle();
+            let eth0 = handle.index_of(&support::name("eth0")).expect("eth0");
+            // To the other node's pods, by a gateway that is nobody's.
+            let theirs = Route {
+                protocol: 4,
+                ..Route::to(support::net("10.244.2.0/24")).dev(eth0).via(ip("192.168.7.99"))
+            };
+            handle.apply(&[Op::create(theirs.clone())]).expect("a static route");
+            let there = || -> Vec<u8> {
+                let routes = handle.routes(&RouteFilter::default()).expect("routes").into_iter();
+                routes.filter(|r| r.destination == theirs.destination).map(|r| r.protocol).collect()
+            };
+            let mut network = default_network();
+            cluster.a.setup(&network).await;
+            cluster.b.setup(&network).await;
+            let one = cluster.a.pod(&network, "one", &["10.244.1.5", "fd44::1:5"]).await;
+            let two = cluster.b.pod(&network, "two", &["10.244.2.5", "fd44::2:5"]).await;
+            let talk = || udp(&one.space, &two.space, ip("10.244.2.5"), 5000, SOON);
+            assert_eq!(talk(), Talk::From(ip("10.244.1.5")));
+            assert_eq!(there(), [owner::PROTOCOL, 4], "ours comes first, and theirs is there");
+            // A second pass has nothing to do, and a node that moved is followed.
+            cluster.a.setup(&network).await;
+            assert_eq!(there(), [owner::PROTOCOL, 4]);
+            network.blocks[1].node_addresses[0] = ip("192.168.7.77");
+            cluster.a.setup(&network).await;
+            assert_eq!(there(), [owner::PROTOCOL, 4]);
+            assert_ne!(talk(), Talk::From(ip("10.244.1.5")), "nobody is there");
+            network.blocks.pop();
+            cluster.a.setup(&network).await;
+            assert_eq!(there(), [4], "the other node is gone, and so is our route");
         });
     });
 }
