@@ -37,3 +37,9 @@ pub use handle::Handle;
 pub use name::{IfName, Mac, Mtu};
 pub use netns::NetNs;
 pub use op::Op;
+
+/// Gives memory that was freed back to the system. For a program after a start that needed much more than what follows:
+/// an allocator keeps it otherwise, for good.
+pub fn release_memory() {
+    sys::release_memory();
+}

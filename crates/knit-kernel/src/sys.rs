@@ -11,6 +11,15 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Gives memory that was freed back to the system; where the C library has no such call, it does so by itself.
+pub(crate) fn release_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim(3) takes no pointers, and may be called from any thread at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Opens and binds a netlink socket in the calling thread's network namespace; the kernel picks the port.
 pub(crate) fn netlink_socket(protocol: i32) -> io::Result<OwnedFd> {
     // SAFETY: socket(2) takes no pointers.
