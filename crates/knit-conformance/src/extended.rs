@@ -12,7 +12,7 @@ use knit_runtime::{
     Topology, feature,
 };
 
-use crate::bed::{Bed, address_of};
+use crate::bed::{Bed, ExistingNetwork, address_of};
 use crate::case::{Problem, Verdict, cases, ensure};
 use crate::core::{carries, refused};
 use crate::packets::talk;
@@ -106,6 +106,14 @@ async fn ipv6_packets(bed: &Bed) -> Verdict {
 
 async fn packets_in(bed: &Bed, v4: bool) -> Verdict {
     let network = bed.network().await?;
+    let has_family =
+        |existing: &ExistingNetwork| existing.addresses.iter().any(|a| a.net.addr().is_ipv4() == v4);
+    if bed.options.network.as_ref().is_some_and(|existing| !has_family(existing)) {
+        return Err(Problem::Skipped(format!(
+            "no address of the family is given for Network {}",
+            network.name
+        )));
+    }
     let (one, first) = bed.attached(&network).await?;
     let (two, second) = bed.attached(&network).await?;
     ensure!(address_of(&first, v4).is_some(), "the interface has no address of the family");

@@ -124,6 +124,18 @@ fn a_runtime_without_setup_passes_on_a_network_that_is_there() {
 }
 
 #[test]
+fn a_family_without_addresses_is_not_looked_at() {
+    in_namespaces(|| {
+        let mut only = addresses(ADDRESSES);
+        only.retain(|address| address.net.addr().is_ipv6());
+        let report = on(Arc::new(fixed()), only).expect("the suite runs");
+        assert_eq!(failed(&report), Vec::<&str>::new());
+        let of = |name: &str| report.profiles.iter().find(|p| p.name == name).expect("a profile").result;
+        assert_eq!((of("IPv4"), of("IPv6")), ("Skipped", "Passed"));
+    });
+}
+
+#[test]
 fn what_cannot_be_right_is_refused_before_anything_is_made() {
     in_namespaces(|| {
         let few = on(Arc::new(fixed()), addresses(ADDRESSES - 1));
