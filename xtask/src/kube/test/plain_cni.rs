@@ -1,6 +1,7 @@
 //! Another network plugin before Knit, and again after it.
 
 use anyhow::{Result, ensure};
+use knit_kernel::owner::PROTOCOL;
 
 use super::pods;
 use super::support::{self, Overlay, reaches};
@@ -38,8 +39,9 @@ fn live(bed: &Bed, namespace: &str) -> Result<()> {
 fn served_by_knit(bed: &Bed, namespace: &str) -> Result<bool> {
     let mut by_knit = Vec::new();
     for pod in pods::pods(bed, namespace)? {
-        let route = format!("route to {}/32 ", pod.address()?);
-        by_knit.push(traces::of_node(bed, &pod.node)?.iter().any(|line| line.starts_with(&route)));
+        let (route, ours) = (format!("route to {}/32 ", pod.address()?), format!("of protocol {PROTOCOL}"));
+        let is_it = |line: &String| line.starts_with(&route) && line.ends_with(&ours);
+        by_knit.push(traces::of_node(bed, &pod.node)?.iter().any(is_it));
     }
     ensure!(by_knit.iter().all(|by| *by == by_knit[0]), "{namespace} has pods of both plugins");
     Ok(by_knit[0])
@@ -70,8 +72,12 @@ pub fn before_and_after(bed: &Bed) -> Result<()> {
     live_still(bed)?;
     pods::delete_namespace(bed, "new")?;
     for (node, before) in bed.nodes().iter().zip(&before) {
-        let left: Vec<_> = traces::of_node(bed, node)?.difference(before).cloned().collect();
+        let after = traces::of_node(bed, node)?;
+        let left: Vec<_> = after.difference(before).cloned().collect();
         ensure!(left.is_empty(), "{node} still has {}", left.join(", "));
+        // Such as the routes by which the plugin's pods of two nodes reach each other.
+        let lost: Vec<_> = before.difference(&after).cloned().collect();
+        ensure!(lost.is_empty(), "{node} lost {}", lost.join(", "));
     }
     Ok(())
 }

@@ -14,6 +14,9 @@ use crate::kube::wait::until;
 /// How long the last of it may take to go.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// The protocol of routes that follow from addresses by themselves.
+const KERNEL: u8 = 2;
+
 /// What there is on one node, one line each.
 pub type Traces = BTreeSet<String>;
 
@@ -30,14 +33,14 @@ pub fn of_node(bed: &Bed, node: &str) -> Result<Traces> {
     Ok(found)
 }
 
-/// Links, and of the rest what Knit marks as its own; nftables whole.
+/// Links, routes that somebody made, rules, neighbours that Knit marks as its own; nftables whole.
 fn in_kernel(space: &NetNs) -> Result<Traces> {
     let handle = Handle::open(space)?;
     let links = handle.links(&LinkFilter::default())?;
     let mut found: Traces = links.iter().map(|link| format!("link {}", link.name)).collect();
-    // Tables of the kernel's own making have no number in common.
-    let ours = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };
-    found.extend(handle.routes(&ours)?.iter().map(ToString::to_string));
+    let routes = handle.routes(&RouteFilter::default())?;
+    let made = routes.iter().filter(|route| route.protocol != KERNEL);
+    found.extend(made.map(|route| format!("{route} of protocol {}", route.protocol)));
     found.extend(handle.rules(None)?.iter().map(ToString::to_string));
     let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
     found.extend(handle.neighbours(&ours)?.iter().map(ToString::to_string));
