@@ -143,7 +143,7 @@ impl Difference {
                     if theirs.is_empty() {
                         ops.push(Op::replace(route));
                     } else {
-                        ops.extend(ours.into_iter().cloned().map(Op::delete));
+                        ops.extend(ours.into_iter().copied().map(Op::delete));
                         ops.push(Op::Prefer(route));
                     }
                 }

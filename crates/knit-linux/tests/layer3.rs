@@ -63,7 +63,7 @@ fn a_route_that_somebody_else_made_stays_and_counts_again_without_ours() {
                 protocol: 4,
                 ..Route::to(support::net("10.244.2.0/24")).dev(eth0).via(ip("192.168.7.99"))
             };
-            handle.apply(&[Op::create(theirs.clone())]).expect("a static route");
+            handle.apply(&[Op::create(theirs)]).expect("a static route");
             let there = || -> Vec<u8> {
                 let routes = handle.routes(&RouteFilter::default()).expect("routes").into_iter();
                 routes.filter(|r| r.destination == theirs.destination).map(|r| r.protocol).collect()
