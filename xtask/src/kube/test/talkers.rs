@@ -1,5 +1,6 @@
 //! Pods that talk while something happens to the cluster around them.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -41,9 +42,15 @@ impl Talkers {
             service: (pods::cluster_ip(bed, namespace, "server")?, 80).into(),
             before: pods::pods(bed, namespace)?,
         };
-        until("the Service answers", LIMIT, || {
-            Ok(talk::http(&talkers.client, talkers.service, "/hostname")?.map(drop))
-        })?;
+        // Both servers behind the Service, on both nodes: what nodes have now is what they are compared with later.
+        for client in ["client-n1", "client-n2"] {
+            let space = pods::pod(bed, namespace, client)?.space()?;
+            let mut heard = BTreeSet::new();
+            until(&format!("both servers answer {client} by their Service"), LIMIT, || {
+                heard.extend(talk::http(&space, talkers.service, "/hostname")?);
+                Ok((heard.len() == 2).then_some(()))
+            })?;
+        }
         Ok(talkers)
     }
 

@@ -1,7 +1,7 @@
 //! What a node has in its kernel and on its disk that somebody may have left there.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
@@ -13,6 +13,9 @@ use crate::kube::wait::until;
 
 /// How long the last of it may take to go.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long nothing has changed on nodes where nothing is about to.
+const CALM: Duration = Duration::from_secs(4);
 
 /// The protocol of routes that follow from addresses by themselves.
 const KERNEL: u8 = 2;
@@ -65,13 +68,21 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
 pub struct Before(Vec<(String, Traces)>);
 
 impl Before {
-    /// Looks at all nodes.
+    /// Looks at all nodes, once nothing changes there any more: endpoints of what was made just now (the cluster DNS,
+    /// say) arrive at service proxies a moment after their pods are ready.
     pub fn look(bed: &Bed) -> Result<Self> {
-        bed.nodes()
-            .into_iter()
-            .map(|node| Ok((node.clone(), all(bed, &node)?)))
-            .collect::<Result<_>>()
-            .map(Self)
+        let nodes = || -> Result<Vec<(String, Traces)>> {
+            bed.nodes().into_iter().map(|node| Ok((node.clone(), all(bed, &node)?))).collect()
+        };
+        let (mut last, mut since) = (nodes()?, Instant::now());
+        until("nothing changes on nodes", LIMIT, || {
+            let now = nodes()?;
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            Ok((since.elapsed() > CALM).then_some(()))
+        })?;
+        Ok(Self(last))
     }
 
     /// Waits until all nodes have the same again.
