@@ -23,7 +23,6 @@ use crate::kube::bed::Bed;
 use crate::kube::images::AGNHOST;
 use crate::kube::wait::until;
 use crate::kube::{Cni, Options, knit};
-use crate::{image, shim};
 
 const BENCH: &str = "kube";
 const NODE: &str = "n1";
@@ -49,8 +48,7 @@ struct Side {
 }
 
 pub fn run() -> Result<Vec<Row>> {
-    let file = shim::target_dir().join("image/knit-release.tar");
-    image::build(&file, &[image::NAME], true).context("Knit's image was not built")?;
+    let file = knit::release_image()?;
     let bare = Options { nodes: 1, quiet: true, ..Options::BARE };
 
     let bed = Bed::up(&Options { cni: Some(Cni::Bridge), kube_proxy: true, ..bare.clone() })?;

@@ -44,11 +44,21 @@ fn api_server() -> String {
 
 /// `$KNIT_KUBE_IMAGE`, or the image of the sources as they are.
 pub fn image() -> Result<PathBuf> {
+    image_as(false)
+}
+
+/// The same as it is shipped.
+pub fn release_image() -> Result<PathBuf> {
+    image_as(true)
+}
+
+fn image_as(release: bool) -> Result<PathBuf> {
     if let Some(file) = std::env::var_os("KNIT_KUBE_IMAGE") {
         return Ok(file.into());
     }
-    let file = crate::shim::target_dir().join("image/knit.tar");
-    crate::image::build(&file, &[crate::image::NAME], false).context("Knit's image was not built")?;
+    let name = if release { "image/knit-release.tar" } else { "image/knit.tar" };
+    let file = crate::shim::target_dir().join(name);
+    crate::image::build(&file, &[crate::image::NAME], release).context("Knit's image was not built")?;
     Ok(file)
 }
 
