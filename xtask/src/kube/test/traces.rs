@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
-use knit_kernel::nft::{Kernel, Nftables as _};
+use knit_kernel::nft::{Data, ElementValue, Kernel, Nftables as _};
 use knit_kernel::{Handle, NetNs, owner};
 
 use crate::kube::bed::Bed;
@@ -55,9 +55,20 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
             let rules = chain.rules.iter().enumerate();
             found.extend(rules.map(|(number, _)| format!("table {id} chain {name} rule {number}")));
         }
-        for (name, set) in &table.sets {
-            let elements = set.elements.values();
-            found.extend(elements.map(|e| format!("table {id} set {name} {:?} {:?}", e.key, e.value)));
+        // Knit's proxy numbers what is done with a connection, and a new one may number otherwise: a frontend is told
+        // by what is done. What has a number and no frontend is there for later.
+        let action = |number: &Data| {
+            let mut actions = table.sets.get("actions")?.elements.values();
+            actions.find(|action| action.key == *number).map(|action| &action.value)
+        };
+        for (name, set) in table.sets.iter().filter(|(name, _)| name.as_ref() != "actions") {
+            found.extend(set.elements.values().map(|element| {
+                let value = match &element.value {
+                    ElementValue::Data(number) if name.as_ref() == "frontends" => action(number),
+                    _ => None,
+                };
+                format!("table {id} set {name} {:?} {:?}", element.key, value.unwrap_or(&element.value))
+            }));
         }
     }
     Ok(found)
@@ -95,9 +106,7 @@ impl Before {
                     lines.iter().take(12).map(|line| format!("\n  {line}")).collect()
                 };
                 let more: Vec<_> = now.difference(before).collect();
-                // A service proxy that starts keeps nothing of what the one before had ready for later.
-                let spare = |line: &&String| line.contains(" knit-proxy set actions ");
-                let less: Vec<_> = before.difference(&now).filter(|line| !spare(line)).collect();
+                let less: Vec<_> = before.difference(&now).collect();
                 let same = more.is_empty() && less.is_empty();
                 last = format!("{node} has more:{}\nand less:{}", shown(more), shown(less));
                 Ok(same.then_some(()))
