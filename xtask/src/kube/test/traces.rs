@@ -55,8 +55,9 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
             let rules = chain.rules.iter().enumerate();
             found.extend(rules.map(|(number, _)| format!("table {id} chain {name} rule {number}")));
         }
-        // Knit's proxy numbers what is done with a connection, and a new one may number otherwise: a frontend is told
-        // by what is done. What has a number and no frontend is there for later.
+        // Knit's proxy numbers what is done with a connection, and endpoints; who starts anew, or hears of them in
+        // another order, numbers otherwise. So a frontend is told by what is done, and an endpoint by where it is. What
+        // has a number and no frontend is there for later.
         let action = |number: &Data| {
             let mut actions = table.sets.get("actions")?.elements.values();
             actions.find(|action| action.key == *number).map(|action| &action.value)
@@ -67,7 +68,12 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
                     ElementValue::Data(number) if name.as_ref() == "frontends" => action(number),
                     _ => None,
                 };
-                format!("table {id} set {name} {:?} {:?}", element.key, value.unwrap_or(&element.value))
+                let mut key = format!("{:?}", element.key);
+                if name.as_ref() == "endpoints" {
+                    // The last four bytes are its place among the endpoints of its port.
+                    key.truncate(key.len().saturating_sub(8));
+                }
+                format!("table {id} set {name} {key} {:?}", value.unwrap_or(&element.value))
             }));
         }
     }
