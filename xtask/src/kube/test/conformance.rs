@@ -45,6 +45,17 @@ pub struct Upstream {
     peer: bool,
 }
 
+/// How to run, besides which specs.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// On the bed that is up.
+    pub here: bool,
+    /// The bed is left up.
+    pub keep: bool,
+    /// A spec that fails is run once more.
+    pub again: bool,
+}
+
 /// What ginkgo reports of one spec.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -83,19 +94,19 @@ pub fn impossible(cache: &Cache) -> Result<Option<&'static str>> {
 }
 
 /// Runs a selection on a bed of its own, or on the one that is up.
-pub fn run(name: &str, args: &Upstream, here: bool, keep: bool) -> Result<()> {
+pub fn run(name: &str, args: &Upstream, how: How) -> Result<()> {
     let selection = SELECTIONS.iter().find(|selection| selection.name == name);
     let selection = selection.with_context(|| format!("no selection of upstream specs is called {name}"))?;
     let images = e2e_images::make(&Cache::find()?)?;
-    let bed = if here { Bed::open()? } else { make_bed(args)? };
+    let bed = if how.here { Bed::open()? } else { make_bed(args)? };
     for image in &images {
         bed.load_image(image)?;
     }
-    let outcome = run_ginkgo(&bed, selection, args);
+    let outcome = run_ginkgo(&bed, selection, args, how.again);
     if outcome.is_err() {
         eprintln!("logs are kept in {}", bed.keep_logs(name)?.display());
     }
-    if !here && !keep {
+    if !how.here && !how.keep {
         bed.down()?;
     }
     outcome
@@ -110,7 +121,7 @@ fn make_bed(args: &Upstream) -> Result<Bed> {
     Ok(bed)
 }
 
-fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream) -> Result<()> {
+fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream, again: bool) -> Result<()> {
     let state = bed.state();
     let folder = bed.cache().path().join("e2e").join(selection.name);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -118,6 +129,7 @@ fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream) -> Result<()> {
     let mut command = Command::new(state.program("ginkgo"));
     command
         .arg(format!("--procs={}", args.procs))
+        .arg(format!("--flake-attempts={}", if again { 2 } else { 1 }))
         .args(["--timeout=60m", "--no-color", "--silence-skips", "--json-report=report.json"])
         .arg(format!("--output-dir={}", folder.display()))
         .arg(format!("--focus={}", args.focus.as_deref().unwrap_or(selection.focus)))

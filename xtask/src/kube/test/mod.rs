@@ -190,6 +190,9 @@ pub struct Args {
     /// cannot do more. Where components can be built, they are
     #[arg(long)]
     if_possible: bool,
+    /// Run a test that fails once more, on a new bed, and say so: for machines whose load nobody knows
+    #[arg(long)]
+    again: bool,
     #[command(flatten)]
     upstream: conformance::Upstream,
 }
@@ -209,7 +212,8 @@ pub fn run(args: &Args) -> Result<()> {
             eprintln!("SKIP the upstream tests: {why}");
             return Ok(());
         }
-        return conformance::run(name, &args.upstream, args.here, args.keep);
+        let how = conformance::How { here: args.here, keep: args.keep, again: args.again };
+        return conformance::run(name, &args.upstream, how);
     }
     let wanted = select(&args.names)?;
     if args.list {
@@ -224,15 +228,22 @@ pub fn run(args: &Args) -> Result<()> {
         }
         build::build(&cache, &[Group::Core, Group::Peers])?;
     }
-    let (start, mut failed, mut skipped) = (Instant::now(), Vec::new(), 0);
+    let (start, mut failed, mut skipped, mut flaky) = (Instant::now(), Vec::new(), 0, 0);
     let mut bed: Option<Bed> = if args.here { Some(Bed::open()?) } else { None };
     for (number, test) in wanted.iter().enumerate() {
         eprintln!("[{}/{}] {} ...", number + 1, wanted.len(), test.name);
         let begun = Instant::now();
-        let outcome = match missing(&cache, test, args)? {
+        let mut outcome = match missing(&cache, test, args)? {
             Some(why) => Outcome::Skipped(why),
             None => run_one(test, &mut bed, args.here),
         };
+        if let (Outcome::Failed(_), true) = (&outcome, args.again && !args.here) {
+            report(test, &outcome, begun.elapsed());
+            eprintln!("AGAIN {}, on a new bed", test.name);
+            flaky += 1;
+            end(&mut bed)?;
+            outcome = run_one(test, &mut bed, args.here);
+        }
         report(test, &outcome, begun.elapsed());
         match outcome {
             Outcome::Passed => {}
@@ -244,19 +255,14 @@ pub fn run(args: &Args) -> Result<()> {
                     bail!("{} failed", test.name);
                 }
                 // What a failed test leaves behind must not fail the next.
-                if !args.here
-                    && let Some(bed) = bed.take()
-                {
-                    bed.down()?;
+                if !args.here {
+                    end(&mut bed)?;
                 }
             }
         }
     }
-    if !args.here
-        && !args.keep
-        && let Some(bed) = bed.take()
-    {
-        bed.down()?;
+    if !args.here && !args.keep {
+        end(&mut bed)?;
     }
     let passed = wanted.len() - failed.len() - skipped;
     eprintln!(
@@ -264,8 +270,15 @@ pub fn run(args: &Args) -> Result<()> {
         failed.len(),
         start.elapsed().as_secs_f64()
     );
+    if flaky > 0 {
+        eprintln!("{flaky} of them had failed once before: look at what they said above");
+    }
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
+}
+
+fn end(bed: &mut Option<Bed>) -> Result<()> {
+    bed.take().map_or(Ok(()), Bed::down)
 }
 
 /// Why no test can run here.
