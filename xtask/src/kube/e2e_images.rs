@@ -38,9 +38,11 @@ pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
     let root = root(cache)?;
     build::build(cache, &[Group::Core, Group::E2e])?;
     let agnhost = build::program(cache, "agnhost")?;
-    // Named after the build of what is in it.
-    let version = agnhost.parent().and_then(Path::file_name).unwrap_or_default().display();
-    let tools = folder.join(format!("e2e-{SUITE}-{version}.tar"));
+    let coredns = build::program(cache, "coredns")?;
+    // Named after the builds of what is in it.
+    let [first, second] = [&agnhost, &coredns]
+        .map(|program| program.parent().and_then(Path::file_name).unwrap_or_default().display().to_string());
+    let tools = folder.join(format!("e2e-{SUITE}-{first}-{second}.tar"));
     if !tools.is_file() {
         let certificates = folder.join("localhost");
         certs::self_signed(&certificates, "localhost")?;
@@ -56,7 +58,7 @@ pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
                 Entry::Root { from: root },
                 file("/agnhost", agnhost.clone()),
                 link("/agnhost-2", "/agnhost"),
-                file("/coredns", build::program(cache, "coredns")?),
+                file("/coredns", coredns),
                 Entry::Folder { path: "/uploads".into(), mode: 0o777 },
                 file("/localhost.crt", certificates.with_extension("crt")),
                 file("/localhost.key", certificates.with_extension("key")),
