@@ -238,9 +238,10 @@ fn sandboxes(log: &Path) -> Result<BTreeMap<String, (Timestamp, Timestamp)>> {
 
 fn parse(log: &str) -> BTreeMap<String, (Timestamp, Timestamp)> {
     let (mut asked, mut made) = (BTreeMap::new(), BTreeMap::new());
-    for line in log.lines().filter(|line| line.contains("RunPodSandbox for &PodSandboxMetadata{Name:")) {
+    for line in log.lines() {
         let cut = |from: &str, to: char| line.split_once(from)?.1.split_once(to).map(|(part, _)| part);
-        let (Some(time), Some(name)) = (cut("time=\"", '"'), cut("Metadata{Name:", ',')) else { continue };
+        let name = cut(r#"RunPodSandbox for name:\""#, '\\');
+        let (Some(time), Some(name)) = (cut("time=\"", '"'), name) else { continue };
         let Ok(time) = time.parse::<Timestamp>() else { continue };
         if line.contains("returns sandbox id") {
             if let Some(asked) = asked.get(name) {
@@ -261,11 +262,11 @@ mod tests {
     #[test]
     fn a_sandbox_takes_from_the_question_to_the_answer() {
         let log = r#"
-time="2026-01-02T03:04:05.100000000Z" level=info msg="RunPodSandbox for &PodSandboxMetadata{Name:a,Uid:1,Namespace:bench,Attempt:0,}"
+time="2026-01-02T03:04:05.100000000Z" level=info msg="RunPodSandbox for name:\"a\" uid:\"1\" namespace:\"bench\""
 time="2026-01-02T03:04:05.200000000Z" level=info msg="connecting to shim 12" address="unix:///run/x"
-time="2026-01-02T03:04:05.350000000Z" level=info msg="RunPodSandbox for &PodSandboxMetadata{Name:a,Uid:1,Namespace:bench,Attempt:0,} returns sandbox id \"12\""
-time="2026-01-02T03:04:06.000000000Z" level=info msg="RunPodSandbox for &PodSandboxMetadata{Name:b,Uid:2,Namespace:bench,Attempt:0,}"
-time="2026-01-02T03:04:06.500000000Z" level=error msg="RunPodSandbox for &PodSandboxMetadata{Name:b,Uid:2,Namespace:bench,Attempt:0,} failed, error"
+time="2026-01-02T03:04:05.350000000Z" level=info msg="RunPodSandbox for name:\"a\" uid:\"1\" namespace:\"bench\" returns sandbox id \"12\""
+time="2026-01-02T03:04:06.000000000Z" level=info msg="RunPodSandbox for name:\"b\" uid:\"2\" namespace:\"bench\""
+time="2026-01-02T03:04:06.500000000Z" level=error msg="RunPodSandbox for name:\"b\" uid:\"2\" namespace:\"bench\" failed, error"
 "#;
         let made = parse(log);
         assert_eq!(made.len(), 1, "b was never made");
