@@ -192,8 +192,11 @@ impl Supervisor {
             let facts = Facts::of((!own).then_some(&namespace), &node, &near)?;
             let node = facts.node(own, &node);
             let running = knit_proxy_nft::start(Some(&namespace), node, setup.options(&facts));
-            let limits = Limits::default();
-            if own { limits } else { limits.of_router() }.apply(&namespace);
+            // Not for one that does not start, which is tried again and again.
+            if running.is_ok() {
+                let limits = Limits::default();
+                if own { limits } else { limits.of_router() }.apply(&namespace);
+            }
             running.map(|running| Some((running, namespace.id(), facts))).map_err(Trouble::Start)
         });
         let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
