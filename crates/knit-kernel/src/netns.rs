@@ -1,16 +1,14 @@
 //! Network namespaces: make, open, enter on a thread of their own, list, delete.
 //!
 //! A namespace lives while something refers to it: a process, an open file, or a bind mount of its nsfs file on a
-//! path. The calling thread's namespace is never changed; whatever must happen inside another one happens on a thread
-//! that is made for it (or on one worker that goes back home after each visit).
+//! path. Whatever must happen inside another one happens on a thread that is made for it, or, where that is no more
+//! than opening a socket or a file, on the calling thread, which is back home before anything else runs on it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::sync::{Mutex, PoisonError};
 use std::{fmt, thread};
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
@@ -341,35 +339,34 @@ impl NetNs {
             .map_err(|source| refused("enter", self, source))
     }
 
-    /// Runs a short piece of work inside the namespace on a worker thread that is kept. This is for opening sockets:
-    /// a thread that exists already costs a quarter of a new one. The worker goes home after each visit, because a
-    /// thread that stays keeps the namespace alive. Where the calling thread is inside already, it does the work
-    /// itself: to enter even one's own namespace takes CAP_SYS_ADMIN, which a program that stays at home need not have.
-    pub(crate) fn with_worker<T: Send + 'static>(
-        &self,
-        visit: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T> {
-        if self.is_current() {
+    /// Runs a short piece of work inside the namespace on the calling thread, which is back home before this returns.
+    /// This is for opening sockets: to go there and back costs a fraction of waking another thread. A thread that is
+    /// inside already stays as it is: to enter even one's own namespace takes CAP_SYS_ADMIN, which a program that
+    /// stays at home need not have.
+    pub(crate) fn visit<T>(&self, visit: impl FnOnce() -> T) -> Result<T> {
+        let home = File::open(SELF).map_err(|source| refused("leave", SELF, source))?;
+        let stat = home.metadata().map_err(|source| refused("leave", SELF, source))?;
+        if (NsId { dev: stat.dev(), ino: stat.ino() }) == self.id {
             return Ok(visit());
         }
-        let fd = self.fd.try_clone().map_err(|source| refused("open", self, source))?;
-        let name = self.to_string();
-        let (answer, result) = mpsc::sync_channel(1);
-        let thread_error = |source| Error::Thread { namespace: self.to_string(), source };
-        worker::submit(Box::new(move |home| {
-            let entered = move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network));
-            let visited = match entered {
-                Ok(()) => Ok(visit()),
-                Err(source) => Err(refused("enter", name, source)),
-            };
-            drop(fd);
-            // Back home before anybody can learn that the visit is over.
-            let returned = move_into_link_name_space(home, Some(LinkNameSpaceType::Network)).is_ok();
-            let _ = answer.send(visited);
-            returned
-        }))
-        .map_err(thread_error)?;
-        result.recv().map_err(|_| thread_error(io::Error::other("the visit ended without a result")))?
+        self.enter()?;
+        let _way_back = WayBack(home);
+        Ok(visit())
+    }
+}
+
+/// Takes the calling thread home when it is dropped, by a panic too.
+struct WayBack(File);
+
+impl Drop for WayBack {
+    fn drop(&mut self) {
+        if let Err(error) = move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)) {
+            // Whatever this thread did next would be done to the wrong network.
+            eprintln!(
+                "knit: a thread cannot go back to its network namespace ({error}): the program ends here"
+            );
+            std::process::abort();
+        }
     }
 }
 
@@ -412,43 +409,4 @@ fn on_thread<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> Resul
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
-}
-
-/// One kept thread that visits namespaces. It is started when first needed, and again after it could not get home.
-mod worker {
-    use super::*;
-
-    /// Gets the worker's home namespace; says whether it is back home.
-    pub(super) type Visit = Box<dyn FnOnce(BorrowedFd<'_>) -> bool + Send>;
-
-    static WORKER: Mutex<Option<mpsc::Sender<Visit>>> = Mutex::new(None);
-
-    pub(super) fn submit(visit: Visit) -> io::Result<()> {
-        let mut worker = WORKER.lock().unwrap_or_else(PoisonError::into_inner);
-        let visit = match worker.as_ref() {
-            Some(sender) => match sender.send(visit) {
-                Ok(()) => return Ok(()),
-                Err(mpsc::SendError(visit)) => visit,
-            },
-            None => visit,
-        };
-        let sender = start()?;
-        let sent = sender.send(visit).map_err(|_| io::Error::other("the new worker thread ended at once"));
-        *worker = Some(sender);
-        sent
-    }
-
-    fn start() -> io::Result<mpsc::Sender<Visit>> {
-        let (sender, visits) = mpsc::channel::<Visit>();
-        let home: OwnedFd = File::open(SELF)?.into();
-        thread::Builder::new().name("netns-worker".into()).spawn(move || {
-            for visit in visits {
-                let back = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| visit(home.as_fd())));
-                if !back.unwrap_or(false) {
-                    return; // never serve from the wrong namespace
-                }
-            }
-        })?;
-        Ok(sender)
-    }
 }

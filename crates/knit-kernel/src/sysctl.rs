@@ -125,7 +125,7 @@ impl Sysctls {
     /// Reads one, without the newline at its end.
     pub fn get(&self, name: &Sysctl) -> Result<String> {
         let path = name.path();
-        let read = self.namespace.with_worker(move || {
+        let read = self.namespace.visit(|| {
             let mut text = String::new();
             File::open(path)?.read_to_string(&mut text).map(|_| text.trim_end().to_owned())
         })?;
@@ -139,12 +139,11 @@ impl Sysctls {
 
     /// Writes several in one visit, in order; stops at the first that is refused and names it.
     pub fn set_all(&self, values: &[(Sysctl, String)]) -> Result<()> {
-        let work: Vec<_> = values.iter().map(|(name, value)| (name.path(), value.clone())).collect();
-        let written = self.namespace.with_worker(move || {
-            for (place, (path, value)) in work.iter().enumerate() {
+        let written = self.namespace.visit(|| {
+            for (place, (name, value)) in values.iter().enumerate() {
                 // One write: the kernel takes each for a whole value.
-                let write =
-                    OpenOptions::new().write(true).open(path).and_then(|mut f| f.write_all(value.as_bytes()));
+                let open = OpenOptions::new().write(true).open(name.path());
+                let write = open.and_then(|mut file| file.write_all(value.as_bytes()));
                 write.map_err(|source| (place, source))?;
             }
             Ok(())

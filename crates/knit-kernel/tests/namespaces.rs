@@ -173,7 +173,7 @@ fn a_socket_stays_where_it_was_opened() {
         assert_eq!(there.request(&mut batch).expect("request").refused, []);
         assert_eq!(link_names(&mut there), ["br0", "lo"]);
         assert_eq!(link_names(&mut here), ["lo"]);
-        // The worker that opened it went home: nothing but the socket and `other` keep the namespace.
+        // The thread that opened it went home: nothing but the socket and `other` keep the namespace.
         assert_eq!(
             NetNs::current().expect("current").id(),
             NetNs::of_process(std::process::id()).expect("own").id()

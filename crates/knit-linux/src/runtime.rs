@@ -1,5 +1,6 @@
 //! The runtime as its callers see it. Work that blocks is done on threads that may.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,11 +11,15 @@ use knit_runtime::{
     AttachRequest, Attachment, Change, Changes, Error, Info, InterfaceName, Network, Pod, Reason, Result,
     Runtime, SandboxId, Status, feature,
 };
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
 use crate::config::Config;
 use crate::core::Core;
+
+/// A bug in it, which must not take the agent along.
+const FAILED_INSIDE: &str = "the runtime failed inside: the agent's log says where";
 
 /// The reference runtime.
 #[derive(Clone, Debug)]
@@ -36,13 +41,20 @@ impl LinuxRuntime {
         Ok(Self { core: Arc::new(core) })
     }
 
+    /// Work that waits for the kernel. On a worker of a runtime with several it is done right there, while another
+    /// thread looks after the other tasks: a pod would wait for two wake-ups more, there and back.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Core) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        if Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
+            let done = catch_unwind(AssertUnwindSafe(|| tokio::task::block_in_place(|| work(&self.core))));
+            // What was thrown has been printed.
+            return done.unwrap_or_else(|_| Err(Error::new(Reason::Internal, FAILED_INSIDE)));
+        }
         let core = Arc::clone(&self.core);
         let done = tokio::task::spawn_blocking(move || work(&core)).await;
-        done.map_err(|error| Error::new(Reason::Internal, "the runtime failed inside").because(error))?
+        done.map_err(|error| Error::new(Reason::Internal, FAILED_INSIDE).because(error))?
     }
 }
 

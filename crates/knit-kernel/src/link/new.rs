@@ -2,7 +2,7 @@
 
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
-use super::{AddrGenMode, Bridge, Change, Details, Link, Peer, PortFlags, Vxlan};
+use super::{AddrGenMode, Bridge, Change, Details, Link, Peer, PortFlags, Vxlan, veth};
 use crate::error::{Difference, Error, Result};
 use crate::name::{IfName, Mac, Mtu};
 use crate::owner;
@@ -142,7 +142,10 @@ impl<'a> NewLink<'a> {
         attributes.extend(self.mtu.map(|mtu| LinkAttribute::Mtu(mtu.get())));
         attributes.extend(self.master.map(LinkAttribute::Controller));
         let (kind, data) = match &self.kind {
-            Kind::Veth(peer) => (InfoKind::Veth, peer.data()),
+            Kind::Veth(peer) => {
+                attributes.extend(veth::ONE_QUEUE);
+                (InfoKind::Veth, peer.data())
+            }
             Kind::Bridge(bridge) => (InfoKind::Bridge, bridge.data()),
             Kind::Vxlan(vxlan) => (InfoKind::Vxlan, vxlan.data()),
         };

@@ -79,9 +79,9 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Opens a socket in `namespace`, without a change to the calling thread.
+    /// Opens a socket in `namespace`; the calling thread stays where it is.
     pub fn open_in(protocol: Protocol, namespace: &NetNs) -> Result<Self> {
-        namespace.with_worker(move || Self::open(protocol)).map_err(|e| Error::Namespace(Box::new(e)))?
+        namespace.visit(|| Self::open(protocol)).map_err(|e| Error::Namespace(Box::new(e)))?
     }
 
     fn set(&self, option: i32, what: &'static str) -> Result<()> {
