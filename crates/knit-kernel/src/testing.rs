@@ -34,7 +34,7 @@ const PROGRAM: &str = "(program)";
 /// What an inner test prints when the set-up inside was refused; the outer one then reports a skip.
 const SKIP_MARK: &str = "knit-test-skipped: ";
 /// No test of ours takes this long; one that does hangs.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Runs `test` as root in a user, mount and network namespace of its own. See the module's words.
 pub fn in_namespaces<F: FnOnce()>(test: F) {

@@ -175,8 +175,8 @@ fn a_udp_flow_through_dnat_is_found_by_its_endpoint_and_can_be_cut() {
         client.connect("127.0.0.53:53").expect("a route");
         client.send(b"hello").expect("sent");
         let mut buffer = [0; 16];
-        server.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
-        client.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        server.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
+        client.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
         let (len, from) = server.recv_from(&mut buffer).expect("translated");
         server.send_to(&buffer[..len], from).expect("answered");
         assert_eq!(client.recv(&mut buffer).expect("translated back"), 5);

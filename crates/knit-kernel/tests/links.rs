@@ -250,7 +250,7 @@ fn links_change() {
         assert_eq!(read.addr_gen, Some(AddrGenMode::Random));
         assert!(!read.running, "the other end is down");
         node.apply(&[Change::named(name("b")).up().into()]).expect("up by name");
-        knit_kernel::testing::eventually("both ends run", Duration::from_secs(5), || {
+        knit_kernel::testing::eventually("both ends run", Duration::from_secs(60), || {
             node.link(a.index).expect("get").is_some_and(|link| link.running)
         });
         let change = Change { alias: Some(String::new()), ..Change::of(a.index).down() };

@@ -104,7 +104,7 @@ pub fn reaches(from: &NetNs, to: &NetNs, address: IpAddr, patience: Duration) ->
 /// Asserts that a packet and its answer get through.
 #[track_caller]
 pub fn must_reach(from: &Handle, to: &Handle, address: &str) {
-    let patience = Duration::from_secs(15);
+    let patience = Duration::from_secs(60);
     assert!(reaches(from.namespace(), to.namespace(), ip(address), patience), "{address} must be reachable");
 }
 
