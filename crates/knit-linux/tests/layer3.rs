@@ -3,7 +3,6 @@
 mod support;
 
 use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
 
 use knit_kernel::handle::{LinkFilter, RouteFilter};
 use knit_kernel::route::Route;
@@ -73,8 +72,8 @@ fn a_route_that_somebody_else_made_stays_and_counts_again_without_ours() {
             cluster.b.setup(&network).await;
             let one = cluster.a.pod(&network, "one", &["10.244.1.5", "fd44::1:5"]).await;
             let two = cluster.b.pod(&network, "two", &["10.244.2.5", "fd44::2:5"]).await;
-            let talk = || udp(&one.space, &two.space, ip("10.244.2.5"), 5000, SOON);
-            assert_eq!(talk(), Talk::From(ip("10.244.1.5")));
+            let talk = |wait| udp(&one.space, &two.space, ip("10.244.2.5"), 5000, wait);
+            assert_eq!(talk(SOON), Talk::From(ip("10.244.1.5")));
             assert_eq!(there(), [owner::PROTOCOL, 4], "ours comes first, and theirs is there");
             // A second pass has nothing to do, and a node that moved is followed.
             cluster.a.setup(&network).await;
@@ -82,7 +81,7 @@ fn a_route_that_somebody_else_made_stays_and_counts_again_without_ours() {
             network.blocks[1].node_addresses[0] = ip("192.168.7.77");
             cluster.a.setup(&network).await;
             assert_eq!(there(), [owner::PROTOCOL, 4]);
-            assert_ne!(talk(), Talk::From(ip("10.244.1.5")), "nobody is there");
+            assert_ne!(talk(NEVER), Talk::From(ip("10.244.1.5")), "nobody is there");
             network.blocks.pop();
             cluster.a.setup(&network).await;
             assert_eq!(there(), [4], "the other node is gone, and so is our route");
@@ -186,7 +185,7 @@ fn ports_of_the_node_lead_to_a_pod() {
             // On the node's loopback too, for those who do not come from there: nothing leaves a node from 127.0.0.1.
             let bind = |space: &NetNs, address: SocketAddr| {
                 let socket = space.run(|| UdpSocket::bind(address)).expect("entered").expect("bound");
-                socket.set_read_timeout(Some(Duration::from_secs(5))).expect("a time limit");
+                socket.set_read_timeout(Some(SOON)).expect("a time limit");
                 socket
             };
             let (server, client) =

@@ -12,7 +12,7 @@ use knit_kernel::nft::{
     Chain, ChainKind, Family, Hook, Kernel, NatFlags, Nftables, Rule, TableId, TableState, field,
 };
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_kernel::testing::{in_namespaces, skip};
+use knit_kernel::testing::{eventually, in_namespaces, skip};
 use knit_kernel::{Handle, NetNs, Op, owner};
 use support::{Cluster, NEVER, SOON, Talk, TestPod, blue, ip, name, net, run, tcp, udp, udp_from, udp_via};
 
@@ -221,6 +221,10 @@ fn neighbours_are_not_poisoned() {
             let wanted = knit_kernel::Mac([0x0a, 2, 10, 77, 0, 34]);
             for address in far {
                 assert_ne!(udp(&good.space, &bad.space, address, 5000, NEVER), Talk::From(address));
+                eventually(&format!("somebody answers for {address}"), SOON, || {
+                    let seen = good.handle().neighbours(&NeighbourFilter::default()).expect("neighbours");
+                    seen.iter().any(|seen| seen.address == address && seen.mac.is_some())
+                });
                 let seen = good.handle().neighbours(&NeighbourFilter::default()).expect("neighbours");
                 let seen = seen.iter().find(|seen| seen.address == address).expect("it was asked for");
                 assert_eq!(seen.mac, Some(wanted), "the bridge answered for {address}, and not the liar");
