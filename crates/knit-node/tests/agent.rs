@@ -81,7 +81,7 @@ impl Node {
             source,
             node_addresses: Vec::new(),
             http: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-            lock_wait: Duration::from_secs(20),
+            lock_wait: Duration::from_secs(60),
             netns_dirs: vec![self.path("netns")],
             runtime: Box::new(move |addresses| {
                 assert_eq!(addresses, ["192.0.2.1".parse::<std::net::IpAddr>().expect("an address")]);
@@ -122,7 +122,7 @@ impl Node {
             },
             path: String::new(),
             config: NetworkConfig::parse(config.to_string().as_bytes()).expect("a configuration"),
-            timeout_ms: Some(10_000),
+            timeout_ms: Some(60_000),
         }
     }
 
@@ -158,7 +158,7 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), waited)
+    tokio::time::timeout(Duration::from_secs(60), waited)
         .await
         .unwrap_or_else(|_| panic!("{what} did not happen"));
 }

@@ -285,7 +285,7 @@ async fn work_goes_on_when_the_caller_stops_waiting() {
         tokio::pin!(add);
         assert!(futures::poll!(&mut add).is_pending());
     }
-    tokio::time::timeout(Duration::from_secs(5), agent.core.idle()).await.expect("it ends");
+    tokio::time::timeout(Duration::from_secs(60), agent.core.idle()).await.expect("it ends");
     assert_eq!(agent.core.list(Some(&id("a"))).len(), 2, "attached all the same");
     assert_eq!(InterfaceName::new("eth0").expect("a name"), agent.core.list(None)[0].interface);
 }

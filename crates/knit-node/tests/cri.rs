@@ -147,7 +147,7 @@ async fn failing_hanging_and_empty_answers_remove_nothing() {
     let (outcome, added) = tokio::join!(pass(&agent), agent.add(node.request("c", "shop", "")));
     added.expect("attached meanwhile");
     assert_eq!(outcome, Outcome::default());
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     // An answer, a restart of the runtime, another answer: never two in a row.
     for _ in 0..3 {
         cri.lists(&["b", "c"]);

@@ -7,6 +7,7 @@ mod common;
 mod bridge;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,14 +70,17 @@ async fn run() {
     Arc::make_mut(&mut node.world.networks).insert("other".into(), Arc::new(other));
 
     // Another process in real life: all that the agent sees of it is its socket.
-    let config = node.config();
+    let mut config = node.config();
+    // Here setting a Network up is real work.
+    (config.block_wait, config.runtime_deadline) = (Duration::from_secs(60), Duration::from_secs(60));
     std::fs::create_dir_all(config.runtimes_dir()).expect("a directory");
     let socket = config.runtimes_dir().join("bridge.sock");
     let listening = socket.clone();
     tokio::spawn(async move {
         serve(&listening, Arc::new(BridgeRuntime::default()), std::future::pending()).await
     });
-    eventually("the other runtime listens", Duration::from_secs(10), || socket.exists());
+    // Bound is not yet listening.
+    eventually("the other runtime listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
 
     let ledger = Ledger::<SandboxRecord>::open(config.ledger()).expect("the ledger").ledger;
     let (dir, limit) = (config.runtimes_dir(), config.runtime_deadline);
@@ -120,7 +124,7 @@ async fn run() {
 fn talk(from: &NetNs, at: &NetNs, to: IpAddr) -> IpAddr {
     let server = at.run(|| UdpSocket::bind("0.0.0.0:7777")).expect("entered").expect("a socket");
     let client = from.run(|| UdpSocket::bind("0.0.0.0:0")).expect("entered").expect("a socket");
-    server.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    server.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     client.send_to(b"hello", SocketAddr::new(to, 7777)).expect("sent");
     server.recv_from(&mut [0; 16]).expect("received").1.ip()
 }

@@ -88,8 +88,9 @@ impl Node {
     pub fn config(&self) -> CoreConfig {
         let mut config = CoreConfig::new(NODE, self.dir.path().join("run"), self.dir.path().join("state"));
         config.cache_wait = Duration::from_millis(200);
-        config.block_wait = Duration::from_millis(300);
-        config.runtime_deadline = Duration::from_secs(5);
+        // Setting a Network up must be done within it, too.
+        config.block_wait = Duration::from_secs(5);
+        config.runtime_deadline = Duration::from_secs(30);
         config.cri_socket.clone_from(&self.cri_socket);
         config.sandbox_grace = Duration::ZERO;
         config
@@ -158,7 +159,7 @@ impl Node {
 
 impl Agent {
     pub async fn add(&self, request: PodRequest) -> Result<Attached> {
-        self.core.attach(request, Instant::now() + Duration::from_secs(10)).await
+        self.core.attach(request, Instant::now() + Duration::from_secs(60)).await
     }
 
     pub async fn del(&self, sandbox: &str) -> Result<()> {
