@@ -2,6 +2,7 @@
 //! written.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 const MANAGER: &str = "test";
 
 fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn store_options() -> StoreOptions {
@@ -29,8 +30,16 @@ fn store_options() -> StoreOptions {
     StoreOptions { crds, ..StoreOptions::default() }
 }
 
+/// A loopback address that only one test of one process has: nobody else takes its port while a server is away.
+fn own_loopback() -> std::net::SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(100);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    ([127, NEXT.fetch_add(1, Ordering::Relaxed), high, low.clamp(1, 254)], 0).into()
+}
+
 async fn serve() -> Handle {
-    Server::start(Config { store: store_options(), ..Config::default() }).await.expect("an API server")
+    let config = Config { listen: own_loopback(), store: store_options(), ..Config::default() };
+    Server::start(config).await.expect("an API server")
 }
 
 /// The same address again, as a server does that comes back.
@@ -120,7 +129,7 @@ async fn an_outage_keeps_what_is_known_and_catches_up_with_deletions() {
     names_become(&cache, &["a", "b"]).await;
 
     // Meanwhile one object goes and another comes, behind our back.
-    let other = serve_again(store.clone(), ([127, 0, 0, 1], 0).into()).await;
+    let other = serve_again(store.clone(), own_loopback()).await;
     let elsewhere = open(&other).await;
     elsewhere.write(&Write::delete::<Namespace>(Key::cluster("a"))).await.expect("deleted");
     elsewhere.write(&Write::create(&namespace("c", "blue"))).await.expect("created");
@@ -153,7 +162,7 @@ async fn a_history_that_is_too_old_means_a_new_list() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_yet_is_waited_for() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("an address");
+    let listener = std::net::TcpListener::bind(own_loopback()).expect("an address");
     let address = listener.local_addr().expect("an address");
     drop(listener);
     let objects = Objects::open(Source::Url(format!("http://{address}"))).await.expect("objects");

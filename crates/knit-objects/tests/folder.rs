@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 
 fn deadline() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn namespace(name: &str, labels: &str) -> String {
