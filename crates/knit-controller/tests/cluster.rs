@@ -1,5 +1,6 @@
 //! The controller against the lab's embedded API: first start, nodes that join and ask, leaders that change, outages.
 
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,10 +20,18 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
+/// A loopback address that only one test of one process has: nobody else takes its port while a server is away.
+fn own_loopback() -> std::net::SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(100);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    ([127, NEXT.fetch_add(1, Ordering::Relaxed), high, low.clamp(1, 254)], 0).into()
+}
+
 async fn serve() -> Handle {
     let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
     let store = StoreOptions { crds, ..StoreOptions::default() };
-    Server::start(ApiConfig { store, ..ApiConfig::default() }).await.expect("an API server")
+    let config = ApiConfig { listen: own_loopback(), store, ..ApiConfig::default() };
+    Server::start(config).await.expect("an API server")
 }
 
 async fn open(server: &Handle) -> Objects {
@@ -147,7 +156,8 @@ impl Running {
 fn config(identity: &str) -> Config {
     Config {
         renew_every: Duration::from_millis(200),
-        lease_duration: Duration::from_secs(3),
+        // Long enough that a leader on a busy machine renews it in time.
+        lease_duration: Duration::from_secs(10),
         node_gone_grace: Duration::ZERO,
         ..Config::new(identity)
     }
@@ -181,9 +191,13 @@ async fn from_the_first_start_to_the_end_of_a_network() {
     world.node("n2", "192.0.2.2", Some("10.244.2.0/24")).await;
     world.blocks_become(&["default n1 10.244.1.0/24", "default n2 10.244.2.0/24"]).await;
     world.network_becomes(DEFAULT_NETWORK, "is ready", |n| is(n, "Ready", "True", "Ready")).await;
-    let class =
-        world.objects.get::<NetworkClass>(&Key::cluster("knit")).await.expect("answer").expect("a class");
-    assert_eq!(class.status.expect("a status").supported_features, ["layer3"]);
+    let classes = world.objects.watch::<NetworkClass>().cache().expect("a cache");
+    let supported = |cache: &Cache<NetworkClass>| {
+        let class = cache.get(&Key::cluster("knit"))?;
+        (class.status.as_ref()?.supported_features == ["layer3"]).then_some(())
+    };
+    let result = classes.wait_until("the class's features", deadline(), supported).await;
+    result.unwrap_or_else(|error| panic!("{error}: {:?}", classes.list()));
 
     // Another Network: a number, a finalizer, and a block for the node that asks.
     world.network("blue", "10.77.0.0/16").await;
