@@ -11,7 +11,7 @@ use knit_kernel::route::Route;
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use serde_json::{Value, json};
 
-use crate::support::{Pod, wait_until, write};
+use crate::support::{Pod, SOON, wait_until, write};
 
 /// How long a client waits before it calls it silence.
 const WAIT: Duration = Duration::from_millis(700);
@@ -170,14 +170,23 @@ pub fn serve_udp(space: &NetNs, port: u16, name: &'static str) {
     });
 }
 
-/// Who answers there, and whom he sees.
+/// Who answers there, and whom he sees. For what is tried again, and for what must be silent.
 pub fn ask(from: &NetNs, kind: Kind, to: (IpAddr, u16)) -> Result<(String, IpAddr), No> {
+    ask_within(from, kind, to, WAIT)
+}
+
+/// The same where an answer or a refusal must come at the first try, however busy the machine is.
+pub fn ask_once(from: &NetNs, kind: Kind, to: (IpAddr, u16)) -> Result<(String, IpAddr), No> {
+    ask_within(from, kind, to, SOON)
+}
+
+fn ask_within(from: &NetNs, kind: Kind, to: (IpAddr, u16), wait: Duration) -> Result<(String, IpAddr), No> {
     let to = SocketAddr::new(to.0, to.1);
     let text = match kind {
-        Udp => flow(from, (to.ip(), to.port())).hear()?,
+        Udp => flow_within(from, (to.ip(), to.port()), wait).hear()?,
         Tcp => {
-            let mut stream = from.run(|| TcpStream::connect_timeout(&to, WAIT)).expect("in").map_err(no)?;
-            stream.set_read_timeout(Some(WAIT)).expect("a timeout");
+            let mut stream = from.run(|| TcpStream::connect_timeout(&to, wait)).expect("in").map_err(no)?;
+            stream.set_read_timeout(Some(wait)).expect("a timeout");
             let (mut text, mut byte) = (String::new(), [0]);
             while !text.ends_with('\n') {
                 stream.read_exact(&mut byte).map_err(no)?;
@@ -205,9 +214,13 @@ pub struct Flow {
 }
 
 pub fn flow(from: &NetNs, to: (IpAddr, u16)) -> Flow {
+    flow_within(from, to, WAIT)
+}
+
+fn flow_within(from: &NetNs, to: (IpAddr, u16), wait: Duration) -> Flow {
     let any: IpAddr = if to.0.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
     let socket = from.run(|| UdpSocket::bind((any, 0))).expect("in").expect("bound");
-    socket.set_read_timeout(Some(WAIT)).expect("a timeout");
+    socket.set_read_timeout(Some(wait)).expect("a timeout");
     Flow { socket, to: SocketAddr::new(to.0, to.1) }
 }
 

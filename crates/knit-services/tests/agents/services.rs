@@ -80,22 +80,23 @@ fn each_network_has_its_own_services() {
 
         // The agent goes and comes, and meanwhile an endpoint: connections stay, and nobody is sent astray.
         let mut open: Vec<_> = [(&shop.1[0], SHOP), (&sky.1[0], TENANT), (&forest.1[0], TENANT)]
-            .map(|(pod, at)| connect(&pod.space, at, STOP).expect("a connection").0)
+            .map(|(pod, at)| connect(&pod.space, at, SOON).expect("a connection").0)
             .into();
         agent_a.stop(STOP).await;
         open.iter_mut().for_each(|stream| echo(stream).expect("the agent is away"));
-        assert_eq!(answers(&sky.1[0].space, TENANT).expect("answers"), ["sky-a".to_owned()].into());
+        assert_eq!(answers(&sky.1[0].space, TENANT, SOON).expect("answers"), ["sky-a".to_owned()].into());
         write_slice(&objects, ("sky", "web"), 8080, &[(sky.2[1], "b")]);
         let agent_a = a.start().await;
         wait_for(&sky.1[0], TENANT, &["sky-b"]).await;
         wait_for(&forest.1[0], TENANT, &["forest-a"]).await;
         open.iter_mut().for_each(|stream| echo(stream).expect("the agent is back"));
         for network in ["default", "blue", "green"] {
-            let state = services(&agent_a, network);
-            assert!(
-                matches!(state, Some(ServicesState::Serving { failed: 0, ports: 1.. })),
-                "{network}: {state:?}"
-            );
+            // Rules of the agent before answer too, so that this one may still be at its first look.
+            wait_until(&format!("Services of {network} are served"), || match services(&agent_a, network) {
+                Some(ServicesState::Serving { failed: 0, ports: 1.. }) => Ok(()),
+                other => Err(format!("{other:?}")),
+            })
+            .await;
         }
         agent_a.stop(STOP).await;
         agent_b.stop(STOP).await;
@@ -120,8 +121,11 @@ fn the_default_network_is_left_to_kube_proxy() {
         write_slice(&objects, ("sky", "web"), 8080, &[(at, "a")]);
         // Other Networks are ours all the same.
         wait_for(&sky, TENANT, &["sky-a"]).await;
-        let state = services(&agent, "default");
-        assert!(matches!(state, Some(ServicesState::Off(_))), "{state:?}");
+        wait_until("the default Network's are left alone", || match services(&agent, "default") {
+            Some(ServicesState::Off(_)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
         assert!(connect(&shop.space, SHOP, NEVER).is_err());
         assert!(!nft.tables().expect("tables").iter().any(|t| &*t.name == "knit-proxy"));
         // Without it, the default Network's are ours too.

@@ -24,7 +24,7 @@ use knit_services::{Config, Mode, Services};
 use serde_json::{Value, json};
 
 /// How long to wait for what must come.
-const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(60);
 /// How long to wait for what must not come.
 pub const NEVER: Duration = Duration::from_millis(400);
 
@@ -65,7 +65,7 @@ impl Node {
             source: Source::Folder(folder),
             node_addresses: Vec::new(),
             http: None,
-            lock_wait: Duration::from_secs(10),
+            lock_wait: SOON,
             netns_dirs: vec![PathBuf::from("/run/pods")],
             runtime: Box::new(move |addresses| {
                 std::fs::create_dir_all(&routers).expect("a directory");
@@ -156,7 +156,7 @@ pub fn serve(space: &NetNs, port: u16, says: &'static str) {
 pub fn connect(from: &NetNs, to: (&str, u16), wait: Duration) -> std::io::Result<(TcpStream, String)> {
     let target = SocketAddr::new(to.0.parse().expect("an address"), to.1);
     let mut stream = from.run(|| TcpStream::connect_timeout(&target, wait)).expect("in")?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.set_read_timeout(Some(SOON))?;
     let (mut name, mut byte) = (String::new(), [0]);
     loop {
         stream.read_exact(&mut byte)?;
@@ -177,16 +177,15 @@ pub fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
 }
 
 /// Who answers there, over many connections.
-pub fn answers(from: &NetNs, to: (&str, u16)) -> Result<BTreeSet<String>, String> {
-    (0..24)
-        .map(|_| connect(from, to, Duration::from_secs(2)).map(|(_, name)| name).map_err(|e| e.to_string()))
-        .collect()
+pub fn answers(from: &NetNs, to: (&str, u16), wait: Duration) -> Result<BTreeSet<String>, String> {
+    (0..24).map(|_| connect(from, to, wait).map(|(_, name)| name).map_err(|e| e.to_string())).collect()
 }
 
 /// Waits until exactly these answer there.
 pub async fn wait_for(from: &Pod, to: (&str, u16), expected: &[&str]) {
     let expected: BTreeSet<String> = expected.iter().map(|&name| name.to_owned()).collect();
-    wait_until(&format!("{} to {to:?} gives {expected:?}", from.name), || match answers(&from.space, to) {
+    let what = format!("{} to {to:?} gives {expected:?}", from.name);
+    wait_until(&what, || match answers(&from.space, to, Duration::from_secs(2)) {
         Ok(names) if names == expected => Ok(()),
         other => Err(format!("{other:?}")),
     })
