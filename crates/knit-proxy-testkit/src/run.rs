@@ -19,7 +19,7 @@ use crate::case::{Case, Flow, Gets, NodePorts, Pods, Step};
 use crate::world::{POD_RANGES, World};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long silence has to last to count as a drop.
 const SILENCE: Duration = Duration::from_millis(300);
 /// How often to connect until each of several endpoints has answered: with two, one stays silent once in 2^60 runs.
