@@ -14,7 +14,7 @@ use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service, ServiceName}
 use knit_proxy::source::{Event, handle};
 use knit_proxy::view::{Changes, NodeView, PortView};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 const SOCKET: &str = "KNIT_TEST_FEEDER_SOCKET";
 /// What the other process prints for us begins like this; the rest is the test harness's.
 const WORD: &str = "feeder: ";

@@ -41,7 +41,7 @@ async fn until(feed: &mut Feed, wanted: impl Fn(&Event) -> bool) -> Vec<Event> {
             }
         }
     };
-    let deadline = std::time::Duration::from_secs(30);
+    let deadline = std::time::Duration::from_secs(60);
     tokio::time::timeout(deadline, read).await.expect("the event comes");
     seen
 }
