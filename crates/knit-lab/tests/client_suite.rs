@@ -92,13 +92,13 @@ fn status<T: std::fmt::Debug>(result: Result<T, Error>) -> Status {
 }
 
 async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
-    for _ in 0..600 {
+    for _ in 0..1200 {
         if condition().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("not within 30 s: {what}");
+    panic!("not within 60 s: {what}");
 }
 
 async fn objects(client: &Client, ns: &str) {
@@ -256,8 +256,8 @@ async fn watches(client: &Client, ns: &str) {
     configs.delete("w", &DeleteParams::default()).await.unwrap();
     let mut seen = Vec::new();
     while seen.len() < 5 {
-        let event = tokio::time::timeout(Duration::from_secs(10), stream.try_next()).await;
-        match event.expect("an event within 10 s").unwrap().expect("the watch goes on") {
+        let event = tokio::time::timeout(Duration::from_secs(60), stream.try_next()).await;
+        match event.expect("an event within 60 s").unwrap().expect("the watch goes on") {
             WatchEvent::Added(_) => seen.push("ADDED"),
             WatchEvent::Modified(_) => seen.push("MODIFIED"),
             WatchEvent::Deleted(_) => seen.push("DELETED"),
@@ -272,8 +272,8 @@ async fn watches(client: &Client, ns: &str) {
         let mut labelled = config_map("run", &[]);
         labelled.metadata.labels = Some(BTreeMap::from([("run".to_owned(), "yes".to_owned())]));
         configs.create(&PostParams::default(), &labelled).await.unwrap();
-        let first = tokio::time::timeout(Duration::from_secs(10), objects.try_next()).await;
-        assert_eq!(first.expect("an object within 10 s").unwrap().unwrap().name_any(), "run");
+        let first = tokio::time::timeout(Duration::from_secs(60), objects.try_next()).await;
+        assert_eq!(first.expect("an object within 60 s").unwrap().unwrap().name_any(), "run");
         configs.delete("run", &DeleteParams::default()).await.unwrap();
     }
 }
