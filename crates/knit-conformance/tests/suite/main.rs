@@ -9,6 +9,7 @@ mod wrong;
 
 use std::future::pending;
 use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use wrong::{Defect, Wrong};
 fn options(socket: PathBuf, node_addresses: Vec<IpAddr>) -> Options {
     Options {
         socket,
-        deadline: Duration::from_secs(20),
+        deadline: Duration::from_secs(30),
         directory: "/run/conformance".into(),
         node: "node".into(),
         node_addresses,
@@ -47,7 +48,8 @@ fn examine_on(
         let socket = folder.path().join("runtime.sock");
         let served = socket.clone();
         let server = tokio::spawn(async move { wire::serve(&served, runtime, pending()).await });
-        eventually("the runtime listens", Duration::from_secs(10), || socket.exists());
+        // Bound is not yet listening.
+        eventually("the runtime listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
         let options = Options { network, ..options(socket, node_addresses) };
         let report = knit_conformance::run(options, |case, outcome| {
             if let Outcome::Failed(why) = outcome {
