@@ -13,6 +13,8 @@ use knit_kernel::testing::{eventually, in_namespaces};
 use knit_kernel::{Handle, IfName, Op};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one try of many may take.
+const TRY: Duration = Duration::from_millis(500);
 const GOOD: &str = r#"
 apiVersion: v1
 kind: Service
@@ -94,9 +96,9 @@ fn network() {
     });
 }
 
-fn answers(address: &str) -> bool {
+fn answers(address: &str, wait: Duration) -> bool {
     let address: SocketAddr = address.parse().expect("an address");
-    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) else {
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, wait) else {
         return false;
     };
     let mut text = String::new();
@@ -132,15 +134,15 @@ fn rules_12_21_bad_objects_are_named_and_connections_to_the_others_go_on() {
             }
             // The good Service, and what is good of the bad ones.
             for address in ["10.96.0.100:80", "10.96.0.40:80"] {
-                eventually(address, PATIENCE, || answers(address));
+                eventually(address, PATIENCE, || answers(address, TRY));
             }
         };
         // They come one after the other while the good one is used.
         let proxy = start(&folder, &log);
-        eventually("the good one answers", PATIENCE, || answers("10.96.0.100:80"));
+        eventually("the good one answers", PATIENCE, || answers("10.96.0.100:80", TRY));
         for (name, text, _) in BAD {
             fs::write(folder.join(name), text).expect("a file");
-            assert!(answers("10.96.0.100:80"), "{name}: {}", said());
+            assert!(answers("10.96.0.100:80", PATIENCE), "{name}: {}", said());
         }
         check(&BAD);
         drop(proxy);

@@ -92,6 +92,10 @@ impl Proxy {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
         let status = self.child.wait().expect("it ends");
+        // Who reads the pipes may be behind; they hold the texts until all is read.
+        eventually("all that was said is read", PATIENCE, || {
+            Arc::strong_count(&self.log) == 1 && Arc::strong_count(&self.out) == 1
+        });
         (status, self.log())
     }
 }
@@ -116,6 +120,13 @@ fn collect(pipe: impl Read + Send + 'static) -> Arc<Mutex<String>> {
     text
 }
 
+/// Replaces a file at once: somebody who looks in between sees no empty one.
+fn put(file: &Path, text: &str) {
+    let beside = file.with_extension("new");
+    fs::write(&beside, text).expect("a file");
+    fs::rename(&beside, file).expect("in place");
+}
+
 fn http(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a server");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").expect("sent");
@@ -134,7 +145,7 @@ fn rules_55_61_files_are_followed_and_health_metrics_and_questions_answered() {
     proxy.logs("in force: 2 service ports");
 
     // One endpoint gone: only its Service is printed again.
-    fs::write(&file, SHOP.replace("  - {addresses: [192.0.2.2], nodeName: there}\n", "")).expect("a file");
+    put(&file, &SHOP.replace("  - {addresses: [192.0.2.2], nodeName: there}\n", ""));
     proxy.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080\n");
     assert_eq!(proxy.out().matches("set shop/cart").count(), 1, "{}", proxy.out());
 
@@ -191,7 +202,7 @@ fn a_problem_is_logged_once_while_it_lasts() {
     let proxy = Proxy::from_files(folder.path());
     let words = "Service shop/web: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is left out";
     proxy.logs(words);
-    fs::write(&file, bad.replace("10.96.0.10", "10.96.0.99")).expect("a file");
+    put(&file, &bad.replace("10.96.0.10", "10.96.0.99"));
     proxy.prints("cluster IP 10.96.0.99:80");
     let (_, log) = proxy.terminate();
     assert_eq!(log.matches(words).count(), 1, "{log}");
@@ -237,6 +248,7 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
         || Proxy::with_backend("stream", &feeder, &["--from-files", from, "--stream-address", &address]);
     let first = feed();
     second.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080 192.0.2.2:8080");
+    second.prints("set shop/cart");
     second.logs("in force: 2 service ports");
     // It can be asked like any other; the reasons are the first one's.
     let ask = |args: &[&str]| {
@@ -257,9 +269,11 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     assert!(reasons.contains("another proxy decides"), "{reasons}");
 
     // The first one ends; nothing changes for the second. Then it comes back with something else.
+    let lost = || second.log().matches("there is no stream").count();
+    let lost_before = lost();
     let (status, log) = first.terminate();
     assert!(status.success(), "{log}");
-    eventually("the end is noticed", PATIENCE, || second.log().matches("there is no stream").count() > 1);
+    eventually("the end is noticed", PATIENCE, || lost() > lost_before);
     fs::write(&file, SHOP.replace("  - {addresses: [192.0.2.2], nodeName: there}\n", "")).expect("a file");
     let before = second.out();
     let _first = feed();

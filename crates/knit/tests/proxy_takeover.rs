@@ -126,10 +126,10 @@ fn ping(stream: &mut TcpStream) {
     assert_eq!(&buffer, b"ping");
 }
 
-fn connect() -> Option<TcpStream> {
+fn connect(wait: Duration) -> Option<TcpStream> {
     let address: SocketAddr = SERVICE.parse().expect("an address");
-    let stream = TcpStream::connect_timeout(&address, Duration::from_millis(500)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    let stream = TcpStream::connect_timeout(&address, wait).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     Some(stream)
 }
 
@@ -229,9 +229,9 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
             let over =
                 bed.children.last_mut().is_some_and(|(_, child)| matches!(child.try_wait(), Ok(Some(_))));
             assert!(!over, "{}", bed.log("kube-proxy"));
-            connect().is_some()
+            connect(Duration::from_millis(500)).is_some()
         });
-        let mut streams: Vec<TcpStream> = (0..4).map(|_| connect().expect("connected")).collect();
+        let mut streams: Vec<TcpStream> = (0..4).map(|_| connect(PATIENCE).expect("connected")).collect();
         streams.iter_mut().for_each(ping);
         assert!(tables().contains(&"ip kube-proxy".to_owned()), "{:?}", tables());
 
@@ -255,22 +255,22 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
             tables().contains(&"ip kube-proxy".to_owned()) && tables().contains(&"ip knit-proxy".to_owned())
         );
         streams.iter_mut().for_each(ping);
-        ping(&mut connect().expect("connected"));
+        ping(&mut connect(PATIENCE).expect("connected"));
         bed.stop("knit");
 
         // kube-proxy ends, which leaves its rules; they go once ours are in force, and no connection breaks.
         bed.stop("kube-proxy");
         bed.start(knit, &[&common[..], &["--takeover"]].concat());
         eventually("kube-proxy's tables are gone", PATIENCE, || {
-            assert!(connect().is_some(), "there is always one of the two");
+            assert!(connect(PATIENCE).is_some(), "there is always one of the two");
             tables().iter().all(|table| !table.contains("kube-proxy"))
         });
         assert!(tables().contains(&"ip knit-proxy".to_owned()), "{}", bed.log("knit"));
         streams.iter_mut().for_each(ping);
-        ping(&mut connect().expect("connected"));
+        ping(&mut connect(PATIENCE).expect("connected"));
         // Its own rules are what serves now: a change is followed.
         assert!(bed.kubectl(&["delete", "endpointslice", "web-1"]));
-        eventually("nobody is left", PATIENCE, || connect().is_none());
+        eventually("nobody is left", PATIENCE, || connect(PATIENCE).is_none());
         streams.iter_mut().for_each(ping);
     });
 }

@@ -1,7 +1,6 @@
 //! The agent in a container: a mount namespace of its own, which ends with it.
 
 use std::process::Command;
-use std::time::Duration;
 
 use knit_kernel::Handle;
 use knit_kernel::netns::NetNs;
@@ -61,7 +60,7 @@ fn routers_outlive_the_agents_container() {
         cluster.a.kill();
         // Not only at some time: nothing of it may be missing for a moment, and nobody is there to repair it.
         for (client, server, to) in &ways {
-            assert!(client.talks(&server.space, *to, Duration::from_secs(5)), "without the container: {to}");
+            assert!(client.talks(&server.space, *to, SOON), "without the container: {to}");
         }
         cluster.a.start();
         all("after");
@@ -109,7 +108,7 @@ fn routers_that_went_with_the_container_are_made_again_with_their_pods() {
         eventually("the default Network", SOON, || near.talks(&far.space, default, NEVER));
 
         cluster.a.kill();
-        assert!(near.talks(&far.space, default, Duration::from_secs(5)), "the default Network has no router");
+        assert!(near.talks(&far.space, default, SOON), "the default Network has no router");
         cluster.a.start();
         // With the same addresses, both ways.
         for (client, server, result) in [

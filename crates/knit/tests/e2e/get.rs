@@ -42,10 +42,12 @@ fn objects_and_attachments_are_shown() {
         assert_eq!(line(&blocks, &["blue-a"])[1..5], ["blue", "a", "10.77.1.0/24", "fd77::100/120"]);
         eventually("the node is reported", SOON, || {
             let nodes = table(&get_from("nodes", &[]));
-            nodes.contains("knit.dev/linux") && line(&nodes, &["a"])[5] == "2"
+            nodes.contains("knit.dev/linux") && line(&nodes, &["a"]).get(5).is_some_and(|n| n == "2")
         });
         eventually("the attachment is reported", SOON, || {
-            table(&get_from("attachments", &[])).contains("web-net1")
+            // The object comes first, and then its status.
+            let attachments = table(&get_from("attachments", &["-n", "shop"]));
+            attachments.lines().any(|line| line.contains("web-net1") && line.contains("True"))
         });
         let attachments = table(&get_from("attachments", &["-n", "shop"]));
         let own: Vec<String> = addresses(&result, "net1").iter().map(ToString::to_string).collect();

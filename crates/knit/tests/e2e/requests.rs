@@ -110,7 +110,8 @@ fn an_empty_pool_refuses_and_keeps() {
         let mut pods = Vec::new();
         let refused = loop {
             let pod = Pod::new(&format!("p{}", pods.len()));
-            let ran = node.cni_as("ADD", &pod, &pod.sandbox, "tiny", &json!({"timeoutSeconds": 1}));
+            // Longer than the agent waits for a further block, so that it is the one that gives up.
+            let ran = node.cni_as("ADD", &pod, &pod.sandbox, "tiny", &json!({"timeoutSeconds": 60}));
             if !ran.ok {
                 break (pod, ran.json);
             }

@@ -27,7 +27,7 @@ fn a_lost_node_comes_back_with_its_pods() {
     let status = lab.status();
     assert_eq!(status["nodes"][1]["state"], "lost", "{status}");
     let to = format!("{}:8080", lab.address("red/web-1"));
-    assert!(lab.ask("red/client", &to).is_some(), "what is on the other node goes on");
+    assert!(lab.ask_once("red/client", &to).is_some(), "what is on the other node goes on");
     lab.lab(&["fail", "node", "node-2", "--heal"]);
     let address = lab.eventually("red/web-2 is ready again", || {
         let status = lab.status();
@@ -45,7 +45,7 @@ fn a_cut_link_is_silent_and_comes_back() {
     let Some(lab) = Lab::up(TENANTS, &[]) else { return };
     let across = format!("{}:8080", lab.address("red/web-2"));
     let beside = format!("{}:8080", lab.address("red/web-1"));
-    assert!(lab.ask("red/client", &across).is_some(), "it answers before");
+    assert!(lab.ask_once("red/client", &across).is_some(), "it answers before");
     lab.lab(&["fail", "link", "node-2"]);
     let status = lab.status();
     assert_eq!(status["nodes"][1]["state"], "link cut", "{status}");
@@ -56,7 +56,7 @@ fn a_cut_link_is_silent_and_comes_back() {
         .and_then(|c| c.iter().find(|c| c["type"] == "Ready").cloned());
     assert_eq!(ready.map(|c| c["status"].clone()), Some("False".into()), "{node}");
     assert_eq!(lab.ask("red/client", &across), None, "nothing crosses a cut link");
-    assert!(lab.ask("red/client", &beside).is_some(), "what is on the same node goes on");
+    assert!(lab.ask_once("red/client", &beside).is_some(), "what is on the same node goes on");
     assert_eq!(lab.status()["pods"].as_array().map(Vec::len), Some(6), "no pod is taken away");
 
     lab.lab(&["fail", "link", "node-2", "--heal"]);
@@ -74,11 +74,11 @@ fn without_the_api_agents_go_on_and_then_catch_up() {
     let Some(lab) = Lab::up(TENANTS, &[]) else { return };
     lab.lab(&["fail", "api"]);
     let to = format!("{}:8080", lab.address("red/web-2"));
-    assert!(lab.ask("red/client", &to).is_some(), "pods do not need the API");
+    assert!(lab.ask_once("red/client", &to).is_some(), "pods do not need the API");
     // An agent that restarts without the API serves what it knew.
     lab.lab(&["fail", "agent", "node-1"]);
     lab.lab(&["fail", "agent", "node-1", "--heal"]);
-    assert!(lab.ask("red/client", &to).is_some(), "a restarted agent breaks nothing");
+    assert!(lab.ask_once("red/client", &to).is_some(), "a restarted agent breaks nothing");
     // A pod on a Network that came meanwhile can only be served once the agents have heard of it.
     let late = lab.dir.path().join("late.yaml");
     std::fs::write(&late, LATE).expect("a file");

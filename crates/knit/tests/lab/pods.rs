@@ -11,7 +11,7 @@ fn tenants_with_the_same_addresses_reach_their_own_and_nobody_else() {
             let address = lab.address(&format!("{tenant}/{pod}"));
             let to = format!("{address}:8080");
             let heard = lab
-                .ask(&format!("{tenant}/client"), &to)
+                .ask_once(&format!("{tenant}/client"), &to)
                 .unwrap_or_else(|| panic!("{tenant}/{pod} is silent"));
             assert!(heard.starts_with(&format!("{tenant}/{pod} ")), "{heard}");
             // The other tenant reaches its own pod of that address, or nobody.
@@ -21,8 +21,8 @@ fn tenants_with_the_same_addresses_reach_their_own_and_nobody_else() {
         }
         let service = lab.service(tenant, "web");
         let to = format!("{service}:80");
-        // `up` has waited for it.
-        let heard = lab.ask(&format!("{tenant}/client"), &to).expect("the Service answers");
+        let client = format!("{tenant}/client");
+        let heard = lab.eventually("the Service answers", || lab.ask(&client, &to));
         assert!(heard.starts_with(&format!("{tenant}/web-")), "{heard}");
         assert_eq!(lab.ask(&format!("{other}/client"), &to), None, "{other} reached a Service of {tenant}");
     }

@@ -66,10 +66,17 @@ fn a_rolling_upgrade_loses_no_packet_and_no_attachment() {
     assert!(before.iter().all(|ledger| ledger.len() >= 2), "{before:?}");
 
     let to = |pod: &str| format!("{}:8080", lab.address(pod));
+    let echo = format!("{}:7", lab.service("red", "echo"));
+    // `up` has waited for TCP alone.
+    lab.eventually("the UDP Service answers", || {
+        let output =
+            lab.knit(&["lab", "exec", "red/client", "--", "knit", "lab", "stream", &echo, "--run-for", "20"]);
+        output.status.success().then_some(())
+    });
     let streams = [
         lab.stream("red/client", &to("red/web-2")),
         lab.stream("blue/client", &to("blue/web-2")),
-        lab.stream("red/client", &format!("{}:7", lab.service("red", "echo"))),
+        lab.stream("red/client", &echo),
     ];
     for (place, node) in ["node-1", "node-2"].into_iter().enumerate() {
         // A pod comes just before its node's agent goes, and one while it is away or has just come back.

@@ -23,7 +23,7 @@ use knit_kernel::{Handle, IfName, Op};
 use serde_json::{Value, json};
 
 /// How long something may take that must happen on a busy machine.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_secs(60);
 /// How long a packet is waited for that must not come.
 pub const NEVER: Duration = Duration::from_millis(300);
 
