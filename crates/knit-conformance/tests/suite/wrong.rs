@@ -119,7 +119,7 @@ impl Runtime for Wrong {
                 return Err(Error::new(Reason::NotReady, "another pod is being attached"));
             }
             // Alone for a moment; whoever comes in meanwhile is turned away.
-            let _ = tokio::time::timeout(std::time::Duration::from_millis(50), self.meeting.wait()).await;
+            let _ = tokio::time::timeout(std::time::Duration::from_millis(200), self.meeting.wait()).await;
         }
         let mut request = request.clone();
         match self.defect {
