@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -42,8 +42,12 @@ pub struct StreamArgs {
     every: u64,
 }
 
-/// Stragglers are waited for this long.
-const LAST: Duration = Duration::from_millis(500);
+/// Stragglers are waited for this long, on a machine that is out of breath; where there are none, not at all.
+const LAST: Duration = Duration::from_secs(5);
+/// How often the receiver looks whether more is sent.
+const LOOK: Duration = Duration::from_millis(50);
+/// How many were sent, while nobody knows.
+const NOT_YET: u64 = u64::MAX;
 
 pub fn ask(args: &AskArgs) -> Result<ExitCode> {
     let timeout = Duration::from_millis(args.timeout);
@@ -78,11 +82,11 @@ pub fn stream(args: &StreamArgs) -> Result<ExitCode> {
         if args.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).context("no UDP socket can be had")?;
     socket.connect(args.to).with_context(|| format!("{} cannot be sent to", args.to))?;
-    socket.set_read_timeout(Some(LAST)).context("the socket takes no timeout")?;
+    socket.set_read_timeout(Some(LOOK)).context("the socket takes no timeout")?;
     let receiver = socket.try_clone().context("the socket cannot be shared")?;
-    let sending = Arc::new(AtomicBool::new(true));
-    let still = Arc::clone(&sending);
-    let receiving = std::thread::spawn(move || receive(&receiver, &still));
+    let all = Arc::new(AtomicU64::new(NOT_YET));
+    let total = Arc::clone(&all);
+    let receiving = std::thread::spawn(move || receive(&receiver, &total));
 
     let stop = Arc::new(AtomicBool::new(false));
     if args.run_for.is_none() {
@@ -92,8 +96,7 @@ pub fn stream(args: &StreamArgs) -> Result<ExitCode> {
             stop.store(true, Ordering::Relaxed);
         });
     }
-    let started = Instant::now();
-    let end = args.run_for.map(|ms| started + Duration::from_millis(ms));
+    let end = args.run_for.map(|ms| Instant::now() + Duration::from_millis(ms));
     let every = Duration::from_micros(args.every.max(50));
     let mut sent = 0_u64;
     let mut refused = 0_u64;
@@ -102,10 +105,10 @@ pub fn stream(args: &StreamArgs) -> Result<ExitCode> {
             refused += 1;
         }
         sent += 1;
-        let next = started + every * u32::try_from(sent).unwrap_or(u32::MAX);
-        std::thread::park_timeout(next.saturating_duration_since(Instant::now()));
+        // Who was late does not catch up: a burst could be more than the other side's buffer takes.
+        std::thread::park_timeout(every);
     }
-    sending.store(false, Ordering::Relaxed);
+    all.store(sent, Ordering::Relaxed);
     let (seen, gap) = receiving.join().map_err(|_| anyhow::anyhow!("the receiving thread failed"))?;
     let missing: Vec<u64> = (0..sent).filter(|number| !seen.contains(number)).collect();
     let report = json!({
@@ -117,25 +120,29 @@ pub fn stream(args: &StreamArgs) -> Result<ExitCode> {
 }
 
 /// Which numbers came back, and the longest silence between two of them.
-fn receive(socket: &UdpSocket, sending: &AtomicBool) -> (std::collections::BTreeSet<u64>, Duration) {
+fn receive(socket: &UdpSocket, total: &AtomicU64) -> (std::collections::BTreeSet<u64>, Duration) {
     let mut seen = std::collections::BTreeSet::new();
     let mut gap = Duration::ZERO;
     let mut last: Option<Instant> = None;
+    let mut ended: Option<Instant> = None;
     let mut buffer = [0; 64];
     loop {
-        match socket.recv(&mut buffer) {
-            Ok(8) => {
-                let mut number = [0; 8];
-                number.copy_from_slice(&buffer[..8]);
-                seen.insert(u64::from_be_bytes(number));
-                let now = Instant::now();
-                gap = gap.max(last.map_or(Duration::ZERO, |last| now - last));
-                last = Some(now);
-            }
-            Ok(_) => {}
-            // Nothing for a while: the end, if no more is sent. A refusal shows here as well, and is no end.
-            Err(_) if !sending.load(Ordering::Relaxed) => return (seen, gap),
-            Err(_) => {}
+        if let Ok(8) = socket.recv(&mut buffer) {
+            let mut number = [0; 8];
+            number.copy_from_slice(&buffer[..8]);
+            seen.insert(u64::from_be_bytes(number));
+            let now = Instant::now();
+            gap = gap.max(last.map_or(Duration::ZERO, |last| now - last));
+            last = Some(now);
+        }
+        // Nothing for a while is the end, if no more is sent. A refusal shows as an error as well, and is no end.
+        let total = total.load(Ordering::Relaxed);
+        if total == NOT_YET {
+            continue;
+        }
+        let quiet_since = last.max(Some(*ended.get_or_insert_with(Instant::now)));
+        if seen.len() as u64 >= total || quiet_since.is_some_and(|since| since.elapsed() >= LAST) {
+            return (seen, gap);
         }
     }
 }
