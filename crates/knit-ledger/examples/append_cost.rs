@@ -16,7 +16,7 @@ fn record(n: u32) -> SandboxRecord {
         runtime: "knit.dev/linux".into(),
         lease: Some(Leased { addresses, mac: Mac([10, 1, 10, 0, 0, 3]), kind: LeaseKind::Dynamic }),
         host_interface: Some(format!("kn{n:08x}")),
-        parameters: serde_json::Value::Null,
+        parameters: knit_ledger::Opaque::NONE,
     };
     let netns = NetnsRef { path: PathBuf::from("/run/netns/x"), inode: u64::from(n), device: 4 };
     SandboxRecord::planned(format!("{n:064x}"), None, netns, 0, [plan]).expect("one interface")
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 result
             };
         timed(&mut |ledger| ledger.put(record.clone()))?;
-        record.attached("eth0", serde_json::Value::Null)?;
+        record.attached("eth0", knit_ledger::Opaque::NONE)?;
         timed(&mut |ledger| ledger.put(record.clone()))?;
         timed(&mut |ledger| ledger.remove(&key))?;
     }

@@ -15,6 +15,7 @@ mod frame;
 mod fs;
 mod ledger;
 mod lock;
+mod opaque;
 mod record;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -25,6 +26,7 @@ pub use frame::{Change, Scan, VERSION, scan};
 pub use fs::{Fs, FsFile, RealFs};
 pub use ledger::{Batch, Ledger, Opened, Options, Record, Recovery, read};
 pub use lock::LockFile;
+pub use opaque::Opaque;
 pub use record::{
     Attachment, AttachmentPlan, AttachmentState, Leased, NetnsRef, SandboxRecord, TransitionError,
 };

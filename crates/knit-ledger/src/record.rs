@@ -11,6 +11,7 @@ use knit_ipam::{Addresses, Lease, LeaseKey, LeaseKind, Mac, PodRef};
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::Record;
+use crate::opaque::Opaque;
 
 /// A network namespace: its path may come to mean another one, its inode and device do not while it exists.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
@@ -51,8 +52,8 @@ pub struct AttachmentPlan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_interface: Option<String>,
     /// What the runtime was told and wants to see again when it detaches. Opaque here.
-    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
-    pub parameters: serde_json::Value,
+    #[serde(default, skip_serializing_if = "Opaque::is_none")]
+    pub parameters: Opaque,
 }
 
 /// How far an attachment has come.
@@ -62,9 +63,9 @@ pub enum AttachmentState {
     /// Recorded; some of it may be there.
     Planned,
     /// All of it is there; with what the runtime said about it. Opaque here.
-    Attached(serde_json::Value),
+    Attached(Opaque),
     /// It is being removed; some of it may be there.
-    Detaching(serde_json::Value),
+    Detaching(Opaque),
 }
 
 /// One attachment.
@@ -182,7 +183,7 @@ impl SandboxRecord {
     }
 
     /// Notes that all of an attachment is there, with what the runtime says about it. Again is no error.
-    pub fn attached(&mut self, interface: &str, made: serde_json::Value) -> Result<(), TransitionError> {
+    pub fn attached(&mut self, interface: &str, made: Opaque) -> Result<(), TransitionError> {
         let sandbox = self.sandbox.clone();
         let attachment = self.find(interface)?;
         if matches!(attachment.state, AttachmentState::Detaching(_)) {
@@ -298,7 +299,7 @@ impl SandboxRecord {
 impl Attachment {
     fn leave(&mut self) {
         let made = match std::mem::replace(&mut self.state, AttachmentState::Planned) {
-            AttachmentState::Planned => serde_json::Value::Null,
+            AttachmentState::Planned => Opaque::NONE,
             AttachmentState::Attached(made) | AttachmentState::Detaching(made) => made,
         };
         self.state = AttachmentState::Detaching(made);

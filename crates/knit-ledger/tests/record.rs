@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use knit_ipam::{Addresses, LeaseKind, Mac, PodRef};
 use knit_ledger::{
-    Attachment, AttachmentPlan, AttachmentState, Leased, NetnsRef, SandboxRecord, TransitionError,
+    Attachment, AttachmentPlan, AttachmentState, Leased, NetnsRef, Opaque, SandboxRecord, TransitionError,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 fn plan(interface: &str) -> AttachmentPlan {
     let addresses = Addresses::from_list(&["10.0.0.3".parse().unwrap(), "fd00::3".parse().unwrap()]).unwrap();
@@ -16,8 +16,12 @@ fn plan(interface: &str) -> AttachmentPlan {
         runtime: "knit.dev/linux".into(),
         lease: Some(Leased { addresses, mac: Mac([10, 1, 10, 0, 0, 3]), kind: LeaseKind::Dynamic }),
         host_interface: Some("kn0a0003".into()),
-        parameters: Value::Null,
+        parameters: Opaque::NONE,
     }
+}
+
+fn made() -> Opaque {
+    Opaque::of(&json!({"ifindex": 7})).unwrap()
 }
 
 fn record() -> SandboxRecord {
@@ -34,14 +38,14 @@ fn states(record: &SandboxRecord) -> Vec<&AttachmentState> {
 fn planned_attached_detaching_gone() {
     let mut record = record();
     assert_eq!(states(&record), [&AttachmentState::Planned, &AttachmentState::Planned]);
-    record.attached("eth0", json!({"ifindex": 7})).unwrap();
+    record.attached("eth0", made()).unwrap();
     assert!(!record.is_attached());
-    record.attached("net1", Value::Null).unwrap();
+    record.attached("net1", Opaque::NONE).unwrap();
     assert!(record.is_attached());
     assert!(matches!(record.gone("eth0"), Err(TransitionError::NotLeaving { .. })), "marked first");
     record.detaching("eth0").unwrap();
     record.detaching("eth0").unwrap();
-    assert!(matches!(record.attached("eth0", Value::Null), Err(TransitionError::Leaving { .. })));
+    assert!(matches!(record.attached("eth0", Opaque::NONE), Err(TransitionError::Leaving { .. })));
     assert_eq!(record.leases().count(), 2, "its address is not free yet");
     record.gone("eth0").unwrap();
     assert!(matches!(record.gone("eth0"), Err(TransitionError::Unknown { .. })));
@@ -56,7 +60,7 @@ fn planned_attached_detaching_gone() {
 #[test]
 fn written_down_and_read_back() {
     let mut record = record();
-    record.attached("eth0", json!({"ifindex": 7})).unwrap();
+    record.attached("eth0", made()).unwrap();
     record.detaching("net1").unwrap();
     let text = serde_json::to_string(&record).unwrap();
     assert_eq!(
@@ -77,4 +81,17 @@ fn written_down_and_read_back() {
     assert!(serde_json::from_str::<SandboxRecord>(&twice).is_err(), "two attachments of one name");
     let planned = serde_json::to_string(&self::record()).unwrap();
     assert_eq!(serde_json::from_str::<SandboxRecord>(&planned).unwrap(), self::record());
+}
+
+#[test]
+fn what_is_kept_for_others_comes_back_as_it_was() {
+    let here = Opaque::of(&json!({"a": [1, "two", null], "b": {"c": 1.5}})).unwrap();
+    let there: Opaque = serde_json::from_str(r#" {"b": {"c": 1.5}, "a": [1, "two", null]} "#).unwrap();
+    assert_eq!(here, there, "the order of fields does not count");
+    assert_ne!(here, made());
+    assert_eq!(here.read::<serde_json::Value>().unwrap()["a"][1], "two");
+    assert!(here.read::<Vec<u8>>().is_err(), "as something else");
+    let nothing: Opaque = serde_json::from_str("null").unwrap();
+    assert!(nothing.is_none() && nothing == Opaque::NONE && nothing != here);
+    assert!(nothing.read::<Vec<u8>>().is_err());
 }

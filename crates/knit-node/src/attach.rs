@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use ipnet::IpNet;
-use knit_ledger::SandboxRecord;
+use knit_ledger::{Opaque, SandboxRecord};
 use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Topology};
 
 use crate::clock;
@@ -52,7 +52,7 @@ impl Core {
         }
         let mut record = record.clone();
         for attachment in attachments {
-            let made = serde_json::to_value(&attachment).map_err(|e| {
+            let made = Opaque::of(&attachment).map_err(|e| {
                 Error::new(Reason::Internal, "what a runtime made cannot be written down").because(e)
             })?;
             record.attached(attachment.interface.as_str(), made).map_err(|e| {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use knit_api::names;
 use knit_ipam::{Addresses, LeaseKind};
-use knit_ledger::{AttachmentPlan, AttachmentState, Leased, NetnsRef, SandboxRecord};
+use knit_ledger::{AttachmentPlan, AttachmentState, Leased, NetnsRef, Opaque, SandboxRecord};
 use knit_runtime::{Attachment, InterfaceName, Reason as RuntimeReason, SandboxId};
 
 use crate::clock;
@@ -226,7 +226,7 @@ impl Core {
             if runtime.check(&pod, netns, name.as_ref()).await.is_err() {
                 return false;
             }
-            let Ok(made) = serde_json::to_value(found) else { return false };
+            let Ok(made) = Opaque::of(found) else { return false };
             if finished.attached(interface, made).is_err() {
                 return false;
             }
@@ -259,8 +259,7 @@ impl Core {
                 Ok(Ok(made)) if crate::attach::verify(&request, &made).is_ok() => {
                     tracing::warn!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, "an interface was lost, and is made again");
                     let Some(mut current) = self.books().get(&pod.sandbox).cloned() else { return };
-                    let noted = serde_json::to_value(&made)
-                        .is_ok_and(|m| current.attached(&plan.interface, m).is_ok())
+                    let noted = Opaque::of(&made).is_ok_and(|m| current.attached(&plan.interface, m).is_ok())
                         && self.books().put(current).is_ok();
                     if noted {
                         outcome.repaired += 1;
@@ -382,7 +381,7 @@ impl Core {
                 }
             };
             for (_, attachment) in &attachments {
-                if let Ok(made) = serde_json::to_value(attachment) {
+                if let Ok(made) = Opaque::of(attachment) {
                     // Each was planned just above.
                     let _ = record.attached(attachment.interface.as_str(), made);
                 }
@@ -448,7 +447,7 @@ fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {
             kind: LeaseKind::Dynamic,
         }),
         host_interface: Some(attachment.host.name.clone()),
-        parameters: serde_json::to_value(details).unwrap_or_default(),
+        parameters: Opaque::of(&details).unwrap_or_default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use knit_ipam::{LeaseError, LeaseKey, Millis, NodeAllocator, NodeConfig, PodRef, Request, Snapshot, Want};
-use knit_ledger::{Fs, Ledger, LedgerError, NetnsRef, SandboxRecord};
+use knit_ledger::{Fs, Ledger, LedgerError, NetnsRef, Opaque, SandboxRecord};
 use knit_runtime::{Attachment, Dns, Pod, PortMapping, SandboxId};
 use serde::{Deserialize, Serialize};
 
@@ -165,7 +165,7 @@ impl Books {
                     kind: lease.kind,
                 }),
                 host_interface: None,
-                parameters: serde_json::to_value(details).unwrap_or_default(),
+                parameters: Opaque::of(details).unwrap_or_default(),
             });
         let record = match self.store.get(sandbox) {
             Some(record) => {
@@ -245,7 +245,7 @@ fn never_attached(state: &knit_ledger::AttachmentState) -> bool {
     match state {
         knit_ledger::AttachmentState::Planned => true,
         knit_ledger::AttachmentState::Attached(_) => false,
-        knit_ledger::AttachmentState::Detaching(made) => made.is_null(),
+        knit_ledger::AttachmentState::Detaching(made) => made.is_none(),
     }
 }
 
@@ -269,7 +269,7 @@ pub fn pod_of(record: &SandboxRecord) -> Result<Pod> {
 #[must_use]
 pub fn made(attachment: &knit_ledger::Attachment) -> Option<Attachment> {
     match attachment.state() {
-        knit_ledger::AttachmentState::Attached(value) => serde_json::from_value(value.clone()).ok(),
+        knit_ledger::AttachmentState::Attached(made) => made.read().ok(),
         _ => None,
     }
 }
@@ -277,7 +277,7 @@ pub fn made(attachment: &knit_ledger::Attachment) -> Option<Attachment> {
 /// The details of an attachment's plan.
 #[must_use]
 pub fn details(attachment: &knit_ledger::Attachment) -> Option<Details> {
-    Details::deserialize(&attachment.plan().parameters).ok()
+    attachment.plan().parameters.read().ok()
 }
 
 fn pod_ref(pod: &Pod) -> Option<PodRef> {
