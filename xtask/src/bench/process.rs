@@ -58,6 +58,12 @@ impl Process {
         Ok(Duration::from_millis(self.ticks * 1000 / TICKS_PER_SECOND))
     }
 
+    /// What it runs: the name of its program's file.
+    pub fn program(&self) -> &str {
+        let first = self.command.split(' ').next().unwrap_or_default();
+        first.rsplit('/').next().unwrap_or_default()
+    }
+
     /// Whether its command line, arguments joined by spaces, contains these words.
     pub fn runs(&self, words: &str) -> bool {
         self.command.contains(words)
