@@ -7,6 +7,7 @@ use futures::future::join_all;
 use ipnet::IpNet;
 use knit_ledger::{Opaque, SandboxRecord};
 use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Topology};
+use tracing::Instrument as _;
 
 use crate::clock;
 use crate::core::Core;
@@ -44,12 +45,25 @@ impl Core {
         limit: Duration,
     ) -> Result<SandboxRecord> {
         let pod = pod_of(record)?;
-        let attached =
-            join_all(planned.iter().map(|interface| self.attach_one(record, &pod, interface, limit)));
-        let mut attachments = Vec::with_capacity(planned.len());
-        for result in attached.await {
-            attachments.push(result?);
+        // The first here, further ones beside it: a runtime may do its work on the thread that asks.
+        let (first, further) = planned.split_at(planned.len().min(1));
+        let beside: Vec<_> = further
+            .iter()
+            .map(|interface| {
+                let (core, record, pod, interface) =
+                    (self.clone(), record.clone(), pod.clone(), interface.clone());
+                let attach = async move { core.attach_one(&record, &pod, &interface, limit).await };
+                tokio::spawn(attach.in_current_span())
+            })
+            .collect();
+        let first = join_all(first.iter().map(|interface| self.attach_one(record, &pod, interface, limit)));
+        let mut results = first.await;
+        // All of them end before any failure is answered: nothing is made any more when things are taken back.
+        for ended in join_all(beside).await {
+            let failed = |error| Error::new(Reason::Internal, "attaching failed inside").because(error);
+            results.push(ended.map_err(failed).flatten());
         }
+        let attachments = results.into_iter().collect::<Result<Vec<_>>>()?;
         let mut record = record.clone();
         for attachment in attachments {
             let made = Opaque::of(&attachment).map_err(|e| {
