@@ -68,7 +68,7 @@ fn status(record: &SandboxRecord, entry: &knit_ledger::Attachment) -> NetworkAtt
         }
         AttachmentState::Detaching(made) => (false, "Detaching", "it is being detached", Some(made)),
     };
-    let made = made.and_then(|made| serde_json::from_value::<knit_runtime::Attachment>(made.clone()).ok());
+    let made = made.and_then(|made| made.read::<knit_runtime::Attachment>().ok());
     let mut status = match made {
         Some(made) => attachments::status("", &made),
         None => NetworkAttachmentStatus {
