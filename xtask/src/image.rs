@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
     let profile = if release { "release" } else { "image" };
     let program = shim::build_static("knit", profile)?;
-    let shim = shim::build_static("knit-cni", "shim")?;
+    let (shim, _) = shim::build(None)?;
     if let Some(folder) = out.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
