@@ -45,23 +45,21 @@ impl Core {
         limit: Duration,
     ) -> Result<SandboxRecord> {
         let pod = pod_of(record)?;
-        // The first here, further ones beside it: a runtime may do its work on the thread that asks.
-        let (first, further) = planned.split_at(planned.len().min(1));
-        let beside: Vec<_> = further
-            .iter()
-            .map(|interface| {
-                let (core, record, pod, interface) =
-                    (self.clone(), record.clone(), pod.clone(), interface.clone());
-                let attach = async move { core.attach_one(&record, &pod, &interface, limit).await };
-                tokio::spawn(attach.in_current_span())
-            })
-            .collect();
-        let first = join_all(first.iter().map(|interface| self.attach_one(record, &pod, interface, limit)));
-        let mut results = first.await;
-        // All of them end before any failure is answered: nothing is made any more when things are taken back.
-        for ended in join_all(beside).await {
-            let failed = |error| Error::new(Reason::Internal, "attaching failed inside").because(error);
-            results.push(ended.map_err(failed).flatten());
+        // In two lanes: a runtime may do its work on the thread that asks, and where it is the kernel's work on links,
+        // all of it takes turns under one lock. A second lane does the rest meanwhile; more would stand in line.
+        let (here, beside) = planned.split_at(planned.len().div_ceil(2));
+        let beside = (!beside.is_empty()).then(|| {
+            let (core, record, pod, beside) = (self.clone(), record.clone(), pod.clone(), beside.to_vec());
+            let lane = async move { core.attach_each(&record, &pod, &beside, limit).await };
+            tokio::spawn(lane.in_current_span())
+        });
+        let mut results = self.attach_each(record, &pod, here, limit).await;
+        // Both end before any failure is answered: nothing is made any more when things are taken back.
+        if let Some(lane) = beside {
+            results.extend(lane.await.map_err(|error| {
+                Error::new(Reason::Internal, "attaching failed inside: the agent's log says where")
+                    .because(error)
+            })?);
         }
         let attachments = results.into_iter().collect::<Result<Vec<_>>>()?;
         let mut record = record.clone();
@@ -75,6 +73,16 @@ impl Core {
         }
         self.books().put(record.clone()).map_err(|e| ledger_error(&pod_name(&pod), e))?;
         Ok(record)
+    }
+
+    async fn attach_each(
+        &self,
+        record: &SandboxRecord,
+        pod: &Pod,
+        interfaces: &[String],
+        limit: Duration,
+    ) -> Vec<Result<Attachment>> {
+        join_all(interfaces.iter().map(|interface| self.attach_one(record, pod, interface, limit))).await
     }
 
     async fn attach_one(

@@ -98,6 +98,7 @@ pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
 
     let (four, four_del) = one_by_one(&node, "n1,n2,n3", 1)?;
     rows.push(Row::new(BENCH, "add, four networks", "p50", four.p50, "ms"));
+    rows.push(Row::new(BENCH, "add, four networks", "cpu", four.cpu, "ms"));
     rows.push(
         Row::new(BENCH, "add, four networks to one", "ratio", four.p50 / add.p50, "x")
             .goal(Goal::AtMost(2.0)),
