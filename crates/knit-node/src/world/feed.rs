@@ -8,13 +8,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, names};
+use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NetworkStatus, conditions, names};
 use knit_objects::{Event, Key, Object, Objects, Subscription};
 use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
 use super::boot::{BootCache, BootFile};
-use super::{NodeView, PodView, World};
+use super::{NodeView, PodView, Synced, World};
 use crate::core::Core;
 use crate::networks::compute::cluster_services;
 
@@ -30,19 +30,18 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let named = |k: &String| Key::cluster(k.as_str());
 
     let seed: Vec<_> = known.networks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
-    let networks = objects.watch::<Network>().map(|n| Some(Arc::new(n))).seed(seed).subscribe()?;
+    let networks =
+        objects.watch::<Network>().map(|n| Some(Arc::new(network_view(n)))).seed(seed).subscribe()?;
     tasks.spawn(follow(core.clone(), networks, |world, event| {
-        apply(Arc::make_mut(&mut world.networks), event, name_of)
-            .unwrap_or_else(|| world.synced.networks = true);
-        world.networks_revision += 1;
+        let news = apply(&mut world.networks, event, name_of);
+        news.of_networks(|synced| &mut synced.networks, world)
     }));
 
     let seed: Vec<_> = known.classes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
     let classes = objects.watch::<NetworkClass>().map(|c| Some(Arc::new(c))).seed(seed).subscribe()?;
     tasks.spawn(follow(core.clone(), classes, |world, event| {
-        apply(Arc::make_mut(&mut world.classes), event, name_of)
-            .unwrap_or_else(|| world.synced.classes = true);
-        world.networks_revision += 1;
+        let news = apply(&mut world.classes, event, name_of);
+        news.of_networks(|synced| &mut synced.classes, world)
     }));
 
     let seed: Vec<_> = known.namespaces.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
@@ -52,35 +51,29 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         .seed(seed)
         .subscribe()?;
     tasks.spawn(follow(core.clone(), namespaces, |world, event| {
-        apply(Arc::make_mut(&mut world.namespaces), event, name_of)
-            .unwrap_or_else(|| world.synced.namespaces = true);
+        apply(&mut world.namespaces, event, name_of).note(&mut world.synced.namespaces)
     }));
 
     let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
     let blocks = objects.watch::<AddressBlock>().map(|b| Some(Arc::new(b.spec))).seed(seed).subscribe()?;
     tasks.spawn(follow(core.clone(), blocks, |world, event| {
-        apply(Arc::make_mut(&mut world.blocks), event, name_of).unwrap_or_else(|| world.synced.blocks = true);
-        world.networks_revision += 1;
+        let news = apply(&mut world.blocks, event, name_of);
+        news.of_networks(|synced| &mut synced.blocks, world)
     }));
 
     let seed: Vec<_> = known.nodes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
     let nodes = objects.watch::<Node>().map(|n| Some(Arc::new(node_view(&n)))).seed(seed).subscribe()?;
     tasks.spawn(follow(core.clone(), nodes, |world, event| {
-        // A node's heartbeat changes nothing here.
-        if let Event::Applied(key, view) = &event
-            && world.nodes.get(key.name()).is_some_and(|known| known == view)
-        {
-            return;
-        }
-        apply(Arc::make_mut(&mut world.nodes), event, name_of).unwrap_or_else(|| world.synced.nodes = true);
-        world.networks_revision += 1;
+        let news = apply(&mut world.nodes, event, name_of);
+        news.of_networks(|synced| &mut synced.nodes, world)
     }));
 
     let seed: Vec<_> = known.service_cidrs.iter().map(|(k, v)| (named(k), v.clone())).collect();
     let cidrs = objects.watch::<ServiceCIDR>().map(|c| Some(ranges(&c))).seed(seed).subscribe()?;
     tasks.spawn(follow(core.clone(), cidrs, |world, event| {
-        apply(Arc::make_mut(&mut world.service_cidrs), event, name_of).unwrap_or(());
-        world.networks_revision += 1;
+        let changed = apply(&mut world.service_cidrs, event, name_of) != News::None;
+        world.networks_revision += u64::from(changed);
+        changed
     }));
 
     let pods = objects
@@ -89,16 +82,15 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         .map(|p| Some(Arc::new(pod_view(p))))
         .subscribe()?;
     tasks.spawn(follow(core.clone(), pods, |world, event| {
-        apply(Arc::make_mut(&mut world.pods), event, pair_of).unwrap_or_else(|| world.synced.pods = true);
+        apply(&mut world.pods, event, pair_of).note(&mut world.synced.pods)
     }));
 
     let users = format!("{}!={}", names::MANAGED_BY_LABEL, names::MANAGED_BY);
     let attachments =
         objects.watch::<NetworkAttachment>().labels(users).map(|a| Some(Arc::new(a))).subscribe()?;
     tasks.spawn(follow(core.clone(), attachments, |world, event| {
-        announce_users(world, &event);
-        apply(Arc::make_mut(&mut world.attachments), event, pair_of)
-            .unwrap_or_else(|| world.synced.attachments = true);
+        let announced = announce_users(world, &event);
+        apply(&mut world.attachments, event, pair_of).note(&mut world.synced.attachments) || announced
     }));
 
     let seed: Vec<_> = known
@@ -116,22 +108,17 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         .seed(seed)
         .subscribe()?;
     tasks.spawn(follow(core.clone(), announced, |world, event| {
-        if let Event::Applied(key, view) = &event
-            && world.announced.get(&pair_of(key)).is_some_and(|known| known == view)
-        {
-            return;
-        }
-        if apply(Arc::make_mut(&mut world.announced), event, pair_of).is_some() {
-            world.networks_revision += 1;
-        }
+        let changed = apply(&mut world.announced, event, pair_of) == News::Changed;
+        world.networks_revision += u64::from(changed);
+        changed
     }));
 
     tasks.spawn(follow_services(core.clone(), objects.clone()));
     Ok(())
 }
 
-/// Takes what users' objects say about addresses that nobody can derive.
-fn announce_users(world: &mut World, event: &Event<Arc<NetworkAttachment>>) {
+/// Takes what users' objects say about addresses that nobody can derive; whether that is news.
+fn announce_users(world: &mut World, event: &Event<Arc<NetworkAttachment>>) -> bool {
     let before = world.announced.len();
     let mut changed = false;
     match event {
@@ -153,9 +140,9 @@ fn announce_users(world: &mut World, event: &Event<Arc<NetworkAttachment>>) {
             announced.retain(|key, view| view.published || there.contains_key(key));
         }
     }
-    if changed || world.announced.len() != before {
-        world.networks_revision += 1;
-    }
+    changed |= world.announced.len() != before;
+    world.networks_revision += u64::from(changed);
+    changed
 }
 
 /// Writes what must be known at the next start to disk, whenever it changed.
@@ -192,21 +179,61 @@ pub async fn keep(core: Core, file: BootFile) {
 async fn follow<T: Send + 'static>(
     core: Core,
     mut events: Subscription<T>,
-    change: impl Fn(&mut World, Event<T>) + Send + 'static,
+    change: impl Fn(&mut World, Event<T>) -> bool + Send + 'static,
 ) {
     while let Some(event) = events.next().await {
-        core.world().update(|world| change(world, event));
+        core.world().update_if(|world| change(world, event));
     }
 }
 
-/// Brings a map up to date; nothing if the event says that everything has arrived.
-fn apply<K: Ord, T>(map: &mut BTreeMap<K, T>, event: Event<T>, key_of: impl Fn(&Key) -> K) -> Option<()> {
-    match event {
-        Event::Applied(key, value) => drop(map.insert(key_of(&key), value)),
-        Event::Deleted(key) => drop(map.remove(&key_of(&key))),
-        Event::Synced => return None,
+/// What an event says that was not known.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum News {
+    /// Nothing: most of what changes in pods, nodes and statuses is not for us, and nobody is woken for it.
+    None,
+    /// Something else than before.
+    Changed,
+    /// Everything has arrived.
+    Synced,
+}
+
+impl News {
+    /// Notes that everything has arrived; whether there is news.
+    fn note(self, synced: &mut bool) -> bool {
+        *synced |= self == Self::Synced;
+        self != Self::None
     }
-    Some(())
+
+    /// The same, of something that Networks are made of.
+    fn of_networks(self, place: impl Fn(&mut Synced) -> &mut bool, world: &mut World) -> bool {
+        let news = self.note(place(&mut world.synced));
+        world.networks_revision += u64::from(news);
+        news
+    }
+}
+
+/// Brings a map up to date.
+fn apply<K: Clone + Ord, T: Clone + PartialEq>(
+    map: &mut Arc<BTreeMap<K, T>>,
+    event: Event<T>,
+    key_of: impl Fn(&Key) -> K,
+) -> News {
+    let changed = match event {
+        Event::Applied(key, value) => {
+            let key = key_of(&key);
+            let new = map.get(&key) != Some(&value);
+            if new {
+                Arc::make_mut(map).insert(key, value);
+            }
+            new
+        }
+        Event::Deleted(key) => {
+            let key = key_of(&key);
+            map.contains_key(&key) && Arc::make_mut(map).remove(&key).is_some()
+        }
+        Event::Synced => return News::Synced,
+    };
+    if changed { News::Changed } else { News::None }
 }
 
 fn name_of(key: &Key) -> String {
@@ -234,8 +261,10 @@ async fn follow_services(core: Core, objects: Objects) {
                 event = events.next() => {
                     let Some(event) = event else { return };
                     if event != Event::Synced {
-                        core.world().update_networks(|world| {
-                            apply(Arc::make_mut(&mut world.services), event, pair_of);
+                        core.world().update_if(|world| {
+                            let changed = apply(&mut world.services, event, pair_of) == News::Changed;
+                            world.networks_revision += u64::from(changed);
+                            changed
                         });
                     }
                 }
@@ -288,6 +317,27 @@ fn ranges(cidr: &ServiceCIDR) -> Vec<IpNet> {
     cidrs.filter_map(|c| c.parse().ok()).collect()
 }
 
+/// A Network without what nodes have no use for: the cluster's counts of addresses change with every pod, and each change
+/// would be one for every node, down to what it keeps on disk for the next boot.
+fn network_view(network: Network) -> Network {
+    let mut view = Network::new("", network.spec);
+    let metadata = network.metadata;
+    view.metadata.name = metadata.name;
+    view.metadata.uid = metadata.uid;
+    view.metadata.generation = metadata.generation;
+    view.metadata.deletion_timestamp = metadata.deletion_timestamp;
+    view.status = network.status.map(|status| NetworkStatus {
+        conditions: status
+            .conditions
+            .into_iter()
+            .filter(|c| c.type_ == conditions::network::ACCEPTED)
+            .collect(),
+        id: status.id,
+        ..NetworkStatus::default()
+    });
+    view
+}
+
 fn pod_view(pod: Pod) -> PodView {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let done = matches!(phase, Some("Succeeded" | "Failed"));
@@ -303,5 +353,61 @@ fn pod_view(pod: Pod) -> PodView {
             .collect(),
         host_network: pod.spec.and_then(|s| s.host_network).unwrap_or_default(),
         ending: done || pod.metadata.deletion_timestamp.is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn network(free: i64, id: u32) -> Event<Arc<Network>> {
+        let network: Network = serde_json::from_value(json!({
+            "apiVersion": "knit.dev/v1alpha1", "kind": "Network",
+            "metadata": {"name": "blue", "resourceVersion": free.to_string()},
+            "spec": {"topology": "Layer3", "subnets": [{"cidr": "10.1.0.0/16"}]},
+            "status": {"id": id, "addresses": [{"family": "IPv4", "used": 9, "free": free}]},
+        }))
+        .expect("a Network");
+        Event::Applied(Key::cluster("blue"), Arc::new(network_view(network)))
+    }
+
+    #[test]
+    fn counts_of_addresses_are_no_news_to_nodes() {
+        let mut world = World::default();
+        let mut after = |event| {
+            let news = apply(&mut world.networks, event, name_of);
+            (news.of_networks(|synced| &mut synced.networks, &mut world), world.networks_revision)
+        };
+        assert_eq!(after(network(5, 1)), (true, 1));
+        assert_eq!(after(network(4, 1)), (false, 1));
+        assert_eq!(after(network(4, 2)), (true, 2), "its number is");
+        assert_eq!(after(Event::Synced), (true, 3));
+        assert_eq!(after(Event::Deleted(Key::cluster("blue"))), (true, 4));
+        assert_eq!(after(Event::Deleted(Key::cluster("blue"))), (false, 4));
+        assert!(world.synced.networks);
+    }
+
+    #[test]
+    fn a_pod_that_only_gets_on_wakes_nobody() {
+        let store = super::super::WorldStore::default();
+        let mut changes = store.subscribe();
+        let mut pods = |phase: &str, ip: &str| {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "web", "namespace": "shop", "uid": "u1"}, "spec": {"containers": []},
+                "status": {"phase": phase, "podIP": ip},
+            }))
+            .expect("a pod");
+            let event = Event::Applied(Key::namespaced("shop", "web"), Arc::new(pod_view(pod)));
+            store.update_if(|world| apply(&mut world.pods, event, pair_of).note(&mut world.synced.pods));
+            let woken = changes.has_changed().expect("the store is there");
+            changes.mark_unchanged();
+            woken
+        };
+        assert!(pods("Pending", ""));
+        assert!(!pods("Pending", "10.0.0.3"));
+        assert!(!pods("Running", "10.0.0.3"));
+        assert!(pods("Succeeded", "10.0.0.3"), "it is ending");
     }
 }

@@ -154,6 +154,11 @@ impl WorldStore {
         self.current.send_modify(|world| change(Arc::make_mut(world)));
     }
 
+    /// Makes a new snapshot, if `change` says that it changed something.
+    pub fn update_if(&self, change: impl FnOnce(&mut World) -> bool) {
+        self.current.send_if_modified(|world| change(Arc::make_mut(world)));
+    }
+
     /// Makes a new snapshot in which Networks, or what they are made of, changed.
     pub fn update_networks(&self, change: impl FnOnce(&mut World)) {
         self.update(|world| {
