@@ -13,6 +13,7 @@ use knit_api::{
 };
 use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write};
 use knit_runtime::SandboxId;
+use tokio::time::Instant;
 
 use super::{PodEvent, attachments};
 use crate::clock;
@@ -27,6 +28,9 @@ const RENEW: Duration = Duration::from_secs(10);
 const HOLDS: Duration = Duration::from_secs(40);
 /// How long changes of NodeNetwork are gathered.
 const GATHER: Duration = Duration::from_millis(500);
+/// How often it is written where nothing but counts changed: they do with every pod of every node, and each write is work
+/// for the API server and the controller.
+const COUNTS: Duration = Duration::from_secs(5);
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
 /// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing tells when one
@@ -82,6 +86,7 @@ pub async fn write_reports(core: Core, objects: Objects) {
 pub async fn write_node(core: Core, objects: Objects) {
     let mut shown = core.shown();
     let mut last: Option<NodeNetworkStatus> = None;
+    let mut written = Instant::now();
     let mut available: Option<bool> = None;
     let mut made: Option<Option<String>> = None;
     loop {
@@ -93,7 +98,10 @@ pub async fn write_node(core: Core, objects: Objects) {
         core.metrics().services(&core.networks().states());
         let out = status.networks.iter().any(|n| n.addresses.iter().any(|a| a.free == 0));
         let mut complete = true;
-        if last.as_ref() != Some(&status) {
+        let counts_only = last.as_ref().is_some_and(|last| without_counts(last) == without_counts(&status));
+        let counts_wait = COUNTS.saturating_sub(written.elapsed());
+        let waiting = counts_only && !counts_wait.is_zero() && last.as_ref() != Some(&status);
+        if last.as_ref() != Some(&status) && !waiting {
             let key = Key::cluster(core.node());
             let object = NodeNetwork::new(core.node(), NodeNetworkSpec {});
             let node = uid_of(&core);
@@ -104,6 +112,7 @@ pub async fn write_node(core: Core, objects: Objects) {
             let write = Write::status::<NodeNetwork>(key, &status, names::AGENT_MANAGER);
             if made.is_some() && log(objects.write(&write).await, "the status of NodeNetwork") {
                 last = Some(status);
+                written = Instant::now();
             } else {
                 // Somebody may have deleted it.
                 made = None;
@@ -128,6 +137,7 @@ pub async fn write_node(core: Core, objects: Objects) {
         }
         let pause = match complete {
             false => AGAIN,
+            true if waiting => counts_wait,
             true if out => COUNT,
             true => Duration::from_secs(60),
         };
@@ -137,6 +147,18 @@ pub async fn write_node(core: Core, objects: Objects) {
             Err(_) => {}
         }
     }
+}
+
+/// A status without its counts. That addresses are out, or are no longer, is more than a count.
+fn without_counts(status: &NodeNetworkStatus) -> NodeNetworkStatus {
+    let mut rest = status.clone();
+    for network in &mut rest.networks {
+        network.attachments = 0;
+        for addresses in &mut network.addresses {
+            (addresses.used, addresses.free) = (0, addresses.free.min(1));
+        }
+    }
+    rest
 }
 
 /// Renews the agent's Lease, for ever.
