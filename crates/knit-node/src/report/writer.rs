@@ -31,6 +31,8 @@ const GATHER: Duration = Duration::from_millis(500);
 /// How often it is written where nothing but counts changed: they do with every pod of every node, and each write is work
 /// for the API server and the controller.
 const COUNTS: Duration = Duration::from_secs(5);
+/// How long a report lets pods go first, at most: what is being attached wants the same processors.
+const AFTER_YOU: Duration = Duration::from_millis(20);
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
 /// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing tells when one
@@ -268,6 +270,8 @@ impl Written {
         let mut complete = true;
         let mut keys = BTreeSet::new();
         for object in &desired {
+            // Too long a time is no reason to tell less.
+            let _ = tokio::time::timeout(AFTER_YOU, core.idle()).await;
             let key = Key::of(object);
             keys.insert(key.clone());
             self.objects.entry(sandbox.clone()).or_default().insert(key.clone());
