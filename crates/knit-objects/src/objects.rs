@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kube::Resource;
 use kube::core::ApiResource;
+use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -149,6 +151,21 @@ impl Objects {
                 }
             }
         }
+    }
+
+    /// Makes an object with its status, or brings both up to date, once: by two requests where an API server keeps the two
+    /// apart, by one file in a folder. Returns the object as it is then.
+    pub async fn publish<K: Resource<DynamicType = ()> + Serialize>(
+        &self,
+        object: &K,
+        status: &impl Serialize,
+        manager: &'static str,
+    ) -> Result<Value> {
+        if let Backend::Folder(_) = &self.inner.backend {
+            return self.write(&Write::replace(object)).await;
+        }
+        self.write(&Write::apply(object, manager)).await?;
+        self.write(&Write::status::<K>(Key::of(object), status, manager)).await
     }
 
     /// Carries out one write, again and again while it makes sense and the deadline allows.

@@ -274,11 +274,9 @@ impl Written {
             let _ = tokio::time::timeout(AFTER_YOU, core.idle()).await;
             let key = Key::of(object);
             keys.insert(key.clone());
-            self.objects.entry(sandbox.clone()).or_default().insert(key.clone());
-            let status = Write::status::<NetworkAttachment>(key, &object.status, names::AGENT_MANAGER);
-            complete &=
-                log(objects.write(&Write::apply(object, names::AGENT_MANAGER)).await, "a NetworkAttachment")
-                    && log(objects.write(&status).await, "the status of a NetworkAttachment");
+            self.objects.entry(sandbox.clone()).or_default().insert(key);
+            let published = objects.publish(object, &object.status, names::AGENT_MANAGER).await;
+            complete &= log(published, "a NetworkAttachment");
         }
         let before = self.objects.get(sandbox).cloned().unwrap_or_default();
         // A pod's next sandbox may have taken the name over.

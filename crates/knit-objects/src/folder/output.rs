@@ -44,13 +44,15 @@ impl Output {
         let path = self.folder.join(name);
         let failed = |source| Error::Output { attempt: attempt(), path: path.clone(), source };
         let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = read(&path).map_err(failed)?;
+        let old = || read(&path).map_err(failed);
         let new = match &write.operation {
-            Operation::Create(_) if old.is_some() => return Err(Error::AlreadyExists { attempt: attempt() }),
+            Operation::Create(_) if old()?.is_some() => {
+                return Err(Error::AlreadyExists { attempt: attempt() });
+            }
             Operation::Create(body) | Operation::Replace(body) => body.clone(),
-            Operation::Apply { body, part, .. } => applied(old, body, *part, &write.target),
+            Operation::Apply { body, part, .. } => applied(old()?, body, *part, &write.target),
             Operation::Merge { patch, .. } => {
-                let mut object = old.unwrap_or_else(|| bare(&write.target));
+                let mut object = old()?.unwrap_or_else(|| bare(&write.target));
                 merge(&mut object, patch);
                 object
             }
@@ -213,6 +215,12 @@ mod tests {
         assert_eq!(value["spec"]["pod"], "web-0");
         assert_eq!(value["status"]["interface"], "net1");
         assert!(matches!(output.write(&Write::create(&object)), Err(Error::AlreadyExists { .. })));
+        let status =
+            knit_api::NetworkAttachmentStatus { interface: Some("net2".into()), ..Default::default() };
+        object.status = Some(status);
+        let value = output.write(&Write::replace(&object)).expect("replace");
+        assert_eq!(value["status"]["interface"], "net2");
+        assert_eq!(read(&output.folder().join(&written(&output)[0])).expect("a file"), Some(value));
         output.write(&Write::delete::<NetworkAttachment>(key.clone())).expect("delete");
         output.write(&Write::delete::<NetworkAttachment>(key)).expect("delete again");
         assert!(written(&output).is_empty());
