@@ -314,11 +314,6 @@ impl NetNs {
         self.path.as_deref()
     }
 
-    /// Whether the calling thread is inside. Where that cannot be told, it is not.
-    pub fn is_current(&self) -> bool {
-        std::fs::metadata(SELF).is_ok_and(|stat| NsId { dev: stat.dev(), ino: stat.ino() } == self.id)
-    }
-
     /// Another handle to the same namespace.
     pub fn try_clone(&self) -> Result<Self> {
         let fd = self.fd.try_clone().map_err(|source| refused("open", self, source))?;

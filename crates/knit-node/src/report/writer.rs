@@ -372,3 +372,31 @@ fn log<T>(result: knit_objects::Result<T>, what: &str) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(used: i64, free: i64, wants_block: bool) -> NodeNetworkStatus {
+        let addresses = vec![AddressCounts { family: Family::IPv4, used, free }];
+        let network = NodeNetworkStatusNetwork {
+            name: "default".into(),
+            ready: true,
+            attachments: i32::try_from(used).unwrap_or(i32::MAX),
+            addresses,
+            wants_block,
+            reason: conditions::node_network::REASON_READY.to_owned(),
+            message: None,
+            blocks: 1,
+        };
+        NodeNetworkStatus { networks: vec![network], ..NodeNetworkStatus::default() }
+    }
+
+    #[test]
+    fn counts_can_wait_but_not_that_addresses_are_out() {
+        let before = without_counts(&status(3, 9, false));
+        assert_eq!(before, without_counts(&status(11, 1, false)));
+        assert_ne!(before, without_counts(&status(12, 0, false)), "none is free");
+        assert_ne!(before, without_counts(&status(3, 9, true)), "a block is asked for");
+    }
+}
