@@ -5,6 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde_json::Value;
+
 use crate::args::Args;
 use crate::config::NetworkConfig;
 use crate::error::{CniError, code};
@@ -15,8 +18,15 @@ use crate::version::Version;
 /// The longest standard input that is read.
 pub const MAX_INPUT: usize = 1 << 20;
 
+/// The longest standard input of a DEL. The annotations of a pod come with it, and what was too long for its ADD must not
+/// keep it from going.
+pub const MAX_DEL_INPUT: usize = 16 << 20;
+
 /// The longest CNI_CONTAINERID, since it becomes part of a file's name.
 pub const MAX_CONTAINER_ID: usize = 190;
+
+/// The values of `timeoutSeconds`.
+const TIMEOUTS: std::ops::RangeInclusive<u64> = 1..=600;
 
 /// The environment of a call. A variable that is not set, or empty, is empty here.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -116,6 +126,9 @@ impl Call {
             }
         };
         check_environment(command, environment)?;
+        if command == Command::Del {
+            return Ok(del_call(environment, input));
+        }
         let mut config = parse_input(input)?;
         let version =
             config.version().map_err(|e| CniError::new(code::INCOMPATIBLE_VERSION, e.to_string()))?;
@@ -184,8 +197,8 @@ impl Settings {
         let seconds = match config.timeout_seconds.take() {
             None => usual,
             // A container runtime asks for STATUS every few seconds and waits for it.
-            Some(seconds @ 1..=600) if command == Command::Status => seconds.min(usual),
-            Some(seconds @ 1..=600) => seconds,
+            Some(seconds) if TIMEOUTS.contains(&seconds) && command == Command::Status => seconds.min(usual),
+            Some(seconds) if TIMEOUTS.contains(&seconds) => seconds,
             Some(other) => {
                 let msg = format!(
                     "timeoutSeconds {other} in the network configuration is out of range: give 1 to 600"
@@ -200,6 +213,53 @@ impl Settings {
             timeout: Duration::from_secs(seconds),
         })
     }
+}
+
+/// The parts of a configuration that DEL reads: where the agent is, and how long to wait for it. Each is what it usually
+/// is where it is missing or wrong.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct DelConfig {
+    cni_version: Value,
+    name: Value,
+    socket: Value,
+    spool_dir: Value,
+    ready_file: Value,
+    timeout_seconds: Value,
+}
+
+/// A DEL. All that it needs is in the environment: a container runtime tries it until it succeeds, so nothing that is wrong
+/// with the rest may keep a pod from going.
+fn del_call(environment: &Environment, input: &[u8]) -> Call {
+    // A struct would also be read from a list of its fields.
+    let object = input.trim_ascii_start().first() == Some(&b'{');
+    let given: DelConfig =
+        if object { serde_json::from_slice(input).unwrap_or_default() } else { DelConfig::default() };
+    let version = given.cni_version.as_str().and_then(|text| text.parse().ok()).unwrap_or(Version::LATEST);
+    let path = |value: &Value| value.as_str().filter(|p| p.starts_with('/')).map(str::to_owned);
+    let name = given.name.as_str().filter(|name| named(name, 255)).unwrap_or_default();
+    let mut config = NetworkConfig {
+        cni_version: version.as_str().to_owned(),
+        name: name.to_owned(),
+        socket: path(&given.socket),
+        spool_dir: path(&given.spool_dir),
+        ready_file: path(&given.ready_file),
+        timeout_seconds: given.timeout_seconds.as_u64().filter(|seconds| TIMEOUTS.contains(seconds)),
+        ..NetworkConfig::default()
+    };
+    let settings = Settings::take(&mut config, Command::Del).expect("what would be refused is left out");
+    let request = Request {
+        version: PROTOCOL_VERSION,
+        command: Command::Del,
+        container_id: environment.container_id.clone(),
+        netns: environment.netns.clone(),
+        ifname: environment.ifname.clone(),
+        args: Args::parse(&environment.args).unwrap_or_default(),
+        path: environment.path.clone(),
+        config,
+        timeout_ms: None,
+    };
+    Call::Agent(Box::new(AgentCall { version, request, settings }))
 }
 
 fn version_call(input: &[u8]) -> Result<Call, CniError> {

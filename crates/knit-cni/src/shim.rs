@@ -9,7 +9,7 @@ use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::call::{AgentCall, Call, Environment, MAX_INPUT, Refusal, Settings};
+use crate::call::{AgentCall, Call, Environment, MAX_DEL_INPUT, MAX_INPUT, Refusal, Settings};
 use crate::protocol::{Command, Request, Response};
 use crate::{CniError, Version, code, spool};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,7 +44,14 @@ pub fn main() -> ExitCode {
 fn serve(started: Instant) -> Result<Value, Refusal> {
     let early = |error| Refusal { version: Version::LATEST, error };
     let environment = environment().map_err(early)?;
-    let input = read_input(started + INPUT_PATIENCE).map_err(early)?;
+    let del = environment.command == "DEL";
+    let mut input = Vec::new();
+    let limit = if del { MAX_DEL_INPUT } else { MAX_INPUT };
+    match read_input(&mut input, limit, started + INPUT_PATIENCE) {
+        // What names the sandbox is in the environment, and a pod must be able to go.
+        Err(_) if del => {}
+        read => read.map_err(early)?,
+    }
     match Call::parse(&environment, &input)? {
         Call::Version { version } => Ok(json!({ "cniVersion": version, "supportedVersions": Version::ALL })),
         Call::Agent(call) => {
@@ -105,9 +112,16 @@ fn ask(request: &mut Request, settings: &Settings, deadline: Instant) -> Result<
 }
 
 fn environment() -> Result<Environment, CniError> {
+    let del = std::env::var("CNI_COMMAND").is_ok_and(|command| command == "DEL");
     let get = |name: &str| match std::env::var(name) {
         Ok(value) => Ok(value),
         Err(std::env::VarError::NotPresent) => Ok(String::new()),
+        // These do not name what a DEL is about.
+        Err(std::env::VarError::NotUnicode(_))
+            if del && matches!(name, "CNI_ARGS" | "CNI_PATH" | "CNI_NETNS") =>
+        {
+            Ok(String::new())
+        }
         Err(std::env::VarError::NotUnicode(_)) => {
             let msg = format!("{name} is no UTF-8 text");
             Err(CniError::new(code::INVALID_ENVIRONMENT, msg))
@@ -124,16 +138,15 @@ fn environment() -> Result<Environment, CniError> {
 }
 
 /// Reads standard input to its end, at most one byte more than is accepted: who parses it sees that it is too much.
-fn read_input(deadline: Instant) -> Result<Vec<u8>, CniError> {
+fn read_input(input: &mut Vec<u8>, limit: usize, deadline: Instant) -> Result<(), CniError> {
     let failed = |error: io::Error| {
         let msg = "the network configuration cannot be read from standard input";
         CniError::new(code::IO, msg).with_details(error.to_string())
     };
     let stdin = io::stdin();
     let stdin = stdin.as_fd();
-    let mut input = Vec::new();
     let mut chunk = [0; 16 * 1024];
-    while input.len() <= MAX_INPUT {
+    while input.len() <= limit {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(|e| failed(io::Error::other(e)))?;
         match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&timeout)) {
@@ -146,7 +159,7 @@ fn read_input(deadline: Instant) -> Result<Vec<u8>, CniError> {
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(failed(error.into())),
         }
-        let room = chunk.len().min(MAX_INPUT + 1 - input.len());
+        let room = chunk.len().min(limit + 1 - input.len());
         match rustix::io::read(stdin, &mut chunk[..room]) {
             Ok(0) => break,
             Ok(n) => input.extend_from_slice(&chunk[..n]),
@@ -154,5 +167,5 @@ fn read_input(deadline: Instant) -> Result<Vec<u8>, CniError> {
             Err(error) => return Err(failed(error.into())),
         }
     }
-    Ok(input)
+    Ok(())
 }

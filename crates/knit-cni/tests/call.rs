@@ -80,3 +80,41 @@ proptest! {
         prop_assert_eq!(call.request.container_id, id);
     }
 }
+
+/// What a DEL is about is in the environment. These are not run as a program: without a configuration that is the node's own
+/// agent.
+#[test]
+fn del_needs_nothing_of_standard_input() {
+    let environment = Environment {
+        command: "DEL".into(),
+        container_id: "c1".into(),
+        ifname: "eth0".into(),
+        args: "not a list of pairs".into(),
+        ..Environment::default()
+    };
+    let usual = knit_cni::paths::socket(knit_cni::paths::RUN_DIR.as_ref());
+    let inputs: [&[u8]; 8] = [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        br#"{"cniVersion":"9.9.9","name":"a name","socket":"relative","timeoutSeconds":0}"#,
+        br#"{"cniVersion":7,"name":{},"socket":[],"timeoutSeconds":"x"}"#,
+        br#"{"cniVersion":"1.1.0","name":"knit","runtimeConfig":{"portMappings":[{"hostPort":70000}]}}"#,
+        br#"{"cniVersion":"1.1.0","name":"knit","runtimeConfig":"#,
+    ];
+    for input in inputs {
+        let shown = String::from_utf8_lossy(input);
+        let Ok(Call::Agent(call)) = Call::parse(&environment, input) else { panic!("{shown} is refused") };
+        assert_eq!((call.request.container_id.as_str(), call.request.ifname.as_str()), ("c1", "eth0"));
+        assert_eq!(call.settings.socket, usual, "{shown}");
+        assert!(call.request.config.version().is_ok(), "the agent takes it: {shown}");
+        check(&environment, input);
+    }
+    // What can be read counts, whatever else is wrong.
+    let input = br#"{"cniVersion":"7","socket":"/run/other/cni.sock","timeoutSeconds":9,"prevResult":[[[]]],"ips":3}"#;
+    let Ok(Call::Agent(call)) = Call::parse(&environment, input) else { panic!("it is refused") };
+    assert_eq!(call.settings.socket.to_str(), Some("/run/other/cni.sock"));
+    assert_eq!(call.settings.spool.to_str(), Some("/run/other/spool"));
+    assert_eq!(call.settings.timeout.as_secs(), 9);
+}

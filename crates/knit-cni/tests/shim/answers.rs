@@ -85,6 +85,28 @@ fn del_needs_no_namespace() {
 }
 
 #[test]
+fn a_configuration_too_long_for_add_does_not_keep_a_pod_from_going() {
+    // 200 KiB of control characters in an annotation, as JSON.
+    let mut config = Node::new().config();
+    config["runtimeConfig"] =
+        json!({ "io.kubernetes.cri.pod-annotations": { "a": "\u{1}".repeat(200 << 10) } });
+    assert!(config.to_string().len() > knit_cni::call::MAX_INPUT);
+
+    let node = Node::new();
+    config["socket"] = json!(node.socket());
+    assert_eq!(node.run("ADD", &config).error().0, 6);
+    let requests = node.answering(Response::Ok(Value::Null));
+    node.run("DEL", &config).silent_success();
+    let request = requests.recv().expect("the agent was asked");
+    assert_eq!((request.container_id.as_str(), request.ifname.as_str()), ("c1", "eth0"));
+    // While the agent is away, too.
+    let node = Node::new();
+    config["socket"] = json!(node.socket());
+    node.run("DEL", &config).silent_success();
+    assert_eq!(node.notes().len(), 1);
+}
+
+#[test]
 fn version_needs_no_agent() {
     let all = json!(["0.3.1", "0.4.0", "1.0.0", "1.1.0"]);
     for (input, said) in [
@@ -202,7 +224,7 @@ fn garbage_on_standard_input_is_a_decode_error() {
     inputs.push(format!("{}{}", " ".repeat(knit_cni::call::MAX_INPUT), good).into_bytes());
     inputs.push(vec![b'x'; 3 << 20]);
     for input in inputs {
-        for command in ["ADD", "DEL", "STATUS"] {
+        for command in ["ADD", "STATUS"] {
             let ran: Ran = run(&full_environment(command), &input);
             let start = String::from_utf8_lossy(&input[..input.len().min(60)]).into_owned();
             assert_eq!(ran.error().0, 6, "{command} with {start}");
