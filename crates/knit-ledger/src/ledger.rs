@@ -117,9 +117,9 @@ impl<R: Record> Default for Batch<R> {
 // === impl Options ===
 
 impl Default for Options {
-    /// From 256 KiB on, when three quarters are old.
+    /// From 32 KiB on, when three quarters are old: a run-time directory may be a small tmpfs.
     fn default() -> Self {
-        Self { compact_at: 256 << 10, compact_factor: 4 }
+        Self { compact_at: 32 << 10, compact_factor: 4 }
     }
 }
 
@@ -184,7 +184,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             }
             _ => {}
         }
-        let ledger = Self {
+        let mut ledger = Self {
             fs,
             path,
             options,
@@ -197,6 +197,8 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             buffer: Vec::new(),
             _lock: lock,
         };
+        // What an earlier run left behind, perhaps because it had no room to write the file anew.
+        ledger.compact_if_worth_it();
         Ok(Opened { ledger, recovery })
     }
 
@@ -211,7 +213,12 @@ impl<R: Record, F: Fs> Ledger<R, F> {
         if bytes > MAX_CONTENT {
             return Err(LedgerError::TooLarge { path: self.path.clone(), bytes, most: MAX_CONTENT });
         }
-        self.append().map_err(|source| io_error(&self.path, "adding a record", source))?;
+        let appended = match self.append() {
+            // What is old takes room that this change needs.
+            Err(error) if is_full(&error) && self.make_room() => self.append(),
+            appended => appended,
+        };
+        appended.map_err(|source| io_error(&self.path, "adding a record", source))?;
         for change in batch.changes {
             match change {
                 Change::Put(record) => drop(self.records.insert(record.key().to_owned(), record)),
@@ -307,6 +314,17 @@ impl<R: Record, F: Fs> Ledger<R, F> {
                 self.dirty_tail = self.file.set_len(self.len).is_err();
                 Err(error)
             }
+        }
+    }
+
+    /// Writes the file anew if that makes it smaller; whether it did.
+    fn make_room(&mut self) -> bool {
+        match snapshot(&self.records) {
+            Ok(bytes) if (bytes.len() as u64) < self.len => {
+                self.compaction_error = self.replace(&bytes).err();
+                self.compaction_error.is_none()
+            }
+            _ => false,
         }
     }
 

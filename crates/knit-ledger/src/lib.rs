@@ -28,5 +28,5 @@ pub use ledger::{Batch, Ledger, Opened, Options, Record, Recovery, read};
 pub use lock::LockFile;
 pub use opaque::Opaque;
 pub use record::{
-    Attachment, AttachmentPlan, AttachmentState, Leased, NetnsRef, SandboxRecord, TransitionError,
+    Attachment, AttachmentPlan, AttachmentState, Leased, NetnsRef, Resting, SandboxRecord, TransitionError,
 };

@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use knit_ipam::{Addresses, Lease, LeaseKey, LeaseKind, Mac, PodRef};
+use knit_ipam::{Addresses, Cooling, Lease, LeaseKey, LeaseKind, Mac, PodRef};
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::Record;
@@ -87,6 +87,15 @@ pub struct SandboxRecord {
     netns: NetnsRef,
     created_at: u64,
     attachments: Vec<Attachment>,
+}
+
+/// An address that was freed a moment ago and rests: another pod gets it only after a while, also from the next agent.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Resting {
+    /// The Network and the address.
+    key: String,
+    #[serde(flatten)]
+    cooling: Cooling,
 }
 
 /// As it is read, before it is checked.
@@ -316,6 +325,28 @@ impl TryFrom<RawRecord> for SandboxRecord {
             record.insert(attachment)?;
         }
         Ok(record)
+    }
+}
+
+// === impl Resting ===
+
+impl Resting {
+    /// What is kept of a freed address.
+    #[must_use]
+    pub fn new(cooling: Cooling) -> Self {
+        Self { key: format!("{} {}", cooling.network, cooling.address), cooling }
+    }
+
+    /// The address, since when, and whose it was.
+    #[must_use]
+    pub fn cooling(&self) -> &Cooling {
+        &self.cooling
+    }
+}
+
+impl Record for Resting {
+    fn key(&self) -> &str {
+        &self.key
     }
 }
 

@@ -42,6 +42,8 @@ struct State {
     fault: Option<(usize, Fault)>,
     killed: bool,
     full: bool,
+    /// How many bytes all files together may have.
+    room: Option<usize>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -81,6 +83,11 @@ impl FaultFs {
         let mut state = self.state();
         state.full = false;
         state.fault = None;
+    }
+
+    /// A disk of this size.
+    pub fn limit(&self, bytes: usize) {
+        self.state().room = Some(bytes);
     }
 
     /// The power fails: content that was not synced is lost; names that were not synced are lost too, unless the disk
@@ -236,6 +243,11 @@ impl Fs for FaultFs {
 impl FsFile for FaultFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (mut state, fault) = self.fs.step(true)?;
+        let used: usize = state.names.values().map(|inode| state.inodes[*inode].content.len()).sum();
+        let fault = match state.room.map(|room| room.saturating_sub(used)) {
+            Some(left) if fault.is_none() && left < bytes.len() => Some(Fault::NoSpace(left)),
+            _ => fault,
+        };
         let content = &mut state.inodes[self.inode].content;
         let part = |n: usize| &bytes[..n.min(bytes.len())];
         match fault {

@@ -270,6 +270,47 @@ fn the_file_stays_in_proportion_to_what_it_holds() {
     assert!(ledger.compaction_error().is_none());
 }
 
+/// One pod that comes and goes on a disk of 96 KB filled it with the ledger, and no pod was taken any more.
+#[test]
+fn what_is_old_never_fills_a_small_disk() {
+    let fs = FaultFs::new();
+    fs.limit(96 << 10);
+    let mut ledger: Ledger<Item, _> = Ledger::open_with(fs, PATH, Options::default()).unwrap().ledger;
+    for n in 0..2_000_u32 {
+        ledger.put(Item { name: format!("pod-{n}"), text: "x".repeat(1500) }).unwrap();
+        ledger.remove(&format!("pod-{n}")).unwrap();
+        assert!(ledger.bytes() < 40 << 10, "{} after {n} pods", ledger.bytes());
+    }
+}
+
+#[test]
+fn a_full_disk_is_no_reason_to_refuse_while_what_is_old_takes_the_room() {
+    let fs = FaultFs::new();
+    let never = Options { compact_at: 1 << 30, compact_factor: 4 };
+    let mut ledger: Ledger<Item, _> = Ledger::open_with(fs.clone(), PATH, never).unwrap().ledger;
+    (0..20).for_each(|n| ledger.put(item(1, n)).unwrap());
+    // Room for a copy with one record, and not for a further one behind all that is old.
+    fs.limit(fs.content(Path::new(PATH)).unwrap().len() + 120);
+    ledger.put(Item { name: "large".into(), text: "y".repeat(200) }).unwrap();
+    let expected = records(&ledger);
+    drop(ledger);
+    let again: Opened<Item, _> = Ledger::open_with(fs, PATH, never).unwrap();
+    assert_eq!((again.recovery, records(&again.ledger)), (Recovery::Clean, expected));
+}
+
+#[test]
+fn a_restart_writes_a_file_anew_that_is_mostly_old() {
+    let fs = FaultFs::new();
+    let never = Options { compact_at: 1 << 30, compact_factor: 4 };
+    let mut ledger: Ledger<Item, _> = Ledger::open_with(fs.clone(), PATH, never).unwrap().ledger;
+    (0..200).for_each(|n| ledger.put(item(1, n)).unwrap());
+    let (before, expected) = (ledger.bytes(), records(&ledger));
+    drop(ledger);
+    let again: Opened<Item, _> = Ledger::open_with(fs, PATH, never).unwrap();
+    assert!(again.ledger.bytes() * 4 < before, "{} of {before}", again.ledger.bytes());
+    assert_eq!((again.recovery, records(&again.ledger)), (Recovery::Clean, expected));
+}
+
 fn change() -> impl Strategy<Value = Change> {
     prop::collection::vec((0..6_u8, prop::option::weighted(0.7, 0..80_u8)), 1..4)
 }
