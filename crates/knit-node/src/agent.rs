@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use knit_ledger::{Ledger, LedgerError, Recovery, SandboxRecord};
+use knit_ledger::{LedgerError, Recovery};
 use knit_objects::{Objects, Source};
 use knit_runtime::Runtime;
 use tokio::task::JoinSet;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::config::CoreConfig;
 use crate::core::{Core, Parts};
+use crate::files::Files;
 use crate::front_door::cni::{CniDoor, DoorError};
 use crate::front_door::kni::{self, KniDoor, KniDoorError};
 use crate::hotplug::HotPlug;
@@ -113,10 +114,10 @@ impl Agent {
         for path in [core.run_dir.clone(), core.state_dir.clone(), core.runtimes_dir()] {
             make_directory(&path).map_err(|source| StartError::Directory { path, source })?;
         }
-        let (ledger, recovery) = open_ledger(&core, lock_wait).await.map_err(StartError::Ledger)?;
+        let (files, recovery) = open_ledger(&core, lock_wait).await.map_err(StartError::Ledger)?;
         let boot = BootFile::new(&core.state_dir);
         let world = boot.load().into_world();
-        let core = Core::new(Parts { config: core, world, store: Box::new(ledger), proxy: proxy.clone() });
+        let core = Core::new(Parts { config: core, world, store: Box::new(files), proxy: proxy.clone() });
         let mut tasks = JoinSet::new();
         let http = match http {
             Some(address) => {
@@ -232,20 +233,17 @@ fn spawn_loops(
 }
 
 /// Opens the ledger; an agent that is being replaced gives it up when it stops.
-async fn open_ledger(
-    config: &CoreConfig,
-    patience: Duration,
-) -> Result<(Ledger<SandboxRecord>, Recovery), LedgerError> {
+async fn open_ledger(config: &CoreConfig, patience: Duration) -> Result<(Files, Recovery), LedgerError> {
     let deadline = Instant::now() + patience;
     let mut told = false;
     loop {
-        match Ledger::open(config.ledger()) {
-            Ok(opened) => {
-                match &opened.recovery {
+        match Files::open(&config.ledger()) {
+            Ok((files, recovery)) => {
+                match &recovery {
                     Recovery::Fresh | Recovery::Clean => {}
                     found => tracing::warn!(?found, "the ledger was not whole"),
                 }
-                return Ok((opened.ledger, opened.recovery));
+                return Ok((files, recovery));
             }
             Err(error @ LedgerError::Locked { .. }) if Instant::now() < deadline => {
                 if !told {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use ipnet::IpNet;
 use knit_ledger::{Opaque, SandboxRecord};
-use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Topology};
+use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Runtime, Topology};
 use tracing::Instrument as _;
 
 use crate::clock;
@@ -14,6 +14,10 @@ use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::record::{Details, details, ledger_error, pod_of};
 use crate::request::pod_name;
+
+/// How long a runtime may take to take back what it could not make. Its attach may have used up most of the time that the
+/// caller waits.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(5);
 
 impl Core {
     /// Makes all interfaces of a record that are planned, or none: on failure nothing of them is left, and they are no
@@ -32,7 +36,9 @@ impl Core {
         match self.try_attach(&record, &planned, limit).await {
             Ok(record) => Ok(record),
             Err(error) => {
-                self.take_back(&record, &planned).await;
+                // Who waits for the answer should hear of this error; what a runtime does not take away in time, a later
+                // pass does.
+                self.take_back_within(&record, &planned, GIVE_UP).await;
                 Err(error)
             }
         }
@@ -103,13 +109,16 @@ impl Core {
             Error::new(Reason::NotReady, message)
         })?;
         let network = request.network.clone();
-        match tokio::time::timeout(limit, runtime.attach(&request)).await {
+        let (asked, asking) = (request.clone(), Arc::clone(&runtime));
+        let mut call: BoxFuture<'static, _> = Box::pin(async move { asking.attach(&asked).await });
+        match tokio::time::timeout(limit, &mut call).await {
             Ok(Ok(attachment)) => {
                 verify(&request, &attachment)?;
                 Ok(attachment)
             }
             Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface, error)),
             Err(_) => {
+                self.outlive(runtime, call, &request);
                 let message = format!(
                     "network runtime {runtime_name} did not attach interface {interface} to Network {network} within {} ms",
                     limit.as_millis()
@@ -117,6 +126,33 @@ impl Core {
                 Err(Error::new(Reason::NotReady, message))
             }
         }
+    }
+
+    /// Follows an attach that was given up to its end: what it makes after all is taken away again.
+    fn outlive(
+        &self,
+        runtime: Arc<dyn Runtime>,
+        call: BoxFuture<'static, knit_runtime::Result<Attachment>>,
+        request: &AttachRequest,
+    ) {
+        let (core, pod, interface) = (self.clone(), request.pod.clone(), request.interface.clone());
+        self.late().insert((pod.sandbox.clone(), interface.to_string()));
+        tokio::spawn(async move {
+            let made = call.await.is_ok();
+            core.late().remove(&(pod.sandbox.clone(), interface.to_string()));
+            if !made {
+                return;
+            }
+            let _guard = core.locks().lock(&pod.sandbox).await;
+            // What is recorded is somebody's, or is taken away by the next pass.
+            if core.books().get(&pod.sandbox).is_some_and(|r| r.attachment(interface.as_str()).is_some()) {
+                return;
+            }
+            tracing::warn!(sandbox = %pod.sandbox, %interface, "an interface was made after its request had been given up: it is removed");
+            if let Err(error) = runtime.detach(&pod, Some(&interface)).await {
+                tracing::warn!(sandbox = %pod.sandbox, %interface, error = &error as &dyn std::error::Error, "it cannot be removed yet; the next pass tries again");
+            }
+        });
     }
 
     /// What a runtime is asked for, from the record alone and what is known of the Network.
@@ -155,7 +191,26 @@ impl Core {
     /// Takes interfaces away and out of the record. What cannot be taken away now stays in the record as leaving, and a
     /// later pass tries again. True if nothing is left.
     pub(crate) async fn take_back(&self, record: &SandboxRecord, interfaces: &[String]) -> bool {
-        let Ok(pod) = pod_of(record) else { return false };
+        self.take_back_within(record, interfaces, self.config().detach_deadline).await.is_none()
+    }
+
+    /// The same, with a limit for each call of a runtime. Gives what is wrong if something is left.
+    pub(crate) async fn take_back_within(
+        &self,
+        record: &SandboxRecord,
+        interfaces: &[String],
+        limit: Duration,
+    ) -> Option<String> {
+        let Ok(pod) = pod_of(record) else { return Some("its record names no sandbox".to_owned()) };
+        // While a runtime may still be making one, that it is gone now does not mean that it stays gone.
+        let late: Vec<String> = {
+            let late = self.late();
+            interfaces
+                .iter()
+                .filter(|i| late.contains(&(pod.sandbox.clone(), (*i).clone())))
+                .cloned()
+                .collect()
+        };
         let mut leaving = record.clone();
         for interface in interfaces {
             // Fails only for an interface that the record does not have.
@@ -182,30 +237,30 @@ impl Core {
                 }
             }
         }
-        let limit = self.config().runtime_deadline;
         let pod = &pod;
         let results = join_all(calls.into_iter().map(|(name, interface, interfaces)| async move {
             let Some(runtime) = self.runtimes().get(&name) else {
                 tracing::warn!(runtime = %name, sandbox = %pod.sandbox, "a network runtime is away: its interfaces are detached when it is back");
-                return (interfaces, false);
+                return (interfaces, Some(format!("network runtime {name} does not answer on this node: start it")));
             };
-            let done = match tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await {
-                Ok(Ok(())) => true,
+            let problem = match tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await {
+                Ok(Ok(())) => None,
                 Ok(Err(error)) => {
                     tracing::warn!(runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error, "detaching failed; it is tried again");
-                    false
+                    Some(format!("network runtime {name} did not detach it: {error}"))
                 }
                 Err(_) => {
                     tracing::warn!(runtime = %name, sandbox = %pod.sandbox, "detaching takes too long; it is tried again");
-                    false
+                    Some(format!("network runtime {name} did not detach it within {} s: see its log", limit.as_secs()))
                 }
             };
-            (interfaces, done)
+            (interfaces, problem)
         }));
         let results = results.await;
-        let complete = results.iter().all(|(_, done)| *done);
-        let gone: Vec<String> = results.into_iter().filter(|(_, done)| *done).flat_map(|(i, _)| i).collect();
-        if let Err(error) = self.books().forget(&pod.sandbox, &gone, clock::now()) {
+        let problem = results.iter().find_map(|(_, problem)| problem.clone());
+        let gone = results.into_iter().filter(|(_, problem)| problem.is_none());
+        let gone: Vec<String> = gone.flat_map(|(interfaces, _)| interfaces).collect();
+        if let Err(error) = self.books().forget(&pod.sandbox, &gone, &late, clock::now()) {
             tracing::warn!(
                 sandbox = record.sandbox(),
                 error = &error as &dyn std::error::Error,
@@ -213,7 +268,7 @@ impl Core {
             );
         }
         self.books_changed();
-        complete
+        problem
     }
 }
 

@@ -18,6 +18,8 @@ pub struct CoreConfig {
     pub block_wait: Duration,
     /// How long one call of a runtime may take.
     pub runtime_deadline: Duration,
+    /// How long a runtime may take to detach: less than a container runtime waits for DEL, so that it hears who is slow.
+    pub detach_deadline: Duration,
     /// How long a request may take if its caller says nothing.
     pub request_deadline: Duration,
     /// How long a Network that no pod uses stays set up.
@@ -44,6 +46,7 @@ impl CoreConfig {
             cache_wait: Duration::from_secs(5),
             block_wait: Duration::from_secs(10),
             runtime_deadline: Duration::from_secs(30),
+            detach_deadline: Duration::from_secs(15),
             request_deadline: Duration::from_secs(60),
             network_grace: Duration::from_secs(300),
             reconcile_every: Duration::from_secs(60),

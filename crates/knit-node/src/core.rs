@@ -17,6 +17,7 @@ use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
 use crate::locks::SandboxLocks;
 use crate::metrics::{Metrics, Operation};
+use crate::netns::Processes;
 use crate::networks::Networks;
 use crate::proxy::{Running, ServiceProxy};
 use crate::readiness::Readiness;
@@ -51,6 +52,8 @@ struct Inner {
     shown: watch::Sender<u64>,
     /// Requests that are being worked on.
     busy: watch::Sender<usize>,
+    /// Interfaces whose attach was given up, and still runs.
+    late: Mutex<BTreeSet<(SandboxId, String)>>,
 }
 
 /// What a pod got: its main interface first.
@@ -81,7 +84,7 @@ impl Core {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts { config, world, store, proxy } = parts;
-        let books = Books::open(&config.node, store);
+        let books = Books::open(&config.node, store, clock::now());
         let readiness = Readiness::new(&config.run_dir);
         let cri = config.cri_socket.as_deref().and_then(|socket| match Cri::new(socket) {
             Ok(cri) => Some(cri),
@@ -106,6 +109,7 @@ impl Core {
                 addresses: Notify::new(),
                 shown: watch::Sender::new(0),
                 busy: watch::Sender::new(0),
+                late: Mutex::default(),
             }),
         }
     }
@@ -136,7 +140,13 @@ impl Core {
     pub async fn detach(&self, sandbox: SandboxId, main: Option<InterfaceName>) -> Result<()> {
         let core = self.clone();
         self.run(Operation::Detach, async move {
-            let _guard = core.inner.locks.lock(&sandbox).await;
+            let patience = core.inner.config.detach_deadline / 2;
+            let _guard =
+                tokio::time::timeout(patience, core.inner.locks.lock(&sandbox)).await.map_err(|_| {
+                    let message =
+                        format!("an earlier request for sandbox {sandbox} still runs: it tries again");
+                    Error::new(Reason::NotReady, message)
+                })?;
             let Some(record) = core.books().get(&sandbox).cloned() else { return Ok(()) };
             // A DEL for an interface that is not the pod's main one is none of ours.
             if let Some(main) = main
@@ -172,7 +182,8 @@ impl Core {
                     );
                     return Err(Error::new(Reason::Refused, message));
                 }
-                if let Some(Door::Object(name)) = details.map(|d| d.door) {
+                if let Some(Door::Object(object)) = details.map(|d| d.door) {
+                    let name = object.name;
                     let message =
                         format!("{interface} was asked for by NetworkAttachment {name}: delete that");
                     return Err(Error::new(Reason::Refused, message));
@@ -223,10 +234,15 @@ impl Core {
                 .filter_map(|r| SandboxId::new(r.sandbox()).ok())
                 .collect();
             let mut left = 0_usize;
+            let processes = Processes::look();
             for sandbox in unused {
                 let _guard = core.inner.locks.lock(&sandbox).await;
                 let record = core.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
                 if let Some(record) = record {
+                    if let Some(why) = core.spared(&record, keep.is_empty(), &processes) {
+                        tracing::warn!(%sandbox, "it is not in the list of a garbage collection, but {why}: it stays");
+                        continue;
+                    }
                     tracing::info!(%sandbox, "removing what its runtime no longer lists");
                     left += usize::from(core.remove_sandbox(&record).await.is_err());
                 }
@@ -339,6 +355,11 @@ impl Core {
     /// Allocator and ledger. Never held over an await.
     pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
         self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Interfaces whose attach was given up, and still runs. Never held over an await.
+    pub(crate) fn late(&self) -> MutexGuard<'_, BTreeSet<(SandboxId, String)>> {
+        self.inner.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn cri(&self) -> Option<&Cri> {

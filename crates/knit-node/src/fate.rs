@@ -6,7 +6,7 @@ use knit_ledger::SandboxRecord;
 use crate::clock;
 use crate::core::Core;
 use crate::cri::Verdict;
-use crate::netns;
+use crate::netns::{self, Processes};
 use crate::record::details;
 use crate::request::Door;
 
@@ -22,6 +22,21 @@ pub(crate) enum Fate {
 }
 
 impl Core {
+    /// Why a sandbox that a garbage collection does not list is not removed all the same. A container runtime that has not
+    /// found its sandboxes again yet sends a list without them, or none at all.
+    pub(crate) fn spared(
+        &self,
+        record: &SandboxRecord,
+        nothing_listed: bool,
+        processes: &Processes,
+    ) -> Option<&'static str> {
+        let grace = self.config().sandbox_grace;
+        let verdict =
+            self.cri().map_or(Verdict::Unknown, |cri| cri.verdict(record.sandbox(), grace, clock::now()));
+        let gone = netns::is_gone(record.netns());
+        spared(verdict, gone, processes.inhabit(record.netns()), nothing_listed && processes.blind)
+    }
+
     /// What is to become of a sandbox. `left` says whether anything of it is left in the kernel; nothing if that cannot
     /// be told.
     pub(crate) fn fate(&self, record: &SandboxRecord, left: Option<bool>) -> Fate {
@@ -54,5 +69,41 @@ impl Core {
             return Fate::Gone("the container runtime no longer has it");
         }
         Fate::Lives
+    }
+}
+
+/// The same, of what is known: what the container runtime said before, whether the namespace is gone, whether a process is in
+/// it, and whether nobody was listed and no process could be seen.
+fn spared(verdict: Verdict, gone: bool, inhabited: bool, in_the_dark: bool) -> Option<&'static str> {
+    match verdict {
+        _ if inhabited => Some("a process is in its network namespace"),
+        Verdict::Lives => Some("the container runtime says that it runs"),
+        Verdict::Unknown if in_the_dark && !gone => {
+            Some("its network namespace is there, and whether a process is in it cannot be seen")
+        }
+        Verdict::Gone | Verdict::Unknown => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_garbage_collection_in_the_dark_removes_only_what_is_certainly_gone() {
+        use Verdict::{Gone, Lives, Unknown};
+        for (verdict, gone, inhabited, in_the_dark, stays) in [
+            (Unknown, false, false, false, false),
+            (Unknown, false, true, false, true),
+            (Unknown, false, false, true, true),
+            (Unknown, true, false, true, false),
+            (Lives, false, false, false, true),
+            (Lives, true, false, true, true),
+            (Gone, false, false, true, false),
+            (Gone, false, true, false, true),
+        ] {
+            let why = spared(verdict, gone, inhabited, in_the_dark);
+            assert_eq!(why.is_some(), stays, "{verdict:?} {gone} {inhabited} {in_the_dark}: {why:?}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Which network namespace a path means now. Inode and device tell whether it is still the one that was meant.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,15 +31,39 @@ pub fn is_gone(known: &NetnsRef) -> bool {
     }
 }
 
-/// Whether a process that we can see is in a namespace. What cannot be seen is not there: an agent in a container sees
-/// all processes of its node only with `hostPID`.
+/// The processes that we can see, by the network namespaces that they are in.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Processes {
+    namespaces: BTreeSet<PathBuf>,
+    /// Only our own are to be seen: an agent in a container sees all processes of its node only with `hostPID`, and without
+    /// it is the first of its own.
+    pub blind: bool,
+}
+
+// === impl Processes ===
+
+impl Processes {
+    /// Looks at all of them.
+    #[must_use]
+    pub fn look() -> Self {
+        let is_process = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let processes = entries.filter(|entry| is_process(&entry.file_name()));
+        Self {
+            namespaces: processes.filter_map(|e| std::fs::read_link(e.path().join("ns/net")).ok()).collect(),
+            blind: std::process::id() == 1,
+        }
+    }
+
+    /// Whether one is in a namespace.
+    #[must_use]
+    pub fn inhabit(&self, known: &NetnsRef) -> bool {
+        self.namespaces.contains(&PathBuf::from(format!("net:[{}]", known.inode)))
+    }
+}
+
+/// Whether a process that we can see is in a namespace. What cannot be seen is not there.
 #[must_use]
 pub fn is_inhabited(known: &NetnsRef) -> bool {
-    let wanted = PathBuf::from(format!("net:[{}]", known.inode));
-    let Ok(processes) = std::fs::read_dir("/proc") else { return false };
-    let is_process = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
-    processes
-        .flatten()
-        .filter(|entry| is_process(&entry.file_name()))
-        .any(|entry| std::fs::read_link(entry.path().join("ns/net")).is_ok_and(|link| link == wanted))
+    Processes::look().inhabit(known)
 }

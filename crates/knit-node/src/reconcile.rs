@@ -64,9 +64,6 @@ impl Core {
             cri.ask(known, clock::now).await;
         }
         let lists = self.lists(&mut outcome).await;
-        if pass.adopt {
-            self.adopt(&lists, &pass.netns_dirs, &mut outcome);
-        }
         let sandboxes: Vec<SandboxId> =
             self.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
         for sandbox in sandboxes {
@@ -76,6 +73,10 @@ impl Core {
             if let Some(record) = record {
                 self.reconcile_one(&record, &lists, &mut outcome).await;
             }
+        }
+        // What is gone comes first: its address may be a running pod's by now.
+        if pass.adopt {
+            self.adopt(&lists, &pass.netns_dirs, &mut outcome);
         }
         // After the ledger was lost, what could not be adopted may still be a running pod's.
         if !pass.adopt {
@@ -392,11 +393,7 @@ impl Core {
                 outcome.failed += 1;
                 continue;
             }
-            for lease in leases {
-                if let Err(lease) = books.allocator.adopt(lease) {
-                    tracing::error!(lease = %lease.holder(), addresses = %lease.addresses, "two sandboxes have the same address");
-                }
-            }
+            leases.into_iter().for_each(|lease| books.adopt(lease));
             outcome.adopted += attachments.len();
         }
     }

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use knit_ipam::{LeaseError, LeaseKey, Millis, NodeAllocator, NodeConfig, PodRef, Request, Snapshot, Want};
-use knit_ledger::{Fs, Ledger, LedgerError, NetnsRef, Opaque, SandboxRecord};
+use knit_ipam::{
+    Cooling, Lease, LeaseError, LeaseKey, Millis, NodeAllocator, NodeConfig, PodRef, Request, Snapshot, Want,
+};
+use knit_ledger::{LedgerError, NetnsRef, Opaque, SandboxRecord};
 use knit_runtime::{Attachment, Dns, Pod, PortMapping, SandboxId};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +13,11 @@ use crate::error::{Error, Reason, Result};
 use crate::request::Door;
 use crate::resolve::Wanted;
 
-/// Where records are kept: a [`Ledger`], or something that stands in for one.
+/// How long an address rests beyond the usual time if a runtime may still be making its interface: until a pass has looked
+/// whether it did, and a good deal longer.
+const LATE: Millis = Millis(180_000);
+
+/// Where records are kept: [`crate::files::Files`], or something that stands in for them.
 pub trait Store: Send {
     /// Puts a record.
     ///
@@ -27,6 +33,14 @@ pub trait Store: Send {
     fn get(&self, sandbox: &str) -> Option<&SandboxRecord>;
     /// All records.
     fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_>;
+    /// Keeps addresses that were freed, so that the next agent lets them rest, too. What was freed at `rested` or before
+    /// need not be kept any longer.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing changed.
+    fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError>;
+    /// The addresses that were kept.
+    fn resting(&self) -> Vec<Cooling>;
 }
 
 /// Allocator and ledger.
@@ -34,6 +48,8 @@ pub struct Books {
     /// Who has which address.
     pub allocator: NodeAllocator,
     store: Box<dyn Store>,
+    /// Leases of records whose addresses another record holds. They take them when that one ends.
+    waiting: Vec<Lease>,
 }
 
 /// What is kept of an attachment besides what the ledger has a place for: enough to make it again.
@@ -69,41 +85,30 @@ pub enum NotReserved {
     Error(Error),
 }
 
-impl<F: Fs + Send> Store for Ledger<SandboxRecord, F>
-where
-    F::File: Send,
-    F::Lock: Send,
-{
-    fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError> {
-        Ledger::put(self, record)
-    }
-
-    fn remove(&mut self, sandbox: &str) -> Result<(), LedgerError> {
-        Ledger::remove(self, sandbox)
-    }
-
-    fn get(&self, sandbox: &str) -> Option<&SandboxRecord> {
-        Ledger::get(self, sandbox)
-    }
-
-    fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_> {
-        Box::new(Ledger::records(self))
-    }
-}
-
 // === impl Books ===
 
 impl Books {
     /// The books of a node, with the leases that its records hold.
     #[must_use]
-    pub fn open(node: &str, store: Box<dyn Store>) -> Self {
+    pub fn open(node: &str, store: Box<dyn Store>, now: Millis) -> Self {
         let leases = store.records().flat_map(SandboxRecord::leases).collect();
-        let snapshot = Snapshot { leases, cooling: Vec::new() };
+        // A time beyond this one is another boot's.
+        let cooling = store.resting().into_iter().filter(|c| c.freed_at <= now.plus(LATE)).collect();
+        let snapshot = Snapshot { leases, cooling };
         let restored = NodeAllocator::restore(node, NodeConfig::default(), [], [], snapshot);
         for lease in &restored.clashing {
-            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two records hold the same address: the later one keeps it until its pod ends");
+            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two records hold the same address: the other one keeps it until its pod ends");
         }
-        Self { allocator: restored.allocator, store }
+        Self { allocator: restored.allocator, store, waiting: restored.clashing }
+    }
+
+    /// Takes the lease of a record that was found running. If another record holds its address, it gets that when the other
+    /// one ends; nobody else does.
+    pub fn adopt(&mut self, lease: Lease) {
+        if let Err(lease) = self.allocator.adopt(lease) {
+            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two sandboxes have the same address");
+            self.waiting.push(*lease);
+        }
     }
 
     /// The record of a sandbox.
@@ -196,7 +201,8 @@ impl Books {
         self.store.put(record)
     }
 
-    /// Takes interfaces of which nothing is left out of the record, and frees their addresses.
+    /// Takes interfaces of which nothing is left out of the record, and frees their addresses. Those in `late` may still
+    /// be made by a runtime that was given up: they rest longer.
     ///
     /// # Errors
     /// When that cannot be written: their addresses stay reserved, and a later pass tries again.
@@ -204,6 +210,7 @@ impl Books {
         &mut self,
         sandbox: &SandboxId,
         interfaces: &[String],
+        late: &[String],
         now: Millis,
     ) -> Result<(), LedgerError> {
         let mut unused: Vec<&String> = Vec::new();
@@ -213,8 +220,11 @@ impl Books {
             // again and again must not use them all up.
             unused = interfaces
                 .iter()
+                .filter(|i| !late.contains(i))
                 .filter(|i| record.attachment(i.as_str()).is_some_and(|a| never_attached(a.state())))
                 .collect();
+            let used = interfaces.iter().filter(|i| !unused.contains(i));
+            self.keep_at_rest(sandbox, used.map(|i| (i, late.contains(i))), now);
             for interface in interfaces {
                 // Both fail only for an interface that is not in the record, which is what is wanted.
                 let _ = record.detaching(interface);
@@ -224,13 +234,50 @@ impl Books {
         }
         for interface in interfaces {
             let key = LeaseKey::new(sandbox.as_str(), interface.as_str());
+            self.waiting.retain(|lease| lease.key != key);
             if unused.contains(&interface) {
                 self.allocator.cancel(&key);
             } else {
-                self.allocator.free(&key, now);
+                self.allocator.free(&key, freed_at(late.contains(interface), now));
+            }
+        }
+        for lease in std::mem::take(&mut self.waiting) {
+            match self.allocator.adopt(lease) {
+                Ok(()) => {}
+                Err(lease) => self.waiting.push(*lease),
             }
         }
         Ok(())
+    }
+
+    /// Writes down which addresses are about to rest. Where that fails they rest all the same, as long as this agent lives.
+    fn keep_at_rest<'a>(
+        &mut self,
+        sandbox: &SandboxId,
+        interfaces: impl Iterator<Item = (&'a String, bool)>,
+        now: Millis,
+    ) {
+        let mut freed = Vec::new();
+        for (interface, late) in interfaces {
+            let key = LeaseKey::new(sandbox.as_str(), interface.as_str());
+            let Some(lease) = self.allocator.get(&key) else { continue };
+            freed.extend(lease.addresses.iter().map(|address| Cooling {
+                network: lease.network.clone(),
+                address,
+                freed_at: freed_at(late, now),
+                pod: lease.pod.clone(),
+            }));
+        }
+        let rested = Millis(now.0.saturating_sub(NodeConfig::default().quarantine.0));
+        if !freed.is_empty()
+            && let Err(error) = self.store.rest(freed, rested)
+        {
+            tracing::warn!(
+                %sandbox,
+                error = &error as &dyn std::error::Error,
+                "that addresses rest cannot be recorded: an agent that starts now gives them out at once"
+            );
+        }
     }
 }
 
@@ -238,6 +285,11 @@ impl std::fmt::Debug for Books {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Books").field("records", &self.store.records().count()).finish_non_exhaustive()
     }
+}
+
+/// From when on an address rests.
+fn freed_at(late: bool, now: Millis) -> Millis {
+    if late { now.plus(LATE) } else { now }
 }
 
 /// Whether an attachment was planned, and perhaps begun, but never acknowledged.

@@ -38,8 +38,40 @@ pub enum Door {
     Cni(String),
     /// A KNI client.
     Kni,
-    /// A NetworkAttachment object, by namespace and name.
-    Object(String),
+    /// A NetworkAttachment object.
+    Object(ObjectDoor),
+}
+
+/// Which NetworkAttachment asks. Another one of the same name is another object.
+#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(from = "RawObject")]
+pub struct ObjectDoor {
+    /// Its namespace and name, with a slash between them.
+    pub name: String,
+    /// Its uid, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+}
+
+/// As it may be recorded: earlier versions kept the name alone.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawObject {
+    Name(String),
+    Whole {
+        name: String,
+        #[serde(default)]
+        uid: Option<String>,
+    },
+}
+
+impl From<RawObject> for ObjectDoor {
+    fn from(raw: RawObject) -> Self {
+        match raw {
+            RawObject::Name(name) => Self { name, uid: None },
+            RawObject::Whole { name, uid } => Self { name, uid },
+        }
+    }
 }
 
 impl Door {
@@ -60,5 +92,19 @@ pub fn pod_name(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
         (Some(namespace), Some(name)) => format!("pod {namespace}/{name}"),
         _ => format!("sandbox {}", pod.sandbox),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_of_an_earlier_version_is_read() {
+        let old: Door = serde_json::from_str(r#"{"Object":"shop/more"}"#).expect("a door");
+        assert_eq!(old, Door::Object(ObjectDoor { name: "shop/more".into(), uid: None }));
+        let new = Door::Object(ObjectDoor { name: "shop/more".into(), uid: Some("u1".into()) });
+        let text = serde_json::to_string(&new).expect("text");
+        assert_eq!(serde_json::from_str::<Door>(&text).expect("a door"), new);
     }
 }

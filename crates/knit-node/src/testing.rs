@@ -5,8 +5,10 @@ use std::future::pending;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use knit_ipam::{Cooling, Millis};
 use knit_ledger::{LedgerError, SandboxRecord};
 use knit_runtime::{
     AttachRequest, Attachment, Error, HostEnd, Info, InterfaceName, Network, NetworkStatus, Pod, Reason,
@@ -45,6 +47,10 @@ pub struct Faults {
     pub set_up: Option<Reason>,
     /// An attach of this interface never answers.
     pub hang_on: Option<String>,
+    /// An attach of this interface takes so long, and goes on whoever waits for it.
+    pub slow_on: Option<(String, Duration)>,
+    /// No detach ever answers.
+    pub hang_detaches: bool,
     /// Answers leave the addresses out.
     pub forget_addresses: bool,
 }
@@ -275,6 +281,10 @@ impl Runtime for FakeRuntime {
         if hang {
             pending::<()>().await;
         }
+        let slow = self.kernel.state().faults.slow_on.clone();
+        if let Some((_, duration)) = slow.filter(|(interface, _)| interface == request.interface.as_str()) {
+            tokio::time::sleep(duration).await;
+        }
         let made = self.make(request);
         self.life.live().await;
         made
@@ -282,6 +292,9 @@ impl Runtime for FakeRuntime {
 
     async fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
         self.life.live().await;
+        if self.kernel.state().faults.hang_detaches {
+            pending::<()>().await;
+        }
         {
             let mut state = self.kernel.state();
             if state.faults.detaches > 0 {
@@ -373,5 +386,15 @@ impl Store for MortalStore {
 
     fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_> {
         self.store.records()
+    }
+
+    fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError> {
+        self.step()?;
+        self.store.rest(freed, rested)?;
+        self.step()
+    }
+
+    fn resting(&self) -> Vec<Cooling> {
+        self.store.resting()
     }
 }

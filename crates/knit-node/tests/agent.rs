@@ -328,6 +328,37 @@ async fn the_agent_restarts_while_the_api_is_away() {
     agent.stop(Duration::from_secs(5)).await;
 }
 
+/// Everything boots at once: the API server is there, and its lists take their time. What was known before the boot may be
+/// old, and the namespace may have a Network of its own by now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_list_is_waited_for_and_not_guessed() {
+    let node = Node::new();
+    let agent = node.start().await;
+    result(node.call(node.request(Command::Add, "a", "blue")).await);
+    let kept = node.path("state").join("boot-cache.json");
+    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\"")))
+        .await;
+    agent.stop(Duration::from_secs(5)).await;
+
+    // It takes every request, and answers none.
+    let api = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", api.local_addr().expect("an address"));
+    let holding = tokio::spawn(async move {
+        let mut clients = Vec::new();
+        while let Ok((client, _)) = api.accept().await {
+            clients.push(client);
+        }
+    });
+    let agent = Agent::start(node.config(Source::Url(url))).await.expect("started");
+    let answer = node.call(node.request(Command::Add, "b", "")).await;
+    assert_eq!(error_code(&answer), code::TRY_AGAIN, "{answer:?}");
+    // Pods that are there are served as ever, and can go.
+    result(node.call(node.request(Command::Del, "a", "")).await);
+    assert!(node.kernel.is_clean());
+    agent.stop(Duration::from_secs(5)).await;
+    holding.abort();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_is_replaced_by_another() {
     let node = Node::new();

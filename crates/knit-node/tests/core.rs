@@ -91,6 +91,58 @@ async fn a_runtime_that_hangs_is_given_up() {
     assert!(node.is_clean());
 }
 
+/// It was given up, and made the interface all the same: nobody else may have its address meanwhile, and it goes.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_is_late_leaves_nothing_and_shares_no_address() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let first = agent.add(node.request("first", "shop", "blue")).await.expect("attached");
+    let last_byte = |attached: &knit_node::Attached| match attached.attachments[1].addresses[0].net.addr() {
+        std::net::IpAddr::V4(address) => address.octets()[3],
+        std::net::IpAddr::V6(_) => panic!("it has no IPv6"),
+    };
+    let slow_on = Some(("net1".to_owned(), Duration::from_secs(40)));
+    node.kernel.fail(Faults { slow_on, ..Faults::default() });
+    let error = agent.add(node.request("late", "shop", "blue")).await.expect_err("it is too slow");
+    assert_eq!(error.reason, Reason::NotReady);
+    assert!(error.chain().contains("knit.dev/linux"), "{}", error.chain());
+    assert!(agent.core.list(Some(&id("late"))).is_empty());
+    node.kernel.fail(Faults::default());
+
+    let next = agent.add(node.request("next", "shop", "blue")).await.expect("attached");
+    assert_eq!(last_byte(&next), last_byte(&first) + 2, "the one between may still be made");
+    // It is made, and removed again.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(node.kernel.attaches(), 3, "the late one was made after all");
+    assert_eq!(node.attachments().len(), 4, "and is gone again");
+    agent.del("first").await.expect("detached");
+    agent.del("next").await.expect("detached");
+    assert!(node.is_clean());
+}
+
+/// The container runtime waits 60 s for ADD and 30 s for DEL, and should hear who is slow.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_is_named_before_the_caller_gives_up() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.add(node.request("there", "shop", "")).await.expect("attached");
+    node.kernel.fail(Faults { hang_on: Some("eth0".into()), hang_detaches: true, ..Faults::default() });
+    let add = agent
+        .core
+        .attach(node.request("a", "shop", ""), tokio::time::Instant::now() + Duration::from_secs(54));
+    let error =
+        tokio::time::timeout(Duration::from_secs(54), add).await.expect("in time").expect_err("it hangs");
+    assert!(error.chain().contains("network runtime knit.dev/linux did not attach"), "{}", error.chain());
+    let del = agent.del("there");
+    let error =
+        tokio::time::timeout(Duration::from_secs(27), del).await.expect("in time").expect_err("it hangs");
+    assert!(error.chain().contains("network runtime knit.dev/linux did not detach"), "{}", error.chain());
+    // One DEL behind another that hangs hears something, too.
+    let both = futures::future::join(agent.del("there"), agent.del("there"));
+    let (x, y) = tokio::time::timeout(Duration::from_secs(27), both).await.expect("in time");
+    assert!(x.is_err() && y.is_err());
+}
+
 #[tokio::test]
 async fn a_detach_that_fails_is_tried_again() {
     let node = Node::new();
@@ -174,6 +226,23 @@ async fn garbage_collection_keeps_what_is_listed_and_what_others_made() {
     assert_eq!(left, BTreeSet::from(["b".to_owned(), "k".to_owned()]));
     agent.core.gc(Door::Cni("another".into()), BTreeSet::new()).await.expect("collected");
     assert_eq!(agent.core.list(None).len(), 2, "another configuration's garbage is not ours");
+}
+
+/// A container runtime that has just started may not know its sandboxes yet.
+#[tokio::test]
+async fn garbage_collection_with_an_empty_list_leaves_pods_that_live() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let mut lives = node.request("lives", "shop", "");
+    // This very process is in it.
+    lives.netns = "/proc/self/ns/net".into();
+    agent.add(lives).await.expect("attached");
+    agent.add(node.request("empty", "shop", "")).await.expect("attached");
+    for keep in [BTreeSet::new(), BTreeSet::from(["somebody".to_owned()])] {
+        agent.core.gc(Door::Cni("knit".into()), keep).await.expect("collected");
+        let left: Vec<String> = agent.core.list(None).iter().map(|a| a.pod.sandbox.to_string()).collect();
+        assert_eq!(left, ["lives"]);
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Agent, Node, addresses};
 use knit_ledger::{AttachmentState, SandboxRecord};
-use knit_node::testing::Life;
+use knit_node::testing::{Faults, Life};
 
 /// What the container runtime was told.
 #[derive(Clone, Debug, Default)]
@@ -136,6 +136,52 @@ async fn a_damaged_ledger_is_rebuilt_and_no_pod_notices() {
     std::fs::remove_file(node.netns("b")).expect("removed");
     let outcome = agent.core.reconcile(&Default::default()).await;
     assert_eq!(outcome.removed, 1);
+}
+
+/// The damage hid that one pod had ended and another one got its address.
+#[tokio::test]
+async fn a_damaged_ledger_gives_no_running_pods_address_away() {
+    for detach_fails in [false, true] {
+        let node = Node::new();
+        let fixed = r#"[{"name":"blue","ips":["10.2.0.9"]}]"#;
+        let agent = node.start().await;
+        agent.add(node.request("s1", "shop", fixed)).await.expect("attached");
+        let ledger = node.config().ledger();
+        let then = std::fs::read(&ledger).expect("the ledger");
+        agent.del("s1").await.expect("detached");
+        agent.add(node.request("s2", "shop", fixed)).await.expect("attached");
+        drop(agent);
+        std::fs::remove_file(node.netns("s1")).expect("removed");
+        std::fs::write(&ledger, [&then[..], &[0x5a; 64]].concat()).expect("damaged");
+
+        node.kernel.fail(Faults { detaches: usize::from(detach_fails), ..Faults::default() });
+        let agent = node.start().await;
+        assert_eq!(agent.outcome.adopted, 2, "{:?}", agent.outcome);
+        // What could not be removed then is now.
+        agent.core.reconcile(&Default::default()).await;
+        let left: BTreeSet<String> =
+            agent.core.list(None).iter().map(|a| a.pod.sandbox.to_string()).collect();
+        assert_eq!(left, BTreeSet::from(["s2".to_owned()]));
+        let asked = node.kernel.attaches();
+        let error = agent.add(node.request("s3", "shop", fixed)).await.expect_err("s2 has it");
+        assert!(error.chain().contains("pod-s2"), "detach fails: {detach_fails}: {}", error.chain());
+        assert_eq!(node.kernel.attaches(), asked, "the runtime was not even asked");
+        agent.del("s2").await.expect("detached");
+        agent.add(node.request("s3", "shop", fixed)).await.expect("free at last");
+    }
+}
+
+#[tokio::test]
+async fn an_address_rests_though_the_agent_restarts() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    agent.del("a").await.expect("detached");
+    drop(agent);
+    let agent = node.start().await;
+    let after = agent.add(node.request("b", "shop", "blue")).await.expect("attached");
+    let (before, after) = (addresses(&before), addresses(&after));
+    assert!(before.iter().all(|address| !after.contains(address)), "{before:?} {after:?}");
 }
 
 #[tokio::test]

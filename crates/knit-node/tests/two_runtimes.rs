@@ -19,7 +19,6 @@ use knit_kernel::addr::Address;
 use knit_kernel::link::{Change, NewLink, Peer};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, IfName, NetNs, Op};
-use knit_ledger::{Ledger, SandboxRecord};
 use knit_linux::{Config, LinuxRuntime};
 use knit_node::reconcile::Pass;
 use knit_node::{Core, Parts};
@@ -82,7 +81,7 @@ async fn run() {
     // Bound is not yet listening.
     eventually("the other runtime listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
 
-    let ledger = Ledger::<SandboxRecord>::open(config.ledger()).expect("the ledger").ledger;
+    let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
     let (dir, limit) = (config.runtimes_dir(), config.runtime_deadline);
     let core = Core::new(Parts { config, world: node.world.clone(), store: Box::new(ledger), proxy: None });
     core.runtimes().add(Arc::new(linux)).await.expect("the reference runtime");

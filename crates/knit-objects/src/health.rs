@@ -35,6 +35,8 @@ pub enum Connection {
 pub(crate) struct Health {
     what: String,
     state: watch::Sender<Connection>,
+    /// The last attempt found nobody there.
+    away: watch::Sender<bool>,
 }
 
 // === impl Connection ===
@@ -75,7 +77,16 @@ impl fmt::Display for Connection {
 impl Health {
     pub(crate) fn new(what: impl Into<String>) -> Self {
         let state = Connection::Connecting { since: Timestamp::now(), error: None };
-        Self { what: what.into(), state: watch::Sender::new(state) }
+        Self { what: what.into(), state: watch::Sender::new(state), away: watch::Sender::new(false) }
+    }
+
+    pub(crate) fn subscribe_away(&self) -> watch::Receiver<bool> {
+        self.away.subscribe()
+    }
+
+    /// Whether somebody answered the last attempt, were it with an error.
+    pub(crate) fn set_away(&self, away: bool) {
+        self.away.send_if_modified(|known| std::mem::replace(known, away) != away);
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<Connection> {

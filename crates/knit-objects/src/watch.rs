@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 
 use crate::cache::Cache;
 use crate::error::Result;
-use crate::health::Connection;
+use crate::health::{Connection, Health};
 use crate::key::{Key, Object};
 use crate::objects::Objects;
 use crate::problem::Problem;
@@ -44,6 +44,7 @@ pub struct Watch<K, T = K> {
 pub struct Subscription<T> {
     events: mpsc::Receiver<Event<T>>,
     connection: watch::Receiver<Connection>,
+    away: watch::Receiver<bool>,
     task: AbortHandle,
 }
 
@@ -111,8 +112,9 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
     /// Starts, and yields events. Needs a tokio runtime. Fails only for a selector that is none.
     pub fn subscribe(self) -> Result<Subscription<T>> {
         let (events, receiver) = mpsc::channel(QUEUE);
-        let (connection, task) = self.start(Sink::Channel(events))?;
-        Ok(Subscription { events: receiver, connection, task })
+        let (health, task) = self.start(Sink::Channel(events))?;
+        let (connection, away) = (health.subscribe(), health.subscribe_away());
+        Ok(Subscription { events: receiver, connection, away, task })
     }
 
     /// Starts, and keeps what is there for many readers. Needs a tokio runtime. Fails only for a selector that is
@@ -120,13 +122,13 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
     pub fn cache(self) -> Result<Cache<T>> {
         let kind = K::kind(&()).into_owned();
         let store = crate::cache::Store::new(kind);
-        let (connection, task) = self.start(Sink::Store(Arc::clone(&store)))?;
-        Ok(Cache::new(store, connection, task))
+        let (health, task) = self.start(Sink::Store(Arc::clone(&store)))?;
+        Ok(Cache::new(store, health.subscribe(), task))
     }
 
-    fn start(self, sink: Sink<T>) -> Result<(watch::Receiver<Connection>, AbortHandle)> {
+    fn start(self, sink: Sink<T>) -> Result<(Arc<Health>, AbortHandle)> {
         let reader = self.objects.reader::<K>(&self.selection)?;
-        let connection = reader.health().subscribe();
+        let health = reader.health();
         let pump = Pump {
             reader,
             map: self.map,
@@ -137,7 +139,7 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
             objects: self.objects,
         };
         let task = tokio::spawn(pump.run(self.seed)).abort_handle();
-        Ok((connection, task))
+        Ok((health, task))
     }
 }
 
@@ -159,6 +161,12 @@ impl<T> Subscription<T> {
     #[must_use]
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.clone()
+    }
+
+    /// Whether nobody is there: the last attempt got no answer at all, not even an error. False while that is not known.
+    #[must_use]
+    pub fn away(&self) -> watch::Receiver<bool> {
+        self.away.clone()
     }
 }
 

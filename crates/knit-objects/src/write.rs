@@ -174,6 +174,20 @@ impl Write {
         self
     }
 
+    /// Only to the object with this uid: if another one has its name by now, the write fails. In a folder, where objects
+    /// have none, it changes nothing.
+    #[must_use]
+    pub fn if_uid(mut self, uid: &str) -> Self {
+        match &mut self.operation {
+            Operation::Replace(body)
+            | Operation::Apply { body, .. }
+            | Operation::Merge { patch: body, .. } => body["metadata"]["uid"] = uid.into(),
+            Operation::Delete { uid: only } => *only = Some(uid.to_owned()),
+            Operation::Create(_) => {}
+        }
+        self
+    }
+
     /// The object goes when this Node goes. Says nothing of others' owner references.
     #[must_use]
     pub fn owned_by_node(mut self, name: &str, uid: &str) -> Self {

@@ -8,6 +8,7 @@ use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use tokio::time::Instant;
 
 use super::{Attached, Core};
+use crate::attach::GIVE_UP;
 use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::netns;
@@ -73,8 +74,9 @@ impl Core {
             })
             .collect();
         let record = self.reserve(pod, &namespace, &plan, block_deadline).await?;
-        let limit =
-            deadline.saturating_duration_since(Instant::now()).min(self.inner.config.runtime_deadline);
+        // What fails must be taken back before the caller stops waiting, or it never hears why.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let limit = left.saturating_sub(GIVE_UP).max(left / 2).min(self.inner.config.runtime_deadline);
         let record = self.attach_planned(record, limit).await?;
         self.books_changed();
         Ok(answer(&record))
@@ -117,7 +119,34 @@ impl Core {
             }
         };
         self.books_changed();
-        // A block that came a moment ago may not be known to the runtime yet.
+        self.cover(&record, deadline).await?;
+        Ok(record)
+    }
+
+    /// Reserves and records, and waits for nothing: who asks comes again.
+    pub(crate) async fn reserve_now(
+        &self,
+        pod: &Pod,
+        namespace: &knit_ledger::NetnsRef,
+        plan: &[(Wanted, Details)],
+    ) -> Result<SandboxRecord> {
+        let reserved = self.books().reserve(pod, namespace, plan, clock::now());
+        let record = match reserved {
+            Ok(record) => record,
+            Err(NotReserved::Error(error)) => return Err(error),
+            Err(NotReserved::Exhausted { network, error }) => {
+                self.inner.networks.starved(&network);
+                self.networks_changed();
+                return Err(error);
+            }
+        };
+        self.books_changed();
+        self.cover(&record, Instant::now() + self.inner.config.runtime_deadline).await?;
+        Ok(record)
+    }
+
+    /// A block that came a moment ago may not be known to the runtime yet. What is planned is taken back if that lasts.
+    async fn cover(&self, record: &SandboxRecord, deadline: Instant) -> Result<()> {
         for attachment in record.attachments() {
             let plan = attachment.plan();
             let Some(lease) = &plan.lease else { continue };
@@ -131,25 +160,23 @@ impl Core {
                     .filter(|a| matches!(a.state(), knit_ledger::AttachmentState::Planned))
                     .map(|a| a.plan().interface.clone())
                     .collect();
-                self.take_back(&record, &planned).await;
+                self.take_back(record, &planned).await;
                 return Err(error);
             }
         }
-        Ok(record)
+        Ok(())
     }
 
     /// Takes all of a sandbox away.
     pub(crate) async fn remove_sandbox(&self, record: &SandboxRecord) -> Result<()> {
         let all: Vec<String> = record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
-        let complete = self.take_back(record, &all).await;
+        let problem = self.take_back_within(record, &all, self.inner.config.detach_deadline).await;
         if let Ok(pod) = pod_of(record) {
             self.inner.report.detached(&pod);
         }
-        if complete {
-            return Ok(());
-        }
+        let Some(problem) = problem else { return Ok(()) };
         let message = format!(
-            "sandbox {} could not be detached completely; the agent tries again, and its log says why",
+            "sandbox {} could not be detached completely: {problem}; the agent tries again",
             record.sandbox()
         );
         Err(Error::new(Reason::NotReady, message))
@@ -202,10 +229,21 @@ impl Core {
                 Error::new(Reason::NotReady, format!("network runtime {} does not answer", plan.runtime))
             })?;
             let interface = InterfaceName::new(plan.interface.as_str()).ok();
-            runtime
-                .check(&pod, Some(&record.netns().path), interface.as_ref())
-                .await
-                .map_err(|error| Error::from_runtime("checking", &plan.network, &plan.interface, error))?;
+            let check = runtime.check(&pod, Some(&record.netns().path), interface.as_ref());
+            let limit = self.inner.config.detach_deadline;
+            match tokio::time::timeout(limit, check).await {
+                Ok(checked) => checked.map_err(|error| {
+                    Error::from_runtime("checking", &plan.network, &plan.interface, error)
+                })?,
+                Err(_) => {
+                    let (name, seconds) = (&plan.runtime, limit.as_secs());
+                    let message = format!(
+                        "network runtime {name} did not check interface {} within {seconds} s: see its log",
+                        plan.interface
+                    );
+                    return Err(Error::new(Reason::NotReady, message));
+                }
+            }
         }
         Ok(answer(&record))
     }

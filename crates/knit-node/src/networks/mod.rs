@@ -130,6 +130,19 @@ impl Networks {
     }
 }
 
+// === impl Unready ===
+
+impl Unready {
+    /// What a request for the Network is told.
+    fn into_error(self, network: &str) -> Error {
+        let reason = match self.reason {
+            conditions::node_network::REASON_NO_ADDRESS => Reason::AddressesExhausted,
+            _ => Reason::NotReady,
+        };
+        Error::new(reason, format!("Network {network} is not ready on this node: {}", self.message))
+    }
+}
+
 // === impl Core ===
 
 impl Core {
@@ -140,6 +153,15 @@ impl Core {
             return Ok(());
         }
         self.bring_up_to_date(name, deadline).await
+    }
+
+    /// Sets a Network up here if nobody wanted it before, and waits for nothing else: who asks comes again.
+    pub(crate) async fn network_now(&self, name: &str) -> Result<()> {
+        self.networks().want(name);
+        if self.networks().is_set_up(name) {
+            return Ok(());
+        }
+        self.apply_network(name).await.map_err(|problem| problem.into_error(name))
     }
 
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such as a Service
@@ -162,12 +184,7 @@ impl Core {
                 Err(_) => Unready::not_set_up("setting it up takes longer than the request may"),
             };
             if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                let reason = match problem.reason {
-                    conditions::node_network::REASON_NO_ADDRESS => Reason::AddressesExhausted,
-                    _ => Reason::NotReady,
-                };
-                let message = format!("Network {name} is not ready on this node: {}", problem.message);
-                return Err(Error::new(reason, message));
+                return Err(problem.into_error(name));
             }
         }
     }

@@ -73,6 +73,7 @@ pub fn resolve(world: &World, request: &PodRequest) -> Result<Vec<Wanted>, Missi
         return Ok(wanted);
     };
     let who = pod_name(&request.pod);
+    check_known(world, &who)?;
     let Some(labels) = world.namespaces.get(namespace) else {
         return Err(Missing::Wait(Error::new(
             Reason::NotReady,
@@ -112,6 +113,7 @@ pub fn resolve(world: &World, request: &PodRequest) -> Result<Vec<Wanted>, Missi
 /// # Errors
 /// When something is missing or refused.
 pub fn resolve_plug(world: &World, plug: &Plug<'_>, who: &str) -> Result<Wanted, Missing> {
+    check_known(world, who)?;
     let Some(labels) = world.namespaces.get(plug.namespace) else {
         let message = format!("{who}: namespace {} is not known to the node agent yet", plug.namespace);
         return Err(Missing::Wait(Error::new(Reason::NotReady, message)));
@@ -135,6 +137,18 @@ pub fn resolve_plug(world: &World, plug: &Plug<'_>, who: &str) -> Result<Wanted,
     networks.push(&wanted.network);
     check_disjoint(world, &networks, who)?;
     Ok(wanted)
+}
+
+/// Nothing is decided on half a list: a Network that is still to come may be the one that this namespace must have.
+fn check_known(world: &World, who: &str) -> Result<(), Missing> {
+    if world.knows_primaries() {
+        return Ok(());
+    }
+    let message = format!(
+        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so it is not known which \
+         Network its namespace has: it tries again"
+    );
+    Err(Missing::Wait(Error::new(Reason::NotReady, message)))
 }
 
 fn annotations_of(

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::request::Door;
-use crate::world::PodView;
+use crate::world::{Before, PodView, Synced};
 
 /// Annotations of a pod.
 type Notes<'a> = &'a [(&'a str, &'a str)];
@@ -71,6 +71,7 @@ fn world() -> World {
             ("reds".to_owned(), labels(&[("team", "red")])),
             ("twins".to_owned(), labels(&[("team", "twins")])),
         ])),
+        synced: Synced { networks: true, namespaces: true, ..Synced::default() },
         ..World::default()
     }
 }
@@ -193,6 +194,52 @@ fn what_a_pod_waits_for() {
     world.pods = Arc::new(BTreeMap::from([(("plain".to_owned(), "web".to_owned()), Arc::new(pod))]));
     let wanted = resolve(&world, &request(Some("plain"), None)).expect("the pod is known");
     assert_eq!(shown(&wanted), "default@eth0* open@net1");
+}
+
+/// The namespace's own Network, or its label, may be the next to arrive: the default one is no answer meanwhile.
+#[test]
+fn nobody_gets_the_default_network_because_a_list_was_late() {
+    let late = |change: &dyn Fn(&mut World)| {
+        let mut world = world();
+        // What has arrived so far, in the order of names.
+        Arc::make_mut(&mut world.networks).retain(|name, _| name.as_str() <= "open");
+        change(&mut world);
+        world
+    };
+    let kept = Before { kept: true, ..Before::default() };
+    let away = Before { networks_away: true, namespaces_away: true, ..Before::default() };
+    let worlds = [
+        ("nothing synced", late(&|w| w.synced = Synced::default())),
+        ("no Networks", late(&|w| w.synced.networks = false)),
+        ("no namespaces", late(&|w| w.synced.namespaces = false)),
+        (
+            "kept, and the API not known to be away",
+            late(&|w| (w.synced, w.before) = (Synced::default(), kept)),
+        ),
+        ("nothing kept, and the API away", late(&|w| (w.synced, w.before) = (Synced::default(), away))),
+        (
+            "kept, and only one list away",
+            late(&|w| (w.synced, w.before) = (Synced::default(), Before { networks_away: true, ..kept })),
+        ),
+    ];
+    for (what, world) in worlds {
+        for namespace in ["plain", "reds"] {
+            match resolve(&world, &request(Some(namespace), Some(&[]))) {
+                Err(Missing::Wait(error)) => assert!(error.retryable(), "{what}: {error}"),
+                other => panic!("{what}: {other:?}"),
+            }
+            let asked = Asked { network: "open".into(), ..Asked::default() };
+            let plug = Plug { namespace, asked, has: Vec::new() };
+            assert!(matches!(resolve_plug(&world, &plug, "pod"), Err(Missing::Wait(_))), "{what}");
+        }
+        // Who has no namespace has no other Network that could be meant.
+        resolve(&world, &request(None, Some(&[]))).expect("the default Network");
+    }
+    // What was kept was whole, and nobody can say more now.
+    let mut world = world();
+    (world.synced, world.before) = (Synced::default(), Before { kept: true, ..away });
+    let wanted = resolve(&world, &request(Some("reds"), Some(&[]))).expect("known from before");
+    assert_eq!(shown(&wanted), "red@eth0*");
 }
 
 #[test]

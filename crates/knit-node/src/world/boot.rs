@@ -11,7 +11,7 @@ use knit_ledger::{DurableError, DurableFile, Source};
 use serde::{Deserialize, Serialize};
 
 use super::announced::AnnouncedView;
-use super::{Labels, NodeView, World};
+use super::{Before, Labels, NodeView, World};
 
 /// The part of a [`World`] that is kept on disk.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -63,7 +63,9 @@ impl BootCache {
     #[must_use]
     pub fn into_world(self) -> World {
         let name = |meta: &kube::core::ObjectMeta| meta.name.clone().unwrap_or_default();
+        let before = Before { kept: !self.is_empty(), ..Before::default() };
         World {
+            before,
             networks: Arc::new(self.networks.into_iter().map(|n| (name(&n.metadata), Arc::new(n))).collect()),
             classes: Arc::new(self.classes.into_iter().map(|c| (name(&c.metadata), Arc::new(c))).collect()),
             namespaces: Arc::new(self.namespaces.into_iter().map(|(k, v)| (k, Arc::new(v))).collect()),

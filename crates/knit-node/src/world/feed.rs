@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
 use super::boot::{BootCache, BootFile};
-use super::{NodeView, PodView, Synced, World};
+use super::{Before, NodeView, PodView, Synced, World};
 use crate::core::Core;
 use crate::networks::compute::cluster_services;
 
@@ -32,6 +32,7 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let seed: Vec<_> = known.networks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
     let networks =
         objects.watch::<Network>().map(|n| Some(Arc::new(network_view(n)))).seed(seed).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), networks.away(), |before| &mut before.networks_away));
     tasks.spawn(follow(core.clone(), networks, |world, event| {
         let news = apply(&mut world.networks, event, name_of);
         news.of_networks(|synced| &mut synced.networks, world)
@@ -50,6 +51,7 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         .map(|n| Some(Arc::new(n.metadata.labels.unwrap_or_default())))
         .seed(seed)
         .subscribe()?;
+    tasks.spawn(follow_away(core.clone(), namespaces.away(), |before| &mut before.namespaces_away));
     tasks.spawn(follow(core.clone(), namespaces, |world, event| {
         apply(&mut world.namespaces, event, name_of).note(&mut world.synced.namespaces)
     }));
@@ -183,6 +185,21 @@ async fn follow<T: Send + 'static>(
 ) {
     while let Some(event) = events.next().await {
         core.world().update_if(|world| change(world, event));
+    }
+}
+
+/// Notes whether nobody answers.
+async fn follow_away(
+    core: Core,
+    mut away: tokio::sync::watch::Receiver<bool>,
+    place: impl Fn(&mut Before) -> &mut bool + Send + 'static,
+) {
+    loop {
+        let now = *away.borrow_and_update();
+        core.world().update_if(|world| std::mem::replace(place(&mut world.before), now) != now);
+        if away.changed().await.is_err() {
+            return;
+        }
     }
 }
 

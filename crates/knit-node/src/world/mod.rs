@@ -40,6 +40,8 @@ pub struct World {
     pub announced: Arc<BTreeMap<(String, String), Arc<announced::AnnouncedView>>>,
     /// Which kinds have arrived completely.
     pub synced: Synced,
+    /// What may be believed of kinds that have not.
+    pub before: Before,
     /// Counts changes of what Networks are made of.
     pub networks_revision: u64,
 }
@@ -89,6 +91,17 @@ pub struct Synced {
     pub attachments: bool,
 }
 
+/// What is known from an earlier run, and whether that is all there is to know.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Before {
+    /// What was known when everything had arrived was kept on disk, and is part of this snapshot.
+    pub kept: bool,
+    /// Nobody answers who could say which Networks there are now.
+    pub networks_away: bool,
+    /// Nobody answers who could say which namespaces there are now.
+    pub namespaces_away: bool,
+}
+
 /// Holds the newest snapshot and tells of changes.
 #[derive(Debug)]
 pub struct WorldStore {
@@ -112,6 +125,15 @@ impl World {
             None if network.spec.class == names::DEFAULT_CLASS => Some(names::LINUX_RUNTIME.to_owned()),
             None => None,
         }
+    }
+
+    /// Whether it can be told which Network is a namespace's primary one. While lists are on their way it cannot: the Network
+    /// that selects the namespace may be the next to arrive. What was known before counts while nobody can say more.
+    #[must_use]
+    pub fn knows_primaries(&self) -> bool {
+        let known = |synced: bool, away: bool| synced || (away && self.before.kept);
+        known(self.synced.networks, self.before.networks_away)
+            && known(self.synced.namespaces, self.before.namespaces_away)
     }
 
     /// Whether all that a pod's way needs has arrived.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use knit_api::{AddressBlockSpec, Network, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
-use knit_ledger::{Ledger, Recovery, SandboxRecord};
+use knit_ledger::Recovery;
+use knit_node::files::Files;
 use knit_node::reconcile::{Outcome, Pass};
 use knit_node::testing::{FakeKernel, FakeRuntime, Life, MortalStore};
 use knit_node::world::{NodeView, World};
@@ -99,9 +100,9 @@ impl Node {
     /// Starts an agent whose life may end.
     pub async fn start_with(&self, life: &Life) -> Agent {
         let config = self.config();
-        let opened = Ledger::<SandboxRecord>::open(config.ledger()).expect("the ledger");
-        let adopt = opened.recovery != Recovery::Clean;
-        let store = Box::new(MortalStore::new(Box::new(opened.ledger), life));
+        let (files, recovery) = Files::open(&config.ledger()).expect("the ledger");
+        let adopt = recovery != Recovery::Clean;
+        let store = Box::new(MortalStore::new(Box::new(files), life));
         let core = Core::new(Parts { config, world: self.world.clone(), store, proxy: None });
         for (name, kernel) in [("knit.dev/linux", &self.kernel), ("example.com/other", &self.other)] {
             let runtime = FakeRuntime::new(name, kernel, life);

@@ -89,6 +89,7 @@ impl ApiReader {
                     self.pause(None).await;
                 }
                 Err(error) => {
+                    self.health.set_away(matches!(error, Error::Unreachable { .. }));
                     self.health.failed(&chain(&error));
                     self.pause(error.retry_after()).await;
                 }
@@ -118,6 +119,7 @@ impl ApiReader {
     async fn list(&mut self, token: Option<String>) -> Result<()> {
         let first = token.is_none();
         let page = self.api.page(&self.resource, &self.selection, token).await?;
+        self.health.set_away(false);
         if first {
             self.pending.push_back(Delta::Begin);
         }
@@ -152,6 +154,7 @@ impl ApiReader {
             Ok(result) => result.map_err(failed)?,
             Err(_) => return Err(failed(timed_out("no answer", OPEN_TIMEOUT))),
         };
+        self.health.set_away(false);
         self.health.connected();
         self.state = State::Watching { version, events: events.boxed(), opened: Instant::now() };
         Ok(())

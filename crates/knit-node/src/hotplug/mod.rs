@@ -1,0 +1,454 @@
+//! Plugging a Network into a running pod, and out of it, by NetworkAttachments that users make.
+//!
+//! One pass looks at all objects and decides, without waiting for anything, what is to be done for which pod; workers do it,
+//! one per pod and direction. So nobody's objects hold up another's, and what is to go never waits for what is to come.
+//! What fails is tried again after a pause that doubles each time, and is told and logged when it changes only.
+
+mod pace;
+mod work;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use knit_api::{NetworkAttachment, conditions, names};
+use knit_ledger::{AttachmentState, SandboxRecord};
+use knit_objects::Objects;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::core::Core;
+use crate::netns;
+use crate::record::{details, made};
+use crate::report::attachments::label_value;
+use crate::request::{Door, ObjectDoor};
+use crate::world::{Labels, World};
+use pace::{Facts, Pace};
+use work::{Told, Worker};
+
+/// How many pods of one namespace are plugged into at the same time.
+const AT_ONCE: usize = 4;
+/// How many objects a worker takes at most before others of its pod have their turn.
+const TURN: usize = 16;
+/// How many objects of one namespace a node works on.
+pub const PER_NAMESPACE: usize = 256;
+/// How many interfaces a pod gets by objects.
+pub const PER_POD: usize = 32;
+
+/// The namespace and name of an object, or of a pod.
+type Place = (String, String);
+
+/// Follows users' NetworkAttachments.
+#[derive(Debug)]
+pub struct HotPlug {
+    core: Core,
+    objects: Objects,
+    state: Arc<Mutex<State>>,
+    workers: JoinSet<Lane>,
+    running: BTreeSet<Lane>,
+    /// Whether there may be interfaces of objects: while there are none, a pod's coming and going costs nothing here.
+    any: bool,
+    /// Counts changes of the Networks.
+    networks: (u64, Arc<World>),
+}
+
+/// Which worker does something: one for what comes to a pod, and another one for what goes.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Lane {
+    pod: Place,
+    leaving: bool,
+}
+
+/// What workers leave behind for the next pass.
+#[derive(Debug, Default)]
+struct State {
+    /// What was said last in the status of each object.
+    told: BTreeMap<Item, Told>,
+    /// When each may be tried again.
+    pace: BTreeMap<(bool, Item), Pace>,
+    /// Objects that have our finalizer, as far as we wrote it.
+    held: BTreeSet<Item>,
+    /// Objects that we have let go, in this version: what comes of it has not arrived yet.
+    let_go: BTreeMap<Item, Option<String>>,
+}
+
+/// An object: another one of the same name is another object.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Item {
+    place: Place,
+    uid: Option<String>,
+}
+
+/// Something to do for one object.
+#[derive(Clone, Debug)]
+struct Job {
+    item: Item,
+    /// None for one that is gone.
+    object: Option<Arc<NetworkAttachment>>,
+    task: Task,
+    facts: Facts,
+}
+
+#[derive(Clone, Debug)]
+enum Task {
+    /// Plug it into this sandbox.
+    Plug(Box<SandboxRecord>),
+    /// Say something in its status.
+    Tell(Told),
+    /// Unplug it, if there is anything to unplug, and let it go.
+    Leave(Option<Box<SandboxRecord>>),
+}
+
+// === impl HotPlug ===
+
+impl HotPlug {
+    /// Ready to follow.
+    #[must_use]
+    pub fn new(core: Core, objects: Objects) -> Self {
+        let networks = (0, core.world().get());
+        Self {
+            core,
+            objects,
+            state: Arc::default(),
+            workers: JoinSet::new(),
+            running: BTreeSet::new(),
+            any: true,
+            networks,
+        }
+    }
+
+    /// Follows for ever.
+    pub async fn run(mut self) {
+        let mut changes = self.core.world().subscribe();
+        let mut sandboxes = self.core.shown();
+        loop {
+            changes.borrow_and_update();
+            sandboxes.borrow_and_update();
+            let again = self.pass(Instant::now());
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                // A pod that comes later may be the one that is waited for.
+                changed = sandboxes.changed() => if changed.is_err() { return },
+                Some(done) = self.workers.join_next() => self.finished(done),
+                () = tokio::time::sleep_until(again) => {}
+            }
+        }
+    }
+
+    /// One pass over all objects: workers begin what is to be done. Gives the time of the next one, if nothing changes.
+    fn pass(&mut self, now: Instant) -> Instant {
+        while let Some(done) = self.workers.try_join_next() {
+            self.finished(done);
+        }
+        let mut again = now + Duration::from_secs(60);
+        let world = self.core.world().get();
+        if world.attachments.is_empty() && !self.any {
+            return again;
+        }
+        if !Arc::ptr_eq(&world.networks, &self.networks.1.networks)
+            || !Arc::ptr_eq(&world.classes, &self.networks.1.classes)
+        {
+            self.networks.0 += 1;
+        }
+        self.networks.1 = Arc::clone(&world);
+        let mut jobs: BTreeMap<Lane, Vec<Job>> = BTreeMap::new();
+        self.look(&world, &mut jobs);
+        if world.synced.attachments {
+            self.look_for_vanished(&world, &mut jobs);
+            let exists =
+                |item: &Item| world.attachments.get(&item.place).is_some_and(|o| uid_of(o) == item.uid);
+            let mut state = lock(&self.state);
+            state.told.retain(|item, _| exists(item));
+            state.held.retain(exists);
+            state.let_go.retain(|item, _| exists(item));
+            state.pace.retain(|(leaving, item), _| *leaving || exists(item));
+            drop(state);
+            self.any = !jobs.is_empty() || !self.running.is_empty() || !world.attachments.is_empty();
+        }
+        for (lane, jobs) in jobs {
+            again = again.min(self.begin(lane, jobs, now));
+        }
+        again
+    }
+
+    /// Lets a worker begin with what is due; gives the time when the rest is.
+    fn begin(&mut self, lane: Lane, jobs: Vec<Job>, now: Instant) -> Instant {
+        let far = now + Duration::from_secs(3600);
+        // When it ends, there is another pass.
+        if self.running.contains(&lane) {
+            return far;
+        }
+        let mut again = far;
+        let mut due: Vec<(u32, Job)> = Vec::new();
+        let state = lock(&self.state);
+        for job in jobs {
+            let pace = state.pace.get(&(lane.leaving, job.item.clone()));
+            let ready = pace.map_or(now, |pace| pace.ready(&job.facts));
+            if ready <= now {
+                due.push((pace.map_or(0, |pace| pace.attempts), job));
+            } else {
+                again = again.min(ready);
+            }
+        }
+        drop(state);
+        let busy = self.running.iter().filter(|l| !l.leaving && l.pod.0 == lane.pod.0).count();
+        if due.is_empty() || (!lane.leaving && busy >= AT_ONCE) {
+            return again;
+        }
+        // Who failed least comes first: what is new does not wait for what never works.
+        due.sort_by_key(|(attempts, _)| *attempts);
+        due.truncate(TURN);
+        let worker = Worker::new(self.core.clone(), self.objects.clone(), Arc::clone(&self.state));
+        self.running.insert(lane.clone());
+        self.workers.spawn(async move {
+            for (_, job) in due {
+                worker.work(job).await;
+            }
+            lane
+        });
+        again
+    }
+
+    fn finished(&mut self, done: Result<Lane, tokio::task::JoinError>) {
+        match done {
+            Ok(lane) => drop(self.running.remove(&lane)),
+            Err(error) => {
+                tracing::error!(%error, "plugging failed inside");
+                // Nobody says which one it was; those that run are not begun twice, since each pod has its lock.
+                self.running.clear();
+            }
+        }
+    }
+
+    /// What is to be done for the objects that are there.
+    fn look(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
+        let records = self.records(world);
+        let mut waiting: BTreeMap<&str, Vec<(&Place, &Arc<NetworkAttachment>, &SandboxRecord)>> =
+            BTreeMap::new();
+        let mut plugged: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut add = |place: &Place,
+                       object: &Arc<NetworkAttachment>,
+                       leaving: bool,
+                       task: Task,
+                       facts: Facts| {
+            let item = Item { place: place.clone(), uid: uid_of(object) };
+            let lane = Lane { pod: (place.0.clone(), object.spec.pod.clone()), leaving };
+            jobs.entry(lane).or_default().push(Job { item, object: Some(Arc::clone(object)), task, facts });
+        };
+        for (place, object) in &*world.attachments {
+            let record = records.get(&(place.0.clone(), object.spec.pod.clone()));
+            let own = record.and_then(|record| find(record, place, object));
+            if object.metadata.deletion_timestamp.is_some() {
+                if own.is_some()
+                    || (self.is_held(place, object) && self.is_ours(world, place, object, record.is_some()))
+                {
+                    let record = record.filter(|_| own.is_some()).map(|record| Box::new(record.clone()));
+                    add(place, object, true, Task::Leave(record), Facts::default());
+                }
+                continue;
+            }
+            let told = match (record, own) {
+                // What an earlier object of this name asked for goes first.
+                (Some(record), None) if has_name(record, place) => continue,
+                (Some(record), None) => {
+                    waiting.entry(&place.0).or_default().push((place, object, record));
+                    continue;
+                }
+                (Some(_), Some(own)) => {
+                    *plugged.entry(&place.0).or_default() += 1;
+                    made(own).map(|attachment| Told::Attached(Box::new(attachment)))
+                }
+                (None, _) => self.without_pod(world, place, object),
+            };
+            if let Some(told) = told
+                && !self.was_told(place, object, &told)
+            {
+                add(place, object, false, Task::Tell(told), Facts::default());
+            }
+        }
+        if !world.knows_primaries() {
+            return;
+        }
+        for (namespace, mut objects) in waiting {
+            // The oldest first, so that it is always the same ones that are too many.
+            objects.sort_by_key(|(place, object, _)| (object.metadata.creation_timestamp.clone(), &place.1));
+            let room = PER_NAMESPACE.saturating_sub(plugged.get(namespace).copied().unwrap_or_default());
+            for (n, (place, object, record)) in objects.into_iter().enumerate() {
+                let has = by_objects(record);
+                let refusal = if n >= room {
+                    Some(format!(
+                        "namespace {namespace} has more than {PER_NAMESPACE} NetworkAttachments for pods of node {}: \
+                         delete some of them",
+                        self.core.node()
+                    ))
+                } else if has >= PER_POD {
+                    Some(format!(
+                        "pod {namespace}/{} has {PER_POD} interfaces by NetworkAttachments already: delete one of them",
+                        object.spec.pod
+                    ))
+                } else {
+                    None
+                };
+                let facts = self.facts(world, namespace, record);
+                match refusal {
+                    None => add(place, object, false, Task::Plug(Box::new(record.clone())), facts),
+                    Some(message) => {
+                        let told = Told::Failed(conditions::network_attachment::REASON_REFUSED, message);
+                        if !self.was_told(place, object, &told) {
+                            add(place, object, false, Task::Tell(told), facts);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is to be unplugged because its object is gone, or another one has its name.
+    fn look_for_vanished(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
+        let books = self.core.books();
+        for record in books.records() {
+            let Some(pod) = record.pod() else { continue };
+            for entry in record.attachments() {
+                // What is leaving already, the periodic pass takes away.
+                if matches!(entry.state(), AttachmentState::Detaching(_)) {
+                    continue;
+                }
+                let Some(Door::Object(door)) = details(entry).map(|d| d.door) else { continue };
+                let Some((namespace, name)) = door.name.split_once('/') else { continue };
+                let place = (namespace.to_owned(), name.to_owned());
+                let there = world.attachments.get(&place);
+                if there.is_some_and(|object| is_of(&door, entry.plan(), &place, object)) {
+                    continue;
+                }
+                let lane = Lane { pod: (pod.namespace.clone(), pod.name.clone()), leaving: true };
+                let item = Item { place, uid: door.uid };
+                let task = Task::Leave(Some(Box::new(record.clone())));
+                let job = Job { item, object: None, task, facts: Facts::default() };
+                jobs.entry(lane).or_default().push(job);
+            }
+        }
+    }
+
+    /// The newest sandbox of each pod of this node that some object names.
+    fn records(&self, world: &World) -> BTreeMap<Place, SandboxRecord> {
+        let named: BTreeSet<(&str, &str)> =
+            world.attachments.iter().map(|(place, o)| (place.0.as_str(), o.spec.pod.as_str())).collect();
+        let mut found: Vec<SandboxRecord> = {
+            let books = self.core.books();
+            let of_objects = |r: &&SandboxRecord| {
+                r.pod().is_some_and(|p| named.contains(&(p.namespace.as_str(), p.name.as_str())))
+            };
+            books.records().filter(of_objects).cloned().collect()
+        };
+        found.retain(|record| !netns::is_gone(record.netns()));
+        found.sort_by_key(|record| Reverse(record.created_at()));
+        let mut newest = BTreeMap::new();
+        for record in found {
+            if let Some(pod) = record.pod() {
+                newest.entry((pod.namespace.clone(), pod.name.clone())).or_insert(record);
+            }
+        }
+        newest
+    }
+
+    /// Whether it is for this node to let an object go.
+    fn is_ours(&self, world: &World, place: &Place, object: &NetworkAttachment, has_record: bool) -> bool {
+        let node = self.core.node();
+        let labels = object.metadata.labels.as_ref();
+        has_record
+            || object.status.as_ref().and_then(|s| s.node.as_deref()) == Some(node)
+            || labels.and_then(|l| l.get(names::NODE_LABEL)).is_some_and(|n| *n == label_value(node))
+            || world.pods.contains_key(&(place.0.clone(), object.spec.pod.clone()))
+    }
+
+    /// Whether an object has our finalizer.
+    fn is_held(&self, place: &Place, object: &NetworkAttachment) -> bool {
+        let item = Item { place: place.clone(), uid: uid_of(object) };
+        let state = lock(&self.state);
+        let done =
+            state.let_go.get(&item).is_some_and(|version| *version == object.metadata.resource_version);
+        !done && (has_finalizer(object) || state.held.contains(&item))
+    }
+
+    /// What is said of an object whose pod has no sandbox here: it is another node's, or gone, or has no network of its own.
+    fn without_pod(&self, world: &World, place: &Place, object: &NetworkAttachment) -> Option<Told> {
+        let message = match world.pods.get(&(place.0.clone(), object.spec.pod.clone())) {
+            Some(pod) if pod.host_network => {
+                "the pod uses its node's network: only a pod with a network of its own can have another"
+            }
+            Some(_) => return None,
+            None if object.status.as_ref().and_then(|s| s.node.as_deref()) == Some(self.core.node()) => {
+                "the pod is gone"
+            }
+            None => return None,
+        };
+        Some(Told::Failed(conditions::network_attachment::REASON_NO_POD, message.to_owned()))
+    }
+
+    /// Whether an object's status says this already.
+    fn was_told(&self, place: &Place, object: &NetworkAttachment, told: &Told) -> bool {
+        let item = Item { place: place.clone(), uid: uid_of(object) };
+        lock(&self.state).told.get(&item) == Some(told)
+    }
+
+    /// What a refusal depends on.
+    fn facts(&self, world: &World, namespace: &str, record: &SandboxRecord) -> Facts {
+        let labels: Option<Arc<Labels>> = world.namespaces.get(namespace).cloned();
+        let has = record.attachments().iter().map(|a| (a.plan().interface.clone(), a.plan().network.clone()));
+        Facts { networks: self.networks.0, labels, has: has.collect() }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn uid_of(object: &NetworkAttachment) -> Option<String> {
+    object.metadata.uid.clone()
+}
+
+fn has_finalizer(object: &NetworkAttachment) -> bool {
+    object.metadata.finalizers.iter().flatten().any(|f| f == names::ATTACHMENT_FINALIZER)
+}
+
+/// How many interfaces a sandbox has by objects.
+fn by_objects(record: &SandboxRecord) -> usize {
+    let objects =
+        |a: &&knit_ledger::Attachment| details(a).is_some_and(|d| matches!(d.door, Door::Object(_)));
+    record.attachments().iter().filter(objects).count()
+}
+
+/// Whether a sandbox has an interface that an object of this name asked for.
+fn has_name(record: &SandboxRecord, place: &Place) -> bool {
+    let (namespace, name) = place;
+    let mut doors = record.attachments().iter().filter_map(|a| Some(details(a)?.door));
+    doors.any(|door| matches!(door, Door::Object(door) if door.name == format!("{namespace}/{name}")))
+}
+
+/// The interface that this very object asked for.
+fn find<'r>(
+    record: &'r SandboxRecord,
+    place: &Place,
+    object: &NetworkAttachment,
+) -> Option<&'r knit_ledger::Attachment> {
+    record.attachments().iter().find(|entry| match details(entry).map(|d| d.door) {
+        Some(Door::Object(door)) => is_of(&door, entry.plan(), place, object),
+        _ => false,
+    })
+}
+
+/// Whether an interface was made for this very object, and not for one that had its name before. Where no uid is known (a
+/// folder's objects have none, and earlier versions did not record it) it is what the object asks for that counts.
+fn is_of(
+    door: &ObjectDoor,
+    plan: &knit_ledger::AttachmentPlan,
+    place: &Place,
+    object: &NetworkAttachment,
+) -> bool {
+    let (namespace, name) = place;
+    door.name == format!("{namespace}/{name}")
+        && (door.uid.is_none() || door.uid == object.metadata.uid)
+        && plan.network == object.spec.network
+        && object.spec.interface.as_ref().is_none_or(|interface| *interface == plan.interface)
+}

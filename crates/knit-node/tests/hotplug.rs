@@ -1,0 +1,241 @@
+//! NetworkAttachments that users make, over a runtime in memory: nobody's hold up another's, and an object is itself and not
+//! its name.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use common::{Agent, Node, network};
+use knit_api::NetworkAttachment;
+use knit_node::hotplug::{HotPlug, PER_NAMESPACE};
+use knit_node::testing::Faults;
+use knit_objects::{Objects, Source};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+struct Bed {
+    node: Node,
+    agent: Agent,
+    objects: Objects,
+}
+
+impl Bed {
+    /// Two tenants with a pod each, `evil` in `aaa` and `good` in `zzz`; a Network without addresses here, and one that
+    /// neither may use.
+    async fn new() -> Self {
+        let mut node = Node::new();
+        let namespaces = Arc::make_mut(&mut node.world.namespaces);
+        namespaces.insert("aaa".into(), Arc::default());
+        namespaces.insert("zzz".into(), Arc::default());
+        let networks = Arc::make_mut(&mut node.world.networks);
+        let tiny = network("tiny", 6, "10.6.0.0/16", json!({"allowedNamespaces": {"from": "All"}}));
+        networks.insert("tiny".into(), Arc::new(tiny));
+        node.world.synced.attachments = true;
+        let folder = node.dir.path().join("objects");
+        std::fs::create_dir(&folder).expect("a folder");
+        let objects = Objects::open(Source::folder(folder)).await.expect("a folder");
+        let agent = node.start().await;
+        agent.add(node.request("evil", "aaa", "")).await.expect("attached");
+        agent.add(node.request("good", "zzz", "")).await.expect("attached");
+        Self { node, agent, objects }
+    }
+
+    fn follow(&self) -> JoinHandle<()> {
+        tokio::spawn(HotPlug::new(self.agent.core.clone(), self.objects.clone()).run())
+    }
+
+    fn put(&self, objects: Vec<NetworkAttachment>) {
+        self.agent.core.world().update(|world| {
+            let attachments = Arc::make_mut(&mut world.attachments);
+            for object in objects {
+                let key = (
+                    object.metadata.namespace.clone().expect("a namespace"),
+                    object.metadata.name.clone().expect("a name"),
+                );
+                attachments.insert(key, Arc::new(object));
+            }
+        });
+    }
+
+    /// Which interfaces a sandbox has.
+    fn interfaces(&self, sandbox: &str) -> Vec<String> {
+        let of = |a: &knit_runtime::Attachment| a.pod.sandbox.as_str() == sandbox;
+        let attachments = self.node.attachments();
+        attachments.iter().filter(|a| of(a)).map(|a| a.interface.to_string()).collect()
+    }
+
+    /// What was written, by file.
+    fn written(&self) -> BTreeMap<PathBuf, (String, SystemTime)> {
+        let folder = self.node.dir.path().join("objects").join("status");
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let files = files.filter(|f| !f.file_name().to_string_lossy().starts_with('.'));
+        let read = files.filter_map(|f| {
+            let time = f.metadata().ok()?.modified().ok()?;
+            Some((f.path(), (std::fs::read_to_string(f.path()).ok()?, time)))
+        });
+        read.collect()
+    }
+
+    /// What was written about an object.
+    fn status(&self, namespace: &str, name: &str) -> String {
+        let end = format!("_{namespace}_{name}.yaml");
+        let mut files = self.written().into_iter().filter(|(p, _)| p.to_string_lossy().ends_with(&end));
+        files.next().map(|(_, (text, _))| text).unwrap_or_default()
+    }
+
+    /// Waits for a condition, so long at most on a clock that stands still while anything is being done.
+    async fn within(&self, seconds: u64, what: &str, condition: impl Fn(&Self) -> bool) {
+        let waited = async {
+            while !condition(self) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(seconds), waited).await;
+        waited.unwrap_or_else(|_| panic!("{what} takes longer than {seconds} s"));
+    }
+
+    fn plugs(&self, result: &str) -> u64 {
+        let text = self.agent.core.metrics().text();
+        let start = format!("knit_node_requests_total{{operation=\"plug\",result=\"{result}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or_default()
+    }
+}
+
+fn object(namespace: &str, name: &str, pod: &str, network: &str, extra: Value) -> NetworkAttachment {
+    let mut object = json!({
+        "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
+        "metadata": {"namespace": namespace, "name": name, "uid": format!("uid-of-{name}")},
+        "spec": {"pod": format!("pod-{pod}"), "network": network},
+    });
+    if let (Value::Object(object), Value::Object(extra)) = (&mut object, extra) {
+        for (part, fields) in extra {
+            let part = object.entry(part).or_insert_with(|| json!({}));
+            part.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        }
+    }
+    serde_json::from_value(object).expect("a NetworkAttachment")
+}
+
+fn many(n: usize, network: &str) -> Vec<NetworkAttachment> {
+    (0..n).map(|n| object("aaa", &format!("{network}-{n:04}"), "evil", network, json!({}))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_objects_of_one_tenant_do_not_hold_up_another() {
+    // Starved of addresses, and refused.
+    for network in ["tiny", "green"] {
+        let bed = Bed::new().await;
+        bed.put(many(1000, network));
+        let following = bed.follow();
+        let tried = |bed: &Bed| bed.plugs("AddressesExhausted") + bed.plugs("NotAllowed") > 0;
+        bed.within(60, "the first attempt", tried).await;
+        bed.put(vec![object("zzz", "mine", "good", "blue", json!({}))]);
+        bed.within(1, "plugging in", |bed| bed.interfaces("good") == ["eth0", "net1"]).await;
+        bed.within(1, "its status", |bed| bed.status("zzz", "mine").contains("Attached")).await;
+
+        // Out again, with the finalizer.
+        let going = json!({"metadata": {
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["knit.dev/attached", "example.com/other"]
+        }});
+        bed.put(vec![object("zzz", "mine", "good", "blue", going)]);
+        bed.within(1, "unplugging", |bed| bed.interfaces("good") == ["eth0"]).await;
+        let let_go = |bed: &Bed| bed.status("zzz", "mine").contains("example.com/other");
+        bed.within(1, "letting go", let_go).await;
+        assert!(!bed.status("zzz", "mine").contains("knit.dev/attached"));
+        following.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plug_that_hangs_holds_up_nobody_else() {
+    let bed = Bed::new().await;
+    bed.node.kernel.fail(Faults { hang_on: Some("evil0".into()), ..Faults::default() });
+    let hangs = json!({"spec": {"interface": "evil0"}});
+    bed.put(vec![object("aaa", "hangs", "evil", "blue", hangs)]);
+    let following = bed.follow();
+    let planned = |bed: &Bed| !bed.node.kernel.is_clean() && bed.agent.core.list(None).len() == 2;
+    bed.within(1, "its plan", planned).await;
+    bed.put(vec![object("zzz", "mine", "good", "blue", json!({}))]);
+    bed.within(1, "plugging in", |bed| bed.interfaces("good") == ["eth0", "net1"]).await;
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_is_said_once_and_tried_ever_more_seldom() {
+    let bed = Bed::new().await;
+    bed.put(many(PER_NAMESPACE + 44, "green"));
+    let following = bed.follow();
+    let all = PER_NAMESPACE + 44;
+    bed.within(60, "all statuses", |bed| bed.written().len() == all).await;
+    let said = |words: &str| bed.written().values().filter(|(text, _)| text.contains(words)).count();
+    assert_eq!((said("reason: NotAllowed"), said("delete some of them")), (PER_NAMESPACE, 44));
+    // As it stands, nothing is written again.
+    let before = bed.written();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(bed.written(), before, "statuses are written when they change only");
+    let attempts = bed.plugs("NotAllowed");
+    let per_object = attempts / PER_NAMESPACE as u64;
+    assert!((5..=12).contains(&per_object), "{attempts} attempts in ten minutes");
+    // One is allowed now, and those beyond the limit get the places of those that go.
+    bed.agent.core.world().update_networks(|world| {
+        let green = network("green", 3, "10.2.0.0/16", json!({"allowedNamespaces": {"from": "All"}}));
+        Arc::make_mut(&mut world.networks).insert("green".into(), Arc::new(green));
+    });
+    bed.within(10, "the change", |bed| bed.interfaces("evil").len() == 2).await;
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_made_again_under_its_name_is_another_one() {
+    let bed = Bed::new().await;
+    let first = json!({"metadata": {"uid": "1"}, "spec": {"addresses": ["10.2.0.9"]}});
+    bed.put(vec![object("aaa", "x", "evil", "blue", first.clone())]);
+    let following = bed.follow();
+    bed.within(1, "its status", |bed| bed.status("aaa", "x").contains("10.2.0.9")).await;
+    following.abort();
+
+    // Nobody looked while it was deleted and made again: for a Network that its namespace may not use.
+    let second = json!({"metadata": {"uid": "2"}});
+    bed.put(vec![object("aaa", "x", "evil", "green", second)]);
+    let following = bed.follow();
+    bed.within(5, "the refusal", |bed| bed.status("aaa", "x").contains("NotAllowed")).await;
+    assert!(!bed.status("aaa", "x").contains("10.2.0.9"), "{}", bed.status("aaa", "x"));
+    assert_eq!(bed.interfaces("evil"), ["eth0"], "what the first one asked for is unplugged");
+
+    // And for the same one: unplugged, and plugged in for the new one.
+    bed.put(vec![object("aaa", "x", "evil", "blue", first)]);
+    bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("10.2.0.9")).await;
+    let attaches = bed.node.kernel.attaches();
+    let third = json!({"metadata": {"uid": "3"}, "spec": {"addresses": ["10.2.0.10"]}});
+    bed.put(vec![object("aaa", "x", "evil", "blue", third)]);
+    bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("10.2.0.10")).await;
+    assert_eq!((bed.interfaces("evil").len(), bed.node.kernel.attaches()), (2, attaches + 1));
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_version_plugged_in_stays() {
+    let bed = Bed::new().await;
+    let mut old = object("aaa", "x", "evil", "blue", json!({}));
+    // It recorded no uid.
+    let uid = old.metadata.uid.take();
+    bed.put(vec![old.clone()]);
+    let following = bed.follow();
+    bed.within(1, "plugging in", |bed| bed.interfaces("evil") == ["eth0", "net1"]).await;
+    following.abort();
+    let attaches = bed.node.kernel.attaches();
+    old.metadata.uid = uid;
+    bed.put(vec![old]);
+    let following = bed.follow();
+    bed.within(5, "its status", |bed| bed.status("aaa", "x").contains("Attached")).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!((bed.interfaces("evil").len(), bed.node.kernel.attaches()), (2, attaches));
+    // It goes with its object, and so does what was written about it.
+    bed.agent.core.world().update(|world| Arc::make_mut(&mut world.attachments).clear());
+    bed.within(5, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
+    bed.within(5, "the end of its file", |bed| bed.status("aaa", "x").is_empty()).await;
+    following.abort();
+}
