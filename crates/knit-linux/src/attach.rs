@@ -18,7 +18,9 @@ use knit_kernel::nft::{Family, Nftables};
 use knit_kernel::route::Route as KernelRoute;
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName, Mtu, Op};
-use knit_runtime::{AttachRequest, Attachment, Change, Error, HostEnd, Reason, Result, Route};
+use knit_runtime::{
+    AttachRequest, Attachment, Change, Error, HostEnd, PortMapping, Protocol, Reason, Result, Route,
+};
 
 use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
@@ -48,6 +50,7 @@ impl Core {
         let about = |error: Error| error.on(request.network.as_str()).at(request.interface.as_str());
         let (net, shape) = self.ready(&request.network).map_err(about)?;
         let pod = open_pod(request).map_err(about)?;
+        check_ports(request, self.config.vxlan_port).map_err(about)?;
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
         let (link, new) = {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -404,6 +407,20 @@ pub(crate) fn kernel_mac(mac: Mac) -> knit_kernel::Mac {
 fn kernel_name(request: &AttachRequest) -> Result<IfName> {
     IfName::new(request.interface.as_str())
         .map_err(|error| Error::new(Reason::Invalid, error.to_string()).because(error))
+}
+
+/// A port of the node that would take frames of other nodes away from the tunnels.
+fn check_ports(request: &AttachRequest, tunnels: u16) -> Result<()> {
+    let taken = |port: &PortMapping| port.protocol == Protocol::Udp && port.host_port == tunnels;
+    if !request.ports.iter().any(taken) {
+        return Ok(());
+    }
+    let message = format!(
+        "host port {tunnels}/UDP is the port of the tunnels between nodes, which all Networks share: \
+         give sandbox {} another host port",
+        request.pod.sandbox
+    );
+    Err(Error::new(Reason::Invalid, message))
 }
 
 fn open_pod(request: &AttachRequest) -> Result<NetNs> {

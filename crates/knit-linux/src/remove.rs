@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use knit_kernel::nft::{self, Family, Nftables, Transaction};
+use knit_kernel::nft::{self, Element, Family, Name, Nftables, Transaction};
 use knit_runtime::{Error, Reason, Result};
 
 use crate::core::{Core, Net};
@@ -49,8 +49,9 @@ impl Core {
         let others = self.nets()?.iter().any(|other| other.home == Home::Own);
         if others {
             // Their uplinks need the table.
-            let none = Elements { wanted: Vec::new(), owns: &|set, _| rules::node::is_default(set) };
-            return self.node_rules(&none);
+            let id = net.shape().map_or(0, |shape| shape.id());
+            let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, id);
+            return self.node_rules(&Elements { wanted: Vec::new(), owns: &owns });
         }
         self.drop_node_tables()
     }

@@ -94,9 +94,11 @@ impl Core {
 
     /// This Network's part of the node's table.
     fn uplink_rules(&self, shape: &Shape, uplink: &IfName) -> Result<()> {
-        let wanted = uplink_elements(shape, uplink);
+        let mut wanted = uplink_elements(shape, uplink);
+        wanted.extend(rules::tunnel::elements(shape));
         let owns = |set: &knit_kernel::nft::Name, element: &Element| {
-            set.starts_with("uplink") && rules::interface(element) == uplink.as_str()
+            (set.starts_with("uplink") && rules::interface(element) == uplink.as_str())
+                || rules::tunnel::is_of(set, element, shape.id())
         };
         self.node_rules(&Elements { wanted, owns: &owns })
     }
@@ -307,10 +309,11 @@ impl Core {
         }
         NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
         let _layout = self.layout();
-        let name = ours.map(|link| link.name.to_string()).or_else(|| id.map(|id| node_end(id).to_string()));
-        if let Some(name) = name {
+        if let Some(id) = id.or_else(|| ours.as_ref().and_then(network_of)) {
+            let name = node_end(id);
             let owns = |set: &knit_kernel::nft::Name, element: &Element| {
-                set.starts_with("uplink") && rules::interface(element) == name
+                (set.starts_with("uplink") && rules::interface(element) == name.as_str())
+                    || rules::tunnel::is_of(set, element, id)
             };
             self.node_rules(&Elements { wanted: Vec::new(), owns: &owns })?;
         }
@@ -321,6 +324,11 @@ impl Core {
 /// The router's end of the uplink.
 fn router_end() -> IfName {
     IfName::new(ROUTER_END).expect("uplink is a name")
+}
+
+/// The number of the Network whose uplink this is.
+fn network_of(uplink: &Link) -> Option<u32> {
+    uplink.owner()?.strip_prefix("uplink ")?.parse().ok()
 }
 
 /// What a Network has in the node's table.

@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError};
 use ipnet::IpNet;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
+use knit_kernel::nft::{Element, Name};
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Network, Reason, Result};
@@ -71,7 +72,8 @@ impl Core {
         let ports = ports(&handle)?;
         {
             let _layout = self.layout();
-            self.node_rules(&default_elements(shape, &ports))?;
+            let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, shape.id());
+            self.node_rules(&Elements { wanted: default_elements(shape, &ports), owns: &owns })?;
         }
         forwarding(&self.node, shape, Some(&facts.uplink))?;
         let tunnel = crate::tunnel::node_tunnel(shape.id());
@@ -113,7 +115,7 @@ pub(crate) fn ports(handle: &Handle) -> Result<Vec<(Link, Mark)>> {
 }
 
 /// What the default Network wants in the node's table.
-pub(crate) fn default_elements(shape: &Shape, ports: &[(Link, Mark)]) -> Elements<'static> {
+pub(crate) fn default_elements(shape: &Shape, ports: &[(Link, Mark)]) -> Vec<Put> {
     let network = &shape.network;
     let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr).collect();
     // Where nodes' blocks are what the Network consists of, its subnet here is this node's block only.
@@ -135,7 +137,8 @@ pub(crate) fn default_elements(shape: &Shape, ports: &[(Link, Mark)]) -> Element
     for (link, mark) in ports {
         wanted.extend(rules::source_elements(link.name.as_str(), mark.mac, mark.ips()));
     }
-    Elements { wanted, owns: &|set, _| rules::node::is_default(set) }
+    wanted.extend(rules::tunnel::elements(shape));
+    wanted
 }
 
 /// What the default Network wants besides: the ways to other nodes, and its pods.

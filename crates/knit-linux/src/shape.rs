@@ -137,6 +137,14 @@ impl Shape {
         self.network.id.get()
     }
 
+    /// The addresses of another node, as its blocks and announcements name them.
+    pub fn addresses_of<'a>(&'a self, node: &'a str) -> impl Iterator<Item = IpAddr> + 'a {
+        let blocks = self.network.blocks_of(node).map(|block| &block.node_addresses);
+        let announced = self.network.announced.iter().filter(move |announced| announced.node == node);
+        let all = blocks.chain(announced.map(|announced| &announced.node_addresses)).flatten().copied();
+        all.collect::<std::collections::BTreeSet<_>>().into_iter()
+    }
+
     /// Whether pods are on a switched segment.
     pub fn switched(&self) -> bool {
         self.network.topology == Topology::Layer2

@@ -47,6 +47,11 @@ pub struct Port(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct L4Proto(pub u8);
 
+/// The number of a VXLAN Network as its header has it: 24 bits and a reserved byte that must be 0. Stored as an
+/// address, so that `nft` prints number 3 as `0.0.3.0`: it has no type for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vni(pub u32);
+
 /// A packet or connection mark; also the type of a `numgen` or hash slot, because `nft` prints it well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark(pub u32);
@@ -392,6 +397,7 @@ macro_rules! fields {
 fields! {
     Ipv4Addr, Ipv4Addr, value => value.octets();
     Ipv6Addr, Ipv6Addr, value => value.octets();
+    Vni, Ipv4Addr, value => (value.0 << 8).to_be_bytes();
     Port, InetService, value => value.0.to_be_bytes();
     L4Proto, InetProto, value => [value.0];
     Mark, Mark, value => value.0.to_ne_bytes();

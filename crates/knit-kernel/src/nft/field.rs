@@ -8,7 +8,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::data::{
     AddrType, ArpOp, Boolean, CgroupId, CtDirection, CtState, CtStatus, EtherAddr, EtherType, Exists, Gid,
-    Icmp6Type, IcmpType, IfIndex, IfName, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags, Uid, Zone,
+    Icmp6Type, IcmpType, IfIndex, IfName, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags, Uid, Vni,
+    Zone,
 };
 use super::expr::{Base, CtKey, Direction, Expr, FibResult, MetaKey, Reg, SocketKey};
 
@@ -120,6 +121,16 @@ payload! {
     icmpv6_type: Icmp6Type = Transport + 0, 1;
     /// Target address of a neighbour solicitation or advertisement.
     nd_target: Ipv6Addr = Transport + 8, 16;
+    /// VXLAN: the Network's number, in a UDP datagram. Match protocol and port before, here and below.
+    vxlan_vni: Vni = Transport + 12, 4;
+    /// VXLAN: protocol of the inner frame.
+    vxlan_ether_type: EtherType = Transport + 28, 2;
+    /// VXLAN: IPv4 source of the inner packet. Match the inner protocol before, here and below.
+    vxlan_ip_saddr: Ipv4Addr = Transport + 42, 4;
+    /// VXLAN: IPv6 source of the inner packet.
+    vxlan_ip6_saddr: Ipv6Addr = Transport + 38, 16;
+    /// VXLAN: IPv4 address of the sender in an inner ARP packet.
+    vxlan_arp_saddr_ip: Ipv4Addr = Transport + 44, 4;
 }
 
 macro_rules! meta {

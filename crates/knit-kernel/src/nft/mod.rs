@@ -32,7 +32,7 @@ mod wire;
 pub use data::{
     AddrType, ArpOp, Boolean, CgroupId, CtDirection, CtState, CtStatus, Data, EtherAddr, EtherType, Exists,
     Gid, Icmp6Type, IcmpType, IfIndex, IfName, Key, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags,
-    Uid, Zone,
+    Uid, Vni, Zone,
 };
 pub use datatype::{Datatype, KeyType};
 pub use decode::ListedElement;

@@ -10,6 +10,7 @@ mod merge;
 pub(crate) mod node;
 pub(crate) mod port;
 pub(crate) mod router;
+pub(crate) mod tunnel;
 
 use ipnet::IpNet;
 use knit_kernel::nft::expr::CmpOp;

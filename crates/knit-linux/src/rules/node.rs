@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use knit_kernel::nft::{
-    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Family, FibFlags, Hook, IfName, L4Proto,
-    Mark, NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
+    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Element, Family, FibFlags, Hook, IfName,
+    L4Proto, Mark, NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
 };
 
-use super::{STEERED, from_ours, port, ranges, table, to_others};
+use super::{STEERED, from_ours, port, ranges, table, to_others, tunnel};
 use crate::uplink;
 
 /// A little before other people's destination translation: ports of the node and steering come first.
@@ -104,15 +104,17 @@ pub(crate) fn hairpin6() -> Set {
     Set::of::<(Ipv6Addr, Ipv6Addr)>("hairpin6")
 }
 
-/// Whether the elements of a set are the default Network's.
-pub(crate) fn is_default(set: &str) -> bool {
+/// Whether an element of a set is the default Network's, which has this number.
+pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
     ["sources", "pods", "inside", "outward"].iter().any(|name| set.starts_with(name))
+        || tunnel::is_of(set, element, network)
 }
 
 /// The node's table without any element that depends on a Network or a pod.
 pub(crate) fn layout(vxlan_port: u16) -> TableState {
     let state = TableState::new(Table::new(table(Family::Inet)).comment("made by knit"));
-    let state = port::checks(state, "uplinks", vxlan_port);
+    let frames = vec![tunnel::to_tunnel(vxlan_port).goto("tunnel")];
+    let state = tunnel::checks(port::checks(state, "uplinks", frames), vxlan_port);
     let state = [
         uplinks::all(),
         uplinks::outside(),
@@ -133,7 +135,7 @@ pub(crate) fn layout(vxlan_port: u16) -> TableState {
     ]
     .into_iter()
     .fold(state, |state, set| state.set(set, []));
-    from_uplinks(to_uplinks(translation(state)))
+    from_uplinks(to_uplinks(translation(state), vxlan_port))
 }
 
 /// What comes out of a Network's router: answers, services that it lists, the outside if it may.
@@ -170,11 +172,12 @@ fn from_uplinks(state: TableState) -> TableState {
 }
 
 /// What goes into a Network's router: answers, what was steered there, and the node's own (which is not forwarded).
-fn to_uplinks(state: TableState) -> TableState {
+fn to_uplinks(state: TableState, vxlan_port: u16) -> TableState {
     state
         .chain(
             Chain::base("to-uplinks", ChainKind::Filter, Hook::Forward, FILTER),
             [
+                tunnel::to_tunnel(vxlan_port).jump("tunnel-forward"),
                 Rule::new().in_set(&field::oifname(), "uplinks").goto("to-uplink"),
                 to_others(from_ours(Rule::new())).ne(field::ct_direction(), &REPLY).jump("outward"),
             ],

@@ -1,12 +1,12 @@
 //! What holds for the ports of routed pods, in whichever namespace they are.
 //!
 //! Pods send from their own addresses only. No ARP: both sides have permanent neighbours. No router advertisements and
-//! redirects. Nothing to the tunnels' port: only pods may be addressed there, and no node.
+//! redirects.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use knit_kernel::nft::{
-    Chain, ChainKind, EtherAddr, Family, Hook, Icmp6Type, IfName, L4Proto, NfProto, Port, Rule, Set, Table,
+    Chain, ChainKind, EtherAddr, Family, Hook, Icmp6Type, IfName, L4Proto, NfProto, Rule, Set, Table,
     TableState, field,
 };
 
@@ -42,11 +42,13 @@ pub(crate) fn pods6() -> Set {
     ranges::<Ipv6Addr>("pods6").comment("subnets of this Network")
 }
 
-/// Adds the checks of ports to an `inet` table. `excepted` is a set of interfaces of ours that are no ports.
-pub(super) fn checks(state: TableState, excepted: &str, vxlan_port: u16) -> TableState {
+/// Adds the checks of ports to an `inet` table. `excepted` is a set of interfaces of ours that are no ports; `others`
+/// are rules for what comes by interfaces that are not ours.
+pub(super) fn checks(state: TableState, excepted: &str, others: Vec<Rule>) -> TableState {
     let source4 = (field::iifname(), field::ether_saddr(), field::ip_saddr());
     let source6 = (field::iifname(), field::ether_saddr(), field::ip6_saddr());
-    let tunnel = || Rule::new().eq(field::l4proto(), &L4Proto::UDP).eq(field::th_dport(), &Port(vxlan_port));
+    let ports =
+        [Rule::new().in_set(&field::iifname(), excepted).accept(), from_ours(Rule::new()).goto("port")];
     state
         .set(sources4(), [])
         .set(sources6(), [])
@@ -54,7 +56,7 @@ pub(super) fn checks(state: TableState, excepted: &str, vxlan_port: u16) -> Tabl
         .set(pods6(), [])
         .chain(
             Chain::base("ports", ChainKind::Filter, Hook::Prerouting, RAW),
-            [Rule::new().in_set(&field::iifname(), excepted).accept(), from_ours(Rule::new()).goto("port")],
+            ports.into_iter().chain(others),
         )
         .chain(
             Chain::regular("port").comment("what a pod sends"),
@@ -63,24 +65,9 @@ pub(super) fn checks(state: TableState, excepted: &str, vxlan_port: u16) -> Tabl
                     .eq(field::l4proto(), &L4Proto::ICMPV6)
                     .one_of(&field::icmpv6_type(), &[ROUTER_ADVERTISEMENT, REDIRECT])
                     .drop(),
-                Rule::new().eq(field::nfproto(), &NfProto::IPV4).in_set(&source4, "sources4").goto("sender"),
-                Rule::new().eq(field::nfproto(), &NfProto::IPV6).in_set(&source6, "sources6").goto("sender"),
+                Rule::new().eq(field::nfproto(), &NfProto::IPV4).in_set(&source4, "sources4").accept(),
+                Rule::new().eq(field::nfproto(), &NfProto::IPV6).in_set(&source6, "sources6").accept(),
                 Rule::new().counter().drop().comment("spoofed"),
-            ],
-        )
-        .chain(
-            Chain::regular("sender").comment("a pod that is who it says"),
-            [
-                tunnel()
-                    .eq(field::nfproto(), &NfProto::IPV4)
-                    .not_in_set(&field::ip_daddr(), "pods4")
-                    .counter()
-                    .drop(),
-                tunnel()
-                    .eq(field::nfproto(), &NfProto::IPV6)
-                    .not_in_set(&field::ip6_daddr(), "pods6")
-                    .counter()
-                    .drop(),
             ],
         )
 }

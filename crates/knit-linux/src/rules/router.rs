@@ -4,11 +4,11 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use knit_kernel::nft::{
-    Chain, ChainKind, CtDirection, CtState, Family, Hook, IfName, L4Proto, NatFlags, NfProto, Port, Rule,
-    Set, Table, TableState, field,
+    Chain, ChainKind, CtDirection, CtState, Family, Hook, IfName, L4Proto, NatFlags, NfProto, Rule, Set,
+    Table, TableState, field,
 };
 
-use super::{Put, port, range_elements, ranges, table};
+use super::{Put, port, range_elements, ranges, table, tunnel};
 use crate::shape::Shape;
 use crate::uplink::ROUTER_END;
 
@@ -54,7 +54,7 @@ pub(crate) fn layout(switched: bool, vxlan_port: u16) -> TableState {
     let state = if switched {
         state.set(port::pods4(), []).set(port::pods6(), [])
     } else {
-        port::checks(state.set(others(), []), "others", vxlan_port)
+        port::checks(state.set(others(), []), "others", Vec::new())
     };
     let state = [inside4(), inside6(), outward4(), outward6(), services4(), services6()]
         .into_iter()
@@ -106,12 +106,7 @@ fn to_uplink(vxlan_port: u16) -> Vec<Rule> {
     vec![
         Rule::new().eq(field::ct_direction(), &REPLY).accept().comment("answers"),
         Rule::new().any_of(field::ct_state(), &CtState::RELATED).accept(),
-        Rule::new()
-            .eq(field::l4proto(), &L4Proto::UDP)
-            .eq(field::th_dport(), &Port(vxlan_port))
-            .counter()
-            .drop()
-            .comment("tunnels"),
+        tunnel::to_tunnel(vxlan_port).counter().drop().comment("tunnels"),
         v4().in_set(&field::ip_daddr(), "services4").accept(),
         v6().in_set(&field::ip6_daddr(), "services6").accept(),
         v4().in_set(&field::ip_saddr(), "outward4").not_in_set(&field::ip_daddr(), "inside4").accept(),

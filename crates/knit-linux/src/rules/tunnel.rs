@@ -1,0 +1,271 @@
+//! The tunnels' port on the node: taken from other nodes only, as what is theirs to send, and translated by nobody.
+//!
+//! What a node that the cluster knows sends there is exempt from connection tracking, so no Service, no port of the
+//! node and no masquerading ever sees it. Whatever is tracked did not come from such a node: it is neither taken nor,
+//! if we forward it, let through, and that is looked at after translation.
+//!
+//! The source inside a frame must be one of the sending node's addresses in that Network. Only here are the outer and
+//! the inner source seen together: a VXLAN device drops the outer one. The key is exact, so its cost does not depend on
+//! how many nodes there are: a block is a power of two and aligned to its size, so it consists of whole units of eight
+//! addresses, and one lookup of (Network, outer source, unit of the inner source) answers. Single addresses (what was
+//! announced one by one, smaller blocks, the gateway that every node's router has) are in a second set, which only a
+//! miss in the first one reaches. The default Network's nodes forward for others too: for it the outer source counts
+//! alone.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use knit_kernel::nft::expr::{LookupResult, SetRef};
+use knit_kernel::nft::{
+    AddrType, Chain, ChainKind, CtState, CtStatus, Data, Element, EtherType, Expr, FibFlags, Hook, L4Proto,
+    NfProto, Port, Reg, Rule, Scalar, Set, TableState, Vni, field,
+};
+
+use super::{Put, from_ours};
+use crate::shape::{Home, Shape};
+
+/// Before connection tracking.
+const RAW: i32 = -300;
+const FILTER: i32 = 0;
+
+/// The addresses of a unit, as a power of two. The controller cuts no smaller block out of a subnet of some size.
+const UNIT: u8 = 3;
+/// The largest block, as a power of two: of a larger range the beginning is used.
+const LARGEST: u8 = 16;
+
+fn units44() -> Set {
+    Set::of::<(Vni, Ipv4Addr, Ipv4Addr)>("tunnel-units44").comment("number, node, eight addresses of it")
+}
+
+fn units46() -> Set {
+    Set::of::<(Vni, Ipv4Addr, Ipv6Addr)>("tunnel-units46")
+}
+
+fn units64() -> Set {
+    Set::of::<(Vni, Ipv6Addr, Ipv4Addr)>("tunnel-units64")
+}
+
+fn units66() -> Set {
+    Set::of::<(Vni, Ipv6Addr, Ipv6Addr)>("tunnel-units66")
+}
+
+fn hosts44() -> Set {
+    Set::of::<(Vni, Ipv4Addr, Ipv4Addr)>("tunnel-hosts44").comment("number, node, one address of it")
+}
+
+fn hosts46() -> Set {
+    Set::of::<(Vni, Ipv4Addr, Ipv6Addr)>("tunnel-hosts46")
+}
+
+fn hosts64() -> Set {
+    Set::of::<(Vni, Ipv6Addr, Ipv4Addr)>("tunnel-hosts64")
+}
+
+fn hosts66() -> Set {
+    Set::of::<(Vni, Ipv6Addr, Ipv6Addr)>("tunnel-hosts66")
+}
+
+fn nodes4() -> Set {
+    Set::of::<(Vni, Ipv4Addr)>("tunnel-nodes4").comment("nodes that forward for others, too")
+}
+
+fn nodes6() -> Set {
+    Set::of::<(Vni, Ipv6Addr)>("tunnel-nodes6")
+}
+
+/// To the tunnels' port.
+pub(super) fn to_tunnel(port: u16) -> Rule {
+    Rule::new().eq(field::l4proto(), &L4Proto::UDP).eq(field::th_dport(), &Port(port))
+}
+
+/// Adds the tunnels' chains and sets to the node's table. What comes off the wire enters by chain `tunnel`.
+pub(super) fn checks(state: TableState, port: u16) -> TableState {
+    let sets = [
+        units44(),
+        units46(),
+        units64(),
+        units66(),
+        hosts44(),
+        hosts46(),
+        hosts64(),
+        hosts66(),
+        nodes4(),
+        nodes6(),
+    ];
+    let state = sets.into_iter().fold(state, |state, set| state.set(set, []));
+    let (v4, v6) = (field::ip_saddr(), field::ip6_saddr());
+    state
+        .chain(
+            Chain::base("tunnel-out", ChainKind::Filter, Hook::Output, RAW),
+            [to_tunnel(port).notrack().comment("no Service is on this port")],
+        )
+        .chain(
+            Chain::regular("tunnel").comment("frames of other nodes"),
+            [Rule::new().eq(field::nfproto(), &NfProto::IPV4).goto("tunnel4"), Rule::new().goto("tunnel6")],
+        )
+        .chain(Chain::regular("tunnel4"), from_nodes(&v4, ["44", "46"], "tunnel-nodes4"))
+        .chain(Chain::regular("tunnel6"), from_nodes(&v6, ["64", "66"], "tunnel-nodes6"))
+        .chain(
+            Chain::base("tunnel-in", ChainKind::Filter, Hook::Input, FILTER),
+            [to_tunnel(port)
+                .none_of(field::ct_state(), &CtState::UNTRACKED)
+                .counter()
+                .drop()
+                .comment("not from a node")],
+        )
+        .chain(Chain::regular("tunnel-forward").comment("no way around a node's own check"), forwarded())
+}
+
+/// What nodes of one family may send: the names of sets end with `families`.
+fn from_nodes<T: Scalar>(outer: &field::Field<T>, families: [&str; 2], nodes: &str) -> Vec<Rule>
+where
+    field::Field<T>: Clone,
+{
+    let [inner4, inner6] = families;
+    let inner = |kind: EtherType| Rule::new().eq(field::vxlan_ether_type(), &kind);
+    let take = |rule: Rule| rule.notrack().accept();
+    let (ip4, ip6, arp) = (field::vxlan_ip_saddr, field::vxlan_ip6_saddr, field::vxlan_arp_saddr_ip);
+    let units = |family: &str| format!("tunnel-units{family}");
+    let hosts = |family: &str| format!("tunnel-hosts{family}");
+    vec![
+        take(in_units(inner(EtherType::IPV4), outer, &ip4(), &units(inner4))),
+        take(in_units(inner(EtherType::IPV6), outer, &ip6(), &units(inner6))),
+        take(in_units(inner(EtherType::ARP), outer, &arp(), &units(inner4))),
+        take(inner(EtherType::IPV4).in_set(&(field::vxlan_vni(), outer.clone(), ip4()), hosts(inner4))),
+        take(inner(EtherType::IPV6).in_set(&(field::vxlan_vni(), outer.clone(), ip6()), hosts(inner6))),
+        take(inner(EtherType::ARP).in_set(&(field::vxlan_vni(), outer.clone(), arp()), hosts(inner4))),
+        take(Rule::new().in_set(&(field::vxlan_vni(), outer.clone()), nodes)),
+        Rule::new()
+            .eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL)
+            .counter()
+            .drop()
+            .comment("not from a node, or not its own"),
+    ]
+}
+
+/// The unit of the inner source is one of the outer source's in that Network.
+fn in_units<T: Scalar, U: Scalar>(
+    rule: Rule,
+    outer: &field::Field<T>,
+    inner: &field::Field<U>,
+    set: &str,
+) -> Rule {
+    let size = U::TYPE.size() as usize;
+    let mut mask = vec![0xff; size];
+    mask[size - 1] = !((1 << UNIT) - 1);
+    let at = Reg::new(1 + (T::TYPE.size() / 4) as u8).expect("there are sixteen registers");
+    let xor = Data::from_slice(&vec![0; size]);
+    rule.load_at(Reg::FIRST, &field::vxlan_vni())
+        .load_at(Reg::new(1).expect("there are sixteen registers"), outer)
+        .load_at(at, inner)
+        .expr(Expr::Bitwise { sreg: at, dreg: at, mask: Data::from_slice(&mask), xor })
+        .expr(Expr::Lookup { set: SetRef::Named(set.into()), sreg: Reg::FIRST, result: LookupResult::Match })
+}
+
+/// What is forwarded to the tunnels' port: between nodes that we know (which is not tracked), and what pods do among
+/// themselves. Nothing that a pod or a router sends elsewhere, nothing that was translated there, and nothing to an
+/// address of the cluster: behind this node's address it would look like this node's.
+fn forwarded() -> Vec<Rule> {
+    let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
+    let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
+    vec![
+        Rule::new().any_of(field::ct_state(), &CtState::UNTRACKED).ret(),
+        v4().in_set(&field::ip_daddr(), "pods4").ret(),
+        v6().in_set(&field::ip6_daddr(), "pods6").ret(),
+        from_ours(Rule::new()).counter().drop(),
+        Rule::new().any_of(field::ct_status(), &CtStatus::DNAT).counter().drop(),
+        v4().in_set(&field::ip_daddr(), "inside4").counter().drop(),
+        v6().in_set(&field::ip6_daddr(), "inside6").counter().drop(),
+    ]
+}
+
+/// What other nodes may send in a Network.
+pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
+    let Some(family) = shape.tunnel_source else { return Vec::new() };
+    let vni = Vni(shape.id());
+    let mut puts = Vec::new();
+    for remote in &shape.remotes {
+        for node in shape.addresses_of(&remote.node).filter(|node| node.is_ipv4() == family.is_ipv4()) {
+            if shape.home == Home::Node {
+                puts.push(match node {
+                    IpAddr::V4(node) => Put::new(nodes4(), Element::new(&(vni, node))),
+                    IpAddr::V6(node) => Put::new(nodes6(), Element::new(&(vni, node))),
+                });
+                continue;
+            }
+            let gateways = shape.network.subnets.iter().map(|subnet| subnet.gateway);
+            puts.extend(gateways.map(|gateway| host(vni, node, gateway)));
+            for (range, _) in &remote.ranges {
+                of_range(vni, node, *range, &mut puts);
+            }
+        }
+    }
+    puts
+}
+
+/// Whether an element of this set is of the Network with this number.
+pub(crate) fn is_of(set: &str, element: &Element, network: u32) -> bool {
+    set.starts_with("tunnel-") && element.key.as_slice().starts_with(Vni(network).bytes().as_slice())
+}
+
+/// A range in units, or address by address where it is smaller than one.
+fn of_range(vni: Vni, node: IpAddr, range: IpNet, puts: &mut Vec<Put>) {
+    let bits = range.max_prefix_len() - range.prefix_len();
+    let (step, single) = if bits < UNIT { (1, true) } else { (1 << UNIT, false) };
+    for offset in (0..1u128 << bits.min(LARGEST)).step_by(step) {
+        let address: IpAddr = match range.network() {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + offset as u32).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + offset).into(),
+        };
+        puts.push(if single { host(vni, node, address) } else { unit(vni, node, address) });
+    }
+}
+
+fn unit(vni: Vni, node: IpAddr, first: IpAddr) -> Put {
+    put(vni, node, first, [units44, units46, units64, units66])
+}
+
+fn host(vni: Vni, node: IpAddr, address: IpAddr) -> Put {
+    put(vni, node, address, [hosts44, hosts46, hosts64, hosts66])
+}
+
+fn put(vni: Vni, node: IpAddr, inner: IpAddr, [s44, s46, s64, s66]: [fn() -> Set; 4]) -> Put {
+    match (node, inner) {
+        (IpAddr::V4(node), IpAddr::V4(inner)) => Put::new(s44(), Element::new(&(vni, node, inner))),
+        (IpAddr::V4(node), IpAddr::V6(inner)) => Put::new(s46(), Element::new(&(vni, node, inner))),
+        (IpAddr::V6(node), IpAddr::V4(inner)) => Put::new(s64(), Element::new(&(vni, node, inner))),
+        (IpAddr::V6(node), IpAddr::V6(inner)) => Put::new(s66(), Element::new(&(vni, node, inner))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_its_units_and_a_small_one_its_addresses() {
+        let node = "192.168.7.2".parse().expect("an address");
+        let count = |range: &str| {
+            let mut puts = Vec::new();
+            of_range(Vni(3), node, range.parse().expect("a range"), &mut puts);
+            let units = puts.iter().filter(|put| put.set.name.starts_with("tunnel-units")).count();
+            (units, puts.len() - units)
+        };
+        assert_eq!(count("10.77.0.16/28"), (2, 0));
+        assert_eq!(count("10.77.0.0/24"), (32, 0));
+        assert_eq!(count("10.77.0.8/29"), (1, 0));
+        assert_eq!(count("10.77.0.8/30"), (0, 4));
+        assert_eq!(count("10.77.0.9/32"), (0, 1));
+        assert_eq!(count("fd77::10/124"), (2, 0));
+        assert_eq!(count("fd77::9/128"), (0, 1));
+        assert_eq!(count("fd77::/64"), (1 << 13, 0));
+    }
+
+    #[test]
+    fn an_element_says_which_network_it_is_of() {
+        let put = host(Vni(3), "fd07::2".parse().expect("v6"), "10.77.0.1".parse().expect("v4"));
+        assert!(is_of(&put.set.name, &put.element, 3));
+        assert!(!is_of(&put.set.name, &put.element, 0x300));
+        assert!(!is_of("uplinks", &put.element, 3));
+    }
+}

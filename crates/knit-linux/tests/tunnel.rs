@@ -1,0 +1,291 @@
+//! The tunnels' port: nodes only, each with what is its own, and nobody translates or forwards it.
+
+mod support;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use knit_kernel::NetNs;
+use knit_kernel::nft::{
+    Chain, ChainKind, Family, Hook, Kernel, L4Proto, Nftables, Port, Rule, TableId, TableState, field,
+};
+use knit_kernel::op::Op;
+use knit_kernel::route::Route;
+use knit_kernel::testing::in_namespaces;
+use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
+use support::{
+    Cluster, NEVER, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, net, run, tcp, udp,
+    udp_via,
+};
+
+/// A service address that nobody else has.
+const VIPS: [&str; 2] = ["10.96.0.50", "fd96::50"];
+
+/// Translates UDP to `vip`, to any port or to this one, as a service proxy would at both hooks.
+fn service(node: &Node, vip: IpAddr, frontend: Option<u16>, endpoint: SocketAddr) {
+    let rule = match vip {
+        IpAddr::V4(vip) => Rule::new().eq(field::ip_daddr(), &vip),
+        IpAddr::V6(vip) => Rule::new().eq(field::ip6_daddr(), &vip),
+    };
+    let rule = rule.eq(field::l4proto(), &L4Proto::UDP);
+    let rule = match frontend {
+        Some(port) => rule.eq(field::th_dport(), &Port(port)),
+        None => rule,
+    };
+    let rule = rule.dnat_to(endpoint.ip(), Some(Port(endpoint.port())));
+    let family = if vip.is_ipv4() { Family::Ip } else { Family::Ip6 };
+    let masquerade = Rule::new().masquerade(knit_kernel::nft::NatFlags::NONE);
+    let state = TableState::new(TableId::new(family, "a-proxy"))
+        .chain(Chain::base("in", ChainKind::Nat, Hook::Prerouting, -100), [rule.clone()])
+        .chain(Chain::base("out", ChainKind::Nat, Hook::Output, -100), [rule])
+        .chain(Chain::base("post", ChainKind::Nat, Hook::Postrouting, 100), [masquerade]);
+    Kernel::open_in(&node.space).expect("nftables").apply(&state).expect("a service");
+}
+
+/// The outside sends to the service addresses by way of node a.
+fn ways_in(cluster: &Cluster) {
+    let outside = knit_kernel::Handle::open(&cluster.outside).expect("a handle");
+    let eth0 = outside.index_of(&name("eth0")).expect("eth0");
+    for (vip, via) in [("10.96.0.50/32", "192.168.7.1"), ("fd96::50/128", "fd07::1")] {
+        let route = Route { protocol: 4, ..Route::to(net(vip)).dev(eth0).via(ip(via)) };
+        outside.apply(&[Op::create(route)]).expect("a way");
+    }
+}
+
+#[test]
+fn a_service_that_names_a_nodes_tunnel_leads_nobody_into_it() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::new();
+            let network = default_network();
+            cluster.a.setup(&network).await;
+            cluster.b.setup(&network).await;
+            ways_in(&cluster);
+            let pod = cluster.a.pod(&network, "one", &["10.244.1.5", "fd44::1:5"]).await;
+            for (vip, own, other) in
+                [(VIPS[0], "192.168.7.1", "192.168.7.2"), (VIPS[1], "fd07::1", "fd07::2")]
+            {
+                for (space, endpoint) in [(&cluster.a.space, own), (&cluster.b.space, other)] {
+                    let at = SocketAddr::new(ip(vip), 5000);
+                    for (client, who) in [(&pod.space, "a pod"), (&cluster.outside, "the outside")] {
+                        service(&cluster.a, ip(vip), None, SocketAddr::new(ip(endpoint), 4789));
+                        let talk = udp_via(client, space, at, 4789, NEVER);
+                        assert_eq!(talk, Talk::Silence, "{who} by {vip} to {endpoint}");
+                        // The Service itself is fine: another port of the node answers.
+                        service(&cluster.a, ip(vip), None, SocketAddr::new(ip(endpoint), 4788));
+                        let talk = udp_via(client, space, SocketAddr::new(ip(vip), 5001), 4788, SOON);
+                        assert_ne!(talk, Talk::Silence, "{who} by {vip} to {endpoint}");
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// Pods of one tenant, one on each node.
+async fn pair(
+    cluster: &Cluster,
+    network: impl Fn(&Node) -> knit_runtime::Network,
+    a: u8,
+    b: u8,
+) -> [TestPod; 2] {
+    let title = network(&cluster.a).name;
+    let pod = async |node: &Node, number: u8| {
+        let addresses = [format!("10.77.0.{number}"), format!("fd77::{number:x}")];
+        let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+        node.pod(&network(node), &format!("{title}-{number}"), &addresses).await
+    };
+    [pod(&cluster.a, a).await, pod(&cluster.b, b).await]
+}
+
+fn crosses(pods: &[TestPod; 2], what: &str) {
+    for place in [0, 1] {
+        let target = pods[1].attachments[0].addresses[place].net.addr();
+        let talk = udp(&pods[0].space, &pods[1].space, target, 5000, SOON);
+        assert_ne!(talk, Talk::Silence, "{target}, {what}");
+        tcp(&pods[0].space, &pods[1].space, SocketAddr::new(target, 5001), 5001);
+    }
+}
+
+#[test]
+fn a_service_on_the_tunnels_port_takes_nothing_of_the_tunnel() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let thief = cluster.b.pod(&default_network(), "thief", &["10.244.2.5", "fd44::2:5"]).await;
+            // Whoever sends to 4789/UDP of either node is led to the thief, on both nodes and at both hooks.
+            for (node, at) in [(&cluster.a, "192.168.7.2"), (&cluster.b, "192.168.7.2")] {
+                service(node, ip(at), Some(4789), SocketAddr::new(ip("10.244.2.5"), 4789));
+            }
+            let stolen = thief.space.run(|| UdpSocket::bind("0.0.0.0:4789")).expect("in").expect("bound");
+            stolen.set_read_timeout(Some(NEVER)).expect("a timeout");
+            crosses(&pair(&cluster, &blue, 18, 34).await, "blue");
+            crosses(&pair(&cluster, &green, 34, 18).await, "green");
+            assert!(stolen.recv_from(&mut [0; 64]).is_err(), "a frame was led to a pod");
+        });
+    });
+}
+
+#[test]
+fn a_host_port_on_the_tunnels_port_is_refused_before_anything_is_made() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            for (network, addresses) in [
+                (default_network(), ["10.244.2.5", "fd44::2:5"]),
+                (green(&cluster.b), ["10.77.0.18", "fd77::12"]),
+            ] {
+                let pod = TestPod::new(&format!("thief-{}", network.name));
+                let mut request = pod.request(&network, &addresses);
+                let mapping =
+                    |protocol| PortMapping { protocol, host_port: 4789, container_port: 4789, host_ip: None };
+                request.ports = vec![mapping(Protocol::Udp)];
+                let before = support::tables(&cluster.b);
+                let error = cluster.b.runtime.attach(&request).await.expect_err("the port is the tunnels'");
+                assert_eq!(error.reason, Reason::Invalid, "{error}");
+                assert!(error.to_string().contains("4789/UDP"), "{error}");
+                assert_eq!(support::tables(&cluster.b), before);
+                // TCP is another port.
+                request.ports = vec![mapping(Protocol::Tcp)];
+                cluster.b.runtime.attach(&request).await.expect("attached");
+                cluster.b.runtime.detach(&request.pod, None).await.expect("detached");
+            }
+            crosses(&pair(&cluster, &blue, 18, 34).await, "blue");
+        });
+    });
+}
+
+/// A datagram inside an Ethernet frame inside a tunnel.
+struct Frame {
+    vni: u32,
+    to: [u8; 6],
+    source: IpAddr,
+    target: IpAddr,
+    port: u16,
+}
+
+impl Frame {
+    fn bytes(&self) -> Vec<u8> {
+        let mut packet = vec![8, 0, 0, 0];
+        packet.extend((self.vni << 8).to_be_bytes());
+        packet.extend(self.to);
+        packet.extend([0x0a, 9, 9, 9, 9, 9]);
+        let mut datagram = Vec::new();
+        datagram.extend(self.port.to_be_bytes());
+        datagram.extend(self.port.to_be_bytes());
+        datagram.extend([0, 12, 0, 0]);
+        datagram.extend(b"evil");
+        match (self.source, self.target) {
+            (IpAddr::V4(source), IpAddr::V4(target)) => {
+                packet.extend([8, 0]);
+                packet.extend(v4_header(source, target));
+            }
+            (IpAddr::V6(source), IpAddr::V6(target)) => {
+                packet.extend([0x86, 0xdd]);
+                packet.extend([0x60, 0, 0, 0, 0, 12, 17, 64]);
+                packet.extend(source.octets());
+                packet.extend(target.octets());
+                let sum = v6_checksum(source, target, &datagram);
+                datagram[6..8].copy_from_slice(&sum.to_be_bytes());
+            }
+            _ => panic!("one family"),
+        }
+        packet.extend(datagram);
+        packet
+    }
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum()
+}
+
+fn fold(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn v4_header(source: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+    let mut header = vec![0x45, 0, 0, 20 + 8 + 4, 0, 0, 0, 0, 64, 17, 0, 0];
+    header.extend(source.octets());
+    header.extend(target.octets());
+    let checksum = fold(sum(&header));
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    header
+}
+
+fn v6_checksum(source: Ipv6Addr, target: Ipv6Addr, datagram: &[u8]) -> u16 {
+    fold(sum(&source.octets()) + sum(&target.octets()) + 12 + 17 + sum(datagram))
+}
+
+/// Whether a frame that `from` sends to node b's tunnel comes out at a pod there.
+fn arrives(from: &NetNs, to: IpAddr, frame: &Frame, pod: &TestPod, wait: Duration) -> bool {
+    let any: IpAddr = if frame.target.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
+    let listener = pod.space.run(|| UdpSocket::bind((any, frame.port))).expect("in").expect("bound");
+    listener.set_read_timeout(Some(wait)).expect("a timeout");
+    let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
+    let socket = from.run(|| UdpSocket::bind((any, 0))).expect("in").expect("bound");
+    socket.send_to(&frame.bytes(), (to, 4789)).expect("sent");
+    listener.recv(&mut [0; 64]).is_ok()
+}
+
+/// A tenant whose nodes have no IPv4 address that tunnels could end at.
+fn over_ipv6(mut network: knit_runtime::Network) -> knit_runtime::Network {
+    for block in &mut network.blocks {
+        block.node_addresses.retain(IpAddr::is_ipv6);
+    }
+    network
+}
+
+#[test]
+fn a_node_takes_frames_from_nodes_only_and_only_their_own() {
+    in_namespaces(|| run(frames_of(ip("192.168.7.2"), |network| network)));
+}
+
+#[test]
+fn a_node_takes_frames_over_ipv6_from_nodes_only_and_only_their_own() {
+    in_namespaces(|| run(frames_of(ip("fd07::2"), over_ipv6)));
+}
+
+async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_runtime::Network) {
+    let cluster = Cluster::with_tenants().await;
+    let (blue, green) = (|node: &Node| over(blue(node)), |node: &Node| over(green(node)));
+    for node in [&cluster.a, &cluster.b] {
+        node.setup(&blue(node)).await;
+        node.setup(&green(node)).await;
+    }
+    // Green is routed: a has 10.77.0.32/28, b has 10.77.0.16/28. Blue is switched, the other way round.
+    let greens = pair(&cluster, &green, 34, 18).await;
+    let blues = pair(&cluster, &blue, 18, 34).await;
+    let tunnel = knit_kernel::Handle::open(&cluster.b.router("green")).expect("a handle");
+    let tunnel = tunnel.link_by_name(&name("vxlan")).expect("a look").and_then(|link| link.mac);
+    let router = tunnel.expect("a tunnel").0;
+    let mac = |pod: &TestPod| pod.attachments[0].mac.octets();
+    for (vni, to, pod, own, others) in [
+        (3, router, &greens[1], ["10.77.0.41", "fd77::29"], ["10.77.0.25", "fd77::19"]),
+        (2, mac(&blues[1]), &blues[1], ["10.77.0.25", "fd77::19"], ["10.77.0.41", "fd77::29"]),
+    ] {
+        for place in [0, 1] {
+            let target = pod.attachments[0].addresses[place].net.addr();
+            let frame = |source: &str| Frame { vni, to, source: ip(source), target, port: 6000 };
+            let own = frame(own[place]);
+            assert!(arrives(&cluster.a.space, end, &own, pod, SOON), "the frame is right");
+            assert!(!arrives(&cluster.outside, end, &own, pod, NEVER), "from no node, {}", own.source);
+            let strangers = [["10.77.0.99", "fd77::99"], ["203.0.113.9", "2001:db8:99::9"]];
+            for lie in [others].iter().chain(&strangers) {
+                let lie = frame(lie[place]);
+                assert!(!arrives(&cluster.a.space, end, &lie, pod, NEVER), "{} is not a's", lie.source);
+            }
+            // Every router has the gateway's address; the kernel of a routing one takes it from nobody else.
+            if vni == 2 {
+                let gateway = frame(["10.77.0.1", "fd77::1"][place]);
+                assert!(arrives(&cluster.a.space, end, &gateway, pod, SOON), "{}", gateway.source);
+            }
+            let elsewhere = Frame { vni: 5 - vni, ..own };
+            assert!(!arrives(&cluster.a.space, end, &elsewhere, pod, NEVER), "another Network");
+        }
+    }
+    crosses(&greens, "green");
+    crosses(&blues, "blue");
+}
