@@ -72,12 +72,21 @@ pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives one datagram without waiting. Returns its true length, which is more than the buffer's if it was cut.
-pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+/// Receives one datagram without waiting. Returns its true length, which is more than the buffer's if it was cut, and
+/// the sender's port: 0 is the kernel.
+pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, u32)> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // SAFETY: the pointer and the length describe `buffer`, which is exclusively ours.
-    let got = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
-    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value.
+    let mut from: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    let (bytes, size) = (buffer.as_mut_ptr().cast(), buffer.len());
+    // SAFETY: pointers and lengths describe `buffer`, which is exclusively ours, `from` and `length`, all of which
+    // outlive the call.
+    let got = unsafe {
+        libc::recvfrom(fd.as_raw_fd(), bytes, size, flags, (&raw mut from).cast(), &raw mut length)
+    };
+    let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+    Ok((got, from.nl_pid))
 }
 
 /// The `CLONE_NEW*` flag of the namespace that a file descriptor refers to; ENOTTY if it is none.

@@ -273,3 +273,19 @@ fn eventually_waits_for_the_condition() {
 fn eventually_gives_up() {
     eventually("it never rains", Duration::from_millis(5), || false);
 }
+
+#[test]
+fn an_answer_that_is_not_the_kernels_is_not_believed() {
+    in_namespaces(|| {
+        let mut socket = Socket::open(Protocol::Route).expect("a route socket");
+        let liar = Socket::open(Protocol::Route).expect("another one");
+        // Sequence numbers begin with 1: an answer to the first listing that is to come, with a link that is not there.
+        let mut lie = Batch::new();
+        lie.push(RTM_NEWLINK, 0, |w| _ = w.fixed(&[0; 16]).string(IFLA_IFNAME, "evil0"));
+        let mut bytes = lie.as_bytes().to_vec();
+        bytes[8..12].copy_from_slice(&1u32.to_ne_bytes());
+        let to = rustix::net::netlink::SocketAddrNetlink::new(socket.port(), 0);
+        rustix::net::sendto(&liar, &bytes, rustix::net::SendFlags::empty(), &to).expect("sent");
+        assert_eq!(link_names(&mut socket), ["lo"]);
+    });
+}

@@ -13,6 +13,8 @@ use crate::sys;
 
 /// Enough for the largest part of a dump that the kernel makes.
 const RECEIVE_BUFFER: usize = 64 * 1024;
+/// The port of the kernel's end of every netlink socket.
+const KERNEL: u32 = 0;
 /// How often a dump that changed while it was read is begun again.
 const DUMP_ATTEMPTS: u32 = 16;
 
@@ -284,13 +286,18 @@ impl Socket {
         }
     }
 
-    /// Receives one datagram that is queued already.
+    /// Receives one datagram that is queued already. One that did not come from the kernel is thrown away: in a pod's
+    /// namespace, whoever has NET_ADMIN there can send to this socket, too.
     fn receive_now(&mut self, each: &mut impl FnMut(Message<'_>)) -> Result<()> {
         if self.buffer.is_empty() {
             self.buffer.resize(RECEIVE_BUFFER, 0);
         }
-        let length = match retry(|| sys::receive(self.fd.as_fd(), &mut self.buffer)) {
-            Ok(length) => length,
+        let mut received = retry(|| sys::receive(self.fd.as_fd(), &mut self.buffer));
+        while matches!(received, Ok((_, port)) if port != KERNEL) {
+            received = retry(|| sys::receive(self.fd.as_fd(), &mut self.buffer));
+        }
+        let length = match received {
+            Ok((length, _)) => length,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Error::NoAnswer),
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Err(Error::Overrun),
             Err(error) => return Err(Error::Receive(error)),
