@@ -1,15 +1,18 @@
 //! The cluster as the planner sees it: Knit's own objects whole, of the others only what counts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Taint};
-use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_api::names::{MANAGED_BY, MANAGED_BY_LABEL};
+use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use knit_api::conditions::network_attachment;
+use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL};
 use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
 
 /// Everything that is known, by name.
@@ -33,6 +36,20 @@ pub struct Cluster {
     pub service_ranges: Vec<IpNet>,
     /// The agents' Leases, by node.
     pub leases: BTreeMap<String, AgentLease>,
+    /// Whether news of Leases arrive now.
+    pub hears_agents: bool,
+    /// The NetworkPolicies.
+    pub policies: Vec<Arc<PolicyView>>,
+}
+
+/// What time it is, by two clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// As the API server writes it. It may step, and differs from that of others: for people, and for what has its
+    /// beginning in an object.
+    pub wall: Timestamp,
+    /// Since some moment in the past, by a clock that never steps: for how long something has lasted here.
+    pub steady: Duration,
 }
 
 /// What counts of a Node.
@@ -60,36 +77,50 @@ pub struct NamespaceView {
 /// What counts of a NetworkAttachment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttachmentView {
-    /// Its Network.
-    pub network: String,
-    /// Its node, once it has one.
-    pub node: Option<String>,
-    /// Addresses that it asked for.
-    pub wanted: Vec<IpAddr>,
-    /// A user's object about which nobody has said anything yet.
-    pub unanswered: Option<Unanswered>,
-}
-
-/// A NetworkAttachment that no agent has taken up.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Unanswered {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
+    /// Which one of that name.
+    pub uid: String,
+    /// The version that was read: it is changed in this one only.
+    pub resource_version: String,
     /// The pod that it names.
     pub pod: String,
-    /// The version that was read: it is answered in this one only.
-    pub resource_version: String,
-    /// Since when it is there.
-    pub created: Timestamp,
+    /// Its Network.
+    pub network: String,
+    /// Its node, once it has one.
+    pub node: Option<String>,
+    /// Whether its interface is there. What an object only asks for costs nobody anything.
+    pub ready: bool,
+    /// The addresses that its status names.
+    pub addresses: Vec<IpAddr>,
+    /// Whether an agent made it.
+    pub managed: bool,
+    /// A user's object about which nobody has said anything yet, and since when it is there.
+    pub unanswered: Option<Timestamp>,
+    /// All its finalizers, if it is being deleted and one of them is ours.
+    pub leaving: Option<Vec<String>>,
 }
 
-/// When an agent was last heard of.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What counts of a NetworkPolicy.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicyView {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Which one of that name.
+    pub uid: String,
+}
+
+/// The sign of life of an agent.
+#[derive(Clone, Debug, PartialEq)]
 pub struct AgentLease {
-    /// When it was to be taken for gone.
-    pub expires: Timestamp,
+    /// Changes with every renewal. The time in it is the node's own, whose clock may be wrong, and is not looked at.
+    pub version: String,
+    /// How long an agent may be silent before it is taken for gone.
+    pub holds: Duration,
 }
 
 /// What the controller has done or seen and the caches do not show (yet).
@@ -99,8 +130,47 @@ pub struct Memory {
     pub ids: HashMap<String, u32>,
     /// Blocks that were made, by name.
     pub blocks: BTreeMap<String, Remembered>,
-    /// Since when nodes that have blocks are missing.
-    pub gone: HashMap<String, Timestamp>,
+    /// The highest number of any Network that is gone, as it is kept in the API.
+    pub numbers: Numbers,
+    /// Since when nodes that have blocks or attachments are missing.
+    pub gone: HashMap<String, Duration>,
+    /// Since when attachments without a node are leaving, by namespace and name.
+    pub leaving: HashMap<(String, String), Duration>,
+    /// When counts of a Network were last written, by its uid.
+    pub counted: HashMap<String, Duration>,
+    /// What was heard of agents.
+    pub agents: Agents,
+    /// The uids of NetworkPolicies whose authors were told that nobody enforces them.
+    pub told: HashSet<String>,
+}
+
+/// What was heard of agents, by the controller's own clock.
+#[derive(Clone, Debug, Default)]
+pub struct Agents {
+    /// When the last pass was.
+    pub last_pass: Option<Duration>,
+    /// The Leases, by node.
+    pub leases: HashMap<String, SeenLease>,
+}
+
+/// A Lease as it was last seen.
+#[derive(Clone, Debug)]
+pub struct SeenLease {
+    /// Its version.
+    pub version: String,
+    /// Since when it has been like that and news would have arrived.
+    pub since: Duration,
+    /// Whether a renewal was seen. If not, nothing is known of the agent yet.
+    pub renewed: bool,
+}
+
+/// The highest number of any Network that is gone.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers {
+    /// The number.
+    pub highest: u32,
+    /// The object that keeps it, if it is there.
+    pub kept_in: Option<Lease>,
 }
 
 /// A block that was made and is not seen yet.
@@ -109,7 +179,33 @@ pub struct Remembered {
     /// The block.
     pub block: Arc<AddressBlock>,
     /// Until when it counts if it is never seen: somebody may have deleted it at once.
-    pub until: Timestamp,
+    pub until: Duration,
+}
+
+/// The annotation of the Lease that keeps the highest number.
+pub(crate) const HIGHEST_NUMBER: &str = "knit.dev/highest-network-number";
+
+// === impl Now ===
+
+impl Now {
+    /// When it is that time on the wall, by the steady clock; now, if that is over.
+    #[must_use]
+    pub fn when(&self, wall: Timestamp) -> Duration {
+        let wait = Duration::try_from(wall.duration_since(self.wall)).unwrap_or_default();
+        self.steady.saturating_add(wait)
+    }
+}
+
+// === impl Numbers ===
+
+impl Numbers {
+    /// What the object says, if it is there.
+    #[must_use]
+    pub fn of(lease: Option<Lease>) -> Self {
+        let annotations = lease.as_ref().and_then(|lease| lease.metadata.annotations.as_ref());
+        let text = annotations.and_then(|annotations| annotations.get(HIGHEST_NUMBER));
+        Self { highest: text.and_then(|text| text.parse().ok()).unwrap_or(0), kept_in: lease }
+    }
 }
 
 // === impl NodeView ===
@@ -147,46 +243,54 @@ impl AttachmentView {
     /// What counts of this NetworkAttachment.
     #[must_use]
     pub fn of(attachment: NetworkAttachment) -> Self {
+        let (metadata, status) = (attachment.metadata, attachment.status.unwrap_or_default());
+        let managed = metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY_LABEL));
+        let managed = managed.is_some_and(|by| by == MANAGED_BY);
+        let deleting = metadata.deletion_timestamp.is_some();
+        let ready = |c: &&Condition| c.type_ == network_attachment::READY && c.status == "True";
+        let created = metadata.creation_timestamp.map(|time| time.0);
+        let ours = |finalizers: &Vec<String>| finalizers.iter().any(|f| f == ATTACHMENT_FINALIZER);
         Self {
-            unanswered: Unanswered::of(&attachment),
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            resource_version: metadata.resource_version.unwrap_or_default(),
+            pod: attachment.spec.pod,
             network: attachment.spec.network,
-            node: attachment.status.and_then(|s| s.node),
-            wanted: attachment.spec.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
+            ready: status.conditions.iter().find(ready).is_some(),
+            addresses: status.addresses.iter().filter_map(|a| a.address.parse().ok()).collect(),
+            unanswered: created.filter(|_| status.conditions.is_empty() && !managed && !deleting),
+            leaving: metadata.finalizers.filter(|finalizers| deleting && ours(finalizers)),
+            node: status.node,
+            managed,
         }
     }
 }
 
-// === impl Unanswered ===
+// === impl PolicyView ===
 
-impl Unanswered {
-    fn of(attachment: &NetworkAttachment) -> Option<Self> {
-        let metadata = &attachment.metadata;
-        let managed = metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY_LABEL));
-        let answered = attachment.status.as_ref().is_some_and(|status| !status.conditions.is_empty());
-        if answered || managed.is_some_and(|by| by == MANAGED_BY) || metadata.deletion_timestamp.is_some() {
-            return None;
-        }
-        Some(Self {
-            namespace: metadata.namespace.clone()?,
-            name: metadata.name.clone()?,
-            pod: attachment.spec.pod.clone(),
-            resource_version: metadata.resource_version.clone()?,
-            created: metadata.creation_timestamp.as_ref()?.0,
-        })
+impl PolicyView {
+    /// What counts of this NetworkPolicy; nothing if the API has not made it yet.
+    #[must_use]
+    pub fn of(policy: NetworkPolicy) -> Option<Self> {
+        let metadata = policy.metadata;
+        Some(Self { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid? })
     }
 }
 
 // === impl AgentLease ===
 
 impl AgentLease {
-    /// When this Lease expires; nothing if it was never renewed.
+    /// The sign of life in this Lease; nothing if it was never renewed.
     #[must_use]
     pub fn of(lease: &Lease) -> Option<Self> {
         let spec = lease.spec.as_ref()?;
-        let renewed = spec.renew_time.as_ref()?.0;
-        let seconds = spec.lease_duration_seconds.unwrap_or(0).max(0);
-        let expires = renewed.saturating_add(jiff::SignedDuration::from_secs(seconds.into())).ok()?;
-        Some(Self { expires })
+        spec.renew_time.as_ref()?;
+        let seconds = u64::try_from(spec.lease_duration_seconds?).ok()?;
+        Some(Self {
+            version: lease.metadata.resource_version.clone().unwrap_or_default(),
+            holds: Duration::from_secs(seconds),
+        })
     }
 }
 

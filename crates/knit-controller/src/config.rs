@@ -26,6 +26,9 @@ pub struct Config {
     pub pod_cidr_wait: Duration,
     /// How long after a Node is gone its blocks may go to another one. Its pods may still run for a while.
     pub node_gone_grace: Duration,
+    /// How often a Network's counts of addresses are written where nothing else changed: they do with every pod, and
+    /// each write goes to every node.
+    pub counts_every: Duration,
 }
 
 impl Config {
@@ -42,6 +45,12 @@ impl Config {
             default_subnets: Vec::new(),
             pod_cidr_wait: Duration::ZERO,
             node_gone_grace: Duration::from_secs(300),
+            counts_every: Duration::from_secs(30),
         }
+    }
+
+    /// The name of the Lease that keeps the highest number of any Network that is gone.
+    pub(crate) fn numbers_name(&self) -> String {
+        format!("{}-numbers", self.lease_name)
     }
 }

@@ -9,7 +9,7 @@ use futures::future::{FutureExt, select_all};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node};
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
 use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
 use knit_objects::{
     Backoff, Cache, Error, EventLimits, EventNote, EventRecorder, Key, Objects, Progress, Reporter,
@@ -19,10 +19,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::cluster::{
-    AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Remembered, service_ranges,
+    AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Now, Numbers, PolicyView,
+    Remembered, service_ranges,
 };
 use crate::config::Config;
-use crate::leader;
+use crate::leader::{self, Leading};
 use crate::plan::{Action, Plan, REMEMBER, plan};
 
 /// The controller of a cluster.
@@ -33,7 +34,12 @@ pub struct Controller {
     caches: Caches,
     recorder: EventRecorder,
     state: watch::Sender<ControllerState>,
+    /// Where the steady clock begins.
+    started: Instant,
+    planner: Planner,
 }
+
+type Planner = fn(&Cluster, &mut Memory, &Config, Now) -> Plan;
 
 /// How a controller is doing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -52,6 +58,8 @@ pub struct ControllerState {
     pub last_error: Option<String>,
     /// The last pass found nothing to do.
     pub settled: bool,
+    /// Nodes that seem to be without an agent and were not closed, because most of them seem to be.
+    pub held_back: usize,
 }
 
 /// The objects are not from a Kubernetes API.
@@ -62,7 +70,7 @@ pub struct ControllerState {
 )]
 pub struct Unsuitable;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Caches {
     classes: Cache<NetworkClass>,
     networks: Cache<Network>,
@@ -73,11 +81,13 @@ struct Caches {
     attachments: Cache<AttachmentView>,
     service_cidrs: Cache<Vec<ipnet::IpNet>>,
     leases: Cache<AgentLease>,
+    policies: Cache<PolicyView>,
 }
 
 /// Passes are at least this far apart: a burst of changes is one pass.
 const BREATH: Duration = Duration::from_millis(50);
-/// Leases are looked at this often. They change all the time, so they do not start passes by themselves.
+/// Leases and NetworkPolicies are looked at this often. They do not start passes by themselves: Leases change all the
+/// time, and a policy as often as its author likes.
 const LOOK: Duration = Duration::from_secs(5);
 /// So many writes are under way at once.
 const AT_ONCE: usize = 8;
@@ -90,11 +100,11 @@ impl Controller {
         if objects.client().is_none() {
             return Err(Unsuitable);
         }
-        let reporter =
-            Reporter { controller: "knit.dev/controller".into(), instance: config.identity.clone() };
+        let reporter = Reporter { controller: crate::REPORTER.into(), instance: config.identity.clone() };
         let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());
         let caches = Caches::start(&objects, &config);
-        Ok(Self { objects, config, caches, recorder, state: watch::Sender::default() })
+        let (state, started) = (watch::Sender::default(), Instant::now());
+        Ok(Self { objects, config, caches, recorder, state, started, planner: plan })
     }
 
     /// How it is doing, now and on changes.
@@ -106,7 +116,7 @@ impl Controller {
     /// Runs until `shutdown` comes, acting while it is the leader. What goes wrong is logged, told by
     /// [`Self::state`], and tried again.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let (leading, mut leads) = watch::channel(false);
+        let (leading, mut leads) = watch::channel(Leading::default());
         let heard = |in_touch| {
             self.state.send_if_modified(|state| {
                 let changed = state.in_touch != in_touch;
@@ -117,14 +127,14 @@ impl Controller {
         let standing = leader::stand(self.objects.clone(), self.config.clone(), leading, heard);
         let acting = async {
             loop {
-                if leads.wait_for(|leads| *leads).await.is_err() {
+                if leads.wait_for(|leads| leads.term().is_some()).await.is_err() {
                     return;
                 }
                 let mut lost = leads.clone();
                 self.state.send_modify(|state| state.leading = true);
                 tokio::select! {
                     () = self.lead(&leads) => {}
-                    _ = lost.wait_for(|leads| !*leads) => {}
+                    _ = lost.wait_for(|leads| leads.term().is_none()) => {}
                 }
                 self.state.send_modify(|state| state.leading = false);
             }
@@ -140,7 +150,7 @@ impl Controller {
     }
 
     /// Looks and acts, for as long as it is polled.
-    async fn lead(&self, leading: &watch::Receiver<bool>) {
+    async fn lead(&self, leading: &watch::Receiver<Leading>) {
         let mut backoff = Backoff::default();
         let mut memory = loop {
             self.caches.wait_synced().await;
@@ -158,7 +168,8 @@ impl Controller {
             for change in &mut changes {
                 change.mark_unchanged();
             }
-            let plan = plan(&self.caches.snapshot(), &mut memory, &self.config, Timestamp::now());
+            let plan;
+            (plan, memory) = self.think(memory).await;
             let failed = self.carry_out(&plan, &mut memory, leading).await;
             let mut next = Instant::now() + LOOK;
             if failed {
@@ -167,8 +178,7 @@ impl Controller {
                 backoff.reset();
             }
             if let Some(again) = plan.again {
-                let wait = again.duration_since(Timestamp::now());
-                next = next.min(Instant::now() + Duration::try_from(wait).unwrap_or_default());
+                next = next.min(self.started + again);
             }
             let breath = Instant::now() + BREATH;
             // After a failure only time helps: a change that we caused ourselves must not start the next attempt.
@@ -181,6 +191,25 @@ impl Controller {
         }
     }
 
+    /// One plan, on a thread of its own: however long it takes, the Lease is renewed meanwhile.
+    async fn think(&self, mut memory: Memory) -> (Plan, Memory) {
+        let (caches, config, planner) = (self.caches.clone(), self.config.clone(), self.planner);
+        let started = self.started;
+        let thinking = tokio::task::spawn_blocking(move || {
+            let now = Now { wall: Timestamp::now(), steady: started.elapsed() };
+            let plan = planner(&caches.snapshot(), &mut memory, &config, now);
+            (plan, memory)
+        });
+        match thinking.await {
+            Ok(thought) => thought,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is being shut down, and with it this task.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
     /// What was given out before we led, read from the API itself: a cache may lag behind the last leader's writes.
     async fn recall(&self) -> Result<Memory, Error> {
         let mut memory = Memory::default();
@@ -189,7 +218,8 @@ impl Controller {
                 memory.ids.insert(uid, id);
             }
         }
-        let until = Timestamp::now().saturating_add(REMEMBER).unwrap_or(Timestamp::MAX);
+        memory.numbers = self.recall_numbers().await?;
+        let until = self.started.elapsed().saturating_add(REMEMBER);
         for block in self.objects.list::<AddressBlock>(&Selection::default()).await? {
             let name = block.metadata.name.clone().unwrap_or_default();
             memory.blocks.insert(name, Remembered { block: Arc::new(block), until });
@@ -197,8 +227,13 @@ impl Controller {
         Ok(memory)
     }
 
+    async fn recall_numbers(&self) -> Result<Numbers, Error> {
+        let key = Key::namespaced(self.config.namespace.as_str(), self.config.numbers_name());
+        Ok(Numbers::of(self.objects.get::<Lease>(&key).await?))
+    }
+
     /// Whether any write failed that should be tried again.
-    async fn carry_out(&self, plan: &Plan, memory: &mut Memory, leading: &watch::Receiver<bool>) -> bool {
+    async fn carry_out(&self, plan: &Plan, memory: &mut Memory, leading: &watch::Receiver<Leading>) -> bool {
         for note in &plan.notes {
             let note = note.clone();
             self.recorder.tell(EventNote::warning(note.regarding, note.reason, "GiveAddresses", note.text));
@@ -208,11 +243,22 @@ impl Controller {
         let results: Vec<_> = futures::stream::iter(writes).buffered(AT_ONCE).collect().await;
         let (mut failed, mut written) = (false, 0);
         for (action, result) in plan.actions.iter().zip(results) {
+            if matches!(action, Action::KeepNumber(_)) {
+                match self.recall_numbers().await {
+                    Ok(numbers) => memory.numbers = numbers,
+                    Err(error) => {
+                        self.failed(&error);
+                        failed = true;
+                    }
+                }
+            }
             match result {
                 Some(Ok(())) => {
                     written += 1;
                     continue;
                 }
+                // An earlier controller, or an earlier run, has told it.
+                Some(Err(Error::AlreadyExists { .. })) if matches!(action, Action::Tell { .. }) => continue,
                 // The cache was behind: what it shows next decides anew.
                 Some(Err(Error::Conflict { .. } | Error::AlreadyExists { .. } | Error::NotFound { .. })) => {
                     tracing::debug!(%action, "out of date");
@@ -223,14 +269,28 @@ impl Controller {
                 }
                 None => failed = true,
             }
-            if let Action::GiveBlock(block) = action {
-                memory.blocks.remove(block.metadata.name.as_deref().unwrap_or_default());
+            match action {
+                Action::GiveBlock(block) => {
+                    memory.blocks.remove(block.metadata.name.as_deref().unwrap_or_default());
+                }
+                Action::Tell { policy, .. } => {
+                    memory.told.remove(policy);
+                }
+                _ => {}
             }
         }
         self.state.send_modify(|state| {
             state.passes += 1;
             state.written += written;
             state.settled = plan.actions.is_empty();
+            if plan.held_back > 0 && state.held_back == 0 {
+                tracing::warn!(
+                    nodes = plan.held_back,
+                    "most agents seem to be away at once: no further node is closed to new pods. Is the API server slow, \
+                     or are the agents' pods not running?"
+                );
+            }
+            state.held_back = plan.held_back;
             if !failed {
                 state.last_error = None;
             }
@@ -242,15 +302,16 @@ impl Controller {
     fn attempt(
         &self,
         action: &Action,
-        leading: watch::Receiver<bool>,
+        leading: watch::Receiver<Leading>,
     ) -> impl Future<Output = Option<Result<(), Error>>> + Send + use<> {
         let (objects, write, text) = (self.objects.clone(), action.write(), action.to_string());
         async move {
-            if !*leading.borrow() {
-                return None;
-            }
-            tracing::info!(action = text, "write");
-            Some(objects.write(&write).await.map(|_| ()))
+            let leading = *leading.borrow();
+            let writing = async {
+                tracing::info!(action = text, "write");
+                objects.write(&write).await.map(|_| ())
+            };
+            leading.fence(writing).await
         }
     }
 
@@ -297,6 +358,7 @@ impl Caches {
                 .map(|lease| AgentLease::of(&lease))
                 .cache()
                 .expect(expect),
+            policies: objects.watch::<NetworkPolicy>().map(PolicyView::of).cache().expect(expect),
         }
     }
 
@@ -343,12 +405,75 @@ impl Caches {
                 .leases
                 .list()
                 .into_iter()
-                .map(|(key, lease): (Key, Arc<AgentLease>)| (key.name().to_owned(), *lease))
+                .map(|(key, lease): (Key, Arc<AgentLease>)| (key.name().to_owned(), (*lease).clone()))
                 .collect(),
+            hears_agents: self.leases.connection().borrow().is_connected(),
+            policies: self.policies.list().into_iter().map(|(_, policy)| policy).collect(),
         }
     }
 }
 
 fn any_change(changes: &mut [watch::Receiver<Progress>]) -> futures::future::BoxFuture<'_, ()> {
     select_all(changes.iter_mut().map(|change| change.changed().map(|_| ()).boxed())).map(|_| ()).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use knit_lab::api::{Config as ApiConfig, Server, StoreOptions};
+    use knit_objects::{Source, Write};
+
+    use super::*;
+
+    /// Takes longer than the Lease holds.
+    fn slow(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now) -> Plan {
+        let (_never, nothing) = std::sync::mpsc::channel::<()>();
+        // Waits: somebody holds the other end.
+        let _ = nothing.recv_timeout(config.lease_duration * 5 / 3);
+        plan(cluster, memory, config, now)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_slow_plan_never_loses_the_lease() {
+        let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
+        let store = StoreOptions { crds, ..StoreOptions::default() };
+        let api = ApiConfig { store, ..ApiConfig::default() };
+        let server = Server::start(api).await.expect("an API server");
+        let objects = Objects::open(Source::Url(server.url())).await.expect("objects");
+        let namespace = serde_json::json!({"metadata": {"name": "knit-system"}});
+        let namespace: Namespace = serde_json::from_value(namespace).expect("a Namespace");
+        objects.write(&Write::create(&namespace)).await.expect("created");
+        let config = |identity: &str| Config {
+            lease_duration: Duration::from_secs(3),
+            renew_every: Duration::from_millis(200),
+            ..Config::new(identity)
+        };
+        // On one thread, as the program runs it.
+        let (url, slow_config) = (server.url(), config("slow"));
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                let objects = Objects::open(Source::Url(url)).await.expect("objects");
+                let mut controller = Controller::new(objects, slow_config).expect("a controller");
+                controller.planner = slow;
+                let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+                tell.send((controller.state(), stop)).expect("somebody listens");
+                controller.run(async move { drop(stopped.await) }).await;
+            });
+        });
+        let (mut state, stop) = told.await.expect("a controller");
+        state.wait_for(|state| state.leading).await.expect("a leader");
+        // Another one stands by, and takes the Lease as soon as it is not renewed.
+        let other = Controller::new(objects, config("other")).expect("a controller");
+        let mut others = other.state();
+        let standing_by = tokio::spawn(other.run(std::future::pending()));
+        tokio::select! {
+            state = state.wait_for(|state| state.passes >= 2) => assert!(state.expect("a state").leading),
+            _ = others.wait_for(|other| other.leading) => panic!("it lost the Lease while it thought"),
+        }
+        standing_by.abort();
+        stop.send(()).expect("a controller that runs");
+        tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("no panic");
+    }
 }

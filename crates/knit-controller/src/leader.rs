@@ -14,6 +14,19 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::Config;
 
+/// Until when this controller leads, if it does, and when everything that it does as the leader must be over.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Leading(pub(crate) Option<Term>);
+
+/// The time that one renewal of the Lease gives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Term {
+    /// Nothing is begun after this: before another may think that we are gone, we know it ourselves.
+    pub(crate) until: Instant,
+    /// Another may lead from now on: nothing is under way after this.
+    pub(crate) end: Instant,
+}
+
 /// What one candidate knows.
 #[derive(Debug)]
 pub(crate) struct Election {
@@ -34,6 +47,22 @@ pub(crate) enum Step {
     Create(Lease),
     /// Take it, or renew it; only if nobody was faster.
     Replace(Lease),
+}
+
+// === impl Leading ===
+
+impl Leading {
+    /// The term, if it is not over.
+    pub(crate) fn term(self) -> Option<Term> {
+        self.0.filter(|term| Instant::now() < term.until)
+    }
+
+    /// Carries something out that only the leader may do: not if it leads no more, and not beyond the end of its term.
+    /// Nothing if it was not begun, or broken off.
+    pub(crate) async fn fence<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        let term = self.term()?;
+        tokio::time::timeout_at(term.end, work).await.ok()
+    }
 }
 
 // === impl Election ===
@@ -106,12 +135,11 @@ impl Election {
 pub(crate) async fn stand(
     objects: Objects,
     config: Config,
-    leading: watch::Sender<bool>,
+    leading: watch::Sender<Leading>,
     heard: impl Fn(bool),
 ) {
     let mut election = Election::new(&config);
     let mut renewed: Option<Instant> = None;
-    // Two thirds: before another may think that we are gone, we know it ourselves.
     let trust = config.lease_duration * 2 / 3;
     let mut ticks = tokio::time::interval(config.renew_every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -119,8 +147,7 @@ pub(crate) async fn stand(
         ticks.tick().await;
         let before = Instant::now();
         // An answer that comes too late is no answer.
-        let attempt = tokio::time::timeout(trust, step(&objects, &mut election));
-        let attempt = attempt.await;
+        let attempt = tokio::time::timeout(trust, step(&objects, &mut election)).await;
         heard(matches!(attempt, Ok(Ok(_))));
         match attempt {
             Ok(Ok(true)) => renewed = Some(before),
@@ -128,14 +155,13 @@ pub(crate) async fn stand(
             Ok(Err(error)) => tracing::warn!(%error, "leader election"),
             Err(_) => tracing::warn!("leader election: the API does not answer in time"),
         }
-        let now_leading = renewed.is_some_and(|at| at.elapsed() < trust);
-        leading.send_if_modified(|was| {
-            let changed = *was != now_leading;
-            if changed {
-                tracing::info!(identity = config.identity, leading = now_leading, "leader election");
+        let term = renewed.filter(|at| at.elapsed() < trust);
+        let term = term.map(|at| Term { until: at + trust, end: at + config.lease_duration });
+        leading.send_modify(|was| {
+            if was.0.is_some() != term.is_some() {
+                tracing::info!(identity = config.identity, leading = term.is_some(), "leader election");
             }
-            *was = now_leading;
-            changed
+            was.0 = term;
         });
     }
 }
@@ -176,6 +202,21 @@ pub(crate) async fn resign(objects: &Objects, config: &Config) -> Result<(), Err
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_of_a_leader_is_over_before_another_may_lead() {
+        let seconds = Duration::from_secs;
+        let begun = Instant::now();
+        let leading = Leading(Some(Term { until: begun + seconds(10), end: begun + seconds(15) }));
+        assert_eq!(leading.fence(std::future::ready(7)).await, Some(7));
+        tokio::time::advance(seconds(9)).await;
+        // An API server that does not answer.
+        assert_eq!(leading.fence(std::future::pending::<()>()).await, None);
+        assert!(begun.elapsed() < seconds(16), "{:?}", begun.elapsed());
+        // Its term is over: nothing is begun, though nobody has told it yet.
+        assert_eq!(leading.fence(std::future::ready(7)).await, None);
+        assert_eq!(Leading(None).fence(std::future::ready(7)).await, None);
+    }
 
     fn candidate(identity: &str) -> Election {
         Election::new(&Config::new(identity))

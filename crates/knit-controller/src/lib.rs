@@ -15,10 +15,14 @@
 //! | networkclasses, networks | get, list, watch, create, patch |
 //! | networkclasses/status, networks/status, networkattachments/status | patch |
 //! | addressblocks | list, watch, create, delete |
-//! | nodenetworks, networkattachments, namespaces, servicecidrs | list, watch |
+//! | networkattachments | list, watch, patch, delete |
+//! | nodenetworks, namespaces, servicecidrs, networkpolicies | list, watch |
 //! | nodes | list, watch, patch |
 //! | leases, in its own namespace | get, list, watch, create, update |
 //! | events (events.k8s.io) | create, patch |
+
+/// Who tells, in events.
+pub(crate) const REPORTER: &str = "knit.dev/controller";
 
 mod cluster;
 mod config;
@@ -27,7 +31,8 @@ mod leader;
 mod plan;
 
 pub use cluster::{
-    AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Remembered, Unanswered,
+    AgentLease, Agents, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Now, Numbers, PolicyView,
+    Remembered, SeenLease,
 };
 pub use config::Config;
 pub use driver::{Controller, ControllerState, Unsuitable};

@@ -7,8 +7,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::events::v1::Event;
-use knit_api::names::{AGENT_MANAGER, DEFAULT_NETWORK, NETWORK_FINALIZER, UNSCHEDULABLE_TAINT};
-use knit_api::{AddressBlock, Network, NetworkClass, NodeNetwork};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use knit_api::names::{
+    AGENT_MANAGER, ATTACHMENT_FINALIZER, DEFAULT_NETWORK, NETWORK_FINALIZER, UNSCHEDULABLE_TAINT,
+};
+use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
 use knit_controller::{Config, Controller, ControllerState};
 use knit_lab::api::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_objects::{Cache, Key, Objects, Source, Write};
@@ -159,6 +162,7 @@ fn config(identity: &str) -> Config {
         // Long enough that a leader on a busy machine renews it in time.
         lease_duration: Duration::from_secs(10),
         node_gone_grace: Duration::ZERO,
+        counts_every: Duration::ZERO,
         ..Config::new(identity)
     }
 }
@@ -251,10 +255,11 @@ async fn a_silent_agent_closes_its_node_until_it_is_back() {
             Write::lease("knit-system", "n1", "n1", Duration::from_secs(seconds), when, AGENT_MANAGER);
         world.objects.write(&write).await.expect("a Lease");
     };
-    renew(40, 100).await;
+    // The node's clock is an hour behind, which says nothing.
+    renew(1, 3600).await;
     let controller = Running::start(open(&server).await, config("a"));
     world.tainted_becomes("n1", true).await;
-    renew(40, 0).await;
+    renew(100, 3600).await;
     world.tainted_becomes("n1", false).await;
     controller.stop().await;
 }
@@ -320,6 +325,100 @@ async fn a_network_that_is_used_up_says_so_in_an_event() {
     };
     events.wait_until("an event", deadline(), found).await.expect("an event");
     controller.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_dead_node_held_is_let_go() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    world.node("n1", "192.0.2.1", Some("10.244.1.0/24")).await;
+    world.create::<Namespace>(json!({"metadata": {"name": "shop"}})).await;
+    let status = json!({
+        "node": "n9", "mac": "02:00:00:00:00:01", "mtu": 1450, "interface": "net1", "sandboxId": "s",
+        "addresses": [{"family": "IPv4", "address": "10.77.0.9", "prefix": 24}],
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Attached", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    });
+    for name in ["deleted", "kept"] {
+        let metadata = json!({"name": name, "namespace": "shop", "finalizers": [ATTACHMENT_FINALIZER]});
+        let spec = json!({"pod": "web", "network": "blue"});
+        world.create::<NetworkAttachment>(json!({"metadata": metadata, "spec": spec})).await;
+        let key = Key::namespaced("shop", name);
+        let write = Write::status::<NetworkAttachment>(key, &status, AGENT_MANAGER);
+        world.objects.write(&write).await.expect("written");
+    }
+    let key = |name: &str| Key::namespaced("shop", name);
+    world.objects.write(&Write::delete::<NetworkAttachment>(key("deleted"))).await.expect("deleted");
+    let attachments = world.objects.watch::<NetworkAttachment>().cache().expect("a cache");
+    let controller = Running::start(open(&server).await, config("a"));
+    let done = |cache: &Cache<NetworkAttachment>| {
+        let kept = cache.get(&key("kept"))?;
+        let status = kept.status.clone()?;
+        let says_so = status.conditions.iter().any(|c| c.status == "False" && c.message.contains("n9"));
+        let nothing = status.node.is_none() && status.addresses.is_empty() && status.mac.is_none();
+        (cache.get(&key("deleted")).is_none() && says_so && nothing).then_some(())
+    };
+    let result = attachments.wait_until("the end of what n9 held", deadline(), done).await;
+    result.unwrap_or_else(|error| panic!("{error}: {:?}", attachments.list()));
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_number_is_not_given_again_by_the_next_controller() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    let numbered = async |name: &str, number: u32| {
+        world.network(name, "10.77.0.0/16").await;
+        let has = |n: &Network| n.status.as_ref().and_then(|s| s.id) == Some(number);
+        world.network_becomes(name, "has its number", has).await;
+    };
+    let gone = async |name: &str| {
+        world.objects.write(&Write::delete::<Network>(Key::cluster(name))).await.expect("deleted");
+        let gone = |cache: &Cache<Network>| cache.get(&Key::cluster(name)).is_none().then_some(());
+        world.networks.wait_until("its end", deadline(), gone).await.expect("gone");
+    };
+    let first = Running::start(open(&server).await, config("a"));
+    let is_numbered = |n: &Network| n.status.as_ref().and_then(|s| s.id) == Some(1);
+    world.network_becomes(DEFAULT_NETWORK, "has its number", is_numbered).await;
+    numbered("blue", 2).await;
+    gone("blue").await;
+    first.stop().await;
+    let second = Running::start(open(&server).await, config("b"));
+    numbered("red", 3).await;
+    gone("red").await;
+    numbered("green", 4).await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn the_author_of_a_policy_gets_one_event_whoever_leads() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    world.create::<Namespace>(json!({"metadata": {"name": "shop"}})).await;
+    let spec = json!({"podSelector": {}});
+    world
+        .create::<NetworkPolicy>(json!({"metadata": {"name": "p", "namespace": "shop"}, "spec": spec}))
+        .await;
+    let events = world.objects.watch::<Event>().cache().expect("a cache");
+    let told = |cache: &Cache<Event>| {
+        let all = cache.list();
+        all.iter().filter(|(_, event)| event.reason.as_deref() == Some("NotEnforced")).count()
+    };
+    for identity in ["a", "b"] {
+        let controller = Running::start(open(&server).await, config(identity));
+        let found = |cache: &Cache<Event>| (told(cache) > 0).then_some(());
+        events.wait_until("an event", deadline(), found).await.expect("an event");
+        for n in 0..5 {
+            let patch = json!({"metadata": {"annotations": {"n": n.to_string()}}});
+            let write = Write::merge::<NetworkPolicy>(Key::namespaced("shop", "p"), patch);
+            world.objects.write(&write).await.expect("patched");
+        }
+        let mut state = controller.state.clone();
+        let passes = state.borrow().passes;
+        state.wait_for(|s| s.passes >= passes + 2 && s.settled).await.expect("a state");
+        assert_eq!(told(&events), 1, "{:?}", events.list());
+        controller.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ pub struct BlockQuery<'a> {
     pub existing: &'a [Block],
     /// This node's blocks of other primary Networks: kept apart from, if this one is primary too.
     pub other_primaries: &'a [Block],
-    /// Addresses that pods of other primary Networks asked for and have on this node.
+    /// Addresses that pods of other primary Networks have on this node.
     pub avoid: &'a [IpAddr],
     /// The policy for its size.
     pub growth: Growth,

@@ -21,6 +21,7 @@ mod error;
 mod lease;
 mod mac;
 mod node;
+mod overlap;
 mod pool;
 
 pub use address::{AddressRange, Addresses, Family};
@@ -30,4 +31,5 @@ pub use error::{BlockError, LeaseError, NextBlockError, NotLeasable, PoolError};
 pub use lease::{Cooling, Lease, LeaseKey, LeaseKind, Millis, PodRef, Request, Snapshot, Want};
 pub use mac::{Mac, ParseMacError, gateway_mac, pod_mac};
 pub use node::{Counts, FamilyCounts, NodeAllocator, NodeConfig, Removal, Restored, WantsMore};
+pub use overlap::outranked;
 pub use pool::{Pool, Standing, Subnet};

@@ -171,14 +171,13 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
     let agent = expected(&[
         ("knit.dev", &["networks", "networkclasses", "addressblocks", "networkattachments"], READ),
         ("", &["namespaces", "nodes", "pods", "services"], READ),
-        ("networking.k8s.io", &["servicecidrs", "networkpolicies"], READ),
+        ("networking.k8s.io", &["servicecidrs"], READ),
         ("discovery.k8s.io", &["endpointslices"], READ),
         // Server-side apply makes what is missing.
         ("knit.dev", &["nodenetworks", "networkattachments"], &["create", "patch"]),
         ("knit.dev", &["nodenetworks/status", "networkattachments/status"], &["patch"]),
         ("knit.dev", &["networkattachments"], &["get", "delete"]),
         ("", &["nodes/status"], &["patch"]),
-        ("", &["events"], &["create"]),
         ("events.k8s.io", &["events"], &["create", "patch"]),
         ("coordination.k8s.io", &["leases"], &["create", "patch"]),
     ]);
@@ -186,10 +185,11 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
         ("knit.dev", &["networkclasses", "networks"], &["get", "list", "watch", "create", "patch"]),
         ("knit.dev", &["networkclasses/status", "networks/status", "networkattachments/status"], &["patch"]),
         ("knit.dev", &["addressblocks"], &["list", "watch", "create", "delete"]),
-        ("knit.dev", &["nodenetworks", "networkattachments"], READ),
+        ("knit.dev", &["nodenetworks"], READ),
+        ("knit.dev", &["networkattachments"], &["list", "watch", "patch", "delete"]),
         ("", &["namespaces"], READ),
         ("", &["nodes"], &["list", "watch", "patch"]),
-        ("networking.k8s.io", &["servicecidrs"], READ),
+        ("networking.k8s.io", &["servicecidrs", "networkpolicies"], READ),
         ("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"]),
         ("events.k8s.io", &["events"], &["create", "patch"]),
     ]);

@@ -1,16 +1,21 @@
 //! What a plan consists of: typed, printable, and turned into a write in one place.
 
 use std::fmt;
+use std::time::Duration;
 
-use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Taint};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use knit_api::names::CONTROLLER_MANAGER;
 use knit_api::{
     AddressBlock, Network, NetworkAttachment, NetworkAttachmentStatus, NetworkClass, NetworkClassStatus,
     NetworkStatus,
 };
 use knit_objects::{Key, Write};
-use serde_json::json;
+use serde_json::{Value, json};
+
+use crate::cluster::HIGHEST_NUMBER;
 
 /// Everything that is to be done, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,8 +24,10 @@ pub struct Plan {
     pub actions: Vec<Action>,
     /// What to tell people.
     pub notes: Vec<Note>,
-    /// When to plan again at the latest, because then something is over.
-    pub again: Option<Timestamp>,
+    /// When to plan again at the latest, because then something is over; by the steady clock.
+    pub again: Option<Duration>,
+    /// So many nodes whose agents seem to be away were not closed, because most of them seem to be.
+    pub held_back: usize,
 }
 
 /// One write.
@@ -68,6 +75,50 @@ pub enum Action {
         /// What is known.
         status: NetworkAttachmentStatus,
     },
+    /// Let a NetworkAttachment go that no agent lets go.
+    AttachmentFinalizers {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The version that this was made for.
+        resource_version: String,
+        /// All that it should have.
+        finalizers: Vec<String>,
+        /// Why.
+        why: String,
+    },
+    /// Say of a user's NetworkAttachment that nobody has it any more, and nothing else.
+    ForgetAttachment {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The version that this was made for.
+        resource_version: String,
+        /// What is known.
+        condition: Condition,
+    },
+    /// Remove a NetworkAttachment that an agent made and can remove no longer.
+    DeleteAttachment {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Which one of that name.
+        uid: String,
+        /// Why.
+        why: String,
+    },
+    /// Keep the highest number of any Network that is gone, so that it is not given again.
+    KeepNumber(Lease),
+    /// Tell the author of a NetworkPolicy something.
+    Tell {
+        /// What.
+        event: Event,
+        /// The policy's uid.
+        policy: String,
+    },
     /// Keep a Network while it is in use, or let it go.
     Finalizers {
         /// The Network's name.
@@ -90,6 +141,10 @@ pub enum Action {
     },
 }
 
+/// All that an agent says in the status of a NetworkAttachment, besides its conditions.
+const STATUS_FIELDS: &[&str] =
+    &["node", "sandboxId", "interface", "addresses", "mac", "mtu", "routes", "hostInterface", "podNamespace"];
+
 /// Something to tell people about a Network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
@@ -104,7 +159,7 @@ pub struct Note {
 // === impl Plan ===
 
 impl Plan {
-    pub(super) fn again_at(&mut self, when: Timestamp) {
+    pub(super) fn again_at(&mut self, when: Duration) {
         self.again = Some(self.again.map_or(when, |known| known.min(when)));
     }
 }
@@ -148,6 +203,27 @@ impl Action {
                 Write::status::<NetworkAttachment>(key, status, CONTROLLER_MANAGER)
                     .if_version(resource_version)
             }
+            Self::AttachmentFinalizers { namespace, name, resource_version, finalizers, .. } => {
+                let key = Key::namespaced(namespace.as_str(), name.as_str());
+                let patch = json!({ "metadata": { "finalizers": finalizers } });
+                Write::merge::<NetworkAttachment>(key, patch).if_version(resource_version)
+            }
+            Self::ForgetAttachment { namespace, name, resource_version, condition } => {
+                let key = Key::namespaced(namespace.as_str(), name.as_str());
+                // Another agent's fields, which an apply would leave.
+                let mut status: serde_json::Map<String, Value> =
+                    STATUS_FIELDS.iter().map(|field| ((*field).to_owned(), Value::Null)).collect();
+                status.insert("conditions".into(), json!([condition]));
+                let patch = json!({ "status": status });
+                Write::merge_status::<NetworkAttachment>(key, patch).if_version(resource_version)
+            }
+            Self::DeleteAttachment { namespace, name, uid, .. } => {
+                let key = Key::namespaced(namespace.as_str(), name.as_str());
+                Write::delete_uid::<NetworkAttachment>(key, uid.clone())
+            }
+            Self::KeepNumber(lease) if lease.metadata.resource_version.is_some() => Write::replace(lease),
+            Self::KeepNumber(lease) => Write::create(lease),
+            Self::Tell { event, .. } => Write::create(event),
             Self::Finalizers { name, resource_version, finalizers } => {
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
                 Write::merge::<Network>(Key::cluster(name.as_str()), patch).if_version(resource_version)
@@ -202,6 +278,30 @@ impl fmt::Display for Action {
                     write!(f, " {}={}/{}", condition.type_, condition.status, condition.reason)?;
                 }
                 Ok(())
+            }
+            Self::AttachmentFinalizers { namespace, name, why, .. } => {
+                write!(f, "let NetworkAttachment {namespace}/{name} go: {why}")
+            }
+            Self::ForgetAttachment { namespace, name, condition, .. } => {
+                let (status, reason) = (&condition.status, &condition.reason);
+                write!(
+                    f,
+                    "forget NetworkAttachment {namespace}/{name}: {}={status}/{reason}",
+                    condition.type_
+                )
+            }
+            Self::DeleteAttachment { namespace, name, why, .. } => {
+                write!(f, "delete NetworkAttachment {namespace}/{name}: {why}")
+            }
+            Self::KeepNumber(lease) => {
+                let annotations = lease.metadata.annotations.as_ref();
+                let number = annotations.and_then(|a| a.get(HIGHEST_NUMBER)).map_or("", String::as_str);
+                write!(f, "keep {number} as the highest number of a Network that is gone")
+            }
+            Self::Tell { event, .. } => {
+                let about = event.regarding.clone().unwrap_or_default();
+                let (namespace, reason) = (name(&about.namespace), name(&event.reason));
+                write!(f, "tell {} {namespace}/{}: {reason}", name(&about.kind), name(&about.name))
             }
             Self::Finalizers { name, finalizers, .. } => {
                 write!(f, "finalizers of Network {name}: [{}]", finalizers.join(","))

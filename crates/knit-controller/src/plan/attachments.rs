@@ -1,22 +1,24 @@
 //! NetworkAttachments of users that no agent takes up: their pod is nowhere, and somebody must say so.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
+use jiff::Timestamp;
 use knit_api::NetworkAttachmentStatus;
 use knit_api::conditions::network_attachment as reasons;
 
 use super::action::{Action, Plan};
 use super::status::condition;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Now};
 
 /// How long the agent of a pod's node may take to say something first.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Answers those that waited long enough. The agent of the pod's node overwrites it as soon as there is one.
-pub(super) fn answer(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
-    for waiting in cluster.attachments.iter().filter_map(|attachment| attachment.unanswered.as_ref()) {
-        let over = waiting.created.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
-        if now < over {
-            plan.again_at(over);
+pub(super) fn answer(cluster: &Cluster, now: Now, plan: &mut Plan) {
+    for waiting in &cluster.attachments {
+        let Some(created) = waiting.unanswered else { continue };
+        let over = created.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
+        if now.wall < over {
+            plan.again_at(now.when(over));
             continue;
         }
         let message = format!(
@@ -24,7 +26,8 @@ pub(super) fn answer(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
              NetworkAttachment",
             waiting.pod, waiting.namespace
         );
-        let condition = condition(&[], reasons::READY, false, reasons::REASON_NO_POD, message, None, now);
+        let condition =
+            condition(&[], reasons::READY, false, reasons::REASON_NO_POD, message, None, now.wall);
         plan.actions.push(Action::AttachmentStatus {
             namespace: waiting.namespace.clone(),
             name: waiting.name.clone(),
@@ -40,28 +43,32 @@ pub(super) fn answer(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
-    use crate::cluster::{AttachmentView, Unanswered};
+    use crate::cluster::AttachmentView;
 
     #[test]
     fn what_no_agent_takes_up_is_answered_once_the_agents_had_their_time() {
         let created = Timestamp::from_second(1_000_000).expect("a time");
-        let unanswered = Unanswered {
+        let at = |seconds| Now {
+            wall: created + SignedDuration::from_secs(seconds),
+            steady: Duration::from_secs(500),
+        };
+        let view = AttachmentView {
             namespace: "shop".into(),
             name: "web-blue".into(),
             pod: "web".into(),
-            resource_version: "7".into(),
-            created,
+            unanswered: Some(created),
+            ..AttachmentView::default()
         };
-        let view = AttachmentView { unanswered: Some(unanswered), ..AttachmentView::default() };
         let answered = AttachmentView { network: "blue".into(), ..AttachmentView::default() };
         let cluster = Cluster { attachments: vec![Arc::new(view), Arc::new(answered)], ..Cluster::default() };
         let mut plan = Plan::default();
-        answer(&cluster, created, &mut plan);
-        assert_eq!((plan.actions.len(), plan.again), (0, Some(created + PATIENCE)));
+        answer(&cluster, at(0), &mut plan);
+        assert_eq!((plan.actions.len(), plan.again), (0, Some(Duration::from_secs(510))));
         let mut plan = Plan::default();
-        answer(&cluster, created + PATIENCE, &mut plan);
+        answer(&cluster, at(10), &mut plan);
         let words = plan.to_string();
         assert_eq!(words, "status of NetworkAttachment shop/web-blue: Ready=False/PodNotFound\n");
         let [Action::AttachmentStatus { status, .. }] = plan.actions.as_slice() else { panic!("{words}") };

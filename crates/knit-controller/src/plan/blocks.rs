@@ -1,25 +1,24 @@
 //! Which node owns which range: blocks for nodes that join or ask, and back again when a node is gone.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
-use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_NETWORK, MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL, NODE_LABEL};
 use knit_api::{AddressBlock, AddressBlockSpec, Network, NodeNetworkStatusNetwork};
-use knit_ipam::{AddressRange, Block, BlockQuery, Family, Growth, Pool, next_block};
+use knit_ipam::{AddressRange, Block, BlockQuery, Family, Growth, Pool, next_block, outranked};
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan};
 use super::index::Index;
-use crate::cluster::{Cluster, Memory, NodeView, Remembered};
-use crate::config::Config;
+use crate::cluster::{Cluster, Memory, NodeView, Now, Remembered};
 
 /// How long a block counts that was made and is never seen.
-pub(crate) const REMEMBER: SignedDuration = SignedDuration::from_secs(60);
+pub(crate) const REMEMBER: Duration = Duration::from_secs(60);
 
 /// All blocks there are, with those that are about to be.
 struct Books {
@@ -34,18 +33,18 @@ pub(super) fn give(
     index: &Index<'_>,
     memory: &mut Memory,
     verdicts: &Verdicts,
-    now: Timestamp,
+    now: Now,
     plan: &mut Plan,
 ) {
     let mut books = Books::new(cluster, memory, now);
-    let until = now.saturating_add(REMEMBER).unwrap_or(Timestamp::MAX);
+    let until = now.steady.saturating_add(REMEMBER);
     for (name, network) in &cluster.networks {
         let Some(verdict) = verdicts.of_network.get(name) else { continue };
         if network.metadata.deletion_timestamp.is_some() || !verdict.may_give_blocks() {
             continue;
         }
         for node in needy(cluster, index, &books, name) {
-            match choose(cluster, &books, node, name, verdict) {
+            match choose(cluster, index, &books, node, name, verdict) {
                 Ok(Some(block)) => {
                     let object = object_of(&block, network);
                     books.add(block);
@@ -69,17 +68,25 @@ pub(super) fn give(
     }
 }
 
-/// Takes blocks back whose node is gone for long enough, or whose Network is gone or goes and is not used any more.
+/// Takes blocks back whose node is gone for long enough, whose Network is gone or goes and is not used any more, or that
+/// overlap another one.
 pub(super) fn release(
     cluster: &Cluster,
     index: &Index<'_>,
+    departed: &HashSet<String>,
     memory: &mut Memory,
-    config: &Config,
-    now: Timestamp,
     plan: &mut Plan,
 ) {
-    let owners: BTreeSet<&str> = cluster.blocks.values().map(|b| b.spec.node.as_str()).collect();
-    memory.gone.retain(|node, _| !cluster.nodes.contains_key(node) && owners.contains(node.as_str()));
+    let overlapping = overlapping(cluster);
+    for (name, winner) in &overlapping {
+        if let Some(network) = cluster.networks.get(&winner.spec.network) {
+            let (node, range) = (&winner.spec.node, ranges(winner));
+            let text = format!(
+                "AddressBlock {name} overlaps {range} of node {node}, which is older: it is taken back"
+            );
+            plan.notes.push(Note { regarding: reference(network), reason: "BlocksOverlap", text });
+        }
+    }
     for (name, block) in &cluster.blocks {
         if block.metadata.deletion_timestamp.is_some() {
             continue;
@@ -95,16 +102,10 @@ pub(super) fn release(
             Some(network) if not_its_pod_range(cluster, network, block) => {
                 Some(format!("the podCIDRs of node {} are others", spec.node))
             }
-            Some(_) if cluster.nodes.contains_key(&spec.node) => None,
-            Some(_) => {
-                let since = *memory.gone.entry(spec.node.clone()).or_insert(now);
-                let grace = SignedDuration::try_from(config.node_gone_grace).unwrap_or(SignedDuration::MAX);
-                let over = since.saturating_add(grace).unwrap_or(Timestamp::MAX);
-                if now < over {
-                    plan.again_at(over);
-                }
-                (now >= over).then(|| format!("node {} is gone", spec.node))
-            }
+            Some(_) if departed.contains(&spec.node) => Some(format!("node {} is gone", spec.node)),
+            Some(_) => overlapping.get(name.as_str()).map(|winner| {
+                format!("it overlaps {} of node {}, which is older", ranges(winner), winner.spec.node)
+            }),
         };
         if let Some(why) = why {
             memory.blocks.remove(name);
@@ -112,6 +113,30 @@ pub(super) fn release(
             plan.actions.push(Action::ReleaseBlock { name: name.clone(), uid, why });
         }
     }
+}
+
+/// Blocks that overlap one of their Network with a better right, each with that one. The older has it, as on nodes.
+fn overlapping(cluster: &Cluster) -> HashMap<&str, &AddressBlock> {
+    let mut of_network: BTreeMap<&str, Vec<(&str, &AddressBlock, Block)>> = BTreeMap::new();
+    for (name, object) in &cluster.blocks {
+        if let Some(block) = block_of(object) {
+            of_network.entry(&object.spec.network).or_default().push((name, object, block));
+        }
+    }
+    let mut found = HashMap::new();
+    for mut objects in of_network.into_values() {
+        objects.sort_by_key(|(name, object, _)| (object.metadata.creation_timestamp.clone(), *name));
+        let blocks: Vec<Block> = objects.iter().map(|(_, _, block)| block.clone()).collect();
+        found.extend(
+            outranked(&blocks).into_iter().map(|(loser, winner)| (objects[loser].0, objects[winner].1)),
+        );
+    }
+    found
+}
+
+fn ranges(block: &AddressBlock) -> String {
+    let ranges = [&block.spec.ipv4, &block.spec.ipv6];
+    ranges.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(",")
 }
 
 /// Whether a block is a podCIDR that its Node does not have any more: the Node joined anew and got another, or it is gone
@@ -157,6 +182,7 @@ fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &s
 
 fn choose(
     cluster: &Cluster,
+    index: &Index<'_>,
     books: &Books,
     node: &str,
     network: &str,
@@ -174,7 +200,8 @@ fn choose(
     let others: Vec<Block> = books.on_node(node).filter(|b| b.network() != network).cloned().collect();
     let is_primary = |name: &str| cluster.networks.get(name).is_some_and(|n| n.spec.primary_for.is_some());
     let primaries: Vec<Block> = others.iter().filter(|b| is_primary(b.network())).cloned().collect();
-    let avoid = wanted_elsewhere(cluster, node, network, &is_primary);
+    let elsewhere = index.primary_addresses(node).iter().filter(|(other, _)| *other != network);
+    let avoid: Vec<IpAddr> = elsewhere.map(|(_, address)| *address).collect();
     let query = |pool, other_primaries| BlockQuery {
         pool,
         node,
@@ -201,21 +228,6 @@ fn pod_range(books: &Books, node: &str, ranges: &[IpNet]) -> Result<Block, Strin
         )),
         None => Ok(block),
     }
-}
-
-/// Addresses that pods of other primary Networks asked for on this node.
-fn wanted_elsewhere(
-    cluster: &Cluster,
-    node: &str,
-    network: &str,
-    is_primary: &impl Fn(&str) -> bool,
-) -> Vec<IpAddr> {
-    cluster
-        .attachments
-        .iter()
-        .filter(|a| a.network != network && a.node.as_deref() == Some(node) && is_primary(&a.network))
-        .flat_map(|a| a.wanted.iter().copied())
-        .collect()
 }
 
 /// The object of a block. Its name says its Network and its first address, so that no range is given twice even if
@@ -267,9 +279,9 @@ fn reference(network: &Network) -> ObjectReference {
 // === impl Books ===
 
 impl Books {
-    fn new(cluster: &Cluster, memory: &mut Memory, now: Timestamp) -> Self {
+    fn new(cluster: &Cluster, memory: &mut Memory, now: Now) -> Self {
         // What the cache shows by now needs no memory.
-        memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now < known.until);
+        memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now.steady < known.until);
         let mut books = Self { of_network: BTreeMap::new(), of_node: HashMap::new() };
         for object in cluster.blocks.values().chain(memory.blocks.values().map(|known| &known.block)) {
             if let Some(block) = block_of(object) {

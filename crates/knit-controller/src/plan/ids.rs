@@ -1,4 +1,5 @@
-//! Networks' numbers: unique, and never changed once given.
+//! Networks' numbers: unique, and never changed once given. A number is a VNI on every node, so that of a Network that is
+//! gone is not given again: a node that was cut off may still have it. The highest one is kept in the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +8,7 @@ use crate::cluster::{Cluster, Memory};
 /// The largest VNI.
 const LAST: u32 = (1 << 24) - 1;
 
-/// Each Network's number. Those that have none get the next one above all that are known, so that the number of a
-/// Network that was deleted a moment ago, and may still be set up somewhere, is not given again at once.
+/// Each Network's number. Those that have none get the next one above all that are known or were ever given.
 pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String, u32> {
     let mut ids: BTreeMap<String, u32> = BTreeMap::new();
     for (name, network) in &cluster.networks {
@@ -20,6 +20,7 @@ pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String,
         }
     }
     let mut taken: BTreeSet<u32> = memory.ids.values().copied().chain(ids.values().copied()).collect();
+    taken.extend((memory.numbers.highest > 0).then_some(memory.numbers.highest));
     // The oldest first, so that numbers follow the order in which Networks were made.
     let mut without: Vec<_> = cluster.networks.iter().filter(|(name, _)| !ids.contains_key(*name)).collect();
     without.sort_by_key(|(name, network)| (network.metadata.creation_timestamp.clone(), (*name).clone()));

@@ -1,14 +1,17 @@
 //! The cluster turned round once per pass, so that no step looks at every node for every Network.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_api::NodeNetworkStatusNetwork;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use knit_api::names::DEFAULT_NETWORK;
+use knit_api::{AllowedNamespacesFrom, Network, NodeNetworkStatusNetwork};
 use knit_ipam::Block;
+use kube::core::{Selector, SelectorExt};
 
 use super::blocks::block_of;
-use crate::cluster::Cluster;
+use crate::cluster::{AttachmentView, Cluster, NamespaceView};
 
 /// What is where.
 #[derive(Debug)]
@@ -17,8 +20,10 @@ pub(super) struct Index<'a> {
     said: HashMap<&'a str, Vec<(&'a str, &'a NodeNetworkStatusNetwork)>>,
     /// The blocks of a Network.
     blocks: HashMap<&'a str, Vec<Block>>,
-    /// How many NetworkAttachments a Network has.
+    /// How many NetworkAttachments a Network has that is being deleted.
     attachments: HashMap<&'a str, usize>,
+    /// The addresses that pods of primary Networks have on a node, each with its Network.
+    primary: HashMap<&'a str, Vec<(&'a str, IpAddr)>>,
     /// Nodes' own addresses, sorted.
     addresses: Vec<(IpAddr, &'a str)>,
     /// Nodes' podCIDRs, sorted by their first address; with each the one of those up to it that reaches furthest.
@@ -26,7 +31,7 @@ pub(super) struct Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    pub(super) fn new(cluster: &'a Cluster) -> Self {
+    pub(super) fn new(cluster: &'a Cluster, departed: &HashSet<String>) -> Self {
         let mut said: HashMap<&str, Vec<_>> = HashMap::new();
         for (node, object) in
             cluster.node_networks.iter().filter(|(node, _)| cluster.nodes.contains_key(*node))
@@ -39,9 +44,12 @@ impl<'a> Index<'a> {
         for object in cluster.blocks.values() {
             blocks.entry(object.spec.network.as_str()).or_default().extend(block_of(object));
         }
-        let mut attachments: HashMap<&str, usize> = HashMap::new();
-        for attachment in &cluster.attachments {
-            *attachments.entry(attachment.network.as_str()).or_default() += 1;
+        let mut primary: HashMap<&str, Vec<(&str, IpAddr)>> = HashMap::new();
+        for (node, attachment) in there(cluster, departed) {
+            let network = attachment.network.as_str();
+            if cluster.networks.get(network).is_some_and(|n| n.spec.primary_for.is_some()) {
+                primary.entry(node).or_default().extend(attachment.addresses.iter().map(|a| (network, *a)));
+            }
         }
         let of_nodes = || cluster.nodes.iter().map(|(name, node)| (name.as_str(), node));
         let mut addresses: Vec<(IpAddr, &str)> =
@@ -58,7 +66,7 @@ impl<'a> Index<'a> {
             }
             ranges.push((range, name, furthest));
         }
-        Self { said, blocks, attachments, addresses, ranges }
+        Self { said, blocks, attachments: users(cluster, departed), primary, addresses, ranges }
     }
 
     /// What nodes say of this Network, by node.
@@ -69,6 +77,11 @@ impl<'a> Index<'a> {
     /// The blocks of this Network.
     pub(super) fn blocks(&self, network: &str) -> &[Block] {
         self.blocks.get(network).map_or(&[], Vec::as_slice)
+    }
+
+    /// The addresses that pods of primary Networks have on this node, each with its Network.
+    pub(super) fn primary_addresses(&self, node: &str) -> &[(&'a str, IpAddr)] {
+        self.primary.get(node).map_or(&[], Vec::as_slice)
     }
 
     /// A node whose own address is in this range.
@@ -94,6 +107,51 @@ impl<'a> Index<'a> {
         let (node, here) = self.said(network).iter().find(|(_, n)| n.attachments > 0)?;
         Some(format!("{} pods on node {node}", here.attachments))
     }
+}
+
+/// NetworkAttachments whose interface is there, with its node. What an object only asks for, or was refused, is none.
+fn there<'a>(
+    cluster: &'a Cluster,
+    departed: &HashSet<String>,
+) -> impl Iterator<Item = (&'a str, &'a AttachmentView)> {
+    cluster.attachments.iter().filter(|attachment| attachment.ready).filter_map(|attachment| {
+        let node = attachment.node.as_deref().filter(|node| !departed.contains(*node))?;
+        Some((node, &**attachment))
+    })
+}
+
+/// How many NetworkAttachments each Network has that is being deleted: only for those it counts.
+fn users<'a>(cluster: &'a Cluster, departed: &HashSet<String>) -> HashMap<&'a str, usize> {
+    let mut users: HashMap<&str, usize> = HashMap::new();
+    let mut allowed: HashMap<(&str, &str), bool> = HashMap::new();
+    for (_, attachment) in there(cluster, departed) {
+        let name = attachment.network.as_str();
+        let network = cluster.networks.get(name).filter(|n| n.metadata.deletion_timestamp.is_some());
+        let Some(network) = network else { continue };
+        let namespace = attachment.namespace.as_str();
+        let allowed = allowed.entry((name, namespace)).or_insert_with(|| {
+            cluster.namespaces.get(namespace).is_some_and(|view| may_use(name, network, view))
+        });
+        if *allowed {
+            *users.entry(name).or_default() += 1;
+        }
+    }
+    users
+}
+
+/// Whether a namespace may use a Network. A selector that cannot be understood might have meant it.
+fn may_use(name: &str, network: &Network, namespace: &NamespaceView) -> bool {
+    let matches = |selector: &LabelSelector| {
+        Selector::try_from(selector.clone()).map_or(true, |selector| selector.matches(&namespace.labels))
+    };
+    let allowed = network.spec.allowed_namespaces.as_ref();
+    name == DEFAULT_NETWORK
+        || network.spec.primary_for.as_ref().is_some_and(matches)
+        || allowed.is_some_and(|allowed| match allowed.from {
+            AllowedNamespacesFrom::None => false,
+            AllowedNamespacesFrom::All => true,
+            AllowedNamespacesFrom::Selector => allowed.selector.as_ref().is_some_and(matches),
+        })
 }
 
 #[cfg(test)]
@@ -125,7 +183,7 @@ mod tests {
                 let view = NodeView { addresses: vec![range.addr()], pod_ranges: vec![*range], ..NodeView::default() };
                 cluster.nodes.insert(format!("n{i}"), Arc::new(view));
             }
-            let index = Index::new(&cluster);
+            let index = Index::new(&cluster, &HashSet::new());
             let overlapping = ranges.iter().any(|r| r.contains(&asked) || asked.contains(r));
             let found = index.pod_range_over(asked);
             prop_assert_eq!(found.is_some(), overlapping);

@@ -1,17 +1,18 @@
 //! Objects that must be there, and Networks that must not go while they are in use.
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_CLASS, DEFAULT_NETWORK, LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{Network, NetworkClass, NetworkClassSpec, NetworkSpec, Topology};
 
 use super::action::{Action, Plan};
 use super::index::Index;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, HIGHEST_NUMBER, Memory, Now};
 use crate::config::Config;
 
 /// The class `knit` and the Network `default`, if they are missing.
-pub(super) fn make_defaults(cluster: &Cluster, config: &Config, now: Timestamp, plan: &mut Plan) {
+pub(super) fn make_defaults(cluster: &Cluster, config: &Config, now: Now, plan: &mut Plan) {
     if !config.make_defaults {
         return;
     }
@@ -42,7 +43,7 @@ pub(super) fn make_defaults(cluster: &Cluster, config: &Config, now: Timestamp, 
 fn default_subnets(
     cluster: &Cluster,
     config: &Config,
-    now: Timestamp,
+    now: Now,
     plan: &mut Plan,
 ) -> Option<Vec<knit_api::Subnet>> {
     if config.default_subnets.is_empty() || cluster.nodes.values().any(|node| !node.pod_ranges.is_empty()) {
@@ -55,16 +56,23 @@ fn default_subnets(
     // The first Node appears as a change, and the next look follows from that.
     let oldest = cluster.nodes.values().filter_map(|node| node.created).min()?;
     let over = oldest.saturating_add(wait).unwrap_or(Timestamp::MAX);
-    if now < over {
-        plan.again_at(over);
+    if now.wall < over {
+        plan.again_at(now.when(over));
         return None;
     }
     Some(config.default_subnets.clone())
 }
 
-/// A Network has our finalizer while it is there; one that is being deleted loses it when nothing uses it and its
-/// blocks are gone.
-pub(super) fn finalizers(cluster: &Cluster, index: &Index<'_>, plan: &mut Plan) {
+/// A Network has our finalizer while it is there; one that is being deleted loses it when nothing uses it, its blocks
+/// are gone, and its number is kept from being given again.
+pub(super) fn finalizers(
+    cluster: &Cluster,
+    index: &Index<'_>,
+    memory: &Memory,
+    config: &Config,
+    plan: &mut Plan,
+) {
+    let mut keep = 0;
     for (name, network) in &cluster.networks {
         let mut finalizers = network.metadata.finalizers.clone().unwrap_or_default();
         let has = finalizers.iter().any(|f| f == NETWORK_FINALIZER);
@@ -77,9 +85,33 @@ pub(super) fn finalizers(cluster: &Cluster, index: &Index<'_>, plan: &mut Plan) 
             if !has || index.user_of(name).is_some() || !index.blocks(name).is_empty() {
                 continue;
             }
+            let id = network.status.as_ref().and_then(|status| status.id).unwrap_or(0);
+            if id > memory.numbers.highest {
+                keep = keep.max(id);
+                continue;
+            }
             finalizers.retain(|f| f != NETWORK_FINALIZER);
         }
         let resource_version = network.metadata.resource_version.clone().unwrap_or_default();
         plan.actions.push(Action::Finalizers { name: name.clone(), resource_version, finalizers });
     }
+    if keep > 0 {
+        plan.actions.push(Action::KeepNumber(numbers(memory, config, keep)));
+    }
+}
+
+/// The object that keeps the highest number. It is a Lease that nobody holds: of all kinds that have room for a number,
+/// the only one that the controller may write in its namespace.
+fn numbers(memory: &Memory, config: &Config, highest: u32) -> Lease {
+    let mut lease = memory.numbers.kept_in.clone().unwrap_or_else(|| Lease {
+        metadata: ObjectMeta {
+            name: Some(config.numbers_name()),
+            namespace: Some(config.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: None,
+    });
+    let annotations = lease.metadata.annotations.get_or_insert_default();
+    annotations.insert(HIGHEST_NUMBER.into(), highest.to_string());
+    lease
 }

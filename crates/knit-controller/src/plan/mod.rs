@@ -6,20 +6,20 @@ mod attachments;
 mod blocks;
 mod classes;
 mod counts;
+mod departed;
 mod ids;
 mod index;
 mod lifecycle;
+mod policies;
 mod primary;
 mod status;
 mod taints;
-
-use jiff::Timestamp;
 
 pub use action::{Action, Note, Plan};
 pub(crate) use blocks::REMEMBER;
 pub use primary::{Primaries, primaries};
 
-use crate::cluster::{Cluster, Memory};
+use crate::cluster::{Cluster, Memory, Now};
 use crate::config::Config;
 use index::Index;
 
@@ -27,19 +27,28 @@ use index::Index;
 /// should be gives an empty plan. `memory` is what the caches do not show yet; numbers and blocks that are planned
 /// are added to it.
 #[must_use]
-pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Timestamp) -> Plan {
+pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now) -> Plan {
     let mut plan = Plan::default();
-    let index = Index::new(cluster);
+    let departed = departed::nodes(cluster, memory, config, now, &mut plan);
+    let index = Index::new(cluster, &departed);
     lifecycle::make_defaults(cluster, config, now, &mut plan);
-    lifecycle::finalizers(cluster, &index, &mut plan);
-    classes::statuses(cluster, now, &mut plan);
+    lifecycle::finalizers(cluster, &index, memory, config, &mut plan);
+    classes::statuses(cluster, now.wall, &mut plan);
     let ids = ids::assign(cluster, memory);
     let verdicts = accept::verdicts(cluster, &index, &ids);
     blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
-    blocks::release(cluster, &index, memory, config, now, &mut plan);
-    status::networks(cluster, &index, &ids, &verdicts, now, &mut plan);
+    blocks::release(cluster, &index, &departed, memory, &mut plan);
+    status::networks(
+        &status::Known { cluster, index: &index, ids: &ids, verdicts: &verdicts },
+        memory,
+        config,
+        now,
+        &mut plan,
+    );
     attachments::answer(cluster, now, &mut plan);
-    taints::on_nodes(cluster, now, &mut plan);
+    departed::attachments(cluster, &departed, memory, config, now, &mut plan);
+    taints::on_nodes(cluster, memory, now, &mut plan);
+    policies::warn(cluster, memory, config, now, &mut plan);
     plan
 }
 

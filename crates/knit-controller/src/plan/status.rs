@@ -1,6 +1,6 @@
 //! What is said of each Network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -11,22 +11,27 @@ use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Plan};
 use super::counts::addresses;
 use super::index::Index;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Memory, Now};
+use crate::config::Config;
 
-pub(super) fn networks(
-    cluster: &Cluster,
-    index: &Index<'_>,
-    ids: &BTreeMap<String, u32>,
-    verdicts: &Verdicts,
-    now: Timestamp,
-    plan: &mut Plan,
-) {
+/// What statuses are made of.
+pub(super) struct Known<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) index: &'a Index<'a>,
+    pub(super) ids: &'a BTreeMap<String, u32>,
+    pub(super) verdicts: &'a Verdicts,
+}
+
+pub(super) fn networks(known: &Known<'_>, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
+    let Known { cluster, index, ids, verdicts } = known;
+    let there: HashSet<&str> = cluster.networks.values().map(|n| uid(n)).collect();
+    memory.counted.retain(|uid, _| there.contains(uid.as_str()));
     for (name, network) in &cluster.networks {
         let Some(verdict) = verdicts.of_network.get(name) else { continue };
         let old = network.status.clone().unwrap_or_default();
         let primary = verdicts.primaries.count(name, cluster.namespaces.len());
         let status = NetworkStatus {
-            conditions: conditions(index, name, network, verdict, &old.conditions, now),
+            conditions: conditions(index, name, network, verdict, &old.conditions, now.wall),
             id: ids.get(name).copied(),
             addresses: addresses(index, name, network),
             primary_namespaces: Some(i32::try_from(primary).unwrap_or(i32::MAX)),
@@ -34,11 +39,34 @@ pub(super) fn networks(
         // A write that comes first in this plan makes another version of the Network, or lets it go.
         let changes_first =
             |action: &Action| matches!(action, Action::Finalizers { name: other, .. } if other == name);
-        if network.status.as_ref() != Some(&status) && !plan.actions.iter().any(changes_first) {
-            let resource_version = network.metadata.resource_version.clone().unwrap_or_default();
-            plan.actions.push(Action::NetworkStatus { name: name.clone(), resource_version, status });
+        if network.status.as_ref() == Some(&status) || plan.actions.iter().any(changes_first) {
+            continue;
         }
+        let next = memory.counted.get(uid(network)).map(|last| last.saturating_add(config.counts_every));
+        if let Some(next) = next.filter(|next| now.steady < *next && is_only_counts(&old, &status)) {
+            plan.again_at(next);
+            continue;
+        }
+        memory.counted.insert(uid(network).to_owned(), now.steady);
+        let resource_version = network.metadata.resource_version.clone().unwrap_or_default();
+        plan.actions.push(Action::NetworkStatus { name: name.clone(), resource_version, status });
     }
+}
+
+fn uid(network: &Network) -> &str {
+    network.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Whether two statuses differ in numbers of addresses alone. That none is free, or one is again, is more than a number.
+fn is_only_counts(old: &NetworkStatus, new: &NetworkStatus) -> bool {
+    let rest = |status: &NetworkStatus| {
+        let mut rest = status.clone();
+        for counts in &mut rest.addresses {
+            (counts.used, counts.free) = (0, counts.free.min(1));
+        }
+        rest
+    };
+    rest(old) == rest(new)
 }
 
 fn conditions(

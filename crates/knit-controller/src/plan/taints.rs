@@ -1,14 +1,24 @@
 //! Keeping new pods away from nodes that cannot give them a network. Pods that run are never touched.
+//!
+//! An agent is away when its Lease has not changed for as long as it holds, by the controller's own clock, while the
+//! controller would have heard of a change. If most agents seem to be away at once, it is more likely that something is
+//! wrong with the API server or with the controller, and no further node is closed.
 
-use jiff::Timestamp;
+use std::collections::HashMap;
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Taint;
 use knit_api::conditions::node_network;
 use knit_api::names::{DEFAULT_NETWORK, UNSCHEDULABLE_TAINT};
 
 use super::action::{Action, Plan};
-use crate::cluster::Cluster;
+use crate::cluster::{AgentLease, Agents, Cluster, Memory, Now, SeenLease};
 
 const NO_SCHEDULE: &str = "NoSchedule";
+/// Passes that are further apart than this were not the controller's own will: it was stopped, or starved.
+const SILENCE: Duration = Duration::from_secs(30);
+/// So many agents may be away together in a cluster of any size.
+const FEW: usize = 2;
 
 /// Why a node gets no new pods: the value of the taint, and words for the log.
 #[derive(Clone, Copy)]
@@ -21,12 +31,36 @@ const AGENT_AWAY: Why = Why { value: "agent-away", text: "its agent does not ans
 const NO_ADDRESS: Why =
     Why { value: "addresses-exhausted", text: "no address of the default Network is free" };
 
-pub(super) fn on_nodes(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
+/// What is known of an agent.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Agent {
+    Alive,
+    Away,
+    /// Not heard of yet, but there was not enough time for it either.
+    Unknown,
+}
+
+pub(super) fn on_nodes(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &mut Plan) {
+    let agents = memory.agents.hear(cluster, now, plan);
+    let away = agents.values().filter(|agent| **agent == Agent::Away).count();
+    let most = away > FEW && away * 2 > agents.len();
     for (name, node) in &cluster.nodes {
-        let why = reason(cluster, name, now, plan);
         let ours = |t: &Taint| t.key == UNSCHEDULABLE_TAINT && t.effect == NO_SCHEDULE;
-        let has = node.taints.iter().find(|t| ours(t));
-        if has.map(|t| t.value.as_deref().unwrap_or_default()) == why.map(|w| w.value) {
+        let has = node.taints.iter().find(|t| ours(t)).map(|t| t.value.as_deref().unwrap_or_default());
+        let closed = has == Some(AGENT_AWAY.value);
+        // A node without a Lease never had an agent: that is not for us to judge.
+        let agent = agents.get(name.as_str());
+        let away = match agent {
+            Some(Agent::Away) if most && !closed => {
+                plan.held_back += 1;
+                false
+            }
+            Some(Agent::Away) => true,
+            Some(Agent::Unknown) => closed,
+            Some(Agent::Alive) | None => false,
+        };
+        let why = if away { Some(AGENT_AWAY) } else { out_of_addresses(cluster, name).then_some(NO_ADDRESS) };
+        if has == why.map(|w| w.value) {
             continue;
         }
         let mut taints: Vec<Taint> = node.taints.iter().filter(|t| !ours(t)).cloned().collect();
@@ -47,16 +81,50 @@ pub(super) fn on_nodes(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
     }
 }
 
-fn reason(cluster: &Cluster, node: &str, now: Timestamp, plan: &mut Plan) -> Option<Why> {
-    // A node without a Lease never had an agent: that is not for us to judge.
-    if let Some(lease) = cluster.leases.get(node) {
-        if lease.expires <= now {
-            return Some(AGENT_AWAY);
-        }
-        plan.again_at(lease.expires);
-    }
-    let status = cluster.node_networks.get(node)?.status.as_ref()?;
-    let default = status.networks.iter().find(|n| n.name == DEFAULT_NETWORK)?;
+fn out_of_addresses(cluster: &Cluster, node: &str) -> bool {
+    let status = cluster.node_networks.get(node).and_then(|object| object.status.as_ref());
+    let networks = status.map_or(&[][..], |status| status.networks.as_slice());
+    let Some(default) = networks.iter().find(|n| n.name == DEFAULT_NETWORK) else { return false };
     let out = default.addresses.iter().any(|a| a.free == 0 && a.used > 0);
-    (out || default.reason == node_network::REASON_NO_ADDRESS).then_some(NO_ADDRESS)
+    out || default.reason == node_network::REASON_NO_ADDRESS
+}
+
+// === impl Agents ===
+
+impl Agents {
+    /// What is known of the agents of nodes that are there.
+    fn hear<'a>(&mut self, cluster: &'a Cluster, now: Now, plan: &mut Plan) -> HashMap<&'a str, Agent> {
+        let gap = self.last_pass.replace(now.steady).map(|last| now.steady.saturating_sub(last));
+        let heard = cluster.hears_agents && gap.is_some_and(|gap| gap <= SILENCE);
+        self.leases.retain(|node, _| cluster.leases.contains_key(node));
+        let here = cluster.leases.iter().filter(|(node, _)| cluster.nodes.contains_key(*node));
+        here.map(|(node, lease)| {
+            let seen = self.leases.entry(node.clone()).or_insert_with(|| SeenLease::first(lease, now));
+            (node.as_str(), seen.look(lease, heard, now, plan))
+        })
+        .collect()
+    }
+}
+
+// === impl SeenLease ===
+
+impl SeenLease {
+    fn first(lease: &AgentLease, now: Now) -> Self {
+        Self { version: lease.version.clone(), since: now.steady, renewed: false }
+    }
+
+    fn look(&mut self, lease: &AgentLease, heard: bool, now: Now, plan: &mut Plan) -> Agent {
+        if self.version != lease.version {
+            *self = Self { renewed: true, ..Self::first(lease, now) };
+        } else if !heard {
+            // Renewals may have passed us by: the agent gets its whole time again.
+            *self = Self::first(lease, now);
+        }
+        let over = self.since.saturating_add(lease.holds);
+        if now.steady >= over {
+            return Agent::Away;
+        }
+        plan.again_at(over);
+        if self.renewed { Agent::Alive } else { Agent::Unknown }
+    }
 }

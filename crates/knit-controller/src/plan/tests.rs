@@ -1,20 +1,25 @@
 //! The plan against a small model of the cluster: what it writes, and that it comes to rest.
 
+mod agents;
 mod anything;
+mod others;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
-use knit_api::names::{DEFAULT_NETWORK, LINUX_RUNTIME, NETWORK_FINALIZER};
+use knit_api::names::{LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{
     AddressCounts, Family, Network, NetworkSpec, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
     NodeNetworkStatusNetwork, NodeRuntime, Subnet,
 };
 
 use super::{Action, Plan, plan};
-use crate::cluster::{AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView};
+use crate::cluster::{
+    AttachmentView, Cluster, HIGHEST_NUMBER, Memory, NamespaceView, NodeView, Now, Numbers,
+};
 use crate::config::Config;
 
 /// A cluster that carries out what is planned, as the API would.
@@ -29,7 +34,7 @@ struct World {
 impl World {
     fn new() -> Self {
         Self {
-            cluster: Cluster::default(),
+            cluster: Cluster { hears_agents: true, ..Cluster::default() },
             memory: Memory::default(),
             config: Config::new("test"),
             now: Timestamp::from_second(1_000_000).expect("a time"),
@@ -128,8 +133,20 @@ impl World {
         });
     }
 
+    /// The steady clock began a thousand seconds before the test.
+    fn steady(&self) -> Duration {
+        Duration::from_secs(u64::try_from(self.now.as_second() - 999_000).expect("a time"))
+    }
+
     fn plan(&mut self) -> Plan {
-        plan(&self.cluster, &mut self.memory, &self.config, self.now)
+        let now = Now { wall: self.now, steady: self.steady() };
+        plan(&self.cluster, &mut self.memory, &self.config, now)
+    }
+
+    /// Another controller leads, and knows what the API shows.
+    fn new_leader(&mut self) {
+        let kept = self.memory.numbers.kept_in.take();
+        self.memory = Memory { numbers: Numbers::of(kept), ..Memory::default() };
     }
 
     fn carry_out(&mut self, plan: &Plan) {
@@ -152,6 +169,7 @@ impl World {
                 Action::GiveBlock(mut block) => {
                     let name = block.metadata.name.clone().expect("a name");
                     block.metadata.uid = version;
+                    block.metadata.creation_timestamp = Some(Time(self.now));
                     let before = self.cluster.blocks.insert(name.clone(), Arc::new(block));
                     assert!(before.is_none(), "{name} was given twice");
                 }
@@ -169,11 +187,21 @@ impl World {
                     Arc::make_mut(self.cluster.classes.get_mut(&name).expect("a class")).status =
                         Some(status);
                 }
-                Action::AttachmentStatus { name, .. } => {
-                    let named = |a: &AttachmentView| a.unanswered.as_ref().is_some_and(|u| u.name == name);
-                    let found = self.cluster.attachments.iter_mut().find(|a| named(a));
-                    Arc::make_mut(found.expect("an attachment")).unanswered = None;
+                Action::AttachmentStatus { name, .. } => self.attachment(&name).unanswered = None,
+                Action::ForgetAttachment { name, .. } => {
+                    let view = self.attachment(&name);
+                    (view.node, view.ready, view.addresses) = (None, false, Vec::new());
                 }
+                Action::AttachmentFinalizers { name, .. } | Action::DeleteAttachment { name, .. } => {
+                    self.cluster.attachments.retain(|a| a.name != name);
+                }
+                Action::KeepNumber(mut lease) => {
+                    let text = lease.metadata.annotations.clone().unwrap_or_default()[HIGHEST_NUMBER].clone();
+                    assert!(text.parse::<u32>().expect("a number") > self.memory.numbers.highest);
+                    lease.metadata.resource_version = version;
+                    self.memory.numbers = Numbers::of(Some(lease));
+                }
+                Action::Tell { .. } => {}
                 Action::Finalizers { name, finalizers, .. } => {
                     let network = Arc::make_mut(self.cluster.networks.get_mut(&name).expect("a Network"));
                     network.metadata.finalizers = Some(finalizers.clone());
@@ -198,6 +226,11 @@ impl World {
             self.carry_out(&plan);
         }
         panic!("it does not come to rest: {}", self.plan());
+    }
+
+    fn attachment(&mut self, name: &str) -> &mut AttachmentView {
+        let found = self.cluster.attachments.iter_mut().find(|a| a.name == name);
+        Arc::make_mut(found.expect("an attachment"))
     }
 
     fn blocks_of(&self, network: &str, node: &str) -> Vec<String> {
@@ -266,6 +299,8 @@ fn without_pod_ranges_the_default_network_is_cut_up() {
     world.asks("n1", "default");
     world.settle();
     assert_eq!(world.blocks_of("default", "n1").len(), 3);
+    world.pass(30);
+    world.settle();
     let status = world.cluster.networks["default"].status.clone().expect("a status");
     // 65,536 less the subnet's own, the gateway (both in n1's first block) and the broadcast address, less blocks.
     assert_eq!(
@@ -302,7 +337,7 @@ fn blocks_go_back_when_their_node_is_gone_for_long_enough() {
     let node = world.cluster.nodes.remove("n1").expect("a node");
     let plan = world.plan();
     assert_eq!(plan.to_string(), "");
-    assert_eq!(plan.again, Some(world.now + SignedDuration::from_secs(300)));
+    assert_eq!(plan.again, Some(world.steady() + Duration::from_secs(300)));
     // It comes back in time: nothing happens, and the clock starts anew when it goes again.
     world.pass(200);
     world.cluster.nodes.insert("n1".into(), node);
@@ -336,11 +371,11 @@ fn a_node_that_joins_anew_gets_the_block_of_its_new_pod_ranges() {
 fn the_default_network_is_not_made_before_it_is_known_whether_nodes_have_pod_ranges() {
     let mut world = World::new();
     world.config.default_subnets = vec![Subnet { cidr: "10.10.0.0/16".into(), ..Subnet::default() }];
-    world.config.pod_cidr_wait = std::time::Duration::from_secs(20);
+    world.config.pod_cidr_wait = Duration::from_secs(20);
     world.settle();
     assert!(!world.cluster.networks.contains_key("default"), "no Node is there yet");
     world.node("n1", "192.0.2.1", &[]);
-    let over = world.now + SignedDuration::from_secs(20);
+    let over = world.steady() + Duration::from_secs(20);
     assert_eq!(world.plan().again, Some(over));
     world.pass(5);
     // The cluster gives it one.
@@ -435,8 +470,17 @@ fn a_network_stays_while_it_is_used() {
     assert_eq!(network.metadata.finalizers.as_deref(), Some(&[NETWORK_FINALIZER.to_owned()][..]));
     network.metadata.deletion_timestamp = Some(Time(world.now));
     world.says("n1", "blue", |n| n.attachments = 2);
-    let view =
-        AttachmentView { network: "blue".into(), node: Some("n1".into()), ..AttachmentView::default() };
+    world.namespace("a", "blue");
+    let allowed = serde_json::from_value(serde_json::json!({"from": "All"})).expect("all");
+    let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
+    network.spec.allowed_namespaces = Some(allowed);
+    let view = AttachmentView {
+        namespace: "a".into(),
+        network: "blue".into(),
+        node: Some("n1".into()),
+        ready: true,
+        ..AttachmentView::default()
+    };
     world.cluster.attachments.push(Arc::new(view));
     world.settle();
     assert_eq!(world.ready("blue").0, "InUse");
@@ -448,54 +492,6 @@ fn a_network_stays_while_it_is_used() {
     world.settle();
     assert!(!world.cluster.networks.contains_key("blue"));
     assert!(world.blocks_of("blue", "n1").is_empty());
-}
-
-#[test]
-fn nodes_that_cannot_serve_get_no_new_pods_until_they_can() {
-    let mut world = World::new();
-    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
-    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
-    let other = k8s_openapi::api::core::v1::Taint {
-        key: "other".into(),
-        effect: "NoExecute".into(),
-        ..Default::default()
-    };
-    Arc::make_mut(world.cluster.nodes.get_mut("n1").expect("a node")).taints = vec![other.clone()];
-    let lease =
-        |world: &World, seconds: i64| AgentLease { expires: world.now + SignedDuration::from_secs(seconds) };
-    let alive = lease(&world, 40);
-    world.cluster.leases.insert("n1".into(), alive);
-    world.settle();
-    assert_eq!(world.cluster.nodes["n1"].taints, std::slice::from_ref(&other));
-    assert_eq!(world.plan().again, Some(alive.expires));
-    world.pass(40);
-    let plan = world.plan();
-    assert_eq!(
-        plan.to_string(),
-        "taints of n1: [other:NoExecute,knit.dev/network-unavailable:NoSchedule]: its agent does not answer\n"
-    );
-    world.carry_out(&plan);
-    assert_eq!(world.plan().to_string(), "");
-    let alive = lease(&world, 40);
-    world.cluster.leases.insert("n1".into(), alive);
-    world.settle();
-    assert_eq!(world.cluster.nodes["n1"].taints, [other]);
-    // The default Network's addresses: out, and back.
-    let counts = |free| vec![AddressCounts { family: Family::IPv4, used: 253, free }];
-    world.says("n2", DEFAULT_NETWORK, |n| n.addresses = counts(0));
-    world.settle();
-    assert_eq!(world.cluster.nodes["n2"].taints[0].value.as_deref(), Some("addresses-exhausted"));
-    world.says("n2", DEFAULT_NETWORK, |n| n.addresses = counts(1));
-    world.settle();
-    assert!(world.cluster.nodes["n2"].taints.is_empty());
-    // Those of another Network close no node.
-    world.network("blue", &["10.77.0.0/29"], None);
-    world.says("n2", "blue", |n| {
-        n.addresses = counts(0);
-        n.reason = "AddressesExhausted".into();
-    });
-    world.settle();
-    assert!(world.cluster.nodes["n2"].taints.is_empty());
 }
 
 #[test]

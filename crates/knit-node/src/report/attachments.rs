@@ -110,6 +110,40 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
     objects
 }
 
+/// Whether an object that is there says all that it should. If it says the same of a condition, that one's time stays what
+/// it was.
+#[must_use]
+pub fn is_told(wanted: &mut NetworkAttachment, found: &NetworkAttachment) -> bool {
+    if let (Some(status), Some(before)) = (&mut wanted.status, &found.status) {
+        keep_times(status, before);
+    }
+    let labels = |object: &NetworkAttachment| -> Vec<Option<String>> {
+        let all = object.metadata.labels.clone().unwrap_or_default();
+        [names::MANAGED_BY_LABEL, names::NODE_LABEL, names::NETWORK_LABEL, names::ANNOUNCED_LABEL]
+            .iter()
+            .map(|label| all.get(*label).cloned())
+            .collect()
+    };
+    let owners = |object: &NetworkAttachment| -> Vec<String> {
+        object.metadata.owner_references.iter().flatten().map(|owner| owner.uid.clone()).collect()
+    };
+    found.metadata.deletion_timestamp.is_none()
+        && found.spec == wanted.spec
+        && found.status == wanted.status
+        && labels(found) == labels(wanted)
+        && owners(found) == owners(wanted)
+}
+
+/// A condition's time is that of its last change.
+fn keep_times(status: &mut NetworkAttachmentStatus, before: &NetworkAttachmentStatus) {
+    for condition in &mut status.conditions {
+        let same = |c: &&Condition| c.type_ == condition.type_ && c.status == condition.status;
+        if let Some(before) = before.conditions.iter().find(same) {
+            condition.last_transition_time = before.last_transition_time.clone();
+        }
+    }
+}
+
 /// Whether attachments of a Network are written to the API.
 fn is_published(world: &World, network: &str) -> bool {
     let asked = world.networks.get(network).and_then(|n| n.spec.publish_attachments);
@@ -139,5 +173,52 @@ fn condition(ready: bool, reason: &str, message: &str) -> Condition {
         message: message.chars().take(4096).collect(),
         last_transition_time: Time(Timestamp::now()),
         observed_generation: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(address: &str, second: i64) -> NetworkAttachment {
+        let spec = NetworkAttachmentSpec { pod: "web".into(), network: "blue".into(), ..Default::default() };
+        let mut object = NetworkAttachment::new("web-net1", spec);
+        object.metadata.labels = Some([(names::NODE_LABEL.to_owned(), "n1".to_owned())].into());
+        let mut ready =
+            condition(true, conditions::network_attachment::REASON_ATTACHED, "attached and verified");
+        ready.last_transition_time = Time(Timestamp::from_second(second).expect("a time"));
+        let address =
+            AttachedAddress { family: Family::IPv4, address: address.into(), prefix: 24, gateway: None };
+        object.status = Some(NetworkAttachmentStatus {
+            conditions: vec![ready],
+            node: Some("n1".into()),
+            addresses: vec![address],
+            ..NetworkAttachmentStatus::default()
+        });
+        object
+    }
+
+    #[test]
+    fn an_attachment_is_not_written_again_because_the_agent_started() {
+        let mut found = object("10.2.0.5", 1_000);
+        found.metadata.resource_version = Some("7".into());
+        found.metadata.labels.get_or_insert_default().insert("a-users".into(), "own".into());
+        let mut wanted = object("10.2.0.5", 2_000);
+        assert!(is_told(&mut wanted, &found));
+        // Another address: written, and the time of what did not change stays.
+        let mut wanted = object("10.2.0.6", 2_000);
+        assert!(!is_told(&mut wanted, &found));
+        let time = |object: &NetworkAttachment| {
+            object.status.as_ref().expect("a status").conditions[0].last_transition_time.clone()
+        };
+        assert_eq!(time(&wanted), time(&found));
+        // What others need to know, and did not.
+        let mut wanted = object("10.2.0.5", 2_000);
+        let announced = (names::ANNOUNCED_LABEL.to_owned(), "true".to_owned());
+        wanted.metadata.labels.get_or_insert_default().extend([announced]);
+        assert!(!is_told(&mut wanted, &found));
+        let mut leaving = found.clone();
+        leaving.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
+        assert!(!is_told(&mut object("10.2.0.5", 2_000), &leaving));
     }
 }

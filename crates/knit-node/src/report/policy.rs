@@ -1,4 +1,5 @@
-//! NetworkPolicies that nobody enforces: their authors are told, once per object.
+//! NetworkPolicies that nobody enforces: their authors are told, once per object. In a cluster the controller does that,
+//! in one place; where objects come from a folder, there is none.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -7,8 +8,11 @@ use knit_objects::{Event, Key, Objects, Write};
 use super::writer::warning;
 use crate::core::Core;
 
-/// Says so on each NetworkPolicy, for ever.
+/// Says so on each NetworkPolicy of a folder, for ever.
 pub async fn warn_of_policies(core: Core, objects: Objects) {
+    if objects.client().is_some() {
+        return;
+    }
     let watch = objects.watch::<NetworkPolicy>().map(|policy| Some(policy.metadata.uid));
     let Ok(mut events) = watch.subscribe() else { return };
     while let Some(event) = events.next().await {

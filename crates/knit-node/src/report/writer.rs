@@ -11,7 +11,7 @@ use knit_api::{
     AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
     NodeNetworkStatusNetwork, conditions, names,
 };
-use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write};
+use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write, jitter};
 use knit_runtime::SandboxId;
 use tokio::time::Instant;
 
@@ -23,9 +23,10 @@ use crate::proxy::ServicesState;
 
 /// The namespace of the agents' Leases.
 const LEASE_NAMESPACE: &str = "knit-system";
-/// How often the Lease is renewed, and how long it holds.
-const RENEW: Duration = Duration::from_secs(10);
-const HOLDS: Duration = Duration::from_secs(40);
+/// How often the Lease is renewed, and how long it holds: a write of every node, so not more often than needed. The
+/// controller closes a node to new pods when its Lease was not renewed for so long.
+const RENEW: Duration = Duration::from_secs(25);
+const HOLDS: Duration = Duration::from_secs(100);
 /// How long changes of NodeNetwork are gathered.
 const GATHER: Duration = Duration::from_millis(500);
 /// How often it is written where nothing but counts changed: they do with every pod of every node, and each write is work
@@ -56,7 +57,9 @@ pub async fn write_reports(core: Core, objects: Objects) {
             if let (Ok(sandbox), Some(names::MANAGED_BY)) =
                 (SandboxId::new(sandbox), managed.map(String::as_str))
             {
-                written.objects.entry(sandbox.clone()).or_default().insert(Key::of(&object));
+                let key = Key::of(&object);
+                written.objects.entry(sandbox.clone()).or_default().insert(key.clone());
+                written.found.insert(key, object);
                 core.report().changed(&sandbox);
             }
         }
@@ -165,14 +168,13 @@ fn without_counts(status: &NodeNetworkStatus) -> NodeNetworkStatus {
 
 /// Renews the agent's Lease, for ever.
 pub async fn renew_lease(core: Core, objects: Objects) {
-    let mut turn = tokio::time::interval(RENEW);
-    turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        turn.tick().await;
         let node = core.node();
         let write = Write::lease(LEASE_NAMESPACE, node, node, HOLDS, Timestamp::now(), names::AGENT_MANAGER);
         let write = owned(write, node, uid_of(&core).as_deref());
-        log(objects.write(&write).await, "the agent's Lease");
+        let renewed = log(objects.write(&write).await, "the agent's Lease");
+        // Agents that were started together do not renew together for ever.
+        tokio::time::sleep(if renewed { RENEW.mul_f64(0.9 + 0.2 * jitter()) } else { AGAIN }).await;
     }
 }
 
@@ -255,6 +257,8 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
 struct Written {
     /// The objects of each sandbox.
     objects: BTreeMap<SandboxId, BTreeSet<Key>>,
+    /// What an earlier run wrote, until it was looked at once.
+    found: BTreeMap<Key, NetworkAttachment>,
 }
 
 // === impl Written ===
@@ -262,19 +266,23 @@ struct Written {
 impl Written {
     /// Brings the objects of a sandbox up to date; false if it is to be tried again.
     async fn sandbox(&mut self, core: &Core, objects: &Objects, sandbox: &SandboxId) -> bool {
-        let desired = {
+        let mut desired = {
             let books = core.books();
             let record = books.get(sandbox);
             record.map(|r| attachments::desired(&core.world().get(), core.node(), r)).unwrap_or_default()
         };
         let mut complete = true;
         let mut keys = BTreeSet::new();
-        for object in &desired {
-            // Too long a time is no reason to tell less.
-            let _ = tokio::time::timeout(AFTER_YOU, core.idle()).await;
+        for object in &mut desired {
             let key = Key::of(object);
             keys.insert(key.clone());
-            self.objects.entry(sandbox.clone()).or_default().insert(key);
+            self.objects.entry(sandbox.clone()).or_default().insert(key.clone());
+            // A start of the agent is no news: what an earlier run wrote and is still true is left alone.
+            if self.found.remove(&key).is_some_and(|found| attachments::is_told(object, &found)) {
+                continue;
+            }
+            // Too long a time is no reason to tell less.
+            let _ = tokio::time::timeout(AFTER_YOU, core.idle()).await;
             let published = objects.publish(object, &object.status, names::AGENT_MANAGER).await;
             complete &= log(published, "a NetworkAttachment");
         }

@@ -191,8 +191,15 @@ impl Collector for Numbers {
             ("knit_controller_leading", "1 if this controller acts, 0 if it stands by", state.leading),
             ("knit_controller_in_touch", "1 if the API server answers", state.in_touch),
             ("knit_controller_settled", "1 if the last pass found nothing to do", state.settled),
-        ] {
-            let gauge = ConstGauge::new(i64::from(value));
+        ]
+        .map(|(name, help, value)| (name, help, i64::from(value)))
+        .into_iter()
+        .chain([(
+            "knit_controller_taints_held_back",
+            "Nodes without an agent that were not closed to new pods, because most seem to have none",
+            i64::try_from(state.held_back).unwrap_or(i64::MAX),
+        )]) {
+            let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         for (name, help, value) in [

@@ -1,0 +1,101 @@
+//! What a node that is gone leaves behind: attachments that no agent will ever speak of again.
+
+use std::collections::{BTreeSet, HashSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use knit_api::conditions::network_attachment as reasons;
+use knit_api::names::ATTACHMENT_FINALIZER;
+
+use super::action::{Action, Plan};
+use super::status::condition;
+use crate::cluster::{AttachmentView, Cluster, Memory, Now};
+use crate::config::Config;
+
+/// Nodes that have been gone for longer than the grace.
+pub(super) fn nodes(
+    cluster: &Cluster,
+    memory: &mut Memory,
+    config: &Config,
+    now: Now,
+    plan: &mut Plan,
+) -> HashSet<String> {
+    let owners = cluster.blocks.values().map(|block| block.spec.node.as_str());
+    let of_attachments = cluster.attachments.iter().filter_map(|attachment| attachment.node.as_deref());
+    let missing: BTreeSet<&str> =
+        owners.chain(of_attachments).filter(|node| !cluster.nodes.contains_key(*node)).collect();
+    memory.gone.retain(|node, _| missing.contains(node.as_str()));
+    let mut departed = HashSet::new();
+    for node in missing {
+        let since = *memory.gone.entry(node.to_owned()).or_insert(now.steady);
+        let over = since.saturating_add(config.node_gone_grace);
+        if now.steady < over {
+            plan.again_at(over);
+        } else {
+            departed.insert(node.to_owned());
+        }
+    }
+    departed
+}
+
+/// Lets attachments of departed nodes go, and with them the addresses that they hold. One that is being deleted loses
+/// our finalizer; one that an agent made is deleted; one that a user made says that its node is gone.
+pub(super) fn attachments(
+    cluster: &Cluster,
+    departed: &HashSet<String>,
+    memory: &mut Memory,
+    config: &Config,
+    now: Now,
+    plan: &mut Plan,
+) {
+    let nobodys = |view: &AttachmentView| view.leaving.is_some() && view.node.is_none();
+    let place = |view: &AttachmentView| (view.namespace.clone(), view.name.clone());
+    let waiting: HashSet<(String, String)> =
+        cluster.attachments.iter().filter(|a| nobodys(a)).map(|a| place(a)).collect();
+    memory.leaving.retain(|key, _| waiting.contains(key));
+    for view in &cluster.attachments {
+        let action = match (&view.node, &view.leaving) {
+            (Some(node), _) if !departed.contains(node) => continue,
+            (Some(node), Some(finalizers)) => let_go(view, finalizers, format!("node {node} is gone")),
+            // An agent put the finalizer there and never said more. If it is there, it does so within the grace.
+            (None, Some(finalizers)) => {
+                let since = *memory.leaving.entry(place(view)).or_insert(now.steady);
+                let over = since.saturating_add(config.node_gone_grace);
+                if now.steady < over {
+                    plan.again_at(over);
+                    continue;
+                }
+                let_go(view, finalizers, "no node says that it has it".into())
+            }
+            (None, None) => continue,
+            (Some(node), None) if view.managed => Action::DeleteAttachment {
+                namespace: view.namespace.clone(),
+                name: view.name.clone(),
+                uid: view.uid.clone(),
+                why: format!("node {node} is gone"),
+            },
+            (Some(node), None) => Action::ForgetAttachment {
+                namespace: view.namespace.clone(),
+                name: view.name.clone(),
+                resource_version: view.resource_version.clone(),
+                condition: node_gone(node, now),
+            },
+        };
+        plan.actions.push(action);
+    }
+}
+
+fn let_go(view: &AttachmentView, finalizers: &[String], why: String) -> Action {
+    Action::AttachmentFinalizers {
+        namespace: view.namespace.clone(),
+        name: view.name.clone(),
+        resource_version: view.resource_version.clone(),
+        finalizers: finalizers.iter().filter(|f| *f != ATTACHMENT_FINALIZER).cloned().collect(),
+        why,
+    }
+}
+
+fn node_gone(node: &str, now: Now) -> Condition {
+    let message =
+        format!("node {node}, which ran the pod, is gone: where the pod runs next, it is attached again");
+    condition(&[], reasons::READY, false, reasons::REASON_NO_POD, message, None, now.wall)
+}

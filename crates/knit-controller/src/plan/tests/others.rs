@@ -1,0 +1,292 @@
+//! What users of namespaces, dead nodes and former leaders leave for the plan to deal with.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use knit_api::names::ATTACHMENT_FINALIZER;
+use knit_api::{AddressBlock, AddressBlockSpec, AddressCounts, Family, NetworkAttachment};
+use serde_json::json;
+
+use super::{Action, Plan, World};
+use crate::cluster::{AttachmentView, PolicyView};
+
+/// A user's NetworkAttachment as the API shows it.
+fn attachment(name: &str, network: &str, wanted: &str, status: serde_json::Value) -> AttachmentView {
+    let object: NetworkAttachment = serde_json::from_value(json!({
+        "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
+        "metadata": {
+            "name": name, "namespace": "evil", "uid": name, "resourceVersion": "1",
+            "creationTimestamp": "1970-01-12T13:46:40Z",
+        },
+        "spec": {"pod": "web", "network": network, "addresses": [wanted]}, "status": status,
+    }))
+    .expect("a NetworkAttachment");
+    AttachmentView::of(object)
+}
+
+fn ready(status: &str) -> serde_json::Value {
+    json!([{"type": "Ready", "status": status, "reason": "R", "message": "", "lastTransitionTime": "1970-01-12T13:46:40Z"}])
+}
+
+/// One that is attached on a node, with an address.
+fn attached(name: &str, network: &str, node: &str, address: &str) -> AttachmentView {
+    let addresses = json!([{"family": "IPv4", "address": address, "prefix": 24}]);
+    let status = json!({"node": node, "mac": "02:00:00:00:00:01", "addresses": addresses, "conditions": ready("True")});
+    attachment(name, network, address, status)
+}
+
+/// Deletes an object that has our finalizer.
+fn leaving(mut view: AttachmentView) -> AttachmentView {
+    view.leaving = Some(vec![ATTACHMENT_FINALIZER.into(), "example.org/other".into()]);
+    view
+}
+
+/// Two tenants with the same range, and a node on which red has a block.
+fn tenants() -> World {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.network("red", &["10.77.0.0/24"], Some("red"));
+    world.network("blue", &["10.77.0.0/24"], Some("blue"));
+    world.namespace("evil", "red");
+    world.asks("n1", "red");
+    world.settle();
+    world.asks("n1", "blue");
+    world
+}
+
+#[test]
+fn refused_attachments_cost_other_tenants_no_addresses() {
+    let mut world = tenants();
+    for k in 0..32 {
+        let address = format!("10.77.0.{}", 8 * k + 1);
+        let refused = json!({"node": "n1", "conditions": ready("False")});
+        let view = attachment(&format!("x{k}"), "red", &address, refused);
+        world.cluster.attachments.push(Arc::new(view));
+    }
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n1"), ["10.77.0.8/29"]);
+}
+
+#[test]
+fn an_address_that_a_pod_of_another_primary_has_is_avoided() {
+    let mut world = tenants();
+    world.cluster.attachments.push(Arc::new(attached("x", "red", "n1", "10.77.0.9")));
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n1"), ["10.77.0.16/29"]);
+}
+
+#[test]
+fn nobody_keeps_a_network_that_is_not_attached_to_it_and_may_not_be() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.namespace("evil", "red");
+    world.network("blue", &["10.77.0.0/24"], Some("blue"));
+    world.settle();
+    // One that nobody has taken up, one that was refused, and one that says so itself but may not.
+    let refused = json!({"node": "n1", "conditions": ready("False")});
+    world.cluster.attachments = vec![
+        Arc::new(attachment("waiting", "blue", "10.77.0.1", json!({}))),
+        Arc::new(attachment("refused", "blue", "10.77.0.1", refused)),
+        Arc::new(attached("strange", "blue", "n1", "10.77.0.1")),
+    ];
+    let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
+    network.metadata.deletion_timestamp = Some(Time(world.now));
+    world.settle();
+    assert!(!world.cluster.networks.contains_key("blue"), "{:?}", world.ready("blue"));
+}
+
+#[test]
+fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    world.network("red", &["10.77.0.0/24"], Some("red"));
+    let managed = AttachmentView { managed: true, ..attached("published", "red", "n2", "10.77.0.3") };
+    world.cluster.attachments = vec![
+        Arc::new(leaving(attached("leaving", "red", "n2", "10.77.0.1"))),
+        Arc::new(attached("staying", "red", "n2", "10.77.0.2")),
+        Arc::new(managed),
+        Arc::new(leaving(attached("alive", "red", "n1", "10.77.0.4"))),
+        Arc::new(leaving(attachment("nobodys", "red", "10.77.0.5", json!({})))),
+    ];
+    world.settle();
+    world.cluster.nodes.remove("n2");
+    world.cluster.node_networks.remove("n2");
+    world.settle();
+    let names =
+        |world: &World| -> Vec<String> { world.cluster.attachments.iter().map(|a| a.name.clone()).collect() };
+    assert_eq!(names(&world), ["leaving", "staying", "published", "alive", "nobodys"], "it may come back");
+    world.pass(300);
+    let plan = world.plan();
+    let words = plan.to_string();
+    for line in [
+        "let NetworkAttachment evil/leaving go: node n2 is gone",
+        "forget NetworkAttachment evil/staying: Ready=False/PodNotFound",
+        "delete NetworkAttachment evil/published: node n2 is gone",
+        "let NetworkAttachment evil/nobodys go: no node says that it has it",
+    ] {
+        assert!(words.lines().any(|l| l == line), "{line} in:\n{words}");
+    }
+    let others = plan.actions.iter().find_map(|action| match action {
+        Action::AttachmentFinalizers { finalizers, .. } => Some(finalizers.as_slice()),
+        _ => None,
+    });
+    assert_eq!(
+        others,
+        Some(&["example.org/other".to_owned()][..]),
+        "others' finalizers are not ours to remove"
+    );
+    world.carry_out(&plan);
+    world.settle();
+    assert_eq!(names(&world), ["staying", "alive"]);
+    // The address is nobody's any more, and the user's object says that its node is gone.
+    let staying = world.attachment("staying");
+    assert_eq!((&staying.node, staying.ready, staying.addresses.len()), (&None, false, 0));
+}
+
+#[test]
+fn what_a_dead_node_had_does_not_keep_a_network() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.namespace("evil", "red");
+    world.network("red", &["10.77.0.0/24"], Some("red"));
+    world.cluster.attachments.push(Arc::new(attached("x", "red", "n9", "10.77.0.1")));
+    world.settle();
+    let network = Arc::make_mut(world.cluster.networks.get_mut("red").expect("a Network"));
+    network.metadata.deletion_timestamp = Some(Time(world.now));
+    world.settle();
+    assert_eq!(world.ready("red").0, "InUse", "the node may come back");
+    world.pass(300);
+    world.settle();
+    assert!(!world.cluster.networks.contains_key("red"));
+}
+
+fn delete(world: &mut World, network: &str) {
+    let now = world.now;
+    let object = Arc::make_mut(world.cluster.networks.get_mut(network).expect("a Network"));
+    object.metadata.deletion_timestamp = Some(Time(now));
+    world.settle();
+    assert!(!world.cluster.networks.contains_key(network));
+}
+
+#[test]
+fn the_number_of_a_deleted_network_is_not_given_again_by_the_next_leader() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.settle();
+    world.network("a", &["10.77.0.0/24"], None);
+    world.network("b", &["10.78.0.0/24"], None);
+    world.settle();
+    let id = |world: &World, name: &str| world.cluster.networks[name].status.as_ref().and_then(|s| s.id);
+    assert_eq!((id(&world, "a"), id(&world, "b")), (Some(2), Some(3)));
+    delete(&mut world, "b");
+    world.new_leader();
+    world.network("c", &["10.79.0.0/24"], None);
+    world.settle();
+    assert_eq!(id(&world, "c"), Some(4));
+    // One that was never the highest needs no more than that.
+    delete(&mut world, "a");
+    delete(&mut world, "c");
+    world.new_leader();
+    world.network("d", &["10.79.0.0/24"], None);
+    world.settle();
+    assert_eq!(id(&world, "d"), Some(5));
+}
+
+#[test]
+fn a_network_whose_number_is_not_kept_does_not_go() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.settle();
+    world.network("a", &["10.77.0.0/24"], None);
+    world.settle();
+    let now = world.now;
+    let object = Arc::make_mut(world.cluster.networks.get_mut("a").expect("a Network"));
+    object.metadata.deletion_timestamp = Some(Time(now));
+    // The write is lost, again and again.
+    for _ in 0..3 {
+        assert_eq!(world.plan().to_string(), "keep 2 as the highest number of a Network that is gone\n");
+        world.pass(5);
+    }
+}
+
+#[test]
+fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    world.network("blue", &["10.77.0.0/24"], None);
+    world.settle();
+    let given = |world: &mut World, name: &str, node: &str, range: &str| {
+        let mut metadata = world.meta(name);
+        metadata.creation_timestamp = Some(Time(world.now));
+        let spec = AddressBlockSpec {
+            network: "blue".into(),
+            node: node.into(),
+            ipv4: Some(range.into()),
+            ipv6: None,
+        };
+        world.cluster.blocks.insert(name.into(), Arc::new(AddressBlock { metadata, spec }));
+    };
+    given(&mut world, "blue-10-77-0-24", "n1", "10.77.0.24/29");
+    world.pass(1);
+    // The late write of a leader that was one no more: another first address, so another name.
+    given(&mut world, "blue-10-77-0-16", "n2", "10.77.0.16/28");
+    let plan: Plan = world.plan();
+    assert_eq!(
+        plan.to_string(),
+        "release blue-10-77-0-16: it overlaps 10.77.0.24/29 of node n1, which is older\n\
+         tell Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, which is \
+         older: it is taken back\n"
+    );
+    world.carry_out(&plan);
+    world.asks("n2", "blue");
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n1"), ["10.77.0.24/29"]);
+    assert_eq!(world.blocks_of("blue", "n2"), ["10.77.0.0/29"]);
+}
+
+#[test]
+fn the_author_of_a_policy_is_told_once_however_often_it_changes() {
+    let mut world = World::new();
+    world.settle();
+    let policy = |n: usize| PolicyView { namespace: "a".into(), name: format!("p{n}"), uid: format!("u{n}") };
+    world.cluster.policies.push(Arc::new(policy(0)));
+    let plan = world.plan();
+    assert_eq!(plan.to_string(), "tell NetworkPolicy a/p0: NotEnforced\n");
+    let [Action::Tell { event, .. }] = plan.actions.as_slice() else { panic!("{plan}") };
+    assert_eq!(
+        event.metadata.name.as_deref(),
+        Some("p0.knit-not-enforced-u0"),
+        "the next leader's is the same"
+    );
+    for _ in 0..3 {
+        world.pass(5);
+        assert_eq!(world.plan().to_string(), "");
+    }
+    // Thousands at once do not hold up the rest.
+    world.cluster.policies.extend((1..=50).map(|n| Arc::new(policy(n))));
+    let told: Vec<usize> = (0..4).map(|_| world.plan().actions.len()).collect();
+    assert_eq!(told, [20, 20, 10, 0]);
+}
+
+#[test]
+fn counts_of_addresses_are_written_every_half_minute_at_most() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.network("blue", &["10.77.0.0/24"], None);
+    world.settle();
+    let mut writes = 0;
+    let counts = |used: i64, free: i64| vec![AddressCounts { family: Family::IPv4, used, free }];
+    for second in 0..60 {
+        world.pass(1);
+        world.says("n1", "blue", |n| n.addresses = counts(second, 100 - second));
+        let plan = world.plan();
+        writes += plan.actions.len();
+        world.carry_out(&plan);
+    }
+    assert_eq!(writes, 2);
+    // What is more than a count is said at once.
+    world.says("n1", "blue", |n| n.ready = false);
+    assert_eq!(world.plan().actions.len(), 1);
+}
