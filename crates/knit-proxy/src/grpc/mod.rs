@@ -40,6 +40,7 @@
 
 mod convert;
 pub mod decode;
+mod queue;
 mod source;
 mod stream;
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use tokio::sync::broadcast;
-use tokio_stream::wrappers::BroadcastStream;
-use tokio_stream::{Stream as Items, StreamExt};
+use tokio_stream::Stream as Items;
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::proto::node_views_server::{NodeViews, NodeViewsServer};
@@ -14,12 +15,17 @@ use super::proto::watch_response::Op;
 use super::proto::{
     Delete, ReportRequest, ReportResponse, Set, Sync, WatchRequest, WatchResponse, delete, set,
 };
+use super::queue::{Batch, Overrun, Queue};
 use super::{MAX_MESSAGE, convert, decode};
 use crate::backend::{Backend, Failure, Outcome, Retry};
 use crate::view::{Changes, NodeView};
 
-/// How many batches a watcher may be behind before it has to start again.
-const BEHIND: usize = 256;
+/// How far a watcher may fall behind before it has to start again, in bytes of messages.
+const BEHIND: usize = 16 << 20;
+/// A watcher that sends nothing for this long is asked whether it is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// And one that does not answer within this time is gone.
+const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(20);
 /// How long a watcher's name may be, in bytes.
 const LONGEST_NAME: usize = 253;
 
@@ -27,13 +33,16 @@ const LONGEST_NAME: usize = 253;
 #[derive(Clone)]
 pub struct Stream {
     shared: Arc<Mutex<Shared>>,
+    behind: usize,
+    keep_alive: (Duration, Duration),
 }
 
 struct Shared {
     /// What watchers were told, for those who come later.
     state: NodeView,
     revision: u64,
-    batches: broadcast::Sender<Arc<[WatchResponse]>>,
+    /// What each stream that is open has yet to send.
+    queues: Vec<Weak<Queue>>,
     /// Those who watch under a name, and how often that name is used.
     watchers: BTreeMap<String, (usize, Watcher)>,
 }
@@ -61,9 +70,28 @@ impl Stream {
     /// Nothing to tell yet.
     #[must_use]
     pub fn new() -> Self {
-        let batches = broadcast::Sender::new(BEHIND);
         let (state, watchers) = (NodeView::default(), BTreeMap::new());
-        Self { shared: Arc::new(Mutex::new(Shared { state, revision: 0, batches, watchers })) }
+        let shared = Shared { state, revision: 0, queues: Vec::new(), watchers };
+        Self {
+            shared: Arc::new(Mutex::new(shared)),
+            behind: BEHIND,
+            keep_alive: (KEEP_ALIVE, KEEP_ALIVE_ANSWER),
+        }
+    }
+
+    /// How many bytes of messages a watcher may fall behind before it has to start again; 16 MiB otherwise.
+    #[must_use]
+    pub fn behind(mut self, bytes: usize) -> Self {
+        self.behind = bytes;
+        self
+    }
+
+    /// After how long without a word a watcher is asked whether it is still there, and how long it has to answer; 10
+    /// and 20 seconds otherwise. A node that vanished without closing its connection is no watcher any more after that.
+    #[must_use]
+    pub fn keep_alive(mut self, after: Duration, answer: Duration) -> Self {
+        self.keep_alive = (after, answer);
+        self
     }
 
     /// The number of the last state that was sent; a watcher that reported it has done all there is.
@@ -90,7 +118,7 @@ impl Stream {
     /// # Errors
     /// When the listener fails for good.
     pub async fn serve_tcp(&self, listener: tokio::net::TcpListener) -> Result<(), tonic::transport::Error> {
-        let server = tonic::transport::Server::builder().add_service(self.service());
+        let server = self.server().add_service(self.service());
         server.serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener)).await
     }
 
@@ -102,8 +130,13 @@ impl Stream {
         &self,
         listener: tokio::net::UnixListener,
     ) -> Result<(), tonic::transport::Error> {
-        let server = tonic::transport::Server::builder().add_service(self.service());
+        let server = self.server().add_service(self.service());
         server.serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(listener)).await
+    }
+
+    fn server(&self) -> Server {
+        let (after, answer) = self.keep_alive;
+        Server::builder().http2_keepalive_interval(Some(after)).http2_keepalive_timeout(Some(answer))
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -177,9 +210,14 @@ impl Backend for Stream {
 impl Shared {
     fn publish(&mut self, mut batch: Vec<WatchResponse>, triggered_ms: Vec<u64>) {
         self.revision += 1;
+        // Streams that have ended are forgotten; who comes later gets the state.
+        self.queues.retain(|queue| queue.strong_count() > 0);
+        if self.queues.is_empty() {
+            return;
+        }
         batch.push(self.synced(triggered_ms));
-        // Without watchers there is nobody to tell; who comes later gets the state.
-        let _ = self.batches.send(batch.into());
+        let batch = Batch::new(batch);
+        self.queues.retain(|queue| queue.upgrade().is_some_and(|queue| queue.push(&batch)));
     }
 
     fn synced(&self, triggered_ms: Vec<u64>) -> WatchResponse {
@@ -187,19 +225,18 @@ impl Shared {
     }
 
     /// Everything, for one who begins to watch. Nothing if there was no sync yet: an empty state would be a lie.
-    fn everything(&self) -> Vec<WatchResponse> {
+    /// Messages are made one by one, as they are sent.
+    fn everything(&self) -> Everything {
         if self.revision == 0 {
-            return Vec::new();
+            return Box::new(std::iter::empty());
         }
-        let ports =
-            self.state.ports.iter().map(|(key, view)| now(set::Object::Port(convert::port(key, view))));
-        let checks = (self.state.health_checks.iter())
-            .map(|(name, check)| now(set::Object::HealthCheck(convert::health_check(name, check))));
-        std::iter::once(set_node(&self.state))
-            .chain(ports)
-            .chain(checks)
-            .chain([self.synced(Vec::new())])
-            .collect()
+        let node = set_node(&self.state);
+        let synced = self.synced(Vec::new());
+        let NodeView { ports, health_checks, .. } = self.state.clone();
+        let ports = ports.into_iter().map(|(key, view)| now(set::Object::Port(convert::port(&key, &view))));
+        let checks = (health_checks.into_iter())
+            .map(|(name, check)| now(set::Object::HealthCheck(convert::health_check(&name, &check))));
+        Box::new(std::iter::once(node).chain(ports).chain(checks).chain([synced]))
     }
 }
 
@@ -221,17 +258,14 @@ impl NodeViews for Stream {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let presence = Presence::new(self, request.into_inner().watcher)?;
-        let (everything, batches) = {
-            let shared = self.lock();
+        let queue = Arc::new(Queue::new(self.behind));
+        let everything = {
+            let mut shared = self.lock();
             // Under one lock: nothing is missed between the two, and nothing comes twice.
-            (shared.everything(), shared.batches.subscribe())
+            shared.queues.push(Arc::downgrade(&queue));
+            shared.everything()
         };
-        let changes = BroadcastStream::new(batches).map(|batch| {
-            batch
-                .map_err(|_| Status::data_loss("this watcher was too slow and missed changes; connect again"))
-        });
-        let batches = Box::pin(tokio_stream::once(Ok(Arc::from(everything))).chain(changes));
-        let messages = Flat { batches, batch: Arc::default(), next: 0, over: false, _presence: presence };
+        let messages = Messages { everything, queue, batch: None, over: false, _presence: presence };
         Ok(Response::new(Box::pin(messages)))
     }
 
@@ -290,38 +324,45 @@ impl Drop for Presence {
     }
 }
 
-/// Turns a stream of batches into one of messages, which ends at the first error.
-struct Flat<S> {
-    batches: Pin<Box<S>>,
-    batch: Arc<[WatchResponse]>,
-    next: usize,
+/// What is there, message by message.
+type Everything = Box<dyn Iterator<Item = WatchResponse> + Send>;
+
+/// What one watcher is sent: everything, then each batch of changes, until it falls too far behind.
+struct Messages {
+    everything: Everything,
+    queue: Arc<Queue>,
+    /// The batch that is being sent, and its next message.
+    batch: Option<(Batch, usize)>,
     over: bool,
     _presence: Presence,
 }
 
-impl<S: Items<Item = Result<Arc<[WatchResponse]>, Status>>> Items for Flat<S> {
+impl Items for Messages {
     type Item = Result<WatchResponse, Status>;
 
-    fn poll_next(
-        mut self: Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Self::Item>> {
-        use std::task::{Poll, ready};
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        if let Some(message) = self.everything.next() {
+            return Poll::Ready(Some(Ok(message)));
+        }
         loop {
-            if let Some(message) = self.batch.get(self.next).cloned() {
-                self.next += 1;
-                return Poll::Ready(Some(Ok(message)));
+            if let Some((batch, next)) = &mut self.batch
+                && let Some(message) = batch.get(*next)
+            {
+                *next += 1;
+                return Poll::Ready(Some(Ok(message.clone())));
             }
-            if self.over {
-                return Poll::Ready(None);
-            }
-            match ready!(self.batches.as_mut().poll_next(cx)) {
-                Some(Ok(batch)) => (self.batch, self.next) = (batch, 0),
-                Some(Err(status)) => {
+            self.batch = None;
+            match ready!(self.queue.poll(cx)) {
+                Ok(batch) => self.batch = Some((batch, 0)),
+                Err(Overrun) => {
                     self.over = true;
+                    let status =
+                        Status::data_loss("this watcher was too slow and missed changes; connect again");
                     return Poll::Ready(Some(Err(status)));
                 }
-                None => return Poll::Ready(None),
             }
         }
     }

@@ -108,7 +108,7 @@ async fn watchers_get_everything_and_then_changes() {
 
 #[tokio::test]
 async fn a_watcher_that_is_too_slow_is_told_to_start_again() {
-    let mut stream = Stream::new();
+    let mut stream = Stream::new().behind(64 << 10);
     let address = serve(&stream).await;
     let mut view = View::new(ViewConfig::default(), NodeInfo::new("here"));
     view.take_changes();
@@ -130,6 +130,32 @@ async fn a_watcher_that_is_too_slow_is_told_to_start_again() {
     assert_eq!(status.code(), tonic::Code::DataLoss);
     // And then it has the state again.
     assert_eq!(batch(&mut watch(&address).await).await.len(), 4);
+}
+
+/// A node that vanished does not close its connection: it says nothing any more.
+#[test]
+fn a_watcher_that_vanished_is_forgotten() {
+    use std::time::Duration;
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let moment = Duration::from_millis(100);
+    let stream = Stream::new().keep_alive(moment, moment);
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let server = stream.clone();
+    runtime.spawn(async move { server.serve_tcp(listener).await });
+
+    // This runtime is not driven between the two calls of block_on, so that nothing answers there.
+    let vanished = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let watching = vanished.block_on(async {
+        let mut client = NodeViewsClient::connect(address).await.unwrap();
+        client.watch(WatchRequest { watcher: "node-a".to_owned() }).await.unwrap()
+    });
+    assert_eq!(stream.watchers().len(), 1);
+    knit_kernel::testing::eventually("it is forgotten", Duration::from_secs(60), || {
+        stream.watchers().is_empty()
+    });
+    drop(watching);
 }
 
 /// A view with something of everything.
