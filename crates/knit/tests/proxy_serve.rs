@@ -267,6 +267,20 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     assert!(endpoints.contains("192.0.2.1:8080") && endpoints.contains("192.0.2.2:8080"), "{endpoints}");
     let reasons = ask(&["explain", "shop/web"]);
     assert!(reasons.contains("another proxy decides"), "{reasons}");
+    // The first one knows who follows it, and how that goes.
+    let feeder_socket = feeder.join("proxy.sock");
+    let watchers = || {
+        let asked = Command::new(env!("CARGO_BIN_EXE_knit"))
+            .args(["proxy", "get", "watchers", "--socket"])
+            .arg(&feeder_socket)
+            .output()
+            .expect("knit runs");
+        assert!(asked.status.success(), "{asked:?}");
+        String::from_utf8_lossy(&asked.stdout).into_owned()
+    };
+    eventually("the second one has reported", PATIENCE, || {
+        watchers().lines().any(|line| line.contains("up to date"))
+    });
 
     // The first one ends; nothing changes for the second. Then it comes back with something else.
     let lost = || second.log().matches("there is no stream").count();

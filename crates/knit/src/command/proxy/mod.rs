@@ -14,6 +14,7 @@ mod serve;
 mod settings;
 mod show;
 mod socket;
+mod watchers;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -148,7 +149,8 @@ enum LogFormat {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  knit proxy get services\n  \
-    knit proxy get endpoints shop/web -o wide --from-files ./services")]
+    knit proxy get endpoints shop/web -o wide --from-files ./services\n  \
+    knit proxy get watchers")]
 struct GetArgs {
     /// What to show
     #[arg(value_enum)]

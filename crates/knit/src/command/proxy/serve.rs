@@ -25,7 +25,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::report::{Log, Orphans, orphans};
 use super::settings::Settings;
-use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket};
+use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket, watchers};
 use crate::command::stop::Stop;
 
 type AnyBackend = Box<dyn Backend + Send>;
@@ -55,6 +55,9 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
     let stream = Stream::new();
     let backend = backend(args.backend, settings, &metrics, &stream)?;
     let stream = (args.backend == BackendKind::Stream).then_some(stream);
+    if let Some(stream) = &stream {
+        registry.register_collector(Box::new(watchers::Numbers(stream.clone())));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve_with(settings, args, (backend, stream), kube_proxy, (metrics, registry)))?;
     // A look at objects that still waits for its answer must not hold the end up.
@@ -240,6 +243,7 @@ async fn serve_with(
         let listener = http::listen(address, "metrics", hard).await?;
         http::serve_metrics(listener, registry).await
     });
+    let watched = stream.clone();
     match stream {
         // The health checks are those of the node that follows.
         Some(stream) => {
@@ -255,7 +259,7 @@ async fn serve_with(
     }
     match socket::listen(&settings.socket) {
         Ok(listener) => {
-            tokio::spawn(socket::serve(listener, handle.clone()));
+            tokio::spawn(socket::serve(listener, handle.clone(), watched));
         }
         Err(error) => tracing::warn!("knit proxy get cannot ask this proxy: {error:#}"),
     }

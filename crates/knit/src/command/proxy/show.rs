@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::SourceArgs;
 use super::settings::Common;
+use super::watchers::{self, WatcherRow};
 use super::{node, report, socket};
 
 /// What to show.
@@ -30,6 +31,9 @@ pub enum What {
     /// Every endpoint, and whether it is used
     #[value(alias = "endpoint", alias = "ep")]
     Endpoints,
+    /// Who follows the stream of a running proxy (--backend stream), and how their work went
+    #[value(alias = "watcher")]
+    Watchers,
 }
 
 /// How to show it.
@@ -51,6 +55,8 @@ pub struct State {
     pub services: Vec<ServicePortRow>,
     pub endpoints: Vec<EndpointRow>,
     pub problems: Vec<String>,
+    #[serde(default)]
+    pub watchers: Vec<WatcherRow>,
 }
 
 /// One port of a Service in one family.
@@ -114,7 +120,13 @@ pub struct EndpointRow {
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 pub fn get(args: &SourceArgs, what: What, service: Option<&str>, output: Output) -> Result<ExitCode> {
-    let mut state = match asks_running(args) {
+    let running = asks_running(args);
+    if what == What::Watchers && (!running || service.is_some()) {
+        bail!(
+            "watchers are those of the proxy that runs here: leave out the Service, --from-files, --kubeconfig and --config"
+        );
+    }
+    let mut state = match running {
         true => socket::ask::<State>(&args.socket, &socket::Request::State)?,
         false => State::of(&read(args)?),
     };
@@ -140,6 +152,9 @@ pub fn get(args: &SourceArgs, what: What, service: Option<&str>, output: Output)
         }
         What::Endpoints => {
             knit_output::print_rows(format, &state.endpoints, || endpoints(&state.endpoints, wide))
+        }
+        What::Watchers => {
+            knit_output::print_rows(format, &state.watchers, || watchers::table(&state.watchers))
         }
     }?;
     Ok(ExitCode::SUCCESS)

@@ -9,12 +9,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use knit_proxy::grpc::Stream;
 use knit_proxy::source::Handle;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::watchers::WatcherRow;
 use super::{report, show};
 
 pub const DEFAULT_PATH: &str = "/run/knit/proxy.sock";
@@ -76,19 +78,19 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
 }
 
 /// Answers until it is dropped.
-pub async fn serve(listener: UnixListener, handle: Handle) {
+pub async fn serve(listener: UnixListener, handle: Handle, watched: Option<Stream>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        let handle = handle.clone();
+        let (handle, watched) = (handle.clone(), watched.clone());
         tokio::spawn(async move {
-            if let Err(error) = answer(stream, handle).await {
+            if let Err(error) = answer(stream, handle, watched).await {
                 tracing::debug!("somebody asked, and was not answered: {error:#}");
             }
         });
     }
 }
 
-async fn answer(mut stream: UnixStream, handle: Handle) -> Result<()> {
+async fn answer(mut stream: UnixStream, handle: Handle, watched: Option<Stream>) -> Result<()> {
     let (asking, own) = (stream.peer_cred()?.uid(), rustix::process::getuid().as_raw());
     if asking != 0 && asking != own {
         bail!("user {asking} may not ask");
@@ -98,15 +100,15 @@ async fn answer(mut stream: UnixStream, handle: Handle) -> Result<()> {
     tokio::io::BufReader::new(reading.take(LONGEST_REQUEST)).read_line(&mut line).await?;
     let request: Request = serde_json::from_str(&line).context("not a request")?;
     // The engine answers on its own thread, between two rounds of work.
-    let reply = tokio::task::spawn_blocking(move || reply(&request, &handle)).await??;
+    let reply = tokio::task::spawn_blocking(move || reply(&request, &handle, watched.as_ref())).await??;
     writing.write_all(format!("{reply}\n").as_bytes()).await?;
     Ok(())
 }
 
-fn reply(request: &Request, handle: &Handle) -> Result<String> {
+fn reply(request: &Request, handle: &Handle, watched: Option<&Stream>) -> Result<String> {
     match request {
         Request::State => {
-            let state = handle.inspect(|engine| {
+            let mut state = handle.inspect(|engine| {
                 let mut state = show::State::of_view(engine.view);
                 state.problems.extend(engine.failed().map(|(key, why)| format!("{key}: {why}")));
                 state.problems.extend(engine.broken().map(|why| format!("nothing is in force: {why}")));
@@ -114,6 +116,8 @@ fn reply(request: &Request, handle: &Handle) -> Result<String> {
                 state.problems.extend(orphans.iter().map(|(group, service)| report::orphan(group, service)));
                 state
             })?;
+            state.watchers = watched.map(WatcherRow::all).unwrap_or_default();
+            state.problems.extend(state.watchers.iter().flat_map(WatcherRow::problems));
             Ok(serde_json::to_string(&state)?)
         }
         Request::Explain { service } => {
