@@ -23,11 +23,13 @@
 //! ```
 
 mod case;
+mod options;
 mod run;
 mod world;
 
 pub use case::{Case, Config, Destination, Flow, Gets, NodePorts, Pods, ReadError, Step, read};
-pub use run::run;
+pub use options::{Options, Report};
+pub use run::{run, run_with};
 pub use world::{MORE_NODE_ADDRESSES, NODE, NODE_ADDRESSES, NODE_POD_RANGES, POD_RANGES, World, WorldError};
 
 /// The files of the project's own cases, by name.

@@ -16,12 +16,9 @@ use knit_proxy::source::Event;
 use knit_proxy::view::{self, LocalTraffic, View, ViewConfig};
 
 use crate::case::{Case, Flow, Gets, NodePorts, Pods, Step};
+use crate::options::{Options, Report};
 use crate::world::{POD_RANGES, World};
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long silence has to last to count as a drop.
-const SILENCE: Duration = Duration::from_millis(300);
 /// How often to connect until each of several endpoints has answered: with two, one stays silent once in 2^60 runs.
 const ATTEMPTS: usize = 60;
 /// How often to connect where everybody must reach the same endpoint.
@@ -36,37 +33,54 @@ enum Got {
     Error(String),
 }
 
-/// Runs cases one after another on the same node, each from what the one before left, as a proxy that is started again.
-/// Returns what was not as the cases say: nothing if all is well.
-///
-/// `open` makes the backend for the node's namespace. A case that has to do with a family or protocol that the backend
-/// does not know fails.
+/// Runs cases as [`run_with`] does, with a backend that can do everything. Returns what was not as the cases say: nothing
+/// if all is well.
 ///
 /// # Errors
 /// If the kernel refuses what the tests need.
 pub fn run<B: Backend>(
     world: &World,
     cases: &[Case],
-    mut open: impl FnMut(&NetNs) -> B,
+    open: impl FnMut(&NetNs) -> B,
 ) -> Result<Vec<String>, crate::WorldError> {
-    let mut wrong = Vec::new();
+    run_with(world, cases, &Options::default(), open).map(|report| report.wrong)
+}
+
+/// Runs cases one after another on the same node, each from what the one before left, as a proxy that is started again.
+///
+/// `open` makes the backend for the node's namespace. What `options` says that it cannot do is left out, and listed in
+/// the report.
+///
+/// # Errors
+/// If the kernel refuses what the tests need.
+pub fn run_with<B: Backend>(
+    world: &World,
+    cases: &[Case],
+    options: &Options<'_>,
+    mut open: impl FnMut(&NetNs) -> B,
+) -> Result<Report, crate::WorldError> {
+    let mut report = Report::default();
     for case in cases {
         let mut backend = open(world.node());
         forget_flows(world.node());
-        let mut failures = Vec::new();
-        run_case(world, case, &mut backend, &mut failures)?;
+        let mut found = Report::default();
+        run_case(world, case, options, &mut backend, &mut found)?;
         let rules: Vec<String> = case.rules.iter().map(ToString::to_string).collect();
         let label = format!("{} (rules {})", case.name, rules.join(", "));
-        wrong.extend(failures.into_iter().map(|failure| format!("{label}: {failure}")));
+        (options.told)(&label, &found);
+        report.passed += found.passed;
+        report.wrong.extend(found.wrong.into_iter().map(|failure| format!("{label}: {failure}")));
+        report.left_out.extend(found.left_out.into_iter().map(|flow| format!("{label}: {flow}")));
     }
-    Ok(wrong)
+    Ok(report)
 }
 
 fn run_case(
     world: &World,
     case: &Case,
+    options: &Options<'_>,
     backend: &mut impl Backend,
-    wrong: &mut Vec<String>,
+    report: &mut Report,
 ) -> Result<(), crate::WorldError> {
     let mut view = View::new(view_config(case), World::node_info());
     view.set_service_ranges("test", case.config.service_ranges.clone());
@@ -86,21 +100,29 @@ fn run_case(
             0 => backend.sync(view.current()),
             _ => backend.apply(&changes, view.current()),
         };
-        if outcome != Outcome::Done {
-            wrong.push(format!("step {number}: the backend says {outcome:?}"));
+        let settled = match options.expected(&outcome) {
+            true => (options.settled)(),
+            false => Err(format!("the backend says {outcome:?}")),
+        };
+        if let Err(why) = settled {
+            report.wrong.push(format!("step {number}: {why}"));
             return Ok(());
         }
         for flow in &step.flows {
-            if let Err(failure) = run_flow(world, flow, &mut sticky) {
-                let masqueraded = match flow.masqueraded {
-                    Some(true) => ", masqueraded",
-                    Some(false) => ", not masqueraded",
-                    None => "",
-                };
-                wrong.push(format!(
-                    "step {number}: {} to {} should get {}{masqueraded}, but {failure}",
-                    flow.from, flow.to, flow.gets
-                ));
+            let masqueraded = match flow.masqueraded {
+                Some(true) => ", masqueraded",
+                Some(false) => ", not masqueraded",
+                None => "",
+            };
+            let text =
+                format!("step {number}: {} to {} should get {}{masqueraded}", flow.from, flow.to, flow.gets);
+            if let Some(why) = options.cannot(flow) {
+                report.left_out.push(format!("{text}: {why}"));
+                continue;
+            }
+            match run_flow(world, flow, options, &mut sticky) {
+                Ok(()) => report.passed += 1,
+                Err(failure) => report.wrong.push(format!("{text}, but {failure}")),
             }
         }
     }
@@ -167,7 +189,12 @@ fn view_config(case: &Case) -> ViewConfig {
     }
 }
 
-fn run_flow(world: &World, flow: &Flow, sticky: &mut HashMap<String, SocketAddr>) -> Result<(), String> {
+fn run_flow(
+    world: &World,
+    flow: &Flow,
+    options: &Options<'_>,
+    sticky: &mut HashMap<String, SocketAddr>,
+) -> Result<(), String> {
     let from = world.host(&flow.from).ok_or_else(|| format!("nobody is called {:?}", flow.from))?;
     let connect = |patience| {
         from.run(|| match flow.to.protocol {
@@ -180,11 +207,12 @@ fn run_flow(world: &World, flow: &Flow, sticky: &mut HashMap<String, SocketAddr>
         Gets::Endpoints(expected) => expected,
         Gets::Reject | Gets::Drop => {
             let (patience, wanted) = match flow.gets {
-                Gets::Drop => (SILENCE, Got::Silence),
-                _ => (PATIENCE, Got::Reject),
+                Gets::Drop => (options.silence, Got::Silence),
+                _ => (options.answer, Got::Reject),
             };
             let got = connect(patience);
-            return if got == wanted { Ok(()) } else { Err(format!("{got}")) };
+            let closed = flow.gets == Gets::Drop && !options.drops && !matches!(got, Got::Answer { .. });
+            return if got == wanted || closed { Ok(()) } else { Err(format!("{got}")) };
         }
     };
     let mut seen = BTreeSet::new();
@@ -194,7 +222,7 @@ fn run_flow(world: &World, flow: &Flow, sticky: &mut HashMap<String, SocketAddr>
         (None, _) => ATTEMPTS,
     };
     for _ in 0..attempts {
-        let Got::Answer { by, masqueraded } = (match connect(PATIENCE) {
+        let Got::Answer { by, masqueraded } = (match connect(options.answer) {
             answer @ Got::Answer { .. } => answer,
             other => return Err(format!("{other}")),
         }) else {

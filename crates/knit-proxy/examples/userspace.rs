@@ -1,21 +1,27 @@
-//! A service proxy in user space: listens on the cluster IPs and forwards TCP to the endpoints.
+//! A service proxy in user space: listens where clients connect to and forwards TCP to the endpoints.
 //!
 //! It serves addresses that this machine has, so the demonstration uses loopback ones:
 //! `cargo run -p knit-proxy --example userspace -- 127.0.0.1:8080 127.0.0.1:9001 127.0.0.1:9002` forwards what comes to
 //! the first to one of the others. Real traffic belongs into a kernel; this shows how little a backend needs.
+//!
+//! What it cannot do, because it accepts a connection before it knows whose it is: drop in silence (it closes), keep a
+//! client's address (endpoints always see this machine's), and UDP and SCTP (it says so for each such port).
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use knit_proxy::backend::{Backend, Failure, Outcome, Retry};
-use knit_proxy::engine::{Engine, EngineConfig, run};
-use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
+use knit_proxy::engine::{Engine, EngineConfig, Level, Log, run};
+use knit_proxy::model::{EndpointGroup, Family, NodeInfo, Protocol, Service};
 use knit_proxy::source;
-use knit_proxy::view::{Action, NodeView, Target};
+use knit_proxy::view::{
+    Action, Client, Frontend, NodePortMatch, NodeSettings, NodeView, PodTraffic, PortView, Target,
+};
 
 /// Forwards TCP connections in this process.
 #[derive(Default)]
@@ -23,39 +29,52 @@ pub struct UserSpace {
     listeners: HashMap<SocketAddr, Arc<Listener>>,
 }
 
-/// One address that is listened on, and where its connections go.
+/// One address that is listened on.
 struct Listener {
-    targets: RwLock<Vec<SocketAddr>>,
+    served: RwLock<Served>,
     next: AtomicUsize,
     stopped: AtomicBool,
+    /// Which endpoint a client had last, and when, for services with affinity.
+    last: Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>,
+}
+
+/// What its clients get.
+#[derive(Clone)]
+struct Served {
+    frontend: Frontend,
+    port: Arc<PortView>,
+    node: Arc<NodeSettings>,
 }
 
 impl Backend for UserSpace {
     fn sync(&mut self, state: &NodeView) -> Outcome {
-        let mut wanted: HashMap<SocketAddr, Vec<SocketAddr>> = HashMap::new();
+        let mut wanted: HashMap<SocketAddr, Served> = HashMap::new();
         let mut failures = Vec::new();
-        for (key, port) in state.ports.iter().filter(|(key, _)| key.protocol == Protocol::Tcp) {
-            for frontend in &port.frontends {
-                // No endpoints: nobody listens, and the kernel refuses the connection. Node ports are left out here.
-                let (Action::Endpoints(scope), Some(address)) = (frontend.route.action, frontend.address)
-                else {
-                    continue;
-                };
-                let place = SocketAddr::new(address, frontend.port);
-                let targets: Vec<_> = port.targets(scope).iter().map(Target::socket).collect();
-                wanted.insert(place, targets.clone());
-                match self.listeners.get(&place) {
-                    Some(listener) => *listener.targets.write().expect("no thread panics") = targets,
-                    None => match listen(place, targets) {
-                        Ok(listener) => {
-                            self.listeners.insert(place, listener);
-                        }
-                        Err(error) => failures.push(Failure {
-                            key: key.clone(),
-                            reason: format!("listening on {place}: {error}"),
-                            retry: Retry::Later,
-                        }),
-                    },
+        for (key, port) in &state.ports {
+            if key.protocol != Protocol::Tcp {
+                let reason = format!("this backend forwards TCP only, not {}", key.protocol);
+                failures.push(Failure { key: key.clone(), reason, retry: Retry::OnChange });
+                continue;
+            }
+            for frontend in port.frontends.iter().filter(|frontend| leads_somewhere(frontend)) {
+                for place in places(frontend, &state.node, key.family) {
+                    let (frontend, port, node) =
+                        (frontend.clone(), Arc::clone(port), Arc::clone(&state.node));
+                    let served = Served { frontend, port, node };
+                    wanted.insert(place, served.clone());
+                    match self.listeners.get(&place) {
+                        Some(listener) => *listener.served.write().expect("no thread panics") = served,
+                        None => match listen(place, served) {
+                            Ok(listener) => {
+                                self.listeners.insert(place, listener);
+                            }
+                            Err(error) => failures.push(Failure {
+                                key: key.clone(),
+                                reason: format!("listening on {place}: {error}"),
+                                retry: Retry::Later,
+                            }),
+                        },
+                    }
                 }
             }
         }
@@ -72,12 +91,79 @@ impl Backend for UserSpace {
     }
 }
 
+/// Where no client gets to an endpoint, nobody listens, and the kernel refuses the connection.
+fn leads_somewhere(frontend: &Frontend) -> bool {
+    let routes = [Client::Pod, Client::Node, Client::Other].map(|client| frontend.route_for(client));
+    routes.iter().any(|route| matches!(route.action, Action::Endpoints(_)))
+}
+
+/// The addresses to listen on: the frontend's own, or for a node port those of the node.
+fn places(frontend: &Frontend, node: &NodeSettings, family: Family) -> Vec<SocketAddr> {
+    let addresses = match (frontend.address, node.node_ports.get(family)) {
+        (Some(address), _) => vec![address],
+        (None, NodePortMatch::Only(addresses)) => addresses.to_vec(),
+        (None, NodePortMatch::AnyLocal) => vec![match family {
+            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        }],
+    };
+    addresses.into_iter().map(|address| SocketAddr::new(address, frontend.port)).collect()
+}
+
+impl Served {
+    /// The endpoints for one client: none if it may not come in.
+    fn endpoints(&self, client: IpAddr, reached: IpAddr) -> Vec<SocketAddr> {
+        // A node port does not answer on loopback addresses (rule 25).
+        let hidden = self.frontend.address.is_none() && reached.is_loopback();
+        if hidden || !self.frontend.admits(client) {
+            return Vec::new();
+        }
+        match self.frontend.route_for(self.who(client, reached)).action {
+            Action::Endpoints(scope) => self.port.targets(scope).iter().map(Target::socket).collect(),
+            Action::Reject | Action::Drop => Vec::new(),
+        }
+    }
+
+    fn who(&self, client: IpAddr, reached: IpAddr) -> Client {
+        let family = Family::of(client);
+        match self.node.pods.get(family) {
+            PodTraffic::Sources(ranges) if ranges.iter().any(|range| range.contains(&client)) => Client::Pod,
+            _ if client == reached || Some(client) == *self.node.primary.get(family) => Client::Node,
+            _ => Client::Other,
+        }
+    }
+}
+
+impl Listener {
+    /// The endpoints to try for a client, in order: the one that it had last (rule 40), then each in its turn.
+    fn endpoints(&self, client: IpAddr, reached: IpAddr) -> Vec<SocketAddr> {
+        let served = self.served.read().expect("no thread panics").clone();
+        let mut endpoints = served.endpoints(client, reached);
+        if endpoints.is_empty() {
+            return endpoints;
+        }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % endpoints.len();
+        endpoints.rotate_left(turn);
+        if let Some(seconds) = served.port.affinity_seconds {
+            let mut last = self.last.lock().expect("no thread panics");
+            last.retain(|_, (_, at)| at.elapsed() < Duration::from_secs(seconds.into()));
+            let before = last.get(&client).and_then(|(had, _)| endpoints.iter().position(|e| e == had));
+            endpoints.swap(0, before.unwrap_or(0));
+            last.insert(client, (endpoints[0], Instant::now()));
+        }
+        endpoints
+    }
+}
+
 /// Accepts connections on its own thread.
-fn listen(place: SocketAddr, targets: Vec<SocketAddr>) -> io::Result<Arc<Listener>> {
+fn listen(place: SocketAddr, served: Served) -> io::Result<Arc<Listener>> {
     let socket = TcpListener::bind(place)?;
-    let next = AtomicUsize::new(0);
-    let listener =
-        Arc::new(Listener { targets: RwLock::new(targets), next, stopped: AtomicBool::new(false) });
+    let listener = Arc::new(Listener {
+        served: RwLock::new(served),
+        next: AtomicUsize::new(0),
+        stopped: AtomicBool::new(false),
+        last: Mutex::default(),
+    });
     let shared = Arc::clone(&listener);
     thread::spawn(move || {
         for client in socket.incoming() {
@@ -85,10 +171,10 @@ fn listen(place: SocketAddr, targets: Vec<SocketAddr>) -> io::Result<Arc<Listene
                 return;
             }
             let Ok(client) = client else { continue };
-            let targets = shared.targets.read().expect("no thread panics").clone();
-            let turn = shared.next.fetch_add(1, Ordering::Relaxed);
+            let (Ok(from), Ok(reached)) = (client.peer_addr(), client.local_addr()) else { continue };
+            let endpoints = shared.endpoints(from.ip(), reached.ip());
             thread::spawn(move || {
-                let Some(server) = connect_one(&targets, turn) else { return };
+                let Some(server) = endpoints.iter().find_map(|e| TcpStream::connect(e).ok()) else { return };
                 if let Err(error) = forward(&client, &server) {
                     eprintln!("{place}: {error}");
                 }
@@ -96,12 +182,6 @@ fn listen(place: SocketAddr, targets: Vec<SocketAddr>) -> io::Result<Arc<Listene
         }
     });
     Ok(listener)
-}
-
-/// Connects to the endpoint whose turn it is, or to the next one that answers.
-fn connect_one(targets: &[SocketAddr], turn: usize) -> Option<TcpStream> {
-    let in_turn = targets.iter().cycle().skip(turn % targets.len().max(1)).take(targets.len());
-    in_turn.filter_map(|target| TcpStream::connect(target).ok()).next()
 }
 
 /// Copies both ways until both sides are done.
@@ -136,6 +216,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     handle.all_listed()?;
     println!("forwarding {place} to {endpoints:?}; stop with Ctrl-C");
-    run(Engine::new(EngineConfig::default(), NodeInfo::new("here"), UserSpace::default()), &inbox);
+    let log = Log::new(|level, line| {
+        if level >= Level::Info {
+            eprintln!("{line}");
+        }
+    });
+    let engine = Engine::new(EngineConfig::default(), NodeInfo::new("here"), UserSpace::default());
+    run(engine.observed_by(Box::new(log)), &inbox);
     Ok(())
 }

@@ -11,7 +11,7 @@
 //! use knit_proxy::backend::{Backend, Outcome};
 //! use knit_proxy::engine::{Engine, EngineConfig, run};
 //! use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
-//! use knit_proxy::view::NodeView;
+//! use knit_proxy::view::{Action, NodeView};
 //!
 //! struct Say(Vec<String>);
 //!
@@ -19,7 +19,11 @@
 //!     fn sync(&mut self, state: &NodeView) -> Outcome {
 //!         for (key, port) in &state.ports {
 //!             for frontend in &port.frontends {
-//!                 let endpoints: Vec<String> = port.cluster.iter().map(|e| e.to_string()).collect();
+//!                 // The route says which endpoints: all of them, this node's, or none.
+//!                 let endpoints: Vec<String> = match frontend.route.action {
+//!                     Action::Endpoints(scope) => port.targets(scope).iter().map(|e| e.to_string()).collect(),
+//!                     Action::Reject | Action::Drop => vec![frontend.route.to_string()],
+//!                 };
 //!                 self.0.push(format!("{key}: {frontend} -> {}", endpoints.join(" or ")));
 //!             }
 //!         }

@@ -6,10 +6,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use knit_objects::{FolderOptions, Objects, Source as Origin};
+
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_objects::{Event as Change, Key, Objects, Subscription};
+use knit_objects::{Event as Change, Key, Subscription};
 
 use crate::kubernetes::{Converted, HEADLESS_LABEL, Kubernetes, PROXY_NAME_LABEL};
 use crate::model::{GroupName, NetworkName, NodeInfo, ObjectRef, Problem, ServiceName};

@@ -103,3 +103,69 @@ fn the_user_space_backend_forwards() {
     let changes = view.take_changes();
     assert_eq!(backend.apply(&changes, view.current()), Outcome::Done);
 }
+
+/// A backend that ignores who may come in, and from where, is a hole in everybody's cluster who copies it.
+#[test]
+fn the_user_space_backend_honours_sources_local_routes_and_affinity() {
+    use knit_proxy::model::{Affinity, Endpoint, TrafficPolicy};
+
+    let endpoints = [echo("one"), echo("two")];
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let own = std::net::Ipv4Addr::from([127, 56, high, low.clamp(1, 254)]);
+    let place = TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();
+    let mut view = View::new(ViewConfig::default(), NodeInfo::new("here"));
+    for (i, (endpoint, node)) in endpoints.iter().zip(["here", "there"]).enumerate() {
+        let name = format!("demo/web-{i}");
+        let mut group = EndpointGroup::of_addresses(&*name, "demo/web", Protocol::Tcp, endpoint.port(), &[]);
+        group.endpoints = Box::new([Endpoint::new(endpoint.ip()).on(node)]);
+        view.set_group(group);
+    }
+    let mut backend = userspace::UserSpace::default();
+    let service = || Service::new("demo/web").cluster_ip(place.ip()).port(Protocol::Tcp, place.port());
+    let mut serve = |service: Service| {
+        view.set_service(service);
+        let changes = view.take_changes();
+        assert_eq!(backend.apply(&changes, view.current()), Outcome::Done);
+    };
+
+    // Only this node's endpoint.
+    let mut local = service();
+    local.internal_policy = TrafficPolicy::Local;
+    serve(local);
+    for _ in 0..4 {
+        assert_eq!(ask(place).unwrap(), "one: hello");
+    }
+
+    // A client stays where it was.
+    let mut sticky = service();
+    sticky.affinity = Some(Affinity::default());
+    serve(sticky);
+    let first = ask(place).unwrap();
+    for _ in 0..4 {
+        assert_eq!(ask(place).unwrap(), first);
+    }
+
+    // A load balancer's address, for one range that is not ours.
+    let lb = TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();
+    let mut closed = Service::new("demo/web").cluster_ip([127, 57, high, low].into());
+    closed = closed.port(Protocol::Tcp, lb.port());
+    closed.load_balancer_ips = Box::new([lb.ip()]);
+    closed.source_ranges = Some(Box::new(["192.0.2.0/24".parse().unwrap()]));
+    serve(closed.clone());
+    // Nobody answers: the connection is closed before anything came.
+    assert!(ask(lb).map_or(true, |answer| answer.is_empty()), "a client that may not come in was served");
+    closed.source_ranges = Some(Box::new(["127.0.0.0/8".parse().unwrap()]));
+    serve(closed);
+    assert!(ask(lb).unwrap().ends_with(": hello"));
+}
+
+#[test]
+fn the_user_space_backend_says_what_it_cannot_do() {
+    let mut view = View::new(ViewConfig::default(), NodeInfo::new("here"));
+    view.set_service(Service::new("demo/dns").cluster_ip([127, 0, 0, 1].into()).port(Protocol::Udp, 53));
+    view.take_changes();
+    let Outcome::Partly(failures) = userspace::UserSpace::default().sync(view.current()) else {
+        panic!("it does not serve UDP")
+    };
+    assert_eq!(failures[0].to_string(), "demo/dns UDP IPv4: this backend forwards TCP only, not UDP");
+}

@@ -22,7 +22,7 @@ fn lines(text: &str) -> Vec<&str> {
 #[test]
 fn the_tutorial_shows_the_examples() {
     let page = read("../../docs/write-your-own-service-proxy.md");
-    for file in ["print.rs", "userspace.rs"] {
+    for file in ["print.rs", "userspace.rs", "cluster.rs"] {
         assert_eq!(lines(&blocks(&page, file)), lines(&read(&format!("examples/{file}"))), "{file}");
     }
     let rust = page.matches("```rust").count();

@@ -1,6 +1,8 @@
 // A backend in Go: prints what its node has to do, as states come, and reports how that went.
 //
-// Package proxypb is made from ../../proto by protoc-gen-go:
+//	go build . && ./go-backend 127.0.0.1:9090 here
+//
+// Package proxypb is made from ../../proto; it is here so that this builds with Go alone. To make it again:
 //
 //	protoc -I ../../proto --go_out=. --go_opt=module=example.com/go-backend \
 //	    --go_opt=Mknit/proxy/v1alpha1/proxy.proto=example.com/go-backend/proxypb \
@@ -12,13 +14,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
 
 	"example.com/go-backend/proxypb"
@@ -54,6 +59,35 @@ func (s state) take(message *proxypb.WatchResponse) {
 	}
 }
 
+// Where a frontend leads: its route says whether to all endpoints, to this node's, or nowhere. A node port has no
+// address of its own; the node's settings say on which ones it answers.
+//
+// A real backend honours all of a Frontend: sources (who may come in, others are dropped), from_pods and from_node
+// (another route for these), and whose source address is hidden. The list is in docs/write-your-own-service-proxy.md.
+func describe(port *proxypb.Port, frontend *proxypb.Frontend) string {
+	at := join(frontend.GetAddress(), frontend.GetPort())
+	endpoints := []string{}
+	switch frontend.GetRoute().GetAction() {
+	case proxypb.Route_ACTION_CLUSTER_ENDPOINTS:
+		for _, endpoint := range port.GetCluster() {
+			endpoints = append(endpoints, join(endpoint.GetAddress(), endpoint.GetPort()))
+		}
+	case proxypb.Route_ACTION_LOCAL_ENDPOINTS:
+		for _, endpoint := range port.GetLocal() {
+			endpoints = append(endpoints, join(endpoint.GetAddress(), endpoint.GetPort()))
+		}
+	case proxypb.Route_ACTION_DROP:
+		return at + " -> drop"
+	default:
+		return at + " -> reject"
+	}
+	return at + " -> " + strings.Join(endpoints, " ")
+}
+
+func join(address string, port uint32) string {
+	return net.JoinHostPort(address, strconv.Itoa(int(port)))
+}
+
 // Makes the difference true. A real backend would program something here.
 func apply(before, after state) (failed []*proxypb.PortFailure) {
 	names := map[string]bool{}
@@ -75,12 +109,11 @@ func apply(before, after state) (failed []*proxypb.PortFailure) {
 		case !has:
 			fmt.Println("delete", name)
 		case !had || !proto.Equal(was, is):
+			fmt.Println("set", name)
 			port, _ := is.(*proxypb.Port)
-			endpoints := []string{}
-			for _, endpoint := range port.GetCluster() {
-				endpoints = append(endpoints, fmt.Sprintf("%s:%d", endpoint.GetAddress(), endpoint.GetPort()))
+			for _, frontend := range port.GetFrontends() {
+				fmt.Println("  " + describe(port, frontend))
 			}
-			fmt.Println("set", name, strings.Join(endpoints, " "))
 			if len(port.GetCluster()) > 1000 {
 				reason := "this backend has room for 1000 endpoints"
 				failed = append(failed, &proxypb.PortFailure{Key: port.GetKey(), Reason: reason})
@@ -138,7 +171,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: go-backend ADDRESS NAME")
 		os.Exit(2)
 	}
-	conn, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// A feeder that vanished without a word is noticed: it is asked every 10 seconds whether it is there.
+	alive := keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 20 * time.Second}
+	conn, err := grpc.NewClient(os.Args[1],
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithKeepaliveParams(alive))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

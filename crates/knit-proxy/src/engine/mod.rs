@@ -5,11 +5,13 @@
 //! [`Handle`](crate::source::Handle).
 
 mod core;
+mod log;
 mod pacer;
 #[cfg(test)]
 mod tests;
 
 pub use self::core::{Engine, EngineConfig, Inspect, Observer, PortStatus, Run, WaitFor};
+pub use log::{Level, Log};
 pub use pacer::{Due, Pace, Pacer};
 
 use std::sync::mpsc::RecvTimeoutError;

@@ -34,8 +34,8 @@ mod tests;
 
 pub use config::{LocalTraffic, NodePortMatch, NodePorts, NodeSettings, PodTraffic, ViewConfig};
 pub use output::{
-    Action, Changes, Frontend, FrontendKind, HealthCheck, Masquerade, NoLocal, NodeView, PortChange, PortKey,
-    PortView, Route, Scope, Sources, Target, Targets,
+    Action, Changes, Client, Frontend, FrontendKind, HealthCheck, Masquerade, NoLocal, NodeView, PortChange,
+    PortKey, PortView, Route, Scope, Sources, Target, Targets,
 };
 pub use select::{Candidate, Decision, Judgement, Pool, Topology, Uses, merge};
 pub use store::{ListKind, View};

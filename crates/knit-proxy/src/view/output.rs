@@ -76,6 +76,17 @@ pub struct Frontend {
     pub sources: Sources,
 }
 
+/// Who a client is, as far as its route depends on that (rule 34).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// A pod of this node.
+    Pod,
+    /// The node itself: the source address is one of the node's.
+    Node,
+    /// Anybody else.
+    Other,
+}
+
 /// What kind of address a frontend has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
@@ -248,6 +259,31 @@ impl PortView {
         all.sort_unstable();
         all.dedup();
         all
+    }
+}
+
+impl Frontend {
+    /// Whether a client with this source address may use it (rules 43, 44). One that may not is dropped.
+    #[must_use]
+    pub fn admits(&self, source: IpAddr) -> bool {
+        match &self.sources {
+            Sources::Any => true,
+            Sources::Only { ranges, and_itself } => {
+                ranges.iter().any(|range| range.contains(&source))
+                    || (*and_itself && self.address == Some(source))
+            }
+        }
+    }
+
+    /// What to do with traffic of this client (rule 34).
+    #[must_use]
+    pub fn route_for(&self, client: Client) -> Route {
+        let own = match client {
+            Client::Pod => self.from_pods,
+            Client::Node => self.from_node,
+            Client::Other => None,
+        };
+        own.unwrap_or(self.route)
     }
 }
 
