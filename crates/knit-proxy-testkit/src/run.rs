@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::{Conntrack, Filter};
-use knit_proxy::backend::{Backend, Outcome};
+use knit_proxy::backend::Backend;
 use knit_proxy::kubernetes::Kubernetes;
 use knit_proxy::model::{PerFamily, Protocol};
 use knit_proxy::source::Event;

@@ -3,11 +3,12 @@
 //! Nothing is decided here. An [`Explanation`] holds the decisions and judgements that the view itself made, in words.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::model::{Conditions, Family, GroupName, NetworkName, Problem, ServiceName, TrafficPolicy};
 use crate::view::{
-    Action, Decision, Frontend, FrontendKind, Judgement, Masquerade, Pool, PortKey, Route, Scope, Sources,
-    Target, Topology, View,
+    Action, Decision, Frontend, FrontendKind, HealthCheck, Judgement, Masquerade, Pool, PortKey, Route,
+    Scope, Sources, Target, Topology, View,
 };
 
 /// Everything about one service on this node.
@@ -23,8 +24,14 @@ pub struct Explanation {
     pub external_policy: TrafficPolicy,
     /// How long clients stay with their endpoint, if they do.
     pub affinity_seconds: Option<u32>,
+    /// The port on which this node says how many ready endpoints it has, and how many those are.
+    pub health_check: Option<HealthCheck>,
+    /// Addresses of its load balancer that are not served here, because that makes connections of its own.
+    pub proxied_ips: Vec<IpAddr>,
     /// Its ports in each family.
     pub ports: Vec<PortExplanation>,
+    /// Endpoint groups of a family that it has no cluster IP of.
+    pub other_family: Vec<(GroupName, Family)>,
     /// What of it could not be served.
     pub problems: Vec<Problem>,
 }
@@ -89,7 +96,17 @@ pub fn explain(view: &View, service: &str) -> Option<Explanation> {
         internal_policy: found.internal_policy,
         external_policy: found.external_policy,
         affinity_seconds: found.affinity.map(|a| a.timeout_seconds),
+        health_check: view.current().health_checks.get(&found.name).cloned(),
+        proxied_ips: found.proxied_ips.to_vec(),
         ports,
+        other_family: view
+            .groups(service)
+            .filter(|group| match group.family {
+                Family::V4 => found.cluster_ip_v4.is_none(),
+                Family::V6 => found.cluster_ip_v6.is_none(),
+            })
+            .map(|group| (group.name.clone(), group.family))
+            .collect(),
         problems: view.problems().filter(|p| *p.object.name == *service).cloned().collect(),
     })
 }
@@ -104,6 +121,27 @@ impl fmt::Display for Explanation {
         )?;
         if let Some(seconds) = self.affinity_seconds {
             writeln!(f, "  a client stays with its endpoint for {seconds} s (rule 40)")?;
+        }
+        if let Some(check) = &self.health_check {
+            let ready = Family::BOTH.map(|family| format!("{} {family}", check.local_ready.get(family)));
+            writeln!(
+                f,
+                "  health check on port {}: ready endpoints here: {} (rule 54)",
+                check.port,
+                ready.join(", ")
+            )?;
+        }
+        for address in &self.proxied_ips {
+            writeln!(
+                f,
+                "  load-balancer IP {address} is not served here: its load balancer proxies, ipMode is not VIP (rule 22)"
+            )?;
+        }
+        for (group, family) in &self.other_family {
+            writeln!(
+                f,
+                "  endpoints of {group} are not used: the Service has no {family} cluster IP (rule 18)"
+            )?;
         }
         for problem in &self.problems {
             writeln!(f, "  problem: {}: {}", problem.field, problem.message)?;
@@ -222,7 +260,7 @@ mod tests {
     use crate::view::ViewConfig;
 
     fn view() -> View {
-        let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let mut service = Service::new("shop/web")
             .cluster_ip(ip("10.0.0.1"))
             .add_port(ServicePort::new("http", Protocol::Tcp, 80).node_port(30080));
@@ -273,6 +311,29 @@ port http TCP IPv4
         };
         assert_eq!(used(|e| e.cluster), *port.cluster);
         assert_eq!(used(|e| e.local), *port.local);
+    }
+
+    #[test]
+    fn what_is_left_out_is_said_too() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let mut service = Service::new("shop/web").cluster_ip(ip("10.0.0.1")).port(Protocol::Tcp, 80);
+        service.external_policy = TrafficPolicy::Local;
+        service.health_check_port = std::num::NonZeroU16::new(32000);
+        service.proxied_ips = Box::new([ip("198.51.100.7")]);
+        let mut view = View::new(ViewConfig::default(), NodeInfo::new("here"));
+        view.set_service(service);
+        let addresses = [ip("fd00::1")];
+        let group = EndpointGroup::of_addresses("shop/web-6", "shop/web", Protocol::Tcp, 8080, &addresses);
+        view.set_group(group);
+        view.take_changes();
+        let text = explain(&view, "shop/web").unwrap().to_string();
+        for line in [
+            "  health check on port 32000: ready endpoints here: 0 IPv4, 0 IPv6 (rule 54)",
+            "  load-balancer IP 198.51.100.7 is not served here: its load balancer proxies, ipMode is not VIP (rule 22)",
+            "  endpoints of shop/web-6 are not used: the Service has no IPv6 cluster IP (rule 18)",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\nin\n{text}");
+        }
     }
 
     #[test]

@@ -31,7 +31,9 @@ impl Kubernetes {
         }
         service.external_ips =
             addresses(spec.external_ips.iter().flatten(), "spec.externalIPs", &mut problems);
-        service.load_balancer_ips = load_balancer_ips(object, &mut problems);
+        service.load_balancer_ips = load_balancer_ips(object, |mode| mode == "VIP", &mut problems);
+        service.proxied_ips =
+            load_balancer_ips(object, |mode| mode != "VIP", &mut Problems::of("Service", ""));
         service.source_ranges = source_ranges(spec, &mut problems);
         service.ports = (spec.ports.iter().flatten().enumerate())
             .filter_map(|(i, port)| self.service_port(i, port, &mut problems))
@@ -125,12 +127,13 @@ fn addresses<'a>(
     list.enumerate().filter_map(|(i, text)| problems.ip(text, || format!("{field}[{i}]"))).collect()
 }
 
-/// Only addresses whose packets reach the nodes unchanged; names and proxying load balancers are not ours (rule 22).
-fn load_balancer_ips(object: &Object, problems: &mut Problems) -> Box<[IpAddr]> {
+/// The addresses of one mode. Only those whose packets reach the nodes unchanged (`VIP`) are ours; names and proxying
+/// load balancers are not (rule 22).
+fn load_balancer_ips(object: &Object, of: fn(&str) -> bool, problems: &mut Problems) -> Box<[IpAddr]> {
     let status = object.status.as_ref().and_then(|s| s.load_balancer.as_ref());
     let ingress = status.and_then(|s| s.ingress.as_deref()).unwrap_or_default();
     (ingress.iter().enumerate())
-        .filter(|(_, entry)| entry.ip_mode.as_deref().is_none_or(|mode| mode == "VIP"))
+        .filter(|(_, entry)| of(entry.ip_mode.as_deref().unwrap_or("VIP")))
         .filter_map(|(i, entry)| Some((i, entry.ip.as_deref().filter(|ip| !ip.is_empty())?)))
         .filter_map(|(i, ip)| problems.ip(ip, || format!("status.loadBalancer.ingress[{i}].ip")))
         .collect()

@@ -25,6 +25,9 @@ pub struct Service {
     pub external_ips: Box<[IpAddr]>,
     /// Addresses of a load balancer outside that sends packets on unchanged (rule 22).
     pub load_balancer_ips: Box<[IpAddr]>,
+    /// Addresses of a load balancer that makes connections of its own (`ipMode: Proxy`). They are not served here
+    /// (rule 22), and are kept to say so.
+    pub proxied_ips: Box<[IpAddr]>,
     /// Who may use the load-balancer addresses (rule 43). `None`: anyone. An empty list: nobody, which is what a
     /// restriction becomes of which no part could be understood.
     pub source_ranges: Option<Box<[IpNet]>>,
@@ -93,6 +96,7 @@ impl Service {
             cluster_ip_v6: None,
             external_ips: Box::default(),
             load_balancer_ips: Box::default(),
+            proxied_ips: Box::default(),
             source_ranges: None,
             ports: Box::default(),
             internal_policy: TrafficPolicy::Cluster,
