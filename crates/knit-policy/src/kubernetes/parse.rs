@@ -1,0 +1,119 @@
+//! Addresses and ports as Kubernetes reads them.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+
+use super::Problems;
+use crate::model::{PortRanges, Ports, Protocol};
+
+/// Reads an address. Leading zeros mean nothing, as in Kubernetes (rule 16); an IPv4 address written as IPv6
+/// is IPv4.
+#[must_use]
+pub fn parse_ip(text: &str) -> Option<IpAddr> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Some(address.to_canonical());
+    }
+    let mut octets = [0_u8; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next()?;
+        // `parse` alone would let a sign pass.
+        if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        *octet = part.parse().ok()?;
+    }
+    parts.next().is_none().then(|| Ipv4Addr::from(octets).into())
+}
+
+/// Reads a CIDR; bits behind the prefix are cut off (rule 16).
+#[must_use]
+pub fn parse_net(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let length: u8 = length.parse().ok()?;
+    let (address, length) = match (parse_ip(address)?, address.contains(':')) {
+        // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
+        (IpAddr::V4(v4), true) => (IpAddr::V4(v4), length.checked_sub(96)?),
+        (address, _) => (address, length),
+    };
+    IpNet::new(address, length).ok().map(|net| net.trunc())
+}
+
+impl Problems {
+    pub(super) fn net(&mut self, text: &str, field: impl FnOnce() -> String) -> Option<IpNet> {
+        let found = parse_net(text);
+        if found.is_none() {
+            self.add(field(), format!("{text:?} is not a valid CIDR such as 10.0.0.0/8; it is left out"));
+        }
+        found
+    }
+
+    pub(super) fn protocol(
+        &mut self,
+        text: Option<&str>,
+        field: impl FnOnce() -> String,
+    ) -> Option<Protocol> {
+        // Rule 4: TCP where none is given.
+        let Some(text) = text else { return Some(Protocol::Tcp) };
+        let found = Protocol::parse(text);
+        if found.is_none() {
+            self.add(field(), format!("{text:?} is none of TCP, UDP and SCTP; it matches nothing"));
+        }
+        found
+    }
+
+    /// Ports from one to another, both included.
+    pub(super) fn range(
+        &mut self,
+        protocol: Protocol,
+        first: i32,
+        last: i32,
+        field: impl FnOnce() -> String,
+    ) -> Option<Ports> {
+        let number = |n: i32| u16::try_from(n).ok().filter(|n| *n != 0);
+        match (number(first), number(last)) {
+            (Some(first), Some(last)) if first <= last => {
+                Some(Ports::of(protocol, PortRanges::range(first, last)))
+            }
+            _ => {
+                let range = if first == last { format!("{first}") } else { format!("{first} to {last}") };
+                self.add(
+                    field(),
+                    format!("{range}: ports are 1 to 65535, and a range rises; it matches nothing"),
+                );
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_16_cidrs_are_read_sloppily_and_masked() {
+        for (text, wanted) in [
+            ("10.1.2.3/8", Some("10.0.0.0/8")),
+            ("010.000.0.0/08", Some("10.0.0.0/8")),
+            ("fd00::1/64", Some("fd00::/64")),
+            ("0.0.0.0/0", Some("0.0.0.0/0")),
+            ("::/0", Some("::/0")),
+            ("::ffff:10.1.0.0/104", Some("10.0.0.0/8")),
+            ("::ffff:10.1.0.0/64", None),
+            ("10.0.0.0/33", None),
+            ("10.0.0.0/-1", None),
+            ("10.0.0.0/+8", None),
+            ("10.0.0.0/", None),
+            ("10.0.0.0", None),
+            ("10.0.0.+1/8", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_net(text).map(|n| n.to_string()).as_deref(), wanted, "{text:?}");
+        }
+    }
+}
