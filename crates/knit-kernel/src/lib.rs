@@ -4,7 +4,7 @@
 //! of one of them: it makes, changes, lists and deletes links ([`link`]), and applies batches of operations ([`op`]) on
 //! addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what has no netlink message. [`owner`]
 //! has the marks by which Knit recognises what it made. [`nft`] is nftables, [`conntrack`] the
-//! kernel's table of connections. [`netlink`] is the socket and the attribute codec that
+//! kernel's table of connections. [`watch`] hears of what others change. [`netlink`] is the socket and the attribute codec that
 //! everything speaks through; [`sandbox`] runs a program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
 //!
 //! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of [`link::Kind`] and,
@@ -29,6 +29,7 @@ pub mod sandbox;
 pub mod sysctl;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod watch;
 
 mod sys;
 

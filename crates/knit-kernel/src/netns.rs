@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fmt, thread};
@@ -124,6 +124,12 @@ impl NetNs {
         Self::open_named(SELF, "(current)").map(|ns| Self { path: None, ..ns })
     }
 
+    /// Which one the calling thread's is.
+    pub(crate) fn current_id() -> Result<NsId> {
+        let stat = std::fs::metadata(SELF).map_err(|source| refused("identify", SELF, source))?;
+        Ok(NsId { dev: stat.dev(), ino: stat.ino() })
+    }
+
     /// The namespace that is bind-mounted at `path`, or a `/proc/PID/ns/net` link.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -217,6 +223,21 @@ impl NetNs {
             },
             other => other,
         }
+    }
+
+    /// Mounts this namespace at `path`, in the place of whatever is mounted there: for one that is held open while
+    /// somebody took its mount away. The directory must exist.
+    pub fn mount_at(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        Self::delete(path)?;
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o444)
+            .open(path)
+            .map_err(|source| refused("mount", path.display(), source))?;
+        let held = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        mount_bind(held.as_str(), path).map_err(|source| refused("mount", path.display(), source))
     }
 
     /// Unmounts and unlinks what [`create`](Self::create) made. Nothing there is fine: returns whether there was.

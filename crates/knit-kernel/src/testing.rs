@@ -76,6 +76,12 @@ pub fn namespace() -> NetNs {
     ns
 }
 
+/// Runs `work` as another program would: what it changes by sockets that it opens counts as a stranger's change for
+/// whoever watches ([`crate::watch`]).
+pub fn as_stranger<T>(work: impl FnOnce() -> T) -> T {
+    crate::netlink::as_stranger(work)
+}
+
 fn enter<F: FnOnce()>(test: F, user_namespace: bool) {
     let name = test_name::<F>();
     if std::env::var(GUARD).is_ok_and(|inner| inner == name) {

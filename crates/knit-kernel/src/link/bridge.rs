@@ -117,7 +117,7 @@ impl PortFlags {
         ]
     }
 
-    pub(super) fn parse(data: Reader<'_>) -> Self {
+    pub(crate) fn parse(data: Reader<'_>) -> Self {
         let mut port = Self::default();
         for attr in data {
             let on = attr.u8().is_ok_and(|on| on != 0);

@@ -33,6 +33,7 @@ pub(crate) const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
 pub(crate) const IFLA_MASTER: u16 = 10;
+pub(crate) const IFLA_PROTINFO: u16 = 12;
 const IFLA_OPERSTATE: u16 = 16;
 pub(crate) const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;

@@ -7,8 +7,12 @@
 pub mod attr;
 mod error;
 mod message;
+mod own;
 mod socket;
 
 pub use error::{Errno, Error, Refusal, Result};
 pub use message::{Batch, Message, Messages, flags};
+#[cfg(feature = "testing")]
+pub(crate) use own::as_stranger;
+pub(crate) use own::is_own;
 pub use socket::{Answers, Protocol, Socket};

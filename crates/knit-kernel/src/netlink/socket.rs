@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::error::{Error, Refusal, Result};
 use super::message::{Batch, Message, Messages, NOOP, OVERRUN, flags};
-use crate::netns::NetNs;
+use super::own::Registered;
+use crate::netns::{NetNs, NsId};
 use crate::sys;
 
 /// Enough for the largest part of a dump that the kernel makes.
@@ -47,6 +48,8 @@ pub struct Socket {
     port: u32,
     sequence: u32,
     buffer: Vec<u8>,
+    /// So that whoever watches this namespace tells our changes from those of others.
+    _own: Registered,
 }
 
 /// What came back for a batch.
@@ -71,10 +74,17 @@ impl Answers {
 impl Socket {
     /// Opens a socket in the calling thread's network namespace.
     pub fn open(protocol: Protocol) -> Result<Self> {
+        let namespace = NetNs::current_id().map_err(|error| Error::Namespace(Box::new(error)))?;
+        Self::open_here(protocol, namespace)
+    }
+
+    /// Opens a socket in the calling thread's network namespace, which is this one.
+    fn open_here(protocol: Protocol, namespace: NsId) -> Result<Self> {
         let open = |source| Error::Open { protocol, source };
         let fd = sys::netlink_socket(protocol.number()).map_err(open)?;
         let port = sys::netlink_port(fd.as_fd()).map_err(open)?;
-        let socket = Self { fd, protocol, port, sequence: 1, buffer: Vec::new() };
+        let own = Registered::new(namespace, protocol, port);
+        let socket = Self { fd, protocol, port, sequence: 1, buffer: Vec::new(), _own: own };
         // The kernel's own words in refusals, without a copy of the request in front of them.
         socket.set(libc::NETLINK_EXT_ACK, "ask for extended acks")?;
         socket.set(libc::NETLINK_CAP_ACK, "ask for short acks")?;
@@ -83,7 +93,8 @@ impl Socket {
 
     /// Opens a socket in `namespace`; the calling thread stays where it is.
     pub fn open_in(protocol: Protocol, namespace: &NetNs) -> Result<Self> {
-        namespace.visit(|| Self::open(protocol)).map_err(|e| Error::Namespace(Box::new(e)))?
+        let open = || Self::open_here(protocol, namespace.id());
+        namespace.visit(open).map_err(|e| Error::Namespace(Box::new(e)))?
     }
 
     fn set(&self, option: i32, what: &'static str) -> Result<()> {

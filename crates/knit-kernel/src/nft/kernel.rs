@@ -132,21 +132,9 @@ impl Kernel {
         })
     }
 
-    fn generation(&mut self) -> Result<Generation> {
-        let fail = listing(|| "the generation of the rule set".to_owned());
-        let mut batch = Batch::new();
-        batch.push(msg::GETGEN, 0, |w| {
-            w.fixed(&[0; 4]);
-        });
-        let replies = self.socket.request(&mut batch).and_then(netlink::Answers::all).map_err(fail)?;
-        let number = replies
-            .iter()
-            .filter(|(_, kind, _)| *kind == msg::NEWGEN)
-            .find_map(|(_, _, payload)| Reader::new(payload.get(4..)?).get(wire::gen_id::ID)?.u32_be().ok());
-        number.map(Generation).ok_or_else(|| Error::List {
-            what: "the generation of the rule set".to_owned(),
-            source: netlink::Error::NoAnswer,
-        })
+    /// The state that the rule set has now. It costs one system call, whatever there is.
+    pub fn generation(&mut self) -> Result<Generation> {
+        super::generation_by(&mut self.socket).map_err(listing(|| "the generation of the rule set".to_owned()))
     }
 
     fn read_table(&mut self, id: &TableId) -> Result<Option<TableState>> {

@@ -20,6 +20,7 @@ mod fake;
 pub mod field;
 mod kernel;
 pub mod measure;
+mod notice;
 mod object;
 mod render;
 mod rule;
@@ -42,6 +43,7 @@ pub use expr::{Direction, DynsetOp, Expr, IcmpxCode, NatFlags, NatKind, Reg, Rej
 pub use fake::Fake;
 pub use field::{FibFlags, Field, Fields};
 pub use kernel::Kernel;
+pub(crate) use notice::{generation_by, new_generation, table_of};
 pub use object::{
     BaseChain, Chain, ChainKind, Element, ElementValue, Family, Hook, MAX_COMMENT, Name, Policy, Set,
     SetKind, Table, TableId, Verdict,

@@ -1,0 +1,145 @@
+//! Hearing of what others change: the kernel's notifications of one namespace, less what this process did itself.
+//!
+//! nftables' notifications say by which socket a change was made, so those are exact. Of links, addresses, routes and
+//! neighbours the kernel does not always say; what is told is then what *may* have been somebody else, and whoever
+//! hears it compares. A link whose other end goes up and down is no news: nothing of what we set has changed.
+//!
+//! [`Watcher`] is the thread that listens in any number of namespaces.
+
+mod links;
+mod thread;
+
+use crate::addr::{RTM_DELADDR, RTM_NEWADDR};
+use crate::link::{RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK};
+use crate::neigh::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH};
+use crate::netlink::{Error, Message, Protocol, Result, Socket, flags, is_own};
+use crate::netns::{NetNs, NsId};
+use crate::nft::{Generation, TableId};
+use crate::owner;
+use crate::route::{RTM_DELROUTE, RTM_NEWROUTE, Route};
+use links::Links;
+pub use thread::Watcher;
+
+const RTM_NEWNETCONF: u16 = 80;
+const NETCONFA_IFINDEX: u16 = 1;
+const NETCONFA_IFINDEX_ALL: i32 = -1;
+/// Neighbours, addresses, routes, and the settings of each family.
+const GROUPS: [u32; 8] = [RTNLGRP_LINK, 3, 5, 7, 9, 11, 24, 25];
+const NFNLGRP_NFTABLES: u32 = 7;
+/// Room for what comes while nobody reads. When it is not enough, that is told.
+const BUFFER: usize = 2 * 1024 * 1024;
+
+/// Something happened that this process may not have done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// Somebody else changed this table.
+    Table(TableId),
+    /// Somebody may have changed a link of ours, its addresses, routes or neighbours, or a setting of the namespace.
+    Network,
+    /// There was more than could be heard: anything may have changed.
+    Lost,
+}
+
+/// What to listen to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listen {
+    /// nftables only.
+    Tables,
+    /// nftables, links, addresses, routes, neighbours, settings.
+    Everything,
+}
+
+/// The notifications of one namespace.
+#[derive(Debug)]
+struct Ears {
+    namespace: NsId,
+    tables: Socket,
+    network: Option<(Socket, Links)>,
+    /// The newest state of the rule set that was heard of.
+    generation: Option<Generation>,
+}
+
+impl Ears {
+    fn open(namespace: &NetNs, listen: Listen) -> Result<Self> {
+        let mut tables = Socket::open_in(Protocol::Netfilter, namespace)?;
+        // As much as is allowed; what does not fit is told as lost.
+        let _ = tables.raise_receive_buffer(BUFFER);
+        // What happens between the two is heard later, and asked for is older: read once more than needed at worst.
+        let generation = crate::nft::generation_by(&mut tables)?;
+        tables.subscribe(NFNLGRP_NFTABLES)?;
+        let network = match listen {
+            Listen::Tables => None,
+            Listen::Everything => {
+                let socket = Socket::open_in(Protocol::Route, namespace)?;
+                let _ = socket.raise_receive_buffer(BUFFER);
+                GROUPS.iter().try_for_each(|group| socket.subscribe(*group))?;
+                Some((socket, Links::of(namespace)?))
+            }
+        };
+        Ok(Self { namespace: namespace.id(), tables, network, generation: Some(generation) })
+    }
+
+    /// Takes in all that is queued, and tells what is news.
+    fn hear(&mut self, tell: &mut dyn FnMut(News)) {
+        let Self { namespace, tables, network, generation } = self;
+        let mut last: Option<TableId> = None;
+        let heard = tables.drain(|message| {
+            if let Some(new) = crate::nft::new_generation(&message) {
+                *generation = Some(new);
+            } else if !is_own(*namespace, Protocol::Netfilter, message.port)
+                && let Some(table) = crate::nft::table_of(&message)
+                && last.as_ref() != Some(&table)
+            {
+                tell(News::Table(table.clone()));
+                last = Some(table);
+            }
+        });
+        if lost(heard) {
+            *generation = None;
+            tell(News::Lost);
+        }
+        let Some((socket, links)) = network else { return };
+        let mut news = false;
+        let heard = socket.drain(|message| news |= is_news(&message, *namespace, links));
+        if lost(heard) {
+            tell(News::Lost);
+        } else if news {
+            tell(News::Network);
+        }
+    }
+}
+
+/// Whether something was not heard. A socket that fails for another reason will fail again: that is no news, and the
+/// comparison that is made from time to time does not need it.
+fn lost(heard: Result<()>) -> bool {
+    matches!(heard, Err(Error::Overrun))
+}
+
+fn is_news(message: &Message<'_>, namespace: NsId, links: &mut Links) -> bool {
+    let own = is_own(namespace, Protocol::Route, message.port);
+    match message.kind {
+        RTM_NEWLINK | RTM_DELLINK => links.take(message) && !own,
+        _ if own => false,
+        RTM_NEWADDR => links.is_ours(interface(message)),
+        RTM_DELADDR => true,
+        RTM_NEWROUTE | RTM_DELROUTE => Route::parse(message).is_some_and(|route| {
+            let replaced = message.kind == RTM_NEWROUTE && message.flags & flags::REPLACE != 0;
+            route.table == Route::MAIN && (route.protocol == owner::PROTOCOL || replaced)
+        }),
+        RTM_NEWNEIGH | RTM_DELNEIGH => match message.payload.first() {
+            // Forwarding entries have no mark, and the kernel does not say who changed them.
+            Some(family) if i32::from(*family) == libc::AF_BRIDGE => links.is_ours(interface(message)),
+            _ => Neighbour::parse(message).is_some_and(|n| n.protocol == owner::PROTOCOL),
+        },
+        RTM_NEWNETCONF => message.split::<1>().is_ok_and(|(_, attrs)| {
+            attrs.get(NETCONFA_IFINDEX).is_some_and(|index| index.i32() == Ok(NETCONFA_IFINDEX_ALL))
+        }),
+        _ => false,
+    }
+}
+
+/// The link that a message about an address or a neighbour is about: both have its index in the same place.
+fn interface(message: &Message<'_>) -> u32 {
+    let index = message.payload.get(4..8).and_then(|bytes| bytes.try_into().ok());
+    index.map_or(0, u32::from_ne_bytes)
+}
