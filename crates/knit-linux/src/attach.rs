@@ -53,9 +53,13 @@ impl Core {
         check_ports(request, self.config.vxlan_port).map_err(about)?;
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
         let (link, new) = {
+            let _moving = self.moves.begin();
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             match self.existing(&net, &plan, request).map_err(about)? {
-                Some(link) => (link, false),
+                Some(link) => {
+                    self.open_ports_again(&plan, request).map_err(about)?;
+                    (link, false)
+                }
                 None => (self.make(&net, &plan, request, &pod).map_err(about)?, true),
             }
         };
@@ -74,6 +78,7 @@ impl Core {
             mark: plan.mark.clone(),
             answer: Some(attachment.clone()),
             netns: Some(request.netns.clone()),
+            mtu: link.mtu,
         };
         self.known().insert(plan.host.to_string(), known);
         Ok(attachment)
@@ -205,7 +210,13 @@ impl Core {
             for put in &ports {
                 transaction.create_elements(&table, &put.set, vec![put.element.clone()]);
             }
-            self.node.rules()?.commit(&transaction).map_err(|error| {
+            let mut committed = self.node.rules()?.commit(&transaction);
+            if committed.as_ref().is_err_and(knit_kernel::nft::Error::is_exists) {
+                // They may be this one's own, from before its link went without us.
+                self.close_ports(&|owner| owner == host)?;
+                committed = self.node.rules()?.commit(&transaction);
+            }
+            committed.map_err(|error| {
                 if error.is_exists() {
                     let message = format!("a port of the node is taken: {}", chain(&error));
                     return Error::new(Reason::Conflict, message).because(error);
@@ -217,6 +228,17 @@ impl Core {
             .rules()?
             .commit(&Put::add(&own, &plan.mark.table()))
             .map_err(internal("allow the pod's addresses"))
+    }
+
+    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody closed.
+    fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
+        let ips: Vec<IpAddr> = plan.mark.ips().collect();
+        let ports = rules::port_elements(plan.host.as_str(), &request.ports, &ips);
+        if ports.is_empty() {
+            return Ok(());
+        }
+        let add = Put::add(&ports, &rules::table(Family::Inet));
+        self.node.rules()?.commit(&add).map_err(internal("open ports of the node again"))
     }
 
     /// Everything inside the pod's namespace, in one batch.

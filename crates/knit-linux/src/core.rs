@@ -3,28 +3,25 @@
 //! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never wait for
 //! each other. `layout` is held while the node's table may change its shape or another Network's part is read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use knit_kernel::link::Link;
 use knit_kernel::netns::{self, NetNs};
-use knit_kernel::nft::{self, Nftables, Op, TableState};
 use knit_runtime::{Attachment, Change, Error, Reason, Result};
 use tokio::sync::broadcast;
 
 use crate::config::Config;
 use crate::fail::internal;
 use crate::mark::Mark;
-use crate::rules::{Elements, merge};
+use crate::senses::{Moves, Senses};
 use crate::setup::ports;
-use crate::shape::{Home, Shape};
+use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
 
 /// How many changes a slow watcher may be behind.
 const BACKLOG: usize = 1024;
-/// How often a table is planned again because somebody else changed it.
-const ATTEMPTS: u32 = 32;
 
 /// Everything that calls share.
 #[derive(Debug)]
@@ -40,6 +37,10 @@ pub(crate) struct Core {
     /// Host ends that are being made: their rules are there before they are.
     making: Mutex<HashSet<String>>,
     layout: Mutex<()>,
+    /// Calls that change things, while they do: what is compared meanwhile may be half made.
+    pub moves: Moves,
+    /// Hears of what others change.
+    pub senses: Senses,
     pub changes: broadcast::Sender<Change>,
 }
 
@@ -52,6 +53,8 @@ pub(crate) struct Known {
     pub answer: Option<Attachment>,
     /// Where the pod's namespace was, if this runtime was told.
     pub netns: Option<PathBuf>,
+    /// The MTU that its host end was made with: a Network may have another one since.
+    pub mtu: u32,
 }
 
 /// A Network on this node.
@@ -63,6 +66,8 @@ pub(crate) struct Net {
     /// Shared by calls for pods, alone by calls for the Network.
     pub gate: RwLock<()>,
     shape: RwLock<Option<Arc<Shape>>>,
+    /// What the node was when it was set up.
+    facts: RwLock<Option<Facts>>,
 }
 
 impl Core {
@@ -71,6 +76,8 @@ impl Core {
         let open = config.namespace.try_clone();
         let node = Arc::new(Space::new(open.map_err(internal("open the node's network namespace"))?));
         let ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
+        let senses = Senses::start();
+        senses.listen(&node);
         Ok(Self {
             config,
             node,
@@ -79,6 +86,8 @@ impl Core {
             known: Mutex::default(),
             making: Mutex::default(),
             layout: Mutex::default(),
+            moves: Moves::default(),
+            senses,
             changes: broadcast::channel(BACKLOG).0,
         })
     }
@@ -115,12 +124,14 @@ impl Core {
     pub fn adopt(&self, network: &str, space: Arc<Space>) -> Arc<Net> {
         let mut networks = self.networks.write().unwrap_or_else(PoisonError::into_inner);
         let new = || {
+            self.senses.listen(&space);
             Arc::new(Net {
                 name: network.to_owned(),
                 home: self.home(network),
                 space,
                 gate: RwLock::default(),
                 shape: RwLock::default(),
+                facts: RwLock::default(),
             })
         };
         Arc::clone(networks.entry(network.to_owned()).or_insert_with(new))
@@ -128,13 +139,25 @@ impl Core {
 
     /// Forgets a Network.
     pub fn forget(&self, network: &str) {
-        self.networks.write().unwrap_or_else(PoisonError::into_inner).remove(network);
+        let gone = self.networks.write().unwrap_or_else(PoisonError::into_inner).remove(network);
+        if let Some(net) = gone.filter(|net| net.home == Home::Own) {
+            self.senses.ignore(&net.space);
+        }
+    }
+
+    /// The Networks that this runtime has set up.
+    pub fn set_up(&self) -> Vec<(Arc<Net>, Arc<Shape>)> {
+        let networks = self.networks.read().unwrap_or_else(PoisonError::into_inner);
+        networks.values().filter_map(|net| net.shape().map(|shape| (Arc::clone(net), shape))).collect()
     }
 
     /// All Networks that the kernel has, whether set up by this runtime or before.
     pub fn nets(&self) -> Result<Vec<Arc<Net>>> {
         let listed = NetNs::list(&self.config.router_directory).map_err(internal("list routers"))?;
-        let names = listed.into_iter().map(|(name, _)| name);
+        let mut names: BTreeSet<String> = listed.into_iter().map(|(name, _)| name).collect();
+        // One whose mount somebody took away is there all the same.
+        names.extend(self.networks.read().unwrap_or_else(PoisonError::into_inner).keys().cloned());
+        names.remove(&self.config.default_network);
         let names = std::iter::once(self.config.default_network.clone()).chain(names);
         names.filter_map(|name| self.net(&name).transpose()).collect()
     }
@@ -172,7 +195,8 @@ impl Core {
         for net in self.nets()? {
             let ports = ports(&*net.space.links()?)?;
             let known = |(link, mark): (Link, Mark)| {
-                (link.name.to_string(), Known { network: net.name.clone(), mark, answer: None, netns: None })
+                let (network, mtu) = (net.name.clone(), link.mtu);
+                (link.name.to_string(), Known { network, mark, answer: None, netns: None, mtu })
             };
             self.known().extend(ports.into_iter().map(known));
         }
@@ -193,42 +217,13 @@ impl Net {
     }
 
     /// Remembers what it is set up as.
-    pub fn set_shape(&self, shape: Arc<Shape>) {
+    pub fn set_shape(&self, shape: Arc<Shape>, facts: &Facts) {
         *self.shape.write().unwrap_or_else(PoisonError::into_inner) = Some(shape);
+        *self.facts.write().unwrap_or_else(PoisonError::into_inner) = Some(facts.clone());
     }
-}
 
-/// Brings a table to its wanted shape with this Network's elements, and says whether anything changed.
-pub(crate) fn apply_rules(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<bool> {
-    let table = layout.id().clone();
-    let failed = || internal::<nft::Error>(format!("bring table {table} to its wanted state"));
-    let mut kernel = space.rules()?;
-    let mut last = None;
-    for _ in 0..ATTEMPTS {
-        let (generation, found) = kernel.snapshot(&table).map_err(failed())?;
-        let wanted = merge(layout.clone(), found.as_ref(), elements);
-        let plan = nft::diff(found.as_ref(), &wanted);
-        if plan.is_empty() {
-            return Ok(false);
-        }
-        tracing::debug!(%table, changes = plan.len(), "rules");
-        let elements_only =
-            plan.ops().iter().all(|op| matches!(op, Op::AddElements { .. } | Op::DeleteElements { .. }));
-        let committed = if elements_only {
-            // Nobody else changes these, so it does not matter what else has changed since.
-            kernel.commit_chunked(&plan).map(|_| ())
-        } else {
-            match kernel.commit_if(generation, &plan) {
-                Err(nft::Error::TooBig { .. }) => kernel.commit_chunked(&plan).map(|_| ()),
-                other => other,
-            }
-        };
-        match committed {
-            Ok(()) => return Ok(true),
-            Err(error) if error.is_stale() || error.is_not_found() => last = Some(error),
-            Err(error) => return Err(failed()(error)),
-        }
+    /// Whether it was set up for a node like this.
+    pub fn is_for(&self, facts: &Facts) -> bool {
+        self.facts.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(facts)
     }
-    Err(last
-        .map_or_else(|| Error::new(Reason::Internal, format!("table {table} never came to rest")), failed()))
 }

@@ -20,6 +20,7 @@ use crate::wanted::{Entry, take};
 impl Core {
     /// Takes one interface away, or all of a sandbox. What is gone already is fine.
     pub fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        let _moving = self.moves.begin();
         for (net, link, mark) in self.of_sandbox(&pod.sandbox, interface)? {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             let attachment = self.describe(&net, &link, &mark);
@@ -150,7 +151,7 @@ impl Core {
     }
 
     /// Closes the ports of the node that lead to these host ends.
-    fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
+    pub fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
         let mut kernel = self.node.rules()?;
         let table = rules::table(Family::Inet);
         let mut gone = Vec::new();
@@ -181,6 +182,7 @@ impl Core {
 
     /// Removes all attachments whose sandbox is not in the list.
     pub fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
+        let _moving = self.moves.begin();
         let mut removed = Vec::new();
         for net in self.nets()? {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);

@@ -5,8 +5,10 @@
 //!
 //! From description to kernel in three steps: [`shape`](self) works out what follows from a Network and the node's
 //! facts; the wanted state of each namespace is laid down as data (`wanted`, `rules`); and that is compared with what
-//! is there and the difference applied (`setup`, `attach`). Nothing is remembered in files: what the runtime made, it
-//! recognises by the owner's marks in the kernel, so that setting a Network up once more is also its repair.
+//! is there and the difference applied (`setup`, `attach`). `survey` compares all of it without changing anything, when
+//! the kernel tells of a change that was not ours (`senses`) and from time to time. Nothing is remembered in files: what
+//! the runtime made, it recognises by the owner's marks in the kernel, so that setting a Network up once more is also
+//! its repair.
 
 mod attach;
 mod config;
@@ -17,15 +19,19 @@ mod fail;
 mod inspect;
 mod layer2;
 mod layer3;
+mod links;
 mod mark;
 mod purge;
 mod remove;
 mod router;
 mod rules;
 mod runtime;
+mod senses;
 mod setup;
 mod shape;
 mod space;
+mod survey;
+mod tables;
 mod tunnel;
 mod uplink;
 mod wanted;

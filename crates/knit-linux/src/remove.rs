@@ -10,12 +10,14 @@ use crate::fail::internal;
 use crate::rules::{self, Elements};
 use crate::setup::{links_of, ports};
 use crate::shape::Home;
+use crate::tables::Tables;
 use crate::wanted::{found, take};
 
 impl Core {
     /// Takes away what setting a Network up made. One that is not there is fine.
     pub fn remove_network(&self, name: &str) -> Result<()> {
         let Some(net) = self.net(name)? else { return Ok(()) };
+        let _moving = self.moves.begin();
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
         let attached = ports(&*net.space.links()?)?.len();
         if attached > 0 {
@@ -51,7 +53,7 @@ impl Core {
             // Their uplinks need the table.
             let id = net.shape().map_or(0, |shape| shape.id());
             let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, id);
-            return self.node_rules(&Elements { wanted: Vec::new(), owns: &owns });
+            return self.node_rules(&Elements { wanted: Vec::new(), owns: &owns }, &mut Tables::Apply);
         }
         self.drop_node_tables()
     }

@@ -17,16 +17,18 @@ use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Error, Reason, Result};
 
 use crate::attach::{Plan, kernel_mac};
-use crate::core::{Core, Net, apply_rules};
+use crate::core::{Core, Net};
 use crate::fail::internal;
 use crate::layer2::{self, BRIDGE};
 use crate::layer3;
+use crate::links::Like;
 use crate::mark::Mark;
 use crate::rules::node::uplinks;
 use crate::rules::{self, Elements, Put};
 use crate::setup::{forwarding, links_of, ports};
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
+use crate::tables::Tables;
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, ROUTER_END, node_end};
 use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
@@ -40,12 +42,13 @@ impl Core {
             None => self.adopt(name, self.make_router(name)?),
         };
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.keep_mounted(&net)?;
         let ports = ports(&*net.space.links()?)?;
         let uplink = node_end(shape.id());
-        self.router_rules(&net.space, shape, &ports)?;
+        self.router_rules(&net.space, shape, &ports, &mut Tables::Apply)?;
         let place = {
             let _layout = self.layout();
-            self.uplink_rules(shape, &uplink)?;
+            self.uplink_rules(shape, &uplink, &mut Tables::Apply)?;
             // Under the same lock: no two Networks choose one place.
             self.ensure_uplink(&net, shape, facts, &uplink)?
         };
@@ -53,11 +56,30 @@ impl Core {
         if shape.switched() {
             bridge_filter(&net.space);
         }
-        self.router_links(&net.space, shape, facts)?;
+        let bridge = self.router_links(&net.space, shape, facts)?;
+        self.settle_ports(&*net.space.links()?, shape, &ports, bridge)?;
         self.router_side(&net.space, shape, facts, place, &ports)?;
-        self.uplink_side(shape, &uplink, place, &ports)?;
-        net.set_shape(Arc::clone(shape));
+        self.uplink_side(shape, facts, &uplink, place, &ports)?;
+        net.set_shape(Arc::clone(shape), facts);
         Ok(())
+    }
+
+    /// Whether a router's namespace is mounted where it should be.
+    pub fn is_mounted(&self, net: &Net) -> bool {
+        let there = NetNs::open(self.router_path(&net.name));
+        there.is_ok_and(|there| there.id() == net.space.namespace().id())
+    }
+
+    /// Mounts a router's namespace again that somebody unmounted: it lives as long as this runtime has it open, and its
+    /// pods have not noticed; with the runtime it would go.
+    fn keep_mounted(&self, net: &Net) -> Result<()> {
+        if self.is_mounted(net) {
+            return Ok(());
+        }
+        let path = self.router_path(&net.name);
+        NetNs::share_directory(&self.config.router_directory)
+            .map_err(internal("share the directory of routers"))?;
+        net.space.namespace().mount_at(&path).map_err(internal("mount the router's namespace again"))
     }
 
     fn make_router(&self, name: &str) -> Result<Arc<Space>> {
@@ -75,7 +97,13 @@ impl Core {
     }
 
     /// The tables inside the router.
-    fn router_rules(&self, space: &Space, shape: &Shape, ports: &[(Link, Mark)]) -> Result<()> {
+    pub fn router_rules(
+        &self,
+        space: &Space,
+        shape: &Shape,
+        ports: &[(Link, Mark)],
+        tables: &mut Tables,
+    ) -> Result<()> {
         let sources = ports
             .iter()
             .flat_map(|(link, mark)| rules::source_elements(link.name.as_str(), mark.mac, mark.ips()));
@@ -83,24 +111,24 @@ impl Core {
         let owns = &|_: &knit_kernel::nft::Name, _: &Element| true;
         let port = self.config.vxlan_port;
         if shape.switched() {
-            apply_rules(space, &rules::bridge::layout(), &Elements { wanted: sources.collect(), owns })?;
+            let sources = Elements { wanted: sources.collect(), owns };
+            tables.settle(space, &rules::bridge::layout(), &sources)?;
         } else {
             wanted.extend(sources);
-            apply_rules(space, &rules::port::no_arp(), &Elements::none())?;
+            tables.settle(space, &rules::port::no_arp(), &Elements::none())?;
         }
-        apply_rules(space, &rules::router::layout(shape.switched(), port), &Elements { wanted, owns })?;
-        Ok(())
+        tables.settle(space, &rules::router::layout(shape.switched(), port), &Elements { wanted, owns })
     }
 
     /// This Network's part of the node's table.
-    fn uplink_rules(&self, shape: &Shape, uplink: &IfName) -> Result<()> {
+    pub fn uplink_rules(&self, shape: &Shape, uplink: &IfName, tables: &mut Tables) -> Result<()> {
         let mut wanted = uplink_elements(shape, uplink);
         wanted.extend(rules::tunnel::elements(shape));
         let owns = |set: &knit_kernel::nft::Name, element: &Element| {
             (set.starts_with("uplink") && rules::interface(element) == uplink.as_str())
                 || rules::tunnel::is_of(set, element, shape.id())
         };
-        self.node_rules(&Elements { wanted, owns: &owns })
+        self.node_rules(&Elements { wanted, owns: &owns }, tables)
     }
 
     /// The pair of links between node and router: where its addresses are.
@@ -111,9 +139,10 @@ impl Core {
             net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
         let addresses = node.addresses(None).map_err(internal("list the node's addresses"))?;
         let place_of = |address: &knit_kernel::addr::Address| Place::of(address.address.addr());
-        if let (Some(link), Some(_)) = (&there, &inside) {
+        if let (Some(link), Some(inside)) = (&there, &inside) {
             let place = addresses.iter().filter(|found| found.interface == link.index).find_map(place_of);
             if let Some(place) = place {
+                Like::uplink(shape, facts, place, End::Router).settle(&*net.space.links()?, inside)?;
                 return Ok(place);
             }
         }
@@ -144,8 +173,8 @@ impl Core {
         Ok(place)
     }
 
-    /// Bridge and tunnel.
-    fn router_links(&self, space: &Space, shape: &Shape, facts: &Facts) -> Result<()> {
+    /// Bridge and tunnel; says which bridge, if it has one.
+    fn router_links(&self, space: &Space, shape: &Shape, facts: &Facts) -> Result<Option<u32>> {
         let handle = space.links()?;
         let bridge = if shape.switched() { Some(ensure_bridge(&handle, shape)?) } else { None };
         let tunnel_name = tunnel::router_tunnel();
@@ -157,7 +186,10 @@ impl Core {
             return Err(Error::new(Reason::NotReady, message));
         };
         let index = match there {
-            Some(link) if tunnel::same(&wanted, &link) => link.index,
+            Some(link) if tunnel::same(&wanted, &link) => {
+                Like::tunnel(shape, bridge).settle(&handle, &link)?;
+                link.index
+            }
             there => {
                 if let Some(link) = there {
                     handle
@@ -172,7 +204,10 @@ impl Core {
         change.master = Some(bridge);
         change.port = bridge.map(|_| layer2::TUNNEL_PORT);
         change.addr_gen = self.ipv6.then_some(AddrGenMode::None);
-        handle.apply(&[change.into()]).map_err(internal("bring the tunnel up"))
+        let lo = IfName::new("lo").expect("lo is a name");
+        let changes = [change.into(), Change::named(lo).up().into()];
+        handle.apply(&changes).map_err(internal("bring the tunnel up"))?;
+        Ok(bridge)
     }
 
     /// Addresses, routes, neighbours and forwarding entries in the router.
@@ -187,6 +222,7 @@ impl Core {
         let handle = space.links()?;
         let mut up = Change::named(router_end()).up();
         up.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        up.alias = Like::uplink(shape, facts, place, End::Router).alias;
         handle.apply(&[up.into()]).map_err(internal("bring the uplink up in the router"))?;
         let links = links_of(&handle, [ROUTER_END, ROUTER_TUNNEL, BRIDGE, "lo"], ports)?;
         let wanted = router_entries(shape, facts, place, ports);
@@ -197,30 +233,18 @@ impl Core {
     fn uplink_side(
         &self,
         shape: &Shape,
+        facts: &Facts,
         uplink: &IfName,
         place: Place,
         ports: &[(Link, Mark)],
     ) -> Result<()> {
         let node = self.node.links()?;
         // Routes need a link that is up; the rules of both sides are in force.
-        let up = Change::named(uplink.clone()).up();
-        node.apply(&[up.into()]).map_err(internal("bring the uplink up"))?;
+        let link = node.link_by_name(uplink).map_err(internal("look for the uplink"))?;
+        let link = link.ok_or_else(|| Error::new(Reason::NotReady, format!("{uplink} has just gone")))?;
+        Like::uplink(shape, facts, place, End::Node).settle(&node, &link)?;
         let links = links_of(&node, [uplink.as_str()], &[])?;
-        let mut wanted: BTreeSet<Entry> = BTreeSet::new();
-        for net in place.addresses(End::Node) {
-            wanted.insert(Entry::Address { link: uplink.to_string(), net });
-        }
-        for v4 in [true, false] {
-            let address = place.address(End::Router, v4);
-            let mac = place.mac(End::Router);
-            wanted.insert(Entry::Neighbour { link: uplink.to_string(), address, mac });
-        }
-        if shape.network.primary {
-            for (_, mark) in ports.iter().filter(|(_, mark)| mark.default_route) {
-                wanted.extend(mark.ips().map(|address| local_route(uplink, place, address)));
-            }
-        }
-        settle(&node, &links, &wanted, &shape.network.name)
+        settle(&node, &links, &uplink_entries(shape, uplink, place, ports), &shape.network.name)
     }
 
     /// What the node itself has for a pod whose primary Network this is: a route into its router, so that it can be
@@ -315,14 +339,14 @@ impl Core {
                 (set.starts_with("uplink") && rules::interface(element) == name.as_str())
                     || rules::tunnel::is_of(set, element, id)
             };
-            self.node_rules(&Elements { wanted: Vec::new(), owns: &owns })?;
+            self.node_rules(&Elements { wanted: Vec::new(), owns: &owns }, &mut Tables::Apply)?;
         }
         Ok(())
     }
 }
 
 /// The router's end of the uplink.
-fn router_end() -> IfName {
+pub(crate) fn router_end() -> IfName {
     IfName::new(ROUTER_END).expect("uplink is a name")
 }
 
@@ -362,6 +386,30 @@ pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<Put> {
         });
     }
     puts
+}
+
+/// All that is wanted on the node's end of an uplink.
+pub(crate) fn uplink_entries(
+    shape: &Shape,
+    uplink: &IfName,
+    place: Place,
+    ports: &[(Link, Mark)],
+) -> BTreeSet<Entry> {
+    let mut wanted: BTreeSet<Entry> = BTreeSet::new();
+    for net in place.addresses(End::Node) {
+        wanted.insert(Entry::Address { link: uplink.to_string(), net });
+    }
+    for v4 in [true, false] {
+        let address = place.address(End::Router, v4);
+        let mac = place.mac(End::Router);
+        wanted.insert(Entry::Neighbour { link: uplink.to_string(), address, mac });
+    }
+    if shape.network.primary {
+        for (_, mark) in ports.iter().filter(|(_, mark)| mark.default_route) {
+            wanted.extend(mark.ips().map(|address| local_route(uplink, place, address)));
+        }
+    }
+    wanted
 }
 
 /// All that is wanted in a router.
@@ -444,16 +492,23 @@ fn ensure_bridge(handle: &Handle, shape: &Shape) -> Result<u32> {
     Ok(link.index)
 }
 
+/// The settings of a router's bridge that are not as they should be.
+pub(crate) fn wrong_bridge_sysctls(space: &Space) -> Result<Vec<Sysctl>, knit_kernel::Error> {
+    let sysctls = Sysctls::of(space.namespace())?;
+    let mut wrong = Vec::new();
+    for name in [Sysctl::bridge_nf_call_iptables(), Sysctl::bridge_nf_call_ip6tables()] {
+        if sysctls.get(&name)? != "1" {
+            wrong.push(name);
+        }
+    }
+    Ok(wrong)
+}
+
 /// Lets bridged packets pass the router's hooks: services and policy need it. A kernel may not have it.
 fn bridge_filter(space: &Space) {
     let set = || -> Result<(), knit_kernel::Error> {
         let sysctls = Sysctls::of(space.namespace())?;
-        for name in [Sysctl::bridge_nf_call_iptables(), Sysctl::bridge_nf_call_ip6tables()] {
-            if sysctls.get(&name)? != "1" {
-                sysctls.set(&name, 1)?;
-            }
-        }
-        Ok(())
+        wrong_bridge_sysctls(space)?.iter().try_for_each(|name| sysctls.set(name, 1))
     };
     if let Err(error) = set() {
         tracing::warn!(

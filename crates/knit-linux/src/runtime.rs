@@ -9,7 +9,7 @@ use futures::StreamExt;
 use futures::stream;
 use knit_runtime::{
     AttachRequest, Attachment, Change, Changes, Error, Info, InterfaceName, Network, Pod, Reason, Result,
-    Runtime, SandboxId, Status, feature,
+    Runtime, SandboxId, Status, Survey, feature,
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_stream::wrappers::BroadcastStream;
@@ -135,5 +135,13 @@ impl Runtime for LinuxRuntime {
 
     async fn status(&self) -> Result<Status> {
         self.blocking(Core::status).await
+    }
+
+    async fn survey(&self) -> Result<Survey> {
+        self.blocking(Core::survey).await
+    }
+
+    async fn disturbed(&self) {
+        self.core.senses.disturbed().await;
     }
 }

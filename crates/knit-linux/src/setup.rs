@@ -15,18 +15,20 @@ use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Network, Reason, Result};
 
-use crate::core::{Core, apply_rules};
+use crate::core::Core;
 use crate::fail::internal;
 use crate::layer3;
 use crate::mark::Mark;
 use crate::rules::{self, Elements, Put};
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
+use crate::tables::Tables;
 use crate::wanted::{Difference, Entry, Links, found};
 
 impl Core {
     /// Makes this node ready for a Network's pods, or brings it to what has changed.
     pub fn setup_network(&self, network: &Network) -> Result<()> {
+        let _moving = self.moves.begin();
         let facts = self.facts()?;
         let shape = Arc::new(Shape::of(network, &facts, self.home(&network.name))?);
         match shape.home {
@@ -72,9 +74,9 @@ impl Core {
         let ports = ports(&handle)?;
         {
             let _layout = self.layout();
-            let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, shape.id());
-            self.node_rules(&Elements { wanted: default_elements(shape, &ports), owns: &owns })?;
+            self.default_rules(shape, &ports, &mut Tables::Apply)?;
         }
+        self.settle_ports(&handle, shape, &ports, None)?;
         forwarding(&self.node, shape, Some(&facts.uplink))?;
         let tunnel = crate::tunnel::node_tunnel(shape.id());
         crate::tunnel::ensure_in_node(&handle, shape, facts, &tunnel)?;
@@ -89,15 +91,20 @@ impl Core {
         difference
             .apply(&handle, &links)
             .map_err(internal("bring routes and neighbours to what is wanted"))?;
-        net.set_shape(Arc::clone(shape));
+        net.set_shape(Arc::clone(shape), facts);
         self.sweep_ports()
     }
 
+    /// The default Network's part of the node's tables.
+    pub fn default_rules(&self, shape: &Shape, ports: &[(Link, Mark)], tables: &mut Tables) -> Result<()> {
+        let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, shape.id());
+        self.node_rules(&Elements { wanted: default_elements(shape, ports), owns: &owns }, tables)
+    }
+
     /// The node's tables, with these elements of one Network.
-    pub fn node_rules(&self, elements: &Elements<'_>) -> Result<()> {
-        apply_rules(&self.node, &rules::node::layout(self.config.vxlan_port), elements)?;
-        apply_rules(&self.node, &rules::port::no_arp(), &Elements::none())?;
-        Ok(())
+    pub fn node_rules(&self, elements: &Elements<'_>, tables: &mut Tables) -> Result<()> {
+        tables.settle(&self.node, &rules::node::layout(self.config.vxlan_port), elements)?;
+        tables.settle(&self.node, &rules::port::no_arp(), &Elements::none())
     }
 }
 
@@ -171,29 +178,45 @@ pub(crate) fn links_of<'a>(
     Ok(links)
 }
 
-/// Turns forwarding on. With IPv6 forwarding the kernel stops to take router advertisements, unless told otherwise on
-/// the link that they come by.
-pub(crate) fn forwarding(space: &Space, shape: &Shape, uplink: Option<&str>) -> Result<()> {
+/// The settings of a namespace that are not as a Network needs them. With IPv6 forwarding the kernel stops to take router
+/// advertisements, unless told otherwise on the link that they come by.
+pub(crate) fn wrong_sysctls(
+    space: &Space,
+    shape: &Shape,
+    uplink: Option<&str>,
+) -> Result<Vec<(Sysctl, String)>> {
     let sysctls = Sysctls::of(space.namespace()).map_err(internal("reach the sysctls of a namespace"))?;
-    let ensure = |name: Sysctl, value: &str| -> Result<()> {
+    let mut wrong = Vec::new();
+    let mut check = |name: Sysctl| -> Result<()> {
         let found = sysctls.get(&name).map_err(internal(format!("read sysctl {name}")))?;
-        if found == value {
-            return Ok(());
+        if found != "1" {
+            wrong.push((name, "1".to_owned()));
         }
-        sysctls.set(&name, value).map_err(internal(format!("set sysctl {name}")))
+        Ok(())
     };
     if shape.has(true) {
-        ensure(Sysctl::ipv4_forwarding(), "1")?;
+        check(Sysctl::ipv4_forwarding())?;
     }
     if shape.has(false) {
+        check(Sysctl::ipv6_forwarding())?;
         let uplink = uplink.and_then(|name| IfName::new(name).ok());
         if let Some(name) = &uplink {
             let accept = Sysctl::accept_ra(Scope::Link(name));
             if sysctls.get(&accept).is_ok_and(|found| found == "1") {
-                ensure(accept, "2")?;
+                // Before forwarding, which would end them.
+                wrong.insert(0, (accept, "2".to_owned()));
             }
         }
-        ensure(Sysctl::ipv6_forwarding(), "1")?;
     }
-    Ok(())
+    Ok(wrong)
+}
+
+/// Turns forwarding on.
+pub(crate) fn forwarding(space: &Space, shape: &Shape, uplink: Option<&str>) -> Result<()> {
+    let wrong = wrong_sysctls(space, shape, uplink)?;
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let sysctls = Sysctls::of(space.namespace()).map_err(internal("reach the sysctls of a namespace"))?;
+    sysctls.set_all(&wrong).map_err(internal("turn forwarding on"))
 }

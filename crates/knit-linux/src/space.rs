@@ -5,7 +5,8 @@
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use knit_kernel::netns::NetNs;
 use knit_kernel::{Handle, nft};
@@ -21,10 +22,24 @@ const KEEP: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Space {
     namespace: NetNs,
+    /// Whether others changed the rules here.
+    pub rules_seen: Seen,
     links: Pool<Handle>,
     rules: Pool<nft::Kernel>,
     echo4: Pool<Echo>,
     echo6: Pool<Echo>,
+}
+
+/// Whether rules were compared since somebody else last changed them.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen(Arc<Numbers>);
+
+#[derive(Debug)]
+struct Numbers {
+    /// Counts changes by others.
+    touched: AtomicU64,
+    /// The count at which all was as it should be.
+    compared: AtomicU64,
 }
 
 /// Idle things.
@@ -42,6 +57,7 @@ impl Space {
     pub fn new(namespace: NetNs) -> Self {
         Self {
             namespace,
+            rules_seen: Seen::never(),
             links: Pool::default(),
             rules: Pool::default(),
             echo4: Pool::default(),
@@ -76,6 +92,33 @@ impl Space {
             *lease = open().map_err(failed())?;
         }
         Ok(lease)
+    }
+}
+
+impl Seen {
+    /// Not compared yet.
+    fn never() -> Self {
+        Self(Arc::new(Numbers { touched: AtomicU64::new(1), compared: AtomicU64::new(0) }))
+    }
+
+    /// Somebody else may have changed them.
+    pub fn touch(&self) {
+        self.0.touched.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often others have changed them; to be asked before they are read.
+    pub fn now(&self) -> u64 {
+        self.0.touched.load(Ordering::Acquire)
+    }
+
+    /// At that count all was as it should be.
+    pub fn compared(&self, at: u64) {
+        self.0.compared.store(at, Ordering::Release);
+    }
+
+    /// Whether nobody else has changed them since they were compared.
+    pub fn is_as_compared(&self) -> bool {
+        self.0.compared.load(Ordering::Acquire) == self.now()
     }
 }
 

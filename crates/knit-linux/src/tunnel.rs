@@ -7,12 +7,13 @@ use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
 use crate::fail::internal;
+use crate::links::Like;
 use crate::shape::{Facts, Shape, tunnel_mac};
 use crate::space::Space;
 use crate::wanted::{Entry, Links, found_on_own};
 
 /// The group of tunnels in the node's namespace. Not that of ports: what comes out of one has another node's sources.
-const GROUP: u32 = owner::GROUP + 2;
+pub(crate) const GROUP: u32 = owner::GROUP + 2;
 
 /// The name of the default Network's tunnel, and of any other's until it is moved into its router.
 pub(crate) fn node_tunnel(network: u32) -> IfName {
@@ -61,10 +62,12 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
     };
     wanted.up = true;
     // One without its mark is one whose making was cut off.
-    if let Some(link) = there
-        && (!same(&wanted, &link) || (link.group == wanted.group && link.alias.is_none()))
-    {
-        handle.delete_link(link.index).map_err(internal("delete a tunnel that is not as wanted"))?;
+    if let Some(link) = there {
+        if !same(&wanted, &link) || (link.group == wanted.group && link.alias.is_none()) {
+            handle.delete_link(link.index).map_err(internal("delete a tunnel that is not as wanted"))?;
+        } else {
+            Like { group: Some(GROUP), ..Like::tunnel(shape, None) }.settle(handle, &link)?;
+        }
     }
     handle.ensure_link(&wanted).map_err(internal("make the tunnel"))?;
     Ok(())
@@ -77,7 +80,6 @@ pub(crate) fn same(wanted: &NewLink<'_>, found: &knit_kernel::link::Link) -> boo
         && there.port == options.port
         && there.local == options.local)
         && wanted.mac == found.mac
-        && wanted.mtu.is_none_or(|mtu| mtu.get() == found.mtu)
 }
 
 /// The forwarding entries that a tunnel has.

@@ -3,7 +3,7 @@
 //! Entries name their link; what is there is read into the same form, and the two are compared as sets. So the plan is
 //! data that can be printed and tested without a kernel.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -184,49 +184,102 @@ pub(crate) fn take(handle: &Handle, links: &Links, entries: &[Entry]) -> knit_ke
     }
 }
 
+/// All of one namespace that entries can be made of, read once.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    addresses: Vec<Address>,
+    routes: Vec<Route>,
+    neighbours: Vec<Neighbour>,
+    forwarding: Vec<FdbEntry>,
+}
+
+impl Reading {
+    /// Of the namespace of this handle.
+    pub fn of(handle: &Handle) -> knit_kernel::Result<Self> {
+        Ok(Self {
+            addresses: handle.addresses(None)?,
+            routes: routes(handle)?,
+            neighbours: neighbours(handle)?,
+            forwarding: handle.fdb(None)?,
+        })
+    }
+
+    /// The addresses of a link.
+    pub fn addresses(&self, interface: u32) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().filter(move |a| a.interface == interface).map(|a| a.address.addr())
+    }
+
+    /// What is there on these links and is ours.
+    pub fn found(&self, links: &Links) -> BTreeSet<Entry> {
+        marked(links, &self.routes, &self.neighbours)
+    }
+
+    /// What is there on links that are ours altogether.
+    pub fn found_on_own(&self, links: &Links) -> BTreeSet<Entry> {
+        unmarked(links, &self.addresses, &self.forwarding)
+    }
+}
+
 /// What is there on these links and is ours.
 pub(crate) fn found(handle: &Handle, links: &Links) -> knit_kernel::Result<BTreeSet<Entry>> {
-    let names: BTreeMap<u32, &String> = links.iter().map(|(name, index)| (*index, name)).collect();
-    let name = |index: u32| names.get(&index).map(|name| (*name).clone());
-    let mac = |mac: knit_kernel::Mac| Mac(mac.0);
-    let mut entries = BTreeSet::new();
-    let ours = RouteFilter { table: Some(Route::MAIN), protocol: Some(owner::PROTOCOL) };
-    for route in handle.routes(&ours)? {
-        let Some(link) = route.interface.and_then(name) else { continue };
-        if route.action == RouteAction::Unicast {
-            let Route { destination: to, gateway: via, source, .. } = route;
-            entries.insert(Entry::Route { to, via, link, source });
-        }
-    }
-    let ours = NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() };
-    for neighbour in handle.neighbours(&ours)? {
-        let (Some(link), Some(found)) = (name(neighbour.interface), neighbour.mac) else { continue };
-        entries.insert(Entry::Neighbour { link, address: neighbour.address, mac: mac(found) });
-    }
-    Ok(entries)
+    Ok(marked(links, &routes(handle)?, &neighbours(handle)?))
 }
 
 /// What is there on links that are ours altogether: addresses and forwarding entries, which have no mark.
 pub(crate) fn found_on_own(handle: &Handle, links: &Links) -> knit_kernel::Result<BTreeSet<Entry>> {
+    Ok(unmarked(links, &handle.addresses(None)?, &handle.fdb(None)?))
+}
+
+fn routes(handle: &Handle) -> knit_kernel::Result<Vec<Route>> {
+    handle.routes(&RouteFilter { table: Some(Route::MAIN), protocol: Some(owner::PROTOCOL) })
+}
+
+fn neighbours(handle: &Handle) -> knit_kernel::Result<Vec<Neighbour>> {
+    handle.neighbours(&NeighbourFilter { protocol: Some(owner::PROTOCOL), ..NeighbourFilter::default() })
+}
+
+/// The links' names by their numbers.
+fn names(links: &Links) -> HashMap<u32, &String> {
+    links.iter().map(|(name, index)| (*index, name)).collect()
+}
+
+fn marked(links: &Links, routes: &[Route], neighbours: &[Neighbour]) -> BTreeSet<Entry> {
+    let names = names(links);
+    let name = |index: u32| names.get(&index).map(|name| (*name).clone());
     let mut entries = BTreeSet::new();
-    for (link, index) in links {
-        for address in handle.addresses(Some(*index))? {
-            let kernels = address.address.addr().is_loopback();
-            if !kernels {
-                entries.insert(Entry::Address { link: link.clone(), net: address.address });
-            }
+    for route in routes {
+        let Some(link) = route.interface.and_then(name) else { continue };
+        if route.action == RouteAction::Unicast {
+            let Route { destination: to, gateway: via, source, .. } = *route;
+            entries.insert(Entry::Route { to, via, link, source });
         }
     }
-    for entry in handle.fdb(None)?.into_iter().filter(|entry| !entry.learned) {
-        let Some((link, _)) = links.iter().find(|(_, index)| **index == entry.interface) else { continue };
-        let (link, mac) = (link.clone(), Mac(entry.mac.0));
+    for neighbour in neighbours {
+        let (Some(link), Some(mac)) = (name(neighbour.interface), neighbour.mac) else { continue };
+        entries.insert(Entry::Neighbour { link, address: neighbour.address, mac: Mac(mac.0) });
+    }
+    entries
+}
+
+fn unmarked(links: &Links, addresses: &[Address], forwarding: &[FdbEntry]) -> BTreeSet<Entry> {
+    let names = names(links);
+    let mut entries = BTreeSet::new();
+    for address in addresses {
+        let kernels = address.address.addr().is_loopback();
+        if let Some(link) = names.get(&address.interface).filter(|_| !kernels) {
+            entries.insert(Entry::Address { link: (*link).clone(), net: address.address });
+        }
+    }
+    for entry in forwarding.iter().filter(|entry| !entry.learned) {
+        let Some(link) = names.get(&entry.interface) else { continue };
+        let (link, mac) = ((*link).clone(), Mac(entry.mac.0));
         match entry.place {
             FdbPlace::Remote(node) => entries.insert(Entry::Remote { link, mac, node }),
             FdbPlace::Bridge => entries.insert(Entry::Port { link, mac }),
             FdbPlace::Local => false,
         };
     }
-    Ok(entries)
+    entries
 }
 
 impl fmt::Display for Entry {

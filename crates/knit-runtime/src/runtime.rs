@@ -1,5 +1,6 @@
 //! The trait that every network runtime is seen through.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use async_trait::async_trait;
@@ -63,6 +64,39 @@ pub trait Runtime: Send + Sync {
 
     /// Whether it can serve, and each of its Networks.
     async fn status(&self) -> Result<Status>;
+
+    /// Compares all that it made on this node with what it should be, and says what is not. Nothing is changed, and no
+    /// other call waits for it: the caller sets a damaged Network up again, and attaches again what is damaged.
+    ///
+    /// A runtime that cannot do that says `Unsupported`; the caller then sets up each Network and checks each attachment
+    /// from time to time.
+    async fn survey(&self) -> Result<Survey> {
+        Err(Error::new(Reason::Unsupported, "this runtime does not compare what it made: check instead"))
+    }
+
+    /// Returns when somebody else may have changed what this runtime made, at once if that has happened since the last
+    /// call: time for a [`survey`](Self::survey). One that is not told never returns.
+    async fn disturbed(&self) {
+        std::future::pending().await
+    }
+}
+
+/// What is not as it was made.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Survey {
+    /// What is not as it should be, for each Network.
+    pub networks: BTreeMap<String, Vec<Damage>>,
+    /// Attachments of which something is missing that only attaching again can make.
+    pub attachments: BTreeSet<(SandboxId, InterfaceName)>,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Damage {
+    /// What kind of thing: a word of few, such as `rules` or `links`.
+    pub kind: &'static str,
+    /// What it is, for people.
+    pub message: String,
 }
 
 /// A stream of changes.

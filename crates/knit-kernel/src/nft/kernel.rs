@@ -12,7 +12,7 @@ use super::transaction::{Op, Transaction};
 use super::wire::{self, msg};
 use super::{Generation, Nftables};
 use crate::netlink::attr::{Reader, Writer};
-use crate::netlink::{self, Batch, Message, Protocol, Refusal, Socket};
+use crate::netlink::{self, Message, Protocol, Refusal, Socket};
 use crate::netns::NetNs;
 
 /// How often a listing is begun again because somebody changed the rule set meanwhile.
@@ -134,7 +134,8 @@ impl Kernel {
 
     /// The state that the rule set has now. It costs one system call, whatever there is.
     pub fn generation(&mut self) -> Result<Generation> {
-        super::generation_by(&mut self.socket).map_err(listing(|| "the generation of the rule set".to_owned()))
+        super::generation_by(&mut self.socket)
+            .map_err(listing(|| "the generation of the rule set".to_owned()))
     }
 
     fn read_table(&mut self, id: &TableId) -> Result<Option<TableState>> {

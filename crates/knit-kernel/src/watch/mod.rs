@@ -120,7 +120,8 @@ fn is_news(message: &Message<'_>, namespace: NsId, links: &mut Links) -> bool {
     match message.kind {
         RTM_NEWLINK | RTM_DELLINK => links.take(message) && !own,
         _ if own => false,
-        RTM_NEWADDR => links.is_ours(interface(message)),
+        // The kernel itself renews those that it got from advertisements.
+        RTM_NEWADDR => message.port != 0 || links.is_ours(interface(message)),
         RTM_DELADDR => true,
         RTM_NEWROUTE | RTM_DELROUTE => Route::parse(message).is_some_and(|route| {
             let replaced = message.kind == RTM_NEWROUTE && message.flags & flags::REPLACE != 0;

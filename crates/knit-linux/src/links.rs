@@ -1,0 +1,124 @@
+//! Links that are there, as they should be: what of one is not so, and the change that makes it so.
+
+use knit_kernel::link::{Change, Link, PortFlags};
+use knit_kernel::{Handle, Mtu, owner};
+use knit_runtime::Result;
+
+use crate::attach::kernel_mac;
+use crate::core::Core;
+use crate::fail::internal;
+use crate::layer2;
+use crate::mark::Mark;
+use crate::shape::{Facts, Shape};
+use crate::uplink::{End, Place};
+
+/// What a link is to be; it is to be up in any case.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Like {
+    pub mtu: Option<u32>,
+    pub mac: Option<knit_kernel::Mac>,
+    pub group: Option<u32>,
+    /// The owner's mark.
+    pub alias: Option<String>,
+    /// The bridge that it is a port of, and as what.
+    pub port: Option<(u32, PortFlags)>,
+}
+
+impl Like {
+    /// An attachment's host end; `bridge` is that of a switched Network.
+    pub fn host_end(shape: &Shape, mtu: Option<u32>, bridge: Option<u32>) -> Self {
+        Self {
+            mtu,
+            mac: Some(kernel_mac(shape.gateway_mac())),
+            group: Some(owner::GROUP),
+            alias: None,
+            port: bridge.map(|bridge| (bridge, layer2::POD_PORT)),
+        }
+    }
+
+    /// One end of a Network's uplink.
+    pub fn uplink(shape: &Shape, facts: &Facts, place: Place, end: End) -> Self {
+        let (group, whose) = match end {
+            End::Node => (Some(owner::GROUP), "uplink"),
+            End::Router => (None, "uplink-end"),
+        };
+        let alias = Some(owner::alias(&format!("{whose} {}", shape.id())));
+        Self { mtu: Some(facts.mtu), mac: Some(kernel_mac(place.mac(end))), group, alias, port: None }
+    }
+
+    /// A tunnel, as far as it can be changed in place.
+    pub fn tunnel(shape: &Shape, bridge: Option<u32>) -> Self {
+        let port = bridge.map(|bridge| (bridge, layer2::TUNNEL_PORT));
+        Self { mtu: Some(shape.mtu), port, ..Self::default() }
+    }
+
+    /// What is to change about a link, and what is wrong with it in words; nothing if it is as it should be.
+    pub fn fix(&self, link: &Link) -> Option<(Change<'static>, String)> {
+        let mut change = Change::of(link.index);
+        let mut wrong = Vec::new();
+        if let Some(mtu) = self.mtu.filter(|mtu| *mtu != link.mtu) {
+            change.mtu = Mtu::new(mtu).ok();
+            wrong.push(format!("has an MTU of {} and not {mtu}", link.mtu));
+        }
+        if self.mac.is_some() && self.mac != link.mac {
+            change.mac = self.mac;
+            wrong.push("has another MAC".to_owned());
+        }
+        if let Some(group) = self.group.filter(|group| *group != link.group) {
+            change.group = Some(group);
+            wrong.push("is in another group".to_owned());
+        }
+        if self.alias.is_some() && self.alias != link.alias {
+            change.alias = self.alias.clone();
+            wrong.push("has lost its mark".to_owned());
+        }
+        if let Some((bridge, flags)) = self.port
+            && (link.master != Some(bridge) || link.port != Some(flags))
+        {
+            (change.master, change.port) = (Some(Some(bridge)), Some(flags));
+            wrong.push("is not the port of the bridge that it was".to_owned());
+        }
+        if !link.up {
+            wrong.push("is down".to_owned());
+        }
+        change.up = Some(true);
+        (!wrong.is_empty()).then(|| (change, format!("{} {}", link.name, wrong.join(", "))))
+    }
+
+    /// Makes a link so.
+    pub fn settle(&self, handle: &Handle, link: &Link) -> Result<()> {
+        let Some((change, wrong)) = self.fix(link) else { return Ok(()) };
+        match handle.apply(&[change.into()]) {
+            // It has just gone: whoever deleted it takes care of the rest.
+            Err(error) if error.is_not_found() => Ok(()),
+            other => other.map_err(internal(format!("put a link right: {wrong}"))),
+        }
+    }
+}
+
+impl Core {
+    /// Whether a link is about to be deleted by us, or its making has not ended.
+    pub fn is_in_flux(&self, link: &Link) -> bool {
+        link.group == owner::GROUP + 1 || self.making().contains(link.name.as_str())
+    }
+
+    /// The MTU that an attachment's host end was made with.
+    pub fn made_with(&self, link: &Link) -> Option<u32> {
+        self.known().get(link.name.as_str()).map(|known| known.mtu)
+    }
+
+    /// Puts the host ends of attachments right.
+    pub fn settle_ports(
+        &self,
+        handle: &Handle,
+        shape: &Shape,
+        ports: &[(Link, Mark)],
+        bridge: Option<u32>,
+    ) -> Result<()> {
+        for (link, mark) in ports.iter().filter(|(link, _)| !self.is_in_flux(link)) {
+            let bridge = bridge.filter(|_| mark.switched);
+            Like::host_end(shape, self.made_with(link), bridge).settle(handle, link)?;
+        }
+        Ok(())
+    }
+}
