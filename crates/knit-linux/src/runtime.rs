@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
 use knit_runtime::{
-    AttachRequest, Attachment, Change, Changes, Error, Info, InterfaceName, Network, Pod, Reason, Result,
-    Runtime, SandboxId, Status, Survey, feature,
+    AttachRequest, Attachment, Change, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod,
+    Reason, Result, Runtime, SandboxId, Status, Survey, feature,
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_stream::wrappers::BroadcastStream;
@@ -141,7 +141,7 @@ impl Runtime for LinuxRuntime {
         self.blocking(Core::survey).await
     }
 
-    async fn disturbed(&self) {
-        self.core.senses.disturbed().await;
+    async fn disturbed(&self) -> Disturbance {
+        self.core.senses.disturbed().await
     }
 }

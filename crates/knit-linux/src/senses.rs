@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use knit_kernel::netns::NsId;
 use knit_kernel::nft::Generation;
 use knit_kernel::watch::{Listen, News, Watcher};
+use knit_runtime::Disturbance;
 use tokio::sync::Notify;
 
 use crate::fail::chain;
@@ -24,7 +25,9 @@ pub(crate) struct Senses {
 #[derive(Debug, Default)]
 struct Heard {
     spaces: Mutex<HashMap<NsId, Seen>>,
-    news: Notify,
+    /// Two of them, so that what is grave does not wait with what may be nothing.
+    rules: Notify,
+    rest: Notify,
 }
 
 /// Counts calls that change things.
@@ -77,8 +80,12 @@ impl Senses {
     }
 
     /// Returns when others may have changed something since the last call.
-    pub async fn disturbed(&self) {
-        self.heard.news.notified().await;
+    pub async fn disturbed(&self) -> Disturbance {
+        tokio::select! {
+            biased;
+            () = self.heard.rules.notified() => Disturbance::Rules,
+            () = self.heard.rest.notified() => Disturbance::Something,
+        }
     }
 }
 
@@ -96,7 +103,11 @@ impl Heard {
             seen.touch();
         }
         drop(spaces);
-        self.news.notify_one();
+        if rules {
+            self.rules.notify_one();
+        } else {
+            self.rest.notify_one();
+        }
     }
 }
 

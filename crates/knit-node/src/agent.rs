@@ -219,6 +219,10 @@ fn spawn_loops(
             outcome = reconciling.reconcile(&pass).await;
         }
     });
+    for (_, runtime) in core.runtimes().all() {
+        let keeping = core.clone();
+        tasks.spawn(async move { keeping.keep_right(runtime).await });
+    }
     let looking = core.clone();
     tasks.spawn(async move {
         let (directory, limit) = (looking.config().runtimes_dir(), looking.config().runtime_deadline);

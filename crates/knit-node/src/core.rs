@@ -15,6 +15,7 @@ use crate::clock;
 use crate::config::CoreConfig;
 use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
+use crate::level::Repairs;
 use crate::locks::SandboxLocks;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
@@ -40,6 +41,7 @@ struct Inner {
     runtimes: Runtimes,
     networks: Networks,
     locks: SandboxLocks,
+    repairs: Repairs,
     readiness: Readiness,
     metrics: Metrics,
     report: Report,
@@ -86,6 +88,7 @@ impl Core {
         let Parts { config, world, store, proxy } = parts;
         let books = Books::open(&config.node, store, clock::now());
         let readiness = Readiness::new(&config.run_dir);
+        let repairs = Repairs::new(config.reconcile_every);
         let cri = config.cri_socket.as_deref().and_then(|socket| match Cri::new(socket) {
             Ok(cri) => Some(cri),
             Err(error) => {
@@ -101,6 +104,7 @@ impl Core {
                 runtimes: Runtimes::default(),
                 networks: Networks::default(),
                 locks: SandboxLocks::default(),
+                repairs,
                 readiness,
                 metrics: Metrics::default(),
                 report: Report::default(),
@@ -364,6 +368,10 @@ impl Core {
 
     pub(crate) fn cri(&self) -> Option<&Cri> {
         self.inner.cri.as_ref()
+    }
+
+    pub(crate) fn repairs(&self) -> &Repairs {
+        &self.inner.repairs
     }
 
     pub(crate) fn locks(&self) -> &SandboxLocks {

@@ -10,7 +10,8 @@
 //! | attach, verify | `attach` | all at once, each by its Network's runtime; or everything taken back |
 //! | report | [`report`] | objects, events and numbers, afterwards |
 //!
-//! [`Core`] is the handle that every door calls. Networks are set up apart from pods ([`networks`]); [`reconcile`]
+//! [`Core`] is the handle that every door calls. Networks are set up apart from pods ([`networks`]) and kept as they
+//! should be ([`level`]); [`reconcile`]
 //! compares ledger, runtimes and what really runs, at start and from then on, with the same pass; [`cri`] is what the
 //! container runtime says about the latter.
 
@@ -26,6 +27,7 @@ pub mod files;
 pub mod front_door;
 pub mod hotplug;
 pub mod http;
+pub mod level;
 pub mod locks;
 pub mod metrics;
 pub mod netns;

@@ -27,6 +27,7 @@ pub struct Metrics {
     services_ready: Family<NetworkLabels, Gauge>,
     service_ports: Family<NetworkLabels, Gauge>,
     garbage: Counter,
+    repairs: Family<RepairLabels, Counter>,
 }
 
 /// What was asked for.
@@ -75,6 +76,11 @@ struct NetworkLabels {
     network: String,
 }
 
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct RepairLabels {
+    what: &'static str,
+}
+
 // === impl Metrics ===
 
 impl Default for Metrics {
@@ -119,6 +125,12 @@ impl Default for Metrics {
             "Attachments removed because their owner was gone",
             garbage.clone(),
         );
+        let repairs = Family::default();
+        registry.register(
+            "repairs",
+            "What was put right because somebody else had changed it, by what it was",
+            repairs.clone(),
+        );
         Self {
             registry,
             requests,
@@ -129,6 +141,7 @@ impl Default for Metrics {
             services_ready,
             service_ports,
             garbage,
+            repairs,
         }
     }
 }
@@ -144,6 +157,11 @@ impl Metrics {
     /// Counts attachments that were removed because their owner was gone.
     pub fn garbage(&self, attachments: u64) {
         self.garbage.inc_by(attachments);
+    }
+
+    /// Counts what was put right.
+    pub fn repaired(&self, what: &'static str, count: u64) {
+        self.repairs.get_or_create(&RepairLabels { what }).inc_by(count);
     }
 
     /// Says how the Networks are.

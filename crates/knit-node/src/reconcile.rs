@@ -3,17 +3,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use knit_api::names;
 use knit_ipam::{Addresses, LeaseKind};
 use knit_ledger::{AttachmentPlan, AttachmentState, Leased, NetnsRef, Opaque, SandboxRecord};
-use knit_runtime::{Attachment, InterfaceName, Reason as RuntimeReason, SandboxId};
+use knit_runtime::{AttachRequest, Attachment, InterfaceName, Reason as RuntimeReason, Runtime, SandboxId};
+use tokio::time::Instant;
 
 use crate::clock;
 use crate::core::Core;
 use crate::fate::Fate;
+use crate::level::{Damaged, Turn, is_damage};
 use crate::netns;
 use crate::record::{Details, pod_of};
+use crate::report::PodEvent;
 use crate::request::Door;
 
 /// What is special about a pass.
@@ -38,6 +42,8 @@ pub struct Outcome {
     pub finished: usize,
     /// Attachments made again because a runtime had lost them.
     pub repaired: usize,
+    /// Networks set up again because somebody had changed what was made for them.
+    pub networks_repaired: usize,
     /// Attachments taken into the ledger.
     pub adopted: usize,
     /// Attachments removed because nobody had recorded them.
@@ -63,7 +69,9 @@ impl Core {
             let known = self.books().records().map(|r| r.sandbox().to_owned()).collect();
             cri.ask(known, clock::now).await;
         }
-        let lists = self.lists(&mut outcome).await;
+        let damaged = self.compare_all(pass.first, &mut outcome).await;
+        let mut lists = self.lists(&mut outcome).await;
+        lists.damaged = damaged;
         let sandboxes: Vec<SandboxId> =
             self.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
         for sandbox in sandboxes {
@@ -157,7 +165,12 @@ impl Core {
         lists
     }
 
-    async fn reconcile_one(&self, record: &SandboxRecord, lists: &Lists, outcome: &mut Outcome) {
+    async fn reconcile_one(
+        &self,
+        record: &SandboxRecord,
+        lists: &Lists,
+        outcome: &mut Outcome,
+    ) -> Option<Instant> {
         match self.fate(record, lists.has(record)) {
             Fate::Lives => {}
             Fate::Hidden => {
@@ -168,7 +181,7 @@ impl Core {
                      directory of namespaces into the agent with its propagation"
                 );
                 outcome.failed += 1;
-                return;
+                return None;
             }
             Fate::Gone(why) => {
                 tracing::info!(sandbox = record.sandbox(), "{why}: its networks are removed");
@@ -177,7 +190,7 @@ impl Core {
                     Ok(()) => outcome.removed += 1,
                     Err(_) => outcome.failed += 1,
                 }
-                return;
+                return None;
             }
         }
         let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<String> {
@@ -195,8 +208,8 @@ impl Core {
         }
         if !planned.is_empty() {
             // The record may have changed just now.
-            let Ok(sandbox) = SandboxId::new(record.sandbox()) else { return };
-            let Some(record) = self.books().get(&sandbox).cloned() else { return };
+            let sandbox = SandboxId::new(record.sandbox()).ok()?;
+            let record = self.books().get(&sandbox).cloned()?;
             if self.finish(&record, &planned, lists).await {
                 outcome.finished += 1;
             } else if self.take_back(&record, &planned).await {
@@ -204,11 +217,12 @@ impl Core {
             } else {
                 outcome.failed += 1;
             }
-            return;
+            return None;
         }
-        if leaving.is_empty() {
-            self.repair(record, lists, outcome).await;
+        if !leaving.is_empty() {
+            return None;
         }
+        self.repair(record, lists, outcome).await
     }
 
     /// Notes that planned attachments are there, if all of them are, whole.
@@ -235,18 +249,46 @@ impl Core {
         self.books().put(finished).is_ok()
     }
 
-    /// Makes attachments again that a runtime has lost.
-    async fn repair(&self, record: &SandboxRecord, lists: &Lists, outcome: &mut Outcome) {
-        let Ok(pod) = pod_of(record) else { return };
+    /// Makes these attachments again, of sandboxes for which nothing else is being done. Says when the next one is due of
+    /// those that were made again too often of late.
+    pub(crate) async fn attach_again(&self, damaged: &Damaged, outcome: &mut Outcome) -> Option<Instant> {
+        let sandboxes: BTreeSet<&SandboxId> = damaged.iter().map(|(sandbox, _)| sandbox).collect();
+        let lists = Lists { damaged: damaged.clone(), ..Lists::default() };
+        let mut later = None;
+        for sandbox in sandboxes {
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.locks().try_lock(sandbox) else { continue };
+            let Some(record) = self.books().get(sandbox).cloned() else { continue };
+            later = later.into_iter().chain(self.reconcile_one(&record, &lists, outcome).await).min();
+        }
+        later
+    }
+
+    /// Makes attachments again that a runtime has lost, or of which something is damaged. Says when the next one is due of
+    /// those that were made again too often of late.
+    async fn repair(&self, record: &SandboxRecord, lists: &Lists, outcome: &mut Outcome) -> Option<Instant> {
+        let pod = pod_of(record).ok()?;
+        let mut later: Option<Instant> = None;
         for attachment in record.attachments() {
             let plan = attachment.plan();
+            let Ok(interface) = InterfaceName::new(plan.interface.as_str()) else { continue };
             // A runtime that does not answer has lost nothing that we know of.
-            if !lists.by_runtime.contains_key(&plan.runtime)
-                || lists.find(&plan.runtime, &pod.sandbox, &plan.interface).is_some()
-            {
+            let lost = lists.by_runtime.contains_key(&plan.runtime)
+                && lists.find(&plan.runtime, &pod.sandbox, &plan.interface).is_none();
+            if !lost && !lists.damaged.contains(&(pod.sandbox.clone(), interface.clone())) {
                 continue;
             }
             let Some(runtime) = self.runtimes().get(&plan.runtime) else { continue };
+            match self.repairs().attachment(&pod.sandbox, &interface) {
+                Turn::Later(at) => {
+                    later = Some(later.map_or(at, |later| later.min(at)));
+                    continue;
+                }
+                Turn::Now { fight: true, first: true } => {
+                    tracing::error!(sandbox = record.sandbox(), %interface, network = %plan.network, "an interface is lost again and again: it is made again once in a while");
+                }
+                Turn::Now { .. } => {}
+            }
             let request = match self.attach_request(record, &pod, &plan.interface) {
                 Ok(request) => request,
                 Err(error) => {
@@ -255,11 +297,19 @@ impl Core {
                     continue;
                 }
             };
-            let result = tokio::time::timeout(self.config().runtime_deadline, runtime.attach(&request)).await;
+            let again = self.make_again(&runtime, &request);
+            let result = tokio::time::timeout(self.config().runtime_deadline, again).await;
             match result {
                 Ok(Ok(made)) if crate::attach::verify(&request, &made).is_ok() => {
-                    tracing::warn!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, "an interface was lost, and is made again");
-                    let Some(mut current) = self.books().get(&pod.sandbox).cloned() else { return };
+                    tracing::warn!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, "an interface was lost or damaged, and is made again");
+                    self.metrics().repaired("attachment", 1);
+                    let message = format!(
+                        "interface {interface} on Network {} was lost or damaged, and was made again with its addresses: \
+                         look for what deletes or changes interfaces, in the pod or on its node",
+                        plan.network
+                    );
+                    self.report().say(PodEvent { pod: pod.clone(), reason: "InterfaceMadeAgain", message });
+                    let Some(mut current) = self.books().get(&pod.sandbox).cloned() else { return later };
                     let noted = Opaque::of(&made).is_ok_and(|m| current.attached(&plan.interface, m).is_ok())
                         && self.books().put(current).is_ok();
                     if noted {
@@ -275,6 +325,25 @@ impl Core {
                     outcome.failed += 1;
                 }
             }
+        }
+        later
+    }
+
+    /// Attaches again. A runtime may take what is there for what was asked for; if it then says itself that it is damaged,
+    /// it is taken away first.
+    async fn make_again(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        request: &AttachRequest,
+    ) -> knit_runtime::Result<Attachment> {
+        let made = runtime.attach(request).await?;
+        let (pod, interface) = (&request.pod, Some(&request.interface));
+        match runtime.check(pod, Some(&request.netns), interface).await {
+            Err(error) if is_damage(error.reason) => {
+                runtime.detach(pod, interface).await?;
+                runtime.attach(request).await
+            }
+            _ => Ok(made),
         }
     }
 
@@ -402,6 +471,8 @@ impl Core {
 /// What each runtime that answers has.
 #[derive(Debug, Default)]
 struct Lists {
+    /// What is there, but not as it was made.
+    damaged: Damaged,
     by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
 }
 

@@ -3,12 +3,14 @@
 use std::thread::JoinHandle;
 
 use knit_kernel::NetNs;
+use knit_kernel::watch::{Listen, News, Watcher};
 use knit_proxy::engine::{Engine, EngineConfig, Inspect, Observer, run};
 use knit_proxy::model::NodeInfo;
 use knit_proxy::source::{Handle, Stopped, handle};
 use knit_proxy::view::PortKey;
 
 use crate::backend::{Config, NftBackend, OnClean, OpenError};
+use crate::table::report;
 
 /// The settings of a proxy that [`start`] runs.
 #[derive(Default)]
@@ -22,6 +24,8 @@ pub struct Options {
     pub observer: Option<Box<dyn Observer + Send>>,
     /// Is told of each look at stale flows.
     pub on_clean: Option<OnClean>,
+    /// Is told when somebody else changed its tables, before they are looked at.
+    pub on_touched: Option<Box<dyn Fn() + Send>>,
 }
 
 /// A proxy that runs. Dropping it stops the thread; what it made in the kernel stays, and so do connections.
@@ -29,6 +33,8 @@ pub struct Options {
 pub struct Running {
     handle: HandleOf,
     thread: Option<JoinHandle<()>>,
+    /// Hears of changes by others. None where the kernel does not tell: then a full sync finds them.
+    _watcher: Option<Watcher>,
 }
 
 /// Like [`Handle`], with a word to print.
@@ -68,7 +74,8 @@ pub struct Summary {
 /// # Errors
 /// If nftables or connection tracking of that namespace cannot be reached.
 pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<Running, StartError> {
-    let Options { engine, nft, observer, on_clean } = options;
+    let Options { engine, nft, observer, on_clean, on_touched } = options;
+    let table = nft.table.clone();
     let backend = match netns {
         Some(netns) => NftBackend::new_in(netns, nft),
         None => NftBackend::new(nft),
@@ -87,7 +94,49 @@ pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<
         let _ = run(engine, &inbox);
     });
     let thread = thread.map_err(StartError::Thread)?;
-    Ok(Running { handle: HandleOf(handle), thread: Some(thread) })
+    let watcher = watch(netns, table, handle.clone(), on_touched);
+    Ok(Running { handle: HandleOf(handle), thread: Some(thread), _watcher: watcher })
+}
+
+/// Has the engine look at everything when somebody else changes its tables.
+fn watch(
+    netns: Option<&NetNs>,
+    table: String,
+    handle: Handle,
+    on_touched: Option<Box<dyn Fn() + Send>>,
+) -> Option<Watcher> {
+    let tell = move |_, news| {
+        let touched = match news {
+            News::Table(id) => *id.name == *table,
+            News::Network => false,
+            News::Lost => true,
+        };
+        if touched {
+            tracing::debug!(table, "somebody else changed the rules of Services; they are compared");
+            if let Some(told) = &on_touched {
+                told();
+            }
+            // One that has stopped has nothing to look at.
+            let _ = handle.look_again();
+        }
+    };
+    let listen = || -> Result<Watcher, String> {
+        let watcher = Watcher::start(tell).map_err(|error| error.to_string())?;
+        let netns = match netns {
+            Some(netns) => netns.try_clone(),
+            None => NetNs::current(),
+        };
+        let netns = netns.map_err(|error| report(&error))?;
+        watcher.add(&netns, Listen::Tables).map_err(|error| report(&error))?;
+        Ok(watcher)
+    };
+    match listen() {
+        Ok(watcher) => Some(watcher),
+        Err(error) => {
+            tracing::warn!(error, "what others change of the rules of Services is noticed late");
+            None
+        }
+    }
 }
 
 impl Running {

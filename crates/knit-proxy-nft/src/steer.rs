@@ -144,6 +144,11 @@ impl SteerTable {
         Ok(tx.len())
     }
 
+    /// Somebody else may have changed the table: the next call looks at all of it.
+    pub fn look_again(&mut self) {
+        self.known = None;
+    }
+
     /// Looks at what is there, and makes true what is wanted. A node where nothing is steered has no table.
     fn set_all(&mut self, wanted: &BTreeMap<Place, Steered>) -> Result<usize, SteerError> {
         let failed = |source| SteerError::Write { table: self.id.clone(), source };

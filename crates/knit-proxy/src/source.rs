@@ -66,6 +66,7 @@ pub(crate) enum Message {
     Event(Event),
     Events(Vec<Event>),
     Inspect(Box<dyn FnOnce(Inspect<'_>) + Send>),
+    LookAgain,
     Stop,
 }
 
@@ -133,6 +134,15 @@ impl Handle {
         [ListKind::Services, ListKind::Groups, ListKind::ServiceRanges]
             .into_iter()
             .try_for_each(|kind| self.send(Event::ListDone(kind)))
+    }
+
+    /// Has the backend look at all that is there, because somebody else may have changed it. Soon, and the more seldom the
+    /// more often this is asked for.
+    ///
+    /// # Errors
+    /// If the engine has stopped.
+    pub fn look_again(&self) -> Result<(), Stopped> {
+        self.sender.send(Message::LookAgain).map_err(|_| Stopped)
     }
 
     /// Looks into the engine from its own thread, after all events sent so far, and hands back what was found.

@@ -12,7 +12,9 @@ pub mod wire;
 
 pub use error::{Error, Reason, Result};
 pub use request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
-pub use runtime::{Change, Changes, Damage, Info, NetworkStatus, Runtime, Status, Survey, feature};
+pub use runtime::{
+    Change, Changes, Damage, Disturbance, Info, NetworkStatus, Runtime, Status, Survey, feature,
+};
 pub use types::{
     Address, Announced, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId,
     Subnet, Topology,

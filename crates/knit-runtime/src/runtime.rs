@@ -74,11 +74,20 @@ pub trait Runtime: Send + Sync {
         Err(Error::new(Reason::Unsupported, "this runtime does not compare what it made: check instead"))
     }
 
-    /// Returns when somebody else may have changed what this runtime made, at once if that has happened since the last
-    /// call: time for a [`survey`](Self::survey). One that is not told never returns.
-    async fn disturbed(&self) {
+    /// Returns when somebody else changed, or may have changed, what this runtime made, at once if that has happened since
+    /// the last call: time for a [`survey`](Self::survey). A runtime that is not told of such things never returns.
+    async fn disturbed(&self) -> Disturbance {
         std::future::pending().await
     }
+}
+
+/// What somebody else may have changed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Disturbance {
+    /// Rules that keep Networks apart were changed.
+    Rules,
+    /// Something else may have been.
+    Something,
 }
 
 /// What is not as it was made.

@@ -71,6 +71,7 @@ pub(crate) struct Setup {
     own: bool,
     observer: Box<dyn Observer + Send>,
     metrics: Metrics,
+    touched: Box<dyn Fn() + Send>,
 }
 
 /// These ports are in force in a router; none: no longer.
@@ -151,7 +152,12 @@ impl Instance {
     }
 
     /// What is needed to start it.
-    pub(crate) fn setup(&self, changed: &Changed, news: &mpsc::UnboundedSender<News>) -> Setup {
+    pub(crate) fn setup(
+        &self,
+        changed: &Changed,
+        news: &mpsc::UnboundedSender<News>,
+        touched: Box<dyn Fn() + Send>,
+    ) -> Setup {
         let watcher = Watcher {
             network: self.network.name.clone(),
             state: Arc::clone(&self.state),
@@ -167,6 +173,7 @@ impl Instance {
             own: self.router.is_none(),
             observer: Box::new(observers),
             metrics: self.metrics.clone(),
+            touched,
         }
     }
 
@@ -255,6 +262,7 @@ impl Setup {
             on_clean: Some(Box::new(move |cleaned: Cleaned| {
                 metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
             })),
+            on_touched: Some(self.touched),
         }
     }
 }

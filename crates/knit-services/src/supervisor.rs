@@ -179,7 +179,9 @@ impl Supervisor {
         let Some(instance) = self.instances.get(&id) else { return };
         let own = instance.router.is_none();
         let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
-        let setup = instance.setup(&self.changed, &self.news);
+        let counts = self.core.clone();
+        let touched = Box::new(move || counts.metrics().repaired("services", 1));
+        let setup = instance.setup(&self.changed, &self.news, touched);
         let (router, given) = (instance.router.clone(), Arc::clone(&self.node));
         let near = self.near();
         let yields = own && self.config.mode == Mode::Auto;

@@ -92,6 +92,13 @@ impl Networks {
         self.entries().get(name)?.applied.as_ref().map(|a| Arc::clone(&a.network))
     }
 
+    /// The Networks that a runtime was told of.
+    pub(crate) fn of_runtime(&self, runtime: &str) -> Vec<String> {
+        let entries = self.entries();
+        let told = |entry: &Entry| entry.applied.as_ref().is_some_and(|applied| applied.runtime == runtime);
+        entries.iter().filter(|(_, entry)| told(entry)).map(|(name, _)| name.clone()).collect()
+    }
+
     /// Notes that a pod found no free address.
     pub(crate) fn starved(&self, name: &str) {
         self.entries().entry(name.to_owned()).or_default().starved = true;
@@ -125,7 +132,7 @@ impl Networks {
         self.entries().entry(name.to_owned()).or_default().used_at = clock::now();
     }
 
-    fn gate(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
+    pub(crate) fn gate(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(&self.entries().entry(name.to_owned()).or_default().gate)
     }
 }

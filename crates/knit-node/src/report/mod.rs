@@ -26,6 +26,8 @@ struct Queue {
     sandboxes: BTreeSet<SandboxId>,
     /// Events, the oldest first.
     events: Vec<PodEvent>,
+    /// Events of the node itself.
+    of_node: Vec<NodeEvent>,
 }
 
 /// Something to say on a pod's own events.
@@ -33,6 +35,15 @@ struct Queue {
 pub struct PodEvent {
     /// The pod.
     pub pod: Pod,
+    /// Why, in one word.
+    pub reason: &'static str,
+    /// What happened and what to do.
+    pub message: String,
+}
+
+/// Something to say on the node's events.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeEvent {
     /// Why, in one word.
     pub reason: &'static str,
     /// What happened and what to do.
@@ -86,12 +97,28 @@ impl Report {
         self.news.notify_one();
     }
 
-    /// Waits for something to write, and takes all of it.
+    /// Says something on the node's own events.
+    pub fn say_of_node(&self, reason: &'static str, message: String) {
+        let event = NodeEvent { reason, message };
+        let mut queue = self.queue();
+        if queue.of_node.len() < MAX_EVENTS && !queue.of_node.contains(&event) {
+            queue.of_node.push(event);
+        }
+        drop(queue);
+        self.news.notify_one();
+    }
+
+    /// Takes what is to be said of the node.
+    pub fn take_of_node(&self) -> Vec<NodeEvent> {
+        std::mem::take(&mut self.queue().of_node)
+    }
+
+    /// Waits for something to write, and takes all of it but what is said of the node.
     pub async fn take(&self) -> (BTreeSet<SandboxId>, Vec<PodEvent>) {
         loop {
             {
                 let mut queue = self.queue();
-                if !queue.sandboxes.is_empty() || !queue.events.is_empty() {
+                if !queue.sandboxes.is_empty() || !queue.events.is_empty() || !queue.of_node.is_empty() {
                     return (std::mem::take(&mut queue.sandboxes), std::mem::take(&mut queue.events));
                 }
             }

@@ -74,6 +74,17 @@ pub async fn write_reports(core: Core, objects: Objects) {
         for note in events.iter().filter_map(|event| note(&core, event)) {
             recorder.tell(note);
         }
+        for event in core.report().take_of_node() {
+            let (node, uid) = (core.node().to_owned(), uid_of(&core));
+            let node = ObjectReference {
+                api_version: Some("v1".into()),
+                kind: Some("Node".into()),
+                name: Some(node),
+                uid,
+                ..ObjectReference::default()
+            };
+            recorder.tell(EventNote::warning(node, event.reason, "Repair", &event.message));
+        }
         let mut failed = Vec::new();
         for sandbox in sandboxes {
             if !written.sandbox(&core, &objects, &sandbox).await {

@@ -250,6 +250,11 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// Somebody else may have changed what the backend made: a full sync is due, at once after a quiet time.
+    pub fn look_again(&mut self, now: Instant) {
+        self.pacer.look_again(now);
+    }
+
     /// Does what is due, and says when to call again; `None`: not before the next event.
     pub fn poll(&mut self, clock: &dyn Clock) -> Option<Instant> {
         if !self.waiting.nothing() {

@@ -62,6 +62,7 @@ pub fn run<B: Backend>(mut engine: Engine<B>, inbox: &Inbox) -> Engine<B> {
                     events.into_iter().for_each(|event| engine.handle(event, now));
                 }
                 Message::Inspect(look) => look(engine.inspect()),
+                Message::LookAgain => engine.look_again(clock.now()),
                 Message::Stop => return engine,
             }
             // If all senders are gone, the next wait says so, after the work that is due.

@@ -48,7 +48,15 @@ pub struct Pacer {
     requested: Option<Instant>,
     need_full: bool,
     failures: u32,
+    /// When everything is to be looked at because somebody else may have changed it.
+    look_at: Option<Instant>,
+    /// The least time between two such looks.
+    look_gap: Duration,
 }
+
+/// The least time between two looks at what somebody else may have changed, and the most that it doubles to.
+const LOOK_FIRST: Duration = Duration::from_secs(1);
+const LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +73,16 @@ impl Pacer {
     /// A pacer that starts with a full sync as soon as one is requested.
     #[must_use]
     pub fn new(pace: Pace) -> Self {
-        Self { pace, last: None, last_full: None, requested: None, need_full: true, failures: 0 }
+        Self {
+            pace,
+            last: None,
+            last_full: None,
+            requested: None,
+            need_full: true,
+            failures: 0,
+            look_at: None,
+            look_gap: LOOK_FIRST,
+        }
     }
 
     /// How often it works.
@@ -77,6 +94,19 @@ impl Pacer {
     /// Something changed.
     pub fn request(&mut self, now: Instant) {
         self.requested.get_or_insert(now);
+    }
+
+    /// Somebody else may have changed what is there: everything is looked at, at once after a quiet time. Whoever does it
+    /// again and again has it looked at ever more seldom: it is work that grows with what is served.
+    pub fn look_again(&mut self, now: Instant) {
+        if self.look_at.is_some() {
+            return;
+        }
+        // Before the first sync there is nothing that could have been changed.
+        let Some(last) = self.last_full else { return };
+        let soon = now < last + self.look_gap * 4;
+        self.look_gap = if soon { (self.look_gap * 2).min(LOOK_MAX) } else { LOOK_FIRST };
+        self.look_at = Some(if soon { (last + self.look_gap / 2).max(now) } else { now });
     }
 
     /// Since when something has been waiting to be done.
@@ -95,12 +125,15 @@ impl Pacer {
             Some(_) => Some(after_last(self.pace.min_interval)),
             None => full_at,
         };
+        if self.failures == 0 && self.look_at.is_some_and(|at| at <= now) {
+            return Due::Full;
+        }
         match at {
             Some(at) if at <= now => {
                 let full = self.need_full || full_at.is_some_and(|at| at <= now);
                 if full { Due::Full } else { Due::Changes }
             }
-            at => Due::At(at.into_iter().chain(full_at).min()),
+            at => Due::At(at.into_iter().chain(full_at).chain(self.look_at).min()),
         }
     }
 
@@ -112,6 +145,7 @@ impl Pacer {
         if full {
             self.last_full = Some(now);
             self.need_full = false;
+            self.look_at = None;
         }
     }
 
@@ -120,5 +154,36 @@ impl Pacer {
         self.last = Some(now);
         self.failures += 1;
         self.need_full = true;
+        self.look_at = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_else_changed_is_looked_at_at_once_and_a_fight_ever_more_seldom() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(Pace::default());
+        pacer.request(start);
+        pacer.done(start, true);
+        let mut now = start + Duration::from_secs(600);
+        pacer.look_again(now);
+        assert_eq!(pacer.due(now), Due::Full);
+        pacer.done(now, true);
+        let (begin, mut looks) = (now, 0);
+        while now < begin + Duration::from_secs(600) {
+            pacer.look_again(now);
+            match pacer.due(now) {
+                Due::Full => {
+                    looks += 1;
+                    pacer.done(now, true);
+                }
+                Due::At(at) => now = at.expect("a time"),
+                Due::Changes => panic!("nothing has changed"),
+            }
+        }
+        assert!((15..40).contains(&looks), "{looks} looks in ten minutes");
     }
 }

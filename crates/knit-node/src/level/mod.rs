@@ -1,0 +1,274 @@
+//! Level-triggered: what runtimes made is compared with what it should be in every pass, and at once when the kernel tells
+//! of a change by somebody else; what differs is put right.
+//!
+//! Nobody waits for a comparison. A repair is a Network's, or an attachment's, and each of them is limited by itself:
+//! whoever damages the same thing again and again is reported, and costs nobody else.
+
+mod pace;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use knit_ledger::AttachmentState;
+use knit_runtime::{Damage, Disturbance, InterfaceName, Reason as RuntimeReason, Runtime, SandboxId, Survey};
+use tokio::time::Instant;
+
+use crate::core::Core;
+use crate::reconcile::Outcome;
+use crate::record::pod_of;
+pub use pace::{Backoff, Pace, Turn};
+
+/// A Network is put right this often at the least, whoever damages it: it is a matter of isolation.
+const NETWORK: Duration = Duration::from_secs(5);
+
+/// Attachments that are to be attached again: sandbox and interface.
+pub(crate) type Damaged = BTreeSet<(SandboxId, InterfaceName)>;
+
+/// How often what was put right.
+#[derive(Debug)]
+pub(crate) struct Repairs {
+    networks: Mutex<Backoff<String>>,
+    attachments: Mutex<Backoff<(SandboxId, InterfaceName)>>,
+}
+
+/// What a look at one runtime came to.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// Attachments that are to be attached again.
+    pub damaged: Damaged,
+    /// When something is to be put right that was put right too often of late.
+    pub again: Option<Instant>,
+}
+
+// === impl Repairs ===
+
+impl Repairs {
+    pub(crate) fn new(pass: Duration) -> Self {
+        Self {
+            networks: Mutex::new(Backoff::new(NETWORK.min(pass))),
+            attachments: Mutex::new(Backoff::new(pass)),
+        }
+    }
+
+    fn networks(&self) -> MutexGuard<'_, Backoff<String>> {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is an attachment's turn to be made again.
+    pub(crate) fn attachment(&self, sandbox: &SandboxId, interface: &InterfaceName) -> Turn {
+        let mut attachments = self.attachments.lock().unwrap_or_else(PoisonError::into_inner);
+        attachments.turn(&(sandbox.clone(), interface.clone()), Instant::now())
+    }
+}
+
+// === impl Core ===
+
+impl Core {
+    /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass. Says which
+    /// attachments are to be attached again.
+    pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> Damaged {
+        let mut damaged = Damaged::new();
+        for (name, runtime) in self.runtimes().all() {
+            let limit = self.config().runtime_deadline;
+            match tokio::time::timeout(limit, runtime.survey()).await {
+                Ok(Ok(survey)) => damaged.extend(self.put_right(&runtime, survey, outcome).await.damaged),
+                // Before the first request, all was set up just now.
+                Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
+                    if !first {
+                        damaged.extend(self.compare_foreign(&name, &runtime, outcome).await);
+                    }
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "what a network runtime made cannot be compared");
+                    outcome.failed += 1;
+                }
+                Err(_) => {
+                    tracing::warn!(runtime = %name, "what a network runtime made cannot be compared: it does not answer");
+                    outcome.failed += 1;
+                }
+            }
+        }
+        damaged
+    }
+
+    /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
+    pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
+        let (mut rules, mut rest) = (Pace::default(), Pace::default());
+        let mut due: Option<Instant> = None;
+        loop {
+            let wait = async {
+                match due {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                what = runtime.disturbed() => {
+                    let now = Instant::now();
+                    let at = match what {
+                        Disturbance::Rules => rules.next(now),
+                        Disturbance::Something => rest.next(now),
+                    };
+                    due = Some(due.map_or(at, |due| due.min(at)));
+                }
+                () = wait => {
+                    rules.looked(Instant::now());
+                    rest.looked(Instant::now());
+                    due = self.look_after(&runtime).await;
+                }
+            }
+        }
+    }
+
+    /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is known.
+    async fn look_after(&self, runtime: &Arc<dyn Runtime>) -> Option<Instant> {
+        let mut outcome = Outcome::default();
+        let survey = match tokio::time::timeout(self.config().runtime_deadline, runtime.survey()).await {
+            Ok(Ok(survey)) => survey,
+            // The next pass says so, if it lasts.
+            Ok(Err(_)) | Err(_) => return None,
+        };
+        let Look { damaged, again } = self.put_right(runtime, survey, &mut outcome).await;
+        let later = self.attach_again(&damaged, &mut outcome).await;
+        again.into_iter().chain(later).min()
+    }
+
+    /// Sets up again the Networks of which something differs.
+    async fn put_right(&self, runtime: &Arc<dyn Runtime>, survey: Survey, outcome: &mut Outcome) -> Look {
+        let mut look = Look { damaged: survey.attachments, again: None };
+        for (network, damage) in survey.networks {
+            let turn = self.repairs().networks().turn(&network, Instant::now());
+            self.report_damage(&network, &damage, &turn);
+            match turn {
+                Turn::Later(at) => look.again = Some(look.again.map_or(at, |again| again.min(at))),
+                Turn::Now { .. } => {
+                    if self.set_up_again(runtime, &network).await {
+                        outcome.networks_repaired += 1;
+                        self.count_repairs(&damage);
+                    } else {
+                        outcome.failed += 1;
+                    }
+                }
+            }
+        }
+        look
+    }
+
+    /// Tells a runtime once more what a Network is; true if it is so now.
+    async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> bool {
+        let gate = self.networks().gate(network);
+        let _one_at_a_time = gate.lock().await;
+        // Gone meanwhile.
+        let Some(applied) = self.networks().applied(network) else { return true };
+        let limit = self.config().runtime_deadline;
+        match tokio::time::timeout(limit, runtime.setup_network(&applied)).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::error!(
+                    network,
+                    error = &error as &dyn std::error::Error,
+                    "a damaged Network cannot be put right yet"
+                );
+                false
+            }
+            Err(_) => {
+                tracing::error!(
+                    network,
+                    "a damaged Network cannot be put right: its runtime does not answer"
+                );
+                false
+            }
+        }
+    }
+
+    /// For a runtime that does not compare by itself: each of its Networks is set up once more, which changes nothing
+    /// where nothing is damaged, and each of its attachments is checked.
+    async fn compare_foreign(
+        &self,
+        name: &str,
+        runtime: &Arc<dyn Runtime>,
+        outcome: &mut Outcome,
+    ) -> Damaged {
+        for network in self.networks().of_runtime(name) {
+            if !self.set_up_again(runtime, &network).await {
+                outcome.failed += 1;
+            }
+        }
+        let attached: Vec<_> = {
+            let books = self.books();
+            let of = |record: &knit_ledger::SandboxRecord| {
+                let pod = pod_of(record).ok()?;
+                let made = |a: &&knit_ledger::Attachment| {
+                    a.plan().runtime == name && matches!(a.state(), AttachmentState::Attached(_))
+                };
+                let own = record.attachments().iter().filter(made);
+                let own = own.filter_map(|a| InterfaceName::new(a.plan().interface.as_str()).ok());
+                let own: Vec<InterfaceName> = own.collect();
+                Some((pod, record.netns().path.clone(), own))
+            };
+            books.records().filter_map(of).collect()
+        };
+        let mut damaged = Damaged::new();
+        for (pod, netns, interfaces) in attached {
+            let netns = Some(netns).filter(|path| !path.as_os_str().is_empty());
+            for interface in interfaces {
+                let limit = self.config().runtime_deadline;
+                let check = runtime.check(&pod, netns.as_deref(), Some(&interface));
+                match tokio::time::timeout(limit, check).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) if is_damage(error.reason) => {
+                        damaged.insert((pod.sandbox.clone(), interface));
+                    }
+                    Ok(Err(error)) => {
+                        tracing::debug!(runtime = name, sandbox = %pod.sandbox, %interface, error = &error as &dyn std::error::Error, "an interface cannot be checked");
+                    }
+                    // One that hangs would hang for each of them.
+                    Err(_) => {
+                        tracing::warn!(
+                            runtime = name,
+                            "interfaces cannot be checked: the network runtime does not answer"
+                        );
+                        outcome.failed += 1;
+                        return damaged;
+                    }
+                }
+            }
+        }
+        damaged
+    }
+
+    fn report_damage(&self, network: &str, damage: &[Damage], turn: &Turn) {
+        let words: Vec<&str> = damage.iter().map(|damage| damage.message.as_str()).collect();
+        let words = words.join("; ");
+        match turn {
+            Turn::Now { fight: false, first: true } => {
+                tracing::warn!(network, "somebody changed what Knit made, and it is put right: {words}");
+            }
+            Turn::Now { fight: true, first: true } => {
+                tracing::error!(network, "somebody changes what Knit made again and again: {words}");
+                let message = format!(
+                    "Network {network}: something on this node changes what Knit made in the kernel again and again \
+                     ({words}). It is put right every {} s; find the program that does it (a firewall service that \
+                     flushes rules?) and stop it.",
+                    NETWORK.as_secs()
+                );
+                self.report().say_of_node("KnitIsDisturbed", message);
+            }
+            _ => tracing::debug!(network, "damaged again: {words}"),
+        }
+    }
+
+    fn count_repairs(&self, damage: &[Damage]) {
+        let kinds: BTreeMap<&'static str, u64> = damage.iter().fold(BTreeMap::new(), |mut kinds, damage| {
+            *kinds.entry(damage.kind).or_default() += 1;
+            kinds
+        });
+        kinds.into_iter().for_each(|(kind, count)| self.metrics().repaired(kind, count));
+    }
+}
+
+/// Whether a check says that there is something to put right.
+pub(crate) fn is_damage(reason: RuntimeReason) -> bool {
+    matches!(reason, RuntimeReason::Damaged | RuntimeReason::AttachmentNotFound)
+}
