@@ -99,6 +99,8 @@ pub struct AttachmentView {
     pub managed: bool,
     /// A user's object about which nobody has said anything yet, and since when it is there.
     pub unanswered: Option<Timestamp>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
     /// All its finalizers, if it is being deleted and one of them is ours.
     pub leaving: Option<Vec<String>>,
 }
@@ -263,6 +265,7 @@ impl AttachmentView {
             leaving: metadata.finalizers.filter(|finalizers| deleting && ours(finalizers)),
             node: status.node,
             managed,
+            deleting,
         }
     }
 }

@@ -29,7 +29,7 @@ pub use block::{Block, BlockSize};
 pub use cluster::{BlockQuery, Growth, next_block};
 pub use error::{BlockError, LeaseError, NextBlockError, NotLeasable, PoolError};
 pub use lease::{Cooling, Lease, LeaseKey, LeaseKind, Millis, PodRef, Request, Snapshot, Want};
-pub use mac::{Mac, ParseMacError, gateway_mac, pod_mac};
+pub use mac::{Mac, ParseMacError, gateway_mac, may_have_mac, pod_mac};
 pub use node::{Counts, FamilyCounts, NodeAllocator, NodeConfig, Removal, Restored, WantsMore};
 pub use overlap::outranked;
 pub use pool::{Pool, Standing, Subnet};

@@ -6,6 +6,7 @@
 //! | `0e` | interface with IPv6 only | low 40 bits of the IPv6 address | blocks are cut from the first 2^40 addresses of the one IPv6 subnet |
 //! | `12` | static IPv6-only address beyond those 2^40 | 40-bit hash of the address | only likely; such an address is announced by itself |
 //! | `06` | the anycast gateway | `6b`, the Network's id | one per Network |
+//! | `06` | ends of uplinks and tunnels | `75` or `76`, then a number or a node's address | the runtime's own |
 //!
 //! All are unicast and locally administered. A MAC is unique inside one Network; routers of two Networks never share
 //! a segment, so that is enough. A router's own address is an address of its node's block and has that address's MAC.
@@ -71,8 +72,17 @@ pub(crate) fn is_derived(network_id: u32, mac: Mac) -> bool {
     match mac.0[0] {
         WITH_V4 => mac.0[1] == network_id as u8,
         WITH_V6 | HASHED => true,
-        _ => mac == gateway_mac(network_id),
+        GATEWAY => matches!(mac.0[1], b'k' | b'u' | b'v'),
+        _ => false,
     }
+}
+
+/// Whether an interface whose deciding address is this one may have this MAC: its own, or one that is nobody's by its
+/// form. What another node says of its pods must hold to that, too.
+#[must_use]
+pub fn may_have_mac(network_id: u32, first: IpAddr, mac: Mac) -> bool {
+    let own = mac == pod_mac(network_id, first) || mac == hashed_mac(first);
+    mac.is_unicast() && (own || !is_derived(network_id, mac))
 }
 
 /// The address that decides an interface's MAC.

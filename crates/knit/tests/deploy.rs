@@ -85,7 +85,8 @@ fn version_and_image_are_those_of_this_build() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(text(component, "/labels/0/pairs/app.kubernetes.io~1version"), version);
     assert_eq!(text(component, "/images/0/newTag"), version);
-    assert_eq!(text(component, "/images/0/newName"), "knit.dev/knit");
+    // A name that nobody can own: a privileged container runs what answers for it.
+    assert_eq!(text(component, "/images/0/newName"), "localhost/knit");
 }
 
 #[test]
@@ -215,6 +216,64 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
 }
 
 #[test]
+fn no_container_is_pulled_and_none_has_more_than_it_needs() {
+    for (place, object) in objects() {
+        for container in containers(&object) {
+            let name = format!("{place}: {}", text(container, "/name"));
+            // On a node to which nobody brought the image, a pull asks whoever answers for its name.
+            assert_eq!(text(container, "/imagePullPolicy"), "Never", "{name}");
+            let security = &container["securityContext"];
+            if security["privileged"] == true {
+                // The API server allows Bidirectional mounts to privileged containers only.
+                let mounts = container["volumeMounts"].as_array().cloned().unwrap_or_default();
+                let both_ways = mounts.iter().any(|m| text(m, "/mountPropagation") == "Bidirectional");
+                assert!(both_ways, "{name} needs not be privileged");
+                continue;
+            }
+            assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
+            assert_eq!(text(security, "/seccompProfile/type"), "RuntimeDefault", "{name}");
+        }
+    }
+}
+
+#[test]
+fn policies_cover_all_that_an_agent_may_write() {
+    let writes = ["create", "update", "patch", "delete", "deletecollection"];
+    let written: BTreeSet<String> = allowed("knit-node")
+        .into_iter()
+        .filter_map(|line| {
+            let (what, verb) = line.rsplit_once(' ')?;
+            writes.contains(&verb).then(|| what.to_owned())
+        })
+        .collect();
+    let mut covered = BTreeSet::new();
+    let mut bound = BTreeSet::new();
+    for (place, object) in objects() {
+        if text(&object, "/kind") == "ValidatingAdmissionPolicyBinding" {
+            assert_eq!(object["spec"]["validationActions"], serde_json::json!(["Deny"]), "{place}");
+            bound.insert(text(&object, "/spec/policyName").to_owned());
+        }
+        if text(&object, "/kind") != "ValidatingAdmissionPolicy" {
+            continue;
+        }
+        assert_eq!(text(&object, "/spec/failurePolicy"), "Fail", "{place}");
+        for rule in object["spec"]["matchConstraints"]["resourceRules"].as_array().expect("rules") {
+            for resource in rule["resources"].as_array().expect("resources") {
+                let group = rule["apiGroups"][0].as_str().expect("a group");
+                let resource = resource.as_str().expect("a resource");
+                covered.insert((text(&object, "/metadata/name").to_owned(), format!("{group} {resource}")));
+            }
+        }
+    }
+    for what in &written {
+        let by = covered.iter().filter(|(policy, covers)| covers.trim() == what && bound.contains(policy));
+        assert_eq!(by.count(), 1, "an agent may write {what}, and no policy says of which node");
+    }
+}
+
+#[test]
 fn the_agents_container_sees_neither_of_the_runtimes_folders() {
     let objects = objects();
     let (_, daemon_set) = objects
@@ -246,14 +305,14 @@ fn overlays_are_complete() {
         (
             "overlays/full",
             "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 5, DaemonSet 1, \
-            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 1, \
-            ValidatingAdmissionPolicyBinding 1",
+            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 4, \
+            ValidatingAdmissionPolicyBinding 4",
         ),
         (
             "overlays/cni",
             "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 5, DaemonSet 1, \
-            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 1, \
-            ValidatingAdmissionPolicyBinding 1",
+            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 4, \
+            ValidatingAdmissionPolicyBinding 4",
         ),
         (
             "overlays/proxy",
@@ -278,7 +337,7 @@ fn overlays_are_complete() {
             let version = env!("CARGO_PKG_VERSION");
             assert_eq!(text(object, "/metadata/labels/app.kubernetes.io~1version"), version, "{name}");
             for container in containers(object) {
-                assert_eq!(text(container, "/image"), format!("knit.dev/knit:{version}"), "{name}");
+                assert_eq!(text(container, "/image"), format!("localhost/knit:{version}"), "{name}");
                 let label = text(object, "/spec/template/metadata/labels/app.kubernetes.io~1version");
                 assert_eq!(label, version, "{name}");
             }

@@ -66,6 +66,8 @@ pub(super) fn attachments(
                 }
                 let_go(view, finalizers, "no node says that it has it".into())
             }
+            // Somebody else's finalizer keeps it.
+            (Some(_), None) if view.managed && view.deleting => continue,
             (None, None) => continue,
             (Some(node), None) if view.managed => Action::DeleteAttachment {
                 namespace: view.namespace.clone(),

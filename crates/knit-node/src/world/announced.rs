@@ -4,12 +4,12 @@
 //! outside of its node's blocks, or have another MAC: then every other node has to be told. Agents publish those
 //! attachments with a label of their own, so that nobody has to follow all attachments of the cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_api::{NetworkAttachment, Topology};
-use knit_ipam::{Mac, pod_mac};
+use knit_api::{Network, NetworkAttachment, Subnet, Topology};
+use knit_ipam::{Mac, may_have_mac, pod_mac};
 use serde::{Deserialize, Serialize};
 
 use super::World;
@@ -53,41 +53,104 @@ impl AnnouncedView {
 #[must_use]
 pub fn is_needed(world: &World, network: &str, node: &str, addresses: &[IpAddr], mac: Mac) -> bool {
     let Some(object) = world.networks.get(network) else { return false };
-    let in_block = |address: &IpAddr| {
-        let contains = |range: &Option<String>| {
-            let range = range.as_deref().and_then(|r| r.parse::<IpNet>().ok());
-            range.is_some_and(|range| range.contains(address))
-        };
-        let mut own = world.blocks.values().filter(|b| b.network == network && b.node == node);
-        own.any(|b| contains(&b.ipv4) || contains(&b.ipv6))
-    };
-    if !addresses.iter().all(in_block) {
+    let own = Blocks::of(world, network, |other| other == node);
+    cannot_be_derived(object, &own, node, addresses, mac)
+}
+
+fn cannot_be_derived(
+    object: &Network,
+    blocks: &Blocks<'_>,
+    node: &str,
+    addresses: &[IpAddr],
+    mac: Mac,
+) -> bool {
+    if !addresses.iter().all(|address| blocks.contain(node, *address)) {
         return true;
     }
     // Routed packets go to the node, whatever the pod's MAC.
     let id = object.status.as_ref().and_then(|s| s.id);
-    let first = addresses.iter().find(|a| a.is_ipv4()).or(addresses.first());
-    let derived = id.zip(first).map(|(id, first)| pod_mac(id, *first));
+    let derived = id.zip(deciding(addresses)).map(|(id, first)| pod_mac(id, first));
     object.spec.topology == Topology::Layer2 && derived.is_some_and(|derived| derived != mac)
 }
 
-/// What other nodes have announced of a Network.
-fn of_others<'a>(
-    world: &'a World,
-    network: &'a str,
-    node: &'a str,
-) -> impl Iterator<Item = &'a AnnouncedView> {
-    world.announced.values().map(|view| &**view).filter(move |view| {
-        view.network == network
-            && view.node != node
-            && is_needed(world, network, &view.node, &view.addresses, view.mac)
-    })
+/// Whether a node may announce this: it says where packets of every other node go. Each address is in a reserved range of
+/// the Network, where any node's pods may have one, or in a block of that node; and the MAC is nobody else's.
+fn is_believed(object: &Network, blocks: &Blocks<'_>, view: &AnnouncedView) -> bool {
+    let id = object.status.as_ref().and_then(|s| s.id);
+    let own_mac =
+        id.zip(deciding(&view.addresses)).is_some_and(|(id, first)| may_have_mac(id, first, view.mac));
+    let own = |address: &IpAddr| {
+        object.spec.subnets.iter().any(|subnet| is_reserved(subnet, *address))
+            || blocks.contain(&view.node, *address)
+    };
+    own_mac && view.addresses.iter().all(own)
+}
+
+/// Whether a pod may ask for this address of a subnet on any node: not for the subnet's own, its gateway or broadcast.
+fn is_reserved(subnet: &Subnet, address: IpAddr) -> bool {
+    let inside = |text: &String| text.parse::<IpNet>().is_ok_and(|range| range.contains(&address));
+    let Ok(cidr) = subnet.cidr.parse::<IpNet>() else { return false };
+    let gateway = match &subnet.gateway {
+        Some(text) => text.parse().ok(),
+        None => cidr.hosts().find(|host| *host != cidr.network()),
+    };
+    let broadcast = address.is_ipv4() && address == cidr.broadcast();
+    cidr.contains(&address)
+        && subnet.reserved.iter().any(inside)
+        && gateway.is_some_and(|gateway| gateway != address)
+        && address != cidr.network()
+        && !broadcast
+}
+
+/// The address that decides an interface's MAC.
+fn deciding(addresses: &[IpAddr]) -> Option<IpAddr> {
+    addresses.iter().find(|a| a.is_ipv4()).or(addresses.first()).copied()
+}
+
+/// Blocks of one Network by node, read once for all that is announced.
+struct Blocks<'a>(HashMap<&'a str, Vec<IpNet>>);
+
+impl<'a> Blocks<'a> {
+    fn of(world: &'a World, network: &str, wanted: impl Fn(&str) -> bool) -> Self {
+        let mut ranges: HashMap<&str, Vec<IpNet>> = HashMap::new();
+        for block in world.blocks.values().filter(|b| b.network == network && wanted(&b.node)) {
+            let both = [&block.ipv4, &block.ipv6].into_iter().flatten();
+            ranges.entry(&block.node).or_default().extend(both.filter_map(|r| r.parse::<IpNet>().ok()));
+        }
+        Self(ranges)
+    }
+
+    fn contain(&self, node: &str, address: IpAddr) -> bool {
+        self.0.get(node).is_some_and(|ranges| ranges.iter().any(|range| range.contains(&address)))
+    }
+}
+
+/// What other nodes have announced of a Network, as far as it is to be believed.
+fn of_others<'a>(world: &'a World, network: &'a str, node: &'a str) -> Vec<&'a AnnouncedView> {
+    let Some(object) = world.networks.get(network) else { return Vec::new() };
+    let of_network = world.announced.values().map(|view| &**view);
+    let others: Vec<&AnnouncedView> =
+        of_network.filter(|view| view.network == network && view.node != node).collect();
+    if others.is_empty() {
+        return others;
+    }
+    let blocks = Blocks::of(world, network, |_| true);
+    let counts = |view: &&AnnouncedView| {
+        let believed = is_believed(object, &blocks, view);
+        if !believed {
+            tracing::debug!(network, node = view.node, pod = view.pod, addresses = ?view.addresses, mac = %view.mac,
+                "a node announces what is not its own: not believed");
+        }
+        believed && cannot_be_derived(object, &blocks, &view.node, &view.addresses, view.mac)
+    };
+    others.into_iter().filter(counts).collect()
 }
 
 /// The same as a runtime takes it.
 #[must_use]
 pub fn for_runtime(world: &World, network: &str, node: &str) -> Vec<knit_runtime::Announced> {
     let mut all: Vec<knit_runtime::Announced> = of_others(world, network, node)
+        .into_iter()
         .map(|view| knit_runtime::Announced {
             node: view.node.clone(),
             node_addresses: world.nodes.get(&view.node).map(|n| n.addresses.clone()).unwrap_or_default(),
@@ -104,6 +167,7 @@ pub fn for_runtime(world: &World, network: &str, node: &str) -> Vec<knit_runtime
 #[must_use]
 pub fn held(world: &World, network: &str, node: &str) -> BTreeMap<IpAddr, String> {
     of_others(world, network, node)
+        .into_iter()
         .flat_map(|view| view.addresses.iter().map(|a| (*a, format!("{} on node {}", view.pod, view.node))))
         .collect()
 }
@@ -112,7 +176,7 @@ pub fn held(world: &World, network: &str, node: &str) -> BTreeMap<IpAddr, String
 mod tests {
     use std::sync::Arc;
 
-    use knit_api::{AddressBlockSpec, Network};
+    use knit_api::AddressBlockSpec;
     use serde_json::json;
 
     use super::*;
@@ -120,7 +184,7 @@ mod tests {
     fn world(topology: &str) -> World {
         let network: Network = serde_json::from_value(json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "blue"},
-            "spec": {"topology": topology, "subnets": [{"cidr": "10.2.0.0/16"}]}, "status": {"id": 7}
+            "spec": {"topology": topology, "subnets": [{"cidr": "10.2.0.0/16", "reserved": ["10.2.0.0/29", "10.2.200.0/24"]}]}, "status": {"id": 7}
         }))
         .expect("a Network");
         let block = |node: &str, range: &str| {
@@ -183,5 +247,46 @@ mod tests {
         assert_eq!(told.iter().map(|t| t.addresses[0]).collect::<Vec<_>>(), [ip("10.2.200.2")]);
         assert_eq!(held(&world, "blue", "b"), [(ip("10.2.200.1"), "pod shop/a on node a".to_owned())].into());
         assert!(for_runtime(&world, "red", "a").is_empty());
+    }
+
+    #[test]
+    fn a_node_announces_only_what_its_pods_may_have() {
+        let plain: Mac = "02:00:00:00:00:07".parse().expect("a MAC");
+        let derived = |text: &str| pod_mac(7, ip(text));
+        // Node b says that this address and this MAC are of a pod of its own.
+        let cases = [
+            ("Layer3", "10.2.200.1", derived("10.2.200.1"), true),
+            ("Layer2", "10.2.200.1", plain, true),
+            ("Layer2", "10.2.2.5", plain, true),
+            // Outside of the Network: the API server, a name server, anything.
+            ("Layer3", "192.0.2.77", plain, false),
+            // Another node's pod, and one that anybody might get.
+            ("Layer3", "10.2.1.5", derived("10.2.1.5"), false),
+            ("Layer3", "10.2.77.5", derived("10.2.77.5"), false),
+            // Reserved, but never a pod's: the Network's own address and its gateway.
+            ("Layer3", "10.2.0.0", plain, false),
+            ("Layer3", "10.2.0.1", plain, false),
+            ("Layer3", "10.2.0.2", plain, true),
+            // The MAC of another pod, of the gateway, of a tunnel, of a group.
+            ("Layer2", "10.2.200.1", derived("10.2.1.5"), false),
+            ("Layer2", "10.2.200.1", knit_ipam::gateway_mac(7), false),
+            ("Layer2", "10.2.200.1", "06:76:c0:00:02:01".parse().expect("a MAC"), false),
+            ("Layer2", "10.2.200.1", "01:00:5e:00:00:01".parse().expect("a MAC"), false),
+        ];
+        for (topology, address, mac, believed) in cases {
+            let mut world = world(topology);
+            let view = AnnouncedView {
+                network: "blue".into(),
+                pod: "pod evil/x".into(),
+                node: "b".into(),
+                addresses: vec![ip(address)],
+                mac,
+                published: true,
+            };
+            world.announced = Arc::new([(("evil".to_owned(), "x".to_owned()), Arc::new(view))].into());
+            let told = for_runtime(&world, "blue", "a");
+            assert_eq!(told.len(), usize::from(believed), "{topology} {address} {mac}");
+            assert_eq!(held(&world, "blue", "a").len(), usize::from(believed), "{topology} {address} {mac}");
+        }
     }
 }

@@ -8,11 +8,15 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NetworkStatus, conditions, names};
+use knit_api::{
+    AddressBlock, AddressBlockSpec, Network, NetworkAttachment, NetworkClass, NetworkStatus, conditions,
+    names,
+};
 use knit_objects::{Event, Key, Object, Objects, Subscription};
 use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
+use super::blocks::{Blocks, Given};
 use super::boot::{BootCache, BootFile};
 use super::{Before, NodeView, PodView, Synced, World};
 use crate::core::Core;
@@ -56,10 +60,15 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         apply(&mut world.namespaces, event, name_of).note(&mut world.synced.namespaces)
     }));
 
-    let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
-    let blocks = objects.watch::<AddressBlock>().map(|b| Some(Arc::new(b.spec))).seed(seed).subscribe()?;
-    tasks.spawn(follow(core.clone(), blocks, |world, event| {
-        let news = apply(&mut world.blocks, event, name_of);
+    let before = |spec: &Arc<AddressBlockSpec>| Given { spec: Arc::clone(spec), created: None };
+    let mut right = Blocks::default();
+    for (name, spec) in &*known.blocks {
+        right.change(name, Some(before(spec)));
+    }
+    let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), before(v))).collect();
+    let blocks = objects.watch::<AddressBlock>().map(|b| Some(Given::of(b))).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), blocks, move |world, event| {
+        let news = apply_blocks(&mut world.blocks, &mut right, event);
         news.of_networks(|synced| &mut synced.blocks, world)
     }));
 
@@ -181,7 +190,7 @@ pub async fn keep(core: Core, file: BootFile) {
 async fn follow<T: Send + 'static>(
     core: Core,
     mut events: Subscription<T>,
-    change: impl Fn(&mut World, Event<T>) -> bool + Send + 'static,
+    mut change: impl FnMut(&mut World, Event<T>) -> bool + Send + 'static,
 ) {
     while let Some(event) = events.next().await {
         core.world().update_if(|world| change(world, event));
@@ -251,6 +260,30 @@ fn apply<K: Clone + Ord, T: Clone + PartialEq>(
         Event::Synced => return News::Synced,
     };
     if changed { News::Changed } else { News::None }
+}
+
+/// The same for blocks, of which those that overlap an older one do not count.
+fn apply_blocks(
+    map: &mut Arc<BTreeMap<String, Arc<AddressBlockSpec>>>,
+    right: &mut Blocks,
+    event: Event<Given>,
+) -> News {
+    let (key, given) = match event {
+        Event::Applied(key, given) => (key, Some(given)),
+        Event::Deleted(key) => (key, None),
+        Event::Synced => return News::Synced,
+    };
+    let mut news = News::None;
+    for (name, spec) in right.change(key.name(), given) {
+        let event = match spec {
+            Some(spec) => Event::Applied(Key::cluster(name), spec),
+            None => Event::Deleted(Key::cluster(name)),
+        };
+        if apply(map, event, name_of) == News::Changed {
+            news = News::Changed;
+        }
+    }
+    news
 }
 
 fn name_of(key: &Key) -> String {

@@ -2,6 +2,7 @@
 //! things, and made by pure functions.
 
 pub mod announced;
+pub mod blocks;
 pub mod boot;
 pub mod feed;
 
@@ -24,7 +25,7 @@ pub struct World {
     pub classes: Arc<BTreeMap<String, Arc<NetworkClass>>>,
     /// The labels of namespaces.
     pub namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
-    /// All AddressBlocks by name.
+    /// All AddressBlocks that count, by name.
     pub blocks: Arc<BTreeMap<String, Arc<AddressBlockSpec>>>,
     /// All nodes by name.
     pub nodes: Arc<BTreeMap<String, Arc<NodeView>>>,

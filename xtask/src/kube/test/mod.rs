@@ -15,6 +15,7 @@ mod kinds;
 mod plain_cni;
 mod pods;
 mod primary;
+mod stolen_token;
 mod support;
 mod talk;
 mod talkers;
@@ -120,6 +121,13 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core],
         run: bad_input::told,
+    },
+    Test {
+        name: "a_stolen_token_is_one_nodes",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: stolen_token::one_nodes,
     },
     Test {
         name: "addresses_run_out_and_come_back",

@@ -71,28 +71,37 @@ fn refused_attachments_cost_other_tenants_no_addresses() {
 fn an_address_that_a_pod_of_another_primary_has_is_avoided() {
     let mut world = tenants();
     world.cluster.attachments.push(Arc::new(attached("x", "red", "n1", "10.77.0.9")));
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    world.asks("n2", "blue");
     world.settle();
     assert_eq!(world.blocks_of("blue", "n1"), ["10.77.0.16/29"]);
+    // On that node, and on no other.
+    assert_eq!(world.blocks_of("blue", "n2"), ["10.77.0.0/29"]);
 }
 
 #[test]
 fn nobody_keeps_a_network_that_is_not_attached_to_it_and_may_not_be() {
-    let mut world = World::new();
-    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
-    world.namespace("evil", "red");
-    world.network("blue", &["10.77.0.0/24"], Some("blue"));
-    world.settle();
-    // One that nobody has taken up, one that was refused, and one that says so itself but may not.
     let refused = json!({"node": "n1", "conditions": ready("False")});
-    world.cluster.attachments = vec![
-        Arc::new(attachment("waiting", "blue", "10.77.0.1", json!({}))),
-        Arc::new(attachment("refused", "blue", "10.77.0.1", refused)),
-        Arc::new(attached("strange", "blue", "n1", "10.77.0.1")),
-    ];
-    let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
-    network.metadata.deletion_timestamp = Some(Time(world.now));
-    world.settle();
-    assert!(!world.cluster.networks.contains_key("blue"), "{:?}", world.ready("blue"));
+    // Whose namespace may use it or not: one that nobody has taken up, one that was refused, one that is attached.
+    for (tenant, view, kept) in [
+        ("blue", attachment("waiting", "blue", "10.77.0.1", json!({})), false),
+        ("blue", attachment("refused", "blue", "10.77.0.1", refused.clone()), false),
+        ("red", attachment("strange", "blue", "10.77.0.1", refused), false),
+        ("red", attached("stranger", "blue", "n1", "10.77.0.1"), false),
+        ("blue", attached("user", "blue", "n1", "10.77.0.1"), true),
+    ] {
+        let mut world = World::new();
+        world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+        world.namespace("evil", tenant);
+        world.network("blue", &["10.77.0.0/24"], Some("blue"));
+        world.settle();
+        let name = view.name.clone();
+        world.cluster.attachments = vec![Arc::new(view)];
+        let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
+        network.metadata.deletion_timestamp = Some(Time(world.now));
+        world.settle();
+        assert_eq!(world.cluster.networks.contains_key("blue"), kept, "{name}");
+    }
 }
 
 #[test]

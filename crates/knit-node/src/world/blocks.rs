@@ -1,0 +1,207 @@
+//! Which AddressBlocks count. No two of one Network should overlap, but two controllers that both believe to lead may
+//! make such blocks, and then each address must still be one node's only: every agent goes by the same rule. The older
+//! block counts, and of two of one age the one whose name comes first; the other is as if it were not there. What pods of
+//! its node have out of it they keep, as out of any block that is taken back.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use knit_api::{AddressBlock, AddressBlockSpec};
+use knit_ipam::{Block, outranked};
+
+/// A block as the API has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// What it says.
+    pub spec: Arc<AddressBlockSpec>,
+    /// Since when it is there; nothing for one that is known from before the start.
+    pub created: Option<Timestamp>,
+}
+
+/// All blocks, with those that do not count.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    network_of: HashMap<String, String>,
+    networks: HashMap<String, OfNetwork>,
+}
+
+/// A block that counts from now on, or counts no longer.
+pub type Change = (String, Option<Arc<AddressBlockSpec>>);
+
+#[derive(Debug, Default)]
+struct OfNetwork {
+    given: BTreeMap<String, Given>,
+    /// First and last addresses; disjoint, and only kept while nothing overlaps.
+    ranges: BTreeMap<IpAddr, IpAddr>,
+    /// Those that overlap one with a better right.
+    refused: BTreeSet<String>,
+}
+
+// === impl Given ===
+
+impl Given {
+    /// What counts of an object.
+    #[must_use]
+    pub fn of(object: AddressBlock) -> Self {
+        let created = object.metadata.creation_timestamp.map(|time| time.0);
+        Self { spec: Arc::new(object.spec), created }
+    }
+
+    fn block(&self) -> Option<Block> {
+        let spec = &self.spec;
+        let v4 = spec.ipv4.as_deref().map(str::parse).transpose().ok()?;
+        let v6 = spec.ipv6.as_deref().map(str::parse).transpose().ok()?;
+        Block::from_ranges(spec.network.as_str(), spec.node.as_str(), v4, v6).ok()
+    }
+}
+
+// === impl Blocks ===
+
+impl Blocks {
+    /// A block is there, or is gone: what that changes.
+    pub fn change(&mut self, name: &str, given: Option<Given>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let network = given.as_ref().map(|given| given.spec.network.clone());
+        if let Some(before) = self.network_of.get(name).filter(|before| Some(*before) != network.as_ref()) {
+            let before = before.clone();
+            changes.extend(self.networks.get_mut(&before).map(|n| n.change(name, None)).unwrap_or_default());
+            self.networks.retain(|_, network| !network.given.is_empty());
+            self.network_of.remove(name);
+        }
+        if let Some((network, given)) = network.zip(given) {
+            self.network_of.insert(name.to_owned(), network.clone());
+            changes.extend(self.networks.entry(network).or_default().change(name, Some(given)));
+        }
+        changes
+    }
+}
+
+// === impl OfNetwork ===
+
+impl OfNetwork {
+    fn change(&mut self, name: &str, given: Option<Given>) -> Vec<Change> {
+        let block = given.as_ref().and_then(Given::block);
+        let spec = given.as_ref().map(|given| Arc::clone(&given.spec));
+        let before = match given {
+            Some(given) => self.given.insert(name.to_owned(), given),
+            None => self.given.remove(name),
+        };
+        if self.refused.is_empty() {
+            for (start, _) in before.as_ref().and_then(Given::block).iter().flat_map(spans) {
+                self.ranges.remove(&start);
+            }
+            // Usually nothing overlaps, and one look at the neighbours tells.
+            let apart =
+                block.as_ref().is_none_or(|block| spans(block).into_iter().all(|span| self.is_free(span)));
+            if apart {
+                self.ranges.extend(block.iter().flat_map(spans));
+                return vec![(name.to_owned(), spec)];
+            }
+        }
+        self.judge(name)
+    }
+
+    fn is_free(&self, (first, last): (IpAddr, IpAddr)) -> bool {
+        self.ranges.range(..=last).next_back().is_none_or(|(_, end)| *end < first)
+    }
+
+    /// Decides about all of them again, after this one changed.
+    fn judge(&mut self, changed: &str) -> Vec<Change> {
+        let mut all: Vec<(&String, &Given, Block)> =
+            self.given.iter().filter_map(|(name, given)| Some((name, given, given.block()?))).collect();
+        all.sort_by_key(|(name, given, _)| (given.created, *name));
+        let blocks: Vec<Block> = all.iter().map(|(_, _, block)| block.clone()).collect();
+        let mut refused = BTreeSet::new();
+        for (loser, winner) in outranked(&blocks) {
+            let (name, winner) = (all[loser].0, all[winner].0);
+            if !self.refused.contains(name) {
+                tracing::warn!(
+                    address_block = name,
+                    "{} of node {} overlaps AddressBlock {winner}, which is older: it does not count",
+                    blocks[loser],
+                    blocks[loser].node()
+                );
+            }
+            refused.insert(name.clone());
+        }
+        let mut touched: BTreeSet<String> = refused.symmetric_difference(&self.refused).cloned().collect();
+        touched.insert(changed.to_owned());
+        self.ranges.clear();
+        if refused.is_empty() {
+            self.ranges = blocks.iter().flat_map(spans).collect();
+        }
+        self.refused = refused;
+        let counting = |name: &String| self.given.get(name).filter(|_| !self.refused.contains(name));
+        touched
+            .into_iter()
+            .map(|name| {
+                let spec = counting(&name).map(|given| Arc::clone(&given.spec));
+                (name, spec)
+            })
+            .collect()
+    }
+}
+
+/// Where the ranges of a block begin and end.
+fn spans(block: &Block) -> Vec<(IpAddr, IpAddr)> {
+    block.ranges().map(|range| (range.first(), range.last())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(node: &str, range: &str, second: i64) -> Option<Given> {
+        let spec = AddressBlockSpec {
+            network: "blue".into(),
+            node: node.into(),
+            ipv4: Some(range.into()),
+            ipv6: None,
+        };
+        Some(Given { spec: Arc::new(spec), created: Timestamp::from_second(second).ok() })
+    }
+
+    /// Plays changes, and gives the nodes and ranges that count in the end.
+    fn play(changes: &[(&str, Option<Given>)]) -> Vec<String> {
+        let (mut blocks, mut counting) = (Blocks::default(), BTreeMap::new());
+        for (name, given) in changes {
+            for (name, spec) in blocks.change(name, given.clone()) {
+                match spec {
+                    Some(spec) => drop(counting.insert(name, spec)),
+                    None => drop(counting.remove(&name)),
+                }
+            }
+        }
+        counting.values().map(|s| format!("{} {}", s.node, s.ipv4.as_deref().unwrap_or_default())).collect()
+    }
+
+    #[test]
+    fn of_blocks_that_overlap_the_older_counts_in_whatever_order_they_come() {
+        let old = ("b-24", given("a", "10.77.0.24/29", 100));
+        let late = ("b-16", given("b", "10.77.0.16/28", 101));
+        let other = ("b-32", given("b", "10.77.0.32/29", 102));
+        let expected = ["a 10.77.0.24/29", "b 10.77.0.32/29"];
+        assert_eq!(play(&[old.clone(), late.clone(), other.clone()]), expected);
+        assert_eq!(play(&[late.clone(), other.clone(), old.clone()]), expected);
+        assert_eq!(play(&[other.clone(), late.clone(), old.clone()]), expected);
+        // The older one goes: the other counts. Of one age, the name decides.
+        assert_eq!(play(&[old.clone(), late.clone(), ("b-24", None)]), ["b 10.77.0.16/28"]);
+        let same = ("b-16", given("b", "10.77.0.16/28", 100));
+        assert_eq!(play(&[old.clone(), same.clone()]), ["b 10.77.0.16/28"]);
+        // The younger one goes, and nothing is contested any more.
+        assert_eq!(play(&[old, late, ("b-16", None), other]), expected);
+    }
+
+    #[test]
+    fn what_is_known_from_before_the_start_gives_way_to_what_the_api_says() {
+        let seed = |node: &str, range: &str| given(node, range, 0).map(|g| Given { created: None, ..g });
+        let changes = [
+            ("b-24", seed("a", "10.77.0.24/29")),
+            ("b-24", given("a", "10.77.0.24/29", 200)),
+            ("b-16", given("b", "10.77.0.16/28", 100)),
+        ];
+        assert_eq!(play(&changes), ["b 10.77.0.16/28"]);
+    }
+}
