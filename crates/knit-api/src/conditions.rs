@@ -69,4 +69,6 @@ pub mod node_network {
     pub const REASON_NO_ADDRESS: &str = "AddressesExhausted";
     /// The runtime of its class does not answer.
     pub const REASON_RUNTIME_DOWN: &str = "RuntimeDown";
+    /// The runtime of its class lacks a feature that it needs; the message names it.
+    pub const REASON_UNSUPPORTED: &str = "Unsupported";
 }

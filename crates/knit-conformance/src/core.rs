@@ -6,9 +6,8 @@ use futures::future::join_all;
 use knit_api::kni::v1alpha1 as wire;
 use knit_kernel::addr::Address as KernelAddress;
 use knit_kernel::{Handle, NetNs};
-use knit_runtime::wire::{PROTOCOL_VERSION, error_from_status};
+use knit_runtime::wire::{PROTOCOL_VERSION, error_detail, error_from_status};
 use knit_runtime::{Attachment, InterfaceName, Pod, Reason, Runtime as _, SandboxId, feature};
-use prost::Message as _;
 
 use crate::bed::{Bed, TestPod, address_of, eth0};
 use crate::case::{Problem, Verdict, cases, ensure};
@@ -269,10 +268,11 @@ async fn errors_are_typed(bed: &Bed) -> Verdict {
         let Err(status) = result else {
             return Err(Problem::Failed(format!("Attach with {what} succeeded")));
         };
-        ensure!(!status.details().is_empty(), "the error of Attach with {what} has no ErrorDetail");
-        let detail = wire::ErrorDetail::decode(status.details()).map_err(|e| {
-            Problem::Failed(format!("the details of Attach with {what} are no ErrorDetail: {e}"))
-        })?;
+        let Some(detail) = error_detail(&status) else {
+            return Err(Problem::Failed(format!(
+                "the error of Attach with {what} has no ErrorDetail in the details of its status"
+            )));
+        };
         ensure!(detail.reason() == reason, "Attach with {what} is {:?}, not {reason:?}", detail.reason());
         ensure!(status.code() == code, "Attach with {what} has code {:?}, not {code:?}", status.code());
         ensure!(!detail.message.is_empty(), "the error of Attach with {what} has no words");

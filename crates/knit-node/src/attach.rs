@@ -6,7 +6,9 @@ use std::time::Duration;
 use futures::future::{BoxFuture, join_all};
 use ipnet::IpNet;
 use knit_ledger::{Opaque, SandboxRecord};
-use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Runtime, Topology};
+use knit_runtime::{
+    Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Runtime, Topology, feature,
+};
 use tracing::Instrument as _;
 
 use crate::clock;
@@ -180,7 +182,8 @@ impl Core {
             interface: InterfaceName::new(interface)
                 .map_err(|e| broken("a wrong interface name").because(e))?,
             addresses: lease.map(|l| addresses(&network, &l.addresses)).unwrap_or_default(),
-            mac: lease.map(|l| l.mac),
+            // Who cannot be told a MAC chooses one.
+            mac: lease.map(|l| l.mac).filter(|_| self.runtimes().has(&plan.runtime, feature::STATIC_MAC)),
             default_route,
             ports,
             routes: Vec::new(),

@@ -20,7 +20,7 @@ use crate::locks::SandboxLocks;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
-use crate::proxy::{Running, ServiceProxy};
+use crate::proxy::{Foreign, Running, ServiceProxy};
 use crate::readiness::Readiness;
 use crate::record::{Books, Store, details, made, pod_of};
 use crate::report::Report;
@@ -391,6 +391,11 @@ impl Core {
 
     pub(crate) async fn start_proxy(&self, network: &Arc<knit_runtime::Network>) -> Option<Box<dyn Running>> {
         let proxy = self.inner.proxy.as_ref()?;
+        let world = self.world().get();
+        let runtime = world.networks.get(&network.name).and_then(|n| world.runtime_of(n));
+        if let Some(runtime) = runtime.filter(|name| name != knit_api::names::LINUX_RUNTIME) {
+            return Some(Box::new(Foreign { runtime }));
+        }
         let own = network.name == knit_api::names::DEFAULT_NETWORK;
         let router = (!own).then(|| self.inner.config.routers_dir().join(&network.name));
         match proxy.start(router, network).await {

@@ -38,6 +38,24 @@ pub trait Running: Debug + Send + Sync {
     fn state(&self) -> ServicesState;
 }
 
+/// In place of a proxy, for a Network of a runtime that makes no router: there the agent has nowhere to put one.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    /// The runtime's name.
+    pub runtime: String,
+}
+
+impl Running for Foreign {
+    fn update(&self, _: &Network) {}
+
+    fn state(&self) -> ServicesState {
+        ServicesState::Off(format!(
+            "not served by Knit here; network runtime {} makes this Network, and serves Services in it or does not",
+            self.runtime
+        ))
+    }
+}
+
 /// How the Services of a Network are on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ServicesState {

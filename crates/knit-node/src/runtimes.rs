@@ -1,18 +1,27 @@
 //! The network runtimes of this node: those inside the agent, and those found by their sockets in one directory.
 
+mod features;
+
 use std::collections::BTreeMap;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use knit_api::NodeRuntime;
 use knit_runtime::wire::RemoteRuntime;
-use knit_runtime::{Info, Runtime};
+use knit_runtime::{Info, Runtime, feature};
+
+use crate::error::{Error, Reason, Result};
+use crate::resolve::Wanted;
+use features::{Announced, has};
 
 /// All runtimes that this agent can use, by the names that NetworkClasses use.
 #[derive(Default)]
 pub struct Runtimes {
     known: RwLock<BTreeMap<String, Known>>,
+    /// Sockets that are not used, and why: said once each.
+    refused: Mutex<BTreeMap<PathBuf, String>>,
 }
 
 #[derive(Clone)]
@@ -37,8 +46,42 @@ impl Runtimes {
     /// When it does not say who it is.
     pub async fn add(&self, runtime: Arc<dyn Runtime>) -> knit_runtime::Result<()> {
         let info = runtime.info().await?;
+        let runtime: Arc<dyn Runtime> = Arc::new(Announced::new(runtime, info.clone()));
         self.write().insert(info.name.clone(), Known { runtime, info, socket: None, problem: None });
         Ok(())
+    }
+
+    /// Whether the runtime of this name has announced a feature.
+    #[must_use]
+    pub fn has(&self, name: &str, feature: &str) -> bool {
+        self.read().get(name).is_some_and(|known| has(&known.info, feature))
+    }
+
+    /// Whether a runtime can give an interface what its pod asks for.
+    ///
+    /// # Errors
+    /// When it has not announced something that the pod asks for.
+    pub(crate) fn can_have(&self, wanted: &Wanted) -> Result<()> {
+        let asked = [
+            (feature::HOST_PORTS, !wanted.ports.is_empty(), "ports of the node"),
+            (feature::STATIC_ADDRESS, !wanted.addresses.is_empty(), "an address of its own choice"),
+            (feature::STATIC_MAC, wanted.mac.is_some(), "a MAC of its own choice"),
+        ];
+        // A runtime that is away is said to be away, by who asks it.
+        let Some(info) = self.read().get(&wanted.runtime).map(|known| known.info.clone()) else {
+            return Ok(());
+        };
+        match asked.into_iter().find(|(feature, asked, _)| *asked && !has(&info, feature)) {
+            None => Ok(()),
+            Some((feature, _, what)) => Err(Error::new(
+                Reason::Refused,
+                format!(
+                    "interface {} asks for {what}, and network runtime {} of Network {} has not announced \
+                     {feature}: leave it out",
+                    wanted.interface, wanted.runtime, wanted.network
+                ),
+            )),
+        }
     }
 
     /// The runtime of this name.
@@ -69,7 +112,14 @@ impl Runtimes {
     /// Looks for sockets in a directory, and asks all runtimes how they are. True if something changed.
     pub async fn refresh(&self, directory: &Path, call_deadline: Duration) -> bool {
         let before = self.describe();
-        for socket in sockets(directory) {
+        let sockets = sockets(directory);
+        self.refused().retain(|socket, _| sockets.contains(socket));
+        for socket in sockets {
+            if let Err(problem) = closed_to_others(&socket) {
+                self.refuse(&socket, problem);
+                continue;
+            }
+            self.refused().remove(&socket);
             let known = self.read().values().any(|k| k.socket.as_deref() == Some(&socket));
             if !known {
                 self.introduce(&socket, call_deadline).await;
@@ -85,8 +135,11 @@ impl Runtimes {
             };
             (name, problem)
         }));
+        let refused = self.refused().clone();
         for (name, problem) in asked.await {
             let mut known = self.write();
+            let socket = known.get(&name).and_then(|k| k.socket.clone());
+            let problem = socket.and_then(|s| refused.get(&s).cloned()).or(problem);
             let gone = |k: &Known| k.socket.as_ref().is_some_and(|s| !s.exists()) && problem.is_some();
             if known.get(&name).is_some_and(gone) {
                 tracing::warn!(runtime = %name, "a network runtime's socket is gone");
@@ -121,12 +174,23 @@ impl Runtimes {
         }
         tracing::info!(socket = %socket.display(), runtime = %info.name, version = %info.version, "found a network runtime");
         let entry = Known {
-            runtime: Arc::new(runtime),
+            runtime: Arc::new(Announced::new(Arc::new(runtime), info.clone())),
             info: info.clone(),
             socket: Some(socket.to_owned()),
             problem: None,
         };
         known.insert(info.name, entry);
+    }
+
+    fn refuse(&self, socket: &Path, problem: String) {
+        let before = self.refused().insert(socket.to_owned(), problem.clone());
+        if before.as_ref() != Some(&problem) {
+            tracing::error!(socket = %socket.display(), "a socket in the directory of network runtimes is not used: {problem}");
+        }
+    }
+
+    fn refused(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, String>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Known>> {
@@ -151,4 +215,27 @@ fn sockets(directory: &Path) -> Vec<PathBuf> {
         entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "sock")).collect();
     sockets.sort();
     sockets
+}
+
+/// Whether a socket is one that nobody but root, and the agent's own user, can have made or can reach: whoever answers
+/// there decides what pods get.
+///
+/// # Errors
+/// When it is not, with what to do.
+pub fn closed_to_others(socket: &Path) -> Result<(), String> {
+    let shown = socket.display();
+    let meta = std::fs::metadata(socket).map_err(|error| format!("{shown} cannot be looked at: {error}"))?;
+    if !meta.file_type().is_socket() {
+        return Err(format!("{shown} is not a socket: remove it"));
+    }
+    if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(format!("{shown} belongs to user {}: the runtime has to run as root", meta.uid()));
+    }
+    let mode = meta.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "{shown} is open to others (mode {mode:04o}): the runtime has to set its mode to 0600"
+        ));
+    }
+    Ok(())
 }

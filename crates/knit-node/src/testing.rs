@@ -12,7 +12,7 @@ use knit_ipam::{Cooling, Millis};
 use knit_ledger::{LedgerError, SandboxRecord};
 use knit_runtime::{
     AttachRequest, Attachment, Error, HostEnd, Info, InterfaceName, Network, NetworkStatus, Pod, Reason,
-    Result, Runtime, SandboxId, Status,
+    Result, Runtime, SandboxId, Status, feature,
 };
 use tokio::sync::watch;
 
@@ -72,6 +72,7 @@ struct LifeState {
 #[derive(Clone, Debug)]
 pub struct FakeRuntime {
     name: String,
+    features: Vec<&'static str>,
     kernel: FakeKernel,
     life: Life,
 }
@@ -196,7 +197,26 @@ impl FakeRuntime {
     /// A runtime over a kernel.
     #[must_use]
     pub fn new(name: &str, kernel: &FakeKernel, life: &Life) -> Self {
-        Self { name: name.to_owned(), kernel: kernel.clone(), life: life.clone() }
+        let features = vec![
+            feature::NETWORK_SETUP,
+            feature::LAYER2,
+            feature::LAYER3,
+            feature::IPV4,
+            feature::IPV6,
+            feature::STATIC_ADDRESS,
+            feature::STATIC_MAC,
+            feature::MTU,
+            feature::ROUTES,
+            feature::HOST_PORTS,
+        ];
+        Self { name: name.to_owned(), features, kernel: kernel.clone(), life: life.clone() }
+    }
+
+    /// The same one, without some features.
+    #[must_use]
+    pub fn without(mut self, features: &[&str]) -> Self {
+        self.features.retain(|f| !features.contains(f));
+        self
     }
 
     fn make(&self, request: &AttachRequest) -> Result<Attachment> {
@@ -246,7 +266,8 @@ impl FakeRuntime {
 #[async_trait]
 impl Runtime for FakeRuntime {
     async fn info(&self) -> Result<Info> {
-        Ok(Info { name: self.name.clone(), version: "test".into(), features: Vec::new() })
+        let features = self.features.iter().map(|f| (*f).to_owned()).collect();
+        Ok(Info { name: self.name.clone(), version: "test".into(), features })
     }
 
     async fn setup_network(&self, network: &Network) -> Result<()> {

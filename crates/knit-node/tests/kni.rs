@@ -117,6 +117,13 @@ async fn what_a_client_asks_for_needs_the_same_rights() {
         ("10.1.0.9", "10.2.0.7")
     );
 
+    // A pod that the agent does not know, and of which the client says nothing: advice for this door.
+    let silent = wire::Pod { annotations: HashMap::new(), ..pod(&node, "s0", "shop", "") };
+    let request = wire::AttachRequest { pod: Some(silent), attachments: Vec::new() };
+    let status = client.attach(request).await.expect_err("not known");
+    assert!(status.message().contains("send its annotations"), "{status:?}");
+    assert!(!status.message().contains("CNI"), "{status:?}");
+
     // Network green is the primary of another team's namespaces, and nobody else may attach.
     let request = wire::AttachRequest {
         pod: Some(pod(&node, "s2", "shop", "")),
@@ -143,6 +150,51 @@ async fn what_a_client_asks_for_needs_the_same_rights() {
     }
     let network = wire::SetupNetworkRequest::default();
     assert_eq!(reason(client.setup_network(network).await), Reason::Unsupported);
+}
+
+#[tokio::test]
+async fn a_second_request_that_differs_got_the_old_answer() {
+    let node = Node::new();
+    let (_agent, channel) = open(&node).await;
+    let mut client = NetworkRuntimeClient::new(channel);
+    let wish = |network: &str, interface: &str, ip: &str| wire::AttachmentRequest {
+        network: network.into(),
+        interface: interface.into(),
+        addresses: match ip {
+            "" => Vec::new(),
+            ip => vec![wire::Address { ip: ip.into(), ..wire::Address::default() }],
+        },
+        ..wire::AttachmentRequest::default()
+    };
+    let ask = |attachments: &[wire::AttachmentRequest]| wire::AttachRequest {
+        pod: Some(pod(&node, "s1", "shop", "")),
+        attachments: attachments.to_vec(),
+    };
+    let main = wish("", "eth0", "10.1.0.9");
+    let first = client.attach(ask(&[main.clone()])).await.expect("attached").into_inner();
+    let mut mac = main.clone();
+    mac.mac = "02:00:00:00:00:42".into();
+    let mut ports = main.clone();
+    ports.ports = vec![wire::PortMapping {
+        protocol: wire::Protocol::Tcp.into(),
+        host_port: 8080,
+        container_port: 80,
+        ..wire::PortMapping::default()
+    }];
+    for (other, what) in [
+        (vec![main.clone(), wish("blue", "net1", "")], "one more Network"),
+        (vec![wish("nowhere", "eth0", "")], "a Network that does not exist"),
+        (vec![wish("", "eth0", "10.1.0.10")], "another address"),
+        (vec![mac], "another MAC"),
+        (vec![ports], "ports"),
+    ] {
+        assert_eq!(reason(client.attach(ask(&other)).await), Reason::Conflict, "{what}");
+    }
+    // Nothing happened, and the same request still has its answer; so has one that leaves the choice to the agent.
+    assert_eq!(node.attachments().len(), 1);
+    for same in [main, wish("default", "eth0", ""), wish("", "", "")] {
+        assert_eq!(client.attach(ask(&[same])).await.expect("the same").into_inner(), first);
+    }
 }
 
 #[tokio::test]
@@ -265,9 +317,67 @@ fn the_old_service_makes_namespaces_that_never_collide() {
             assert!(Path::new("/etc/passwd").exists());
             client.delete_network(delete("")).await.expect("deleted by name");
             assert!(!Path::new(&second).exists());
+            // Its pod is gone with it.
+            let query = old::QueryPodNetworkRequest { id: "s1".into(), ..Default::default() };
+            assert_eq!(reason(client.query_pod_network(query).await), Reason::AttachmentNotFound);
+            assert!(node.is_clean());
             for uid in ["", "../x", "a/b"] {
                 assert_eq!(reason(client.create_network(create(uid)).await), Reason::Invalid, "{uid:?}");
             }
+        });
+    });
+}
+
+#[test]
+fn two_pods_of_one_name_were_taken_for_each_other() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let node = Node::new();
+            let (_agent, channel) = open(&node).await;
+            let mut client = KniClient::new(channel);
+            let create = |uid: &str| old::CreateNetworkRequest {
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                uid: uid.into(),
+                netns_path_prefix: "/run/pods".into(),
+                ..Default::default()
+            };
+            let attach = |id: &str, extradata: &[(&str, &str)]| old::AttachInterfaceRequest {
+                id: id.into(),
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                annotations: HashMap::from([("a".to_owned(), "b".to_owned())]),
+                extradata: extradata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+                ..Default::default()
+            };
+            let delete = |id: &str| old::DeleteNetworkRequest {
+                id: id.into(),
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                ..Default::default()
+            };
+            let query = |id: &str| old::QueryPodNetworkRequest { id: id.into(), ..Default::default() };
+            let first = client.create_network(create("u1")).await.expect("made").into_inner().netns_path;
+            let second = client.create_network(create("u2")).await.expect("made").into_inner().netns_path;
+            // Nothing says which one is meant: the error does, and does not send the client back to CreateNetwork.
+            let status = client.attach_interface(attach("s1", &[])).await.expect_err("ambiguous");
+            assert!(status.message().contains("u1 and u2"), "{status:?}");
+            client.attach_interface(attach("s1", &[("uid", "u1")])).await.expect("attached");
+            // One is taken now, so the other is meant.
+            client.attach_interface(attach("s2", &[])).await.expect("attached");
+            let uids: Vec<_> = node.attachments().iter().filter_map(|a| a.pod.uid.clone()).collect();
+            assert_eq!(uids, ["u1", "u2"]);
+            client.attach_interface(attach("s1", &[])).await.expect("the same again");
+
+            assert_eq!(reason(client.delete_network(delete("")).await), Reason::Invalid, "which one?");
+            assert!(Path::new(&first).exists() && Path::new(&second).exists());
+            client.delete_network(delete("s1")).await.expect("deleted by its sandbox");
+            assert!(!Path::new(&first).exists() && Path::new(&second).exists());
+            assert_eq!(reason(client.query_pod_network(query("s1")).await), Reason::AttachmentNotFound);
+            client.query_pod_network(query("s2")).await.expect("the other stays");
+            client.delete_network(delete("")).await.expect("the only one");
+            assert!(!Path::new(&second).exists() && node.is_clean());
         });
     });
 }

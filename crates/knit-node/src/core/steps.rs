@@ -100,6 +100,7 @@ impl Core {
         plan: &[(Wanted, Details)],
         deadline: Instant,
     ) -> Result<SandboxRecord> {
+        plan.iter().try_for_each(|(wanted, _)| self.runtimes().can_have(wanted))?;
         let record = loop {
             let freed = self.inner.addresses.notified();
             tokio::pin!(freed);

@@ -287,6 +287,10 @@ impl Core {
         let limit = self.config().runtime_deadline;
         match tokio::time::timeout(limit, implementation.setup_network(&network)).await {
             Ok(Ok(())) => {}
+            Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
+                let reason = conditions::node_network::REASON_UNSUPPORTED;
+                return Err(Unready { reason, message: chain(&error) });
+            }
             Ok(Err(error)) => return Err(Unready::not_set_up(chain(&error))),
             Err(_) => {
                 return Err(Unready {

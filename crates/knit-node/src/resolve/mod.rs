@@ -14,7 +14,7 @@ use knit_ipam::{Addresses, Mac};
 use knit_runtime::{Dns, InterfaceName, PortMapping};
 
 use crate::error::{Error, Reason};
-use crate::request::{PodRequest, pod_name};
+use crate::request::{Door, PodRequest, pod_name};
 use crate::world::{Labels, World};
 use annotation::Asked;
 
@@ -166,13 +166,20 @@ fn annotations_of(
     // shows an older pod of that name longer than it exists.
     match pod.filter(|pod| !pod.ending) {
         Some(pod) => Ok(pod.annotations.clone()),
-        None => Err(Missing::Wait(Error::new(
-            Reason::NotReady,
-            format!(
-                "{who} is not known to the node agent yet: it tries again; with the capability \
-                 io.kubernetes.cri.pod-annotations in the CNI configuration it need not wait"
-            ),
-        ))),
+        None => {
+            let advice = match &request.door {
+                Door::Cni(_) => {
+                    "it tries again; with the capability io.kubernetes.cri.pod-annotations in the CNI \
+                     configuration it need not wait"
+                }
+                Door::Kni | Door::Object(_) => {
+                    "send its annotations with the request (an empty one will do), or see that its Pod object is \
+                     there, has this node in spec.nodeName, and try again"
+                }
+            };
+            let message = format!("{who} is not known to the node agent yet: {advice}");
+            Err(Missing::Wait(Error::new(Reason::NotReady, message)))
+        }
     }
 }
 

@@ -8,7 +8,7 @@ mod socket;
 
 pub use client::RemoteRuntime;
 pub use convert::{attachment_from_wire, attachment_to_wire, network_from_wire, network_to_wire};
-pub use error::{error_from_status, status_from_error};
+pub use error::{error_detail, error_from_status, status_from_error};
 pub use server::service;
 pub use socket::{Clients, listen, serve};
 

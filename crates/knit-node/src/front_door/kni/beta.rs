@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 
 use knit_api::kni::beta as wire;
 use knit_runtime::wire::status_from_error;
@@ -10,9 +11,9 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use wire::kni_server::Kni;
 
-use super::pods::Pods;
+use super::pods::{Note, Pods, Which};
 use super::v1alpha1::MAIN;
-use super::{invalid, port_number, to_status};
+use super::{invalid, port_number, same, to_status};
 use crate::core::Core;
 use crate::request::{Door as FrontDoor, PodRequest};
 
@@ -28,6 +29,30 @@ type Reply<T> = Result<Response<T>, Status>;
 impl Door {
     pub fn new(core: Core, pods: Pods) -> Self {
         Self { core, pods }
+    }
+
+    /// Whose namespace a call is about. A sandbox that is attached says where it is.
+    fn which(
+        &self,
+        namespace: String,
+        name: String,
+        sandbox: &str,
+        extradata: &HashMap<String, String>,
+        path: String,
+    ) -> Which {
+        let attached = || {
+            let sandbox = SandboxId::new(sandbox).ok()?;
+            self.core.books().get(&sandbox).map(|record| record.netns().path.display().to_string())
+        };
+        let path = Some(path).filter(|path| !path.is_empty()).or_else(attached);
+        Which { namespace, name, uid: extradata.get("uid").cloned(), path }
+    }
+
+    /// The sandboxes that are attached in a namespace.
+    fn sandboxes_in(&self, path: &Path) -> Vec<SandboxId> {
+        let books = self.core.books();
+        let there = books.records().filter(|record| record.netns().path == path);
+        there.filter_map(|record| SandboxId::new(record.sandbox()).ok()).collect()
     }
 
     /// Namespaces are made and mounted by calls that block.
@@ -66,7 +91,16 @@ impl Kni for Door {
         request: Request<wire::DeleteNetworkRequest>,
     ) -> Reply<wire::DeleteNetworkResponse> {
         let r = request.into_inner();
-        self.with_pods(move |pods| pods.delete(&r.namespace, &r.name, &r.netns_path)).await?;
+        let which = self.which(r.namespace, r.name, &r.id, &r.extradata, r.netns_path);
+        let (notes, which) = self.with_pods(move |pods| Ok((pods.matching(&which)?, which))).await?;
+        let Some(note) = only_one(notes, &which)? else {
+            return Ok(Response::new(wire::DeleteNetworkResponse {}));
+        };
+        // What is attached there ends with it: nobody will call for it any more.
+        for sandbox in self.sandboxes_in(&note.path) {
+            self.core.detach(sandbox, None).await.map_err(|e| to_status(&e))?;
+        }
+        self.with_pods(move |pods| pods.delete(&note)).await?;
         Ok(Response::new(wire::DeleteNetworkResponse {}))
     }
 
@@ -78,8 +112,12 @@ impl Kni for Door {
         let sandbox = SandboxId::new(r.id.as_str()).map_err(|e| status_from_error(&e))?;
         let isolation = r.isolation.map(|i| i.path).filter(|path| !path.is_empty());
         let said = isolation.or_else(|| r.extradata.get("netns").cloned()).unwrap_or_default();
-        let (namespace, name, path) = (r.namespace.clone(), r.name.clone(), said.clone());
-        let note = self.with_pods(move |pods| pods.find(&namespace, &name, &path)).await?;
+        let which = self.which(r.namespace.clone(), r.name.clone(), &r.id, &r.extradata, said.clone());
+        let (notes, which) = self.with_pods(move |pods| Ok((pods.matching(&which)?, which))).await?;
+        // Another sandbox's namespace is not this one's.
+        let free = |note: &Note| self.sandboxes_in(&note.path).iter().all(|s| *s == sandbox);
+        let notes = if notes.len() > 1 { notes.into_iter().filter(free).collect() } else { notes };
+        let note = only_one(notes, &which)?;
         let netns = match (&note, said.as_str()) {
             (_, path) if path.starts_with('/') => path.into(),
             (Some(note), "") => note.path.clone(),
@@ -112,7 +150,8 @@ impl Kni for Door {
             door: FrontDoor::Kni,
         };
         let deadline = Instant::now() + self.core.config().request_deadline;
-        let attached = self.core.attach(request, deadline).await.map_err(|e| to_status(&e))?;
+        let attached = self.core.attach(request.clone(), deadline).await.map_err(|e| to_status(&e))?;
+        same::ensure_as_asked(&self.core, &request)?;
         let ipconfigs = ipconfigs(&attached.attachments);
         Ok(Response::new(wire::AttachInterfaceResponse { ipconfigs, extradata: HashMap::new() }))
     }
@@ -163,6 +202,22 @@ impl Kni for Door {
         let networks = self.core.networks().states().into_iter().map(network).collect();
         Ok(Response::new(wire::QueryNodeNetworksResponse { networks, extradata: HashMap::new() }))
     }
+}
+
+/// The namespace that a call is about, if there is one.
+fn only_one(mut notes: Vec<Note>, which: &Which) -> Result<Option<Note>, Status> {
+    if notes.len() > 1 {
+        // Two pods of one name, one of them on its way out: which one is meant is not guessed.
+        let mut uids: Vec<&str> = notes.iter().map(|note| note.uid.as_str()).collect();
+        uids.sort_unstable();
+        return Err(invalid(format!(
+            "pods {} of the name {}/{} have network namespaces: say which one is meant, by its path or by extradata[\"uid\"]",
+            uids.join(" and "),
+            which.namespace,
+            which.name
+        )));
+    }
+    Ok(notes.pop())
 }
 
 fn ipconfigs(attachments: &[Attachment]) -> HashMap<String, wire::IpConfig> {

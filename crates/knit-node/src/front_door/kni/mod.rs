@@ -4,6 +4,7 @@
 
 mod beta;
 mod pods;
+mod same;
 mod v1alpha1;
 
 use std::io;

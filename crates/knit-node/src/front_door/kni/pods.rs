@@ -31,6 +31,15 @@ pub(super) struct Note {
     pub path: PathBuf,
 }
 
+/// Whose namespace a call is about.
+#[derive(Clone, Debug)]
+pub(super) struct Which {
+    pub namespace: String,
+    pub name: String,
+    pub uid: Option<String>,
+    pub path: Option<String>,
+}
+
 // === impl Pods ===
 
 impl Pods {
@@ -57,36 +66,27 @@ impl Pods {
         Ok(note.path)
     }
 
-    /// Removes a pod's namespaces: the one at `path` if that is given, all that were made under its name otherwise. What is
-    /// gone already is fine; what is not ours is left alone. Blocking.
-    pub fn delete(&self, namespace: &str, name: &str, path: &str) -> io::Result<()> {
-        for note in self.notes()? {
-            let meant = if path.is_empty() {
-                note.namespace == namespace && note.name == name
-            } else {
-                note.path == Path::new(path)
-            };
-            if meant {
-                NetNs::delete(&note.path).map_err(io::Error::other)?;
-                match std::fs::remove_file(self.file(&note.uid)) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
-                }
-            }
+    /// Removes a namespace and its note. What is gone already is fine. Blocking.
+    pub fn delete(&self, note: &Note) -> io::Result<()> {
+        NetNs::delete(&note.path).map_err(io::Error::other)?;
+        match std::fs::remove_file(self.file(&note.uid)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// The note of the namespace at a path, or of the pod's only one. Blocking.
-    pub fn find(&self, namespace: &str, name: &str, path: &str) -> io::Result<Option<Note>> {
+    /// The notes of the namespaces that a call may be about: the one at its path if it says one, else those that were
+    /// made under the pod's name. What is not ours is not among them. Blocking.
+    pub fn matching(&self, which: &Which) -> io::Result<Vec<Note>> {
         let mut notes = self.notes()?;
-        if path.is_empty() {
-            notes.retain(|n| n.namespace == namespace && n.name == name);
-        } else {
-            notes.retain(|n| n.path == Path::new(path));
+        notes.retain(|note| match &which.path {
+            Some(path) => note.path == Path::new(path),
+            None => note.namespace == which.namespace && note.name == which.name,
+        });
+        if let Some(uid) = &which.uid {
+            notes.retain(|note| note.uid == *uid);
         }
-        // Two pods of one name at once: which one is meant cannot be told.
-        Ok(if notes.len() == 1 { notes.pop() } else { None })
+        Ok(notes)
     }
 
     fn notes(&self) -> io::Result<Vec<Note>> {

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use wire::network_runtime_server::NetworkRuntime;
 use wire::watch_event::Type;
 
-use super::{invalid, port_number, to_status, unsupported};
+use super::{invalid, port_number, same, to_status, unsupported};
 use crate::core::Core;
 use crate::request::{Door as FrontDoor, PodRequest};
 
@@ -85,7 +85,8 @@ impl NetworkRuntime for Door {
     async fn attach(&self, request: Request<wire::AttachRequest>) -> Reply<wire::AttachResponse> {
         let request = pod_request(request.into_inner())?;
         let deadline = Instant::now() + self.core.config().request_deadline;
-        let attached = self.core.attach(request, deadline).await.map_err(|e| to_status(&e))?;
+        let attached = self.core.attach(request.clone(), deadline).await.map_err(|e| to_status(&e))?;
+        same::ensure_as_asked(&self.core, &request)?;
         let attachments = attached.attachments.iter().map(attachment_to_wire).collect();
         Ok(Response::new(wire::AttachResponse { attachments }))
     }

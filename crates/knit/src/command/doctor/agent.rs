@@ -21,8 +21,38 @@ pub fn look(node: &mut Node) {
     if !directory(node) {
         return;
     }
+    space(node);
     socket(node);
     ledger(node);
+}
+
+/// Less than this, and the ledger may not take the next pod.
+const TOO_LITTLE: u64 = 256 << 10;
+/// Less than this is worth a look.
+const LITTLE: u64 = 4 << 20;
+
+/// Whether there is room to write down what is made.
+fn space(node: &mut Node) {
+    let check = "space";
+    let path = node.args.run_dir.clone();
+    let shown = path.display();
+    let found = match rustix::fs::statvfs(&path) {
+        Ok(found) => found,
+        Err(error) => return node.unknown(check, format!("{shown} cannot be looked at: {error}")),
+    };
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let free_kib = free >> 10;
+    let advice =
+        format!("free space in {shown}: see what fills it (du -x {shown}); pods that run are not affected");
+    if free < TOO_LITTLE || (found.f_files > 0 && found.f_favail == 0) {
+        let words =
+            format!("{shown} is full ({free_kib} KiB, {} files free): new pods are refused", found.f_favail);
+        node.wrong(check, words, advice);
+    } else if free < LITTLE {
+        node.warning(check, format!("{shown} has only {free_kib} KiB free"), advice);
+    } else {
+        node.good(check, format!("{shown} has {} MiB free", free >> 20));
+    }
 }
 
 /// Whether there is something to look at.
@@ -157,15 +187,24 @@ fn ledger(node: &mut Node) {
             node.good(check, format!("sound: {} sandboxes with {attachments} attachments", records.len()));
         }
         // An agent at work may be writing this very moment.
-        Scan::TornTail { .. } => node.good(check, "sound; its last write is unfinished, and the next start cuts it off"),
-        Scan::Corrupt { why, .. } => node.wrong(
-            check,
-            format!("{} is damaged: {why}", path.display()),
-            "restart the agent: it sets the file aside and rebuilds it from the kernel; then see what else writes there",
-        ),
+        Scan::TornTail { .. } => {
+            node.good(check, "sound; its last write is unfinished, and the next start cuts it off")
+        }
+        Scan::Corrupt { why, .. } => {
+            node.damaged = true;
+            node.wrong(
+                check,
+                format!("{} is damaged: {why}", path.display()),
+                "restart the agent: it sets the file aside and rebuilds it from the kernel; then see what else writes there",
+            );
+        }
         Scan::Newer { version } => {
             let words = format!("it has format {version}, which a newer agent wrote");
-            return node.wrong(check, words, "use the knit of that version, or drain the node and remove the file");
+            return node.wrong(
+                check,
+                words,
+                "use the knit of that version, or drain the node and remove the file",
+            );
         }
     }
     consistency(node, &records);

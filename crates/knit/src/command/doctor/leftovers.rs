@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use knit_api::Network;
+use knit_api::{Network, names};
 use knit_kernel::handle::{LinkFilter, RouteFilter};
 use knit_kernel::netns::NetNs;
 use knit_kernel::route::Route;
-use knit_kernel::{Error as KernelError, Handle, owner};
-use knit_ledger::AttachmentState;
+use knit_kernel::{Error as KernelError, Handle, IfName, owner};
+use knit_ledger::{AttachmentState, SandboxRecord};
 
 use super::agent::some;
 use super::{Node, chain};
@@ -52,10 +52,26 @@ fn attachments(node: &mut Node) {
     let check = "attachments";
     let Some(records) = &node.records else { return };
     let mut recorded: BTreeMap<(String, String), bool> = BTreeMap::new();
+    let (mut lost, mut down) = (Vec::new(), Vec::new());
+    let mut foreign = 0_usize;
     for record in records {
         for attachment in record.attachments() {
             let whole = matches!(attachment.state(), AttachmentState::Attached(_));
-            recorded.insert((record.sandbox().to_owned(), attachment.plan().interface.clone()), whole);
+            let plan = attachment.plan();
+            if plan.runtime == names::LINUX_RUNTIME {
+                recorded.insert((record.sandbox().to_owned(), plan.interface.clone()), whole);
+            } else if whole {
+                // Another runtime's mark is its own; what every interface has is an end in the pod.
+                foreign += 1;
+                let words =
+                    format!("{} of sandbox {} (runtime {})", plan.interface, record.sandbox(), plan.runtime);
+                match inside(record, &plan.interface) {
+                    Inside::Up => {}
+                    Inside::Down => down.push(words),
+                    Inside::Missing => lost.push(words),
+                    Inside::Unknown => foreign -= 1,
+                }
+            }
         }
     }
     let found = spaces(node).and_then(|spaces| {
@@ -79,7 +95,6 @@ fn attachments(node: &mut Node) {
         }
     };
     let mut strays = Vec::new();
-    let mut down = Vec::new();
     let mut seen = BTreeSet::new();
     for (key, place, link) in &found {
         if !recorded.contains_key(key) {
@@ -89,13 +104,23 @@ fn attachments(node: &mut Node) {
         }
         seen.insert(key.clone());
     }
-    let lost: Vec<String> = recorded
-        .iter()
-        .filter(|(key, whole)| **whole && !seen.contains(*key))
-        .map(|((sandbox, interface), _)| format!("{interface} of sandbox {sandbox}"))
-        .collect();
+    lost.extend(
+        recorded
+            .iter()
+            .filter(|(key, whole)| **whole && !seen.contains(*key))
+            .map(|((sandbox, interface), _)| format!("{interface} of sandbox {sandbox}")),
+    );
+    if node.damaged {
+        // What a damaged ledger does not have may be a live pod's.
+        strays.clear();
+        let words = "whose interfaces they are is not known while the ledger is damaged";
+        node.unknown(check, format!("{} in the kernel; {words}", found.len()));
+    }
     if strays.is_empty() && lost.is_empty() && down.is_empty() {
-        return node.good(check, format!("kernel and ledger agree on {} attachments", found.len()));
+        if !node.damaged {
+            node.good(check, format!("kernel and ledger agree on {} attachments", found.len() + foreign));
+        }
+        return;
     }
     if !strays.is_empty() {
         node.warning(
@@ -120,11 +145,39 @@ fn attachments(node: &mut Node) {
     }
 }
 
+/// How an interface looks in its pod.
+enum Inside {
+    Up,
+    Down,
+    Missing,
+    /// The pod's namespace is gone or cannot be entered: that is said elsewhere.
+    Unknown,
+}
+
+fn inside(record: &SandboxRecord, interface: &str) -> Inside {
+    let look = || -> Result<Inside, KernelError> {
+        let name = IfName::new(interface)?;
+        let pod = NetNs::open(&record.netns().path)?;
+        if pod.id().ino != record.netns().inode {
+            return Ok(Inside::Unknown);
+        }
+        Ok(match Handle::open(&pod)?.link_by_name(&name)? {
+            Some(link) if link.up => Inside::Up,
+            Some(_) => Inside::Down,
+            None => Inside::Missing,
+        })
+    };
+    look().unwrap_or(Inside::Unknown)
+}
+
 /// Routes to single pods of this node that it does not have.
 fn routes(node: &mut Node) {
     let check = "routes";
+    if node.damaged {
+        return node.unknown(check, "whose they are is not known while the ledger is damaged");
+    }
     let Some(records) = &node.records else { return };
-    let leased = records.iter().flat_map(knit_ledger::SandboxRecord::leases);
+    let leased = records.iter().flat_map(SandboxRecord::leases);
     let leased: BTreeSet<IpAddr> =
         leased.flat_map(|lease| lease.addresses.iter().collect::<Vec<_>>()).collect();
     let found = spaces(node).and_then(|spaces| {
@@ -184,7 +237,7 @@ async fn routers(node: &mut Node) {
         .records
         .iter()
         .flatten()
-        .flat_map(knit_ledger::SandboxRecord::attachments)
+        .flat_map(SandboxRecord::attachments)
         .map(|a| a.plan().network.as_str())
         .collect();
     let nobodys: Vec<&String> =

@@ -5,6 +5,7 @@ mod cni;
 mod kernel;
 mod leftovers;
 mod mtu;
+mod runtimes;
 mod services;
 mod trial;
 
@@ -104,17 +105,20 @@ struct Node {
     args: Args,
     /// The ledger's records, if it can be read.
     records: Option<Vec<SandboxRecord>>,
+    /// The ledger is damaged: what it does not have may be somebody's all the same.
+    damaged: bool,
     findings: Vec<Finding>,
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let (output, quiet) = (args.output, args.quiet);
-    let mut node = Node { args, records: None, findings: Vec::new() };
+    let mut node = Node { args, records: None, damaged: false, findings: Vec::new() };
     runtime.context("the async runtime does not start")?.block_on(async {
         kernel::look(&mut node);
         trial::look(&mut node).await;
         agent::look(&mut node);
+        runtimes::look(&mut node).await;
         leftovers::look(&mut node).await;
         mtu::look(&mut node).await;
         services::look(&mut node);

@@ -1,6 +1,7 @@
 //! `knit get KIND`: Networks, attachments, blocks and nodes, as a table or for scripts.
 
 mod local;
+mod summary;
 mod tables;
 
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use tables::{Columns, table};
 #[command(after_help = "Examples:
   knit get networks
   knit get attachments -n shop -o wide
+  kubectl knit get attachments -A
   knit get blocks -o json
 
   # On a node: every attachment that its agent made, whether or not an API server answers
@@ -45,6 +47,10 @@ pub struct Args {
     /// Only attachments of this namespace
     #[arg(short, long)]
     namespace: Option<String>,
+
+    /// Attachments of all namespaces, which is what is shown without -n, too; as kubectl has it
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
 
     /// Attachments from this node's ledger, in place of the API
     #[arg(long, conflicts_with_all = ["objects_from", "kubeconfig", "api_url"])]
@@ -101,7 +107,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 async fn fetch(args: &Args) -> Result<ExitCode> {
     let objects = args.from.open().await?;
     match args.kind {
-        Kind::Networks => show(objects.list::<Network>(None).await?, args),
+        Kind::Networks => {
+            let mut networks = objects.list::<Network>(None).await?;
+            // With a folder there is no controller that would sum up what the nodes say.
+            if args.from.objects_from.is_some() {
+                summary::fill_in(&mut networks, &objects.list::<NodeNetwork>(None).await?);
+            }
+            show(networks, args)
+        }
         Kind::Attachments => show(objects.list::<NetworkAttachment>(args.namespace.as_deref()).await?, args),
         Kind::Blocks => show(objects.list::<AddressBlock>(None).await?, args),
         Kind::Nodes => show(objects.list::<NodeNetwork>(None).await?, args),

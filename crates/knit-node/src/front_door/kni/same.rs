@@ -1,0 +1,91 @@
+//! Whether a second request for a sandbox asks for what the sandbox has. KNI promises CONFLICT where it does not; an old
+//! answer to a new question would be taken for the new one's.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use knit_api::names;
+use knit_ipam::Mac;
+use knit_ledger::SandboxRecord;
+use knit_runtime::wire::status_from_error;
+use tonic::Status;
+
+use super::invalid;
+use crate::core::Core;
+use crate::record::details;
+use crate::request::PodRequest;
+use crate::resolve::annotation;
+
+/// What a sandbox has is what the request asks for. To be called once the request is carried out: of one that was new
+/// this is true.
+pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), Status> {
+    let Some(record) = core.books().get(&request.pod.sandbox).cloned() else { return Ok(()) };
+    match difference(&record, request)? {
+        None => Ok(()),
+        Some(what) => {
+            let message = format!(
+                "sandbox {} is attached already, and {what}: detach it first, or ask for what it has",
+                request.pod.sandbox
+            );
+            let error = knit_runtime::Error::new(knit_runtime::Reason::Conflict, message);
+            Err(status_from_error(&error.at(request.interface.as_str())))
+        }
+    }
+}
+
+fn difference(record: &SandboxRecord, request: &PodRequest) -> Result<Option<String>, Status> {
+    let main = request.interface.as_str();
+    let Some(entry) = record.attachment(main) else {
+        return Ok(Some(format!("has no interface {main}")));
+    };
+    let annotation = |name: &str| {
+        let text = request.annotations.as_ref()?.get(name)?.trim();
+        (!text.is_empty()).then_some(text)
+    };
+    if let Some(network) = annotation(names::PRIMARY_ANNOTATION)
+        && entry.plan().network != network
+    {
+        return Ok(Some(format!("its {main} is on Network {}, not {network}", entry.plan().network)));
+    }
+    if let Some(what) = other_lease(entry, &request.addresses, request.mac) {
+        return Ok(Some(what));
+    }
+    let ports: BTreeSet<String> = request.ports.iter().map(|p| format!("{p:?}")).collect();
+    let has = details(entry).map(|d| d.ports).unwrap_or_default();
+    if has.iter().map(|p| format!("{p:?}")).collect::<BTreeSet<_>>() != ports {
+        return Ok(Some("other ports of the node lead to it".to_owned()));
+    }
+    let Some(further) = annotation(names::NETWORKS_ANNOTATION) else { return Ok(None) };
+    let further = annotation::parse(further)
+        .map_err(|problem| invalid(format!("annotation {}: {problem}", names::NETWORKS_ANNOTATION)))?;
+    for asked in further {
+        let mut of_network = record
+            .attachments()
+            .iter()
+            .filter(|a| a.plan().network == asked.network && a.plan().interface != main);
+        let found = match &asked.interface {
+            Some(name) => of_network.find(|a| a.plan().interface == name.as_str()),
+            None => of_network.next(),
+        };
+        let Some(found) = found else {
+            let name = asked.interface.map(|name| format!(" as {name}")).unwrap_or_default();
+            return Ok(Some(format!("is not on Network {}{name}", asked.network)));
+        };
+        if let Some(what) = other_lease(found, &asked.addresses, asked.mac) {
+            return Ok(Some(what));
+        }
+    }
+    Ok(None)
+}
+
+/// An address or a MAC that is asked for, and is not what the interface has.
+fn other_lease(entry: &knit_ledger::Attachment, addresses: &[IpAddr], mac: Option<Mac>) -> Option<String> {
+    let plan = entry.plan();
+    let has: Vec<IpAddr> = plan.lease.iter().flat_map(|lease| lease.addresses.iter()).collect();
+    if let Some(other) = addresses.iter().find(|address| !has.contains(address)) {
+        return Some(format!("its {} does not have address {other}", plan.interface));
+    }
+    let own = plan.lease.as_ref().map(|lease| lease.mac);
+    let mac = mac.filter(|mac| own.is_some_and(|own| own != *mac))?;
+    Some(format!("its {} does not have MAC {mac}", plan.interface))
+}

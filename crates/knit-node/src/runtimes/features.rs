@@ -1,0 +1,195 @@
+//! What a runtime has not announced is not asked of it: one look at the features, for every runtime alike.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use knit_runtime::{
+    AttachRequest, Attachment, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod, Reason,
+    Result, Runtime, SandboxId, Status, Survey, Topology, feature,
+};
+
+/// A runtime that is asked only for what it announced. What the trait has a default for is passed on here, too: the
+/// default would take its place without a word.
+pub(super) struct Announced {
+    inner: Arc<dyn Runtime>,
+    info: Info,
+}
+
+// === impl Announced ===
+
+impl Announced {
+    pub fn new(inner: Arc<dyn Runtime>, info: Info) -> Self {
+        Self { inner, info }
+    }
+
+    fn unsupported(&self, network: &str, what: &[&str]) -> Error {
+        Error::new(
+            Reason::Unsupported,
+            format!(
+                "network runtime {} has not announced {}, which Network {network} needs: give the Network a \
+                 class whose runtime has it, or do without",
+                self.info.name,
+                what.join(", ")
+            ),
+        )
+        .on(network)
+    }
+}
+
+#[async_trait]
+impl Runtime for Announced {
+    async fn info(&self) -> Result<Info> {
+        self.inner.info().await
+    }
+
+    async fn setup_network(&self, network: &Network) -> Result<()> {
+        let missing: Vec<&str> = needs(network).into_iter().filter(|need| !has(&self.info, need)).collect();
+        if !missing.is_empty() {
+            return Err(self.unsupported(&network.name, &missing));
+        }
+        // Without NetworkSetup its Networks are there by other means.
+        if has(&self.info, feature::NETWORK_SETUP) { self.inner.setup_network(network).await } else { Ok(()) }
+    }
+
+    async fn remove_network(&self, name: &str) -> Result<()> {
+        if has(&self.info, feature::NETWORK_SETUP) { self.inner.remove_network(name).await } else { Ok(()) }
+    }
+
+    async fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
+        self.inner.attach(request).await
+    }
+
+    async fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
+        self.inner.detach(pod, interface).await
+    }
+
+    async fn update(&self, request: &AttachRequest) -> Result<Attachment> {
+        if !has(&self.info, feature::UPDATE) {
+            return Err(self.unsupported(&request.network, &[feature::UPDATE]));
+        }
+        self.inner.update(request).await
+    }
+
+    async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
+        self.inner.check(pod, netns, interface).await
+    }
+
+    async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
+        self.inner.list(sandbox).await
+    }
+
+    async fn watch(&self) -> Result<Changes> {
+        if !has(&self.info, feature::WATCH) {
+            let message = format!("network runtime {} has not announced Watch", self.info.name);
+            return Err(Error::new(Reason::Unsupported, message));
+        }
+        self.inner.watch().await
+    }
+
+    async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
+        self.inner.collect_garbage(keep).await
+    }
+
+    async fn status(&self) -> Result<Status> {
+        self.inner.status().await
+    }
+
+    async fn survey(&self) -> Result<Survey> {
+        self.inner.survey().await
+    }
+
+    async fn disturbed(&self) -> Disturbance {
+        self.inner.disturbed().await
+    }
+}
+
+pub(super) fn has(info: &Info, feature: &str) -> bool {
+    info.features.iter().any(|have| have == feature)
+}
+
+/// The features that a Network cannot do without.
+fn needs(network: &Network) -> Vec<&'static str> {
+    let family = |v4: bool| network.subnets.iter().any(|s| s.cidr.addr().is_ipv4() == v4);
+    let all = [
+        (feature::LAYER2, network.topology == Topology::Layer2),
+        (feature::LAYER3, network.topology == Topology::Layer3),
+        (feature::IPV4, family(true)),
+        (feature::IPV6, family(false)),
+        (feature::MTU, network.mtu.is_some()),
+        (feature::ROUTES, !network.routes.is_empty()),
+    ];
+    all.into_iter().filter(|(_, needed)| *needed).map(|(feature, _)| feature).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A runtime whose optional calls answer.
+    struct Able;
+
+    #[async_trait]
+    impl Runtime for Able {
+        async fn info(&self) -> Result<Info> {
+            let features = [feature::UPDATE, feature::WATCH].map(str::to_owned).into();
+            Ok(Info { name: "example.com/able".into(), version: "1".into(), features })
+        }
+
+        async fn setup_network(&self, _: &Network) -> Result<()> {
+            Ok(())
+        }
+
+        async fn remove_network(&self, _: &str) -> Result<()> {
+            Ok(())
+        }
+
+        async fn attach(&self, _: &AttachRequest) -> Result<Attachment> {
+            Err(Error::new(Reason::Internal, "attach"))
+        }
+
+        async fn detach(&self, _: &Pod, _: Option<&InterfaceName>) -> Result<()> {
+            Ok(())
+        }
+
+        async fn check(&self, _: &Pod, _: Option<&Path>, _: Option<&InterfaceName>) -> Result<()> {
+            Ok(())
+        }
+
+        async fn list(&self, _: Option<&SandboxId>) -> Result<Vec<Attachment>> {
+            Ok(Vec::new())
+        }
+
+        async fn watch(&self) -> Result<Changes> {
+            Err(Error::new(Reason::Internal, "watch"))
+        }
+
+        async fn collect_garbage(&self, _: &[SandboxId]) -> Result<Vec<Attachment>> {
+            Ok(Vec::new())
+        }
+
+        async fn status(&self) -> Result<Status> {
+            Ok(Status::default())
+        }
+
+        async fn survey(&self) -> Result<Survey> {
+            Ok(Survey::default())
+        }
+
+        async fn disturbed(&self) -> Disturbance {
+            Disturbance::Rules
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_trait_has_a_default_for_is_passed_on() {
+        let info = Able.info().await.expect("who it is");
+        let announced = Announced::new(Arc::new(Able), info.clone());
+        assert_eq!(announced.survey().await.expect("its own"), Survey::default());
+        assert_eq!(announced.disturbed().await, Disturbance::Rules);
+        assert_eq!(announced.watch().await.err().expect("its own").reason, Reason::Internal);
+        // And not where it has announced nothing.
+        let silent = Announced::new(Arc::new(Able), Info { features: Vec::new(), ..info });
+        assert_eq!(silent.watch().await.err().expect("refused").reason, Reason::Unsupported);
+    }
+}
