@@ -1,11 +1,13 @@
 //! The gRPC form of a runtime: [`RemoteRuntime`] speaks to one in another process, [`serve`] makes one of ours speak.
 
+mod authority;
 mod client;
 mod convert;
 mod error;
 mod server;
 mod socket;
 
+pub use authority::Client;
 pub use client::RemoteRuntime;
 pub use convert::{attachment_from_wire, attachment_to_wire, network_from_wire, network_to_wire};
 pub use error::{error_detail, error_from_status, status_from_error};

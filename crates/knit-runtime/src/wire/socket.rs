@@ -10,11 +10,12 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::authority::Client;
 use super::server::service;
 use crate::runtime::Runtime;
 
 /// Clients of a socket, as a gRPC server takes them.
-pub type Clients = BoxStream<'static, io::Result<UnixStream>>;
+pub type Clients = BoxStream<'static, io::Result<Client>>;
 
 /// Listens on a socket, in place of one that an earlier process left. Needs a tokio runtime. Its mode is 0600, and
 /// clients that are neither root nor our own user are turned away.
@@ -35,7 +36,7 @@ pub fn listen(path: &Path) -> io::Result<Clients> {
     std::fs::rename(&unfinished, path)?;
     Ok(stream::unfold(listener, |listener| async {
         let client = accept(&listener).await;
-        Some((Ok(client), listener))
+        Some((Ok(Client::new(client)), listener))
     })
     .boxed())
 }
