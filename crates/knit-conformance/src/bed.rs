@@ -364,7 +364,12 @@ impl TestPod {
                 None => return fail(format!("{name} does not have address {}", address.net)),
             }
         }
-        Ok(())
+        let local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let asked = |ip: IpAddr| attachment.addresses.iter().any(|a| a.net.addr() == ip);
+        match there.iter().map(|a| a.address.addr()).find(|ip| !local(*ip) && !asked(*ip)) {
+            Some(extra) => fail(format!("{name} has address {extra}, too, which the answer does not have")),
+            None => Ok(()),
+        }
     }
 
     /// Whether a route is in the namespace.

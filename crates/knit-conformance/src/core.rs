@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use futures::future::join_all;
 use knit_api::kni::v1alpha1 as wire;
 use knit_kernel::addr::Address as KernelAddress;
-use knit_kernel::{Handle, NetNs};
+use knit_kernel::link::Change;
+use knit_kernel::{Handle, IfName, NetNs};
 use knit_runtime::wire::{PROTOCOL_VERSION, error_detail, error_from_status};
-use knit_runtime::{Attachment, InterfaceName, Pod, Reason, Runtime as _, SandboxId, feature};
+use knit_runtime::{Attachment, Dns, InterfaceName, Pod, Reason, Route, Runtime as _, SandboxId, feature};
 
 use crate::bed::{Bed, TestPod, address_of, eth0};
 use crate::case::{Problem, Verdict, cases, ensure};
@@ -31,13 +32,20 @@ cases! {
     Core AttachAllOrNothing attach_all_or_nothing "of an Attach that fails in part, nothing stays"
     Core AttachAtOnce attach_at_once "pods are attached and detached at the same time"
     Core ErrorsAreTyped errors_are_typed "every error carries an ErrorDetail, and the status code that goes with it"
+    Core AttachNeedsAddresses attach_needs_addresses "Attach without addresses is INVALID: they are the agent's to choose"
+    Core DefaultRoute default_route "the pod's default route goes out where it was asked for, in each family, and nowhere else"
+    Core NameServers name_servers "name servers of the request are in the answer, and in List"
+    Core HostEnd host_end "the other end that the answer names is there"
     Core DetachRemoves detach_removes "Detach takes the interface away"
     Core DetachOneOfTwo detach_one_of_two "Detach of one interface leaves the other"
     Core DetachAgain detach_again "Detach of what is gone, or was never there, is success"
     Core DetachGoneNamespace detach_gone_namespace "Detach is success when the pod's namespace is gone"
     Core ListTells list_tells "List has every attachment, and those of one sandbox"
+    Core ListKnowsPods list_knows_pods "List says whose an attachment is: namespace, name and uid, as they were told"
     Core CheckPasses check_passes "Check of what is as it was made is success"
     Core CheckSeesDamage check_sees_damage "Check says DAMAGED for an interface that lost an address, and fails for one that is gone"
+    Core CheckSeesLinkDown check_sees_link_down "Check says DAMAGED for an interface that is down"
+    Core CheckSeesOtherNamespace check_sees_other_namespace "Check fails when the pod's path leads to another namespace"
     Core CheckUnknown check_unknown "Check of what is not attached is ATTACHMENT_NOT_FOUND"
     Core CollectGarbage collect_garbage "CollectGarbage removes what is not in its list, says what, and nothing else"
 }
@@ -280,6 +288,80 @@ async fn errors_are_typed(bed: &Bed) -> Verdict {
     nothing_left(bed, &pod).await
 }
 
+async fn attach_needs_addresses(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let pod = bed.pod()?;
+    let mut request = bed.request(&pod, &network);
+    request.addresses.clear();
+    refused(bed.runtime.attach(&request).await, Reason::Invalid)?;
+    nothing_left(bed, &pod).await
+}
+
+async fn default_route(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (with, without) = (bed.pod()?, bed.pod()?);
+    let made = bed.runtime.attach(&bed.request(&with, &network)).await?;
+    let mut request = bed.request(&without, &network);
+    request.default_route = false;
+    bed.runtime.attach(&request).await?;
+    for (v4, everywhere) in [(true, "0.0.0.0/0"), (false, "::/0")] {
+        if address_of(&made, v4).is_none() {
+            continue;
+        }
+        let destination = everywhere.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
+        let route = Route { destination, via: None };
+        ensure!(with.has_route(&route)?, "the pod has no route to {everywhere}");
+        ensure!(!without.has_route(&route)?, "a pod that did not ask for it has a route to {everywhere}");
+    }
+    Ok(())
+}
+
+async fn name_servers(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let pod = bed.pod()?;
+    let mut request = bed.request(&pod, &network);
+    request.dns = Dns {
+        servers: vec!["198.51.100.53".into(), "2001:db8::53".into()],
+        searches: vec!["knit-conformance.svc.example.com".into()],
+        options: vec!["ndots:5".into()],
+    };
+    let made = bed.runtime.attach(&request).await?;
+    ensure!(made.dns == request.dns, "{:?} was asked for, and the answer has {:?}", request.dns, made.dns);
+    let listed = bed.runtime.list(Some(&pod.pod.sandbox)).await?;
+    ensure!(listed.iter().all(|a| a.dns == request.dns), "List has {listed:?}");
+    Ok(())
+}
+
+async fn host_end(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (_pod, made) = bed.attached(&network).await?;
+    let host = &made.host;
+    if host.name.is_empty() {
+        return Err(Problem::Skipped("the runtime names no other end".into()));
+    }
+    let space = match &host.netns_path {
+        None => NetNs::current()?,
+        Some(path) => match NetNs::open(path) {
+            Ok(space) => space,
+            // It may be mounted where only the runtime and the agent see it.
+            Err(error) => {
+                return Err(Problem::Skipped(format!("{} cannot be opened: {error}", path.display())));
+            }
+        },
+    };
+    let inode = space.id().ino;
+    ensure!(host.netns_inode == inode, "it says namespace {}, and it is {inode}", host.netns_inode);
+    let link = Handle::open(&space)?.link(host.index)?;
+    let name = link.map(|link| link.name.to_string());
+    ensure!(
+        name.as_deref() == Some(host.name.as_str()),
+        "link {} of that namespace is {name:?}, and the answer says {}",
+        host.index,
+        host.name
+    );
+    Ok(())
+}
+
 async fn detach_removes(bed: &Bed) -> Verdict {
     let network = bed.network().await?;
     let (pod, made) = bed.attached(&network).await?;
@@ -354,6 +436,15 @@ async fn list_tells(bed: &Bed) -> Verdict {
     Ok(())
 }
 
+async fn list_knows_pods(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (pod, made) = bed.attached(&network).await?;
+    ensure!(made.pod == pod.pod, "{:?} was attached, and the answer says {:?}", pod.pod, made.pod);
+    let listed = bed.runtime.list(Some(&pod.pod.sandbox)).await?;
+    ensure!(listed.iter().all(|a| a.pod == pod.pod), "{:?} was attached, and List has {listed:?}", pod.pod);
+    Ok(())
+}
+
 async fn check_passes(bed: &Bed) -> Verdict {
     let network = bed.network().await?;
     let (pod, made) = bed.attached(&network).await?;
@@ -381,6 +472,27 @@ async fn check_sees_damage(bed: &Bed) -> Verdict {
     // Nor does it stand in the way of its end.
     bed.runtime.detach(&pod.pod, None).await?;
     nothing_left(bed, &pod).await
+}
+
+async fn check_sees_link_down(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (pod, made) = bed.attached(&network).await?;
+    let name = IfName::new(made.interface.as_str())?;
+    Handle::open(&pod.space)?.apply(&[Change::named(name).down().into()])?;
+    refused(bed.runtime.check(&pod.pod, Some(&pod.path), Some(&made.interface)).await, Reason::Damaged)
+}
+
+async fn check_sees_other_namespace(bed: &Bed) -> Verdict {
+    let network = bed.network().await?;
+    let (pod, made) = bed.attached(&network).await?;
+    NetNs::delete(&pod.path)?;
+    NetNs::create(&pod.path)?;
+    match bed.runtime.check(&pod.pod, Some(&pod.path), Some(&made.interface)).await {
+        Err(error) if matches!(error.reason, Reason::Damaged | Reason::NamespaceGone) => {}
+        other => refused(other, Reason::NamespaceGone)?,
+    }
+    bed.runtime.detach(&pod.pod, None).await?;
+    Ok(())
 }
 
 async fn check_unknown(bed: &Bed) -> Verdict {

@@ -23,6 +23,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 cases! {
     NetworkSetup SetupAgain setup_again "SetupNetwork again is success, and pods stay attached"
     NetworkSetup RemoveRefusedInUse remove_refused_in_use "RemoveNetwork is IN_USE while pods are attached, and success after"
+    NetworkSetup RemoveLeavesNothing remove_leaves_nothing "RemoveNetwork takes away the namespace that held the Network's end of interfaces"
     NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of what is not there is success"
     Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
     Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbours: each learns the other's own MAC"
@@ -58,6 +59,20 @@ async fn remove_refused_in_use(bed: &Bed) -> Verdict {
     bed.runtime.detach(&pod.pod, None).await?;
     bed.remove_network(&network.name).await?;
     refused(bed.runtime.attach(&bed.request(&pod, &network)).await, Reason::NetworkNotFound)
+}
+
+async fn remove_leaves_nothing(bed: &Bed) -> Verdict {
+    let topology = bed.topology();
+    let network = bed.network_with("knit-conformance-gone", 6, topology, None).await?;
+    let (pod, made) = bed.attached(&network).await?;
+    bed.runtime.detach(&pod.pod, None).await?;
+    bed.remove_network(&network.name).await?;
+    let Some(path) = &made.host.netns_path else {
+        return Err(Problem::Skipped("the Network's end was in the node's own namespace".into()));
+    };
+    let left = NetNs::open(path).is_ok_and(|space| space.id().ino == made.host.netns_inode);
+    ensure!(!left, "the Network's namespace {} is still there", path.display());
+    Ok(())
 }
 
 async fn remove_unknown(bed: &Bed) -> Verdict {

@@ -93,6 +93,15 @@ impl Core {
         };
         let pod = match NetNs::open(&path) {
             Ok(pod) if pod.id().ino == mark.inode => pod,
+            Ok(_) if netns.is_some() => {
+                let message = format!(
+                    "the network namespace at {} is not the one that interface {} of sandbox {} was made in",
+                    path.display(),
+                    mark.interface,
+                    mark.sandbox
+                );
+                return Err(Error::new(Reason::NamespaceGone, message));
+            }
             // The pod ends, or its path is another's now: the host's end says what there is to say.
             Ok(_) => return Ok(()),
             Err(error) if error.is_not_found() => return Ok(()),

@@ -99,6 +99,9 @@ impl Runtime for BridgeRuntime {
     }
 
     async fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
+        if request.addresses.is_empty() {
+            return Err(Error::new(Reason::Invalid, "no address: the agent chooses one per family"));
+        }
         let mut state = self.state();
         let key = (request.pod.sandbox.clone(), request.interface.clone());
         let pod = NetNs::open(&request.netns).map_err(|e| {
@@ -141,7 +144,7 @@ impl Runtime for BridgeRuntime {
         if keys.is_empty() {
             return Err(Error::new(Reason::AttachmentNotFound, "nothing is attached"));
         }
-        keys.iter().try_for_each(|key| look(&state.made[key].0).map_err(|e| e.at(key.1.as_str())))
+        keys.iter().try_for_each(|key| look(&state.made[key]).map_err(|e| e.at(key.1.as_str())))
     }
 
     async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
@@ -268,10 +271,13 @@ impl Home {
 }
 
 /// Whether an interface is as it was made.
-fn look(request: &AttachRequest) -> Result<()> {
+fn look((request, made): &(AttachRequest, Attachment)) -> Result<()> {
     let damaged = |what: String| Error::new(Reason::Damaged, format!("{what}: detach and attach again"));
     let pod =
         NetNs::open(&request.netns).map_err(|e| damaged("the pod's namespace is gone".into()).because(e))?;
+    if pod.id().ino != made.pod_netns_inode {
+        return Err(Error::new(Reason::NamespaceGone, "another namespace is at the pod's path: detach it"));
+    }
     let inside = Handle::open(&pod).map_err(failed)?;
     let link = inside.link_by_name(&name(request.interface.as_str())?).map_err(failed)?;
     let link =

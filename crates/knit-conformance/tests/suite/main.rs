@@ -110,14 +110,15 @@ defects! {
     a_status_that_is_never_ready NeverReady ["StatusReady"]
     an_attach_that_forgets_to_set_the_link_up LinkDown [
         "AttachAnswers", "AttachCarriesPackets", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce",
-        "DetachRemoves", "DetachOneOfTwo", "CheckPasses", "CollectGarbage", "SetupAgain", "RemoveRefusedInUse",
-        "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac", "NetworkMtu", "ExtraRoutes"
+        "DefaultRoute", "DetachRemoves", "DetachOneOfTwo", "CheckPasses", "CollectGarbage", "SetupAgain",
+        "RemoveRefusedInUse", "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac", "NetworkMtu", "ExtraRoutes"
     ]
     an_attach_that_cannot_be_repeated NotIdempotent ["AttachAgain"]
     an_attach_that_ignores_a_conflict NoConflict ["AttachConflict"]
     an_attach_that_says_internal_for_everything AllInternal [
         "AttachConflict", "AttachUnknownNetwork", "AttachGoneNamespace", "AttachAllOrNothing", "ErrorsAreTyped",
-        "CheckSeesDamage", "CheckUnknown", "RemoveRefusedInUse"
+        "AttachNeedsAddresses", "CheckSeesDamage", "CheckSeesLinkDown", "CheckSeesOtherNamespace", "CheckUnknown",
+        "RemoveRefusedInUse"
     ]
     an_attach_that_leaves_half HalfStays ["AttachAllOrNothing"]
     an_attach_that_knows_one_pod_at_a_time OneAtATime ["AttachAtOnce"]
@@ -125,7 +126,7 @@ defects! {
     a_detach_that_takes_all DetachTakesAll ["DetachOneOfTwo"]
     a_detach_that_fails_for_what_is_gone DetachNotFound ["DetachAgain"]
     a_list_that_does_not_filter ListsAll ["ListTells"]
-    a_check_that_sees_nothing BlindCheck ["CheckSeesDamage"]
+    a_check_that_sees_nothing BlindCheck ["CheckSeesDamage", "CheckSeesLinkDown"]
     a_check_that_knows_everybody CheckKnowsAll ["CheckUnknown"]
     garbage_that_stays GarbageStays ["CollectGarbage"]
     garbage_collection_that_takes_everything GarbageTakesAll ["CollectGarbage"]
@@ -134,4 +135,19 @@ defects! {
     an_mtu_of_its_own_choice OtherMtu ["NetworkMtu"]
     routes_left_out NoRoutes ["ExtraRoutes"]
     features_that_are_not_there Boasts ["UpdateInPlace", "WatchTells"]
+    a_default_route_that_is_left_out NoDefaultRoute ["DefaultRoute"]
+    a_default_route_that_nobody_asked_for AlwaysDefaultRoute ["DefaultRoute"]
+    name_servers_left_out NoDns ["NameServers"]
+    addresses_of_its_own_choice AddressesOfItsOwn ["AttachNeedsAddresses"]
+    one_address_more_than_asked_for OneAddressMore [
+        "AttachAnswers", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce", "DetachRemoves", "DetachOneOfTwo",
+        "CheckPasses", "CollectGarbage", "SetupAgain", "RemoveRefusedInUse", "Ipv4Packets", "Ipv6Packets",
+        "WantedAddress", "WantedMac", "NetworkMtu"
+    ]
+    a_host_end_that_is_not_there OtherHostEnd ["HostEnd"]
+    a_list_that_forgets_whose_it_is PodsForgotten ["ListKnowsPods"]
+    a_status_that_does_not_count NeverCounts ["StatusReady"]
+    a_check_that_does_not_see_a_link_that_is_down BlindToDown ["CheckSeesLinkDown"]
+    a_check_that_does_not_see_another_namespace BlindToOtherNamespace ["CheckSeesOtherNamespace"]
+    a_network_whose_namespace_stays NetworkStays ["RemoveLeavesNothing"]
 }

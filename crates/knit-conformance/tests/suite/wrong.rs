@@ -1,15 +1,18 @@
 //! A runtime that is right but for one thing.
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use knit_ipam::Mac;
+use knit_kernel::addr::Address as KernelAddress;
 use knit_kernel::link::Change;
 use knit_kernel::{Handle, IfName, NetNs};
 use knit_runtime::{
-    AttachRequest, Attachment, Error, Info, InterfaceName, Network, Pod, Reason, Result, Runtime, SandboxId,
-    Status,
+    Address, AttachRequest, Attachment, Dns, Error, Info, InterfaceName, Network, Pod, Reason, Result,
+    Runtime, SandboxId, Status,
 };
 use tokio::sync::Barrier;
 
@@ -39,6 +42,17 @@ pub enum Defect {
     OtherMtu,
     NoRoutes,
     Boasts,
+    NoDefaultRoute,
+    AlwaysDefaultRoute,
+    NoDns,
+    AddressesOfItsOwn,
+    OneAddressMore,
+    OtherHostEnd,
+    PodsForgotten,
+    NeverCounts,
+    BlindToDown,
+    BlindToOtherNamespace,
+    NetworkStays,
 }
 
 pub struct Wrong {
@@ -47,6 +61,8 @@ pub struct Wrong {
     just_failed: AtomicBool,
     busy: AtomicUsize,
     meeting: Barrier,
+    /// What was not let go.
+    kept: Mutex<Vec<NetNs>>,
 }
 
 impl Wrong {
@@ -57,6 +73,7 @@ impl Wrong {
             just_failed: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             meeting: Barrier::new(2),
+            kept: Mutex::default(),
         }
     }
 
@@ -72,6 +89,32 @@ impl Wrong {
             }
             error
         })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<NetNs>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is told of an attachment.
+    fn told(&self, mut attachment: Attachment) -> Attachment {
+        match self.defect {
+            Defect::OtherHostEnd => attachment.host.index += 1000,
+            Defect::PodsForgotten => {
+                let sandbox = attachment.pod.sandbox;
+                attachment.pod = Pod { sandbox, namespace: None, name: None, uid: None };
+            }
+            Defect::NetworkStays => {
+                // Where it is kept, it can be seen.
+                let inode = attachment.host.netns_inode;
+                if let Some(kept) = self.kept().iter().find(|space| space.id().ino == inode) {
+                    let fd = kept.as_fd().as_raw_fd();
+                    let path = format!("/proc/{}/fd/{fd}", std::process::id());
+                    attachment.host.netns_path = Some(path.into());
+                }
+            }
+            _ => {}
+        }
+        attachment
     }
 
     async fn listed(&self, pod: &Pod, interface: &InterfaceName) -> Result<Option<Attachment>> {
@@ -127,7 +170,34 @@ impl Runtime for Wrong {
             Defect::NoRoutes => request.routes.clear(),
             _ => {}
         }
-        let result = self.inner.attach(&request).await;
+        match self.defect {
+            Defect::NoDefaultRoute => request.default_route = false,
+            Defect::AlwaysDefaultRoute if request.interface.as_str() == "eth0" => {
+                request.default_route = true
+            }
+            Defect::NoDns => request.dns = Dns::default(),
+            Defect::AddressesOfItsOwn if request.addresses.is_empty() => {
+                let net = "198.18.5.250/23".parse().expect("an address");
+                request.addresses = vec![Address { net, gateway: None }];
+            }
+            _ => {}
+        }
+        let mut result = self.inner.attach(&request).await;
+        if let (Ok(made), Defect::NetworkStays) = (&result, self.defect) {
+            let path = made.host.netns_path.as_ref().expect("a path");
+            self.kept().push(NetNs::open(path).expect("the Network's namespace"));
+        }
+        if let (Ok(_), Defect::OneAddressMore) = (&result, self.defect) {
+            let space = NetNs::open(&request.netns).expect("the pod");
+            let handle = Handle::open(&space).expect("a handle");
+            let name = IfName::new(request.interface.as_str()).expect("a name");
+            let index = handle.index_of(&name).expect("the interface");
+            let more = KernelAddress::new(index, "203.0.113.9/32".parse().expect("an address"));
+            handle.ensure(more).expect("one more");
+        }
+        if let Ok(made) = &mut result {
+            *made = self.told(made.clone());
+        }
         self.busy.store(0, Ordering::SeqCst);
         self.just_failed.store(result.is_err(), Ordering::SeqCst);
         if self.is(Defect::LinkDown) && result.is_ok() {
@@ -156,6 +226,16 @@ impl Runtime for Wrong {
 
     async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
         match self.inner.check(pod, netns, interface).await {
+            Err(error)
+                if error.reason == Reason::Damaged
+                    && self.is(Defect::BlindToDown)
+                    && netns.zip(interface).is_some_and(|(path, name)| is_there(path, name)) =>
+            {
+                Ok(())
+            }
+            Err(error) if error.reason == Reason::NamespaceGone && self.is(Defect::BlindToOtherNamespace) => {
+                Ok(())
+            }
             Err(error) if error.reason == Reason::Damaged && self.is(Defect::BlindCheck) => Ok(()),
             // With its link down nothing can be whole; that is not this defect's business.
             Err(error) if error.reason == Reason::AttachmentNotFound && self.is(Defect::CheckKnowsAll) => {
@@ -174,20 +254,31 @@ impl Runtime for Wrong {
                 return Ok(all);
             }
         }
-        self.inner.list(sandbox).await
+        Ok(self.inner.list(sandbox).await?.into_iter().map(|a| self.told(a)).collect())
     }
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
-        match self.defect {
-            Defect::GarbageStays => Ok(Vec::new()),
-            Defect::GarbageTakesAll => self.inner.collect_garbage(&[]).await,
-            _ => self.inner.collect_garbage(keep).await,
-        }
+        let removed = match self.defect {
+            Defect::GarbageStays => Vec::new(),
+            Defect::GarbageTakesAll => self.inner.collect_garbage(&[]).await?,
+            _ => self.inner.collect_garbage(keep).await?,
+        };
+        Ok(removed.into_iter().map(|a| self.told(a)).collect())
     }
 
     async fn status(&self) -> Result<Status> {
         let mut status = self.inner.status().await?;
         status.ready &= !self.is(Defect::NeverReady);
+        if self.is(Defect::NeverCounts) {
+            status.networks.iter_mut().for_each(|n| n.attachments = 0);
+        }
         Ok(status)
     }
+}
+
+/// Whether a pod has an interface of that name, up or down.
+fn is_there(pod: &Path, interface: &InterfaceName) -> bool {
+    let name = IfName::new(interface.as_str()).expect("a name");
+    let space = NetNs::open(pod).expect("the pod");
+    Handle::open(&space).expect("a handle").link_by_name(&name).expect("an answer").is_some()
 }
