@@ -45,7 +45,7 @@ pub struct Args {
     objects_from: Option<PathBuf>,
 
     /// Write statuses and events to this folder [default: FOLDER/status]
-    #[arg(long, value_name = "FOLDER", requires = "objects_from")]
+    #[arg(long, env = "KNIT_OBJECTS_TO", value_name = "FOLDER", requires = "objects_from")]
     objects_to: Option<PathBuf>,
 
     /// The cluster of this kubeconfig; the usual one, or that of this pod, if left out
@@ -73,7 +73,13 @@ pub struct Args {
     metrics_addr: Option<SocketAddr>,
 
     /// Where the container runtime mounts the network namespaces of pods
-    #[arg(long, value_name = "DIR", value_delimiter = ',', default_value = "/run/netns,/var/run/netns")]
+    #[arg(
+        long,
+        env = "KNIT_NETNS_DIRS",
+        value_name = "DIR",
+        value_delimiter = ',',
+        default_value = "/run/netns,/var/run/netns"
+    )]
     netns_dirs: Vec<PathBuf>,
 
     /// Ask the container runtime at this socket which sandboxes there are; networks of those that it no longer has are
@@ -96,7 +102,7 @@ pub struct Args {
     services_metrics_addr: SocketAddr,
 
     /// Seconds to wait for an agent that is being replaced
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, env = "KNIT_REPLACE_WAIT", value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
 
     #[command(flatten)]
@@ -199,4 +205,27 @@ fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn Servic
         metrics: Some(args.services_metrics_addr),
     };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args as _;
+
+    const PAGE: &str = include_str!("../../../../docs/agent.md");
+
+    #[test]
+    fn every_flag_of_the_page_is_there_and_in_the_environment() {
+        let command = super::Args::augment_args(clap::Command::new("node"));
+        let rows = PAGE.lines().filter(|line| line.starts_with("| `--"));
+        let flags: Vec<&str> = rows
+            .flat_map(|row| row.split('|').nth(1).unwrap_or_default().split('`'))
+            .filter_map(|w| w.strip_prefix("--"))
+            .collect();
+        assert!(flags.len() > 8, "the page has lost its table: {flags:?}");
+        for flag in flags {
+            let found = command.get_arguments().find(|a| a.get_long() == Some(flag));
+            let found = found.unwrap_or_else(|| panic!("there is no --{flag}"));
+            assert!(found.get_env().is_some(), "--{flag} cannot be given in the environment");
+        }
+    }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::support::{Cluster, Node, SOON, e2e, ip, name, shim};
 
 /// All findings, and the exit code.
-fn doctor(node: &Node) -> (Vec<Value>, i32) {
+pub fn doctor(node: &Node) -> (Vec<Value>, i32) {
     let mut command = node.command("doctor");
     command.args(["-o", "json", "--cni-conf-dir", "/run/net.d", "--cni-bin-dir", "/run/bin"]);
     command.arg("--run-dir").arg(&node.run).arg("--state-dir").arg(&node.state);
@@ -27,7 +27,7 @@ fn doctor(node: &Node) -> (Vec<Value>, i32) {
 }
 
 /// The message of what is not good in a check.
-fn trouble(findings: &[Value], check: &str) -> String {
+pub fn trouble(findings: &[Value], check: &str) -> String {
     let bad = findings.iter().filter(|f| f["check"] == check && f["verdict"] != "good");
     let texts: Vec<String> =
         bad.map(|f| format!("{}: {} -> {}", f["verdict"], f["message"], f["advice"])).collect();
@@ -35,7 +35,7 @@ fn trouble(findings: &[Value], check: &str) -> String {
 }
 
 #[track_caller]
-fn finds(node: &Node, check: &str, verdict: &str, words: &str) {
+pub fn finds(node: &Node, check: &str, verdict: &str, words: &str) {
     let (mut findings, mut code) = doctor(node);
     let mut found = trouble(&findings, check);
     // The kernel takes a moment to tell that an end is down.
@@ -53,8 +53,15 @@ fn finds(node: &Node, check: &str, verdict: &str, words: &str) {
 
 /// A node as it should be, with a default route, an uplink, a CNI configuration and the shim in its place.
 fn healthy() -> Cluster {
-    let mut cluster = Cluster::new();
-    let node = &mut cluster.a;
+    let mut cluster = healthy_objects();
+    cluster.a.start();
+    cluster
+}
+
+/// The same, before its agent starts.
+pub fn healthy_objects() -> Cluster {
+    let cluster = Cluster::new();
+    let node = &cluster.a;
     let handle = Handle::open(&node.space).expect("a handle");
     let eth0 = handle.index_of(&name("eth0")).expect("eth0");
     let route = Route { protocol: 4, ..Route::default_v4().dev(eth0).via(ip("192.168.7.2")) };
@@ -64,7 +71,6 @@ fn healthy() -> Cluster {
     }
     std::fs::copy(shim(), "/run/bin/knit-cni").expect("the shim");
     configure(node, &node.socket().display().to_string());
-    node.start();
     cluster
 }
 
@@ -90,9 +96,11 @@ fn a_node_that_is_well() {
             "kernel",
             "trial pod",
             "run-time directory",
+            "space",
             "socket",
             "agent",
             "ledger",
+            "runtimes",
             "noted DELs",
             "attachments",
             "routes",
@@ -124,6 +132,7 @@ fn defects_of_agent_and_files() {
     e2e(|| {
         let mut cluster = healthy();
         let (one, _) = cluster.a.add("one", "");
+        let (_two, _) = cluster.a.add("two", "blue");
         let node = &mut cluster.a;
         let socket = node.socket();
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666)).expect("opened");
@@ -148,6 +157,13 @@ fn defects_of_agent_and_files() {
         file.seek(SeekFrom::Start(40)).expect("longer");
         file.write_all(b"####").expect("damaged");
         finds(node, "ledger", "wrong", "damaged");
+        // Pods whose records are behind the damage live, and are not called nobody's.
+        let (findings, _) = doctor(node);
+        for check in ["attachments", "routes"] {
+            let said = trouble(&findings, check);
+            assert!(said.contains("not known while the ledger is damaged"), "{check}: {said}");
+            assert!(!said.contains("nobody") && !said.contains("does not have"), "{check}: {said}");
+        }
         std::fs::remove_dir_all(&node.run).unwrap_or_else(|e| println!("{e}"));
     });
 }

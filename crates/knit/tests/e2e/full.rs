@@ -5,6 +5,7 @@ use std::io::Write as _;
 use knit_kernel::testing::eventually;
 use rustix::mount::{MountFlags, mount};
 
+use crate::doctor::finds;
 use crate::support::{Cluster, Pod, SOON, addresses, e2e};
 
 #[test]
@@ -37,6 +38,7 @@ fn a_full_run_directory() {
         };
         let message = format!("{} {}", error["msg"], error["details"]);
         assert!(message.contains("space") || message.contains("full"), "{error}");
+        finds(node, "space", "wrong", "new pods are refused");
         // Old ones stay, talk, and can go.
         assert!(two.talks(&one.space, addresses(&one_result, "eth0")[0], SOON));
         for pod in squeezed {

@@ -49,6 +49,12 @@ fn objects_and_attachments_are_shown() {
             let attachments = table(&get_from("attachments", &["-n", "shop"]));
             attachments.lines().any(|line| line.contains("web-net1") && line.contains("True"))
         });
+        // As kubectl has it, and as the pages say.
+        assert_eq!(table(&get_from("attachments", &["-A"])), table(&get_from("attachments", &[])),);
+        // No controller sums up what the nodes say; `knit get` does.
+        let networks = table(&get_from("networks", &[]));
+        // One pod and the router, out of 256 addresses per family.
+        assert_eq!(line(&networks, &["blue"])[4..7], ["2,2", "254,254", "True"], "{networks}");
         let attachments = table(&get_from("attachments", &["-n", "shop"]));
         let own: Vec<String> = addresses(&result, "net1").iter().map(ToString::to_string).collect();
         let row = line(&attachments, &["shop", "web-net1"]);

@@ -143,3 +143,30 @@ fn an_empty_pool_refuses_and_keeps() {
         assert_eq!(addresses(&again.json, "net1"), addresses(before, "net1"));
     });
 }
+
+#[test]
+fn another_plugin_may_follow_ours() {
+    e2e(|| {
+        let mut cluster = Cluster::new();
+        cluster.a.start();
+        let node = &cluster.a;
+        let (pod, result) = node.add("web", "");
+        // What the plugin behind ours made of the result, as libcni hands it back to all of them.
+        let mut grown = result.clone();
+        let interfaces = grown["interfaces"].as_array_mut().expect("interfaces");
+        interfaces.push(json!({"name": "tuned0", "mac": "02:00:00:00:00:42", "sandbox": pod.path}));
+        let index = interfaces.len() - 1;
+        let ips = grown["ips"].as_array_mut().expect("addresses");
+        ips.push(json!({"address": "203.0.113.7/32", "interface": index}));
+        let more = json!({"prevResult": grown});
+        let checked = node.cni_as("CHECK", &pod, "web", "", &more);
+        assert!(checked.ok, "{}", checked.json);
+        // None may come before ours: what it made is not in our record.
+        let first = Pod::new("first");
+        let refused = node.cni_as("ADD", &first, "first", "", &more);
+        assert!(!refused.ok && refused.json["code"] == 7, "{}", refused.json);
+        let deleted = node.cni_as("DEL", &pod, "web", "", &more);
+        assert!(deleted.ok, "{}", deleted.json);
+        node.audit(&[].into());
+    });
+}
