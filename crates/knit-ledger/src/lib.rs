@@ -4,7 +4,7 @@
 //!   (tmpfs) and dies with the kernel objects that it describes, so nothing is synced on a pod's way; what it must
 //!   survive is the agent being killed at any instruction, a full disk, and a file that somebody else damaged.
 //! - [`SandboxRecord`] is what the agent keeps in it: one sandbox, its attachments, and how far each has come.
-//! - [`DurableFile`] is for what must outlive a reboot (sticky leases, the cache of Networks and namespaces): one whole
+//! - [`DurableFile`] is for what must outlive a reboot (the cache of Networks and namespaces): one whole
 //!   value, synced, with the one before it kept.
 //!
 //! Everything is blocking and small. Files are reached through [`Fs`], so that tests can stop or fail any step.

@@ -1,4 +1,4 @@
-//! Attach all of a plan at once, each interface by its Network's runtime, and check the answers; or take it all back.
+//! Attach all of a plan, each interface by its Network's runtime, and check the answers; or take it all back.
 
 use std::sync::Arc;
 use std::time::Duration;

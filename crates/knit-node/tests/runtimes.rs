@@ -28,7 +28,7 @@ const OTHER: &str = "example.com/other";
 /// A core whose second runtime lacks some features.
 async fn core_without(node: &Node, features: &[&str], proxy: Option<Arc<dyn ServiceProxy>>) -> Core {
     let config = node.config();
-    let ledger = knit_ledger::Ledger::open(config.ledger()).expect("the ledger").ledger;
+    let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
     let core = Core::new(Parts { config, world: node.world.clone(), store: Box::new(ledger), proxy });
     let life = Life::default();
     core.runtimes()

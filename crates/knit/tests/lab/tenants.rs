@@ -10,7 +10,7 @@ use crate::support::Lab;
 /// Namespace, node port of policy Cluster, node port of policy Local.
 const TENANTS: [(&str, u16, u16); 2] = [("red", 30180, 30182), ("blue", 30280, 30282)];
 
-/// The example's objects. A lab has no Deployments and no images: each replica is a pod of its own here, with the lab's
+/// The example's objects. A lab has no images: each replica is a pod of its own here, with the lab's
 /// own server.
 fn manifests() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/two-tenants");
