@@ -28,8 +28,8 @@ mod node_network;
 pub use address_block::{AddressBlock, AddressBlockSpec};
 pub use common::{AddressCounts, Family, Route};
 pub use network::{
-    AllowedNamespaces, AllowedNamespacesFrom, Network, NetworkSpec, NetworkStatus, Outside, ServiceReference,
-    Subnet, Topology,
+    AllowedNamespaces, AllowedNamespacesFrom, Network, NetworkServices, NetworkSpec, NetworkStatus, Outside,
+    Permission, ServiceReference, Subnet, Topology,
 };
 pub use network_attachment::{
     AttachedAddress, HostInterface, NamespaceReference, NetworkAttachment, NetworkAttachmentSpec,

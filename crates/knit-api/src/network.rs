@@ -40,6 +40,9 @@ use crate::common::{AddressCounts, Route};
         .message("a Network's name becomes a label value: write at most 63 characters"),
     validation = Rule::new("self.metadata.name == 'default' || (has(self.spec.subnets) && size(self.spec.subnets) > 0)").message(
         "a Network needs at least one subnet, for example subnets: [{cidr: 10.77.0.0/16}]; only the Network default may take the Nodes' podCIDRs"
+    ),
+    validation = Rule::new("self.metadata.name != 'default' || !has(self.spec.services) || !has(self.spec.services.nodeAddresses)").message(
+        "the Network default serves load-balancer addresses as kube-proxy does, whoever's they are: leave services.nodeAddresses out"
     )
 )]
 #[serde(rename_all = "camelCase")]
@@ -96,6 +99,11 @@ pub struct NetworkSpec {
     /// primary Network does, and any other does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outside: Option<Outside>,
+
+    /// Which addresses outside the cluster Services of the namespaces that have this Network as their primary one may
+    /// take. If it is left out: those that a load balancer gave them, and no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub services: Option<NetworkServices>,
 
     /// Further routes that each pod gets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -204,6 +212,47 @@ pub enum Outside {
     Masquerade,
     /// They do not.
     Closed,
+}
+
+/// Which addresses outside the cluster Services of a Network may take, besides node ports.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkServices {
+    /// Whether `spec.externalIPs` of Services are served. Whoever may write a Service chooses those addresses, and takes
+    /// what clients outside the cluster send there through a node. If it is left out: `Deny`; for the Network `default`
+    /// `Allow`, as kube-proxy does.
+    #[serde(default, rename = "externalIPs", skip_serializing_if = "Option::is_none")]
+    pub external_ips: Option<Permission>,
+
+    /// Whether a load-balancer address may be one of a node's own, as k3s' ServiceLB and kube-vip have them. Whoever may
+    /// write a Service chooses its ports, and takes them from whatever else listens there, the kubelet included. If it
+    /// is left out: `Deny`. Not for the Network `default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_addresses: Option<Permission>,
+}
+
+/// Whether something is allowed.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum Permission {
+    /// It is not.
+    Deny,
+    /// It is.
+    Allow,
+}
+
+impl NetworkSpec {
+    /// Whether `spec.externalIPs` of Services are served, in the Network of this name.
+    #[must_use]
+    pub fn serves_external_ips(&self, name: &str) -> bool {
+        let said = self.services.as_ref().and_then(|services| services.external_ips);
+        said.map_or(name == crate::names::DEFAULT_NETWORK, |said| said == Permission::Allow)
+    }
+
+    /// Whether a load-balancer address may be one of a node's own.
+    #[must_use]
+    pub fn serves_node_addresses(&self) -> bool {
+        self.services.as_ref().and_then(|services| services.node_addresses) == Some(Permission::Allow)
+    }
 }
 
 /// What the controller and the nodes know about a Network.

@@ -43,6 +43,35 @@ fn good_networks_pass() {
     validate_cel(&network("default", json!({ "topology": "Layer3" }))).expect("default may take podCIDRs");
 }
 
+fn with_services(name: &str, services: Value) -> Network {
+    let mut spec = subnets(&["10.77.0.0/16"]);
+    spec["services"] = services;
+    network(name, spec)
+}
+
+#[test]
+fn what_services_may_take() {
+    for services in [json!({}), json!({ "externalIPs": "Allow", "nodeAddresses": "Deny" })] {
+        validate_cel(&with_services("blue", services)).expect("a good Network");
+    }
+    validate_cel(&with_services("default", json!({ "externalIPs": "Deny" }))).expect("a good Network");
+    let default = with_services("default", json!({ "nodeAddresses": "Allow" }));
+    refused(validate_cel(&default), "leave services.nodeAddresses out");
+}
+
+#[test]
+fn what_is_left_out_is_closed_except_for_the_default_network() {
+    let says = |name: &str, services: Value| {
+        let spec = with_services(name, services).spec;
+        (spec.serves_external_ips(name), spec.serves_node_addresses())
+    };
+    assert_eq!(says("blue", Value::Null), (false, false));
+    assert_eq!(says("blue", json!({})), (false, false));
+    assert_eq!(says("default", Value::Null), (true, false));
+    assert_eq!(says("default", json!({ "externalIPs": "Deny" })), (false, false));
+    assert_eq!(says("blue", json!({ "externalIPs": "Allow", "nodeAddresses": "Allow" })), (true, true));
+}
+
 #[test]
 fn bad_subnets_are_refused() {
     let check = |list: &[&str], words| refused(validate_cel(&network("blue", subnets(list))), words);

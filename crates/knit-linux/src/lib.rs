@@ -40,4 +40,4 @@ pub use config::Config;
 pub use purge::{Purged, purge};
 pub use rules::STEERED;
 pub use runtime::LinuxRuntime;
-pub use uplink::{ranges as uplink_ranges, router_uplink};
+pub use uplink::{NODE_END_PREFIX as UPLINK_PREFIX, ranges as uplink_ranges, router_uplink};

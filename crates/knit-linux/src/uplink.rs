@@ -16,6 +16,9 @@ pub(crate) const COUNT: u16 = 1 << 12;
 /// The router's end, in the router.
 pub(crate) const ROUTER_END: &str = "uplink";
 
+/// How the names of the node's ends begin.
+pub const NODE_END_PREFIX: &str = "up-";
+
 /// The ranges that uplinks have their addresses from; they are used on each node for itself.
 #[must_use]
 pub fn ranges() -> (Ipv4Net, Ipv6Net) {
@@ -99,7 +102,7 @@ impl Place {
 
 /// The node's end of a Network's uplink.
 pub(crate) fn node_end(network: u32) -> IfName {
-    IfName::new(format!("up-{network}")).expect("a prefix and eight digits are a name")
+    IfName::new(format!("{NODE_END_PREFIX}{network}")).expect("a prefix and eight digits are a name")
 }
 
 #[cfg(test)]

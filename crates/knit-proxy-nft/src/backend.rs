@@ -31,6 +31,9 @@ pub struct Config {
     /// Sources that are the node itself (rule 34), besides the addresses of this namespace: for a router apart from the
     /// node, those of the node.
     pub node_sources: Vec<IpNet>,
+    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs do not take
+    /// what comes from there: it is other Networks'.
+    pub routers: Option<String>,
 }
 
 /// Addresses to masquerade with, where the kernel would choose one that answers do not come back to.
@@ -92,6 +95,7 @@ impl Default for Config {
             clean_conntrack: true,
             masquerade_as: MasqueradeAs::default(),
             node_sources: Vec::new(),
+            routers: None,
         }
     }
 }

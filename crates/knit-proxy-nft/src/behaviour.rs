@@ -29,6 +29,8 @@ pub(crate) enum Leaf {
 /// What is done with the traffic of one frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Behaviour {
+    /// What comes from routers apart from the node is not taken.
+    pub not_routers: bool,
     /// Sources are checked first.
     pub checked: bool,
     pub route: Leaf,
@@ -37,7 +39,7 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    pub(crate) fn of(frontend: &Frontend, view: &PortView, any_address: bool) -> Self {
+    pub(crate) fn of(frontend: &Frontend, view: &PortView, any_address: bool, routers: bool) -> Self {
         let leaf = |route: Route| match route.action {
             Action::Reject => Leaf::Reject,
             Action::Drop => Leaf::Drop,
@@ -57,6 +59,8 @@ impl Behaviour {
         // A short cut that leads where everybody goes is none.
         let other = |short: Option<Route>| short.map(leaf).filter(|short| *short != route);
         Self {
+            // Whoever writes a Service chooses these, and must not take what other Networks send outside.
+            not_routers: routers && frontend.kind == FrontendKind::ExternalIp,
             checked: frontend.kind == FrontendKind::LoadBalancerIp && frontend.sources != Sources::Any,
             route,
             from_node: other(frontend.from_node),
@@ -66,7 +70,7 @@ impl Behaviour {
 
     /// Whether it is nothing but its leaf.
     pub(crate) fn is_plain(&self) -> bool {
-        !self.checked && self.from_node.is_none() && self.from_pods.is_none()
+        !self.not_routers && !self.checked && self.from_node.is_none() && self.from_pods.is_none()
     }
 
     /// Whether it draws from the frontend's own endpoints of a scope. With affinity it does not: then the service port
@@ -126,6 +130,9 @@ impl fmt::Display for Leaf {
 /// The chain's name.
 impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.not_routers {
+            f.write_str("not-routers+")?;
+        }
         if self.checked {
             f.write_str("checked+")?;
         }

@@ -24,6 +24,7 @@ use knit_kernel::nft::{
     L4Proto, Mark, Name, NatFlags, Port, Reg, Reject, Rule, RuleState, Scalar, Set, SetState, Table, TableId,
     TableState, field,
 };
+use knit_kernel::owner;
 use knit_proxy::model::Family;
 use knit_proxy::view::{Masquerade, NodePortMatch, NodeSettings, PodTraffic, Scope};
 
@@ -69,6 +70,7 @@ pub(crate) struct Layout {
     pods: PodTraffic,
     masquerade_as: MasqueradeAs,
     node_sources: Vec<IpNet>,
+    routers: Option<String>,
 }
 
 /// Where the packet's own mark is kept while it carries something else.
@@ -87,7 +89,13 @@ impl Layout {
         let mark = config.masquerade_bit;
         let masquerade_as = config.masquerade_as.clone();
         let node_sources = config.node_sources.clone();
-        Self { family, id, sets, mark, pods, masquerade_as, node_sources }
+        let routers = config.routers.clone();
+        Self { family, id, sets, mark, pods, masquerade_as, node_sources, routers }
+    }
+
+    /// Whether there may be links to routers.
+    pub(crate) fn has_routers(&self) -> bool {
+        self.routers.is_some()
     }
 
     /// The table without any service.
@@ -201,13 +209,7 @@ impl Layout {
                 Some(ranges_rule::<I>(&I::saddr(), ranges(sources.iter().copied(), self.family)))
             }
             PodTraffic::Bridge(name) => Some(Rule::new().eq(field::iifname(), &IfName::new(name))),
-            PodTraffic::InterfacePrefix(prefix) => {
-                let data = IfName::new(prefix).bytes();
-                let used = prefix.len().min(15);
-                let data = knit_kernel::nft::Data::from_slice(&data.as_slice()[..used]);
-                let rule = Rule::new().load_at(Reg::FIRST, &field::iifname());
-                Some(rule.expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data }))
-            }
+            PodTraffic::InterfacePrefix(prefix) => Some(begins_with(Rule::new(), &field::iifname(), prefix)),
         }
     }
 
@@ -264,6 +266,9 @@ impl Layout {
 
     fn behaviour_rules<I: Ip>(&self, behaviour: &Behaviour) -> Vec<Rule> {
         let mut rules = Vec::new();
+        if let Some(prefix) = self.routers.as_deref().filter(|_| behaviour.not_routers) {
+            rules.push(begins_with(from_ours(), &field::iifname(), prefix).ret());
+        }
         if behaviour.checked {
             let source = (I::daddr(), field::l4proto(), field::th_dport(), I::saddr());
             rules.push(Rule::new().not_in_set(&source, self.sets.sources.name.clone()).drop());
@@ -309,6 +314,21 @@ fn sets<I: Ip>() -> Sets {
         cluster_ips: Set::of::<I::Address>("cluster-ips"),
         sources: Set::of::<(I::Address, L4Proto, Port, I::Address)>("sources").interval(),
     }
+}
+
+/// A packet came in by a link of Knit's own: a pod's, or a router's.
+pub(crate) fn from_ours() -> Rule {
+    // Without the bit that the group of a link has which is about to be deleted.
+    let group = |bits: u32| Mark(bits & !1);
+    Rule::new().masked_eq(field::iifgroup(), &group(u32::MAX), &group(owner::GROUP))
+}
+
+/// Matches interfaces whose names begin like this.
+pub(crate) fn begins_with(rule: Rule, field: &Field<IfName>, prefix: &str) -> Rule {
+    let data = IfName::new(prefix).bytes();
+    let used = prefix.len().min(15);
+    let data = knit_kernel::nft::Data::from_slice(&data.as_slice()[..used]);
+    rule.load_at(Reg::FIRST, field).expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data })
 }
 
 fn reg(index: u8) -> Reg {

@@ -50,4 +50,4 @@ pub use backend::{Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OpenError,
 pub use kube_proxy::{KubeProxy, LookError};
 pub use limits::Limits;
 pub use start::{Options, Running, StartError, Summary, start};
-pub use steer::{Place, SteerError, SteerTable, Steered};
+pub use steer::{Chosen, Place, SteerError, SteerTable, Steered};

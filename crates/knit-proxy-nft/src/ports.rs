@@ -12,7 +12,7 @@ use knit_proxy::view::{NodePortMatch, NodeSettings, PortKey, PortView, Scope, So
 
 use crate::behaviour::{Behaviour, LOCAL_SLOTS};
 use crate::ip;
-use crate::layout::Sets;
+use crate::layout::{Layout, Sets};
 use crate::sticky::{FoundSticky, Numbers, StickyElements, swap};
 
 /// The key of a frontend, and what is done there.
@@ -159,12 +159,12 @@ fn places(targets: &Targets) -> Vec<Place> {
 }
 
 /// Where a service port answers: the key, and what is done there.
-pub(crate) fn entries(key: &PortKey, view: &PortView, node: &NodeSettings) -> Vec<Entry> {
+pub(crate) fn entries(key: &PortKey, view: &PortView, node: &NodeSettings, layout: &Layout) -> Vec<Entry> {
     let mut found = Vec::with_capacity(view.frontends.len());
     for frontend in &view.frontends {
         let mut add = |address, any: bool| {
             let place = ip::place(address, key.protocol, frontend.port);
-            found.push((place, Behaviour::of(frontend, view, any)));
+            found.push((place, Behaviour::of(frontend, view, any, layout.has_routers())));
         };
         match (frontend.address, node.node_ports.get(key.family)) {
             (Some(address), _) => add(address, false),

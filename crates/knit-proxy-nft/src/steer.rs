@@ -7,6 +7,9 @@
 //!
 //! It is one table of its own, a little before service proxies at the same hooks, so that theirs never see what is
 //! steered. One changed place is one element to write.
+//!
+//! Whose traffic is steered depends on who chose the address ([`Chosen`]): a tenant must not take what others send. What
+//! comes out of a router is never steered: it is another Network's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,14 +18,14 @@ use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::{Conntrack, Filter, Flow, L4, TupleFilter};
 use knit_kernel::nft::{
-    Chain, ChainKind, Element, ElementValue, Error, Family as TableFamily, Hook, Kernel, L4Proto, NfProto,
-    Nftables, Port, Reg, Rule, Set, Table, TableId, TableState, Transaction, field,
+    AddrType, Chain, ChainKind, Element, ElementValue, Error, Family as TableFamily, FibFlags, Hook, Kernel,
+    L4Proto, NfProto, Nftables, Port, Reg, Rule, Set, Table, TableId, TableState, Transaction, field,
 };
 use knit_proxy::model::{Family, Protocol};
 
 use crate::backend::delete_table;
 use crate::ip;
-use crate::layout::elements_of;
+use crate::layout::{begins_with, elements_of, from_ours};
 use crate::table::report;
 
 /// Where clients come to: an address and a port that lead into a router.
@@ -43,6 +46,20 @@ pub struct Steered {
     pub to: SocketAddr,
     /// Who may come (rule 43); `None`: anyone. Others are dropped.
     pub sources: Option<Box<[IpNet]>>,
+    /// Who chose the address, and so whose traffic is taken.
+    pub chosen: Chosen,
+}
+
+/// Who chose the address of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Chosen {
+    /// The operator: a node port, or a load balancer's address that may be the node's own. Taken from the outside, the
+    /// node and its pods.
+    ByOperator,
+    /// A load balancer. The same, but never where the address is one of this namespace's own.
+    ByProvider,
+    /// A tenant. Taken only from the outside, and never where the address is one of this namespace's own.
+    ByTenant,
 }
 
 /// Something about steering did not work.
@@ -72,6 +89,8 @@ pub struct SteerTable {
     conntrack: Option<Conntrack>,
     id: TableId,
     mark: u32,
+    /// How the names of links to routers begin.
+    uplinks: String,
     /// What is in the kernel; none if that is not known.
     known: Option<BTreeMap<Place, Steered>>,
 }
@@ -81,32 +100,44 @@ const BEFORE_PROXIES: i32 = -105;
 /// Each is a walk through the kernel's whole table: beyond a few, one that sees all is cheaper.
 const MAX_FILTERS: usize = 4;
 
-/// The sets of one family.
+/// The sets of one family and one kind of place.
 struct Sets {
     /// `address . protocol . port : address . port`
     steer: Set,
-    /// Places that not everybody may use.
-    checked: Set,
-    /// `address . protocol . port . source`
-    sources: Set,
+    /// Places that not everybody may use, and `address . protocol . port . source`; none where everybody may.
+    checked: Option<(Set, Set)>,
+}
+
+impl Chosen {
+    const ALL: [Self; 3] = [Self::ByOperator, Self::ByProvider, Self::ByTenant];
+
+    /// How its sets are called.
+    fn name(self) -> &'static str {
+        match self {
+            Self::ByOperator => "node",
+            Self::ByProvider => "balanced",
+            Self::ByTenant => "external",
+        }
+    }
 }
 
 impl SteerTable {
-    /// For the node's network namespace, with a table of this name; steered connections get the bits of `mark`.
+    /// For the node's network namespace, with a table of this name; steered connections get the bits of `mark`. The names
+    /// of links to routers begin with `uplinks`; the node's pods have theirs in Knit's link group.
     ///
     /// # Errors
     /// If the kernel gives no sockets for nftables or connection tracking there.
-    pub fn new_in(namespace: &NetNs, table: &str, mark: u32) -> Result<Self, SteerError> {
+    pub fn new_in(namespace: &NetNs, table: &str, mark: u32, uplinks: &str) -> Result<Self, SteerError> {
         let nft = Kernel::open_in(namespace).map_err(SteerError::Nftables)?;
         let conntrack = Conntrack::open_in(namespace).map_err(SteerError::Conntrack)?;
-        Ok(Self { conntrack: Some(conntrack), ..Self::over(nft, table, mark) })
+        Ok(Self { conntrack: Some(conntrack), ..Self::over(nft, table, mark, uplinks) })
     }
 
     /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection tracking.
     #[must_use]
-    pub fn over(nft: impl Nftables + Send + 'static, table: &str, mark: u32) -> Self {
+    pub fn over(nft: impl Nftables + Send + 'static, table: &str, mark: u32, uplinks: &str) -> Self {
         let id = TableId::new(TableFamily::Inet, table);
-        Self { nft: Box::new(nft), conntrack: None, id, mark, known: None }
+        Self { nft: Box::new(nft), conntrack: None, id, mark, uplinks: uplinks.to_owned(), known: None }
     }
 
     /// Makes true what is wanted, of which these places may be other ones than at the last call. Returns how many
@@ -166,16 +197,41 @@ impl SteerTable {
     fn state(&self, wanted: &BTreeMap<Place, Steered>) -> TableState {
         let table = Table::new(self.id.clone()).comment("what leads into routers, written by knit-proxy");
         let mut state = TableState::new(table);
-        for sets in Family::BOTH.map(Sets::of) {
-            state = state.set(sets.steer, []).set(sets.checked, []).set(sets.sources, []);
+        for chosen in Chosen::ALL {
+            for sets in Family::BOTH.map(|family| Sets::of(family, chosen)) {
+                state = state.set(sets.steer, []);
+                if let Some((checked, sources)) = sets.checked {
+                    state = state.set(checked, []).set(sources, []);
+                }
+            }
         }
-        let to_steer = || [Rule::new().jump("steer")];
+        let local = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL);
+        let not_local = || local().ret().comment("an address of this node");
+        let by_provider = [not_local()].into_iter().chain(self.rules(Chosen::ByProvider));
         let mut state = state
-            .chain(Chain::base("prerouting", ChainKind::Nat, Hook::Prerouting, BEFORE_PROXIES), to_steer())
-            .chain(Chain::base("output", ChainKind::Nat, Hook::Output, BEFORE_PROXIES), to_steer())
-            .chain(Chain::regular("steer"), self.rules());
+            .chain(
+                Chain::base("prerouting", ChainKind::Nat, Hook::Prerouting, BEFORE_PROXIES),
+                [
+                    begins_with(from_ours(), &field::iifname(), &self.uplinks)
+                        .ret()
+                        .comment("another Network's"),
+                    Rule::new().jump("steer"),
+                    from_ours().ret().comment("pods"),
+                    local().ret().comment("an address of this node"),
+                    Rule::new().jump("external"),
+                ],
+            )
+            .chain(
+                Chain::base("output", ChainKind::Nat, Hook::Output, BEFORE_PROXIES),
+                [Rule::new().jump("steer")],
+            )
+            .chain(
+                Chain::regular("steer"),
+                self.rules(Chosen::ByOperator).into_iter().chain(by_provider).collect::<Vec<_>>(),
+            )
+            .chain(Chain::regular("external"), self.rules(Chosen::ByTenant));
         for (place, to) in wanted {
-            let sets = Sets::of(Family::of(place.address));
+            let sets = Sets::of(Family::of(place.address), to.chosen);
             for (set, elements) in elements(&sets, place, to) {
                 elements_of(&mut state, set).extend(elements);
             }
@@ -183,7 +239,7 @@ impl SteerTable {
         state
     }
 
-    fn rules(&self) -> Vec<Rule> {
+    fn rules(&self, chosen: Chosen) -> Vec<Rule> {
         // Beyond the registers that setting a mark needs.
         let at = Reg::new(8).expect("there are sixteen registers");
         let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
@@ -194,12 +250,15 @@ impl SteerTable {
         let from4 = (field::ip_daddr(), protocol(), port(), field::ip_saddr());
         let from6 = (field::ip6_daddr(), protocol(), port(), field::ip6_saddr());
         let steer = |rule: Rule| rule.set_ct_mark_bits(self.mark, self.mark);
-        vec![
-            v4().in_set(&place4, "checked4").not_in_set(&from4, "sources4").drop(),
-            v6().in_set(&place6, "checked6").not_in_set(&from6, "sources6").drop(),
-            steer(v4().map_at(at, &place4, "steer4")).dnat_at(TableFamily::Ip, at),
-            steer(v6().map_at(at, &place6, "steer6")).dnat_at(TableFamily::Ip6, at),
-        ]
+        let [sets4, sets6] = Family::BOTH.map(|family| Sets::of(family, chosen));
+        let mut rules = Vec::new();
+        if let (Some((checked4, sources4)), Some((checked6, sources6))) = (sets4.checked, sets6.checked) {
+            rules.push(v4().in_set(&place4, checked4.name).not_in_set(&from4, sources4.name).drop());
+            rules.push(v6().in_set(&place6, checked6.name).not_in_set(&from6, sources6.name).drop());
+        }
+        rules.push(steer(v4().map_at(at, &place4, sets4.steer.name)).dnat_at(TableFamily::Ip, at));
+        rules.push(steer(v6().map_at(at, &place6, sets6.steer.name)).dnat_at(TableFamily::Ip6, at));
+        rules
     }
 
     /// Who may come is written before what leads there, and goes after it.
@@ -211,13 +270,15 @@ impl SteerTable {
     ) -> Transaction {
         let (mut tx, mut later) = (Transaction::new(), Transaction::new());
         for place in changed {
-            let sets = Sets::of(Family::of(place.address));
+            let sets = |chosen| Sets::of(Family::of(place.address), chosen);
             if let Some(old) = known.get(place) {
+                let sets = sets(old.chosen);
                 for (set, elements) in elements(&sets, place, old).into_iter().rev() {
                     tx.delete_elements(&self.id, set, elements);
                 }
             }
             if let Some(new) = wanted.get(place) {
+                let sets = sets(new.chosen);
                 for (set, elements) in elements(&sets, place, new) {
                     later.create_elements(&self.id, set, elements);
                 }
@@ -274,20 +335,25 @@ impl SteerTable {
 }
 
 impl Sets {
-    fn of(family: Family) -> Self {
+    fn of(family: Family, chosen: Chosen) -> Self {
         type Key<A> = (A, L4Proto, Port);
-        match family {
-            Family::V4 => Self {
-                steer: Set::map::<Key<Ipv4Addr>, (Ipv4Addr, Port)>("steer4"),
-                checked: Set::of::<Key<Ipv4Addr>>("checked4"),
-                sources: Set::of::<(Ipv4Addr, L4Proto, Port, Ipv4Addr)>("sources4").interval(),
-            },
-            Family::V6 => Self {
-                steer: Set::map::<Key<Ipv6Addr>, (Ipv6Addr, Port)>("steer6"),
-                checked: Set::of::<Key<Ipv6Addr>>("checked6"),
-                sources: Set::of::<(Ipv6Addr, L4Proto, Port, Ipv6Addr)>("sources6").interval(),
-            },
-        }
+        let digit = if family == Family::V4 { '4' } else { '6' };
+        let name = |what: &str| format!("{}{what}{digit}", chosen.name());
+        let steer = match family {
+            Family::V4 => Set::map::<Key<Ipv4Addr>, (Ipv4Addr, Port)>(name("")),
+            Family::V6 => Set::map::<Key<Ipv6Addr>, (Ipv6Addr, Port)>(name("")),
+        };
+        let checked = || match family {
+            Family::V4 => Set::of::<Key<Ipv4Addr>>(name("-checked")),
+            Family::V6 => Set::of::<Key<Ipv6Addr>>(name("-checked")),
+        };
+        let sources = || match family {
+            Family::V4 => Set::of::<(Ipv4Addr, L4Proto, Port, Ipv4Addr)>(name("-sources")).interval(),
+            Family::V6 => Set::of::<(Ipv6Addr, L4Proto, Port, Ipv6Addr)>(name("-sources")).interval(),
+        };
+        // Rule 43 is about load balancers.
+        let checked = (chosen != Chosen::ByTenant).then(|| (checked(), sources()));
+        Self { steer, checked }
     }
 }
 
@@ -298,15 +364,15 @@ fn elements<'a>(sets: &'a Sets, place: &Place, to: &Steered) -> Vec<(&'a Set, Ve
     }
     let key = ip::place(place.address, place.protocol, place.port);
     let mut all = Vec::new();
-    if let Some(sources) = &to.sources {
+    if let (Some(sources), Some((checked, allowed))) = (&to.sources, &sets.checked) {
         let same = |range: &&IpNet| Family::of_net(**range) == Family::of(place.address);
         let ranges: Vec<IpNet> = sources.iter().filter(same).copied().collect();
         let ranges: Vec<Element> =
             IpNet::aggregate(&ranges).into_iter().map(|range| ip::allowed(&key, range)).collect();
         if !ranges.is_empty() {
-            all.push((&sets.sources, ranges));
+            all.push((allowed, ranges));
         }
-        all.push((&sets.checked, vec![Element::from_data(key.clone())]));
+        all.push((checked, vec![Element::from_data(key.clone())]));
     }
     let mut element = Element::from_data(key);
     element.value = ElementValue::Data(ip::target(to.to.ip(), to.to.port()));
@@ -359,13 +425,13 @@ mod tests {
     }
 
     fn to(text: &str) -> Steered {
-        Steered { to: text.parse().unwrap(), sources: None }
+        Steered { to: text.parse().unwrap(), sources: None, chosen: Chosen::ByOperator }
     }
 
     #[test]
     fn changes_and_a_fresh_start_come_to_the_same() {
         let shared = Shared::default();
-        let mut table = SteerTable::over(shared.clone(), "knit-steer", 0x10_0000);
+        let mut table = SteerTable::over(shared.clone(), "knit-steer", 0x10_0000, "up-");
         let (web, six, lb) =
             (place("192.0.2.1", 30080), place("2001:db8::1", 30080), place("203.0.113.7", 80));
         let mut wanted = BTreeMap::from([(web, to("169.254.192.2:30080")), (six, to("[fd6b::2]:30080"))]);
@@ -375,6 +441,7 @@ mod tests {
                 "198.51.100.0/25".parse().unwrap(),
                 "198.51.100.128/25".parse().unwrap(),
             ])),
+            chosen: Chosen::ByProvider,
             ..to("169.254.192.2:1024")
         };
         // One comes with a list of who may, one leads elsewhere, one goes.
@@ -386,14 +453,14 @@ mod tests {
         assert_eq!(table.set(&wanted, &BTreeSet::from([web, six, lb])).unwrap(), 0);
         let id = TableId::new(TableFamily::Inet, "knit-steer");
         let by_change = shared.clone().table(&id).unwrap().unwrap().without_handles();
-        let mut fresh = SteerTable::over(Fake::new(), "knit-steer", 0x10_0000);
+        let mut fresh = SteerTable::over(Fake::new(), "knit-steer", 0x10_0000, "up-");
         fresh.set(&wanted, &BTreeSet::new()).unwrap();
         let at_once = fresh.nft.table(&id).unwrap().unwrap().without_handles();
         assert_eq!(by_change.to_string(), at_once.to_string());
         let text = by_change.to_string();
         assert!(text.contains("203.0.113.7") && !text.contains("2001:db8::1"), "{text}");
         // A start that finds all of it as it should be changes nothing.
-        let mut again = SteerTable::over(shared, "knit-steer", 0x10_0000);
+        let mut again = SteerTable::over(shared, "knit-steer", 0x10_0000, "up-");
         assert_eq!(again.set(&wanted, &BTreeSet::new()).unwrap(), 0);
     }
 }

@@ -110,7 +110,7 @@ impl FamilyTable {
             if key.family != layout.family || skip.contains(key) {
                 continue;
             }
-            let entries = entries(key, view, node);
+            let entries = entries(key, view, node, layout);
             let port = Port::adopt(view, &entries, &found, &mut table.ids);
             let Edit { endpoints, members, slots, sources, services, .. } = port.elements(key, &entries);
             all.endpoints.added.extend(endpoints.added);
@@ -178,7 +178,7 @@ impl FamilyTable {
     fn culprit(&self, error: &Error) -> Option<PortKey> {
         let key = error.element()?;
         let place = |port: &PortKey, view: &PortView| {
-            entries(port, view, &self.node)
+            entries(port, view, &self.node, &self.layout)
                 .iter()
                 .any(|(place, _)| key.as_slice().starts_with(place.as_slice()))
         };
@@ -227,9 +227,9 @@ impl FamilyTable {
             None if new.is_none() => return,
             None => Port::empty(&mut self.ids),
         };
-        let before = entries(key, &port.view, &self.node);
+        let before = entries(key, &port.view, &self.node, &self.layout);
         let own_before = own_addresses(&port.view);
-        let after = new.map_or_else(Vec::new, |view| entries(key, view, &self.node));
+        let after = new.map_or_else(Vec::new, |view| entries(key, view, &self.node, &self.layout));
         port.change(key, new, (&before, &after), edit);
         for (place, behaviour) in &after {
             match before.iter().find(|(known, _)| known == place) {

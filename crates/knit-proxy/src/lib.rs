@@ -66,6 +66,7 @@
 pub mod backend;
 pub mod conntrack;
 pub mod diff;
+pub mod elect;
 pub mod engine;
 pub mod explain;
 #[cfg(feature = "grpc")]

@@ -246,7 +246,9 @@ impl Setup {
             ..ViewConfig::default()
         };
         let mut nft = Config::default();
-        if !self.own {
+        if self.own {
+            nft.routers = Some(knit_linux::UPLINK_PREFIX.to_owned());
+        } else {
             let ends = facts.ends.router.iter().chain(&facts.ends.node).copied();
             // A family without any range would answer everywhere.
             let nowhere = [IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];

@@ -40,9 +40,11 @@ fn has_addresses(service: &Service) -> bool {
     !service.external_ips.is_empty() || !service.load_balancer_ips.is_empty()
 }
 
-/// Whether clients outside reach a Service at all.
-pub(crate) fn is_external(service: &Service) -> bool {
-    has_addresses(service) || service.ports.iter().any(|port| port.node_port.is_some())
+/// Whether clients outside reach a Service at all; `open`: its external IPs count.
+pub(crate) fn is_external(service: &Service, open: bool) -> bool {
+    (open && !service.external_ips.is_empty())
+        || !service.load_balancer_ips.is_empty()
+        || service.ports.iter().any(|port| port.node_port.is_some())
 }
 
 impl InternalPorts {

@@ -12,8 +12,10 @@
 //! Where kube-proxy's tables are found on the node, the default Network's instance is not started, unless
 //! [`Mode::On`] says so.
 
+mod forbidden;
 mod instance;
 mod internal_ports;
+mod refusals;
 mod services;
 mod steerer;
 mod steering;

@@ -181,7 +181,10 @@ impl Work {
     fn write(&mut self) -> Result<(), SteerError> {
         let table = match &mut self.table {
             Some(table) => table,
-            none => none.insert(SteerTable::new_in(&self.namespace, TABLE, knit_linux::STEERED)?),
+            none => {
+                let (mark, uplinks) = (knit_linux::STEERED, knit_linux::UPLINK_PREFIX);
+                none.insert(SteerTable::new_in(&self.namespace, TABLE, mark, uplinks)?)
+            }
         };
         table.set(&self.wanted, &self.changed).map(|_| ())
     }

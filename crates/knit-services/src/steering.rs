@@ -2,28 +2,35 @@
 //!
 //! Routers say which of their Services are in force, with the places that clients outside know; Services of the default
 //! Network want such places too, and are served on the node itself. Where two want one, the older Service has it, as
-//! within one Network. Nobody has an address that belongs to a Network or to the service ranges.
+//! within one Network; but what a tenant wrote comes after what a load balancer gave. Nobody has an address that belongs
+//! to a pod, a Service or, unless the operator allows it, a node; and nobody has the port of the tunnel.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use knit_kernel::link::Vxlan;
 use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
 use knit_proxy::view::{FrontendKind, PortKey, PortView, Sources};
-use knit_proxy_nft::{Place, Steered};
+use knit_proxy_nft::{Chosen, Place, Steered};
+
+use crate::forbidden::{Forbidden, Whose};
 
 /// All places, and who wants them.
 #[derive(Debug, Default)]
 pub(crate) struct Steering {
-    claims: HashMap<Place, BTreeMap<Rank, Option<Steered>>>,
+    claims: HashMap<Place, BTreeMap<Rank, Claim>>,
     /// What is claimed by whom, to take it back.
     by_owner: BTreeMap<Owner, Vec<(Place, Rank)>>,
-    forbidden: Vec<IpNet>,
+    forbidden: Forbidden,
+    /// Networks whose load balancers may have addresses of nodes.
+    on_nodes: BTreeSet<NetworkName>,
     wanted: BTreeMap<Place, Steered>,
     changed: BTreeSet<Place>,
-    /// Said once.
-    refused: BTreeSet<(Place, ServiceName)>,
+    /// What was refused to whom, and why.
+    refused: BTreeMap<(ServiceName, Place), String>,
+    news: BTreeSet<ServiceName>,
 }
 
 /// Who claims: a port in a router, or a Service of the default Network.
@@ -36,9 +43,28 @@ enum Owner {
 /// The order of precedence.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
+    /// The address is one that whoever wrote the Service chose: it comes after those that were given.
+    by_tenant: bool,
     created: u64,
     service: ServiceName,
     port: Arc<str>,
+    /// Of one port's, a load balancer's address comes first: it brings who may come.
+    node_port: bool,
+}
+
+/// What somebody wants a place for.
+#[derive(Debug, Clone)]
+struct Claim {
+    kind: FrontendKind,
+    /// Where it leads; none for Services of the default Network, which the node itself serves.
+    to: Option<To>,
+}
+
+#[derive(Debug, Clone)]
+struct To {
+    network: NetworkName,
+    at: std::net::SocketAddr,
+    sources: Option<Box<[IpNet]>>,
 }
 
 /// Where a router and its node are reached.
@@ -67,10 +93,11 @@ impl Steering {
     ) {
         let owner = Owner::Router(network.clone(), key.clone());
         let places = found.map_or_else(Vec::new, |(view, service)| {
-            let rank =
-                Rank { created: service.created, service: key.service.clone(), port: Arc::clone(&key.port) };
-            let places = places(key, view, service, ends);
-            places.into_iter().map(|(place, to)| (place, rank.clone(), Some(to))).collect()
+            let claim = |(place, kind, at, sources)| {
+                let to = Some(To { network: network.clone(), at, sources });
+                (place, Rank::new(service, &key.port, kind), Claim { kind, to })
+            };
+            places(key, view, service, ends).into_iter().map(claim).collect()
         });
         self.replace(owner, places);
     }
@@ -91,19 +118,19 @@ impl Steering {
         self.by_owner.keys().filter_map(key).collect()
     }
 
-    /// A Service of the default Network wants its places like anybody else, but they lead nowhere.
-    pub(crate) fn set_default(&mut self, service: &Service) {
+    /// A Service of the default Network wants its places like anybody else, but they lead nowhere. `node` are the
+    /// addresses where its node ports answer.
+    pub(crate) fn set_default(&mut self, service: &Service, node: &[IpAddr]) {
         let mut places = Vec::new();
-        let addresses = service.external_ips.iter().chain(&service.load_balancer_ips);
-        for address in addresses {
-            for port in &service.ports {
-                let rank = Rank {
-                    created: service.created,
-                    service: service.name.clone(),
-                    port: Arc::clone(&port.name),
-                };
-                let place = Place { address: *address, protocol: port.protocol, port: port.port };
-                places.push((place, rank, None));
+        for port in &service.ports {
+            let mut add = |kind, address: &IpAddr, port_number| {
+                let place = Place { address: *address, protocol: port.protocol, port: port_number };
+                places.push((place, Rank::new(service, &port.name, kind), Claim { kind, to: None }));
+            };
+            service.external_ips.iter().for_each(|a| add(FrontendKind::ExternalIp, a, port.port));
+            service.load_balancer_ips.iter().for_each(|a| add(FrontendKind::LoadBalancerIp, a, port.port));
+            if let Some(number) = port.node_port {
+                node.iter().for_each(|address| add(FrontendKind::NodePort, address, number.get()));
             }
         }
         self.replace(Owner::Node(service.name.clone()), places);
@@ -114,12 +141,19 @@ impl Steering {
         self.replace(Owner::Node(name.clone()), Vec::new());
     }
 
-    /// Addresses that no Service may have besides its cluster IP: those of pods and of Services.
-    pub(crate) fn set_forbidden(&mut self, ranges: Vec<IpNet>) {
-        if self.forbidden != ranges {
-            self.forbidden = ranges;
-            let all: Vec<Place> = self.claims.keys().copied().collect();
-            all.into_iter().for_each(|place| self.decide(place));
+    /// Addresses that no Service may have besides its cluster IP.
+    pub(crate) fn set_forbidden(&mut self, forbidden: Forbidden) {
+        if self.forbidden != forbidden {
+            self.forbidden = forbidden;
+            self.decide_all();
+        }
+    }
+
+    /// Networks whose load balancers may have addresses of nodes.
+    pub(crate) fn set_on_nodes(&mut self, networks: BTreeSet<NetworkName>) {
+        if self.on_nodes != networks {
+            self.on_nodes = networks;
+            self.decide_all();
         }
     }
 
@@ -134,7 +168,23 @@ impl Steering {
         changed.into_iter().map(|place| (place, self.wanted.get(&place).cloned())).collect()
     }
 
-    fn replace(&mut self, owner: Owner, places: Vec<(Place, Rank, Option<Steered>)>) {
+    /// Services that were refused something else since the last call, and what they are refused now.
+    pub(crate) fn take_refused(&mut self) -> Vec<(ServiceName, Vec<String>)> {
+        let texts = |service: &ServiceName| {
+            let first =
+                Place { address: std::net::Ipv4Addr::UNSPECIFIED.into(), protocol: Protocol::Tcp, port: 0 };
+            let of_service = self.refused.range((service.clone(), first)..);
+            let of_service = of_service.take_while(|((name, _), _)| name == service);
+            let text = |place: &Place, why: &str| {
+                format!("{} port {}/{}: {why}", place.address, place.port, place.protocol)
+            };
+            of_service.map(|((_, place), why)| text(place, why)).collect()
+        };
+        let news: Vec<ServiceName> = std::mem::take(&mut self.news).into_iter().collect();
+        news.into_iter().map(|service| (service.clone(), texts(&service))).collect()
+    }
+
+    fn replace(&mut self, owner: Owner, places: Vec<(Place, Rank, Claim)>) {
         let mut touched = BTreeSet::new();
         for (place, rank) in self.by_owner.remove(&owner).unwrap_or_default() {
             if let Some(claims) = self.claims.get_mut(&place) {
@@ -143,11 +193,14 @@ impl Steering {
                     self.claims.remove(&place);
                 }
             }
+            if places.iter().all(|(still, _, _)| *still != place) {
+                self.set_refused(place, &rank.service, None);
+            }
             touched.insert(place);
         }
         let mut own = Vec::with_capacity(places.len());
-        for (place, rank, to) in places {
-            self.claims.entry(place).or_default().insert(rank.clone(), to);
+        for (place, rank, claim) in places {
+            self.claims.entry(place).or_default().insert(rank.clone(), claim);
             own.push((place, rank));
             touched.insert(place);
         }
@@ -157,35 +210,57 @@ impl Steering {
         touched.into_iter().for_each(|place| self.decide(place));
     }
 
+    fn decide_all(&mut self) {
+        let all: Vec<Place> = self.claims.keys().copied().collect();
+        all.into_iter().for_each(|place| self.decide(place));
+    }
+
+    /// Why a claim does not count; none if it does.
+    fn objection(&self, place: &Place, claim: &Claim) -> Option<&'static str> {
+        // What the node itself serves is not steered.
+        let to = claim.to.as_ref()?;
+        if place.protocol == Protocol::Udp && place.port == Vxlan::PORT {
+            return Some("it is the port of the tunnel between nodes");
+        }
+        match (claim.kind, self.forbidden.whose(place.address)?) {
+            (FrontendKind::NodePort, _) => None,
+            (_, Whose::Cluster) => Some("the address is inside a Network or a range of service addresses"),
+            (FrontendKind::LoadBalancerIp, Whose::Node) if self.on_nodes.contains(&to.network) => None,
+            (FrontendKind::LoadBalancerIp, Whose::Node) => Some(
+                "it is an address of a node, which the Service's Network does not allow \
+                 (spec.services.nodeAddresses)",
+            ),
+            (_, Whose::Node) => Some("it is an address of a node"),
+        }
+    }
+
     fn decide(&mut self, place: Place) {
-        let claims = self.claims.get(&place);
-        let winner = claims.and_then(|claims| claims.first_key_value());
-        let allowed = !self.forbidden.iter().any(|range| range.contains(&place.address));
-        for (rank, to) in claims.into_iter().flatten() {
-            let first = winner.is_some_and(|(winner, _)| winner == rank);
-            let refused = to.is_some() && (!first || !allowed);
-            let key = (place, rank.service.clone());
-            if !refused {
-                self.refused.remove(&key);
-            } else if self.refused.insert(key) {
-                let why = match winner {
-                    Some((winner, _)) if !first => format!("Service {} has it", winner.service),
-                    _ => "it is inside a Network or a range of service addresses".to_owned(),
-                };
-                let (address, port, service) = (place.address, place.port, &rank.service);
-                tracing::warn!(%service, "{address} port {port} does not lead to this Service: {why}");
-            }
+        let claims: Vec<(Rank, Claim)> =
+            self.claims.get(&place).into_iter().flatten().map(|(r, c)| (r.clone(), c.clone())).collect();
+        let objections: Vec<_> = claims.iter().map(|(_, claim)| self.objection(&place, claim)).collect();
+        let winner = objections.iter().position(Option::is_none);
+        for ((rank, claim), objection) in claims.iter().zip(&objections) {
+            let why = match (objection, winner) {
+                (_, Some(winner)) if claims[winner].0.service == rank.service => None,
+                (Some(why), _) => Some((*why).to_owned()),
+                (None, Some(winner)) if claim.to.is_some() => {
+                    Some(format!("Service {} has it", claims[winner].0.service))
+                }
+                _ => None,
+            };
+            self.set_refused(place, &rank.service, why);
         }
-        if claims.is_none() {
-            self.refused.retain(|(refused, _)| *refused != place);
-        }
-        let to = winner.and_then(|(_, to)| to.clone()).filter(|_| allowed);
-        let same = match (&to, self.wanted.get(&place)) {
-            (Some(new), Some(old)) => new == old,
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
+        let to = winner.and_then(|at| {
+            let Claim { kind, to } = &claims[at].1;
+            let to = to.as_ref()?;
+            let chosen = match kind {
+                FrontendKind::LoadBalancerIp if !self.on_nodes.contains(&to.network) => Chosen::ByProvider,
+                FrontendKind::ExternalIp => Chosen::ByTenant,
+                _ => Chosen::ByOperator,
+            };
+            Some(Steered { to: to.at, sources: to.sources.clone(), chosen })
+        });
+        if to.as_ref() != self.wanted.get(&place) {
             self.changed.insert(place);
             match to {
                 Some(to) => self.wanted.insert(place, to),
@@ -193,16 +268,43 @@ impl Steering {
             };
         }
     }
+
+    fn set_refused(&mut self, place: Place, service: &ServiceName, why: Option<String>) {
+        let key = (service.clone(), place);
+        if self.refused.get(&key) == why.as_ref() {
+            return;
+        }
+        match why {
+            Some(why) => self.refused.insert(key, why),
+            None => self.refused.remove(&key),
+        };
+        self.news.insert(service.clone());
+    }
 }
 
+impl Rank {
+    fn new(service: &Service, port: &Arc<str>, kind: FrontendKind) -> Self {
+        Self {
+            by_tenant: kind == FrontendKind::ExternalIp,
+            created: service.created,
+            service: service.name.clone(),
+            port: Arc::clone(port),
+            node_port: kind == FrontendKind::NodePort,
+        }
+    }
+}
+
+type Found = (Place, FrontendKind, std::net::SocketAddr, Option<Box<[IpNet]>>);
+
 /// The places that clients outside know of a port, and where the router takes them.
-fn places(key: &PortKey, view: &PortView, service: &Service, ends: &Ends) -> Vec<(Place, Steered)> {
+fn places(key: &PortKey, view: &PortView, service: &Service, ends: &Ends) -> Vec<Found> {
     let internal = view.frontends.iter().find(|frontend| frontend.kind == FrontendKind::NodePort);
     let (Some(internal), Some(router)) = (internal, Ends::of(&ends.router, key.family)) else {
         return Vec::new();
     };
     let to = (router, internal.port).into();
     let at = |address, port| Place { address, protocol: key.protocol, port };
+    let node = Ends::of(&ends.node, key.family);
     let mut found = Vec::new();
     for frontend in &view.frontends {
         let (FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp, Some(address)) =
@@ -210,15 +312,17 @@ fn places(key: &PortKey, view: &PortView, service: &Service, ends: &Ends) -> Vec
         else {
             continue;
         };
-        let node = Ends::of(&ends.node, key.family);
-        found.push((
-            at(address, frontend.port),
-            Steered { to, sources: sources(&frontend.sources, address, node) },
-        ));
+        let sources = sources(&frontend.sources, address, node);
+        found.push((at(address, frontend.port), frontend.kind, to, sources));
     }
     if names(service, &key.port, key.protocol, internal.port) {
-        let node = Ends::of(&ends.node, key.family);
-        found.extend(node.map(|node| (at(node, internal.port), Steered { to, sources: None })));
+        found.extend(node.map(|node| {
+            let place = at(node, internal.port);
+            // Where it is the load balancer's address too, that one's list holds.
+            let same = found.iter().find(|(known, ..)| *known == place);
+            let sources = same.and_then(|(.., sources)| sources.clone());
+            (place, FrontendKind::NodePort, to, sources)
+        }));
     }
     found
 }
@@ -240,120 +344,4 @@ fn names(service: &Service, port: &str, protocol: Protocol, number: u16) -> bool
 }
 
 #[cfg(test)]
-mod tests {
-    use knit_proxy::model::{EndpointGroup, NodeInfo, ServicePort};
-    use knit_proxy::view::{NodePorts, View, ViewConfig};
-
-    use super::*;
-    use crate::internal_ports::InternalPorts;
-
-    const ROUTER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 192, 6));
-    const NODE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
-
-    fn ends() -> Ends {
-        Ends { router: vec![ROUTER], node: vec![NODE] }
-    }
-
-    fn web(name: &str, created: u64, node_port: u16) -> Service {
-        let port = ServicePort::new("", Protocol::Tcp, 80).node_port(node_port);
-        let service = Service::new(name).cluster_ip([10, 96, 0, 9].into()).add_port(port);
-        Service { created, network: "blue".into(), ..service }
-    }
-
-    /// The one port of a Service, as its router's view has it.
-    fn resolved(service: &Service) -> (PortKey, Arc<PortView>) {
-        let config = ViewConfig {
-            network: "blue".into(),
-            node_ports: NodePorts::Ranges(vec![IpNet::from(ROUTER)]),
-            ..ViewConfig::default()
-        };
-        let mut view = View::new(config, NodeInfo { addresses: vec![ROUTER], ..NodeInfo::new("a") });
-        let mut service = service.clone();
-        let _ = InternalPorts::default().prepare(&mut service);
-        let endpoint = [10, 77, 0, 18].into();
-        let mut group =
-            EndpointGroup::of_addresses("t/s-1", service.name.as_str(), Protocol::Tcp, 8080, &[endpoint]);
-        group.network = "blue".into();
-        view.set_group(group);
-        view.set_service(service);
-        view.take_changes();
-        view.current().ports.first_key_value().map(|(k, v)| (k.clone(), Arc::clone(v))).expect("one port")
-    }
-
-    fn put(steering: &mut Steering, network: &str, service: &Service) -> PortKey {
-        let (key, view) = resolved(service);
-        steering.set_port(&network.into(), &key, Some((&view, service)), &ends());
-        key
-    }
-
-    fn changes(steering: &mut Steering) -> Vec<String> {
-        let text = |(place, to): (Place, Option<Steered>)| {
-            let to = to.map_or_else(
-                || "nowhere".to_owned(),
-                |to| match to.sources {
-                    None => to.to.to_string(),
-                    Some(sources) => format!("{} for {sources:?}", to.to),
-                },
-            );
-            format!("{}:{} -> {to}", place.address, place.port)
-        };
-        steering.take_changed().into_iter().map(text).collect()
-    }
-
-    #[test]
-    fn a_node_port_leads_into_the_router() {
-        let mut steering = Steering::default();
-        let key = put(&mut steering, "blue", &web("t/s", 1, 30080));
-        assert_eq!(changes(&mut steering), ["192.0.2.1:30080 -> 169.254.192.6:30080"]);
-        put(&mut steering, "blue", &web("t/s", 1, 30080));
-        assert_eq!(changes(&mut steering), [] as [String; 0], "the same is no change");
-        steering.set_port(&"blue".into(), &key, None, &ends());
-        assert_eq!(changes(&mut steering), ["192.0.2.1:30080 -> nowhere"]);
-        assert!(steering.claims.is_empty() && steering.by_owner.is_empty());
-    }
-
-    #[test]
-    fn other_addresses_lead_there_too_for_those_who_may() {
-        let mut steering = Steering::default();
-        let mut service = web("t/s", 1, 0);
-        service.external_ips = Box::new([[203, 0, 113, 1].into()]);
-        service.load_balancer_ips = Box::new([[203, 0, 113, 2].into()]);
-        service.source_ranges = Some(Box::new(["192.0.2.0/24".parse().expect("a range")]));
-        put(&mut steering, "blue", &service);
-        let expected = [
-            "203.0.113.1:80 -> 169.254.192.6:1024",
-            "203.0.113.2:80 -> 169.254.192.6:1024 for [192.0.2.0/24, 203.0.113.2/32]",
-        ];
-        // The port that was given for it is no port of the node.
-        assert_eq!(changes(&mut steering), expected);
-        steering.forget_network(&"blue".into());
-        assert_eq!(steering.wanted().len(), 0);
-    }
-
-    #[test]
-    fn the_older_service_has_an_address_whatever_its_network() {
-        let mut steering = Steering::default();
-        let address: IpAddr = [203, 0, 113, 1].into();
-        let of = |name: &str, created| Service { external_ips: Box::new([address]), ..web(name, created, 0) };
-        put(&mut steering, "blue", &of("t/young", 9));
-        assert_eq!(changes(&mut steering), ["203.0.113.1:80 -> 169.254.192.6:1024"]);
-        steering.set_default(&of("shop/old", 3));
-        assert_eq!(changes(&mut steering), ["203.0.113.1:80 -> nowhere"], "the default Network's is older");
-        put(&mut steering, "green", &of("u/oldest", 1));
-        assert_eq!(changes(&mut steering), ["203.0.113.1:80 -> 169.254.192.6:1024"]);
-        steering.forget_network(&"green".into());
-        steering.forget_default(&"shop/old".into());
-        assert_eq!(steering.wanted().len(), 1);
-    }
-
-    #[test]
-    fn nobody_has_an_address_of_pods_or_services() {
-        let mut steering = Steering::default();
-        let dns: IpAddr = [10, 96, 0, 10].into();
-        put(&mut steering, "blue", &Service { external_ips: Box::new([dns]), ..web("t/evil", 1, 30080) });
-        assert_eq!(steering.wanted().len(), 2);
-        steering.set_forbidden(vec!["10.96.0.0/16".parse().expect("a range")]);
-        let left: Vec<IpAddr> = steering.wanted().keys().map(|place| place.address).collect();
-        assert_eq!(left, [NODE]);
-    }
-}
+mod tests;

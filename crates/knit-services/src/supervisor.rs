@@ -1,11 +1,12 @@
 //! The task that feeds all instances, and starts again those that stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_api::names;
+use knit_api::{AddressBlockSpec, NetworkSpec, names};
 use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
 use knit_kernel::nft::Kernel;
@@ -14,7 +15,7 @@ use knit_node::proxy::ServicesState;
 use knit_node::resolve::primary_network;
 use knit_node::world::World;
 use knit_objects::Objects;
-use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
+use knit_proxy::model::{Family, NetworkName, NodeInfo, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
 use knit_proxy_nft::{KubeProxy, Limits};
@@ -23,8 +24,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::forbidden::Forbidden;
 use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Trouble};
 use crate::internal_ports::{InternalPorts, is_external};
+use crate::refusals::Refusals;
 use crate::services::{Command, Config, Mode, Registries};
 use crate::steerer::Steerer;
 use crate::steering::Steering;
@@ -54,6 +57,7 @@ pub(crate) struct Supervisor {
     /// Ports of routers that stand for Services without a node port.
     internal: BTreeMap<NetworkName, InternalPorts>,
     steering: Steering,
+    refusals: Refusals,
     steerer: Option<Steerer>,
     news: mpsc::UnboundedSender<News>,
     inbox: mpsc::UnboundedReceiver<News>,
@@ -71,6 +75,7 @@ impl Supervisor {
     ) -> Result<Self, Trouble> {
         let node = Arc::new(config.namespace.try_clone().map_err(Trouble::Namespace)?);
         let feed = Source::new(NodeInfo::new(&config.node)).open(objects).map_err(Trouble::Objects)?;
+        let refusals = Refusals::new(objects, &config.node);
         let world = core.world().subscribe();
         let shown = core.clone();
         let changed: Changed = Arc::new(move || shown.networks_changed());
@@ -87,6 +92,7 @@ impl Supervisor {
             registries,
             internal: BTreeMap::new(),
             steering: Steering::default(),
+            refusals,
             steerer: None,
             news,
             inbox,
@@ -133,6 +139,7 @@ impl Supervisor {
                 }
             }
             self.tell_if_complete();
+            self.tell_refused();
             self.steer();
         }
     }
@@ -255,10 +262,20 @@ impl Supervisor {
         if let Event::Problem(problem) = &event {
             tracing::warn!("{problem}");
         }
-        let world = self.world.borrow().clone();
-        let Some((to, event)) = self.table.take(event, |namespace| network_of(&world, namespace)) else {
-            return;
+        let service = match &event {
+            Event::SetService(service) => Some(service.name.clone()),
+            Event::DeleteService(name) => Some(name.clone()),
+            _ => None,
         };
+        let world = self.world.borrow().clone();
+        let taken = self.table.take(event, |namespace| network_of(&world, namespace));
+        if let Some(name) = service.filter(|_| self.told.is_some()) {
+            self.refusals.denied(&world, &name, self.table.denied(&name));
+        }
+        let Some((to, event)) = taken else { return };
+        if matches!(event, Event::SetNode(_)) && self.told.is_some() {
+            self.set_defaults();
+        }
         // Before everything has arrived, it is only kept.
         if self.told.is_some() {
             match to {
@@ -269,32 +286,77 @@ impl Supervisor {
     }
 
     fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
-        self.steering.set_forbidden(forbidden(world));
-        let same = seen.as_ref().is_some_and(|seen| {
+        let before = seen.replace(Arc::clone(world));
+        if !before.as_ref().is_some_and(|seen| Forbidden::same(seen, world)) {
+            self.steering.set_forbidden(Forbidden::of(world));
+        }
+        let same = before.is_some_and(|seen| {
             Arc::ptr_eq(&seen.networks, &world.networks) && Arc::ptr_eq(&seen.namespaces, &world.namespaces)
         });
-        *seen = Some(Arc::clone(world));
         if same {
             return;
         }
-        let moved = self.table.reassign(|namespace| network_of(world, namespace));
+        let mut moved = self.permit(world);
+        moved.extend(self.table.reassign(|namespace| network_of(world, namespace)));
         if self.told.is_some() {
             moved.into_iter().for_each(|(network, event)| self.send_to(&network, event));
+            self.tell_denied(world);
             self.keep_networks();
         }
+    }
+
+    /// Which Networks allow what. Returns what changes for whom.
+    fn permit(&mut self, world: &World) -> Vec<(NetworkName, Event)> {
+        let those = |allows: &dyn Fn(&str, &NetworkSpec) -> bool| -> BTreeSet<NetworkName> {
+            let networks = world.networks.iter().filter(|(name, network)| allows(name, &network.spec));
+            networks.map(|(name, _)| NetworkName::from(name.as_str())).collect()
+        };
+        self.steering.set_on_nodes(those(&|_, spec| spec.serves_node_addresses()));
+        self.table.set_open(those(&|name, spec| spec.serves_external_ips(name)))
+    }
+
+    /// Tells of external IPs that a Network does not allow.
+    fn tell_denied(&mut self, world: &World) {
+        for service in self.table.with_external_ips() {
+            self.refusals.denied(world, service, self.table.denied(service));
+        }
+    }
+
+    /// Tells of addresses that lead elsewhere, or nowhere.
+    fn tell_refused(&mut self) {
+        let refused = self.steering.take_refused();
+        if !refused.is_empty() {
+            let world = self.world.borrow().clone();
+            refused.iter().for_each(|(service, whys)| self.refusals.addresses(&world, service, whys));
+        }
+    }
+
+    /// What the default Network's Services have is not steered.
+    fn set_defaults(&mut self) {
+        let node = self.node_addresses();
+        self.table.default_services().for_each(|service| self.steering.set_default(&service, &node));
+    }
+
+    /// Where node ports answer.
+    fn node_addresses(&self) -> Vec<IpAddr> {
+        let node = self.table.node();
+        node.map_or_else(Vec::new, |node| Family::BOTH.into_iter().filter_map(|f| node.primary(f)).collect())
     }
 
     fn send_to(&mut self, network: &NetworkName, event: Event) {
         if *network == NetworkName::default() {
             match &event {
-                Event::SetService(service) => self.steering.set_default(service),
+                Event::SetService(service) => {
+                    let node = self.node_addresses();
+                    self.steering.set_default(service, &node);
+                }
                 Event::DeleteService(name) => self.steering.forget_default(name),
                 _ => {}
             }
         }
         if let Event::SetService(service) = &event
             && *network != NetworkName::default()
-            && is_external(service)
+            && is_external(service, true)
             && self.instances.values().all(|instance| instance.name() != *network)
         {
             self.keep_networks();
@@ -326,9 +388,12 @@ impl Supervisor {
         if self.told.is_none() && self.table.listed() && self.world.borrow().is_synced() {
             let world = self.world.borrow().clone();
             // Nobody was told anything yet.
+            let _ = self.permit(&world);
             let _ = self.table.reassign(|namespace| network_of(&world, namespace));
+            self.steering.set_forbidden(Forbidden::of(&world));
             self.told = Some(Instant::now());
-            self.table.default_services().for_each(|service| self.steering.set_default(service));
+            self.set_defaults();
+            self.tell_denied(&world);
             let ids: Vec<u64> = self.instances.keys().copied().collect();
             ids.into_iter().for_each(|id| self.replay(id));
             self.keep_networks();
@@ -399,12 +464,21 @@ impl Supervisor {
         }
     }
 
-    /// The default Network's ranges: whose traffic comes back through this node's routers only if they masquerade it.
+    /// The default Network's ranges: whose traffic comes back through this node's routers only if they masquerade it. One
+    /// without subnets has this node's blocks.
     fn near(&self) -> Vec<IpNet> {
         let world = self.world.borrow();
         let default = world.networks.get(names::DEFAULT_NETWORK);
         let subnets = default.into_iter().flat_map(|network| &network.spec.subnets);
         let mut ranges: Vec<IpNet> = subnets.filter_map(|subnet| subnet.cidr.parse().ok()).collect();
+        if ranges.is_empty() {
+            let own = |block: &&Arc<AddressBlockSpec>| {
+                block.network == names::DEFAULT_NETWORK && block.node == self.config.node
+            };
+            let blocks = world.blocks.values().filter(own);
+            let blocks = blocks.flat_map(|block| [&block.ipv4, &block.ipv6]).flatten();
+            ranges.extend(blocks.filter_map(|range| range.parse::<IpNet>().ok()));
+        }
         ranges.sort_unstable();
         ranges
     }
@@ -438,21 +512,6 @@ fn prepared(
         }
         other => vec![other],
     }
-}
-
-/// Addresses that no Service may have besides its cluster IP: those of pods, of Services, of uplinks, and those that
-/// mean one machine only.
-fn forbidden(world: &World) -> Vec<IpNet> {
-    let networks = world.networks.values().flat_map(|network| &network.spec.subnets);
-    let networks = networks.filter_map(|subnet| subnet.cidr.parse().ok());
-    let services = world.service_cidrs.values().flatten().copied();
-    let (v4, v6) = knit_linux::uplink_ranges();
-    let always = ["127.0.0.0/8", "169.254.0.0/16", "::1/128", "fe80::/10"];
-    let always = always.into_iter().filter_map(|range| range.parse().ok());
-    let all = networks.chain(services).chain([v4.into(), v6.into()]).chain(always).collect();
-    let mut all = IpNet::aggregate(&all);
-    all.sort_unstable();
-    all
 }
 
 /// Removes our own tables, where kube-proxy serves: two would both balance, and one of them is not kept up to date.

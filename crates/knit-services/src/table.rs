@@ -16,6 +16,8 @@ pub struct Table {
     namespaces: HashMap<String, Namespace>,
     ranges: BTreeMap<Arc<str>, Vec<ipnet::IpNet>>,
     node: Option<NodeInfo>,
+    /// Networks whose Services may have external IPs.
+    open: BTreeSet<NetworkName>,
     services_listed: bool,
     groups_listed: bool,
 }
@@ -50,6 +52,9 @@ impl Table {
                 let home = self.namespace(service.name.namespace(), network_of);
                 home.services.insert(service.name.clone(), (*service).clone());
                 service.network = home.network.clone()?;
+                if !self.open.contains(&service.network) {
+                    service.external_ips = Box::default();
+                }
                 Some((To::One(service.network.clone()), Event::SetService(service)))
             }
             Event::SetGroup(mut group) => {
@@ -120,10 +125,41 @@ impl Table {
                 events.extend(services.chain(groups).map(|event| (old.clone(), event)));
             }
             if let Some(new) = &home.network {
-                events.extend(home.events(new).map(|event| (new.clone(), event)));
+                let open = self.open.contains(new);
+                events.extend(home.events(new, open).map(|event| (new.clone(), event)));
             }
         }
         events
+    }
+
+    /// Which Networks' Services may have external IPs. Returns what changes for whom.
+    pub fn set_open(&mut self, open: BTreeSet<NetworkName>) -> Vec<(NetworkName, Event)> {
+        let before = std::mem::replace(&mut self.open, open);
+        let mut events = Vec::new();
+        for home in self.namespaces.values() {
+            let Some(network) = &home.network else { continue };
+            let now = self.open.contains(network);
+            if before.contains(network) != now {
+                let services = home.services.values().filter(|service| !service.external_ips.is_empty());
+                let services = services.map(|service| served(service, network, now));
+                events.extend(services.map(|s| (network.clone(), Event::SetService(Box::new(s)))));
+            }
+        }
+        events
+    }
+
+    /// The external IPs of a Service that its Network does not allow, with that Network.
+    pub(crate) fn denied(&self, name: &ServiceName) -> Option<(&NetworkName, &[std::net::IpAddr])> {
+        let home = self.namespaces.get(name.namespace())?;
+        let network = home.network.as_ref().filter(|network| !self.open.contains(*network))?;
+        let service = home.services.get(name)?;
+        (!service.external_ips.is_empty()).then_some((network, &*service.external_ips))
+    }
+
+    /// All Services that have external IPs.
+    pub(crate) fn with_external_ips(&self) -> impl Iterator<Item = &ServiceName> {
+        let services = self.namespaces.values().flat_map(|home| home.services.values());
+        services.filter(|service| !service.external_ips.is_empty()).map(|service| &service.name)
     }
 
     /// All that the instance of a Network has to know at its start, without the node and the ends of the lists.
@@ -133,21 +169,24 @@ impl Table {
             .iter()
             .map(|(name, ranges)| Event::SetServiceRanges { name: Arc::clone(name), ranges: ranges.clone() });
         let homes = self.namespaces.values().filter(|home| home.network.as_ref() == Some(network));
-        ranges.chain(homes.flat_map(|home| home.events(network)))
+        let open = self.open.contains(network);
+        ranges.chain(homes.flat_map(move |home| home.events(network, open)))
     }
 
     /// A Service, as its namespace's Network has it.
     pub(crate) fn service(&self, name: &ServiceName) -> Option<Service> {
         let home = self.namespaces.get(name.namespace())?;
-        let network = home.network.clone()?;
-        home.services.get(name).map(|service| Service { network, ..service.clone() })
+        let network = home.network.as_ref()?;
+        home.services.get(name).map(|service| served(service, network, self.open.contains(network)))
     }
 
     /// The Services of the default Network.
-    pub(crate) fn default_services(&self) -> impl Iterator<Item = &Service> {
+    pub(crate) fn default_services(&self) -> impl Iterator<Item = Service> {
         let default = NetworkName::default();
+        let open = self.open.contains(&default);
         let homes = self.namespaces.values().filter(move |home| home.network.as_ref() == Some(&default));
-        homes.flat_map(|home| home.services.values())
+        let services = homes.flat_map(|home| home.services.values());
+        services.map(move |service| served(service, &NetworkName::default(), open))
     }
 
     /// Networks besides the default one with a Service that clients outside reach: every node has to lead there.
@@ -155,7 +194,8 @@ impl Table {
         let default = NetworkName::default();
         let of = |home: &Namespace| {
             let network = home.network.clone().filter(|network| *network != default)?;
-            home.services.values().any(is_external).then_some(network)
+            let open = self.open.contains(&network);
+            home.services.values().any(|service| is_external(service, open)).then_some(network)
         };
         self.namespaces.values().filter_map(of).collect()
     }
@@ -166,10 +206,11 @@ impl Table {
         self.node.as_ref()
     }
 
-    /// Whether all Services and endpoints that there are have been heard of.
+    /// Whether all Services and endpoints that there are have been heard of, and the node: without its addresses and zone
+    /// a first sync would take node ports away that an agent before this one made.
     #[must_use]
     pub fn listed(&self) -> bool {
-        self.services_listed && self.groups_listed
+        self.services_listed && self.groups_listed && self.node.is_some()
     }
 
     fn namespace(
@@ -189,11 +230,20 @@ impl Table {
     }
 }
 
+/// A Service as its Network has it: without external IPs, if those are not allowed there.
+fn served(service: &Service, network: &NetworkName, open: bool) -> Service {
+    let mut service = Service { network: network.clone(), ..service.clone() };
+    if !open {
+        service.external_ips = Box::default();
+    }
+    service
+}
+
 impl Namespace {
-    fn events(&self, network: &NetworkName) -> impl Iterator<Item = Event> {
-        let services = self.services.values().map(|service| {
-            Event::SetService(Box::new(Service { network: network.clone(), ..service.clone() }))
-        });
+    fn events(&self, network: &NetworkName, open: bool) -> impl Iterator<Item = Event> {
+        let services = self.services.values();
+        let services =
+            services.map(move |service| Event::SetService(Box::new(served(service, network, open))));
         let groups = self.groups.values().map(|group| {
             Event::SetGroup(Box::new(EndpointGroup { network: network.clone(), ..group.clone() }))
         });
@@ -280,12 +330,47 @@ mod tests {
     }
 
     #[test]
-    fn both_lists_are_waited_for() {
+    fn lists_and_the_node_are_waited_for() {
         let mut table = Table::default();
         table.take(Event::ListDone(ListKind::Groups), blue);
         table.take(Event::ListDone(ListKind::ServiceRanges), blue);
-        assert!(!table.listed());
         table.take(Event::ListDone(ListKind::Services), blue);
+        assert!(!table.listed(), "without its node it would take all node ports away");
+        table.take(Event::SetNode(Box::new(NodeInfo::new("a"))), blue);
         assert!(table.listed());
+        let mut table = Table::default();
+        table.take(Event::SetNode(Box::new(NodeInfo::new("a"))), blue);
+        table.take(Event::ListDone(ListKind::Groups), blue);
+        assert!(!table.listed());
+    }
+
+    #[test]
+    fn external_ips_are_handed_on_only_where_the_network_allows_them() {
+        let address: std::net::IpAddr = [203, 0, 113, 1].into();
+        let external = |name: &str| {
+            let service = Service::new(name).cluster_ip([10, 96, 0, 1].into()).port(Protocol::Tcp, 80);
+            Event::SetService(Box::new(Service { external_ips: Box::new([address]), ..service }))
+        };
+        let has = |event: &Event| match event {
+            Event::SetService(service) => !service.external_ips.is_empty(),
+            other => panic!("{other:?}"),
+        };
+        let mut table = Table::default();
+        table.set_open(BTreeSet::from([NetworkName::default()]));
+        let (_, event) = table.take(external("sky/web"), blue).expect("an event");
+        assert!(!has(&event));
+        let (_, event) = table.take(external("shop/web"), blue).expect("an event");
+        assert!(has(&event));
+        assert!(!table.replay(&"blue".into()).any(|event| has(&event)));
+        assert_eq!(table.external_networks(), BTreeSet::new(), "nobody outside reaches blue");
+        let denied = table.denied(&"sky/web".into());
+        assert_eq!(denied, Some((&"blue".into(), &[address][..])));
+        // The Network allows it.
+        let events = table.set_open(BTreeSet::from([NetworkName::default(), "blue".into()]));
+        assert_eq!(events.len(), 1);
+        assert!(events[0].0 == "blue".into() && has(&events[0].1));
+        assert_eq!(table.external_networks(), BTreeSet::from(["blue".into()]));
+        assert_eq!(table.denied(&"sky/web".into()), None);
+        assert!(table.service(&"sky/web".into()).is_some_and(|s| !s.external_ips.is_empty()));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeAddress, Pod, Service};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use knit_api::{
     AddressBlock, AddressBlockSpec, Network, NetworkAttachment, NetworkClass, NetworkStatus, conditions,
@@ -355,11 +355,10 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
 
 fn node_view(node: &Node) -> NodeView {
     let addresses = node.status.as_ref().and_then(|s| s.addresses.as_ref()).into_iter().flatten();
-    let internal = addresses.filter(|a| a.type_ == "InternalIP");
-    NodeView {
-        addresses: internal.filter_map(|a| a.address.parse().ok()).collect(),
-        uid: node.metadata.uid.clone(),
-    }
+    let (internal, others): (Vec<_>, Vec<_>) = addresses.partition(|a| a.type_ == "InternalIP");
+    // A host name is not an address.
+    let parsed = |list: Vec<&NodeAddress>| list.iter().filter_map(|a| a.address.parse().ok()).collect();
+    NodeView { addresses: parsed(internal), others: parsed(others), uid: node.metadata.uid.clone() }
 }
 
 fn ranges(cidr: &ServiceCIDR) -> Vec<IpNet> {

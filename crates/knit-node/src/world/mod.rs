@@ -53,8 +53,11 @@ pub type Labels = BTreeMap<String, String>;
 /// What the agent needs to know of a node.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct NodeView {
-    /// Its own addresses.
+    /// Its own addresses, by which other nodes reach it.
     pub addresses: Vec<IpAddr>,
+    /// Addresses of any other type that lead to it, such as `ExternalIP`.
+    #[serde(default)]
+    pub others: Vec<IpAddr>,
     /// Its uid, by which what belongs to it goes when it goes.
     #[serde(default)]
     pub uid: Option<String>,

@@ -79,7 +79,8 @@ impl Node {
         ];
         let blocks = blocks.into_iter().map(|(n, range)| (format!("{n}-1"), Arc::new(block(n, NODE, range))));
         world.blocks = Arc::new(blocks.collect());
-        let view = NodeView { addresses: vec!["192.0.2.1".parse().expect("an address")], uid: None };
+        let view =
+            NodeView { addresses: vec!["192.0.2.1".parse().expect("an address")], ..NodeView::default() };
         world.nodes = Arc::new(BTreeMap::from([(NODE.to_owned(), Arc::new(view))]));
         world.synced.networks = true;
         world.synced.namespaces = true;

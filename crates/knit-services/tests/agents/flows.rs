@@ -288,7 +288,17 @@ pub fn default_route(space: &NetNs, gateway: IpAddr) {
 
 /// Routes an address by way of a node.
 pub fn via(space: &NetNs, to: IpAddr, node: IpAddr) {
-    let (handle, eth0) = eth0(space);
-    let route = Route { protocol: 4, ..Route::to(to.into()).dev(eth0).via(node) };
+    let (handle, route) = route(space, to, node);
     handle.apply(&[Op::create(route)]).expect("a route");
+}
+
+/// Takes such a route back.
+pub fn unroute(space: &NetNs, to: IpAddr, node: IpAddr) {
+    let (handle, route) = route(space, to, node);
+    handle.apply(&[Op::delete(route)]).expect("a route less");
+}
+
+fn route(space: &NetNs, to: IpAddr, node: IpAddr) -> (Handle, Route) {
+    let (handle, eth0) = eth0(space);
+    (handle, Route { protocol: 4, ..Route::to(to.into()).dev(eth0).via(node) })
 }

@@ -1,5 +1,6 @@
 //! Real agents with the reference runtime on two nodes, and their service proxies, with real packets.
 
+mod addresses;
 mod flows;
 mod services;
 mod steering;

@@ -9,22 +9,23 @@ use crate::flows::*;
 use crate::support::*;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::in_namespaces;
+use serde_json::json;
 
-const STOP: Duration = Duration::from_secs(5);
-const A: [&str; 2] = ["192.168.7.1", "fd07::1"];
-const B: [&str; 2] = ["192.168.7.2", "fd07::2"];
-const CLIENT: [&str; 2] = ["192.168.7.99", "fd07::99"];
+pub const STOP: Duration = Duration::from_secs(5);
+pub const A: [&str; 2] = ["192.168.7.1", "fd07::1"];
+pub const B: [&str; 2] = ["192.168.7.2", "fd07::2"];
+pub const CLIENT: [&str; 2] = ["192.168.7.99", "fd07::99"];
 
 /// Two nodes with agents, a pod of each Network on each node, and a client outside.
-struct Bed {
-    objects: PathBuf,
-    nodes: [Node; 2],
-    client: knit_kernel::NetNs,
+pub struct Bed {
+    pub objects: PathBuf,
+    pub nodes: [Node; 2],
+    pub client: knit_kernel::NetNs,
     /// Another one.
-    other: knit_kernel::NetNs,
+    pub other: knit_kernel::NetNs,
 }
 
-fn with_bed<F: Future<Output = ()>>(scenario: impl FnOnce(Bed) -> F + Send) {
+pub fn with_bed<F: Future<Output = ()>>(scenario: impl FnOnce(Bed) -> F + Send) {
     in_namespaces(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let dir = PathBuf::from("/run/test");
@@ -177,6 +178,9 @@ fn load_balancers_external_addresses_and_nodes_without_pods() {
         let ports = [("tcp", "TCP", 80, 0), ("udp", "UDP", 81, 0)];
         let lb = [ip("203.0.113.50"), ip("2001:db8:50::50")];
         let external = [ip("203.0.113.60"), ip("2001:db8:50::60")];
+        for network in ["blue", "green"] {
+            write_network(&objects, network, &json!({"externalIPs": "Allow"}));
+        }
         ServiceSpec::new("sky", "lb")
             .ports(&ports)
             .kind("LoadBalancer")

@@ -268,23 +268,66 @@ pub fn write_slice(folder: &Path, (space, name): (&str, &str), port: u16, endpoi
     write(folder, &format!("slice-{space}-{name}"), &object);
 }
 
+/// Writes one of the Networks, with what it says about Services.
+pub fn write_network(folder: &Path, name: &str, services: &Value) {
+    let (id, topology, cidrs) = match name {
+        "blue" => (2, "Layer3", ["10.77.0.0/16", "fd77::/64"]),
+        "green" => (3, "Layer2", ["10.77.0.0/16", "fd77::/64"]),
+        _ => (1, "Layer3", ["10.244.0.0/16", "fd44::/64"]),
+    };
+    let subnets = cidrs.map(|cidr| json!({"cidr": cidr}));
+    let mut spec = json!({"class": "knit", "topology": topology, "subnets": subnets, "services": services});
+    if name != "default" {
+        spec["primaryFor"] = json!({"matchLabels": {"team": name}});
+    }
+    let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
+        "spec": spec, "status": {"id": id}});
+    write(folder, &format!("network-{name}"), &object);
+}
+
+/// A default Network that is where its blocks are, as where Nodes have podCIDRs.
+pub fn without_subnets(folder: &Path) {
+    let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "default"},
+        "spec": {"class": "knit", "topology": "Layer3"}, "status": {"id": 1}});
+    write(folder, "network-default", &object);
+}
+
+/// A Node with these addresses.
+pub fn write_node(folder: &Path, name: &str, internal: &[&str], external: &[&str]) {
+    let of_type = |kind: &str, list: &[&str]| -> Vec<Value> {
+        list.iter().map(|address| json!({"type": kind, "address": address})).collect()
+    };
+    let addresses = [of_type("InternalIP", internal), of_type("ExternalIP", external)].concat();
+    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+        "status": {"addresses": addresses}});
+    write(folder, &format!("node-{name}"), &object);
+}
+
+/// Whether an agent wrote an event of this reason.
+pub fn told(node: &Node, reason: &str) -> Result<(), String> {
+    let mut folders = vec![node.dir.join("status")];
+    let mut seen = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.path().is_dir() {
+                folders.push(entry.path());
+            } else if std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(reason)) {
+                return Ok(());
+            } else {
+                seen.push(entry.path());
+            }
+        }
+    }
+    Err(format!("{reason} is in none of {seen:?}"))
+}
+
 /// Networks default (Layer3), blue (Layer3) and green (Layer2), the last two with the same addresses and each the
 /// primary of a namespace: sky and forest.
 pub fn write_objects(folder: &Path) {
     std::fs::create_dir_all(folder).expect("a folder");
-    let network = |name: &str, id: u32, topology: &str, cidrs: [&str; 2], primary: bool| {
-        let subnets = cidrs.map(|cidr| json!({"cidr": cidr}));
-        let mut spec = json!({"class": "knit", "topology": topology, "subnets": subnets});
-        if primary {
-            spec["primaryFor"] = json!({"matchLabels": {"team": name}});
-        }
-        let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
-            "spec": spec, "status": {"id": id}});
-        write(folder, &format!("network-{name}"), &object);
-    };
-    network("default", 1, "Layer3", ["10.244.0.0/16", "fd44::/64"], false);
-    network("blue", 2, "Layer3", ["10.77.0.0/16", "fd77::/64"], true);
-    network("green", 3, "Layer2", ["10.77.0.0/16", "fd77::/64"], true);
+    for name in ["default", "blue", "green"] {
+        write_network(folder, name, &json!({}));
+    }
     // One node never has the same block of two primary Networks; two nodes do.
     let blocks = [
         ("default", "a", "10.244.1.0/28", "fd44::100/124"),
@@ -300,12 +343,8 @@ pub fn write_objects(folder: &Path) {
             "spec": {"network": network, "node": node, "ipv4": ipv4, "ipv6": ipv6}});
         write(folder, &format!("block-{name}"), &object);
     }
-    for (name, v4, v6) in [("a", "192.168.7.1", "fd07::1"), ("b", "192.168.7.2", "fd07::2")] {
-        let addresses = [v4, v6].map(|address| json!({"type": "InternalIP", "address": address}));
-        let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-            "status": {"addresses": addresses}});
-        write(folder, &format!("node-{name}"), &object);
-    }
+    write_node(folder, "a", &["192.168.7.1", "fd07::1"], &[]);
+    write_node(folder, "b", &["192.168.7.2", "fd07::2"], &[]);
     for (name, team) in [("shop", "none"), ("kube-system", "none"), ("sky", "blue"), ("forest", "green")] {
         let object = json!({"apiVersion": "v1", "kind": "Namespace",
             "metadata": {"name": name, "labels": {"team": team}}});

@@ -1,0 +1,137 @@
+//! Addresses that no Service may take besides its cluster IP: pure.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use knit_node::world::World;
+
+/// Ranges and addresses that belong to somebody.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Forbidden {
+    /// Pods', Services', uplinks', and what means one machine only. Sorted, and apart from each other.
+    ranges: Vec<IpNet>,
+    /// Nodes', of any type.
+    nodes: HashSet<IpAddr>,
+}
+
+/// Whose an address is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// A node's.
+    Node,
+    /// A pod's or a Service's, or one that is nobody's to give.
+    Cluster,
+}
+
+/// What means one machine or many at once, and never a host elsewhere.
+const ALWAYS: [&str; 9] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "255.255.255.255/32",
+    "::/128",
+    "::1/128",
+    "fe80::/10",
+    "ff00::/8",
+];
+
+impl Forbidden {
+    pub(crate) fn new(ranges: Vec<IpNet>, nodes: impl IntoIterator<Item = IpAddr>) -> Self {
+        let mut ranges = IpNet::aggregate(&ranges);
+        ranges.sort_unstable();
+        Self { ranges, nodes: nodes.into_iter().collect() }
+    }
+
+    /// What belongs to somebody in the cluster.
+    pub(crate) fn of(world: &World) -> Self {
+        let subnets = world.networks.values().flat_map(|network| &network.spec.subnets);
+        let subnets = subnets.filter_map(|subnet| subnet.cidr.parse().ok());
+        // A Network without subnets is where its blocks are.
+        let without = |name: &str| world.networks.get(name).is_none_or(|n| n.spec.subnets.is_empty());
+        let blocks = world.blocks.values().filter(|block| without(&block.network));
+        let blocks = blocks.flat_map(|block| [&block.ipv4, &block.ipv6]).flatten();
+        let blocks = blocks.filter_map(|range| range.parse().ok());
+        let services = world.service_cidrs.values().flatten().copied();
+        let (v4, v6) = knit_linux::uplink_ranges();
+        let always = ALWAYS.into_iter().filter_map(|range| range.parse().ok());
+        let ranges = subnets.chain(blocks).chain(services).chain([v4.into(), v6.into()]).chain(always);
+        let nodes = world.nodes.values().flat_map(|node| node.addresses.iter().chain(&node.others).copied());
+        Self::new(ranges.collect(), nodes)
+    }
+
+    /// Whether two states of things come to the same, without a look at each object.
+    pub(crate) fn same(one: &World, other: &World) -> bool {
+        use std::sync::Arc;
+        Arc::ptr_eq(&one.networks, &other.networks)
+            && Arc::ptr_eq(&one.blocks, &other.blocks)
+            && Arc::ptr_eq(&one.nodes, &other.nodes)
+            && Arc::ptr_eq(&one.service_cidrs, &other.service_cidrs)
+    }
+
+    /// Whose an address is; none: nobody's in the cluster.
+    pub(crate) fn whose(&self, address: IpAddr) -> Option<Whose> {
+        let after = self.ranges.partition_point(|range| range.network() <= address);
+        let inside = after.checked_sub(1).is_some_and(|at| self.ranges[at].contains(&address));
+        match (inside, self.nodes.contains(&address)) {
+            (true, _) => Some(Whose::Cluster),
+            (false, true) => Some(Whose::Node),
+            (false, false) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use knit_api::{AddressBlockSpec, Network, NetworkSpec};
+    use knit_node::world::NodeView;
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn blocks_of_a_network_without_subnets_and_every_address_of_a_node_belong_to_somebody() {
+        let network = Network::new("default", NetworkSpec::default());
+        let block = AddressBlockSpec {
+            network: "default".to_owned(),
+            node: "a".to_owned(),
+            ipv4: Some("10.244.1.0/24".to_owned()),
+            ipv6: Some("fd44:1::/64".to_owned()),
+        };
+        let node = NodeView {
+            addresses: vec![ip("192.168.7.1"), ip("fd07::1")],
+            others: vec![ip("198.51.100.7")],
+            ..NodeView::default()
+        };
+        let world = World {
+            networks: Arc::new(BTreeMap::from([("default".to_owned(), Arc::new(network))])),
+            blocks: Arc::new(BTreeMap::from([("default-a".to_owned(), Arc::new(block))])),
+            nodes: Arc::new(BTreeMap::from([("a".to_owned(), Arc::new(node))])),
+            ..World::default()
+        };
+        let forbidden = Forbidden::of(&world);
+        for (address, whose) in [
+            ("10.244.1.5", Some(Whose::Cluster)),
+            ("10.244.2.5", None),
+            ("fd44:1::5", Some(Whose::Cluster)),
+            ("fd44:2::5", None),
+            ("192.168.7.1", Some(Whose::Node)),
+            ("198.51.100.7", Some(Whose::Node)),
+            ("fd07::1", Some(Whose::Node)),
+            ("169.254.192.2", Some(Whose::Cluster)),
+            ("239.1.2.3", Some(Whose::Cluster)),
+            ("ff02::1", Some(Whose::Cluster)),
+            ("203.0.113.60", None),
+            ("2001:db8::60", None),
+        ] {
+            assert_eq!(forbidden.whose(ip(address)), whose, "{address}");
+        }
+    }
+}
