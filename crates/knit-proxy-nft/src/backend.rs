@@ -67,6 +67,8 @@ pub struct NftBackend {
     nft: Box<dyn Nftables + Send>,
     conntrack: Option<Conntrack>,
     tables: PerFamily<Option<FamilyTable>>,
+    /// Why a family is not in force.
+    broken: PerFamily<Option<String>>,
     cleaned: u64,
     changes: u64,
     on_clean: Option<OnClean>,
@@ -136,8 +138,8 @@ impl NftBackend {
     }
 
     fn with(config: Config, nft: Box<dyn Nftables + Send>, conntrack: Option<Conntrack>) -> Self {
-        let tables = PerFamily { v4: None, v6: None };
-        Self { config, nft, conntrack, tables, cleaned: 0, changes: 0, on_clean: None }
+        let (tables, broken) = (PerFamily { v4: None, v6: None }, PerFamily::default());
+        Self { config, nft, conntrack, tables, broken, cleaned: 0, changes: 0, on_clean: None }
     }
 
     /// Has somebody told of each look at stale flows.
@@ -164,35 +166,60 @@ impl NftBackend {
         Layout::new(family, &self.config, pods)
     }
 
-    fn sync_tables(&mut self, state: &NodeView) -> Outcome {
-        let mut failures = Vec::new();
-        for family in Family::BOTH {
-            *self.tables.get_mut(family) = None;
-            if !state.node.families.get(family) {
-                let id = TableId::new(table_family(family), self.config.table.as_str());
-                if let Err(error) = delete_table(&mut *self.nft, &id) {
-                    return Outcome::Failed(report(&error));
-                }
-                continue;
+    /// Brings one family to a state, from whatever is there.
+    fn sync_family(&mut self, family: Family, state: &NodeView) -> Vec<Failure> {
+        *self.tables.get_mut(family) = None;
+        let layout = self.layout(family, state);
+        match FamilyTable::sync(&mut *self.nft, &layout, state) {
+            Ok(synced) => {
+                self.changes += synced.changes as u64;
+                *self.tables.get_mut(family) = Some(synced.table);
+                *self.broken.get_mut(family) = None;
+                let failed = |(key, reason)| Failure { key, reason, retry: Retry::Later };
+                synced.refused.into_iter().map(failed).collect()
             }
-            let layout = self.layout(family, state);
-            match FamilyTable::sync(&mut *self.nft, &layout, state) {
-                Ok(synced) => {
-                    self.changes += synced.changes as u64;
-                    *self.tables.get_mut(family) = Some(synced.table);
-                    let failed = |(key, reason)| Failure { key, reason, retry: Retry::Later };
-                    failures.extend(synced.refused.into_iter().map(failed));
-                }
-                Err(error) => return Outcome::Failed(report(&error)),
+            Err(error) => {
+                *self.broken.get_mut(family) = Some(report(&error));
+                Vec::new()
             }
         }
-        Outcome::of(failures)
+    }
+
+    /// Takes away what is left of a family that is not served.
+    fn remove_family(&mut self, family: Family) {
+        *self.tables.get_mut(family) = None;
+        *self.broken.get_mut(family) = None;
+        let id = TableId::new(table_family(family), self.config.table.as_str());
+        if let Err(error) = delete_table(&mut *self.nft, &id) {
+            // A kernel without the family has nothing of it, and cannot say so.
+            tracing::info!(error = report(&error), "cannot tell whether {id} is there, which is not wanted");
+        }
+    }
+
+    /// One family's failure is not the other's.
+    fn outcome(&self, state: &NodeView, failures: Vec<Failure>) -> Outcome {
+        let served = |family: Family| *state.node.families.get(family);
+        let broken = |family: Family| self.broken.get(family).as_ref().filter(|_| served(family));
+        match (broken(Family::V4), broken(Family::V6)) {
+            (None, None) => Outcome::of(failures),
+            (Some(v4), Some(v6)) if v4 == v6 => Outcome::Failed(v4.clone()),
+            (Some(v4), Some(v6)) => Outcome::Failed(format!("IPv4: {v4}; IPv6: {v6}")),
+            (Some(reason), None) if served(Family::V6) => {
+                Outcome::FamilyFailed { family: Family::V4, reason: reason.clone(), failures }
+            }
+            (None, Some(reason)) if served(Family::V4) => {
+                Outcome::FamilyFailed { family: Family::V6, reason: reason.clone(), failures }
+            }
+            (Some(reason), None) | (None, Some(reason)) => Outcome::Failed(reason.clone()),
+        }
     }
 
     fn clean(&mut self, cleanup: &Cleanup) {
         let Some(conntrack) = &mut self.conntrack else { return };
         let mut looks = Vec::new();
-        if let Err(error) = delete_stale(conntrack, cleanup, &mut looks) {
+        // Where the endpoints are not in force, it cannot be said which flows are stale.
+        let known = PerFamily::from_fn(|family| self.tables.get(family).is_some());
+        if let Err(error) = delete_stale(conntrack, cleanup, known, &mut looks) {
             // What was not found now is found after the next change, or by the next full sync.
             tracing::warn!(error = report(&error), "stale UDP flows were not all deleted");
         }
@@ -207,32 +234,52 @@ impl NftBackend {
 
 impl Backend for NftBackend {
     fn sync(&mut self, state: &NodeView) -> Outcome {
-        let outcome = self.sync_tables(state);
-        if !matches!(outcome, Outcome::Failed(_)) {
-            self.clean(&Cleanup::full(state));
+        let mut failures = Vec::new();
+        for family in Family::BOTH {
+            if *state.node.families.get(family) {
+                failures.extend(self.sync_family(family, state));
+            } else {
+                self.remove_family(family);
+            }
         }
-        outcome
+        self.clean(&Cleanup::full(state));
+        self.outcome(state, failures)
     }
 
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
-        let known =
-            Family::BOTH.into_iter().all(|f| self.tables.get(f).is_some() == *state.node.families.get(f));
-        if changes.node || !known {
+        let served = |family: Family| *state.node.families.get(family);
+        let strange = |family: Family| {
+            let known = self.tables.get(family).is_some() || self.broken.get(family).is_some();
+            known != served(family)
+        };
+        if changes.node || Family::BOTH.into_iter().any(strange) {
             return self.sync(state);
         }
-        for family in Family::BOTH {
-            let Some(table) = self.tables.get_mut(family) else { continue };
-            match table.apply(&mut *self.nft, changes) {
-                Ok(count) => self.changes += count as u64,
-                // What is there now is anybody's guess: look, and begin from that (rule 57).
-                Err(error) => {
-                    tracing::info!(error = report(&error), "a change was refused; doing everything again");
-                    return self.sync(state);
-                }
+        let mut failures = Vec::new();
+        for family in Family::BOTH.into_iter().filter(|family| served(*family)) {
+            let again = match self.tables.get_mut(family) {
+                Some(table) => match table.apply(&mut *self.nft, changes) {
+                    Ok(count) => {
+                        self.changes += count as u64;
+                        false
+                    }
+                    // What is there now is anybody's guess: look, and begin from that (rule 57).
+                    Err(error) => {
+                        tracing::info!(
+                            error = report(&error),
+                            "a change of {family} was refused; doing all of it again"
+                        );
+                        true
+                    }
+                },
+                None => changes.retry == Some(family),
+            };
+            if again {
+                failures.extend(self.sync_family(family, state));
             }
         }
         self.clean(&Cleanup::after(changes, state));
-        Outcome::Done
+        self.outcome(state, failures)
     }
 }
 

@@ -19,11 +19,20 @@ pub(crate) enum Leaf {
     Endpoints {
         scope: Scope,
         count: u32,
-        affinity: Option<u32>,
+        affinity: Option<Sticky>,
         masquerade: Masquerade,
         /// The frontend is a port on any address of the node, so its key has no address.
         any_address: bool,
     },
+}
+
+/// Clients are remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Sticky {
+    /// For how long.
+    pub seconds: u32,
+    /// In which set, so that one service's clients do not fill the others'.
+    pub set: u32,
 }
 
 /// What is done with the traffic of one frontend.
@@ -38,6 +47,16 @@ pub(crate) struct Behaviour {
     pub from_pods: Option<Leaf>,
 }
 
+impl Leaf {
+    /// The set where clients are remembered.
+    pub(crate) fn clients(&self) -> Option<u32> {
+        match self {
+            Self::Endpoints { affinity, .. } => affinity.map(|sticky| sticky.set),
+            Self::Reject | Self::Drop => None,
+        }
+    }
+}
+
 impl Behaviour {
     pub(crate) fn of(frontend: &Frontend, view: &PortView, any_address: bool, routers: bool) -> Self {
         let leaf = |route: Route| match route.action {
@@ -49,7 +68,7 @@ impl Behaviour {
                 Ok(count) => Leaf::Endpoints {
                     scope,
                     count,
-                    affinity: view.affinity_seconds,
+                    affinity: view.affinity_seconds.map(|seconds| Sticky { seconds, set: 0 }),
                     masquerade: route.masquerade,
                     any_address,
                 },
@@ -68,6 +87,17 @@ impl Behaviour {
         }
     }
 
+    /// The same with clients remembered in this set, if they are.
+    pub(crate) fn remembering_in(mut self, set: u32) -> Self {
+        let leaves = [Some(&mut self.route), self.from_node.as_mut(), self.from_pods.as_mut()];
+        for leaf in leaves.into_iter().flatten() {
+            if let Leaf::Endpoints { affinity: Some(sticky), .. } = leaf {
+                sticky.set = set;
+            }
+        }
+        self
+    }
+
     /// Whether it is nothing but its leaf.
     pub(crate) fn is_plain(&self) -> bool {
         !self.not_routers && !self.checked && self.from_node.is_none() && self.from_pods.is_none()
@@ -80,11 +110,11 @@ impl Behaviour {
         self.leaves().any(draws)
     }
 
-    /// The same for up to `distance` endpoints more or less, if it is nothing but its leaf.
+    /// The same for up to `distance` endpoints more or less, if it is nothing but its leaf and others may use it.
     pub(crate) fn near(&self, distance: u32) -> impl Iterator<Item = Self> + use<> {
         let (plain, this) = (self.is_plain(), *self);
         let leaf = match self.route {
-            Leaf::Endpoints { count, .. } if plain => Some(count),
+            Leaf::Endpoints { count, affinity: None, .. } if plain => Some(count),
             _ => None,
         };
         let counts = leaf
@@ -120,8 +150,8 @@ impl fmt::Display for Leaf {
             Masquerade::NotPods => "-masquerade-unless-pod",
             Masquerade::All => "-masquerade",
         })?;
-        if let Some(seconds) = affinity {
-            write!(f, "-affinity-{seconds}")?;
+        if let Some(Sticky { seconds, set }) = affinity {
+            write!(f, "-affinity-{seconds}-in-{set}")?;
         }
         f.write_str(if *any_address { "-node" } else { "" })
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use knit_kernel::conntrack::{Conntrack, Filter, Flow, L4, Result, TupleFilter};
 use knit_proxy::conntrack::{Cleanup, DumpFilter, Flow as UdpFlow};
-use knit_proxy::model::{Family, Protocol};
+use knit_proxy::model::{Family, PerFamily, Protocol};
 
 use crate::backend::Cleaned;
 
@@ -16,13 +16,14 @@ const MAX_FILTERS: usize = 4;
 pub(crate) fn delete_stale(
     conntrack: &mut Conntrack,
     cleanup: &Cleanup,
+    known: PerFamily<bool>,
     done: &mut Vec<Cleaned>,
 ) -> Result<()> {
     if cleanup.is_empty() {
         return Ok(());
     }
     let filters = cleanup.filters(MAX_FILTERS);
-    for family in Family::BOTH {
+    for family in Family::BOTH.into_iter().filter(|family| *known.get(*family)) {
         let filters: Vec<&DumpFilter> = filters.iter().filter(|filter| filter.family == family).collect();
         if filters.is_empty() {
             continue;

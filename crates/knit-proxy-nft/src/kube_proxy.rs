@@ -52,9 +52,8 @@ impl KubeProxy {
             match (table.family, &*table.name) {
                 (Family::Ip | Family::Ip6, "kube-proxy") => found.tables.push(table),
                 (Family::Ip | Family::Ip6, "nat") => {
-                    // Rules that iptables made may be beyond what is understood here; its chains have plain names.
-                    let state = nft.table(&table)?;
-                    if state.is_some_and(|s| s.chains.keys().any(|name| &**name == "KUBE-SERVICES")) {
+                    // Not the table: kube-proxy has up to a hundred thousand rules there.
+                    if nft.has_chain(&table, "KUBE-SERVICES")? {
                         found.iptables.push(table);
                     }
                 }
@@ -121,6 +120,45 @@ mod tests {
             fake.commit(&transaction).unwrap();
         }
         fake
+    }
+
+    /// One whose tables are too large to be read for the sake of one name.
+    struct Large(Fake);
+
+    impl Nftables for Large {
+        fn commit(&mut self, transaction: &Transaction) -> Result<(), NftError> {
+            self.0.commit(transaction)
+        }
+
+        fn commit_if(&mut self, at: knit_kernel::nft::Generation, tx: &Transaction) -> Result<(), NftError> {
+            self.0.commit_if(at, tx)
+        }
+
+        fn commit_chunked(&mut self, transaction: &Transaction) -> Result<usize, NftError> {
+            self.0.commit_chunked(transaction)
+        }
+
+        fn tables(&mut self) -> Result<Vec<TableId>, NftError> {
+            self.0.tables()
+        }
+
+        fn has_chain(&mut self, table: &TableId, chain: &str) -> Result<bool, NftError> {
+            self.0.has_chain(table, chain)
+        }
+
+        fn snapshot(
+            &mut self,
+            table: &TableId,
+        ) -> Result<(knit_kernel::nft::Generation, Option<knit_kernel::nft::TableState>), NftError> {
+            panic!("{table} is read as a whole")
+        }
+    }
+
+    #[test]
+    fn rule_62_a_look_does_not_read_all_rules_of_kube_proxy() {
+        let mut large =
+            Large(node(&[(Family::Ip, "nat", &["KUBE-SERVICES"]), (Family::Ip6, "nat", &["OTHER"])]));
+        assert_eq!(KubeProxy::in_tables(&mut large).unwrap().iptables.len(), 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A packet's way through it: `prerouting` or `output` jump to `services`, which looks up `address . protocol . port`
 //! in `frontends`, gets the number of a behaviour, and goes to that one's chain, which `actions` has. The chain draws a
 //! slot, and finds the endpoint in `endpoints` under the same key and the slot. With affinity it looks for the client
-//! in `affinity` first; see [`sticky`].
+//! in an `affinity` set first; see [`sticky`].
 //!
 //! Elements of `frontends` and `endpoints` hold plain values. A map of verdicts instead of numbers would save a lookup,
 //! but each element written to one makes the kernel walk through all of it (half a millisecond with 10,000 services);
@@ -29,7 +29,7 @@ use knit_proxy::model::Family;
 use knit_proxy::view::{Masquerade, NodePortMatch, NodeSettings, PodTraffic, Scope};
 
 use crate::backend::{Config, MasqueradeAs};
-use crate::behaviour::{Behaviour, LOCAL_SLOTS, Leaf};
+use crate::behaviour::{Behaviour, LOCAL_SLOTS, Leaf, Sticky};
 use crate::ip::{self, Ip, V4, V6};
 
 pub(crate) const DSTNAT: i32 = -100;
@@ -46,8 +46,9 @@ pub(crate) struct Sets {
     pub actions: Set,
     /// `address . protocol . port . slot : address . port`, of service ports without affinity.
     pub endpoints: Set,
-    /// `number of a service port . client : number of an endpoint`, written by packets.
-    pub affinity: Set,
+    /// `number of a service port . client : number of an endpoint`, written by packets. The first of many, each for one
+    /// service port as far as they reach: [`Layout::affinity`].
+    affinity: Set,
     /// `number of a service port . slot : number of an endpoint`, of service ports with affinity.
     pub slots: Set,
     /// `number of a service port . scope . number of an endpoint : address . port`, likewise.
@@ -76,8 +77,11 @@ pub(crate) struct Layout {
 /// Where the packet's own mark is kept while it carries something else.
 const SAVED: Reg = Reg::LAST;
 
-/// How many clients with affinity are remembered at once.
-const AFFINITY_SIZE: u32 = 1 << 20;
+/// How many clients of one service port with affinity are remembered at once.
+const AFFINITY_SIZE: u32 = 1 << 16;
+
+/// How many sets of clients there are: so many service ports with affinity have one each. Beyond that, some share one.
+pub(crate) const AFFINITY_SETS: u32 = 256;
 
 impl Layout {
     pub(crate) fn new(family: Family, config: &Config, pods: PodTraffic) -> Self {
@@ -91,6 +95,11 @@ impl Layout {
         let node_sources = config.node_sources.clone();
         let routers = config.routers.clone();
         Self { family, id, sets, mark, pods, masquerade_as, node_sources, routers }
+    }
+
+    /// One of the sets of remembered clients.
+    pub(crate) fn affinity(&self, set: u32) -> Set {
+        Set { name: affinity_name(set), ..self.sets.affinity.clone() }
     }
 
     /// Whether there may be links to routers.
@@ -115,7 +124,6 @@ impl Layout {
             &s.services,
             &s.actions,
             &s.endpoints,
-            &s.affinity,
             &s.slots,
             &s.members,
             &s.hairpin,
@@ -125,6 +133,8 @@ impl Layout {
             state = state.set(set.clone(), []);
         }
         let to_services = || [Rule::new().jump("services")];
+        // A service address that an interface of this namespace has is served by whoever listens there (NodeLocal DNSCache).
+        let own = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL).ret();
         state
             .chain(Chain::base("prerouting", ChainKind::Nat, Hook::Prerouting, DSTNAT), to_services())
             .chain(Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT), to_services())
@@ -136,6 +146,8 @@ impl Layout {
             .chain(Chain::regular("masquerade-unless-pod"), self.unless_pod::<I>())
             .chain(Chain::regular("reject"), reject::<I>())
             .chain(Chain::regular("drop"), [Rule::new().drop()])
+            .chain(Chain::regular("no-such-port"), [own(), Rule::new().goto("reject")])
+            .chain(Chain::regular("no-such-service"), [own(), Rule::new().drop()])
     }
 
     fn services<I: Ip>(&self, node: &NodeSettings) -> Vec<Rule> {
@@ -164,12 +176,13 @@ impl Layout {
         rules.push(
             Rule::new()
                 .in_set(&I::daddr(), self.sets.cluster_ips.name.clone())
-                .goto("reject")
+                .goto("no-such-port")
                 .comment("no such port"),
         );
         let ranges = ranges(node.service_ranges.iter().copied(), self.family);
         if !ranges.is_empty() {
-            rules.push(ranges_rule::<I>(&I::daddr(), ranges).drop().comment("no such service"));
+            let rule = ranges_rule::<I>(&I::daddr(), ranges).goto("no-such-service");
+            rules.push(rule.comment("no such service"));
         }
         rules
     }
@@ -232,9 +245,10 @@ impl Layout {
         }
         let key = key::<I>(any_address);
         let slots = if scope == Scope::Local { LOCAL_SLOTS } else { 0 };
-        if let Some(seconds) = affinity {
+        if let Some(Sticky { seconds, set }) = affinity {
             let timeout = Duration::from_secs(seconds.into());
-            rules.extend(sticky::<I>(&self.sets, &key, slots, count, timeout));
+            let clients = self.affinity(set);
+            rules.extend(sticky::<I>(&self.sets, &clients, &key, slots, count, timeout));
         } else {
             rules.push(
                 Rule::new()
@@ -307,7 +321,7 @@ fn sets<I: Ip>() -> Sets {
         services: Set::map::<(I::Address, L4Proto, Port), Mark>("services"),
         actions: Set::verdict_map::<Mark>("actions"),
         endpoints: Set::map::<(I::Address, L4Proto, Port, Mark), (I::Address, Port)>("endpoints"),
-        affinity: Set::map::<(Mark, I::Address), Mark>("affinity").dynamic(AFFINITY_SIZE).timeouts(),
+        affinity: Set::map::<(Mark, I::Address), Mark>(affinity_name(0)).dynamic(AFFINITY_SIZE).timeouts(),
         slots: Set::map::<(Mark, Mark), Mark>("slots"),
         members: Set::map::<(Mark, Mark, Mark), (I::Address, Port)>("members"),
         hairpin: Set::of::<(I::Address, I::Address)>("hairpin"),
@@ -329,6 +343,10 @@ pub(crate) fn begins_with(rule: Rule, field: &Field<IfName>, prefix: &str) -> Ru
     let used = prefix.len().min(15);
     let data = knit_kernel::nft::Data::from_slice(&data.as_slice()[..used]);
     rule.load_at(Reg::FIRST, field).expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data })
+}
+
+fn affinity_name(set: u32) -> Name {
+    format!("affinity-{set}").into()
 }
 
 fn reg(index: u8) -> Reg {
@@ -356,6 +374,7 @@ fn through_mark(rule: Rule, from: Reg, to: &[Reg]) -> Rule {
 /// one at random, which is remembered.
 fn sticky<I: Ip>(
     sets: &Sets,
+    clients: &Set,
     key: &(Field<I::Address>, Field<L4Proto>, Field<Port>),
     slots: u32,
     count: u32,
@@ -370,7 +389,7 @@ fn sticky<I: Ip>(
         through_mark(rule, found, &[client, service]).load_at(reg(1), &I::saddr())
     };
     let remember = |op| Expr::Dynset {
-        set: sets.affinity.name.clone(),
+        set: clients.name.clone(),
         op,
         key: client,
         data: Some(endpoint),
@@ -388,7 +407,7 @@ fn sticky<I: Ip>(
         to_endpoint(rule)
     };
     [
-        to_endpoint(of_client().expr(lookup(&sets.affinity, client, LookupResult::Into(endpoint))))
+        to_endpoint(of_client().expr(lookup(clients, client, LookupResult::Into(endpoint))))
             .expr(remember(DynsetOp::Update))
             .dnat_at(I::TABLE, found)
             .comment("the same endpoint as before"),

@@ -12,7 +12,7 @@ use knit_proxy::view::{NodePortMatch, NodeSettings, PortKey, PortView, Scope, So
 
 use crate::behaviour::{Behaviour, LOCAL_SLOTS};
 use crate::ip;
-use crate::layout::{Layout, Sets};
+use crate::layout::{AFFINITY_SETS, Layout, Sets};
 use crate::sticky::{FoundSticky, Numbers, StickyElements, swap};
 
 /// The key of a frontend, and what is done there.
@@ -24,7 +24,8 @@ pub(crate) type Place = (IpAddr, u16);
 /// A service port in the kernel.
 #[derive(Debug)]
 pub(crate) struct Port {
-    pub id: u32,
+    /// Its number, since it first had affinity.
+    pub id: Option<u32>,
     pub view: Arc<PortView>,
     cluster: Slots<Place>,
     local: Slots<Place>,
@@ -32,11 +33,20 @@ pub(crate) struct Port {
     numbers: Numbers,
 }
 
-/// Numbers of service ports: the lowest that was never used first, so that one that is gone is not soon another.
+/// Numbers of service ports with affinity: the lowest that was never used first, so that one that is gone is not soon
+/// another. A number says in which set clients are remembered ([`set_of`]): as long as there is one that nobody has, nobody
+/// shares one.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     next: u32,
     used: HashSet<u32>,
+    /// How many have each set.
+    sets: HashMap<u32, usize>,
+}
+
+/// The set where clients of a service port with this number are remembered.
+pub(crate) fn set_of(id: u32) -> u32 {
+    id % AFFINITY_SETS
 }
 
 /// What was found in the kernel, to go on from.
@@ -72,6 +82,16 @@ pub(crate) struct SetEdit {
 }
 
 impl SetEdit {
+    /// Like [`sorted`](Self::sorted), for a set of ranges: what goes and overlaps what comes makes room for it first.
+    pub(crate) fn sorted_ranges(self) -> (Vec<Element>, Vec<Element>, Vec<Element>) {
+        let Self { removed, added } = self;
+        let overlaps = |gone: &Element| {
+            added.iter().any(|new| gone.key <= *new.last_key() && new.key <= *gone.last_key())
+        };
+        let (replaced, gone) = removed.into_iter().partition(overlaps);
+        (gone, replaced, added)
+    }
+
     /// Elements that go for good, those that go to make room for a new value, and those that come.
     pub(crate) fn sorted(self) -> (Vec<Element>, Vec<Element>, Vec<Element>) {
         if self.removed.is_empty() || self.added.is_empty() {
@@ -85,22 +105,31 @@ impl SetEdit {
 
 impl Ids {
     fn take(&mut self, wish: Option<u32>) -> u32 {
-        if let Some(id) = wish
-            && self.used.insert(id)
-        {
-            self.next = self.next.max(id.wrapping_add(1));
-            return id;
-        }
-        while !self.used.insert(self.next) {
-            self.next = self.next.wrapping_add(1);
-        }
-        let id = self.next;
-        self.next = self.next.wrapping_add(1);
+        let wish = wish.filter(|id| !self.used.contains(id));
+        let id = wish.unwrap_or_else(|| {
+            let full = self.sets.len() >= AFFINITY_SETS as usize;
+            let mut id = self.next;
+            while self.used.contains(&id) || (!full && self.sets.contains_key(&set_of(id))) {
+                id = id.wrapping_add(1);
+            }
+            id
+        });
+        self.used.insert(id);
+        *self.sets.entry(set_of(id)).or_default() += 1;
+        self.next = self.next.max(id.wrapping_add(1));
         id
     }
 
     pub(crate) fn free(&mut self, id: u32) {
-        self.used.remove(&id);
+        if !self.used.remove(&id) {
+            return;
+        }
+        if let Some(users) = self.sets.get_mut(&set_of(id)) {
+            *users -= 1;
+            if *users == 0 {
+                self.sets.remove(&set_of(id));
+            }
+        }
     }
 
     /// Never hands out a number that is in the kernel to somebody else.
@@ -222,10 +251,11 @@ impl Port {
     /// A service port with the number and the slots that it had, if it was there.
     pub(crate) fn adopt(view: &Arc<PortView>, entries: &[Entry], found: &Found, ids: &mut Ids) -> Self {
         let wish = entries.iter().find_map(|(frontend, _)| found.ids.get(frontend).copied());
-        let id = ids.take(wish);
-        let sticky = view.affinity_seconds.is_some() && wish == Some(id);
-        let slots = |base| if sticky { found.sticky.slots(id, base) } else { found.slots(entries, base) };
-        let numbers = if sticky { found.sticky.numbers(id) } else { Numbers::default() };
+        let id = view.affinity_seconds.map(|_| ids.take(wish));
+        let known = id.filter(|_| id == wish);
+        let slots =
+            |base| known.map_or_else(|| found.slots(entries, base), |id| found.sticky.slots(id, base));
+        let numbers = known.map_or_else(Numbers::default, |id| found.sticky.numbers(id));
         let (cluster, local) = (slots(0), slots(LOCAL_SLOTS));
         let mut port = Self { id, view: Arc::clone(view), cluster, local, numbers };
         let _ = port.cluster.update(&places(&view.cluster));
@@ -235,7 +265,7 @@ impl Port {
     }
 
     /// A service port that is new, without anything in the kernel.
-    pub(crate) fn empty(ids: &mut Ids) -> Self {
+    pub(crate) fn empty() -> Self {
         let view = PortView {
             frontends: Box::new([]),
             cluster: Arc::new([]),
@@ -244,7 +274,20 @@ impl Port {
             serving: Arc::new([]),
         };
         let (cluster, local) = (Slots::new(), Slots::new());
-        Self { id: ids.take(None), view: Arc::new(view), cluster, local, numbers: Numbers::default() }
+        Self { id: None, view: Arc::new(view), cluster, local, numbers: Numbers::default() }
+    }
+
+    /// Gives it a number if it is to have affinity, and has none yet.
+    pub(crate) fn number(&mut self, new: Option<&Arc<PortView>>, ids: &mut Ids) {
+        if self.id.is_none() && new.is_some_and(|view| view.affinity_seconds.is_some()) {
+            self.id = Some(ids.take(None));
+        }
+    }
+
+    /// What is done at its frontends, with its own set of remembered clients.
+    pub(crate) fn placed(&self, entries: Vec<Entry>) -> Vec<Entry> {
+        let Some(id) = self.id else { return entries };
+        entries.into_iter().map(|(key, behaviour)| (key, behaviour.remembering_in(set_of(id)))).collect()
     }
 
     /// Gives each endpoint a number, if there is affinity.
@@ -256,10 +299,10 @@ impl Port {
 
     /// What it has in `members` and `slots`: nothing without affinity.
     fn sticky(&self) -> StickyElements {
-        if self.view.affinity_seconds.is_none() {
+        let Some(id) = self.id.filter(|_| self.view.affinity_seconds.is_some()) else {
             return StickyElements::default();
-        }
-        self.numbers.elements(self.id, [(&self.cluster, 0), (&self.local, LOCAL_SLOTS)])
+        };
+        self.numbers.elements(id, [(&self.cluster, 0), (&self.local, LOCAL_SLOTS)])
     }
 
     /// Its slots of both scopes.
@@ -362,7 +405,8 @@ impl Port {
 }
 
 /// The number of a service port at its frontends, which affinity asks for.
-fn services(id: u32, view: &PortView, entries: &[Entry]) -> Vec<Element> {
+fn services(id: Option<u32>, view: &PortView, entries: &[Entry]) -> Vec<Element> {
+    let Some(id) = id else { return Vec::new() };
     let wanted = if view.affinity_seconds.is_some() { entries } else { &[] };
     wanted.iter().map(|(frontend, _)| numbered(frontend.clone(), id)).collect()
 }
@@ -370,4 +414,28 @@ fn services(id: u32, view: &PortView, entries: &[Entry]) -> Vec<Element> {
 /// Whether an address is of a family.
 pub(crate) fn is_of(address: IpAddr, family: Family) -> bool {
     Family::of(address) == family
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_40_service_ports_have_sets_of_their_own_as_long_as_there_are_any() {
+        let mut ids = Ids::default();
+        let sets = AFFINITY_SETS as usize;
+        let first: Vec<u32> = (0..sets).map(|_| ids.take(None)).collect();
+        let distinct = |ids: &[u32]| ids.iter().map(|id| set_of(*id)).collect::<HashSet<_>>().len();
+        assert_eq!(distinct(&first), sets);
+        // One goes; whoever comes gets that one's set, under a number that was never used.
+        ids.free(first[7]);
+        let id = ids.take(None);
+        assert!(set_of(id) == set_of(first[7]) && !first.contains(&id));
+        // Then they are shared.
+        assert!(!first.contains(&ids.take(None)));
+        // A restart finds each with its number.
+        let mut again = Ids::default();
+        assert_eq!(again.take(Some(first[3])), first[3]);
+        assert_ne!(set_of(again.take(None)), set_of(first[3]));
+    }
 }

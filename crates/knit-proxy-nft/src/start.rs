@@ -1,11 +1,12 @@
 //! A proxy on a thread of its own, for one network namespace and one Network.
 
+use std::net::{Ipv6Addr, UdpSocket};
 use std::thread::JoinHandle;
 
 use knit_kernel::NetNs;
 use knit_kernel::watch::{Listen, News, Watcher};
 use knit_proxy::engine::{Engine, EngineConfig, Inspect, Observer, run};
-use knit_proxy::model::NodeInfo;
+use knit_proxy::model::{NodeInfo, PerFamily};
 use knit_proxy::source::{Handle, Stopped, handle};
 use knit_proxy::view::PortKey;
 
@@ -74,8 +75,9 @@ pub struct Summary {
 /// # Errors
 /// If nftables or connection tracking of that namespace cannot be reached.
 pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<Running, StartError> {
-    let Options { engine, nft, observer, on_clean, on_touched } = options;
+    let Options { mut engine, nft, observer, on_clean, on_touched } = options;
     let table = nft.table.clone();
+    engine.view.families.v6 &= kernel_families().v6;
     let backend = match netns {
         Some(netns) => NftBackend::new_in(netns, nft),
         None => NftBackend::new(nft),
@@ -139,6 +141,20 @@ fn watch(
     }
 }
 
+/// The families that this kernel has. One without IPv6 (`ipv6.disable=1`, or built without it) refuses all of it for ever.
+#[must_use]
+pub fn kernel_families() -> PerFamily<bool> {
+    let opened = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));
+    PerFamily { v4: true, v6: opened.err().is_none_or(|error| !is_no_family(&error)) }
+}
+
+/// Whether the kernel does not know the family, as opposed to being short of something.
+fn is_no_family(error: &std::io::Error) -> bool {
+    /// Linux' number; the standard library has no name for it.
+    const EAFNOSUPPORT: i32 = 97;
+    error.raw_os_error() == Some(EAFNOSUPPORT)
+}
+
 impl Running {
     /// To send it events; may be cloned.
     #[must_use]
@@ -194,5 +210,19 @@ impl Drop for Running {
 impl std::fmt::Debug for HandleOf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Handle")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_18_a_kernel_without_ipv6_is_told_from_one_that_is_short_of_something() {
+        assert!(is_no_family(&std::io::Error::from_raw_os_error(97)));
+        for errno in [13, 23, 24, 98, 99] {
+            assert!(!is_no_family(&std::io::Error::from_raw_os_error(errno)), "{errno}");
+        }
+        assert!(kernel_families().v4);
     }
 }

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use knit_kernel::nft::{
-    Chain, Data, Element, Error, Nftables, Result, Rule, Set, TableState, Transaction, Verdict, diff,
+    Chain, Data, Element, Error, Name, Nftables, Op, Result, Rule, Set, TableState, Transaction, Verdict,
+    diff,
 };
 use knit_proxy::view::{Changes, NodeSettings, NodeView, PortKey, PortView};
 
@@ -20,8 +21,10 @@ const IDLE_CHAINS: usize = 32;
 /// added later makes the kernel walk through all elements of the maps that it uses, which is 0.2 s with a million of
 /// them. While the maps are empty, it is nothing.
 const SPARE: u32 = 4;
-/// How often a sync plans again because somebody changed the rule set in between.
-const ATTEMPTS: u32 = 8;
+/// How often a sync plans again because somebody changed the rule set in between. The generation is that of the whole
+/// namespace: where other programs change theirs many times a second, after that only this table counts, which is
+/// nobody else's.
+const ATTEMPTS: u32 = 3;
 
 /// One family's table as it is in the kernel.
 #[derive(Debug)]
@@ -35,6 +38,10 @@ pub(crate) struct FamilyTable {
     idle: usize,
     /// How many service ports have a local endpoint at an address.
     hairpin: HashMap<IpAddr, u32>,
+    /// The sets of remembered clients that are there.
+    clients: BTreeSet<u32>,
+    /// Chains that nobody leads to any more, and that the kernel would not delete together with what led there.
+    doomed: Vec<Name>,
 }
 
 #[derive(Debug)]
@@ -62,16 +69,28 @@ impl FamilyTable {
         loop {
             let (generation, found) = nft.snapshot(&layout.id)?;
             let skip: BTreeSet<&PortKey> = refused.iter().map(|(key, _)| key).collect();
-            let (table, wanted) = Self::build(layout, state, found.as_ref(), &skip);
+            let (mut table, wanted) = Self::build(layout, state, found.as_ref(), &skip);
             let plan = diff(found.as_ref(), &wanted);
             drop((found, wanted));
-            let committed = match nft.commit_if(generation, &plan) {
-                Err(Error::TooBig { .. }) => nft.commit_chunked(&plan).map(|_| ()),
+            let mut commit = |plan: &Transaction| {
+                let committed =
+                    if attempts < ATTEMPTS { nft.commit_if(generation, plan) } else { nft.commit(plan) };
+                match committed {
+                    Err(Error::TooBig { .. }) => nft.commit_chunked(plan).map(|_| ()),
+                    other => other,
+                }
+            };
+            let committed = match commit(&plan) {
+                Err(error) if error.is_busy() => {
+                    let (rest, doomed) = without_chain_deletions(&plan);
+                    table.doomed = doomed;
+                    if table.doomed.is_empty() { Err(error) } else { commit(&rest) }
+                }
                 other => other,
             };
             match committed {
                 Ok(()) => return Ok(Synced { table, refused, changes: plan.len() }),
-                Err(error) if error.is_stale() && attempts < ATTEMPTS => attempts += 1,
+                Err(error) if error.is_stale() => attempts += 1,
                 Err(error) => match table.culprit(&error) {
                     Some(key) if refused.iter().all(|(known, _)| *known != key) => {
                         refused.push((key, report(&error)));
@@ -101,6 +120,8 @@ impl FamilyTable {
             leaves: HashMap::new(),
             idle: 0,
             hairpin: HashMap::new(),
+            clients: BTreeSet::new(),
+            doomed: Vec::new(),
         };
         table.ids.start_after(&found);
         let sets = &layout.sets;
@@ -112,6 +133,7 @@ impl FamilyTable {
             }
             let entries = entries(key, view, node, layout);
             let port = Port::adopt(view, &entries, &found, &mut table.ids);
+            let entries = port.placed(entries);
             let Edit { endpoints, members, slots, sources, services, .. } = port.elements(key, &entries);
             all.endpoints.added.extend(endpoints.added);
             all.members.added.extend(members.added);
@@ -153,6 +175,11 @@ impl FamilyTable {
                 wanted.chains.insert(chain.0.clone(), chain_state(chain));
             }
         }
+        table.clients = table.leaves.keys().filter_map(|leaf| leaf.clients()).collect();
+        for set in &table.clients {
+            // What packets wrote there stays.
+            elements_of(&mut wanted, &layout.affinity(*set));
+        }
         for chain in table.leaves.keys().filter_map(|leaf| layout.leaf(*leaf)) {
             wanted.chains.insert(chain.0.clone(), chain_state(chain));
         }
@@ -183,7 +210,7 @@ impl FamilyTable {
                 .any(|(place, _)| key.as_slice().starts_with(place.as_slice()))
         };
         let id: Option<[u32; 1]> = ip::read_marks(&Data::from_slice(key.as_slice().get(..4)?));
-        let by_id = |port: &Port| id.is_some_and(|[id]| port.id == id);
+        let by_id = |port: &Port| id.is_some_and(|[id]| port.id == Some(id));
         let of_place = self.ports.iter().find(|(key, port)| place(key, &port.view));
         let found = of_place.or_else(|| self.ports.iter().find(|(_, port)| by_id(port)));
         found.map(|(key, _)| key.clone())
@@ -203,6 +230,7 @@ impl FamilyTable {
         };
         edit.cluster_ips =
             SetEdit { added: ips(&changes.cluster_ips_added), removed: ips(&changes.cluster_ips_removed) };
+        self.bury(nft, &chains);
         let mut tx = chains;
         self.write(edit, &mut tx);
         if self.idle > IDLE_CHAINS {
@@ -211,8 +239,37 @@ impl FamilyTable {
         if tx.is_empty() {
             return Ok(0);
         }
-        nft.commit_chunked(&tx)?;
-        Ok(tx.len())
+        match nft.commit_chunked(&tx) {
+            Err(error) if error.is_busy() => {
+                let (rest, doomed) = without_chain_deletions(&tx);
+                if doomed.is_empty() {
+                    return Err(error);
+                }
+                nft.commit_chunked(&rest)?;
+                self.doomed = doomed;
+                Ok(rest.len())
+            }
+            other => other.map(|_| tx.len()),
+        }
+    }
+
+    /// Deletes chains that were left behind; those that are wanted again stay.
+    fn bury(&mut self, nft: &mut dyn Nftables, chains: &Transaction) {
+        if self.doomed.is_empty() {
+            return;
+        }
+        let wanted = |name: &Name| {
+            chains.ops().iter().any(|op| matches!(op, Op::AddChain { chain, .. } if chain.name == *name))
+        };
+        let mut tx = Transaction::new();
+        for name in self.doomed.iter().filter(|name| !wanted(name)) {
+            tx.delete_chain(&self.layout.id, Arc::clone(name));
+        }
+        match nft.commit(&tx) {
+            Err(error) if error.is_busy() => {}
+            // What is not there need not go, and what else is wrong the next full sync sees.
+            _ => self.doomed.clear(),
+        }
     }
 
     fn change(
@@ -225,11 +282,13 @@ impl FamilyTable {
         let mut port = match self.ports.remove(key) {
             Some(port) => port,
             None if new.is_none() => return,
-            None => Port::empty(&mut self.ids),
+            None => Port::empty(),
         };
-        let before = entries(key, &port.view, &self.node, &self.layout);
+        let before = port.placed(entries(key, &port.view, &self.node, &self.layout));
         let own_before = own_addresses(&port.view);
+        port.number(new, &mut self.ids);
         let after = new.map_or_else(Vec::new, |view| entries(key, view, &self.node, &self.layout));
+        let after = port.placed(after);
         port.change(key, new, (&before, &after), edit);
         for (place, behaviour) in &after {
             match before.iter().find(|(known, _)| known == place) {
@@ -272,7 +331,7 @@ impl FamilyTable {
         if new.is_some() {
             self.ports.insert(key.clone(), port);
         } else {
-            self.ids.free(port.id);
+            port.id.into_iter().for_each(|id| self.ids.free(id));
         }
     }
 
@@ -292,6 +351,9 @@ impl FamilyTable {
         for leaf in behaviour.leaves() {
             let users = self.leaves.entry(leaf).or_default();
             *users += 1;
+            if let Some(set) = leaf.clients().filter(|set| self.clients.insert(*set)) {
+                chains.add_set(&self.layout.id, self.layout.affinity(set));
+            }
             if *users == 1
                 && let Some((name, rules)) = self.layout.leaf(leaf)
             {
@@ -308,6 +370,9 @@ impl FamilyTable {
 
     fn add_chain(&self, tx: &mut Transaction, name: &Arc<str>, rules: Vec<Rule>) {
         tx.add_chain(&self.layout.id, Chain::regular(Arc::clone(name)));
+        if self.doomed.contains(name) {
+            tx.flush_chain(&self.layout.id, Arc::clone(name));
+        }
         for rule in rules {
             tx.add_rule(&self.layout.id, Arc::clone(name), rule);
         }
@@ -351,8 +416,8 @@ impl FamilyTable {
     fn write(&self, edit: Edit, tx: &mut Transaction) {
         let (id, sets) = (&self.layout.id, &self.layout.sets);
         let mut last = Vec::new();
-        let mut put = |set: &Set, edit: SetEdit, tx: &mut Transaction| {
-            let (gone, replaced, added) = edit.sorted();
+        type Sorted = (Vec<Element>, Vec<Element>, Vec<Element>);
+        let mut put = |set: &Set, (gone, replaced, added): Sorted, tx: &mut Transaction| {
             if !replaced.is_empty() {
                 tx.delete_elements(id, set, replaced);
             }
@@ -365,12 +430,12 @@ impl FamilyTable {
                 last.push(tx);
             }
         };
-        put(&sets.endpoints, edit.endpoints, tx);
-        put(&sets.members, edit.members, tx);
-        put(&sets.slots, edit.slots, tx);
-        put(&sets.sources, edit.sources, tx);
-        put(&sets.hairpin, edit.hairpin, tx);
-        put(&sets.services, edit.services, tx);
+        put(&sets.endpoints, edit.endpoints.sorted(), tx);
+        put(&sets.members, edit.members.sorted(), tx);
+        put(&sets.slots, edit.slots.sorted(), tx);
+        put(&sets.sources, edit.sources.sorted_ranges(), tx);
+        put(&sets.hairpin, edit.hairpin.sorted(), tx);
+        put(&sets.services, edit.services.sorted(), tx);
         // What answers here no more goes at once, before its endpoints do.
         let (gone, replaced, added) = edit.frontends.sorted();
         for removed in [gone, replaced] {
@@ -381,12 +446,27 @@ impl FamilyTable {
         if !added.is_empty() {
             tx.create_elements(id, &sets.frontends, added);
         }
-        put(&sets.cluster_ips, edit.cluster_ips, tx);
+        put(&sets.cluster_ips, edit.cluster_ips.sorted(), tx);
         // What leads to something goes before it.
         for gone in last.into_iter().rev() {
             tx.append(gone);
         }
     }
+}
+
+/// A transaction without the deletions of chains, and those. Kernels before 6.2 do not delete a chain together with the
+/// element that led there, nor soon after: they let go of the element later.
+fn without_chain_deletions(tx: &Transaction) -> (Transaction, Vec<Name>) {
+    let (mut rest, mut doomed) = (Transaction::new(), Vec::new());
+    for op in tx.ops() {
+        match op {
+            Op::DeleteChain { chain, .. } => doomed.push(Arc::clone(chain)),
+            other => {
+                rest.push(other.clone());
+            }
+        }
+    }
+    (rest, doomed)
 }
 
 /// An element of `actions`.

@@ -17,7 +17,15 @@ struct Shared {
     fake: Arc<Mutex<Fake>>,
     /// Transactions that mention this text are refused, as by a kernel that does not like an element.
     refuse: Arc<Mutex<Option<String>>>,
+    /// Everything about this family is refused, as by a kernel that does not have it.
+    without: Arc<Mutex<Option<Family>>>,
+    /// Somebody else commits after each look, as on a node where other programs are busy.
+    busy: Arc<Mutex<bool>>,
+    /// Chains are not deleted together with elements that led there, as by kernels before 6.2.
+    old: Arc<Mutex<bool>>,
 }
+
+const OTHERS: &str = "somebody-elses";
 
 impl Shared {
     fn with<T>(&self, f: impl FnOnce(&mut Fake) -> T) -> T {
@@ -25,6 +33,21 @@ impl Shared {
     }
 
     fn check(&self, tx: &Transaction) -> Result<()> {
+        if let Some(family) = *self.without.lock().unwrap()
+            && tx.ops().iter().any(|op| op.to_string().contains(&format!(" {family} knit-proxy")))
+        {
+            // A table that is not there is refused in much the same way.
+            let mut wrong = Transaction::new();
+            wrong.delete_table(&TableId::new(family, "missing"));
+            return self.with(|fake| fake.commit(&wrong));
+        }
+        let deletes = |what: &str| tx.ops().iter().any(|op| op.to_string().starts_with(what));
+        if *self.old.lock().unwrap() && deletes("delete chain") && tx.to_string().contains(" actions") {
+            // A chain that something still leads to.
+            let mut wrong = Transaction::new();
+            wrong.delete_chain(&TableId::new(Family::Ip, "knit-proxy"), "services");
+            return self.with(|fake| fake.commit(&wrong));
+        }
         let Some(bad) = self.refuse.lock().unwrap().clone() else { return Ok(()) };
         for op in tx.ops() {
             if let Op::AddElements { shape, elements, table, .. } = op
@@ -87,7 +110,13 @@ impl Nftables for Shared {
     }
 
     fn snapshot(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)> {
-        self.with(|fake| fake.snapshot(table))
+        let found = self.with(|fake| fake.snapshot(table))?;
+        if *self.busy.lock().unwrap() {
+            let mut tx = Transaction::new();
+            tx.add_table(TableId::new(Family::Inet, OTHERS));
+            self.with(|fake| fake.commit(&tx))?;
+        }
+        Ok(found)
     }
 }
 
@@ -453,6 +482,128 @@ fn rule_41_who_is_remembered_stays_with_an_endpoint_that_changes_its_slot() {
     s.view.set_service(service);
     s.apply();
     assert_eq!((s.nft.count("endpoints"), look(&s).len()), (0, 2));
+    s.sync();
+    s.settled();
+}
+
+#[test]
+fn rules_21_24_who_takes_a_node_ports_address_and_goes_leaves_the_node_port_as_it_was() {
+    let mut s = Setup::new();
+    let node_port = ServicePort::new("", Protocol::Tcp, 80).node_port(30080);
+    let a = Service { created: 1, ..Service::new("ns/a").cluster_ip("10.96.0.1".parse().unwrap()) };
+    s.view.set_service(a.add_port(node_port));
+    s.view.set_group(group("ns/a", &["10.1.0.1"]));
+    s.sync();
+    let (frontends, endpoints) = (s.nft.count("frontends"), s.nft.count("endpoints"));
+    let b = Service {
+        created: 2,
+        external_ips: Box::new(["192.0.2.1".parse().unwrap()]),
+        ..Service::new("zzz/b").cluster_ip("10.96.0.2".parse().unwrap()).port(Protocol::Tcp, 30080)
+    };
+    s.view.set_service(b);
+    s.view.set_group(group("zzz/b", &["10.1.0.2"]));
+    let commits = s.nft.commits();
+    s.apply();
+    assert_eq!(s.nft.commits(), commits + 1, "a change, and no full sync");
+    s.settled();
+    s.view.delete_service(&"zzz/b".into());
+    s.apply();
+    assert_eq!((s.nft.count("frontends"), s.nft.count("endpoints")), (frontends, endpoints));
+    s.settled();
+}
+
+#[test]
+fn rule_18_one_familys_failure_leaves_the_other_with_its_changes() {
+    let mut s = Setup::new();
+    *s.nft.without.lock().unwrap() = Some(Family::Ip6);
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.2"]));
+    s.view.take_changes();
+    let broken = |outcome: Outcome| match outcome {
+        Outcome::FamilyFailed { family, failures, .. } => {
+            assert_eq!((family, failures.len()), (knit_proxy::model::Family::V6, 0));
+        }
+        other => panic!("{other:?}"),
+    };
+    broken(s.backend.sync(s.view.current()));
+    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.9"]));
+    let changes = s.view.take_changes();
+    let commits = s.nft.commits();
+    broken(s.backend.apply(&changes, s.view.current()));
+    assert_eq!(s.nft.commits(), commits + 1);
+    assert_eq!(
+        s.nft.last(),
+        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy endpoints\n"
+    );
+    // IPv6 comes by itself once it is asked for again.
+    *s.nft.without.lock().unwrap() = None;
+    let mut changes = s.view.take_changes();
+    broken(s.backend.apply(&changes, s.view.current()));
+    changes.retry = Some(knit_proxy::model::Family::V6);
+    assert_eq!(s.backend.apply(&changes, s.view.current()), Outcome::Done);
+    s.settled();
+}
+
+#[test]
+fn rule_57_where_others_commit_all_the_time_a_full_sync_still_gets_through() {
+    let mut s = Setup::new();
+    *s.nft.busy.lock().unwrap() = true;
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.view.set_group(group("ns/a", &["10.1.0.1"]));
+    s.sync();
+    assert_eq!(s.nft.count("frontends"), 1);
+}
+
+#[test]
+fn rule_43_narrower_source_ranges_are_a_few_elements() {
+    let mut s = Setup::new();
+    let lb = |range: &str| Service {
+        load_balancer_ips: Box::new(["198.51.100.1".parse().unwrap()]),
+        source_ranges: Some(Box::new([range.parse().unwrap()])),
+        ..web("ns/a", "10.96.0.1")
+    };
+    s.view.set_service(lb("10.0.0.0/16"));
+    s.view.set_group(group("ns/a", &["10.1.0.1"]));
+    s.sync();
+    for range in ["10.0.1.0/24", "10.0.0.0/16", "10.0.128.0/17"] {
+        s.view.set_service(lb(range));
+        let commits = s.nft.commits();
+        s.apply();
+        assert_eq!(s.nft.commits(), commits + 1);
+        let text = s.nft.last();
+        assert!(text.lines().count() <= 2, "{range}: {text}");
+        s.settled();
+    }
+}
+
+#[test]
+fn before_linux_6_2_chains_go_after_what_led_there() {
+    let mut s = Setup::new();
+    *s.nft.old.lock().unwrap() = true;
+    s.view.set_service(web("ns/a", "10.96.0.1"));
+    s.sync();
+    let all: Vec<String> = (1..=100).map(|n| format!("10.1.0.{n}")).collect();
+    for count in 1..=100 {
+        let some: Vec<&str> = all[..count].iter().map(String::as_str).collect();
+        s.view.set_group(group("ns/a", &some));
+        let commits = s.nft.commits();
+        s.apply();
+        // A full sync reads and writes everything; this is a change, and the chains that are left from before.
+        assert!(s.nft.commits() <= commits + 2, "{count}");
+    }
+    let chains = s.nft.table(Family::Ip).chains.len();
+    assert!(chains < 60, "{chains} chains");
+    // Those that are wanted again have their rules once.
+    for count in (1..=100).rev() {
+        let some: Vec<&str> = all[..count].iter().map(String::as_str).collect();
+        s.view.set_group(group("ns/a", &some));
+        s.apply();
+    }
+    let table = s.nft.table(Family::Ip);
+    let rules = |name: &str| table.chains.get(name).map(|chain| chain.rules.len());
+    assert_eq!(rules("cluster-1-masquerade-unless-pod"), Some(2));
+    // A full sync has no way around it either, and finds one.
+    s.sync();
     s.sync();
     s.settled();
 }

@@ -5,10 +5,16 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use knit_kernel::NetNs;
+use knit_kernel::addr::Address;
+use knit_kernel::nft::{
+    Element, ElementValue, Family as TableFamily, Kernel, Mark, Nftables, Scalar, Set, TableId, Transaction,
+};
 use knit_kernel::testing::{eventually, in_namespaces, skip};
+use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::model::{
     Affinity, EndpointGroup, Family, NetworkName, NodeInfo, Protocol, Service, ServicePort,
@@ -376,11 +382,10 @@ fn rule_44_what_comes_back_from_the_load_balancers_own_address() {
         world.serve("10.1.0.1:5353".parse().unwrap(), Protocol::Udp).expect("served");
         // The load balancer's address is on the node, as some load balancers want it, and a client on the node has it
         // as its own.
-        let node = knit_kernel::Handle::new(world.node().try_clone().expect("the node")).expect("a handle");
-        let lo = node.index_of(&knit_kernel::IfName::new("lo").expect("a name")).expect("lo");
+        let node = Handle::new(world.node().try_clone().expect("the node")).expect("a handle");
+        let lo = node.index_of(&IfName::new("lo").expect("a name")).expect("lo");
         let balancer: ipnet::IpNet = "198.51.100.2/32".parse().unwrap();
-        node.apply(&[knit_kernel::Op::create(knit_kernel::addr::Address::new(lo, balancer))])
-            .expect("an address");
+        node.apply(&[Op::create(Address::new(lo, balancer))]).expect("an address");
         let mut view = view();
         let set = |view: &mut View, ranges: &[&str]| {
             let mut dns = Service::new("shop/dns")
@@ -439,5 +444,158 @@ fn a_hundred_thousand_endpoints_in_one_service_leave_the_others_as_they_are() {
         let mut again = self::backend(world.node());
         sync(&mut again, &mut view);
         assert_eq!(again.committed(), 0);
+    });
+}
+
+/// Another program on the node that commits all the time, in a table of its own, until it is dropped.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<u64>>,
+}
+
+impl Busy {
+    fn start(node: &NetNs) -> Self {
+        let mut nft = Kernel::open_in(node).expect("a socket");
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&stop);
+        let work = move || {
+            let id = TableId::new(TableFamily::Inet, "somebody-elses");
+            let mut commits = 0;
+            while !asked.load(Ordering::Relaxed) {
+                let mut tx = Transaction::new();
+                tx.add_table(id.clone());
+                nft.commit(&tx).expect("made");
+                let mut tx = Transaction::new();
+                tx.delete_table(&id);
+                nft.commit(&tx).expect("deleted");
+                commits += 2;
+            }
+            commits
+        };
+        Self { stop, thread: Some(std::thread::spawn(work)) }
+    }
+
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("a thread").join().expect("it ends")
+    }
+}
+
+#[test]
+fn rule_57_a_full_sync_gets_through_where_others_commit_without_a_pause() {
+    in_namespaces(|| {
+        let world = World::new().expect("a world");
+        let mut view = view();
+        for n in 0..1500u16 {
+            let [high, low] = n.to_be_bytes();
+            let (name, ip) = (format!("shop/s{n}"), Ipv4Addr::new(10, 96, high, low));
+            view.set_service(Service::new(name.as_str()).cluster_ip(ip.into()).port(Protocol::Tcp, 80));
+            view.set_group(group(&name, Protocol::Tcp, 8080, &["10.1.0.1", "10.1.0.2", "10.1.1.1"]));
+        }
+        let mut first = backend(world.node());
+        sync(&mut first, &mut view);
+        let busy = Busy::start(world.node());
+        // A restart that finds everything as it should be, and one that finds a service too many.
+        let mut second = backend(world.node());
+        sync(&mut second, &mut view);
+        assert_eq!(second.committed(), 0, "all was right already");
+        view.delete_service(&"shop/s7".into());
+        let mut third = backend(world.node());
+        sync(&mut third, &mut view);
+        assert!(third.committed() > 0);
+        assert!(busy.end() > 0);
+    });
+}
+
+#[test]
+fn rule_27_a_service_address_on_an_interface_of_the_node_keeps_its_other_ports() {
+    in_namespaces(|| {
+        let world = World::new().expect("a world");
+        let mut view = view();
+        view.set_service(web());
+        view.set_group(group("shop/web", Protocol::Tcp, 8080, &["10.1.0.1"]));
+        view.set_service_ranges("kubernetes", vec!["10.96.0.0/16".parse().unwrap()]);
+        let mut backend = backend(world.node());
+        sync(&mut backend, &mut view);
+        // As NodeLocal DNSCache does: the address of a Service, and one that no Service has.
+        let handle = Handle::open(world.node()).expect("a handle");
+        let lo = handle.index_of(&IfName::new("lo").expect("a name")).expect("lo");
+        for address in ["10.96.0.1/32", "10.96.0.99/32"] {
+            let address = Address::new(lo, address.parse().expect("a prefix"));
+            handle.apply(&[Op::create(address)]).expect("an address");
+        }
+        for address in ["10.96.0.1:9253", "10.96.0.99:9253"] {
+            let listener = world.node().run(|| TcpListener::bind(address)).expect("entered").expect("bound");
+            let accepted = std::thread::spawn(move || listener.accept().is_ok());
+            connect(&world, "pod-b", address);
+            assert!(accepted.join().expect("it ends"));
+        }
+        // Where nobody has the address, nothing changed: told at once, or silence.
+        let at = |to: &str| -> std::io::Result<TcpStream> {
+            let to: SocketAddr = to.parse().unwrap();
+            let wait = Duration::from_millis(300);
+            world
+                .host("pod-b")
+                .expect("a host")
+                .run(|| TcpStream::connect_timeout(&to, wait))
+                .expect("entered")
+        };
+        let service = Service::new("shop/db").cluster_ip("10.96.0.2".parse().unwrap());
+        view.set_service(service.port(Protocol::Tcp, 80));
+        apply(&mut backend, &mut view);
+        assert_eq!(
+            at("10.96.0.2:81").map_err(|e| e.kind()).err(),
+            Some(std::io::ErrorKind::ConnectionRefused)
+        );
+        assert_eq!(at("10.96.0.3:81").map_err(|e| e.kind()).err(), Some(std::io::ErrorKind::TimedOut));
+    });
+}
+
+#[test]
+fn rule_40_one_service_with_more_clients_than_can_be_remembered_leaves_the_others_theirs() {
+    in_namespaces(|| {
+        let world = World::new().expect("a world");
+        for (host, at) in [("pod-a", "10.1.0.1:8080"), ("remote-a", "10.1.1.1:8080")] {
+            echo(&world, host, at);
+        }
+        let mut view = view();
+        for (name, ip) in [("shop/attacked", "10.96.0.1"), ("shop/other", "10.96.0.2")] {
+            let service = Service::new(name).cluster_ip(ip.parse().unwrap()).port(Protocol::Tcp, 80);
+            view.set_service(Service { affinity: Some(Affinity::default()), ..service });
+            view.set_group(group(name, Protocol::Tcp, 8080, &["10.1.0.1", "10.1.1.1"]));
+        }
+        let mut backend = backend(world.node());
+        sync(&mut backend, &mut view);
+        let mut nft = Kernel::open_in(world.node()).expect("a socket");
+        let id = TableId::new(TableFamily::Ip, "knit-proxy");
+        let clients = |nft: &mut Kernel| -> Vec<Set> {
+            let table = nft.table(&id).expect("a listing").expect("the table");
+            table.sets.into_values().map(|state| state.set).filter(|set| set.dynamic).collect()
+        };
+        let remembered = |nft: &mut Kernel, set: &Set| nft.elements(&id, set).expect("a listing").len();
+        let ask = |to: &str| ping(&mut connect(&world, "pod-b", to), b"ping");
+        // Whoever asks is remembered somewhere: that is the attacked one's set, which is filled with others.
+        ask("10.96.0.1:80");
+        let set = clients(&mut nft).into_iter().find(|set| remembered(&mut nft, set) == 1).expect("a client");
+        let size = set.size.expect("it is limited");
+        let spoofed = (1..size).map(|n| {
+            let mut element = Element::new(&(Mark(0), Ipv4Addr::from_bits(0xc000_0000 + n)));
+            element.value = ElementValue::Data(Mark(1).bytes());
+            element
+        });
+        let mut tx = Transaction::new();
+        tx.create_elements(&id, &set, spoofed.collect());
+        nft.commit_chunked(&tx).expect("filled");
+        assert_eq!(remembered(&mut nft, &set), size as usize);
+        // A new client of the other one is remembered, and one of the attacked one is served all the same.
+        ask("10.96.0.2:80");
+        let others: usize = clients(&mut nft)
+            .iter()
+            .filter(|other| other.name != set.name)
+            .map(|other| remembered(&mut nft, other))
+            .sum();
+        assert_eq!(others, 1);
+        let mut stream = connect(&world, "remote-b", "10.96.0.1:80");
+        ping(&mut stream, b"ping");
     });
 }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::model::Family;
 use crate::view::{Changes, NodeView, PortKey};
 
 /// Makes a [`NodeView`] true: in a kernel, in a process, in a device.
@@ -20,6 +21,9 @@ pub trait Backend {
     ///
     /// It is called after a `sync` that did not fail. A change whose `old` is `None` may be about something that is
     /// there already: it is how a port that failed is tried again.
+    ///
+    /// A family that failed altogether ([`Outcome::FamilyFailed`]) is left alone, whatever changes in it, until
+    /// [`Changes::retry`] names it: then all of it is made so, whatever was there before.
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
         let _ = changes;
         self.sync(state)
@@ -44,6 +48,16 @@ pub enum Outcome {
     Done,
     /// All but these service ports.
     Partly(Vec<Failure>),
+    /// Nothing of one family, or nobody knows; of the other, all but these service ports. The other goes on with
+    /// changes.
+    FamilyFailed {
+        /// The family that failed.
+        family: Family,
+        /// Why, for people to read.
+        reason: String,
+        /// Service ports of the other family that failed.
+        failures: Vec<Failure>,
+    },
     /// None of it, or nobody knows: the next call is a [`sync`](Backend::sync) (rule 57).
     Failed(String),
 }
@@ -72,6 +86,25 @@ impl Outcome {
     /// `Done` if there are no failures.
     pub fn of(failures: Vec<Failure>) -> Self {
         if failures.is_empty() { Self::Done } else { Self::Partly(failures) }
+    }
+
+    /// Why a family failed altogether; `None` if it did not.
+    #[must_use]
+    pub fn broken(&self, of: Family) -> Option<&str> {
+        match self {
+            Self::Done | Self::Partly(_) => None,
+            Self::FamilyFailed { family, reason, .. } => (*family == of).then_some(reason),
+            Self::Failed(reason) => Some(reason),
+        }
+    }
+
+    /// Service ports that failed by themselves.
+    #[must_use]
+    pub fn failures(&self) -> &[Failure] {
+        match self {
+            Self::Done | Self::Failed(_) => &[],
+            Self::Partly(failures) | Self::FamilyFailed { failures, .. } => failures,
+        }
     }
 }
 

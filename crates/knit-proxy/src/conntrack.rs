@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::model::{Family, PerFamily, Protocol};
-use crate::view::{Changes, FrontendKind, NodePortMatch, NodeView, PortKey, PortView, Target};
+use crate::view::{Changes, FrontendKind, NodePortMatch, NodeView, PortChange, PortKey, PortView, Target};
 
 /// A UDP flow as connection tracking has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,33 +46,29 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
-    /// After changes: just the ports they are about.
+    /// After changes: if one of them is about a UDP port that some flow may lead to in vain now, every UDP port, and what
+    /// the changed ones had before. Nothing otherwise.
+    ///
+    /// Every one, because a flow that came up while an earlier change was made may have been missed then, and one that
+    /// never ends by itself would stay.
     #[must_use]
     pub fn after(changes: &Changes, state: &NodeView) -> Self {
-        let mut cleanup = Self::at(state);
-        for change in changes.ports.iter().filter(|c| c.key.protocol == Protocol::Udp) {
-            if let (Some(old), Some(new)) = (&change.old, &change.new)
-                && old.serving == new.serving
-                && old.frontends == new.frontends
-            {
-                continue;
-            }
-            // What the port had and nobody has now has no endpoints. What it has now comes after that, also where it
-            // came over from another port in the same batch.
-            if let Some(old) = &change.old {
-                for place in places(old).filter(|p| p.ip().is_some()) {
-                    cleanup.add(change.key.family, place, &Arc::default(), true);
-                }
-            }
+        let matters = |change: &&PortChange| {
+            let (old, new) = (change.old.as_ref(), change.new.as_ref());
+            let same = old
+                .zip(new)
+                .is_some_and(|(old, new)| old.serving == new.serving && old.frontends == new.frontends);
+            change.key.protocol == Protocol::Udp && !same
+        };
+        let mut changed = changes.ports.iter().filter(matters).peekable();
+        if changed.peek().is_none() {
+            return Self::default();
         }
-        for change in changes.ports.iter().filter(|c| c.key.protocol == Protocol::Udp) {
-            if let Some(new) = &change.new
-                && change
-                    .old
-                    .as_ref()
-                    .is_none_or(|old| old.serving != new.serving || old.frontends != new.frontends)
-            {
-                cleanup.port(&change.key, new);
+        let mut cleanup = Self::full(state);
+        for change in changed {
+            // What the port had and nobody has now has no endpoints.
+            for place in change.old.iter().flat_map(|old| places(old)).filter(|p| p.ip().is_some()) {
+                cleanup.add(change.key.family, place, &Arc::default(), true);
             }
         }
         cleanup
@@ -307,6 +303,26 @@ mod tests {
         let changes = view.take_changes();
         assert_eq!(changes.ports.len(), 1);
         assert!(Cleanup::after(&changes, view.current()).is_empty());
+    }
+
+    #[test]
+    fn rule_51_a_change_of_one_udp_port_finds_what_an_earlier_one_missed() {
+        let mut view = view();
+        let other = |addresses: &[&str]| {
+            let addresses: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
+            EndpointGroup::of_addresses("ns/statsd-1", "ns/statsd", Protocol::Udp, 8125, &addresses)
+        };
+        let ip = "10.0.0.11".parse().unwrap();
+        view.set_service(Service::new("ns/statsd").cluster_ip(ip).port(Protocol::Udp, 8125));
+        view.set_group(other(&["10.1.0.7"]));
+        view.take_changes();
+        // A flow to an endpoint of dns that was gone before was not seen then; only statsd changes now.
+        view.set_group(other(&["10.1.0.8"]));
+        let changes = view.take_changes();
+        let cleanup = Cleanup::after(&changes, view.current());
+        assert!(cleanup.is_stale(&flow("10.0.0.11:8125", "10.1.0.7:8125")));
+        assert!(cleanup.is_stale(&flow("10.0.0.10:53", "10.1.0.9:5353")));
+        assert!(!cleanup.is_stale(&flow("10.0.0.10:53", "10.1.0.1:5353")));
     }
 
     #[test]

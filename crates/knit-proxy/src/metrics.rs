@@ -181,10 +181,11 @@ impl Metrics {
         family.get_or_create(&Code { code }).inc();
     }
 
-    /// The labels of the families that are served.
-    fn labels(&self) -> impl Iterator<Item = IpFamily> + use<> {
+    /// The families that are served, with their labels.
+    fn labels_of(&self) -> impl Iterator<Item = (Family, IpFamily)> + use<> {
         let families = self.families;
-        Family::BOTH.into_iter().filter(move |family| *families.get(*family)).map(IpFamily::of)
+        let served = Family::BOTH.into_iter().filter(move |family| *families.get(*family));
+        served.map(|family| (family, IpFamily::of(family)))
     }
 
     /// What counts an engine's work.
@@ -211,7 +212,7 @@ impl Observer for Metrics {
 
     fn queued(&mut self, _: Instant) {
         let now = unix_seconds(SystemTime::now());
-        for family in self.labels() {
+        for (_, family) in self.labels_of() {
             self.last_queued_timestamp.get_or_create(&family).set(now);
         }
     }
@@ -220,12 +221,12 @@ impl Observer for Metrics {
         self.families = run.state.node.families;
         let seconds = run.took.as_secs_f64();
         let kind = if run.full { &self.full_duration } else { &self.partial_duration };
-        for family in self.labels() {
+        for (of, family) in self.labels_of() {
             self.sync_duration.get_or_create(&family).observe(seconds);
             kind.get_or_create(&family).observe(seconds);
             // They are there from the beginning, so that an alert can tell "none" from "not known".
             let failures = self.sync_failures.get_or_create(&family);
-            if let Outcome::Failed(_) = run.outcome {
+            if run.outcome.broken(of).is_some() {
                 failures.inc();
             }
             let _ = self.cleanup_failures.get_or_create(&family);
@@ -240,7 +241,7 @@ impl Observer for Metrics {
         let started = unix_seconds(*self.started);
         let triggered = run.changes.triggered_ms.iter().map(|ms| Duration::from_millis(*ms).as_secs_f64());
         let triggered: Vec<f64> = triggered.filter(|at| *at >= started).collect();
-        for family in self.labels() {
+        for (_, family) in self.labels_of().filter(|(of, _)| run.outcome.broken(*of).is_none()) {
             self.last_timestamp.get_or_create(&family).set(now);
             let programming = self.programming_duration.get_or_create(&family);
             triggered.iter().for_each(|at| programming.observe((now - at).max(0.0)));

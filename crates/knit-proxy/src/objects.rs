@@ -80,7 +80,8 @@ impl Source {
             None => format!("!{PROXY_NAME_LABEL}"),
         };
         let shared = Arc::clone(&kubernetes);
-        let services = objects.watch::<Service>().labels(ours);
+        // Headless Services are not a proxy's (rule 3): what is not sent need not be read.
+        let services = objects.watch::<Service>().labels(ours).fields("spec.clusterIP!=None");
         let services = services.map(move |object| Some(lock(&shared).service(&object))).subscribe()?;
         let shared = Arc::clone(&kubernetes);
         let slices = objects.watch::<EndpointSlice>().labels(format!("!{HEADLESS_LABEL}"));

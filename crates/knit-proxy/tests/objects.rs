@@ -152,3 +152,22 @@ async fn rule_17_app_protocol_changes_nothing() {
     assert_eq!(told.len(), 2);
     assert_eq!(told[0], told[1]);
 }
+
+#[tokio::test]
+async fn rule_3_headless_services_are_not_asked_for() {
+    let folder = TempDir::new().expect("a folder");
+    let headless = WEB.replace("web", "headless").replace("10.0.0.1", "None");
+    fs::write(folder.path().join("headless.yaml"), headless).expect("a file");
+    fs::write(folder.path().join("web.yaml"), WEB).expect("a file");
+    let mut feed = feed(folder.path()).await;
+    let events = listed(&mut feed).await;
+    let named = |name: &str| {
+        let is = |event: &&Event| match event {
+            Event::SetService(service) => service.name.as_str() == name,
+            Event::DeleteService(service) => service.as_str() == name,
+            _ => false,
+        };
+        events.iter().filter(is).count()
+    };
+    assert_eq!((named("shop/web"), named("shop/headless")), (1, 0));
+}

@@ -1,6 +1,6 @@
 //! The proxy of one router: how it is configured, and what it says about itself.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,9 @@ use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
 use knit_proxy::backend::Outcome;
 use knit_proxy::engine::{EngineConfig, Observer, Run};
-use knit_proxy::health::{CheckPlaces, Health, serve_checks_at, serve_metrics, serve_proxy};
+use knit_proxy::health::{
+    CheckPlaces, Health, bind, is_no_family, serve_checks_at, serve_metrics, serve_proxy,
+};
 use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
@@ -186,7 +188,7 @@ impl Instance {
     ) {
         let mut servers = Vec::new();
         let own = self.router.is_none();
-        if let Some(at) = healthz.filter(|_| own) {
+        for at in healthz.filter(|_| own).into_iter().flat_map(both_families) {
             let (health, counts) = (self.health.clone(), self.metrics.clone());
             let serving = keep_serving(Arc::clone(&node), at, "/healthz", move |listener| {
                 let counts = counts.clone();
@@ -251,7 +253,7 @@ impl Setup {
         } else {
             let ends = facts.ends.router.iter().chain(&facts.ends.node).copied();
             // A family without any range would answer everywhere.
-            let nowhere = [IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
+            let nowhere = [IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST)];
             view.node_ports = NodePorts::Ranges(ends.chain(nowhere).map(IpNet::from).collect());
             nft.masquerade_as = MasqueradeAs { addresses: network.router_addresses, towards: subnets };
             nft.node_sources = facts.near.clone();
@@ -287,28 +289,37 @@ impl Drop for Proxy {
 
 impl Observer for Teller {
     fn ran(&mut self, run: &Run<'_>) {
-        let failed: &[_] = match run.outcome {
-            Outcome::Failed(_) => return,
-            Outcome::Partly(failures) => failures,
-            Outcome::Done => &[],
+        if let Outcome::Failed(_) = run.outcome {
+            return;
+        }
+        let in_force = |key: &PortKey| {
+            run.outcome.broken(key.family).is_none()
+                && run.outcome.failures().iter().all(|failure| failure.key != *key)
         };
-        let in_force = |key: &PortKey| failed.iter().all(|failure| failure.key != *key);
-        let ports: Vec<_> = if run.full {
+        // A family that was whole again has all of its ports in force, not only those that changed.
+        let full = run.full || run.changes.retry.is_some();
+        let ports: Vec<_> = if full {
             let all = run.state.ports.iter().filter(|(key, _)| in_force(key));
             all.map(|(key, view)| (key.clone(), Some(Arc::clone(view)))).collect()
         } else {
             let changes = run.changes.ports.iter();
             changes.map(|c| (c.key.clone(), c.new.clone().filter(|_| in_force(&c.key)))).collect()
         };
-        if run.full || !ports.is_empty() {
+        if full || !ports.is_empty() {
             // Without a supervisor the agent is stopping.
-            let _ = self.news.send(News { id: self.id, full: run.full, ports });
+            let _ = self.news.send(News { id: self.id, full, ports });
         }
     }
 }
 
 fn listen(node: &NetNs, at: SocketAddr) -> std::io::Result<std::net::TcpListener> {
-    node.run(|| std::net::TcpListener::bind(at)).map_err(std::io::Error::other).flatten()
+    node.run(|| bind(at)).map_err(std::io::Error::other).flatten()
+}
+
+/// A socket is of one family. The IPv6 wildcard stands for both: without IPv6, IPv4 is there all the same.
+fn both_families(at: SocketAddr) -> Vec<SocketAddr> {
+    let v4 = (at.ip() == Ipv6Addr::UNSPECIFIED).then(|| (Ipv4Addr::UNSPECIFIED, at.port()).into());
+    v4.into_iter().chain([at]).collect()
 }
 
 /// Serves on a port of the node; tries again while somebody else has it.
@@ -326,6 +337,8 @@ async fn keep_serving<S: Future<Output = std::io::Result<()>>>(
         });
         let ended = match opened {
             Ok(listener) => serve(listener).await,
+            // It will not come by waiting.
+            Err(error) if is_no_family(&error) => return,
             Err(error) => Err(error),
         };
         if let Err(error) = ended
@@ -376,6 +389,12 @@ impl Observer for Watcher {
                     tracing::warn!(network = %self.network, "a Service is not in force: {failure}");
                 }
                 ServicesState::Serving { ports: run.state.ports.len(), failed: failures.len() }
+            }
+            Outcome::FamilyFailed { family, reason, failures } => {
+                tracing::warn!(network = %self.network, "Services of {family} are not in force: {reason}");
+                let of_family = run.state.ports.keys().filter(|key| key.family == *family).count();
+                let ports = run.state.ports.len();
+                ServicesState::Serving { ports, failed: of_family.max(1) + failures.len() }
             }
             Outcome::Failed(why) => ServicesState::Broken(why.clone()),
         };

@@ -149,12 +149,19 @@ impl Steering {
         }
     }
 
-    /// Networks whose load balancers may have addresses of nodes.
-    pub(crate) fn set_on_nodes(&mut self, networks: BTreeSet<NetworkName>) {
-        if self.on_nodes != networks {
+    /// Networks whose load balancers may have addresses of nodes. Says whether they are other ones.
+    pub(crate) fn set_on_nodes(&mut self, networks: BTreeSet<NetworkName>) -> bool {
+        let other = self.on_nodes != networks;
+        if other {
             self.on_nodes = networks;
             self.decide_all();
         }
+        other
+    }
+
+    /// Whether there is such a Network.
+    pub(crate) fn shares_nodes(&self) -> bool {
+        !self.on_nodes.is_empty()
     }
 
     /// All that leads into routers.

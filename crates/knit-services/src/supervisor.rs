@@ -1,12 +1,11 @@
 //! The task that feeds all instances, and starts again those that stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_api::{AddressBlockSpec, NetworkSpec, names};
+use knit_api::{AddressBlockSpec, names};
 use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
 use knit_kernel::nft::Kernel;
@@ -15,7 +14,7 @@ use knit_node::proxy::ServicesState;
 use knit_node::resolve::primary_network;
 use knit_node::world::World;
 use knit_objects::Objects;
-use knit_proxy::model::{Family, NetworkName, NodeInfo, ServiceName};
+use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
 use knit_proxy_nft::{KubeProxy, Limits};
@@ -42,6 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What serves a node in place of this agent.
 const KUBE_PROXY: &str = "kube-proxy is at work on this node, so the default Network's Services are left to it; \
                           --services on has this agent serve them";
+
+mod permissions;
 
 pub(crate) struct Supervisor {
     config: Config,
@@ -268,12 +269,13 @@ impl Supervisor {
             _ => None,
         };
         let world = self.world.borrow().clone();
+        let before = self.node_addresses();
         let taken = self.table.take(event, |namespace| network_of(&world, namespace));
         if let Some(name) = service.filter(|_| self.told.is_some()) {
             self.refusals.denied(&world, &name, self.table.denied(&name));
         }
         let Some((to, event)) = taken else { return };
-        if matches!(event, Event::SetNode(_)) && self.told.is_some() {
+        if self.told.is_some() && self.node_addresses() != before {
             self.set_defaults();
         }
         // Before everything has arrived, it is only kept.
@@ -303,44 +305,6 @@ impl Supervisor {
             self.tell_denied(world);
             self.keep_networks();
         }
-    }
-
-    /// Which Networks allow what. Returns what changes for whom.
-    fn permit(&mut self, world: &World) -> Vec<(NetworkName, Event)> {
-        let those = |allows: &dyn Fn(&str, &NetworkSpec) -> bool| -> BTreeSet<NetworkName> {
-            let networks = world.networks.iter().filter(|(name, network)| allows(name, &network.spec));
-            networks.map(|(name, _)| NetworkName::from(name.as_str())).collect()
-        };
-        self.steering.set_on_nodes(those(&|_, spec| spec.serves_node_addresses()));
-        self.table.set_open(those(&|name, spec| spec.serves_external_ips(name)))
-    }
-
-    /// Tells of external IPs that a Network does not allow.
-    fn tell_denied(&mut self, world: &World) {
-        for service in self.table.with_external_ips() {
-            self.refusals.denied(world, service, self.table.denied(service));
-        }
-    }
-
-    /// Tells of addresses that lead elsewhere, or nowhere.
-    fn tell_refused(&mut self) {
-        let refused = self.steering.take_refused();
-        if !refused.is_empty() {
-            let world = self.world.borrow().clone();
-            refused.iter().for_each(|(service, whys)| self.refusals.addresses(&world, service, whys));
-        }
-    }
-
-    /// What the default Network's Services have is not steered.
-    fn set_defaults(&mut self) {
-        let node = self.node_addresses();
-        self.table.default_services().for_each(|service| self.steering.set_default(&service, &node));
-    }
-
-    /// Where node ports answer.
-    fn node_addresses(&self) -> Vec<IpAddr> {
-        let node = self.table.node();
-        node.map_or_else(Vec::new, |node| Family::BOTH.into_iter().filter_map(|f| node.primary(f)).collect())
     }
 
     fn send_to(&mut self, network: &NetworkName, event: Event) {

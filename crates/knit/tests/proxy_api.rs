@@ -71,7 +71,7 @@ fn rule_21_the_older_service_has_an_external_ip_and_the_other_gets_an_event() {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": { "name": "b-second-1", "labels": { "kubernetes.io/service-name": "b-second" } },
         "ports": [{ "name": "", "port": 8080, "protocol": "TCP" }],
-        "endpoints": [{ "addresses": ["192.0.2.1"] }],
+        "endpoints": [{ "addresses": ["192.0.2.1"], "nodeName": "here" }],
     });
     post("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", &slice);
 

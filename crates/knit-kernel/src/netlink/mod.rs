@@ -15,4 +15,4 @@ pub use message::{Batch, Message, Messages, flags};
 #[cfg(feature = "testing")]
 pub(crate) use own::as_stranger;
 pub(crate) use own::is_own;
-pub use socket::{Answers, Protocol, Socket};
+pub use socket::{Answers, Changed, Protocol, Socket};

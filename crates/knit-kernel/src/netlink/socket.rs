@@ -52,6 +52,15 @@ pub struct Socket {
     _own: Registered,
 }
 
+/// What to do about a list that changed while it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changed {
+    /// Read it again.
+    ReadAgain,
+    /// Take it: the caller compares it with another reading.
+    Take,
+}
+
 /// What came back for a batch.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Answers {
@@ -245,6 +254,18 @@ impl Socket {
         kind: u16,
         body: impl Fn(&mut super::attr::Writer<'_>),
         begin: impl Fn() -> T,
+        each: impl FnMut(&mut T, Message<'_>) -> Result<()>,
+    ) -> Result<T> {
+        self.dump_as(Changed::ReadAgain, kind, body, begin, each)
+    }
+
+    /// Like [`dump`](Self::dump), for whoever decides what to do about changes in between.
+    pub fn dump_as<T>(
+        &mut self,
+        if_changed: Changed,
+        kind: u16,
+        body: impl Fn(&mut super::attr::Writer<'_>),
+        begin: impl Fn() -> T,
         mut each: impl FnMut(&mut T, Message<'_>) -> Result<()>,
     ) -> Result<T> {
         for _ in 0..DUMP_ATTEMPTS {
@@ -274,7 +295,7 @@ impl Socket {
             match failure {
                 Some(Error::Refused(refusal)) if refusal.errno.0 == libc::EINTR => {}
                 Some(error) => return Err(error),
-                None if changed => {}
+                None if changed && if_changed == Changed::ReadAgain => {}
                 None => return Ok(collected),
             }
         }

@@ -367,6 +367,13 @@ fn add_element(
     if shape.ranges == Ranges::Pairs && set.elements.values().any(overlaps) {
         return Err(libc::EEXIST);
     }
+    // A set of concatenations looks only whether either end is inside of another element, and has its own way to say so.
+    // (The last field is the one that has ranges here, so that the order of bytes is that of elements.)
+    let inside = |old: &Element, key: &Data| old.key <= *key && *key <= *old.last_key();
+    let ends_inside = |old: &Element| inside(old, &element.key) || inside(old, element.last_key());
+    if shape.ranges == Ranges::Concat && set.elements.values().any(ends_inside) {
+        return Err(libc::ENOTEMPTY);
+    }
     if set.set.size.is_some_and(|size| set.elements.len() >= size as usize) {
         return Err(libc::ENFILE);
     }

@@ -12,11 +12,13 @@ use super::transaction::{Op, Transaction};
 use super::wire::{self, msg};
 use super::{Generation, Nftables};
 use crate::netlink::attr::{Reader, Writer};
-use crate::netlink::{self, Message, Protocol, Refusal, Socket};
+use crate::netlink::{self, Batch, Changed, Message, Protocol, Refusal, Socket};
 use crate::netns::NetNs;
 
-/// How often a listing is begun again because somebody changed the rule set meanwhile.
-const ATTEMPTS: u32 = 8;
+/// How often a listing is begun again because somebody changed the rule set meanwhile, before only the table itself counts.
+const ATTEMPTS: u32 = 3;
+/// How often a table is read where others change theirs all the time, until two readings are the same.
+const READINGS: u32 = 8;
 /// What is kept free below the send buffer's size when a transaction is cut: no single change is longer.
 const CHUNK_MARGIN: usize = 8 * 1024;
 
@@ -26,6 +28,8 @@ pub struct Kernel {
     socket: Socket,
     /// How many bytes one batch may have, as far as is known.
     limit: usize,
+    /// What to do about lists that change while they are read.
+    if_changed: Changed,
 }
 
 impl Kernel {
@@ -40,7 +44,7 @@ impl Kernel {
     }
 
     fn with_socket(socket: Socket) -> Self {
-        Self { socket, limit: 0 }
+        Self { socket, limit: 0, if_changed: Changed::ReadAgain }
     }
 
     /// How many bytes one transaction may have, after asking for `wanted`.
@@ -123,7 +127,7 @@ impl Kernel {
             w.fixed(&[family as u8, 0, 0, 0]);
             body(w);
         };
-        self.socket.dump(kind, request, T::default, |out, message: Message<'_>| {
+        self.socket.dump_as(self.if_changed, kind, request, T::default, |out, message: Message<'_>| {
             let ([family, ..], attrs) = message.split::<4>()?;
             if let Some(family) = Family::from_number(family) {
                 each(family, &attrs, out);
@@ -279,19 +283,68 @@ impl Nftables for Kernel {
                 Ok(state) if self.generation()? == before => return Ok((before, state)),
                 Ok(_) => {}
                 // Something that was listed is gone by the time that it is looked into.
-                Err(error) if error.is_not_found() => {}
+                Err(error) if error.is_not_found() || is_inconsistent(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Unstable(ATTEMPTS))
+        self.if_changed = Changed::Take;
+        let read = self.snapshot_among_others(table);
+        self.if_changed = Changed::ReadAgain;
+        read
+    }
+
+    fn has_chain(&mut self, table: &TableId, chain: &str) -> Result<bool> {
+        let mut batch = Batch::new();
+        batch.push(msg::GETCHAIN, 0, |w| {
+            w.fixed(&[table.family as u8, 0, 0, 0]);
+            w.string(wire::chain::TABLE, &table.name).string(wire::chain::NAME, chain);
+        });
+        match self.socket.request(&mut batch).and_then(netlink::Answers::all) {
+            Ok(_) => Ok(true),
+            Err(netlink::Error::Refused(refusal)) if refusal.is_not_found() => Ok(false),
+            Err(error) => Err(listing(|| format!("chain {chain} of table {table}"))(error)),
+        }
     }
 }
 
 impl Kernel {
+    /// The generation is the whole namespace's, and where other programs commit many times a second none lasts for as long
+    /// as a large table takes to be read. What they commit is in their tables: this one is whole if two readings in a row
+    /// are the same, but for what packets write into it.
+    fn snapshot_among_others(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)> {
+        let mut last: Option<Option<TableState>> = None;
+        for _ in 0..READINGS {
+            let generation = self.generation()?;
+            match self.read_table(table) {
+                Ok(state) if last.as_ref().is_some_and(|last| same(last.as_ref(), state.as_ref())) => {
+                    return Ok((generation, state));
+                }
+                Ok(state) => last = Some(state),
+                Err(error) if error.is_not_found() => last = None,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Unstable(ATTEMPTS + READINGS))
+    }
+
     fn send_chunk(&mut self, mut encoded: Encoded, transaction: &Transaction) -> Result<()> {
         encoded.end();
         self.send(encoded, transaction)
     }
+}
+
+/// Whether two readings of a table are the same, but for elements that packets write.
+fn same(one: Option<&TableState>, other: Option<&TableState>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return one.is_none() && other.is_none() };
+    let same_set = |a: &SetState, b: &SetState| a.set == b.set && (a.set.dynamic || a.elements == b.elements);
+    one.table == other.table
+        && one.chains == other.chains
+        && one.sets.len() == other.sets.len()
+        && one.sets.iter().all(|(name, set)| other.sets.get(name).is_some_and(|found| same_set(set, found)))
+}
+
+fn is_inconsistent(error: &Error) -> bool {
+    matches!(error, Error::List { source: netlink::Error::Inconsistent(_), .. })
 }
 
 fn cannot_open(source: netlink::Error) -> Error {

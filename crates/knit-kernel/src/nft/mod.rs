@@ -102,6 +102,11 @@ pub trait Nftables {
     /// All tables of all families.
     fn tables(&mut self) -> Result<Vec<TableId>>;
 
+    /// Whether a chain is there, without a look at anything else of its table.
+    fn has_chain(&mut self, table: &TableId, chain: &str) -> Result<bool> {
+        Ok(self.table(table)?.is_some_and(|state| state.chains.keys().any(|name| &**name == chain)))
+    }
+
     /// A table with everything in it, none if it is not there, and the generation that it was read at.
     fn snapshot(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)>;
 

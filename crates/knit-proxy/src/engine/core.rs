@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Clock;
 use super::pacer::{Due, Pace, Pacer};
 use crate::backend::{Backend, Failure, Outcome, Retry};
-use crate::model::{NodeInfo, Problem};
+use crate::model::{Family, NodeInfo, Problem};
 use crate::source::Event;
 use crate::view::{Changes, ListKind, NodeView, PortChange, PortKey, View, ViewConfig};
 
@@ -44,6 +44,8 @@ pub struct Engine<B> {
     failed: BTreeMap<PortKey, Failed>,
     /// The last call failed altogether, for this reason.
     broken: Option<String>,
+    /// A family that failed altogether, while the other goes on.
+    family: Option<(Family, Failed)>,
     observer: Option<Box<dyn Observer + Send>>,
 }
 
@@ -133,6 +135,7 @@ pub struct Inspect<'a> {
     pub ready: bool,
     failed: &'a BTreeMap<PortKey, Failed>,
     broken: Option<&'a str>,
+    family: Option<&'a (Family, Failed)>,
 }
 
 impl Default for WaitFor {
@@ -159,6 +162,7 @@ impl<B: Backend> Engine<B> {
             waiting: config.wait_for,
             failed: BTreeMap::new(),
             broken: None,
+            family: None,
             observer: None,
         }
     }
@@ -187,6 +191,7 @@ impl<B: Backend> Engine<B> {
             ready: self.waiting.nothing(),
             failed: &self.failed,
             broken: self.broken.as_deref(),
+            family: self.family.as_ref(),
         }
     }
 
@@ -281,7 +286,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn next_retry(&self) -> Option<Instant> {
-        self.failed.values().filter_map(|f| f.retry_at).min()
+        let family = self.family.iter().map(|(_, failed)| failed);
+        self.failed.values().chain(family).filter_map(|f| f.retry_at).min()
     }
 
     /// The earlier of what the pacer says and the next retry. One that is due already waits for the pacer.
@@ -295,14 +301,21 @@ impl<B: Backend> Engine<B> {
             self.backend.sync(self.view.current())
         } else {
             self.add_retries(&mut changes, started);
+            let due = |(_, failed): &&(Family, Failed)| failed.retry_at.is_some_and(|at| at <= started);
+            changes.retry = self.family.as_ref().filter(due).map(|(family, _)| *family);
             if changes.is_empty() { Outcome::Done } else { self.backend.apply(&changes, self.view.current()) }
         };
         let ended = clock.now();
         match &outcome {
-            Outcome::Done => self.settled(full, &changes, &[], ended),
-            Outcome::Partly(failures) => self.settled(full, &changes, failures, ended),
+            Outcome::Done | Outcome::Partly(_) => self.settled(full, &changes, outcome.failures(), ended),
+            Outcome::FamilyFailed { family, reason, failures } => {
+                let before = self.family.take().filter(|(known, _)| known == family);
+                self.settled(full, &changes, failures, ended);
+                self.family = Some((*family, self.family_failed(before, reason, full, &changes, ended)));
+            }
             Outcome::Failed(reason) => {
                 self.broken = Some(reason.clone());
+                self.family = None;
                 self.pacer.failed(ended);
             }
         }
@@ -331,8 +344,28 @@ impl<B: Backend> Engine<B> {
         changes.ports.sort_by(|a, b| a.key.cmp(&b.key));
     }
 
+    /// What is known of a family that failed: one that was not tried is as it was.
+    fn family_failed(
+        &self,
+        before: Option<(Family, Failed)>,
+        reason: &str,
+        full: bool,
+        changes: &Changes,
+        now: Instant,
+    ) -> Failed {
+        match before {
+            Some((_, failed)) if !full && changes.retry.is_none() => failed,
+            before => {
+                let attempts = before.map_or(1, |(_, failed)| failed.attempts.saturating_add(1));
+                let retry_at = Some(now + self.pacer.pace().backoff(attempts));
+                Failed { reason: reason.to_owned(), attempts, retry_at }
+            }
+        }
+    }
+
     fn settled(&mut self, full: bool, changes: &Changes, failures: &[Failure], now: Instant) {
         self.broken = None;
+        self.family = None;
         self.pacer.done(now, full);
         let before = std::mem::take(&mut self.failed);
         if !full {
@@ -361,14 +394,17 @@ impl Inspect<'_> {
             return Some(PortStatus::Failed(failed.reason.clone()));
         }
         self.view.current().ports.get(key)?;
+        if let Some((_, failed)) = self.family.filter(|(family, _)| *family == key.family) {
+            return Some(PortStatus::Failed(failed.reason.clone()));
+        }
         let pending = !self.ready || self.broken.is_some() || self.view.is_dirty();
         Some(if pending { PortStatus::Pending } else { PortStatus::Done })
     }
 
-    /// Why the last call to the backend failed altogether, if it did.
+    /// Why the last call to the backend failed altogether, or for one family, if it did.
     #[must_use]
     pub fn broken(&self) -> Option<&str> {
-        self.broken
+        self.broken.or(self.family.map(|(_, failed)| &*failed.reason))
     }
 
     /// Every service port that the backend could not make true, and why.

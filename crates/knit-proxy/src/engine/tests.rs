@@ -50,7 +50,8 @@ impl Backend for Fake {
         let names: Vec<String> = (changes.ports.iter())
             .map(|c| format!("{}{}", if c.new.is_some() { "+" } else { "-" }, c.key.service.name()))
             .collect();
-        self.answer(format!("apply {}", names.join(" ")))
+        let retry = changes.retry.map_or_else(String::new, |family| format!("again {family} "));
+        self.answer(format!("apply {retry}{}", names.join(" ")))
     }
 }
 
@@ -162,6 +163,34 @@ fn rule_57_after_a_failure_everything_is_sent_again_with_growing_waits() {
     assert_eq!(engine.inspect().broken(), None);
     assert_eq!(engine.inspect().status(&key(1)), Some(PortStatus::Done));
     assert_eq!(Pace::default().backoff(100), Duration::from_secs(30));
+}
+
+#[test]
+fn rule_18_a_family_that_fails_is_tried_again_while_the_other_goes_on_with_changes() {
+    let clock = FakeClock::new();
+    let mut engine = started(&clock);
+    let failed = || Outcome::FamilyFailed {
+        family: crate::model::Family::V6,
+        reason: "no IPv6".into(),
+        failures: Vec::new(),
+    };
+    engine.backend().answers = vec![failed(), failed(), failed(), Outcome::Done];
+    engine.handle(service(1), clock.now());
+    let first = engine.poll(&clock).expect("a time to try again");
+    assert_eq!(first - clock.now(), Duration::from_secs(1));
+    assert_eq!(engine.inspect().broken(), Some("no IPv6"));
+    assert_eq!(engine.inspect().status(&key(1)), Some(PortStatus::Done), "IPv4 is in force");
+    clock.0.set(first);
+    let second = engine.poll(&clock).expect("another");
+    assert_eq!(second - clock.now(), Duration::from_secs(2));
+    // A change in between goes by itself, and does not put the next attempt off.
+    clock.forward(1000);
+    engine.handle(service(2), clock.now());
+    assert_eq!(engine.poll(&clock), Some(second));
+    clock.0.set(second);
+    engine.poll(&clock);
+    assert_eq!(engine.backend().calls, ["apply +s1", "apply again IPv6 ", "apply +s2", "apply again IPv6 "]);
+    assert_eq!(engine.inspect().broken(), None);
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn frontend(from: &proto::Frontend, family: Family, endpoints: [usize; 2]) -> Re
         _ => return unusable("frontends.kind", format!("{} is no kind of frontend", from.kind)),
     };
     let address = match kind {
-        FrontendKind::NodePort => None,
+        FrontendKind::NodePort if from.address.is_empty() => None,
         _ => Some(address("frontends.address", family, &from.address)?),
     };
     let Some(main) = &from.route else { return unusable("frontends.route", "it is missing") };

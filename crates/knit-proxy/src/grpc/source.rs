@@ -272,15 +272,16 @@ impl Observer for Reporter {
             for change in &run.changes.ports {
                 report.failed.remove(&change.key);
             }
-            if let Outcome::Partly(failures) = run.outcome {
-                for failure in failures {
-                    let told = PortFailure {
-                        key: Some(convert::key(&failure.key)),
-                        reason: failure.reason.clone(),
-                        retrying: failure.retry == Retry::Later,
-                    };
-                    report.failed.insert(failure.key.clone(), told);
-                }
+            if let Outcome::FamilyFailed { family, reason, .. } = run.outcome {
+                report.broken = format!("{family}: {reason}");
+            }
+            for failure in run.outcome.failures() {
+                let told = PortFailure {
+                    key: Some(convert::key(&failure.key)),
+                    reason: failure.reason.clone(),
+                    retrying: failure.retry == Retry::Later,
+                };
+                report.failed.insert(failure.key.clone(), told);
             }
             *report != before
         });

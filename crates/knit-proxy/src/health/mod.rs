@@ -4,10 +4,14 @@
 //! has HTTP servers for it.
 
 #[cfg(feature = "server")]
+mod listen;
+#[cfg(feature = "server")]
 mod server;
 #[cfg(all(test, feature = "server"))]
 mod tests;
 
+#[cfg(feature = "server")]
+pub use listen::{bind, is_no_family};
 #[cfg(feature = "server")]
 pub use server::{CheckPlaces, Probe, serve_checks, serve_checks_at, serve_metrics, serve_proxy};
 
@@ -15,9 +19,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::Outcome;
 use crate::engine::{Observer, Run};
-use crate::model::{Family, ServiceName};
+use crate::model::{Family, PerFamily, ServiceName};
 use crate::view::{HealthCheck, NodeSettings};
 
 /// How the proxy is; clones share it.
@@ -31,9 +34,11 @@ pub struct Health {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The oldest change that is not done yet.
-    queued: Option<Instant>,
-    updated: Option<Instant>,
+    /// The oldest change of a family that is not done yet.
+    queued: PerFamily<Option<Instant>>,
+    updated: PerFamily<Option<Instant>>,
+    /// What was last done in a family is older than `checks`.
+    behind: PerFamily<bool>,
     node: Arc<NodeSettings>,
     checks: BTreeMap<ServiceName, HealthCheck>,
 }
@@ -41,10 +46,21 @@ struct State {
 /// The answer to /healthz and /livez (rule 55).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProxyStatus {
-    /// No change has been waiting for too long.
+    /// No change has been waiting for too long, in any family.
     pub healthy: bool,
+    /// The same for each family.
+    pub families: PerFamily<FamilyStatus>,
     /// The node is not about to go.
     pub node_eligible: bool,
+    /// When the backend last did all it was asked, for the family that has waited longest.
+    pub updated: Option<Instant>,
+}
+
+/// How one family is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FamilyStatus {
+    /// No change has been waiting for too long.
+    pub healthy: bool,
     /// When the backend last did all it was asked.
     pub updated: Option<Instant>,
 }
@@ -54,7 +70,7 @@ pub struct ProxyStatus {
 pub struct CheckStatus {
     /// How many distinct addresses of local ready endpoints there are.
     pub local_endpoints: usize,
-    /// The proxy itself is well. Whether the node is about to go does not count (rule 56).
+    /// The proxy itself is well in this family. Whether the node is about to go does not count (rule 56).
     pub proxy_healthy: bool,
 }
 
@@ -88,19 +104,28 @@ impl Health {
     #[must_use]
     pub fn proxy(&self, now: Instant) -> ProxyStatus {
         let state = self.lock();
-        // One that has not started yet is not late.
-        let late = state
-            .updated
-            .and(state.queued)
-            .is_some_and(|at| now.saturating_duration_since(at) >= self.timeout);
-        ProxyStatus { healthy: !late, node_eligible: !state.node.leaving, updated: state.updated }
+        // One that still waits for its lists has nothing queued, and is not late.
+        let late = |at: Instant| now.saturating_duration_since(at) >= self.timeout;
+        let families = PerFamily::from_fn(|family| FamilyStatus {
+            healthy: !state.queued.get(family).is_some_and(late),
+            updated: *state.updated.get(family),
+        });
+        let served = state.served();
+        let of_served = || served.iter().map(|family| families.get(*family));
+        ProxyStatus {
+            healthy: of_served().all(|family| family.healthy),
+            families,
+            node_eligible: !state.node.leaving,
+            updated: of_served().map(|family| family.updated).min().flatten(),
+        }
     }
 
     /// How a service's health check stands; `None` if it has none.
     #[must_use]
     pub fn check(&self, service: &str, family: Family, now: Instant) -> Option<CheckStatus> {
         let local_endpoints = *self.lock().checks.get(service)?.local_ready.get(family);
-        Some(CheckStatus { local_endpoints, proxy_healthy: self.proxy(now).healthy })
+        let proxy_healthy = self.proxy(now).families.get(family).healthy;
+        Some(CheckStatus { local_endpoints, proxy_healthy })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -109,29 +134,73 @@ impl Health {
     }
 }
 
+impl State {
+    /// The families that are served; before that is known, both.
+    fn served(&self) -> Vec<Family> {
+        let families = self.node.families;
+        let all = !families.v4 && !families.v6;
+        Family::BOTH.into_iter().filter(|family| all || *families.get(*family)).collect()
+    }
+
+    /// Takes over what health checks say, but for families whose endpoints are not what was asked for.
+    fn take_checks(&mut self, run: &Run<'_>) {
+        let broken = PerFamily::from_fn(|family| run.outcome.broken(family).is_some());
+        if broken.v4 && broken.v6 {
+            return;
+        }
+        let caught_up = Family::BOTH.into_iter().any(|f| *self.behind.get(f) && !*broken.get(f));
+        let merged = |known: Option<&HealthCheck>, new: &HealthCheck| {
+            let count = |family| match known {
+                _ if !*broken.get(family) => *new.local_ready.get(family),
+                Some(known) => *known.local_ready.get(family),
+                None => 0,
+            };
+            HealthCheck { local_ready: PerFamily::from_fn(count), ..new.clone() }
+        };
+        if run.full || caught_up {
+            let all = run.state.health_checks.iter();
+            self.checks = all.map(|(name, new)| (name.clone(), merged(self.checks.get(name), new))).collect();
+        } else {
+            for name in &run.changes.health_checks {
+                match run.state.health_checks.get(name) {
+                    Some(new) => {
+                        let check = merged(self.checks.get(name), new);
+                        self.checks.insert(name.clone(), check);
+                    }
+                    None => drop(self.checks.remove(name)),
+                }
+            }
+        }
+        self.behind = broken;
+    }
+}
+
 impl Observer for Health {
     fn queued(&mut self, now: Instant) {
-        self.lock().queued.get_or_insert(now);
+        let mut state = self.lock();
+        Family::BOTH.into_iter().for_each(|family| {
+            state.queued.get_mut(family).get_or_insert(now);
+        });
     }
 
     fn ran(&mut self, run: &Run<'_>) {
         let mut state = self.lock();
-        if !matches!(run.outcome, Outcome::Failed(_)) {
-            state.queued = None;
-            state.updated = Some(run.ended);
+        for family in Family::BOTH {
+            if run.outcome.broken(family).is_none() {
+                *state.queued.get_mut(family) = None;
+                *state.updated.get_mut(family) = Some(run.ended);
+            } else {
+                state.queued.get_mut(family).get_or_insert(run.ended);
+            }
         }
         state.node = Arc::clone(&run.state.node);
-        if run.full {
-            state.checks.clone_from(&run.state.health_checks);
-        }
-        for name in &run.changes.health_checks {
-            match run.state.health_checks.get(name) {
-                Some(check) => state.checks.insert(name.clone(), check.clone()),
-                None => state.checks.remove(name),
-            };
-        }
+        state.take_checks(run);
         #[cfg(feature = "server")]
-        if run.full || run.changes.node || !run.changes.health_checks.is_empty() {
+        if run.full
+            || run.changes.node
+            || !run.changes.health_checks.is_empty()
+            || run.changes.retry.is_some()
+        {
             self.changed.send_replace(());
         }
     }

@@ -12,10 +12,11 @@ use hyper::header::HeaderValue;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::listen::{HEADER, accept_all, bind, is_no_family};
 use super::{Health, ProxyStatus};
 use crate::model::{Family, ServiceName};
 use crate::view::NodePortMatch;
@@ -41,13 +42,9 @@ pub async fn serve_proxy(
     health: Health,
     count: impl Fn(Probe) + Clone + Send + Sync + 'static,
 ) -> io::Result<()> {
-    let mut connections = JoinSet::new();
-    loop {
-        let (stream, _) = listener.accept().await?;
-        while connections.try_join_next().is_some() {}
-        let health = health.clone();
-        let count = count.clone();
-        connections.spawn(async move {
+    let error = accept_all(&listener, |stream| {
+        let (health, count) = (health.clone(), count.clone());
+        async move {
             serve(stream, |path| {
                 let status = health.proxy(Instant::now());
                 let reply = match path {
@@ -60,8 +57,9 @@ pub async fn serve_proxy(
                 reply
             })
             .await;
-        });
-    }
+        }
+    });
+    Err(error.await)
 }
 
 /// Answers /metrics, /healthz and /proxyMode, as kube-proxy does where its metrics are, until it is dropped. `metrics`
@@ -73,12 +71,9 @@ pub async fn serve_metrics(
     listener: TcpListener,
     metrics: impl Fn() -> String + Clone + Send + Sync + 'static,
 ) -> io::Result<()> {
-    let mut connections = JoinSet::new();
-    loop {
-        let (stream, _) = listener.accept().await?;
-        while connections.try_join_next().is_some() {}
+    let error = accept_all(&listener, |stream| {
         let metrics = metrics.clone();
-        connections.spawn(async move {
+        async move {
             serve(stream, |path| match path {
                 "/metrics" => {
                     let mut reply = Response::new(Full::new(Bytes::from(metrics())));
@@ -90,8 +85,9 @@ pub async fn serve_metrics(
                 _ => plain(StatusCode::NOT_FOUND, "not found; ask for /metrics\n"),
             })
             .await;
-        });
-    }
+        }
+    });
+    Err(error.await)
 }
 
 const OPEN_METRICS: HeaderValue =
@@ -101,14 +97,14 @@ const OPEN_METRICS: HeaderValue =
 pub struct CheckPlaces {
     /// The addresses, if they are other ones than those of node ports.
     pub addresses: Option<Vec<IpAddr>>,
-    /// Opens a port, maybe in another network namespace.
+    /// Opens a port for one family, as [`bind`] does, maybe in another network namespace.
     pub bind: Box<dyn Fn(SocketAddr) -> io::Result<std::net::TcpListener> + Send + Sync>,
 }
 
 impl Default for CheckPlaces {
     /// Where node ports are, in this thread's network namespace.
     fn default() -> Self {
-        Self { addresses: None, bind: Box::new(std::net::TcpListener::bind) }
+        Self { addresses: None, bind: Box::new(bind) }
     }
 }
 
@@ -120,6 +116,22 @@ impl std::fmt::Debug for CheckPlaces {
 
 /// How long to wait before a port that could not be opened is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+/// The same for an address that this machine does not have: it may come, but need not.
+const RETRY_ABSENT: Duration = Duration::from_secs(300);
+
+/// A port that could not be opened.
+struct Closed {
+    tries: u32,
+    again: tokio::time::Instant,
+}
+
+/// How long to wait after the n-th failure to open a port, counting from one.
+fn patience(error: &io::Error, tries: u32) -> Duration {
+    if error.kind() == io::ErrorKind::AddrNotAvailable || is_no_family(error) {
+        return RETRY.saturating_mul(1 << tries.saturating_sub(1).min(10)).min(RETRY_ABSENT);
+    }
+    RETRY
+}
 
 /// Answers on every health check node port (rule 54), and opens and closes them as services come and go, until it is
 /// dropped. `failed` is told of ports that cannot be opened, once each; they are tried again.
@@ -137,7 +149,7 @@ pub async fn serve_checks_at(
     // Dropping the set ends its tasks.
     let mut tasks = JoinSet::new();
     let mut open: BTreeMap<(ServiceName, SocketAddr), AbortHandle> = BTreeMap::new();
-    let mut closed: BTreeSet<(ServiceName, SocketAddr)> = BTreeSet::new();
+    let mut closed: BTreeMap<(ServiceName, SocketAddr), Closed> = BTreeMap::new();
     loop {
         let wanted = wanted(&health, places.addresses.as_deref());
         open.retain(|key, task| {
@@ -147,10 +159,11 @@ pub async fn serve_checks_at(
             }
             keep
         });
-        closed.retain(|key| wanted.contains(key));
+        closed.retain(|key, _| wanted.contains(key));
         while tasks.try_join_next().is_some() {}
         for key in wanted {
-            if open.contains_key(&key) {
+            let early = |closed: &Closed| closed.again > tokio::time::Instant::now();
+            if open.contains_key(&key) || closed.get(&key).is_some_and(early) {
                 continue;
             }
             match listen(&places, key.1) {
@@ -160,17 +173,19 @@ pub async fn serve_checks_at(
                     open.insert(key, task);
                 }
                 Err(error) => {
-                    if closed.insert(key.clone()) {
+                    let tries = closed.get(&key).map_or(0, |closed| closed.tries).saturating_add(1);
+                    if tries == 1 {
                         failed(&key.0, key.1, &error);
                     }
+                    let again = tokio::time::Instant::now() + patience(&error, tries);
+                    closed.insert(key, Closed { tries, again });
                 }
             }
         }
         let news = async { changed.changed().await.is_ok() };
-        let more = if closed.is_empty() {
-            news.await
-        } else {
-            tokio::time::timeout(RETRY, news).await.unwrap_or(true)
+        let more = match closed.values().map(|closed| closed.again).min() {
+            None => news.await,
+            Some(again) => tokio::time::timeout_at(again, news).await.unwrap_or(true),
         };
         if !more {
             return;
@@ -196,11 +211,7 @@ fn wanted(health: &Health, given: Option<&[IpAddr]>) -> BTreeSet<(ServiceName, S
             }
             NodePortMatch::Only(list) => addresses.extend(list),
             NodePortMatch::AnyLocal if family == Family::V4 => addresses.push(Ipv4Addr::UNSPECIFIED.into()),
-            NodePortMatch::AnyLocal => {
-                // The IPv6 wildcard takes IPv4 too, and the two cannot be bound beside each other.
-                addresses.retain(|a| *a != IpAddr::from(Ipv4Addr::UNSPECIFIED));
-                addresses.push(Ipv6Addr::UNSPECIFIED.into());
-            }
+            NodePortMatch::AnyLocal => addresses.push(Ipv6Addr::UNSPECIFIED.into()),
         }
     }
     (state.checks.iter())
@@ -211,16 +222,15 @@ fn wanted(health: &Health, given: Option<&[IpAddr]>) -> BTreeSet<(ServiceName, S
 }
 
 async fn serve_check(listener: TcpListener, service: ServiceName, health: Health) {
-    let mut connections = JoinSet::new();
-    loop {
-        // A connection that fails before it is accepted is the client's affair.
-        let Ok((stream, _)) = listener.accept().await else { continue };
-        while connections.try_join_next().is_some() {}
-        let Ok(here) = stream.local_addr() else { continue };
-        let family = Family::of(here.ip().to_canonical());
+    accept_all(&listener, |stream| {
         let (service, health) = (service.clone(), health.clone());
-        connections.spawn(async move { serve(stream, |_| check_reply(&service, family, &health)).await });
-    }
+        async move {
+            let Ok(here) = stream.local_addr() else { return };
+            let family = Family::of(here.ip().to_canonical());
+            serve(stream, |_| check_reply(&service, family, &health)).await;
+        }
+    })
+    .await;
 }
 
 async fn serve(stream: TcpStream, reply: impl Fn(&str) -> Reply) {
@@ -229,7 +239,9 @@ async fn serve(stream: TcpStream, reply: impl Fn(&str) -> Reply) {
         async move { Ok::<_, Infallible>(reply) }
     });
     // A client that goes away is nothing to report.
-    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER);
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
 fn plain(code: StatusCode, text: &'static str) -> Reply {
@@ -263,26 +275,28 @@ fn check_reply(service: &ServiceName, family: Family, health: &Health) -> Reply 
     reply
 }
 
+/// Go's zero time, where there is none.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
 /// What kube-proxy 1.37 answers: `healthy` is about the proxy alone, whatever the node is; `lastUpdated` is now as long
 /// as the answer is 200, whether or not there was anything to do; each family has the time of its last sync.
 fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
     let ok = status.healthy && (status.node_eligible || !with_node);
     let now = SystemTime::now();
-    let updated = status.updated.map(|at| now.checked_sub(at.elapsed()).unwrap_or(now));
     let families = health.lock().node.families;
+    let clock = Instant::now();
+    let wall = |at: Instant| time(now.checked_sub(clock.saturating_duration_since(at)).unwrap_or(now));
     let by_family: serde_json::Map<String, serde_json::Value> = (Family::BOTH.into_iter())
         .filter(|family| *families.get(*family))
-        .filter_map(|family| Some((family, updated?)))
-        .map(|(family, updated)| {
-            (
-                family.to_string(),
-                serde_json::json!({ "lastUpdated": time(updated), "healthy": status.healthy }),
-            )
+        .map(|family| (family, status.families.get(family)))
+        .filter(|(_, one)| one.updated.is_some() || !one.healthy)
+        .map(|(family, one)| {
+            let updated = one.updated.map_or_else(|| NEVER.to_owned(), wall);
+            (family.to_string(), serde_json::json!({ "lastUpdated": updated, "healthy": one.healthy }))
         })
         .collect();
     let mut body = serde_json::json!({
-        // Go's zero time, where there is none.
-        "lastUpdated": if ok { time(now) } else { updated.map_or_else(|| "0001-01-01T00:00:00Z".to_owned(), time) },
+        "lastUpdated": if ok { time(now) } else { status.updated.map_or_else(|| NEVER.to_owned(), wall) },
         "currentTime": time(now),
         "healthy": status.healthy,
     });
@@ -297,4 +311,22 @@ fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
 
 fn time(at: SystemTime) -> String {
     jiff::Timestamp::try_from(at).map_or_else(|_| String::new(), |t| t.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_nobody_has_is_asked_for_ever_less_often() {
+        let absent = io::Error::from_raw_os_error(99);
+        assert_eq!(absent.kind(), io::ErrorKind::AddrNotAvailable);
+        let seconds = |error: &io::Error, tries| patience(error, tries).as_secs();
+        assert_eq!([1, 2, 3, 7, 100].map(|tries| seconds(&absent, tries)), [5, 10, 20, 300, 300]);
+        let no_family = io::Error::from_raw_os_error(97);
+        assert_eq!(seconds(&no_family, 100), 300);
+        // Somebody else has the port, and may let go of it at any time.
+        let taken = io::Error::from(io::ErrorKind::AddrInUse);
+        assert_eq!(seconds(&taken, 100), 5);
+    }
 }

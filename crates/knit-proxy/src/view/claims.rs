@@ -20,7 +20,7 @@ pub(super) struct FrontendKey {
     pub protocol: Protocol,
     /// The port.
     pub port: u16,
-    /// The address; `None` for node ports.
+    /// The address; `None` for a node port as such. It wants each address where it answers as well.
     pub address: Option<IpAddr>,
 }
 

@@ -150,7 +150,7 @@ impl NodeSettings {
 }
 
 impl NodePorts {
-    fn resolve(&self, node: &NodeInfo, family: Family) -> NodePortMatch {
+    pub(super) fn resolve(&self, node: &NodeInfo, family: Family) -> NodePortMatch {
         match self {
             Self::All => NodePortMatch::AnyLocal,
             Self::Primary => NodePortMatch::Only(node.primary(family).into_iter().collect()),

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use super::claims::FrontendKey;
-use super::config::{NodeSettings, ViewConfig};
+use super::config::{NodePortMatch, NodeSettings, ViewConfig};
 use super::output::{Action, Frontend, FrontendKind, Masquerade, Route, Scope, Sources};
 use super::select::{Decision, Pool, Uses};
-use crate::model::{Family, Service, ServicePort, TrafficPolicy};
+use crate::model::{Family, NodeInfo, Service, ServicePort, TrafficPolicy};
 
 /// The addresses that a service port asks for in one family, best kind first, each once.
 ///
@@ -16,6 +16,7 @@ pub(super) fn wanted<'a>(
     port: &'a ServicePort,
     family: Family,
     config: &'a ViewConfig,
+    node_ports: &NodePortPlaces,
 ) -> Vec<(FrontendKind, FrontendKey)> {
     let Some(cluster_ip) = service.cluster_ip_of(family).filter(|_| *config.families.get(family)) else {
         return Vec::new();
@@ -35,10 +36,51 @@ pub(super) fn wanted<'a>(
         }
     }
     if let Some(node_port) = port.node_port {
-        let key = FrontendKey { family, protocol: port.protocol, port: node_port.get(), address: None };
-        found.push((FrontendKind::NodePort, key));
+        let key = |address| FrontendKey { family, protocol: port.protocol, port: node_port.get(), address };
+        // The number as such, and each address where it answers: somebody may have that as an external one.
+        let places = node_ports.addresses.iter().map(|address| Some(*address));
+        for key in [None].into_iter().chain(places).map(key) {
+            // Where it is the port's own load-balancer address, that one brings the source ranges.
+            if found.iter().all(|(_, known)| *known != key) {
+                found.push((FrontendKind::NodePort, key));
+            }
+        }
     }
     found
+}
+
+/// Where node ports of one family answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct NodePortPlaces {
+    /// The addresses, as far as they are known.
+    addresses: Vec<IpAddr>,
+    /// These are all; if not, any address of the node is one.
+    all: bool,
+}
+
+impl NodePortPlaces {
+    pub(super) fn new(config: &ViewConfig, node: &NodeInfo, family: Family) -> Self {
+        match config.node_ports.resolve(node, family) {
+            NodePortMatch::Only(addresses) => Self { addresses: addresses.into(), all: true },
+            NodePortMatch::AnyLocal => {
+                let all = node.addresses.iter().chain(&node.host_addresses);
+                let mut addresses: Vec<IpAddr> = all.copied().filter(|a| Family::of(*a) == family).collect();
+                addresses.sort_unstable();
+                addresses.dedup();
+                Self { addresses, all: false }
+            }
+        }
+    }
+
+    /// The frontends of a node port that has these of the places: one for all addresses, or one for each where somebody
+    /// else has some of them. Where any address is one, what somebody else has is more exact, and comes first.
+    pub(super) fn frontends(&self, had: &[FrontendKey]) -> Vec<FrontendKey> {
+        let Some(number) = had.iter().find(|key| key.address.is_none()) else { return Vec::new() };
+        if !self.all || had.len() > self.addresses.len() {
+            return vec![*number];
+        }
+        had.iter().filter(|key| key.address.is_some()).copied().collect()
+    }
 }
 
 /// Whether anything but the cluster IPs leads to a port (rule 39).

@@ -62,7 +62,8 @@ pub struct Target {
 pub struct Frontend {
     /// What kind of address it is.
     pub kind: FrontendKind,
-    /// The address; `None` for a node port, whose addresses [`NodeSettings::node_ports`] has.
+    /// The address; `None` for a node port on all of its addresses, which [`NodeSettings::node_ports`] has. Where another
+    /// service has some of them, there is a frontend for each of the others.
     pub address: Option<IpAddr>,
     /// The port.
     pub port: u16,
@@ -208,6 +209,9 @@ pub struct Changes {
     pub problems: Vec<Problem>,
     /// When the endpoint changes happened that led here, in milliseconds since 1970 (rule 61).
     pub triggered_ms: Vec<u64>,
+    /// A family that failed altogether is to be tried again: all of it (see
+    /// [`Outcome::FamilyFailed`](crate::backend::Outcome::FamilyFailed)).
+    pub retry: Option<Family>,
 }
 
 /// One service port that changed.
@@ -230,6 +234,7 @@ impl Changes {
             && self.cluster_ips_added.is_empty()
             && self.cluster_ips_removed.is_empty()
             && self.health_checks.is_empty()
+            && self.retry.is_none()
     }
 }
 

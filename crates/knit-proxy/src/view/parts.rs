@@ -6,19 +6,20 @@ use std::sync::Arc;
 
 use super::claims::FrontendKey;
 use super::config::ViewConfig;
-use super::frontends;
+use super::frontends::{self, NodePortPlaces};
 use super::output::{FrontendKind, PortKey, PortView};
-use crate::model::{EndpointGroup, Family, Problem, Service, ServicePort};
+use crate::model::{EndpointGroup, Family, PerFamily, Problem, Service, ServicePort};
 
 /// Every frontend a service asks for.
 pub(super) fn claims_of<'a>(
     service: &'a Service,
     config: &'a ViewConfig,
+    node_ports: &'a PerFamily<NodePortPlaces>,
 ) -> impl Iterator<Item = (FrontendKind, FrontendKey, PortKey)> + 'a {
     Family::BOTH.into_iter().flat_map(move |family| {
         service.ports.iter().flat_map(move |port| {
             let key = port_key(service, port, family);
-            frontends::wanted(service, port, family, config)
+            frontends::wanted(service, port, family, config, node_ports.get(family))
                 .into_iter()
                 .map(move |(kind, frontend)| (kind, frontend, key.clone()))
         })

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::claims::{Claim, Claims};
+use super::claims::{Claim, Claims, FrontendKey};
 use super::config::{NodeSettings, ViewConfig};
+use super::frontends::NodePortPlaces;
 use super::given::Given;
-use super::output::{Changes, HealthCheck, NoLocal, NodeView, PortChange, PortKey, PortView};
+use super::output::{Changes, FrontendKind, HealthCheck, NoLocal, NodeView, PortChange, PortKey, PortView};
 use super::parts::{claims_of, cluster_ip, port_key, same_endpoints, settle, taken, twice};
 use super::select::{self, Candidate, Decision};
 use super::{frontends, merge};
@@ -39,6 +40,7 @@ pub struct View {
     /// Which service a group belongs to: a group may be deleted by name, or go over to another service.
     owners: HashMap<GroupName, ServiceName>,
     claims: Claims,
+    node_ports: PerFamily<NodePortPlaces>,
     pub(super) dirty: BTreeSet<ServiceName>,
     pub(super) node_dirty: bool,
     announced: bool,
@@ -79,7 +81,9 @@ impl View {
     #[must_use]
     pub fn new(config: ViewConfig, node: NodeInfo) -> Self {
         let settings = NodeSettings::resolve(&config, &node, Vec::new());
+        let node_ports = PerFamily::from_fn(|family| NodePortPlaces::new(&config, &node, family));
         Self {
+            node_ports,
             config,
             node,
             ranges: BTreeMap::new(),
@@ -224,6 +228,10 @@ impl View {
             return;
         }
         self.node = node;
+        let node_ports = PerFamily::from_fn(|family| NodePortPlaces::new(&self.config, &self.node, family));
+        if node_ports != self.node_ports {
+            self.claim_again(|view| view.node_ports = node_ports);
+        }
         self.dirty_all();
     }
 
@@ -246,15 +254,20 @@ impl View {
         if exempt == self.config.exempt_vips {
             return;
         }
+        self.claim_again(|view| view.config.exempt_vips = exempt);
+        self.dirty_all();
+    }
+
+    /// Changes what claims follow from.
+    fn claim_again(&mut self, change: impl FnOnce(&mut Self)) {
         let services: Vec<Box<Service>> = self.services.values().filter_map(|e| e.service.clone()).collect();
         for service in &services {
             self.unclaim(service);
         }
-        self.config.exempt_vips = exempt;
+        change(self);
         for service in &services {
             self.claim(service);
         }
-        self.dirty_all();
     }
 
     /// Begins a full list of one kind: what is not set again until [`list_done`](Self::list_done) is gone.
@@ -343,7 +356,8 @@ impl View {
         let mut local_ready: PerFamily<BTreeSet<IpAddr>> = PerFamily::default();
         for family in Family::BOTH {
             for port in &service.ports {
-                let wanted = frontends::wanted(service, port, family, &self.config);
+                let node_ports = self.node_ports.get(family);
+                let wanted = frontends::wanted(service, port, family, &self.config, node_ports);
                 if wanted.is_empty() {
                     continue;
                 }
@@ -353,18 +367,26 @@ impl View {
                     continue;
                 }
                 let (candidates, decision) = self.candidates(name.as_str(), port, family);
-                let mut found = Vec::with_capacity(wanted.len());
+                let mut had: Vec<(FrontendKind, FrontendKey)> = Vec::with_capacity(wanted.len());
+                let mut ports = Vec::new();
                 for (kind, frontend) in wanted {
                     match self.claims.winner(&frontend) {
                         Some(winner) if *winner != key => {
                             resolved.problems.push(taken(service, port, kind, frontend, winner));
+                            if kind == FrontendKind::NodePort && frontend.address.is_none() {
+                                // Its addresses go with the number.
+                                break;
+                            }
                         }
-                        _ => {
-                            let node = &self.current.node;
-                            found.push(frontends::resolve(kind, frontend, service, decision, node));
-                        }
+                        _ if kind == FrontendKind::NodePort => ports.push(frontend),
+                        _ => had.push((kind, frontend)),
                     }
                 }
+                had.extend(node_ports.frontends(&ports).into_iter().map(|at| (FrontendKind::NodePort, at)));
+                let node = &self.current.node;
+                let mut found: Vec<_> = (had.into_iter())
+                    .map(|(kind, at)| frontends::resolve(kind, at, service, decision, node))
+                    .collect();
                 if service.health_check_port.is_some() {
                     local_ready.get_mut(family).extend(select::local_ready(&candidates));
                 }
@@ -480,14 +502,14 @@ impl View {
     }
 
     fn claim(&mut self, service: &Service) {
-        for (kind, frontend, key) in claims_of(service, &self.config) {
+        for (kind, frontend, key) in claims_of(service, &self.config, &self.node_ports) {
             let others = self.claims.add(frontend, Claim::new(kind, service.created, key));
             self.dirty.extend(others);
         }
     }
 
     fn unclaim(&mut self, service: &Service) {
-        for (_, frontend, key) in claims_of(service, &self.config) {
+        for (_, frontend, key) in claims_of(service, &self.config, &self.node_ports) {
             let others = self.claims.remove(&frontend, &key);
             self.dirty.extend(others);
         }

@@ -360,3 +360,87 @@ fn objects_of_another_network_are_left_alone() {
     let group = EndpointGroup { network: "blue".into(), ..one_local() };
     assert_eq!(port(&view_of(config, blue(service()), &[group])).cluster.len(), 1);
 }
+
+fn named(name: &str, created: u64, last: u8) -> Service {
+    Service { created, ..Service::new(name).cluster_ip([10, 0, 0, last].into()) }
+}
+
+fn of<'a>(view: &'a View, service: &str) -> &'a PortView {
+    let key = PortKey { service: service.into(), ..key("", Protocol::Tcp, Family::V4) };
+    &view.current().ports[&key]
+}
+
+#[test]
+fn rules_21_24_a_node_port_and_an_external_ip_on_one_address_go_to_the_older() {
+    let node_port = |created| {
+        named("ns/a", created, 2).add_port(ServicePort::new("", Protocol::Tcp, 80).node_port(30080))
+    };
+    let external = |created| Service {
+        external_ips: Box::new([ip("198.51.100.1")]),
+        ..named("other/b", created, 3).port(Protocol::Tcp, 30080)
+    };
+    for (a, b) in [(1, 2), (2, 1)] {
+        let mut view = View::new(ViewConfig::default(), node());
+        view.set_service(external(b));
+        view.set_service(node_port(a));
+        view.take_changes();
+        let (winner, loser) = if a < b { ("ns/a", "other/b") } else { ("other/b", "ns/a") };
+        assert_eq!((of(&view, winner).frontends.len(), of(&view, loser).frontends.len()), (2, 1));
+        assert_eq!(view.problems().count(), 1);
+        // The winner goes, and the other has it.
+        view.delete_service(&winner.into());
+        view.take_changes();
+        assert_eq!(of(&view, loser).frontends.len(), 2);
+        assert_eq!(view.problems().count(), 0);
+    }
+}
+
+#[test]
+fn rule_24_a_node_port_keeps_the_addresses_that_nobody_else_has() {
+    let config = ViewConfig {
+        node_ports: NodePorts::Ranges(vec!["198.51.100.0/24".parse().unwrap()]),
+        ..ViewConfig::default()
+    };
+    let mut info = node();
+    info.host_addresses = vec![ip("198.51.100.7"), ip("198.51.100.8")];
+    let mut view = View::new(config.clone(), info.clone());
+    view.set_service(Service {
+        external_ips: Box::new([ip("198.51.100.7")]),
+        ..named("other/b", 1, 3).port(Protocol::Tcp, 30080)
+    });
+    let port = ServicePort::new("", Protocol::Tcp, 80).node_port(30080);
+    view.set_service(named("ns/a", 2, 2).add_port(port));
+    view.take_changes();
+    let expected = ["cluster IP 10.0.0.2:80", "node port 198.51.100.1:30080", "node port 198.51.100.8:30080"];
+    assert_eq!(shown(of(&view, "ns/a")), expected);
+    // The node has another address now: who has what is worked out again.
+    info.host_addresses = vec![ip("198.51.100.8")];
+    view.set_node(info.clone());
+    view.take_changes();
+    assert_eq!(shown(of(&view, "ns/a")), ["cluster IP 10.0.0.2:80", "node port 30080"]);
+    // On all addresses there is one rule for all, and what is more exact comes before it.
+    let mut view = View::new(ViewConfig { node_ports: NodePorts::All, ..config }, info);
+    view.set_service(Service {
+        external_ips: Box::new([ip("198.51.100.8")]),
+        ..named("other/b", 9, 3).port(Protocol::Tcp, 30080)
+    });
+    let port = ServicePort::new("", Protocol::Tcp, 80).node_port(30080);
+    view.set_service(named("ns/a", 2, 2).add_port(port));
+    view.take_changes();
+    assert_eq!(shown(of(&view, "ns/a")), ["cluster IP 10.0.0.2:80", "node port 30080"]);
+    assert_eq!(shown(of(&view, "other/b")), ["cluster IP 10.0.0.3:30080"], "the node port is older");
+}
+
+#[test]
+fn rule_43_a_load_balancers_address_that_is_the_nodes_keeps_its_source_ranges() {
+    let mut service =
+        named("ns/a", 1, 2).add_port(ServicePort::new("", Protocol::Tcp, 30080).node_port(30080));
+    service.load_balancer_ips = Box::new([ip("198.51.100.1")]);
+    service.source_ranges = Some(Box::new(["192.0.2.0/24".parse().unwrap()]));
+    let mut view = View::new(ViewConfig::default(), node());
+    view.set_service(service);
+    view.take_changes();
+    let shown = shown(of(&view, "ns/a"));
+    assert_eq!(shown, ["cluster IP 10.0.0.2:30080", "load-balancer IP 198.51.100.1:30080"]);
+    assert_eq!(view.problems().count(), 0);
+}

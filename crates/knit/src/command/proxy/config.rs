@@ -4,6 +4,7 @@
 //! for this proxy is named in [`File::not_used`] if it is set; a field that nobody knows, in [`File::unknown`]. As
 //! kubeadm writes the file, an empty text, a zero and a null mean the default.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ pub struct KubeProxyConfiguration {
     pub node_port_addresses: Option<Vec<String>>,
     pub conntrack: Conntrack,
     pub logging: Logging,
+    pub feature_gates: BTreeMap<String, bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -90,7 +92,7 @@ pub struct Logging {
 
 /// Fields of kube-proxy that mean nothing here, and why.
 const NOT_USED: &[(&str, &str)] = &[
-    ("featureGates", "there are none"),
+    ("featureGates", "but for AllowServiceExternalIPs there are none"),
     ("clientConnection.acceptContentTypes", "JSON is used"),
     ("clientConnection.contentType", "JSON is used"),
     ("clientConnection.qps", "a proxy only watches"),

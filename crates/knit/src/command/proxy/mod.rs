@@ -14,6 +14,7 @@ mod serve;
 mod settings;
 mod show;
 mod socket;
+mod tell;
 mod watchers;
 
 use std::net::IpAddr;
@@ -81,6 +82,9 @@ pub struct SourceArgs {
     /// Hide the clients of cluster IPs from endpoints
     #[arg(long)]
     masquerade_all: bool,
+    /// Do not serve spec.externalIPs of Services
+    #[arg(long)]
+    deny_external_ips: bool,
     /// Where a running proxy answers `get` and `explain`
     #[arg(long, value_name = "PATH", default_value = socket::DEFAULT_PATH)]
     socket: PathBuf,

@@ -38,12 +38,15 @@ impl Observer for Log {
                 tracing::error!("the services could not be put in force, and will be tried again: {reason}");
                 return;
             }
-            Outcome::Partly(failures) => {
-                for failure in failures {
-                    tracing::warn!("{failure}");
-                }
+            Outcome::FamilyFailed { family, reason, .. } => {
+                tracing::error!(
+                    "the services of {family} could not be put in force, and will be tried again: {reason}"
+                );
             }
-            Outcome::Done => {}
+            Outcome::Partly(_) | Outcome::Done => {}
+        }
+        for failure in run.outcome.failures() {
+            tracing::warn!("{failure}");
         }
         if run.full {
             // The first lists and a full transaction need more than what stays, and an allocator keeps it.

@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use k8s_openapi::api::core::v1::ObjectReference;
 use knit_kernel::NetNs;
 use knit_kernel::nft::Kernel;
-use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
+use knit_objects::Objects;
 use knit_output::{Note, note};
 use knit_proxy::backend::Backend;
 use knit_proxy::engine::{Engine, Observer, run};
 use knit_proxy::grpc::{self, Link, Stream};
 use knit_proxy::health::{Health, serve_checks, serve_proxy};
 use knit_proxy::metrics::Metrics;
-use knit_proxy::model::{NodeInfo, Problem};
+use knit_proxy::model::NodeInfo;
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::{self, Event, Handle, Stopped};
 use knit_proxy_nft::{Cleaned, Config, KubeProxy, NftBackend};
@@ -25,7 +24,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::report::{Log, Orphans, orphans};
 use super::settings::Settings;
-use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket, watchers};
+use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket, tell, watchers};
 use crate::command::stop::Stop;
 
 type AnyBackend = Box<dyn Backend + Send>;
@@ -161,11 +160,11 @@ impl Input {
         Ok(Self::Objects(objects, Box::new(feed)))
     }
 
-    /// What is done about a problem besides the log.
-    fn events(&self, node: &str) -> Box<dyn Fn(&Problem) + Send> {
+    /// Where events can be written that somebody sees: in a cluster, and not in a folder.
+    fn cluster(&self) -> Option<&Objects> {
         match self {
-            Self::Objects(objects, _) => Box::new(events(objects, node)),
-            Self::Stream(_) => Box::new(|_| {}),
+            Self::Objects(objects, _) => objects.client().map(|_| objects),
+            Self::Stream(_) => None,
         }
     }
 
@@ -215,14 +214,20 @@ async fn serve_with(
     let common = &settings.common;
     let input = Input::open(settings, args).await?;
     let health = Health::new(settings.unhealthy_after);
-    let (log, in_force) = Log::new(input.events(&common.node_name));
+    let (teller, waiting) = tell::teller(&common.node_name);
+    let (log, in_force) = Log::new(move |problem| teller.tell(problem));
     let mut observers: Vec<Box<dyn Observer + Send>> =
         vec![health.observer(), metrics.observer(), Box::new(log)];
     if let Input::Stream(source) = &input {
         observers.push(source.observer());
     }
-    let engine = Engine::new(settings.engine.clone(), NodeInfo::new(&common.node_name), backend)
-        .observed_by(Box::new(observers));
+    let mut engine = settings.engine.clone();
+    if args.backend == BackendKind::Nftables && !knit_proxy_nft::kernel_families().v6 {
+        tracing::info!("this kernel has no IPv6: it is left out");
+        engine.view.families.v6 = false;
+    }
+    let engine =
+        Engine::new(engine, NodeInfo::new(&common.node_name), backend).observed_by(Box::new(observers));
     let (handle, inbox) = source::handle();
     let (ended, mut engine_ended) = oneshot::channel();
     let thread = std::thread::Builder::new().name("proxy".to_owned()).spawn(move || {
@@ -264,6 +269,9 @@ async fn serve_with(
         Err(error) => tracing::warn!("knit proxy get cannot ask this proxy: {error:#}"),
     }
     tokio::spawn(watch_orphans(handle.clone()));
+    if let Some(objects) = input.cluster() {
+        tokio::spawn(waiting.run(objects.clone(), handle.clone()));
+    }
     let feeding = tokio::spawn(input.feed(handle.clone(), settings.address));
     if let Some(found) = kube_proxy {
         tokio::spawn(take_over(found, in_force));
@@ -338,31 +346,6 @@ async fn take_over(found: KubeProxy, mut in_force: watch::Receiver<bool>) {
     if let Ok(Err(error)) = removed.await {
         tracing::error!("{error:#}; it is still there");
     }
-}
-
-/// What is done about a problem besides the log: an event on the Service, where a cluster can show it. (In a folder
-/// nobody would look for it.)
-fn events(objects: &Objects, node: &str) -> impl Fn(&Problem) + Send + 'static {
-    let reporter = Reporter { controller: "knit.dev/proxy".to_owned(), instance: node.to_owned() };
-    let recorder = objects.client().map(|_| EventRecorder::start(objects, reporter, EventLimits::default()));
-    move |problem| {
-        if let (Some(recorder), Some(regarding)) = (&recorder, regarding(problem)) {
-            let text = format!("{}: {}", problem.field, problem.message);
-            recorder.tell(EventNote::warning(regarding, "NotServed", "Serve", text));
-        }
-    }
-}
-
-/// The Service that an event is to be on.
-fn regarding(problem: &Problem) -> Option<ObjectReference> {
-    let (namespace, name) = problem.object.name.split_once('/')?;
-    (problem.object.kind == "Service").then(|| ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Service".to_owned()),
-        namespace: Some(namespace.to_owned()),
-        name: Some(name.to_owned()),
-        ..ObjectReference::default()
-    })
 }
 
 fn start_log(settings: &Settings) -> Result<()> {

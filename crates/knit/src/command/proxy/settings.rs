@@ -51,6 +51,9 @@ pub struct Common {
     pub from_files: bool,
 }
 
+/// kube-proxy's switch for external IPs (rule 21).
+const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
+
 const MIN_SYNC: Duration = Duration::from_secs(1);
 const SYNC: Duration = Duration::from_secs(30);
 const HEALTHZ_PORT: u16 = 10256;
@@ -147,6 +150,7 @@ impl Common {
             node_ports: node_ports(args, file, &mut warnings)?,
             local_traffic: local_traffic(args, config, &mut warnings)?,
             masquerade_all: args.masquerade_all || section(config).masquerade_all,
+            external_ips: !args.deny_external_ips && config.feature_gates.get(EXTERNAL_IPS) != Some(&false),
             ..ViewConfig::default()
         };
         Ok(Self {
@@ -322,6 +326,16 @@ mod tests {
         );
         let flag = SourceArgs { nodeport_addresses: Some(vec!["all".into()]), ..SourceArgs::default() };
         assert_eq!(common(&flag, "nodePortAddresses: [primary]").unwrap().view.node_ports, NodePorts::All);
+    }
+
+    #[test]
+    fn rule_21_flag_and_file_switch_external_ips_off() {
+        let of = |args: &SourceArgs, text: &str| common(args, text).unwrap().view.external_ips;
+        let none = SourceArgs::default();
+        assert!(of(&none, ""));
+        assert!(!of(&SourceArgs { deny_external_ips: true, ..SourceArgs::default() }, ""));
+        assert!(!of(&none, "featureGates: {AllowServiceExternalIPs: false}"));
+        assert!(of(&none, "featureGates: {AllowServiceExternalIPs: true, Other: false}"));
     }
 
     #[test]
