@@ -56,12 +56,16 @@ impl<W: FnMut(Level, &str)> Observer for Log<W> {
                     format!("the services could not be put in force, and will be tried again: {reason}");
                 return self.line(Level::Error, &text);
             }
-            Outcome::Partly(failures) => {
-                for failure in failures {
-                    self.line(Level::Warn, &failure.to_string());
-                }
+            Outcome::FamilyFailed { family, reason, .. } => {
+                let text = format!(
+                    "the services of {family} could not be put in force, and will be tried again: {reason}"
+                );
+                self.line(Level::Error, &text);
             }
-            Outcome::Done => {}
+            Outcome::Partly(_) | Outcome::Done => {}
+        }
+        for failure in run.outcome.failures() {
+            self.line(Level::Warn, &failure.to_string());
         }
         if !std::mem::replace(&mut self.in_force, true) {
             self.line(Level::Info, &format!("in force: {ports} service ports, in {took:.1?}"));
