@@ -68,11 +68,14 @@ impl Options<'_> {
 
     /// Whether an outcome is what such a backend has to say.
     pub(crate) fn expected(&self, outcome: &Outcome) -> bool {
+        let rest = || {
+            let failures = outcome.failures().iter();
+            failures.map(|failure| &failure.key).all(|key| !self.serves(key.protocol, key.family))
+        };
         match outcome {
             Outcome::Done => true,
-            Outcome::Partly(failures) => {
-                failures.iter().all(|failure| !self.serves(failure.key.protocol, failure.key.family))
-            }
+            Outcome::Partly(_) => rest(),
+            Outcome::FamilyFailed { family, .. } => !self.serves(Protocol::Tcp, *family) && rest(),
             Outcome::Failed(_) => false,
         }
     }
