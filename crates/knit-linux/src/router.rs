@@ -370,7 +370,8 @@ pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<Put> {
         });
     }
     let nodes = network.blocks.iter().flat_map(|block| &block.node_addresses).copied().map(IpNet::from);
-    let inside: Vec<IpNet> = network.not_outside.iter().copied().chain(nodes).collect();
+    let never = rules::never_outside();
+    let inside: Vec<IpNet> = network.not_outside.iter().copied().chain(nodes).chain(never).collect();
     let inside = IpNet::aggregate(&inside.iter().map(IpNet::trunc).collect());
     let range = |set: Set, element| Put::new(set, element);
     for net in inside {

@@ -206,6 +206,10 @@ fn known(name: &str, body: &Reader<'_>) -> Option<Expr> {
             unit: if number(wire::limit::TYPE)? == 1 { LimitUnit::Bytes } else { LimitUnit::Packets },
             invert: number(wire::limit::FLAGS).unwrap_or(0) & 1 != 0,
         },
+        "connlimit" => Expr::Connlimit {
+            count: number(wire::connlimit::COUNT)?,
+            invert: number(wire::connlimit::FLAGS).unwrap_or(0) & 1 != 0,
+        },
         "log" => {
             let prefix = body.get(wire::log::PREFIX).map(|attr| attr.string().into());
             let target = match body.get(wire::log::GROUP) {
@@ -218,8 +222,21 @@ fn known(name: &str, body: &Reader<'_>) -> Option<Expr> {
             Expr::Log { prefix, target }
         }
         "dynset" => {
-            if body.get(wire::dynset::EXPR).or(body.get(wire::dynset::EXPRESSIONS)).is_some() {
+            if body.get(wire::dynset::EXPRESSIONS).is_some() {
                 return None;
+            }
+            if let Some(limit) = body.get(wire::dynset::EXPR) {
+                let plain = number(wire::dynset::OP)? == 0
+                    && body.get(wire::dynset::SREG_DATA).is_none()
+                    && long(wire::dynset::TIMEOUT).is_none_or(|ms| ms == 0);
+                // Anything nested deeper is nothing that this crate makes.
+                let limit = expr(&limit.nested());
+                let known = matches!(limit, Expr::Limit { .. } | Expr::Connlimit { .. });
+                return (plain && known).then_some(Expr::Meter {
+                    set: body.get(wire::dynset::SET_NAME)?.string().into(),
+                    key: reg(wire::dynset::SREG_KEY)?,
+                    limit: Box::new(limit),
+                });
             }
             let op = match number(wire::dynset::OP)? {
                 0 => DynsetOp::Add,

@@ -253,10 +253,15 @@ pub enum Expr {
     Counter,
     /// Goes on below (or, inverted, above) a rate per `per`.
     Limit { rate: u64, per: Duration, burst: u32, unit: LimitUnit, invert: bool },
+    /// Goes on while there are at most (or, inverted, more than) this many connections. For first packets only: the
+    /// kernel looks through all that it has counted.
+    Connlimit { count: u32, invert: bool },
     /// Writes a log line.
     Log { prefix: Option<Box<str>>, target: LogTarget },
     /// Changes a set.
     Dynset { set: Name, op: DynsetOp, key: Reg, data: Option<Reg>, timeout: Option<Duration> },
+    /// Adds a key to a set, and asks the limit that this key has of its own: a rate, or a number of connections.
+    Meter { set: Name, key: Reg, limit: Box<Expr> },
     /// Exempts the packet from connection tracking.
     Notrack,
     /// An expression that this crate does not know, with its attributes as they are on the wire.

@@ -243,6 +243,27 @@ impl Rule {
         self.expr(Expr::Limit { rate, per, burst, unit: LimitUnit::Packets, invert: true })
     }
 
+    /// Goes on for packets above `rate` per `per`, counted for each key by itself; `set` is a dynamic one.
+    pub fn limit_each(
+        self,
+        fields: &impl Fields,
+        set: impl Into<Name>,
+        rate: u64,
+        per: Duration,
+        burst: u32,
+    ) -> Self {
+        let limit = Expr::Limit { rate, per, burst, unit: LimitUnit::Packets, invert: true };
+        let meter = Expr::Meter { set: set.into(), key: Reg::FIRST, limit: Box::new(limit) };
+        self.load(fields).expr(meter)
+    }
+
+    /// Goes on for the first packets of connections above `count`, counted for each key by itself; `set` is a dynamic
+    /// one. Match [`CtState::NEW`](super::CtState::NEW) before, since the kernel looks through all that it counted.
+    pub fn connections_over(self, fields: &impl Fields, set: impl Into<Name>, count: u32) -> Self {
+        let limit = Box::new(Expr::Connlimit { count, invert: true });
+        self.load(fields).expr(Expr::Meter { set: set.into(), key: Reg::FIRST, limit })
+    }
+
     /// Writes a line to the kernel log, as a warning.
     pub fn log(self, prefix: &str) -> Self {
         self.expr(Expr::Log { prefix: Some(prefix.into()), target: LogTarget::Kernel { level: 4 } })
@@ -485,7 +506,9 @@ impl Rule {
     /// The named sets that it looks into or changes.
     pub fn named_sets(&self) -> impl Iterator<Item = &Name> {
         self.exprs.iter().filter_map(|expr| match expr {
-            Expr::Lookup { set: SetRef::Named(name), .. } | Expr::Dynset { set: name, .. } => Some(name),
+            Expr::Lookup { set: SetRef::Named(name), .. }
+            | Expr::Dynset { set: name, .. }
+            | Expr::Meter { set: name, .. } => Some(name),
             _ => None,
         })
     }

@@ -169,6 +169,12 @@ fn expr() -> impl Strategy<Value = Expr> {
                 },
             }
         ),
+        (any::<u32>(), any::<bool>()).prop_map(|(count, invert)| Expr::Connlimit { count, invert }),
+        (name(), reg(), any::<u32>(), any::<bool>()).prop_map(|(set, key, count, invert)| Expr::Meter {
+            set,
+            key,
+            limit: Box::new(Expr::Connlimit { count, invert }),
+        }),
         (name(), dynsets, reg(), optional(), prop::option::of(1..u64::MAX)).prop_map(
             |(set, op, key, data, timeout)| Expr::Dynset {
                 set,

@@ -78,6 +78,7 @@ attributes! {
     tproxy { FAMILY = 1, REG_ADDR = 2, REG_PORT = 3 }
     reject { TYPE = 1, CODE = 2 }
     counter { BYTES = 1, PACKETS = 2 }
+    connlimit { COUNT = 1, FLAGS = 2 }
     limit { RATE = 1, UNIT = 2, BURST = 3, TYPE = 4, FLAGS = 5 }
     log { GROUP = 1, PREFIX = 2, SNAPLEN = 3, LEVEL = 5 }
     gen_id { ID = 1 }

@@ -12,7 +12,9 @@ pub(crate) mod port;
 pub(crate) mod router;
 pub(crate) mod tunnel;
 
-use ipnet::IpNet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use knit_kernel::nft::expr::CmpOp;
 use knit_kernel::nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, TableId, field};
 use knit_kernel::owner;
@@ -49,6 +51,19 @@ fn to_others(rule: Rule) -> Rule {
     rule.load_at(Reg::FIRST, &field::oifgroup())
         .expr(Expr::Bitwise { sreg: Reg::FIRST, dreg: Reg::FIRST, mask: GROUP_MASK.bytes(), xor: zero })
         .expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Ne, data: GROUP.bytes() })
+}
+
+/// What is not the outside for any Network with a router of its own, whatever it may reach: link-local addresses, which
+/// are not to be forwarded (RFC 3927, RFC 4291), and where clouds tell their machines, and thereby whoever looks like
+/// one, their credentials.
+pub(crate) fn never_outside() -> impl Iterator<Item = IpNet> {
+    let v4 = |a, b, c, d, length| Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length);
+    let v6 = |first, second, last, length| {
+        Ipv6Net::new_assert(Ipv6Addr::new(first, second, 0, 0, 0, 0, 0, last), length)
+    };
+    let v4 = [v4(169, 254, 0, 0, 16), v4(100, 100, 100, 200, 32), v4(168, 63, 129, 16, 32)];
+    let v6 = [v6(0xfe80, 0, 0, 10), v6(0xfd00, 0xec2, 0x254, 128), v6(0xfd20, 0xce, 0x254, 128)];
+    v4.into_iter().map(IpNet::from).chain(v6.into_iter().map(IpNet::from))
 }
 
 /// A set of ranges of one family.

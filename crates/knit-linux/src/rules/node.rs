@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use knit_kernel::nft::{
-    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Element, Family, FibFlags, Hook, IfName,
-    L4Proto, Mark, NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
+    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Element, Exists, Family, FibFlags, Hook,
+    IfName, L4Proto, Mark, NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
 };
 
 use super::{STEERED, from_ours, port, ranges, table, to_others, tunnel};
@@ -143,7 +143,6 @@ fn from_uplinks(state: TableState) -> TableState {
     let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
     let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
     let (link4, link6) = uplink::ranges();
-    let local = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL);
     state
         .chain(
             Chain::base("from-uplinks", ChainKind::Filter, Hook::Prerouting, MANGLE),
@@ -154,7 +153,7 @@ fn from_uplinks(state: TableState) -> TableState {
             [
                 Rule::new().any_of(field::ct_state(), &CtState::INVALID).drop(),
                 Rule::new().eq(field::ct_direction(), &REPLY).accept().comment("answers"),
-                Rule::new().any_of(field::ct_state(), &CtState::RELATED).accept(),
+                Rule::new().any_of(field::ct_state(), &CtState::RELATED).goto("from-uplink-related"),
                 v4().not_in_prefix(field::ip_saddr(), link4.addr().into(), link4.prefix_len())
                     .counter()
                     .drop(),
@@ -164,9 +163,24 @@ fn from_uplinks(state: TableState) -> TableState {
                 v4().in_set(&(field::iifname(), field::ip_daddr()), "uplink-services4").accept(),
                 v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-services6").accept(),
                 Rule::new().not_in_set(&field::iifname(), "uplinks-outside").counter().drop(),
-                local().counter().drop(),
+                Rule::new()
+                    .ne(field::fib_addrtype(FibFlags::DADDR), &AddrType::UNICAST)
+                    .counter()
+                    .drop()
+                    .comment("the node itself, and broadcast on its segments"),
                 v4().in_set(&(field::iifname(), field::ip_daddr()), "uplink-inside4").counter().drop(),
                 v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-inside6").counter().drop(),
+            ],
+        )
+        .chain(
+            Chain::regular("from-uplink-related")
+                .comment("errors about connections, from who may know of them"),
+            [
+                Rule::new()
+                    .eq(field::fib_exists(FibFlags::SADDR | FibFlags::IIF), &Exists(true))
+                    .accept()
+                    .comment("this router, and this node's pods behind it"),
+                Rule::new().counter().drop(),
             ],
         )
 }

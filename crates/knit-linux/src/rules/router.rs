@@ -106,6 +106,8 @@ fn to_uplink(vxlan_port: u16) -> Vec<Rule> {
     vec![
         Rule::new().eq(field::ct_direction(), &REPLY).accept().comment("answers"),
         Rule::new().any_of(field::ct_state(), &CtState::RELATED).accept(),
+        // What is not tracked here is not translated either, and would look like somebody else's on the node.
+        Rule::new().any_of(field::ct_state(), &CtState::INVALID).drop(),
         tunnel::to_tunnel(vxlan_port).counter().drop().comment("tunnels"),
         v4().in_set(&field::ip_daddr(), "services4").accept(),
         v6().in_set(&field::ip6_daddr(), "services6").accept(),
@@ -119,7 +121,8 @@ fn to_uplink(vxlan_port: u16) -> Vec<Rule> {
 pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     let network = &shape.network;
     let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr).collect();
-    let inside: Vec<IpNet> = network.not_outside.iter().chain(&subnets).copied().collect();
+    let inside = network.not_outside.iter().chain(&subnets).copied();
+    let inside: Vec<IpNet> = inside.chain(super::never_outside()).collect();
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut puts = Vec::new();
     let mut put = |set: fn() -> Set, nets: &[IpNet], v4| {

@@ -197,7 +197,8 @@ fn blocks(world: &World, name: &str) -> Vec<Block> {
 
 /// What is not the outside: nodes, services, all Networks.
 fn not_outside(world: &World) -> Vec<IpNet> {
-    let nodes = world.nodes.values().flat_map(|n| n.addresses.iter().map(|a| IpNet::from(*a)));
+    let addresses = world.nodes.values().flat_map(|n| n.addresses.iter().chain(&n.others));
+    let nodes = addresses.map(|a| IpNet::from(*a));
     let services = world.service_cidrs.values().flatten().copied();
     let networks =
         world.networks.values().flat_map(|n| n.spec.subnets.iter().filter_map(|s| s.cidr.parse().ok()));
@@ -296,6 +297,22 @@ mod tests {
         // Pods of other nodes are not the outside.
         for range in ["10.244.0.0/24", "10.244.5.0/24", "fd00:0:0:1::/120"] {
             assert!(found.network.not_outside.contains(&range.parse().unwrap()), "{range}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_not_the_outside_by_any_of_its_addresses() {
+        let ip = |text: &str| text.parse().expect("an address");
+        let view = crate::world::NodeView {
+            addresses: vec![ip("192.168.7.2"), ip("fd07::2")],
+            others: vec![ip("203.0.113.2"), ip("2001:db8::2")],
+            uid: None,
+        };
+        let nodes = Arc::new([("b".to_owned(), Arc::new(view))].into());
+        let world = World { nodes, ..world(&[block("a", "10.244.0.0/24", "")]) };
+        let found = desired(&world, names::DEFAULT_NETWORK, "a").expect("it can be set up");
+        for address in ["192.168.7.2/32", "fd07::2/128", "203.0.113.2/32", "2001:db8::2/128"] {
+            assert!(found.network.not_outside.contains(&address.parse().expect("a prefix")), "{address}");
         }
     }
 

@@ -411,6 +411,27 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_node_is_known_by_all_of_its_addresses_and_reached_by_its_internal_ones() {
+        let address = |kind: &str, address: &str| json!({"type": kind, "address": address});
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "b", "uid": "u"},
+            "status": {"addresses": [
+                address("Hostname", "b"),
+                address("ExternalIP", "203.0.113.2"),
+                address("InternalIP", "192.168.7.2"),
+                address("ExternalIP", "2001:db8::2"),
+            ]},
+        }))
+        .expect("a Node");
+        let view = node_view(&node);
+        assert_eq!(view.addresses, ["192.168.7.2".parse::<IpAddr>().expect("v4")]);
+        assert_eq!(
+            view.others,
+            ["203.0.113.2", "2001:db8::2"].map(|a| a.parse::<IpAddr>().expect("an address"))
+        );
+    }
+
     fn network(free: i64, id: u32) -> Event<Arc<Network>> {
         let network: Network = serde_json::from_value(json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "Network",

@@ -133,6 +133,11 @@ impl Text<'_> {
                     .map_or(String::new(), |data| format!(" : {}", self.concat(data, Span::AsLoaded(None))));
                 self.out.push(format!("{verb} @{set} {{ {key}{timeout}{data} }}"));
             }
+            Expr::Meter { set, key, limit } => {
+                let types = (self.key_of)(set);
+                let key = self.concat(*key, types.map_or(Span::AsLoaded(None), Span::Key));
+                self.out.push(format!("add @{set} {{ {key} {} }}", statement(limit)));
+            }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 let verb = if *kind == NatKind::Dnat { "dnat" } else { "snat" };
                 let target = self.nat_target(*addr, *addr_max, *port, *port_max, *family);
@@ -453,6 +458,9 @@ fn statement(expr: &Expr) -> String {
     match expr {
         Expr::Counter => "counter".into(),
         Expr::Notrack => "notrack".into(),
+        Expr::Connlimit { count, invert } => {
+            format!("ct count {}{count}", if *invert { "over " } else { "" })
+        }
         Expr::Reject(Reject::TcpReset) => "reject with tcp reset".into(),
         Expr::Reject(Reject::Icmp(code)) => format!("reject with icmp {code}"),
         Expr::Reject(Reject::Icmpx(code)) => format!(
