@@ -226,15 +226,14 @@ fn known(name: &str, body: &Reader<'_>) -> Option<Expr> {
                 return None;
             }
             if let Some(limit) = body.get(wire::dynset::EXPR) {
-                let plain = number(wire::dynset::OP)? == 0
-                    && body.get(wire::dynset::SREG_DATA).is_none()
-                    && long(wire::dynset::TIMEOUT).is_none_or(|ms| ms == 0);
+                let plain = number(wire::dynset::OP)? == 0 && body.get(wire::dynset::SREG_DATA).is_none();
                 // Anything nested deeper is nothing that this crate makes.
                 let limit = expr(&limit.nested());
                 let known = matches!(limit, Expr::Limit { .. } | Expr::Connlimit { .. });
                 return (plain && known).then_some(Expr::Meter {
                     set: body.get(wire::dynset::SET_NAME)?.string().into(),
                     key: reg(wire::dynset::SREG_KEY)?,
+                    timeout: long(wire::dynset::TIMEOUT).filter(|ms| *ms > 0).map(Duration::from_millis),
                     limit: Box::new(limit),
                 });
             }

@@ -256,13 +256,13 @@ fn put_body(w: &mut Writer<'_>, expr: &Expr, sets: &[(&'static str, u32)]) {
                 w.u64_be(wire::dynset::TIMEOUT, u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
             }
         }
-        Expr::Meter { set, key, limit } => {
+        Expr::Meter { set, key, timeout, limit } => {
             w.string(wire::dynset::SET_NAME, set).u32_be(wire::dynset::OP, 0);
             reg(w, wire::dynset::SREG_KEY, *key);
-            w.nested(wire::dynset::EXPR, |w| {
-                w.string(wire::expr::NAME, name(limit));
-                w.nested(wire::expr::DATA, |w| put_body(w, limit, sets));
-            });
+            if let Some(timeout) = timeout {
+                w.u64_be(wire::dynset::TIMEOUT, u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
+            }
+            w.nested(wire::dynset::EXPR, |w| put_expr(w, limit, sets));
         }
         Expr::Connlimit { count, invert } => {
             w.u32_be(wire::connlimit::COUNT, *count).u32_be(wire::connlimit::FLAGS, u32::from(*invert));

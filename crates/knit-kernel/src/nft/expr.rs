@@ -261,7 +261,7 @@ pub enum Expr {
     /// Changes a set.
     Dynset { set: Name, op: DynsetOp, key: Reg, data: Option<Reg>, timeout: Option<Duration> },
     /// Adds a key to a set, and asks the limit that this key has of its own: a rate, or a number of connections.
-    Meter { set: Name, key: Reg, limit: Box<Expr> },
+    Meter { set: Name, key: Reg, timeout: Option<Duration>, limit: Box<Expr> },
     /// Exempts the packet from connection tracking.
     Notrack,
     /// An expression that this crate does not know, with its attributes as they are on the wire.

@@ -243,25 +243,26 @@ impl Rule {
         self.expr(Expr::Limit { rate, per, burst, unit: LimitUnit::Packets, invert: true })
     }
 
-    /// Goes on for packets above `rate` per `per`, counted for each key by itself; `set` is a dynamic one.
+    /// Goes on for packets above `rate` per second, with bursts of `burst`, counted for each key by itself. `set` is a
+    /// dynamic one with timeouts: a key is counted from the start again after `forget`.
     pub fn limit_each(
         self,
         fields: &impl Fields,
         set: impl Into<Name>,
-        rate: u64,
-        per: Duration,
-        burst: u32,
+        (rate, burst): (u64, u32),
+        forget: Duration,
     ) -> Self {
-        let limit = Expr::Limit { rate, per, burst, unit: LimitUnit::Packets, invert: true };
-        let meter = Expr::Meter { set: set.into(), key: Reg::FIRST, limit: Box::new(limit) };
-        self.load(fields).expr(meter)
+        let per = Duration::from_secs(1);
+        let limit = Box::new(Expr::Limit { rate, per, burst, unit: LimitUnit::Packets, invert: true });
+        let timeout = Some(forget);
+        self.load(fields).expr(Expr::Meter { set: set.into(), key: Reg::FIRST, timeout, limit })
     }
 
     /// Goes on for the first packets of connections above `count`, counted for each key by itself; `set` is a dynamic
     /// one. Match [`CtState::NEW`](super::CtState::NEW) before, since the kernel looks through all that it counted.
     pub fn connections_over(self, fields: &impl Fields, set: impl Into<Name>, count: u32) -> Self {
         let limit = Box::new(Expr::Connlimit { count, invert: true });
-        self.load(fields).expr(Expr::Meter { set: set.into(), key: Reg::FIRST, limit })
+        self.load(fields).expr(Expr::Meter { set: set.into(), key: Reg::FIRST, timeout: None, limit })
     }
 
     /// Writes a line to the kernel log, as a warning.

@@ -173,6 +173,7 @@ fn expr() -> impl Strategy<Value = Expr> {
         (name(), reg(), any::<u32>(), any::<bool>()).prop_map(|(set, key, count, invert)| Expr::Meter {
             set,
             key,
+            timeout: invert.then_some(Duration::from_millis(u64::from(count) + 1)),
             limit: Box::new(Expr::Connlimit { count, invert }),
         }),
         (name(), dynsets, reg(), optional(), prop::option::of(1..u64::MAX)).prop_map(

@@ -133,10 +133,11 @@ impl Text<'_> {
                     .map_or(String::new(), |data| format!(" : {}", self.concat(data, Span::AsLoaded(None))));
                 self.out.push(format!("{verb} @{set} {{ {key}{timeout}{data} }}"));
             }
-            Expr::Meter { set, key, limit } => {
+            Expr::Meter { set, key, timeout, limit } => {
                 let types = (self.key_of)(set);
                 let key = self.concat(*key, types.map_or(Span::AsLoaded(None), Span::Key));
-                self.out.push(format!("add @{set} {{ {key} {} }}", statement(limit)));
+                let timeout = timeout.map_or(String::new(), |t| format!(" timeout {}", super::duration(t)));
+                self.out.push(format!("add @{set} {{ {key}{timeout} {} }}", statement(limit)));
             }
             Expr::Nat { kind, family, addr, addr_max, port, port_max, flags } => {
                 let verb = if *kind == NatKind::Dnat { "dnat" } else { "snat" };
