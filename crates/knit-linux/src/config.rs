@@ -21,6 +21,9 @@ pub struct Config {
     pub vxlan_port: u16,
     /// The name of the Network whose router is the node itself.
     pub default_network: String,
+    /// The most connections, about, that the pods of one Network with a router of its own may have through the node at
+    /// once, so that one Network leaves others room in the node's table; 0 is as many as there is room for.
+    pub uplink_connections: u32,
 }
 
 impl Config {
@@ -28,6 +31,10 @@ impl Config {
     pub const ROUTER_DIRECTORY: &str = "/run/knit/netns";
     /// The name of the default Network unless another one is given.
     pub const DEFAULT_NETWORK: &str = "default";
+
+    /// The most connections of one Network through the node unless another number is given: a quarter of the kernel's
+    /// own limit on a machine of some size.
+    pub const UPLINK_CONNECTIONS: u32 = 65_536;
 
     /// A node with the usual directory, port and default Network.
     #[must_use]
@@ -39,6 +46,7 @@ impl Config {
             router_directory: Self::ROUTER_DIRECTORY.into(),
             vxlan_port: knit_kernel::link::Vxlan::PORT,
             default_network: Self::DEFAULT_NETWORK.into(),
+            uplink_connections: Self::UPLINK_CONNECTIONS,
         }
     }
 }

@@ -76,6 +76,7 @@ impl Core {
         let open = config.namespace.try_clone();
         let node = Arc::new(Space::new(open.map_err(internal("open the node's network namespace"))?));
         let ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
+        crate::neighbours::make_room(&node);
         let senses = Senses::start();
         senses.listen(&node);
         Ok(Self {

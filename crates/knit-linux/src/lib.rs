@@ -21,6 +21,7 @@ mod layer2;
 mod layer3;
 mod links;
 mod mark;
+mod neighbours;
 mod purge;
 mod remove;
 mod router;

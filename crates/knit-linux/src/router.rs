@@ -23,6 +23,7 @@ use crate::layer2::{self, BRIDGE};
 use crate::layer3;
 use crate::links::Like;
 use crate::mark::Mark;
+use crate::neighbours;
 use crate::rules::node::uplinks;
 use crate::rules::{self, Elements, Put};
 use crate::setup::{forwarding, links_of, ports};
@@ -177,6 +178,9 @@ impl Core {
     fn router_links(&self, space: &Space, shape: &Shape, facts: &Facts) -> Result<Option<u32>> {
         let handle = space.links()?;
         let bridge = if shape.switched() { Some(ensure_bridge(&handle, shape)?) } else { None };
+        if bridge.is_some() {
+            neighbours::ask_nobody(space, BRIDGE);
+        }
         let tunnel_name = tunnel::router_tunnel();
         let there = handle.link_by_name(&tunnel_name).map_err(internal("look for the tunnel"))?;
         let staging = tunnel::node_tunnel(shape.id());

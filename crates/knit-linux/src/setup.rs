@@ -103,7 +103,11 @@ impl Core {
 
     /// The node's tables, with these elements of one Network.
     pub fn node_rules(&self, elements: &Elements<'_>, tables: &mut Tables) -> Result<()> {
-        tables.settle(&self.node, &rules::node::layout(self.config.vxlan_port), elements)?;
+        tables.settle(
+            &self.node,
+            &rules::node::layout(self.config.vxlan_port, self.config.uplink_connections),
+            elements,
+        )?;
         tables.settle(&self.node, &rules::port::no_arp(), &Elements::none())
     }
 }

@@ -181,6 +181,8 @@ impl Core {
             match router.links.get(BRIDGE) {
                 Some(link) => {
                     bridge = Some(link.index);
+                    let asking = crate::neighbours::wrong_sysctls(&net.space, BRIDGE).unwrap_or_default();
+                    asking.iter().for_each(|name| wrong.add("sysctls", format!("sysctl {name} is not 0")));
                     let mac = crate::attach::kernel_mac(crate::layer2::bridge_mac(shape));
                     wrong.link(&Like { mtu: Some(shape.mtu), mac: Some(mac), ..Like::default() }, link);
                 }

@@ -4,17 +4,32 @@
 //! advertisements and redirects are routers' business. Multicast listener reports are dropped because nobody listens:
 //! snooping is off, and each would go to every port.
 
+use std::time::Duration;
+
 use knit_kernel::nft::{
-    Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, L4Proto, Rule, Table, TableState, field,
+    Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, IfName, L4Proto, Rule, Set, Table, TableState,
+    field,
 };
 
 use super::{from_ours, port, table};
 
 const FIRST: i32 = -300;
 
+/// How many questions who has an address a pod may ask in a second, and at once. Each goes to every pod of the Network on
+/// this node.
+const QUESTIONS: (u64, u32) = (100, 300);
+/// When a port's questions are counted from the start again: so long are ports remembered that are gone.
+const FORGET: Duration = Duration::from_secs(60);
+
+const NEIGHBOUR_SOLICITATION: Icmp6Type = Icmp6Type(135);
 const NEIGHBOUR_ADVERTISEMENT: Icmp6Type = Icmp6Type(136);
 const FORBIDDEN: [Icmp6Type; 6] =
     [Icmp6Type(130), Icmp6Type(131), Icmp6Type(132), Icmp6Type(134), Icmp6Type(137), Icmp6Type(143)];
+
+/// Ports that asked.
+fn questions() -> Set {
+    Set::of::<IfName>("questions").dynamic(1 << 16).timeouts().comment("ports that asked who has an address")
+}
 
 /// The bridge's table.
 pub(crate) fn layout() -> TableState {
@@ -26,6 +41,7 @@ pub(crate) fn layout() -> TableState {
     TableState::new(Table::new(table(Family::Bridge)).comment("made by knit"))
         .set(port::sources4(), [])
         .set(port::sources6(), [])
+        .set(questions(), [])
         .chain(
             Chain::base("ports", ChainKind::Filter, Hook::Prerouting, FIRST),
             [from_ours(Rule::new()).goto("port")],
@@ -35,6 +51,7 @@ pub(crate) fn layout() -> TableState {
             [
                 Rule::new().eq(field::ether_type(), &EtherType::IPV4).in_set(&source4, "sources4").accept(),
                 Rule::new().eq(field::ether_type(), &EtherType::IPV6).goto("port6"),
+                too_many(Rule::new().eq(field::ether_type(), &EtherType::ARP)),
                 Rule::new()
                     .eq(field::ether_type(), &EtherType::ARP)
                     .in_set(&frame, "sources4")
@@ -46,19 +63,27 @@ pub(crate) fn layout() -> TableState {
         .chain(
             Chain::regular("port6"),
             [
+                Rule::new().eq(field::l4proto(), &L4Proto::ICMPV6).jump("icmp6"),
+                Rule::new().in_set(&source6, "sources6").accept(),
+                Rule::new().counter().drop().comment("spoofed"),
+            ],
+        )
+        .chain(
+            Chain::regular("icmp6"),
+            [
+                Rule::new().one_of(&field::icmpv6_type(), &FORBIDDEN).drop(),
                 Rule::new()
-                    .eq(field::l4proto(), &L4Proto::ICMPV6)
-                    .one_of(&field::icmpv6_type(), &FORBIDDEN)
-                    .drop(),
-                Rule::new()
-                    .eq(field::l4proto(), &L4Proto::ICMPV6)
                     .eq(field::icmpv6_type(), &NEIGHBOUR_ADVERTISEMENT)
                     .not_in_set(&target, "sources6")
                     .counter()
                     .drop()
                     .comment("spoofed"),
-                Rule::new().in_set(&source6, "sources6").accept(),
-                Rule::new().counter().drop().comment("spoofed"),
+                too_many(Rule::new().eq(field::icmpv6_type(), &NEIGHBOUR_SOLICITATION)),
             ],
         )
+}
+
+/// More questions than a port may ask.
+fn too_many(rule: Rule) -> Rule {
+    rule.limit_each(&field::iifname(), "questions", QUESTIONS, FORGET).counter().drop().comment("too many")
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use knit_kernel::nft::{Element, Name, TableState};
+use knit_kernel::nft::{Element, Name, Set, TableState};
 
 use super::Put;
 
@@ -25,7 +25,12 @@ impl Elements<'static> {
 pub(crate) fn merge(layout: TableState, found: Option<&TableState>, elements: &Elements<'_>) -> TableState {
     let mut wanted = layout;
     for (name, state) in &mut wanted.sets {
-        let there = found.and_then(|found| found.sets.get(name)).filter(|there| there.set == state.set);
+        // What rules add comes by itself.
+        if state.set.dynamic {
+            continue;
+        }
+        let there =
+            found.and_then(|found| found.sets.get(name)).filter(|there| alike(&there.set, &state.set));
         let others = there.into_iter().flat_map(|there| there.elements.values());
         state.extend(others.filter(|element| !(elements.owns)(name, element)).cloned());
     }
@@ -39,6 +44,13 @@ pub(crate) fn merge(layout: TableState, found: Option<&TableState>, elements: &E
         }
     }
     wanted
+}
+
+/// Whether the elements of one set can be those of another. A new version may change what else there is of a set (its
+/// comment, its size), and other Networks' elements must not be away until each of them is set up again. A key is never
+/// changed under its name: such a set gets a new one.
+fn alike(a: &Set, b: &Set) -> bool {
+    a.key == b.key && a.kind == b.kind && a.interval == b.interval
 }
 
 /// The interface that an element is about, if its key begins with one.

@@ -17,6 +17,9 @@ const MANGLE: i32 = -150;
 const SRCNAT: i32 = 100;
 const FILTER: i32 = 0;
 
+/// How many keys the connections of one uplink are counted under.
+const FLOW_PARTS: u32 = 256;
+
 const REPLY: CtDirection = CtDirection(1);
 
 /// Sets of the node's table that are keyed by an uplink.
@@ -104,14 +107,21 @@ pub(crate) fn hairpin6() -> Set {
     Set::of::<(Ipv6Addr, Ipv6Addr)>("hairpin6")
 }
 
+/// Connections that came out of routers, counted by uplink and a part of the connection's hash.
+fn flows() -> Set {
+    let most = u32::from(uplink::COUNT) * FLOW_PARTS;
+    Set::of::<(IfName, Mark)>("flows").dynamic(most).comment("connections of each uplink, in parts")
+}
+
 /// Whether an element of a set is the default Network's, which has this number.
 pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
     ["sources", "pods", "inside", "outward"].iter().any(|name| set.starts_with(name))
         || tunnel::is_of(set, element, network)
 }
 
-/// The node's table without any element that depends on a Network or a pod.
-pub(crate) fn layout(vxlan_port: u16) -> TableState {
+/// The node's table without any element that depends on a Network or a pod. `connections` is the most that each Network
+/// may have through its uplink, about; 0 is as many as there is room for.
+pub(crate) fn layout(vxlan_port: u16, connections: u32) -> TableState {
     let state = TableState::new(Table::new(table(Family::Inet)).comment("made by knit"));
     let frames = vec![tunnel::to_tunnel(vxlan_port).goto("tunnel")];
     let state = tunnel::checks(port::checks(state, "uplinks", frames), vxlan_port);
@@ -132,14 +142,15 @@ pub(crate) fn layout(vxlan_port: u16) -> TableState {
         host_ports_at6(),
         hairpin4(),
         hairpin6(),
+        flows(),
     ]
     .into_iter()
     .fold(state, |state, set| state.set(set, []));
-    from_uplinks(to_uplinks(translation(state), vxlan_port))
+    from_uplinks(to_uplinks(translation(state), vxlan_port), connections)
 }
 
 /// What comes out of a Network's router: answers, services that it lists, the outside if it may.
-fn from_uplinks(state: TableState) -> TableState {
+fn from_uplinks(state: TableState, connections: u32) -> TableState {
     let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
     let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
     let (link4, link6) = uplink::ranges();
@@ -150,7 +161,7 @@ fn from_uplinks(state: TableState) -> TableState {
         )
         .chain(
             Chain::regular("from-uplink").comment("default deny"),
-            [
+            vec![
                 Rule::new().any_of(field::ct_state(), &CtState::INVALID).drop(),
                 Rule::new().eq(field::ct_direction(), &REPLY).accept().comment("answers"),
                 Rule::new().any_of(field::ct_state(), &CtState::RELATED).goto("from-uplink-related"),
@@ -160,6 +171,7 @@ fn from_uplinks(state: TableState) -> TableState {
                 v6().not_in_prefix(field::ip6_saddr(), link6.addr().into(), link6.prefix_len())
                     .counter()
                     .drop(),
+                Rule::new().any_of(field::ct_state(), &CtState::NEW).jump("new-flow"),
                 v4().in_set(&(field::iifname(), field::ip_daddr()), "uplink-services4").accept(),
                 v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-services6").accept(),
                 Rule::new().not_in_set(&field::iifname(), "uplinks-outside").counter().drop(),
@@ -172,6 +184,7 @@ fn from_uplinks(state: TableState) -> TableState {
                 v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-inside6").counter().drop(),
             ],
         )
+        .chain(Chain::regular("new-flow").comment("one Network leaves others room"), new_flow(connections))
         .chain(
             Chain::regular("from-uplink-related")
                 .comment("errors about connections, from who may know of them"),
@@ -183,6 +196,15 @@ fn from_uplinks(state: TableState) -> TableState {
                 Rule::new().counter().drop(),
             ],
         )
+}
+
+/// Drops the first packet of a connection if its Network has too many. The kernel looks through all that it counted under
+/// one key when another one comes, so each uplink has many keys: which one follows from the connection's hash.
+fn new_flow(connections: u32) -> Vec<Rule> {
+    let each = connections.div_ceil(FLOW_PARTS);
+    let key = (field::iifname(), field::symhash(FLOW_PARTS));
+    let rule = Rule::new().connections_over(&key, "flows", each).counter().drop();
+    (connections > 0).then(|| rule.comment("too many connections")).into_iter().collect()
 }
 
 /// What goes into a Network's router: answers, what was steered there, and the node's own (which is not forwarded).

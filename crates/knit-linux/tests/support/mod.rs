@@ -119,20 +119,32 @@ impl Node {
         let space = namespace();
         let addresses = plug(wire, &space, name, host, mtu);
         let routers = PathBuf::from(format!("/run/routers-{name}"));
-        let runtime = Self::runtime(name, &space, &addresses, &routers);
+        let runtime = Self::runtime(name, &space, &addresses, &routers, |_| {});
         Self { name, space, addresses, runtime, routers }
     }
 
-    fn runtime(name: &str, space: &NetNs, addresses: &[IpAddr], routers: &std::path::Path) -> LinuxRuntime {
+    fn runtime(
+        name: &str,
+        space: &NetNs,
+        addresses: &[IpAddr],
+        routers: &std::path::Path,
+        change: impl FnOnce(&mut Config),
+    ) -> LinuxRuntime {
         std::fs::create_dir_all(routers).expect("a directory");
         let mut config = Config::new(name, addresses.to_vec(), space.try_clone().expect("a clone"));
         config.router_directory = routers.to_path_buf();
+        change(&mut config);
         LinuxRuntime::new(config).expect("a runtime")
     }
 
     /// The agent is replaced: a new runtime that knows nothing.
     pub fn restart(&mut self) {
-        self.runtime = Self::runtime(self.name, &self.space, &self.addresses, &self.routers);
+        self.restart_with(|_| {});
+    }
+
+    /// The agent is replaced by one that is told something else.
+    pub fn restart_with(&mut self, change: impl FnOnce(&mut Config)) {
+        self.runtime = Self::runtime(self.name, &self.space, &self.addresses, &self.routers, change);
     }
 
     pub fn handle(&self) -> Handle {

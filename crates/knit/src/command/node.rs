@@ -101,6 +101,11 @@ pub struct Args {
     #[arg(long, env = "KNIT_SERVICES_METRICS_ADDR", value_name = "ADDRESS:PORT", default_value_t = knit_services::METRICS)]
     services_metrics_addr: SocketAddr,
 
+    /// The most connections, about, that the pods of one Network may have through this node at once; 0 for as many as
+    /// the kernel has room for. The default Network has no limit of its own
+    #[arg(long, env = "KNIT_NETWORK_CONNECTIONS", value_name = "NUMBER", default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
+    network_connections: u32,
+
     /// Seconds to wait for an agent that is being replaced
     #[arg(long, env = "KNIT_REPLACE_WAIT", value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
@@ -163,9 +168,11 @@ fn config(args: Args) -> Result<AgentConfig> {
     let run_dir = std::path::absolute(&args.run_dir).context("the run-time directory cannot be named")?;
     let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
     let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
+    let connections = args.network_connections;
     let make = move |addresses| -> knit_runtime::Result<Arc<dyn Runtime>> {
         let mut config = knit_linux::Config::new(node, addresses, namespace);
         config.router_directory = routers;
+        config.uplink_connections = connections;
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);

@@ -7,6 +7,7 @@ use super::Node;
 pub fn look(node: &mut Node) {
     forwarding(node);
     conntrack(node);
+    neighbours(node);
     bridged_packets(node);
     user_namespaces(node);
 }
@@ -71,6 +72,41 @@ fn conntrack(node: &mut Node) {
     }
 }
 
+/// The tables of neighbours, which all namespaces of the machine share: a full one cuts the node off its own gateway.
+fn neighbours(node: &mut Node) {
+    let check = "neighbours";
+    for (family, table) in [("ipv4", "arp_cache"), ("ipv6", "ndisc_cache")] {
+        let limit = read(&format!("/proc/sys/net/{family}/neigh/default/gc_thresh3"));
+        let Some(most) = limit.and_then(|text| text.parse::<u64>().ok()) else {
+            // Only the machine's own namespace has it.
+            continue;
+        };
+        let now = read(&format!("/proc/net/stat/{table}")).and_then(|text| entries(&text));
+        let name = format!("net.{family}.neigh.default.gc_thresh3");
+        let now_text = now.map_or_else(|| "an unknown number".to_owned(), |now| now.to_string());
+        let raise = format!("sysctl -w {name}=65536; the agent does so at its start where it may");
+        if now.is_some_and(|now| now * 10 >= most * 8) {
+            let text =
+                format!("{now_text} of {most} ({name}): when it is full, this node reaches nobody new");
+            node.wrong(check, text, raise);
+        } else if most < ROOM {
+            let text =
+                format!("{name} is {most}: one pod of a Layer2 Network can fill it for the whole machine");
+            node.warning(check, text, raise);
+        } else {
+            node.good(check, format!("{now_text} of at most {most} ({family})"));
+        }
+    }
+}
+
+/// The limit that the agent sets.
+const ROOM: u64 = 65_536;
+
+/// How many entries a table has, as `/proc/net/stat` says: in hexadecimal, the same in each processor's line.
+fn entries(stat: &str) -> Option<u64> {
+    u64::from_str_radix(stat.lines().nth(1)?.split_whitespace().next()?, 16).ok()
+}
+
 fn bridged_packets(node: &mut Node) {
     let check = "bridged packets";
     if Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() {
@@ -106,5 +142,18 @@ fn user_namespaces(node: &mut Node) {
             );
         }
         None => node.good(check, "allowed: the lab runs without root"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_count_of_neighbours_is_read() {
+        let stat = "entries  allocs   destroys\n0000001f 00000002 00000000\n0000001f 00000001 00000001\n";
+        assert_eq!(entries(stat), Some(31));
+        assert_eq!(entries("entries\n"), None);
+        assert_eq!(entries(""), None);
     }
 }

@@ -1,0 +1,181 @@
+//! One tenant that does its worst, and others that do not notice; and an upgrade that takes nothing from others.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use knit_kernel::NetNs;
+use knit_kernel::netlink::{Message, Protocol, Socket};
+use knit_kernel::nft::{Family, Kernel, Nftables, TableId};
+use knit_kernel::op::Op;
+use knit_kernel::route::Route;
+use knit_kernel::testing::in_namespaces;
+use support::{Cluster, NEVER, SOON, Talk, blue, default_network, green, ip, name, net, run, udp};
+
+/// How many of `count` connections, each from a socket of its own, arrive at `to` in the outside.
+fn connections(pod: &NetNs, outside: &NetNs, to: SocketAddr, count: usize) -> usize {
+    let listener = outside.run(|| UdpSocket::bind(to)).expect("in").expect("bound");
+    let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
+    let mut arrived = 0;
+    let sent = |arrived: &mut usize, wait: Duration| {
+        listener.set_read_timeout(Some(wait)).expect("a timeout");
+        while listener.recv_from(&mut [0; 8]).is_ok() {
+            *arrived += 1;
+        }
+    };
+    // In handfuls, so that the listener's buffer holds them.
+    for _ in 0..count / 50 {
+        for _ in 0..50 {
+            let socket = pod.run(|| UdpSocket::bind((any, 0))).expect("in").expect("bound");
+            socket.send_to(b"hello", to).expect("sent");
+        }
+        sent(&mut arrived, Duration::from_millis(1));
+    }
+    sent(&mut arrived, NEVER);
+    arrived
+}
+
+#[test]
+fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::new();
+            cluster.a.restart_with(|config| config.uplink_connections = 512);
+            cluster.a.setup(&default_network()).await;
+            cluster.a.setup(&blue(&cluster.a)).await;
+            cluster.a.setup(&green(&cluster.a)).await;
+            let greedy = cluster.a.pod(&blue(&cluster.a), "greedy", &["10.77.0.18", "fd77::12"]).await;
+            let modest = cluster.a.pod(&green(&cluster.a), "modest", &["10.77.0.34", "fd77::22"]).await;
+            // Both families count together.
+            let worlds = [ip("203.0.113.9"), ip("2001:db8:99::9")];
+            let first = connections(&greedy.space, &cluster.outside, SocketAddr::new(worlds[0], 7000), 1000);
+            assert!((100..=560).contains(&first), "{first} of 1000 connections");
+            let both = worlds.map(|world| {
+                connections(&greedy.space, &cluster.outside, SocketAddr::new(world, 7001), 1500)
+            });
+            let all = first + both.iter().sum::<usize>();
+            assert!(all <= 560, "{first} and {both:?} of 4000 connections");
+            for (place, world) in worlds.into_iter().enumerate() {
+                for port in 7100..7110 {
+                    let talk = udp(&modest.space, &cluster.outside, world, port, SOON);
+                    assert_ne!(talk, Talk::Silence, "{place} {port}");
+                }
+                let node = udp(&cluster.a.space, &cluster.outside, world, 7200, SOON);
+                assert_ne!(node, Talk::Silence, "the node itself");
+            }
+        });
+    });
+}
+
+/// How many neighbours a namespace is asking for: the kernel cannot evict these.
+fn asked_for(space: &NetNs) -> usize {
+    const RTM_GETNEIGH: u16 = 30;
+    const NUD_INCOMPLETE: u16 = 1;
+    let mut socket = Socket::open_in(Protocol::Route, space).expect("a socket");
+    let each = |count: &mut usize, message: Message<'_>| {
+        let (header, _) = message.split::<12>()?;
+        *count += usize::from(u16::from_ne_bytes([header[8], header[9]]) & NUD_INCOMPLETE != 0);
+        Ok(())
+    };
+    socket.dump(RTM_GETNEIGH, |w| _ = w.fixed(&[0; 12]), || 0, each).expect("neighbours")
+}
+
+#[test]
+fn a_router_asks_nobody_for_addresses_that_nobody_has() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let network = blue(&cluster.a);
+            let pod = cluster.a.pod(&network, "scanner", &["10.77.0.18", "fd77::12"]).await;
+            let other = cluster.a.pod(&network, "other", &["10.77.0.19", "fd77::13"]).await;
+            let far = cluster.b.pod(&blue(&cluster.b), "far", &["10.77.0.34", "fd77::22"]).await;
+            let handle = pod.handle();
+            let eth0 = handle.index_of(&name("eth0")).expect("eth0");
+            // A pod may send what is on its segment to its gateway as well.
+            for (to, via) in [("10.77.0.128/25", "10.77.0.1"), ("fd77::8000/113", "fd77::1")] {
+                let route = Route::to(net(to)).dev(eth0).via(ip(via));
+                handle.apply(&[Op::create(route)]).expect("a route");
+            }
+            let (v4, v6) = (
+                pod.space.run(|| UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound"),
+                pod.space.run(|| UdpSocket::bind("[::]:0")).expect("in").expect("bound"),
+            );
+            for number in 130..230 {
+                v4.send_to(b"x", (format!("10.77.0.{number}").as_str(), 9)).expect("sent");
+                v6.send_to(b"x", (format!("fd77::8{number:03x}").as_str(), 9)).expect("sent");
+            }
+            assert_eq!(asked_for(&cluster.a.router("blue")), 0);
+            for (target, server) in [("10.77.0.19", &other), ("fd77::13", &other), ("10.77.0.34", &far)] {
+                assert_ne!(udp(&pod.space, &server.space, ip(target), 5000, SOON), Talk::Silence, "{target}");
+                assert_ne!(udp(&cluster.a.space, &pod.space, ip("10.77.0.18"), 5000, SOON), Talk::Silence);
+            }
+        });
+    });
+}
+
+/// Packets that were dropped because a port asked too often.
+fn too_many(router: &NetNs) -> u64 {
+    let mut kernel = Kernel::open_in(router).expect("nftables");
+    let table = kernel.table(&TableId::new(Family::Bridge, "knit")).expect("a listing").expect("a table");
+    let rules = table.chains.values().flat_map(|chain| &chain.rules);
+    let ours = rules.filter(|rule| rule.rule.comment.as_deref() == Some("too many"));
+    ours.filter_map(|rule| rule.counter).map(|(packets, _)| packets).sum()
+}
+
+#[test]
+fn a_switched_pod_that_asks_for_everybody_is_slowed_down_alone() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let network = blue(&cluster.a);
+            let scanner = cluster.a.pod(&network, "scanner", &["10.77.0.18", "fd77::12"]).await;
+            let one = cluster.a.pod(&network, "one", &["10.77.0.19", "fd77::13"]).await;
+            let two = cluster.a.pod(&network, "two", &["10.77.0.20", "fd77::14"]).await;
+            let router = cluster.a.router("blue");
+            let v6 = scanner.space.run(|| UdpSocket::bind("[::]:0")).expect("in").expect("bound");
+            for number in 0..600 {
+                // Where the table is full, the kernel says so.
+                let _ = v6.send_to(b"x", (format!("fd77::f{number:03x}").as_str(), 9));
+            }
+            assert!(too_many(&router) > 0, "600 questions at once");
+            for (from, to) in [(&one, "10.77.0.20"), (&one, "fd77::14")] {
+                assert_ne!(udp(&from.space, &two.space, ip(to), 5000, SOON), Talk::Silence, "{to}");
+            }
+        });
+    });
+}
+
+#[test]
+fn an_upgrade_that_changes_a_set_takes_nothing_from_networks_that_are_set_up_later() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            let plain = cluster.a.pod(&default_network(), "plain", &["10.244.1.5", "fd44::1:5"]).await;
+            let pod = cluster.a.pod(&green(&cluster.a), "green", &["10.77.0.34", "fd77::22"]).await;
+            // The version before had other words in its sets.
+            let mut kernel = Kernel::open_in(&cluster.a.space).expect("nftables");
+            let table = TableId::new(Family::Inet, "knit");
+            let mut before = kernel.table(&table).expect("a listing").expect("a table").without_handles();
+            for state in before.sets.values_mut().filter(|state| state.set.name.starts_with("uplink")) {
+                state.set.comment = Some("as it was".into());
+            }
+            kernel.apply(&before).expect("the version before");
+            cluster.a.restart();
+            cluster.a.setup(&blue(&cluster.a)).await;
+            let now = kernel.table(&table).expect("a listing").expect("a table");
+            assert!(now.sets["uplinks"].set.comment.as_deref() != Some("as it was"), "it was upgraded");
+            for world in ["203.0.113.9", "2001:db8:99::9"] {
+                assert_ne!(
+                    udp(&pod.space, &cluster.outside, ip(world), 5000, SOON),
+                    Talk::Silence,
+                    "{world}"
+                );
+            }
+            for target in ["10.77.0.34", "fd77::22"] {
+                let talk = udp(&plain.space, &pod.space, ip(target), 5002, NEVER);
+                assert_eq!(talk, Talk::Silence, "{target} from the default Network");
+            }
+        });
+    });
+}
