@@ -115,7 +115,7 @@ impl Core {
         let mut call: BoxFuture<'static, _> = Box::pin(async move { asking.attach(&asked).await });
         match tokio::time::timeout(limit, &mut call).await {
             Ok(Ok(attachment)) => {
-                verify(&request, &attachment)?;
+                verify(&request, &attachment, record.netns().inode)?;
                 Ok(attachment)
             }
             Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface, error)),
@@ -290,7 +290,7 @@ fn addresses(network: &Arc<Network>, leased: &knit_ipam::Addresses) -> Vec<Addre
 }
 
 /// Whether a runtime's answer covers what it was asked for. Fail closed: half an answer is none.
-pub(crate) fn verify(request: &AttachRequest, attachment: &Attachment) -> Result<()> {
+pub(crate) fn verify(request: &AttachRequest, attachment: &Attachment, inode: u64) -> Result<()> {
     let problem = if attachment.interface != request.interface {
         Some(format!("the interface is called {}", attachment.interface))
     } else if attachment.network != request.network {
@@ -301,6 +301,13 @@ pub(crate) fn verify(request: &AttachRequest, attachment: &Attachment) -> Result
         Some(format!("it has no address {}", missing.net.addr()))
     } else if request.mac.is_some_and(|mac| mac != attachment.mac) {
         Some(format!("its MAC is {}", attachment.mac))
+    } else if ![0, inode].contains(&attachment.pod_netns_inode) {
+        // A runtime opens the namespace by its path, and a path such as /proc/PID/ns/net may be another's meanwhile.
+        Some(format!(
+            "{} is network namespace {} now, and that of the pod was {inode}",
+            request.netns.display(),
+            attachment.pod_netns_inode
+        ))
     } else {
         None
     };

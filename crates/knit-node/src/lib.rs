@@ -27,6 +27,7 @@ pub mod files;
 pub mod front_door;
 pub mod hotplug;
 pub mod http;
+pub mod kernel_tables;
 pub mod level;
 pub mod locks;
 pub mod metrics;

@@ -1,6 +1,7 @@
 //! What the agent counts, as Prometheus shows it.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -12,6 +13,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::Reason;
+use crate::kernel_tables;
 use crate::networks::NetworkState;
 use crate::proxy::ServicesState;
 
@@ -28,6 +30,8 @@ pub struct Metrics {
     service_ports: Family<NetworkLabels, Gauge>,
     garbage: Counter,
     repairs: Family<RepairLabels, Counter>,
+    table_entries: Family<TableLabels, Gauge>,
+    table_limit: Family<TableLabels, Gauge>,
 }
 
 /// What was asked for.
@@ -74,6 +78,11 @@ struct OperationLabels {
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct NetworkLabels {
     network: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct TableLabels {
+    table: &'static str,
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
@@ -131,6 +140,18 @@ impl Default for Metrics {
             "What was put right because somebody else had changed it, by what it was",
             repairs.clone(),
         );
+        let table_entries = Family::default();
+        registry.register(
+            "kernel_table_entries",
+            "Entries of a table of the kernel's that everybody on this node shares",
+            table_entries.clone(),
+        );
+        let table_limit = Family::default();
+        registry.register(
+            "kernel_table_limit",
+            "From how many entries on a table of the kernel's takes no more",
+            table_limit.clone(),
+        );
         Self {
             registry,
             requests,
@@ -142,6 +163,8 @@ impl Default for Metrics {
             service_ports,
             garbage,
             repairs,
+            table_entries,
+            table_limit,
         }
     }
 }
@@ -192,9 +215,22 @@ impl Metrics {
         }
     }
 
+    /// Says how full the kernel's tables are.
+    fn kernel_tables(&self) {
+        for found in kernel_tables::read(Path::new("/proc")) {
+            let labels = TableLabels { table: found.name };
+            let set = |gauge: &Family<TableLabels, Gauge>, value: u64| {
+                gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
+            };
+            set(&self.table_entries, found.entries);
+            set(&self.table_limit, found.limit);
+        }
+    }
+
     /// All of it, in the text form of OpenMetrics.
     #[must_use]
     pub fn text(&self) -> String {
+        self.kernel_tables();
         let mut text = String::new();
         if encode(&mut text, &self.registry).is_err() {
             text.clear();

@@ -300,7 +300,7 @@ impl Core {
             let again = self.make_again(&runtime, &request);
             let result = tokio::time::timeout(self.config().runtime_deadline, again).await;
             match result {
-                Ok(Ok(made)) if crate::attach::verify(&request, &made).is_ok() => {
+                Ok(Ok(made)) if crate::attach::verify(&request, &made, record.netns().inode).is_ok() => {
                     tracing::warn!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, "an interface was lost or damaged, and is made again");
                     self.metrics().repaired("attachment", 1);
                     let message = format!(
@@ -319,7 +319,14 @@ impl Core {
                     }
                     self.report().changed(&pod.sandbox);
                 }
-                Ok(Ok(_)) | Err(_) => outcome.failed += 1,
+                Ok(Ok(made)) => {
+                    // It may be in a namespace that is another's by now: nothing of ours stays there.
+                    if let Err(error) = runtime.detach(&request.pod, Some(&made.interface)).await {
+                        tracing::error!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, error = &error as &dyn std::error::Error, "an interface that was not made as asked cannot be removed");
+                    }
+                    outcome.failed += 1;
+                }
+                Err(_) => outcome.failed += 1,
                 Ok(Err(error)) => {
                     tracing::error!(sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network, error = &error as &dyn std::error::Error, "a lost interface cannot be made again");
                     outcome.failed += 1;

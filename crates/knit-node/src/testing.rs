@@ -53,6 +53,8 @@ pub struct Faults {
     pub hang_detaches: bool,
     /// Answers leave the addresses out.
     pub forget_addresses: bool,
+    /// The path of the pod's namespace means another one when it is opened.
+    pub other_namespace: bool,
 }
 
 /// A process that can be killed at a step. Clones are the same one.
@@ -255,7 +257,7 @@ impl FakeRuntime {
             routes: request.routes.clone(),
             dns: request.dns.clone(),
             host: HostEnd { name: format!("host{number}"), index: 7, netns_path: None, netns_inode: 1 },
-            pod_netns_inode: namespace.inode,
+            pod_netns_inode: namespace.inode + u64::from(state.faults.other_namespace),
         };
         state.halves.remove(&key);
         state.attachments.insert(key, attachment.clone());

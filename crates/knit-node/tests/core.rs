@@ -81,6 +81,20 @@ async fn a_runtime_that_answers_half_has_failed() {
     assert!(node.is_clean());
 }
 
+#[tokio::test]
+async fn an_interface_in_another_namespace_than_the_pods_does_not_stay() {
+    let node = Node::new();
+    let agent = node.start().await;
+    // Between the look at the namespace and the runtime's own, its path became another's.
+    node.kernel.fail(Faults { other_namespace: true, ..Faults::default() });
+    let error = agent.add(node.request("a", "shop", "blue")).await.expect_err("not the pod's namespace");
+    assert_eq!(error.reason, Reason::AttachFailed);
+    assert!(error.chain().contains("network namespace"), "{}", error.chain());
+    assert!(node.is_clean());
+    node.kernel.fail(Faults::default());
+    agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_hangs_is_given_up() {
     let node = Node::new();
