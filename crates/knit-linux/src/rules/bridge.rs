@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use knit_kernel::nft::{
-    Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, IfName, L4Proto, Rule, Set, Table, TableState,
-    field,
+    ArpOp, Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, IfName, L4Proto, Rule, Set, Table,
+    TableState, field,
 };
 
 use super::{from_ours, port, table};
@@ -21,6 +21,7 @@ const QUESTIONS: (u64, u32) = (100, 300);
 /// When a port's questions are counted from the start again: so long are ports remembered that are gone.
 const FORGET: Duration = Duration::from_secs(60);
 
+const ARP_REQUEST: ArpOp = ArpOp(1);
 const NEIGHBOUR_SOLICITATION: Icmp6Type = Icmp6Type(135);
 const NEIGHBOUR_ADVERTISEMENT: Icmp6Type = Icmp6Type(136);
 const FORBIDDEN: [Icmp6Type; 6] =
@@ -51,7 +52,11 @@ pub(crate) fn layout() -> TableState {
             [
                 Rule::new().eq(field::ether_type(), &EtherType::IPV4).in_set(&source4, "sources4").accept(),
                 Rule::new().eq(field::ether_type(), &EtherType::IPV6).goto("port6"),
-                too_many(Rule::new().eq(field::ether_type(), &EtherType::ARP)),
+                too_many(
+                    Rule::new()
+                        .eq(field::ether_type(), &EtherType::ARP)
+                        .eq(field::arp_operation(), &ARP_REQUEST),
+                ),
                 Rule::new()
                     .eq(field::ether_type(), &EtherType::ARP)
                     .in_set(&frame, "sources4")

@@ -433,8 +433,14 @@ pub fn ours(node: &Node) -> Vec<String> {
 pub fn tables_in(space: &NetNs) -> Vec<String> {
     let mut kernel = Kernel::open_in(space).expect("nftables");
     let table = |family| kernel.table(&TableId::new(family, "knit")).expect("a listing");
-    let tables: Vec<TableState> =
+    let mut tables: Vec<TableState> =
         [Family::Inet, Family::Arp, Family::Bridge].into_iter().filter_map(table).collect();
+    // What rules add to sets goes by itself, after a while.
+    for set in tables.iter_mut().flat_map(|table| table.sets.values_mut()) {
+        if set.set.dynamic {
+            set.elements.clear();
+        }
+    }
     // With the numbers of rules, so that one that was made anew shows.
     let rules = |table: &TableState| -> Vec<u64> {
         table.chains.values().flat_map(|chain| chain.rules.iter().map(|rule| rule.handle)).collect()
