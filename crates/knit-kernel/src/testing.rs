@@ -12,10 +12,11 @@
 //!
 //! The test's process starts the same test binary once more with `--exact` and this test's name, in new namespaces,
 //! and there the closure runs. Output and failure come back to the first process; if that one dies, so does the second.
-//! Where the system does not allow it, the test prints that it is skipped and why, and passes.
+//! Where the system does not allow it, the test prints that it is skipped and why, and passes; unless
+//! `KNIT_TEST_STRICT` says that this machine has all that tests need: then a skip is a failure. See [`skip`].
 #![allow(unsafe_code, reason = "fork, unshare and exec have no safe wrapper")]
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -33,6 +34,10 @@ const GUARD: &str = "KNIT_TEST_IN_NAMESPACES";
 const PROGRAM: &str = "(program)";
 /// What an inner test prints when the set-up inside was refused; the outer one then reports a skip.
 const SKIP_MARK: &str = "knit-test-skipped: ";
+/// `1`: a skip fails the test, unless this kernel lacks something. `all`: then, too.
+const STRICT: &str = "KNIT_TEST_STRICT";
+/// Names a file that gets a line for each skip, because a test that passes shows none of its output.
+const SKIPS: &str = "KNIT_TEST_SKIPS";
 /// No test of ours takes this long; one that does hangs.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -63,9 +68,35 @@ pub fn eventually(what: &str, deadline: Duration, mut condition: impl FnMut() ->
     }
 }
 
-/// Says that a test, or a part of it, is skipped, and why. To be followed by a return.
+/// Says that a test, or a part of it, is skipped for want of a program, a file or a privilege, and why. To be followed by
+/// a return. Fails the test where `KNIT_TEST_STRICT` is `1` or `all`.
+///
+/// Where `KNIT_TEST_SKIPS` names a file, it is said there, too: a test that passes shows none of its output.
+#[track_caller]
 pub fn skip(why: impl std::fmt::Display) {
+    skip_unless(&["1", "all"], &why.to_string());
+}
+
+/// The same where the kernel lacks something, which nobody can install: fails the test only where `KNIT_TEST_STRICT` is
+/// `all`, as `cargo xtask kernel-test` sets it for kernels that have everything.
+#[track_caller]
+pub fn skip_for_kernel(lacks: impl std::fmt::Display) {
+    skip_unless(&["all"], &format!("this kernel has no {lacks}"));
+}
+
+#[track_caller]
+fn skip_unless(strict: &[&str], why: &str) {
+    let value = std::env::var(STRICT).unwrap_or_default();
+    let known = ["", "0", "1", "all"].contains(&value.as_str());
+    assert!(known, "{STRICT} is {value:?}; it can be 0, 1 or all");
+    assert!(!strict.contains(&value.as_str()), "{STRICT} is {value}, and this would be skipped: {why}");
     println!("skipped: {why}");
+    if let Some(file) = std::env::var_os(SKIPS) {
+        let line = format!("{}: {why}\n", std::thread::current().name().unwrap_or("a test"));
+        let written = std::fs::OpenOptions::new().create(true).append(true).open(&file);
+        let written = written.and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("cannot write to {}: {error}", file.display()));
+    }
 }
 
 /// A further network namespace with `lo` up; it is gone when the value is dropped.
@@ -195,7 +226,8 @@ pub fn cpu_time() -> (Duration, Duration) {
 fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(GUARD, name);
+    // One that is ignored runs here only if somebody asked for it outside.
+    command.args(["--exact", name, "--include-ignored", "--nocapture", "--test-threads=1"]).env(GUARD, name);
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     unshare_before_exec(&mut command, map, false);
     let mut child = command.spawn()?;

@@ -7,7 +7,7 @@ use knit_kernel::netlink::{Batch, Error, Protocol, Socket, flags};
 use knit_kernel::netns::{self, NetNs};
 use knit_kernel::nft::Nftables as _;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_kernel::testing::{eventually, in_namespaces, namespace, privileged};
+use knit_kernel::testing::{eventually, in_namespaces, namespace, privileged, skip, skip_for_kernel};
 use knit_kernel::{Handle, IfName};
 use rustix::thread::CapabilitySet;
 
@@ -86,6 +86,71 @@ fn a_failure_inside_fails_the_test() {
     if NetNs::unnamed().is_err() {
         panic!("skipped; otherwise it would have failed in its namespaces");
     }
+}
+
+const SKIPPING: [&str; 3] = ["skips_at_once", "skips_in_namespaces", "skips_for_the_kernel"];
+
+#[test]
+#[ignore = "the two tests below run it"]
+fn skips_at_once() {
+    skip("no such program");
+}
+
+#[test]
+#[ignore = "the two tests below run it"]
+fn skips_in_namespaces() {
+    in_namespaces(|| skip("no such file"));
+}
+
+#[test]
+#[ignore = "the two tests below run it"]
+fn skips_for_the_kernel() {
+    skip_for_kernel("such module");
+}
+
+/// Runs those above with this value of `KNIT_TEST_STRICT`; what they printed, and which of them passed.
+fn skipping(strict: &str, skips: &std::path::Path) -> (String, Vec<&'static str>) {
+    let output = std::process::Command::new("/proc/self/exe")
+        .args(["--ignored", "--exact"])
+        .args(SKIPPING)
+        .env("KNIT_TEST_STRICT", strict)
+        .env("KNIT_TEST_SKIPS", skips)
+        .output()
+        .expect("this program runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let passed = |name: &&str| said.contains(&format!("test {name} ... ok\n"));
+    let passed = SKIPPING.into_iter().filter(passed).collect();
+    (said, passed)
+}
+
+#[test]
+fn a_skip_is_a_failure_where_everything_must_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let skips = folder.path().join("skips");
+    let (said, passed) = skipping("all", &skips);
+    assert_eq!(passed, [""; 0], "{said}");
+    assert!(said.contains("KNIT_TEST_STRICT is all, and this would be skipped: no such program"), "{said}");
+    assert!(said.contains("this would be skipped: this kernel has no such module"), "{said}");
+    assert!(!skips.exists(), "failures are not skips");
+    // Nobody can install another kernel's features.
+    let (said, passed) = skipping("1", &skips);
+    assert_eq!(passed, ["skips_for_the_kernel"], "{said}");
+    let (said, passed) = skipping("yes", &skips);
+    assert!(passed.is_empty() && said.contains("it can be 0, 1 or all"), "{said}");
+}
+
+#[test]
+fn skips_of_tests_that_pass_are_listed_in_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let skips = folder.path().join("skips");
+    for strict in ["", "0"] {
+        let (said, passed) = skipping(strict, &skips);
+        assert_eq!(passed, SKIPPING, "{said}");
+    }
+    let listed = std::fs::read_to_string(&skips).expect("a list");
+    assert_eq!(listed.matches("skips_at_once: no such program\n").count(), 2, "{listed}");
+    assert_eq!(listed.matches("skips_in_namespaces: ").count(), 2, "{listed}");
+    assert_eq!(listed.lines().count(), 6, "{listed}");
 }
 
 #[test]

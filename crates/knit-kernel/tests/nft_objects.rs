@@ -10,7 +10,7 @@ use knit_kernel::nft::{
     NatFlags, NatKind, NfProto, Nftables, Policy, Port, Reject, Rule, Set, Table, TableId, TableState,
     Transaction, Uid, Verdict, Zone, diff, field,
 };
-use knit_kernel::testing::{in_namespaces, skip};
+use knit_kernel::testing::{in_namespaces, skip, skip_for_kernel};
 
 type ServiceKey = (Ipv4Addr, L4Proto, Port);
 type SlotKey = (Ipv4Addr, L4Proto, Port, Mark);
@@ -293,7 +293,7 @@ fn cgroups_are_matched_by_id() {
         );
         match kernel.apply(&wanted) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
-                skip("this kernel has no socket cgroupv2 expression");
+                skip_for_kernel("socket cgroupv2 expression");
             }
             other => {
                 other.expect("the kernel takes it");
@@ -313,7 +313,7 @@ fn bridges_are_matched_by_name() {
         );
         match kernel.apply(&wanted) {
             Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
-                skip("this kernel has no bridge family or no meta ibrname");
+                skip_for_kernel("bridge family or no meta ibrname");
             }
             other => {
                 other.expect("the kernel takes it");

@@ -12,7 +12,7 @@ use knit_kernel::nft::{
     L4Proto, Mark, NatFlags, Nftables, Port, Reject, Rule, Set, TableId, TableState, Transaction, Verdict,
     field,
 };
-use knit_kernel::testing::{eventually, in_namespaces, namespace, skip};
+use knit_kernel::testing::{eventually, in_namespaces, namespace, skip_for_kernel};
 
 const LINK: u32 = 10;
 const SECONDS: Duration = Duration::from_secs(60);
@@ -394,7 +394,7 @@ fn an_ingress_chain_drops_spoofed_packets() {
         );
         match kernel.apply(&table) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
-                return skip("this kernel has no ingress hook");
+                return skip_for_kernel("ingress hook");
             }
             other => _ = other.expect("the kernel takes it"),
         }

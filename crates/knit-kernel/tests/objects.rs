@@ -10,7 +10,7 @@ use knit_kernel::neigh::Neighbour;
 use knit_kernel::route::{Route, RouteAction};
 use knit_kernel::rule::{Family, Rule, RuleAction};
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
-use knit_kernel::testing::{in_namespaces, skip};
+use knit_kernel::testing::{in_namespaces, skip_for_kernel};
 use knit_kernel::{Error, Mac, Op, owner};
 use support::*;
 
@@ -378,7 +378,7 @@ fn sysctls_are_those_of_the_namespace() {
                 assert_eq!(in_a.get(&Sysctl::bridge_nf_call_iptables()).expect("get"), "0");
             }
             Err(error) if error.is_not_found() => {
-                skip("this kernel has no br_netfilter, or it is not loaded");
+                skip_for_kernel("br_netfilter, or it is not loaded");
             }
             Err(error) => panic!("{error}"),
         }

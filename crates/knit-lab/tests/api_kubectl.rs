@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::Arc;
 
+use knit_kernel::testing::skip;
 use knit_lab::api::exec::{Exec, pipe_all};
 use knit_lab::api::{Config, Handle, Server, StoreOptions};
 use tokio::io::AsyncWriteExt as _;
@@ -40,7 +41,7 @@ impl Kubectl {
         match version {
             Ok(output) if output.status.success() => println!("{}", String::from_utf8_lossy(&output.stdout)),
             _ => {
-                println!("skipped: no kubectl is on the path, and KNIT_KUBECTL names none");
+                skip("no kubectl is on the path, and KNIT_KUBECTL names none");
                 return None;
             }
         }

@@ -12,7 +12,7 @@ use knit_kernel::nft::{
     Chain, ChainKind, Family, Hook, Kernel, NatFlags, Nftables, Rule, TableId, TableState, field,
 };
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_kernel::testing::{eventually, in_namespaces, skip};
+use knit_kernel::testing::{eventually, in_namespaces, skip_for_kernel};
 use knit_kernel::{Handle, NetNs, Op, owner};
 use support::{Cluster, NEVER, SOON, Talk, TestPod, blue, ip, name, net, run, tcp, udp, udp_from, udp_via};
 
@@ -54,7 +54,7 @@ fn filters_bridges(router: &NetNs) -> bool {
     let sysctls = Sysctls::of(router).expect("sysctls");
     let on = sysctls.get(&Sysctl::bridge_nf_call_iptables()).is_ok_and(|value| value == "1");
     if !on {
-        skip("this kernel has no br_netfilter, or does not let this namespace set it");
+        skip_for_kernel("br_netfilter, or does not let this namespace set it");
     }
     on
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use knit_kernel::testing::eventually;
+use knit_kernel::testing::{eventually, skip};
 use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::grpc::{Stream, Watcher};
 use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
@@ -81,10 +81,6 @@ fn generate(folder: &Path, proto: &str) {
     }
 }
 
-fn skipped(why: &str) {
-    eprintln!("skipped: {why}");
-}
-
 /// What is made from the protocol.
 const GENERATED: &str = "proxypb/proxy.pb.go";
 
@@ -99,9 +95,9 @@ fn the_generated_go_code_is_that_of_the_protocol() {
     }
     let plugin = "google.golang.org/protobuf/cmd/protoc-gen-go";
     match go(folder, &["build", "-o", "protoc-gen-go", plugin]) {
-        Err(error) => return skipped(&format!("there is no Go here ({error})")),
+        Err(error) => return skip(format_args!("there is no Go here ({error})")),
         Ok(Err(said)) => {
-            return skipped(&format!("the Go modules that it needs are not on this machine: {said}"));
+            return skip(format_args!("the Go modules that it needs are not on this machine: {said}"));
         }
         Ok(Ok(())) => {}
     }
@@ -127,9 +123,9 @@ fn a_backend_in_go_follows_the_stream_and_reports() {
     }
     // As somebody does who has cloned this, and has Go and its modules.
     match go(folder, &["build", "-o", "go-backend", "."]) {
-        Err(error) => return skipped(&format!("there is no Go here ({error})")),
+        Err(error) => return skip(format_args!("there is no Go here ({error})")),
         Ok(Err(said)) if said.contains("GOPROXY=off") => {
-            return skipped(&format!("the Go modules that it needs are not on this machine: {said}"));
+            return skip(format_args!("the Go modules that it needs are not on this machine: {said}"));
         }
         Ok(built) => built.expect("it compiles"),
     }

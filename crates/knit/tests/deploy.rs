@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use knit_kernel::testing::skip;
 use serde_json::Value;
 
 fn deploy() -> PathBuf {
@@ -298,8 +299,7 @@ fn the_agents_container_sees_neither_of_the_runtimes_folders() {
 fn overlays_are_complete() {
     let kubectl = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
     if Command::new(&kubectl).args(["version", "--client"]).output().is_err() {
-        println!("skipped: there is no kubectl here; name one with KUBECTL");
-        return;
+        return skip("there is no kubectl here; name one with KUBECTL");
     }
     for (overlay, expected) in [
         (

@@ -1,8 +1,9 @@
 //! `cargo xtask kube build`: the components, built by `go` once and kept in the cache.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use knit_kernel::sandbox::die_with_parent;
 
 use super::components::{self, Component, Group, Program};
-use super::paths::{Cache, State};
+use super::paths::Cache;
 use super::wait::until;
 
 /// No single program takes this long, not even on one slow core.
@@ -122,16 +123,28 @@ pub fn is_built(cache: &Cache, group: Group) -> Result<bool> {
 }
 
 /// Where a program is in the cache.
-pub fn program(cache: &Cache, name: &str) -> Result<std::path::PathBuf> {
+pub fn program(cache: &Cache, name: &str) -> Result<PathBuf> {
     let found = components::ALL.iter().find(|c| c.programs.iter().any(|program| program.name == name));
     let component = found.with_context(|| format!("no component has a program {name}"))?;
     Ok(cache.programs(component.name, &component.key()?).join(name))
 }
 
-/// Links everything that is built into the bed's own folder of programs.
-pub fn link(cache: &Cache, state: &State) -> Result<()> {
-    let bin = state.bin();
-    fs::create_dir_all(&bin)?;
+/// One folder with all that is built, for whoever wants to call it by name: tests, a PATH.
+pub fn current(cache: &Cache) -> Result<PathBuf> {
+    let folder = cache.path().join("current");
+    // A new folder in place of the old one: another build may have replaced programs.
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot empty {}", folder.display()));
+        }
+        _ => link(cache, &folder)?,
+    }
+    Ok(folder)
+}
+
+/// Links everything that is built into a folder of programs: the bed's own, or the one above.
+pub fn link(cache: &Cache, bin: &Path) -> Result<()> {
+    fs::create_dir_all(bin)?;
     for component in &components::ALL {
         let folder = cache.programs(component.name, &component.key()?);
         for program in component.programs.iter().filter(|program| folder.join(program.name).is_file()) {

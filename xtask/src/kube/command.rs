@@ -20,6 +20,8 @@ pub enum Command {
         #[arg(value_enum, default_values_t = [Group::Core])]
         groups: Vec<Group>,
     },
+    /// Prints the path of a folder with all programs that are built
+    Bin,
     /// Starts a cluster
     Up(Options),
     /// Ends it, and removes everything of it
@@ -81,6 +83,10 @@ pub fn run(command: Command) -> Result<()> {
                 images::make(&cache)?;
             }
             Ok(())
+        }
+        Command::Bin => {
+            let folder = build::current(&Cache::find()?)?;
+            Ok(knit_output::print(&format!("{}\n", folder.display()))?)
         }
         Command::Up(options) => up(&options),
         Command::Down => bed::down(),

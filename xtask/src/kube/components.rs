@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 pub enum Group {
     /// A cluster without network plugins: control plane, kubelet, container runtime, DNS, test images
     Core,
-    /// What Knit is compared with: kube-proxy and the containernetworking plugins
+    /// What Knit is compared and tried with: kube-proxy, the containernetworking plugins and cnitool
     Peers,
     /// The upstream end-to-end tests
     E2e,
@@ -119,6 +119,7 @@ pub const ALL: [Component; 11] = [
         "peers/cni-plugins",
         "-s -w",
         &[
+            program("cnitool", "github.com/containernetworking/cni/cnitool"),
             program("bridge", "github.com/containernetworking/plugins/plugins/main/bridge"),
             program("host-local", "github.com/containernetworking/plugins/plugins/ipam/host-local"),
             program("portmap", "github.com/containernetworking/plugins/plugins/meta/portmap"),

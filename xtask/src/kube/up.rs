@@ -57,7 +57,7 @@ impl Bed {
             fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
         fs::write(state.description(), serde_json::to_vec(options)?)?;
-        build::link(self.cache(), state)?;
+        build::link(self.cache(), &state.bin())?;
         certs::make(state, &nodes)?;
         for (index, name) in nodes.iter().enumerate() {
             node::prepare(state, index, name)?;

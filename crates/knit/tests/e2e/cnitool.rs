@@ -1,6 +1,7 @@
 //! The real libcni, by its own tool: what a container runtime links is what talks to the shim here.
 //!
-//! `cnitool` is built from xtask/peers by `cargo xtask bench attach`; `KNIT_CNITOOL` names another one.
+//! `cnitool` is built from xtask/peers by `cargo xtask kube build peers`, which `cargo xtask kube bin` puts in a folder
+//! that `KNIT_KUBE_BIN` names, and by `cargo xtask bench attach`; `KNIT_CNITOOL` names another one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +13,15 @@ use crate::support::{Cluster, NEVER, Pod, SOON, addresses, e2e, shim};
 
 fn cnitool() -> Option<PathBuf> {
     let named = std::env::var_os("KNIT_CNITOOL").map(PathBuf::from);
+    let bed = std::env::var_os("KNIT_KUBE_BIN").map(|folder| Path::new(&folder).join("cnitool"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let built = cache.or(home).map(|cache| cache.join("knit-bench/cni-plugins-1.9.1/cnitool"));
-    let found = named.into_iter().chain(built).find(|path| path.is_file());
+    let found = named.into_iter().chain(bed).chain(built).find(|path| path.is_file());
     if found.is_none() {
-        skip("there is no cnitool: `cargo xtask bench attach` builds it where Go is");
+        skip(
+            "there is no cnitool: `cargo xtask kube build peers` builds it, and `cargo xtask kube bin` says where it is",
+        );
     }
     found
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use knit_kernel::testing::skip;
 use serde_json::Value;
 
 /// Two tenants with the same addresses: what the demo shows.
@@ -28,7 +29,7 @@ impl Lab {
         let output = lab.knit(&arguments);
         let said = text(&output);
         if said.contains("namespaces are forbidden") || said.contains("was refused inside") {
-            println!("skipped: {said}");
+            skip(&said);
             return None;
         }
         assert!(output.status.success(), "the lab did not come up: {said}");
