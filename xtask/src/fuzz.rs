@@ -21,6 +21,13 @@ pub struct Args {
     build: bool,
 }
 
+impl Args {
+    /// All targets, each for so long.
+    pub fn all_for(seconds: u32) -> Self {
+        Self { names: Vec::new(), seconds, build: false }
+    }
+}
+
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";

@@ -4,7 +4,9 @@ mod bench;
 mod fuzz;
 mod generate;
 mod image;
+mod kernel_test;
 mod kube;
+mod licences;
 mod oci;
 mod shim;
 
@@ -27,8 +29,12 @@ enum Command {
     Bench(bench::Args),
     /// Runs the fuzz targets, each for a while
     Fuzz(fuzz::Args),
+    /// Runs the tests with namespaces and packets on another kernel than this machine's
+    KernelTest(kernel_test::Args),
     /// A Kubernetes cluster on this machine, to try Knit on
     Kube(kube::Args),
+    /// Checks licences and sources of all crates
+    Licences(licences::Args),
     /// Builds Knit's own image, as an OCI archive
     Image(image::Args),
     /// Builds the CNI shim as one small static file
@@ -40,7 +46,9 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::KernelTest(args) => kernel_test::run(&args),
         Command::Kube(args) => kube::run(args),
+        Command::Licences(args) => licences::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Shim(args) => shim::run(&args),
     };

@@ -22,19 +22,24 @@ pub fn install_image(bed: &Bed, overlay: &str, image: &Path) -> Result<()> {
     bed.load_image(image)?;
     if !bed.options().kube_proxy {
         // Nothing serves the API server's ClusterIP before Knit does: docs/install.md.
-        bed.apply(&api_server())?;
+        bed.apply(&api_server(net::API_PORT))?;
     }
-    let overlay = root().join("deploy/overlays").join(overlay);
-    let overlay = overlay.to_str().context("the overlay's path")?;
-    bed.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", overlay])?;
+    apply(bed, overlay)?;
     bed.wait_for_nodes(LIMIT)?;
     // Whoever serves Services, they are served now.
     if bed.options().dns { dns::wait(bed) } else { Ok(()) }
 }
 
+/// Applies `deploy/overlays/OVERLAY`.
+pub fn apply(bed: &Bed, overlay: &str) -> Result<()> {
+    let overlay = root().join("deploy/overlays").join(overlay);
+    let overlay = overlay.to_str().context("the overlay's path")?;
+    bed.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", overlay]).map(drop)
+}
+
 /// Where the API server is, for Knit's own pods.
-fn api_server() -> String {
-    let (address, port) = (net::control_plane_v4(), net::API_PORT);
+pub fn api_server(port: u16) -> String {
+    let address = net::control_plane_v4();
     format!(
         "{{apiVersion: v1, kind: Namespace, metadata: {{name: knit-system}}}}\n---\n\
          {{apiVersion: v1, kind: ConfigMap, metadata: {{name: knit-api-server, namespace: knit-system}}, \

@@ -15,15 +15,17 @@ mod kinds;
 mod plain_cni;
 mod pods;
 mod primary;
+mod proofs;
 mod stolen_token;
 mod support;
 mod talk;
 mod talkers;
 mod traces;
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::bed::Bed;
 use super::components::Group;
@@ -51,6 +53,13 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core],
         run: crds::accepted_and_enforced,
+    },
+    Test {
+        name: "client_suite_holds_on_a_real_api_server",
+        bed: Options { nodes: 1, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: proofs::client_suite,
     },
     Test {
         name: "nodes_survive_restarts_of_kubelet_containerd_and_api_server",
@@ -130,6 +139,20 @@ const TESTS: &[Test] = &[
         run: stolen_token::one_nodes,
     },
     Test {
+        name: "attachments_are_published_plugged_in_and_talk",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: proofs::attachments,
+    },
+    Test {
+        name: "nodes_are_not_ready_before_the_agent_serves",
+        bed: Options { ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core],
+        run: proofs::not_ready_before,
+    },
+    Test {
         name: "addresses_run_out_and_come_back",
         bed: Options { nodes: 1, node_mask: Some(28), ..Options::BARE },
         own_bed: true,
@@ -185,6 +208,10 @@ pub struct Args {
     /// Tests to run: all whose names contain one of these words; all, without. `conformance` and `sig-network` are
     /// selections of the upstream tests, and run only when they are named, alone
     names: Vec<String>,
+    /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz targets for
+    /// five minutes each, and the tests on another kernel (`cargo xtask kernel-test`)
+    #[arg(long, conflicts_with_all = ["names", "list", "here", "keep", "if_possible"])]
+    all: bool,
     /// Print their names only
     #[arg(long)]
     list: bool,
@@ -213,16 +240,23 @@ enum Outcome {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if args.all {
+        return run_all(args);
+    }
     if let [name] = args.names.as_slice()
         && conformance::is_selection(name)
     {
         if let (true, Some(why)) = (args.if_possible, conformance::impossible(&Cache::find()?)?) {
-            eprintln!("SKIP the upstream tests: {why}");
-            return Ok(());
+            return skip("the upstream tests", why);
         }
         let how = conformance::How { here: args.here, keep: args.keep, again: args.again };
         return conformance::run(name, &args.upstream, how);
     }
+    run_selected(args)
+}
+
+/// Our own tests.
+fn run_selected(args: &Args) -> Result<()> {
     let wanted = select(&args.names)?;
     if args.list {
         let names: String = wanted.iter().map(|test| format!("{}\n", test.name)).collect();
@@ -231,12 +265,11 @@ pub fn run(args: &Args) -> Result<()> {
     let cache = Cache::find()?;
     if args.if_possible {
         if let Some(why) = impossible(&cache, &[Group::Core, Group::Peers])? {
-            eprintln!("SKIP all {} end-to-end tests: {why}", wanted.len());
-            return Ok(());
+            return skip(&format!("all {} end-to-end tests", wanted.len()), why);
         }
         build::build(&cache, &[Group::Core, Group::Peers])?;
     }
-    let (start, mut failed, mut skipped, mut flaky) = (Instant::now(), Vec::new(), 0, 0);
+    let (start, mut failed, mut skipped, mut retried) = (Instant::now(), Vec::new(), 0, Vec::new());
     let mut bed: Option<Bed> = if args.here { Some(Bed::open()?) } else { None };
     for (number, test) in wanted.iter().enumerate() {
         eprintln!("[{}/{}] {} ...", number + 1, wanted.len(), test.name);
@@ -248,9 +281,12 @@ pub fn run(args: &Args) -> Result<()> {
         if let (Outcome::Failed(_), true) = (&outcome, args.again && !args.here) {
             report(test, &outcome, begun.elapsed());
             eprintln!("AGAIN {}, on a new bed", test.name);
-            flaky += 1;
             end(&mut bed)?;
             outcome = run_one(test, &mut bed, args.here);
+            if matches!(outcome, Outcome::Passed) {
+                retried.push(test.name);
+                note_retry(test.name)?;
+            }
         }
         report(test, &outcome, begun.elapsed());
         match outcome {
@@ -278,11 +314,58 @@ pub fn run(args: &Args) -> Result<()> {
         failed.len(),
         start.elapsed().as_secs_f64()
     );
-    if flaky > 0 {
-        eprintln!("{flaky} of them had failed once before: look at what they said above");
+    if !retried.is_empty() {
+        eprintln!("these had failed once before; look at what they said above: {}", retried.join(", "));
     }
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
+}
+
+/// Every tier, whatever became of the one before it.
+fn run_all(args: &Args) -> Result<()> {
+    let cache = Cache::find()?;
+    build::build(&cache, &[Group::Core, Group::Peers, Group::E2e])?;
+    let upstream = |name| {
+        let how = conformance::How { here: false, keep: false, again: args.again };
+        conformance::run(name, &args.upstream, how)
+    };
+    let tiers: [(&str, &dyn Fn() -> Result<()>); 5] = [
+        ("end-to-end tests", &|| run_selected(args)),
+        ("conformance", &|| upstream("conformance")),
+        ("sig-network", &|| upstream("sig-network")),
+        ("fuzz", &|| crate::fuzz::run(&crate::fuzz::Args::all_for(300))),
+        ("kernel-test", &|| crate::kernel_test::run(&crate::kernel_test::Args::default())),
+    ];
+    let mut failed = Vec::new();
+    for (name, tier) in tiers {
+        eprintln!("== {name}");
+        if let Err(error) = tier() {
+            eprintln!("FAIL {name}\n{}", knit_output::report(error.as_ref()));
+            failed.push(name);
+        }
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+/// Says that something is skipped; fails where `KNIT_TEST_STRICT` says that nothing may be.
+fn skip(what: &str, why: &str) -> Result<()> {
+    let strict = std::env::var("KNIT_TEST_STRICT").is_ok_and(|value| !["", "0"].contains(&value.as_str()));
+    ensure!(!strict, "KNIT_TEST_STRICT is set, and {what} would be skipped: {why}");
+    eprintln!("SKIP {what}: {why}");
+    note("KNIT_TEST_SKIPS", &format!("{what}: {why}"))
+}
+
+/// Notes in the file that `KNIT_TEST_RETRIED` names what passed only when it was run again.
+fn note_retry(name: &str) -> Result<()> {
+    note("KNIT_TEST_RETRIED", name)
+}
+
+fn note(variable: &str, line: &str) -> Result<()> {
+    let Some(path) = std::env::var_os(variable) else { return Ok(()) };
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+    let written = file.and_then(|mut file| writeln!(file, "{line}"));
+    written.with_context(|| format!("cannot write to {}", path.display()))
 }
 
 fn end(bed: &mut Option<Bed>) -> Result<()> {

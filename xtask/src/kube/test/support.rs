@@ -24,7 +24,7 @@ pub enum Overlay {
 }
 
 impl Overlay {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
             Self::Cni => "cni",
