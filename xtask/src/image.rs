@@ -1,8 +1,10 @@
 //! `cargo xtask image`: Knit's own image, with everything in it and nothing else, made without a container engine.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::oci::{Entry, Image};
 use crate::shim;
@@ -38,12 +40,57 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
     let profile = if release { "release" } else { "image" };
     let program = shim::build_static("knit", profile)?;
+    write(out, names, program, Vec::new())
+}
+
+/// The same with the program that `cargo test` has built already, and the libraries that it is linked with: for the test
+/// bed. It checks more (overflows, debug assertions), and nothing is compiled twice.
+pub fn build_for_tests(out: &Path, names: &[&str]) -> Result<u64> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo).args(["build", "-p", "knit", "--bin", "knit"]).status();
+    ensure!(status.context("cannot run cargo")?.success(), "knit was not built");
+    let built = shim::target_dir().join("debug/knit");
+    let program = out.with_extension("program");
+    folder_of(out)?;
+    // Names of functions and lines are most of it, and every node unpacks it.
+    let stripped = Command::new("strip").arg("-o").arg(&program).arg(&built).status();
+    ensure!(
+        stripped.context("cannot run strip (apt install binutils)")?.success(),
+        "knit cannot be stripped"
+    );
+    let libraries = libraries(&program)?;
+    write(out, names, program, libraries)
+}
+
+fn write(out: &Path, names: &[&str], program: PathBuf, libraries: Vec<PathBuf>) -> Result<u64> {
     let (shim, _) = shim::build(None)?;
-    if let Some(folder) = out.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    folder_of(out)?;
+    let mut image = image(program, shim);
+    let mut folders = BTreeSet::new();
+    for library in &libraries {
+        folders.extend(library.ancestors().skip(1).filter(|folder| folder.parent().is_some()));
     }
-    image(program, shim).write(out, names)?;
+    // `/usr` and what else is there already may come twice; the last one counts.
+    let path = |path: &Path| path.display().to_string();
+    image.entries.extend(folders.into_iter().map(|folder| Entry::Folder { path: path(folder), mode: 0o755 }));
+    image
+        .entries
+        .extend(libraries.iter().map(|library| Entry::File { path: path(library), from: library.clone() }));
+    image.write(out, names)?;
     Ok(std::fs::metadata(out)?.len())
+}
+
+fn folder_of(out: &Path) -> Result<()> {
+    let folder = out.parent().context("an image is in a folder")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+}
+
+/// The shared libraries of a program, and the loader, where it looks for them.
+pub fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let paths = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
+    Ok(paths.filter(|path| path.is_file()).collect())
 }
 
 fn image(program: PathBuf, shim: PathBuf) -> Image {

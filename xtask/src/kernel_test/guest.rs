@@ -1,7 +1,7 @@
 //! What the guest starts with: busybox, the kernel's modules for networks, the test programs with their libraries, and a
 //! script that runs one after the other.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -85,10 +85,7 @@ pub fn write(to: &Path, scratch: &Path, kernel: &Kernel, programs: &[Program], o
 
 /// The shared libraries of a program, where the loader looks for them.
 fn libraries<W: std::io::Write>(archive: &mut Archive<W>, program: &Path) -> Result<()> {
-    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let paths = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
-    paths.filter(|path| path.is_file()).try_for_each(|path| archive.copy(&path, &path))
+    crate::image::libraries(program)?.iter().try_for_each(|path| archive.copy(path, path))
 }
 
 /// What the first process does.

@@ -1,6 +1,7 @@
 //! Knit on the bed, as a user installs it: its image, and an overlay of `deploy/`.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -47,23 +48,25 @@ pub fn api_server(port: u16) -> String {
     )
 }
 
-/// `$KNIT_KUBE_IMAGE`, or the image of the sources as they are.
+/// `$KNIT_KUBE_IMAGE`, or the image of the sources as `cargo test` builds them. Made once.
 pub fn image() -> Result<PathBuf> {
-    image_as(false)
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(file) = std::env::var_os("KNIT_KUBE_IMAGE").map(PathBuf::from).or_else(|| MADE.get().cloned())
+    {
+        return Ok(file);
+    }
+    let file = crate::shim::target_dir().join("image/knit-test.tar");
+    crate::image::build_for_tests(&file, &[crate::image::NAME]).context("Knit's image was not built")?;
+    Ok(MADE.get_or_init(|| file).clone())
 }
 
-/// The same as it is shipped.
+/// `$KNIT_KUBE_IMAGE`, or the image of the sources as it is shipped.
 pub fn release_image() -> Result<PathBuf> {
-    image_as(true)
-}
-
-fn image_as(release: bool) -> Result<PathBuf> {
     if let Some(file) = std::env::var_os("KNIT_KUBE_IMAGE") {
         return Ok(file.into());
     }
-    let name = if release { "image/knit-release.tar" } else { "image/knit.tar" };
-    let file = crate::shim::target_dir().join(name);
-    crate::image::build(&file, &[crate::image::NAME], release).context("Knit's image was not built")?;
+    let file = crate::shim::target_dir().join("image/knit-release.tar");
+    crate::image::build(&file, &[crate::image::NAME], true).context("Knit's image was not built")?;
     Ok(file)
 }
 
