@@ -47,7 +47,9 @@ pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
 /// bed. It checks more (overflows, debug assertions), and nothing is compiled twice.
 pub fn build_for_tests(out: &Path, names: &[&str]) -> Result<u64> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo).args(["build", "-p", "knit", "--bin", "knit"]).status();
+    // Together with this package, which has every feature of the tests' dependencies: otherwise all of them would be built
+    // once more, with fewer.
+    let status = Command::new(cargo).args(["build", "-p", "knit", "-p", "xtask", "--bin", "knit"]).status();
     ensure!(status.context("cannot run cargo")?.success(), "knit was not built");
     let built = shim::target_dir().join("debug/knit");
     let program = out.with_extension("program");

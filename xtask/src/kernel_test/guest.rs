@@ -48,6 +48,12 @@ pub fn write(to: &Path, scratch: &Path, kernel: &Kernel, programs: &[Program], o
     archive.copy(Path::new(BUSYBOX), Path::new(BUSYBOX))?;
     archive.link("/sbin/modprobe", BUSYBOX)?;
     archive.file(Path::new("/etc/passwd"), 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
+    // nft prints numbers where it finds no names.
+    for names in ["/etc/protocols", "/etc/services"].map(Path::new) {
+        if names.exists() {
+            archive.copy(names, names)?;
+        }
+    }
     let modules = Path::new("/lib/modules").join(&kernel.version);
     let wanted = |path: &Path| !NO_MODULES.iter().any(|name| path.ends_with(name));
     for folder in MODULES.map(|folder| Path::new(folder)) {
@@ -79,7 +85,11 @@ pub fn write(to: &Path, scratch: &Path, kernel: &Kernel, programs: &[Program], o
     // Snapshots and cases are read from where they were when the tests were built.
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates").canonicalize()?;
     archive.copy_all(&crates, &crates, &|path| !path.ends_with("target"))?;
-    archive.file(Path::new("/init"), 0o755, script(programs, only).as_bytes())?;
+    archive.file(
+        Path::new("/init"),
+        0o755,
+        script(programs, only, crates.parent().context("a folder")?).as_bytes(),
+    )?;
     archive.finish()
 }
 
@@ -89,7 +99,8 @@ fn libraries<W: std::io::Write>(archive: &mut Archive<W>, program: &Path) -> Res
 }
 
 /// What the first process does.
-fn script(programs: &[Program], only: &str) -> String {
+fn script(programs: &[Program], only: &str, root: &Path) -> String {
+    let root = root.display();
     let mut script = format!(
         "#!{BUSYBOX} sh
 export PATH=/sbin:/usr/sbin:/bin HOME=/root TMPDIR=/tmp
@@ -106,7 +117,7 @@ for module in {LOADED}; do name=${{module##*/}}; modprobe ${{name%.ko}} 2>/dev/n
 modprobe -a {LOADED_BY_NAME} 2>/dev/null
 ip link set lo up
 uname -r
-export KNIT_TEST_STRICT=all RUST_BACKTRACE=0 INSTA_UPDATE=no
+export KNIT_TEST_STRICT=all RUST_BACKTRACE=0 INSTA_UPDATE=no INSTA_WORKSPACE_ROOT='{root}'
 "
     );
     for (number, program) in programs.iter().enumerate() {

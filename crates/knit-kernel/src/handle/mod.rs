@@ -122,7 +122,7 @@ impl Handle {
             );
         let link = match echo {
             Some(link) => link,
-            // Kernels before 6.1 do not echo links.
+            // Kernels before 6.2 do not echo links.
             None => self.link_by_name(&new.name)?.ok_or_else(|| Error::NotFound {
                 object: new.describe(),
                 namespace: self.namespace.to_string(),

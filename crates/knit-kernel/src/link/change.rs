@@ -105,7 +105,7 @@ impl<'a> Change<'a> {
     }
 
     /// The messages, in an order that the kernel gets right: port flags need the bridge, and coming up needs
-    /// everything else. Renaming and moving go last, because the link is not to be found afterwards.
+    /// everything else. Moving goes last, because the link is not to be found afterwards.
     pub(crate) fn messages(&self) -> Vec<LinkMessage> {
         let mut messages = Vec::with_capacity(3);
         let mut properties = self.message();
@@ -135,19 +135,24 @@ impl<'a> Change<'a> {
             ]));
             messages.push(message);
         }
+        if let (Some(name), None) = (&self.rename, self.namespace) {
+            // Kernels before 6.2 refuse it for a link that is up; so it comes before that.
+            let mut message = self.message();
+            message.attributes.push(LinkAttribute::IfName(name.to_string()));
+            messages.push(message);
+        }
         if let Some(up) = self.up {
             let mut message = self.message();
             message.header.change_mask = LinkFlags::Up;
             message.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
             messages.push(message);
         }
-        if self.namespace.is_some() || self.rename.is_some() {
+        if let Some(namespace) = self.namespace {
             let mut message = self.message();
-            let fd = |namespace: &NetNs| LinkAttribute::NetNsFd(namespace.as_fd().as_raw_fd());
             message
                 .attributes
                 .extend(self.rename.as_ref().map(|name| LinkAttribute::IfName(name.to_string())));
-            message.attributes.extend(self.namespace.map(fd));
+            message.attributes.push(LinkAttribute::NetNsFd(namespace.as_fd().as_raw_fd()));
             messages.push(message);
         }
         messages

@@ -10,6 +10,7 @@ mod conformance;
 mod crds;
 mod dual_stack;
 mod faults;
+mod hold;
 mod install;
 mod kinds;
 mod plain_cni;
@@ -144,6 +145,34 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core],
         run: proofs::attachments,
+    },
+    Test {
+        name: "external_ips_take_nothing_that_is_not_the_tenants",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: hold::external_ips,
+    },
+    Test {
+        name: "a_pod_cannot_have_the_tunnels_port",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: hold::tunnel_port,
+    },
+    Test {
+        name: "flushed_tables_come_back_and_nothing_crosses",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: hold::flushed,
+    },
+    Test {
+        name: "a_strangers_attachment_pins_no_network",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: hold::pinned,
     },
     Test {
         name: "nodes_are_not_ready_before_the_agent_serves",
