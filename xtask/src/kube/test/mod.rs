@@ -31,7 +31,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::bed::Bed;
 use super::components::Group;
 use super::paths::Cache;
-use super::{Cni, Options, build, components, machine};
+use super::{Cni, Options, build, components, knit, machine};
 
 /// One end-to-end test.
 pub struct Test {
@@ -299,6 +299,8 @@ fn run_selected(args: &Args) -> Result<()> {
         build::build(&cache, &[Group::Core, Group::Peers])?;
     }
     let (start, mut failed, mut skipped, mut retried) = (Instant::now(), Vec::new(), 0, Vec::new());
+    // Before any bed is up, which would wait for it: building can take minutes.
+    knit::image()?;
     let mut bed: Option<Bed> = if args.here { Some(Bed::open()?) } else { None };
     for (number, test) in wanted.iter().enumerate() {
         eprintln!("[{}/{}] {} ...", number + 1, wanted.len(), test.name);
