@@ -32,6 +32,7 @@ pub struct Metrics {
     repairs: Family<RepairLabels, Counter>,
     table_entries: Family<TableLabels, Gauge>,
     table_limit: Family<TableLabels, Gauge>,
+    refused: Counter,
 }
 
 /// What was asked for.
@@ -152,6 +153,12 @@ impl Default for Metrics {
             "From how many entries on a table of the kernel's takes no more",
             table_limit.clone(),
         );
+        let refused = Counter::default();
+        registry.register(
+            "http_refused_connections",
+            "Connections to this port that were refused because there were too many of one client or of all",
+            refused.clone(),
+        );
         Self {
             registry,
             requests,
@@ -165,6 +172,7 @@ impl Default for Metrics {
             repairs,
             table_entries,
             table_limit,
+            refused,
         }
     }
 }
@@ -185,6 +193,12 @@ impl Metrics {
     /// Counts what was put right.
     pub fn repaired(&self, what: &'static str, count: u64) {
         self.repairs.get_or_create(&RepairLabels { what }).inc_by(count);
+    }
+
+    /// Counts connections that were refused.
+    #[must_use]
+    pub fn refused_connections(&self) -> Counter {
+        self.refused.clone()
     }
 
     /// Says how the Networks are.

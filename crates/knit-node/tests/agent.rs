@@ -360,6 +360,22 @@ async fn a_late_list_is_waited_for_and_not_guessed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_went_while_the_agent_was_away_leaves_no_file_behind() {
+    let node = Node::new();
+    let agent = node.start().await;
+    result(node.call(node.request(Command::Add, "a", "blue")).await);
+    let status = node.path("objects").join("status");
+    eventually("its NetworkAttachment", || contains(&status, "pod-a-net1")).await;
+    // Killed: nothing of it is cleared away.
+    agent.stop(Duration::from_secs(5)).await;
+    knit_cni::spool::leave(&knit_cni::paths::spool(&node.path("run")), &node.request(Command::Del, "a", ""))
+        .expect("noted");
+    let agent = node.start().await;
+    eventually("the end of its NetworkAttachment", || !contains(&status, "pod-a-net1")).await;
+    agent.stop(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_is_replaced_by_another() {
     let node = Node::new();
     let first = node.start().await;

@@ -81,16 +81,16 @@ impl Bed {
 
     /// What was written about an object.
     fn status(&self, namespace: &str, name: &str) -> String {
-        let end = format!("_{namespace}_{name}.yaml");
-        let mut files = self.written().into_iter().filter(|(p, _)| p.to_string_lossy().ends_with(&end));
-        files.next().map(|(_, (text, _))| text).unwrap_or_default()
+        let file = format!("networkattachments.knit.dev_{namespace}_{name}.yaml");
+        let file = self.node.dir.path().join("objects").join("status").join(file);
+        std::fs::read_to_string(file).unwrap_or_default()
     }
 
     /// Waits for a condition, so long at most on a clock that stands still while anything is being done.
     async fn within(&self, seconds: u64, what: &str, condition: impl Fn(&Self) -> bool) {
         let waited = async {
             while !condition(self) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
         let waited = tokio::time::timeout(Duration::from_secs(seconds), waited).await;

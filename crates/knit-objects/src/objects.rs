@@ -137,6 +137,24 @@ impl Objects {
         objects.into_iter().map(|(key, object)| decode(&resource, &key, object)).collect()
     }
 
+    /// The selected objects as writes left them: in a folder, where what is written is not read back, those beside it.
+    pub async fn written<K: Object>(&self, selection: &Selection) -> Result<Vec<K>> {
+        let Backend::Folder(folder) = &self.inner.backend else { return self.list(selection).await };
+        let resource = ApiResource::erase::<K>(&());
+        let filter = Filter::parse(selection)?;
+        let (output, kind) = (folder.output.clone(), resource.clone());
+        let found = match tokio::task::spawn_blocking(move || output.list(&kind)).await {
+            Ok(found) => found,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let path = folder.output.folder().to_owned();
+        let attempt = Attempt::new("list", &resource, None);
+        let found = found.map_err(|source| Error::Output { attempt, path, source })?;
+        let selected = found.into_iter().filter(|object| filter.matches(object));
+        // Whatever else somebody put there is not ours.
+        Ok(selected.filter_map(|object| serde_json::from_value(object).ok()).collect())
+    }
+
     /// Carries out one write, once. In a folder it goes to a file of the object's own, beside what is read. Returns
     /// the object as it is then (nothing after a delete).
     pub async fn write(&self, write: &Write) -> Result<Value> {

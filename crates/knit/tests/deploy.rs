@@ -117,9 +117,10 @@ fn every_container_runs_a_command_that_exists() {
         })
         .collect();
     for args in &overlays {
-        let args: Vec<&str> =
-            args.as_array().expect("arguments").iter().map(|a| a.as_str().expect("text")).collect();
-        seen.insert(args[0].to_owned());
+        let args = args.as_array().expect("arguments").iter().map(|a| a.as_str().expect("text"));
+        // As kubelet fills it in, for a node with IPv6 first.
+        let args: Vec<String> = args.map(|a| a.replace("$(KNIT_HOST_IP)", "fd00::1")).collect();
+        seen.insert(args[0].clone());
         // Help is printed only once everything before it was understood.
         let output =
             Command::new(env!("CARGO_BIN_EXE_knit")).args(&args).arg("--help").output().expect("knit runs");
@@ -127,6 +128,34 @@ fn every_container_runs_a_command_that_exists() {
         assert!(output.status.success() && error.is_empty(), "knit {}: {error}", args.join(" "));
     }
     assert_eq!(Vec::from_iter(seen), ["controller", "install", "node", "proxy", "uninstall"]);
+}
+
+#[test]
+fn health_and_numbers_are_on_one_address_of_a_node_and_probed_there() {
+    let mut found = 0;
+    for (place, object) in objects() {
+        for container in containers(&object) {
+            let args = container["args"].as_array().cloned().unwrap_or_default();
+            let Some(listen) =
+                args.iter().filter_map(Value::as_str).find(|a| a.starts_with("--metrics-addr="))
+            else {
+                continue;
+            };
+            found += 1;
+            assert!(listen.starts_with("--metrics-addr=$(KNIT_HOST_IP):"), "{place}: {listen}");
+            let env = container["env"].as_array().cloned().unwrap_or_default();
+            let host = env.iter().find(|e| e["name"] == "KNIT_HOST_IP").expect("the node's address");
+            assert_eq!(text(host, "/valueFrom/fieldRef/fieldPath"), "status.hostIP", "{place}");
+            for probe in ["livenessProbe", "readinessProbe"] {
+                assert!(container[probe]["httpGet"]["port"].is_number(), "{place}: {probe}");
+                assert!(
+                    container[probe]["httpGet"]["host"].is_null(),
+                    "{place}: it is not on another address"
+                );
+            }
+        }
+    }
+    assert_eq!(found, 2, "the agent and the controller");
 }
 
 /// `group resource verb`, of everything that roles with this name allow.

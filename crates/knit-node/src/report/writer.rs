@@ -36,6 +36,8 @@ const COUNTS: Duration = Duration::from_secs(5);
 const AFTER_YOU: Duration = Duration::from_millis(20);
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
+/// The longest pause after failures of one sandbox's reports.
+const SELDOM: Duration = Duration::from_secs(300);
 /// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing tells when one
 /// can be given out again.
 const COUNT: Duration = Duration::from_secs(5);
@@ -50,7 +52,7 @@ pub async fn write_reports(core: Core, objects: Objects) {
         labels: Some(format!("{}={}", names::NODE_LABEL, attachments::label_value(core.node()))),
         ..Selection::default()
     };
-    if let Ok(found) = objects.list::<NetworkAttachment>(&selection).await {
+    if let Ok(found) = objects.written::<NetworkAttachment>(&selection).await {
         for object in found {
             let sandbox = object.status.as_ref().and_then(|s| s.sandbox_id.clone()).unwrap_or_default();
             let managed = object.metadata.labels.as_ref().and_then(|l| l.get(names::MANAGED_BY_LABEL));
@@ -69,8 +71,14 @@ pub async fn write_reports(core: Core, objects: Objects) {
     for sandbox in all {
         core.report().changed(&sandbox);
     }
+    // What failed waits for its own turn, and holds up nobody else's.
+    let mut again: BTreeMap<SandboxId, (Instant, Duration)> = BTreeMap::new();
     loop {
-        let (sandboxes, events) = core.report().take().await;
+        let next = again.values().map(|(at, _)| *at).min();
+        let (mut sandboxes, events) = match next {
+            None => core.report().take().await,
+            Some(next) => tokio::time::timeout_at(next, core.report().take()).await.unwrap_or_default(),
+        };
         for note in events.iter().filter_map(|event| note(&core, event)) {
             recorder.tell(note);
         }
@@ -85,15 +93,15 @@ pub async fn write_reports(core: Core, objects: Objects) {
             };
             recorder.tell(EventNote::warning(node, event.reason, "Repair", &event.message));
         }
-        let mut failed = Vec::new();
+        let now = Instant::now();
+        sandboxes.extend(again.iter().filter(|(_, (at, _))| *at <= now).map(|(sandbox, _)| sandbox.clone()));
         for sandbox in sandboxes {
-            if !written.sandbox(&core, &objects, &sandbox).await {
-                failed.push(sandbox);
+            if written.sandbox(&core, &objects, &sandbox).await {
+                again.remove(&sandbox);
+            } else {
+                let pause = again.get(&sandbox).map_or(AGAIN, |(_, pause)| (*pause * 2).min(SELDOM));
+                again.insert(sandbox, (Instant::now() + pause, pause));
             }
-        }
-        if !failed.is_empty() {
-            tokio::time::sleep(AGAIN).await;
-            failed.iter().for_each(|sandbox| core.report().changed(sandbox));
         }
     }
 }
@@ -270,6 +278,8 @@ struct Written {
     objects: BTreeMap<SandboxId, BTreeSet<Key>>,
     /// What an earlier run wrote, until it was looked at once.
     found: BTreeMap<Key, NetworkAttachment>,
+    /// Why an object could not be written last time: the same again is not said again.
+    problems: BTreeMap<Key, String>,
 }
 
 // === impl Written ===
@@ -294,8 +304,13 @@ impl Written {
             }
             // Too long a time is no reason to tell less.
             let _ = tokio::time::timeout(AFTER_YOU, core.idle()).await;
-            let published = objects.publish(object, &object.status, names::AGENT_MANAGER).await;
-            complete &= log(published, "a NetworkAttachment");
+            match objects.publish(object, &object.status, names::AGENT_MANAGER).await {
+                Ok(_) => drop(self.problems.remove(&key)),
+                Err(error) => {
+                    complete = false;
+                    self.not_published(core, objects, sandbox, object, &error).await;
+                }
+            }
         }
         let before = self.objects.get(sandbox).cloned().unwrap_or_default();
         // A pod's next sandbox may have taken the name over.
@@ -308,12 +323,46 @@ impl Written {
                 complete = false;
             }
         }
+        self.problems.retain(|key, _| !before.contains(key) || left.contains(key));
         if left.is_empty() {
             self.objects.remove(sandbox);
         } else {
             self.objects.insert(sandbox.clone(), left);
         }
         complete
+    }
+
+    /// Says why an object cannot be written, if that is news: in the log, and on the pod if somebody can do something about
+    /// it.
+    async fn not_published(
+        &mut self,
+        core: &Core,
+        objects: &Objects,
+        sandbox: &SandboxId,
+        object: &NetworkAttachment,
+        error: &knit_objects::Error,
+    ) {
+        let (key, problem) = (Key::of(object), error.with_causes());
+        if self.problems.get(&key) == Some(&problem) {
+            return;
+        }
+        tracing::warn!(attachment = %key, "a NetworkAttachment cannot be written yet: {problem}");
+        // One that a user made beforehand, for something else, cannot become ours.
+        let refused =
+            matches!(error, knit_objects::Error::Invalid { .. } | knit_objects::Error::Conflict { .. });
+        if refused
+            && let Ok(Some(there)) = objects.get::<NetworkAttachment>(&key).await
+            && there.spec != object.spec
+            && let Some(pod) = core.pod_of_sandbox(sandbox)
+        {
+            let message = format!(
+                "the interface {} cannot be shown as NetworkAttachment {key}: there is one of that name for something \
+                 else; delete it",
+                object.spec.interface.as_deref().unwrap_or("eth0")
+            );
+            core.report().say(PodEvent { pod, reason: "NameTaken", message });
+        }
+        self.problems.insert(key, problem);
     }
 }
 

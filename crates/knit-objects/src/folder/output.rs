@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
 use super::parse::{is_name, yaml_options};
@@ -68,6 +69,24 @@ impl Output {
             self.forget_events().map_err(failed)?;
         }
         Ok(new)
+    }
+
+    /// All objects of a kind that were written. Blocks on files, shortly.
+    pub(crate) fn list(&self, resource: &ApiResource) -> io::Result<Vec<Value>> {
+        let start = format!("{}_", resource_name(resource));
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut objects = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&start) {
+                objects.extend(read(&entry.path())?);
+            }
+        }
+        Ok(objects)
     }
 
     /// An API server forgets events after an hour; here the oldest go when there are too many.

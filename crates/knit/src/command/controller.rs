@@ -13,7 +13,7 @@ use knit_controller::{Config, Controller, ControllerState};
 use knit_objects::{Objects, Source};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -114,8 +114,9 @@ async fn serve(args: Args) -> Result<()> {
     );
     let controller = Controller::new(objects, config)?;
     if let Some(listener) = listener {
-        let answer = answers(controller.state());
-        tokio::spawn(http::serve(listener, answer));
+        let refused = Counter::default();
+        let answer = answers(controller.state(), refused.clone());
+        tokio::spawn(http::serve(listener, Arc::new(http::Guests::counting(refused)), answer));
     }
     let shutdown = async move {
         stop.asked().await;
@@ -151,8 +152,16 @@ fn range(text: &str) -> Result<IpNet, String> {
 }
 
 /// What the controller says of itself over HTTP.
-fn answers(state: watch::Receiver<ControllerState>) -> impl Fn(&str) -> Answer + Send + Sync + 'static {
+fn answers(
+    state: watch::Receiver<ControllerState>,
+    refused: Counter,
+) -> impl Fn(&str) -> Answer + Send + Sync + 'static {
     let mut registry = Registry::default();
+    registry.register(
+        "knit_controller_http_refused_connections",
+        "Connections to this port that were refused because there were too many of one client or of all",
+        refused,
+    );
     registry.register_collector(Box::new(Numbers(state.clone())));
     let registry = Arc::new(registry);
     move |path| match path {
@@ -221,7 +230,7 @@ mod tests {
     #[test]
     fn health_and_numbers_follow_the_state() {
         let (state, watched) = watch::channel(ControllerState::default());
-        let answer = answers(watched);
+        let answer = answers(watched, Counter::default());
         assert_eq!(answer("/readyz").body(), "the API server does not answer\n");
         state.send_modify(|state| {
             (state.leading, state.in_touch, state.passes, state.written) = (true, true, 3, 5);
