@@ -21,7 +21,6 @@ use tokio::time::Instant;
 use crate::core::Core;
 use crate::netns;
 use crate::record::{details, made};
-use crate::report::attachments::label_value;
 use crate::request::{Door, ObjectDoor};
 use crate::world::{Labels, World};
 use pace::{Facts, Pace};
@@ -355,10 +354,8 @@ impl HotPlug {
     /// Whether it is for this node to let an object go.
     fn is_ours(&self, world: &World, place: &Place, object: &NetworkAttachment, has_record: bool) -> bool {
         let node = self.core.node();
-        let labels = object.metadata.labels.as_ref();
         has_record
             || object.status.as_ref().and_then(|s| s.node.as_deref()) == Some(node)
-            || labels.and_then(|l| l.get(names::NODE_LABEL)).is_some_and(|n| *n == label_value(node))
             || world.pods.contains_key(&(place.0.clone(), object.spec.pod.clone()))
     }
 

@@ -210,8 +210,7 @@ impl Worker {
         if done { Ok(()) } else { Err(Again { hopeless: false }) }
     }
 
-    /// Puts our finalizer on an object, so that it stays until it is unplugged, and says which node has it: whoever is left
-    /// when this node is gone must know.
+    /// Puts our finalizer on an object, so that it stays until it is unplugged. It is all that an agent may change of it.
     async fn hold(&self, item: &Item, object: &NetworkAttachment) -> Result<()> {
         // A file does not wait for anybody.
         if has_finalizer(object)
@@ -222,9 +221,7 @@ impl Worker {
         }
         let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
         finalizers.push(names::ATTACHMENT_FINALIZER.to_owned());
-        let node = attachments::label_value(self.core.node());
-        let metadata = json!({ "finalizers": finalizers, "labels": { names::NODE_LABEL: node } });
-        self.patch(item, object, metadata).await.map_err(|error| {
+        self.patch(item, object, json!({ "finalizers": finalizers })).await.map_err(|error| {
             let message = "the finalizer of the NetworkAttachment cannot be written yet";
             Error::new(Reason::NotReady, message).because(error)
         })?;

@@ -347,17 +347,18 @@ impl Written {
             return;
         }
         tracing::warn!(attachment = %key, "a NetworkAttachment cannot be written yet: {problem}");
-        // One that a user made beforehand, for something else, cannot become ours.
-        let refused =
-            matches!(error, knit_objects::Error::Invalid { .. } | knit_objects::Error::Conflict { .. });
-        if refused
+        // One that a user made beforehand cannot become ours.
+        let managed =
+            |o: &NetworkAttachment| o.metadata.labels.as_ref()?.get(names::MANAGED_BY_LABEL).cloned();
+        use knit_objects::Error::{Conflict, Forbidden, Invalid};
+        if matches!(error, Invalid { .. } | Conflict { .. } | Forbidden { .. })
             && let Ok(Some(there)) = objects.get::<NetworkAttachment>(&key).await
-            && there.spec != object.spec
+            && managed(&there).as_deref() != Some(names::MANAGED_BY)
             && let Some(pod) = core.pod_of_sandbox(sandbox)
         {
             let message = format!(
-                "the interface {} cannot be shown as NetworkAttachment {key}: there is one of that name for something \
-                 else; delete it",
+                "the interface {} cannot be shown as NetworkAttachment {key}: somebody else made one of that name; \
+                 delete it",
                 object.spec.interface.as_deref().unwrap_or("eth0")
             );
             core.report().say(PodEvent { pod, reason: "NameTaken", message });
