@@ -115,7 +115,7 @@ pub enum Action {
     /// Tell the author of a NetworkPolicy something.
     Tell {
         /// What.
-        event: Event,
+        event: Box<Event>,
         /// The policy's uid.
         policy: String,
     },
@@ -223,7 +223,7 @@ impl Action {
             }
             Self::KeepNumber(lease) if lease.metadata.resource_version.is_some() => Write::replace(lease),
             Self::KeepNumber(lease) => Write::create(lease),
-            Self::Tell { event, .. } => Write::create(event),
+            Self::Tell { event, .. } => Write::create(&**event),
             Self::Finalizers { name, resource_version, finalizers } => {
                 let patch = json!({ "metadata": { "finalizers": finalizers } });
                 Write::merge::<Network>(Key::cluster(name.as_str()), patch).if_version(resource_version)

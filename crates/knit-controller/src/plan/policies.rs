@@ -25,7 +25,7 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     }
     for policy in untold.iter().take(AT_ONCE) {
         memory.told.insert(policy.uid.clone());
-        let event = event(policy, &config.identity, now.wall);
+        let event = Box::new(event(policy, &config.identity, now.wall));
         plan.actions.push(Action::Tell { event, policy: policy.uid.clone() });
     }
 }
