@@ -11,7 +11,7 @@ use super::{Action, Plan, World};
 use crate::cluster::{AttachmentView, PolicyView};
 
 /// A user's NetworkAttachment as the API shows it.
-fn attachment(name: &str, network: &str, wanted: &str, status: serde_json::Value) -> AttachmentView {
+fn attachment(name: &str, network: &str, wanted: &str, status: &serde_json::Value) -> AttachmentView {
     let object: NetworkAttachment = serde_json::from_value(json!({
         "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
         "metadata": {
@@ -32,7 +32,7 @@ fn ready(status: &str) -> serde_json::Value {
 fn attached(name: &str, network: &str, node: &str, address: &str) -> AttachmentView {
     let addresses = json!([{"family": "IPv4", "address": address, "prefix": 24}]);
     let status = json!({"node": node, "mac": "02:00:00:00:00:01", "addresses": addresses, "conditions": ready("True")});
-    attachment(name, network, address, status)
+    attachment(name, network, address, &status)
 }
 
 /// Deletes an object that has our finalizer.
@@ -60,7 +60,7 @@ fn refused_attachments_cost_other_tenants_no_addresses() {
     for k in 0..32 {
         let address = format!("10.77.0.{}", 8 * k + 1);
         let refused = json!({"node": "n1", "conditions": ready("False")});
-        let view = attachment(&format!("x{k}"), "red", &address, refused);
+        let view = attachment(&format!("x{k}"), "red", &address, &refused);
         world.cluster.attachments.push(Arc::new(view));
     }
     world.settle();
@@ -84,9 +84,9 @@ fn nobody_keeps_a_network_that_is_not_attached_to_it_and_may_not_be() {
     let refused = json!({"node": "n1", "conditions": ready("False")});
     // Whose namespace may use it or not: one that nobody has taken up, one that was refused, one that is attached.
     for (tenant, view, kept) in [
-        ("blue", attachment("waiting", "blue", "10.77.0.1", json!({})), false),
-        ("blue", attachment("refused", "blue", "10.77.0.1", refused.clone()), false),
-        ("red", attachment("strange", "blue", "10.77.0.1", refused), false),
+        ("blue", attachment("waiting", "blue", "10.77.0.1", &json!({})), false),
+        ("blue", attachment("refused", "blue", "10.77.0.1", &refused), false),
+        ("red", attachment("strange", "blue", "10.77.0.1", &refused), false),
         ("red", attached("stranger", "blue", "n1", "10.77.0.1"), false),
         ("blue", attached("user", "blue", "n1", "10.77.0.1"), true),
     ] {
@@ -116,7 +116,7 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
         Arc::new(attached("staying", "red", "n2", "10.77.0.2")),
         Arc::new(managed),
         Arc::new(leaving(attached("alive", "red", "n1", "10.77.0.4"))),
-        Arc::new(leaving(attachment("nobodys", "red", "10.77.0.5", json!({})))),
+        Arc::new(leaving(attachment("nobodys", "red", "10.77.0.5", &json!({})))),
     ];
     world.settle();
     world.cluster.nodes.remove("n2");
