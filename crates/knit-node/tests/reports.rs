@@ -25,7 +25,8 @@ const TAKEN: &str = "pod-evil-net1";
 
 async fn answer(request: Request<Incoming>, written: Written) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let body = request.into_body().collect().await.map(|b| b.to_bytes()).unwrap_or_default();
+    let body =
+        request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let mut code = 200;
     let answer = match method {

@@ -38,6 +38,9 @@ pub const PER_POD: usize = 32;
 /// The namespace and name of an object, or of a pod.
 type Place = (String, String);
 
+/// An object that is not plugged in yet, and the sandbox that it is for.
+type Waiting<'w> = (&'w Place, &'w Arc<NetworkAttachment>, &'w SandboxRecord);
+
 /// Follows users' NetworkAttachments.
 #[derive(Debug)]
 pub struct HotPlug {
@@ -223,8 +226,7 @@ impl HotPlug {
     /// What is to be done for the objects that are there.
     fn look(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
         let records = self.records(world);
-        let mut waiting: BTreeMap<&str, Vec<(&Place, &Arc<NetworkAttachment>, &SandboxRecord)>> =
-            BTreeMap::new();
+        let mut waiting: BTreeMap<&str, Vec<Waiting<'_>>> = BTreeMap::new();
         let mut plugged: BTreeMap<&str, usize> = BTreeMap::new();
         let mut add = |place: &Place,
                        object: &Arc<NetworkAttachment>,
