@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use common::{Node, network};
 use knit_api::conditions::node_network::REASON_UNSUPPORTED;
 use knit_ipam::Mac;
-use knit_kernel::testing::eventually;
+use knit_kernel::testing::{eventually, skip};
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
 use knit_node::testing::{FakeRuntime, Life};
 use knit_node::{Core, Parts, Reason};
@@ -132,8 +132,7 @@ async fn sockets_that_others_can_reach_were_used() {
 #[tokio::test]
 async fn a_socket_of_another_user_was_used() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can give a file to another user");
-        return;
+        return skip("only root can give a file to another user");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("theirs.sock");
