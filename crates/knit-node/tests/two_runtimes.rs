@@ -17,7 +17,7 @@ use common::{NODE, Node, network};
 use knit_api::NetworkClass;
 use knit_kernel::addr::Address;
 use knit_kernel::link::{Change, NewLink, Peer};
-use knit_kernel::testing::{eventually, in_namespaces, namespace};
+use knit_kernel::testing::{as_stranger, eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_linux::{Config, LinuxRuntime};
 use knit_node::reconcile::Pass;
@@ -109,6 +109,17 @@ async fn run() {
         let to = pods[1].1.attachments[index].addresses[0].net.addr();
         assert_eq!(talk(&pods[0].0, &pods[1].0, to), from, "{from} to {to}");
     }
+    // Somebody deletes a foreign interface: its runtime still lists it, but knows better when asked.
+    let before = pods[0].1.attachments[1].clone();
+    as_stranger(|| {
+        let inside = Handle::open(&pods[0].0).expect("a handle");
+        inside.delete_link(inside.index_of(&name("net1")).expect("net1")).expect("deleted");
+    });
+    let outcome = core.reconcile(&Pass::default()).await;
+    assert_eq!((outcome.repaired, outcome.failed), (1, 0), "{outcome:?}");
+    let to = pods[1].1.attachments[1].addresses[0].net.addr();
+    assert_eq!(talk(&pods[0].0, &pods[1].0, to), before.addresses[0].net.addr(), "it has its address again");
+    assert_eq!(core.reconcile(&Pass::default()).await, Default::default(), "and nothing more is to be done");
     for sandbox in ["s1", "s2"] {
         core.detach(common::id(sandbox), None).await.expect("detached");
     }

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod flows;
+mod level;
 mod services;
 mod steering;
 mod support;

@@ -106,6 +106,10 @@ pub struct Args {
     #[arg(long, env = "KNIT_NETWORK_CONNECTIONS", value_name = "NUMBER", default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
     network_connections: u32,
 
+    /// Seconds between two passes that compare everything with what it should be
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pass_every: u64,
+
     /// Seconds to wait for an agent that is being replaced
     #[arg(long, env = "KNIT_REPLACE_WAIT", value_name = "SECONDS", default_value_t = 60)]
     replace_wait: u64,
@@ -176,6 +180,7 @@ fn config(args: Args) -> Result<AgentConfig> {
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
+    core.reconcile_every = Duration::from_secs(args.pass_every);
     core.cri_socket = args.cri_socket.as_deref().map(absolute_socket).transpose()?;
     Ok(AgentConfig {
         core,

@@ -69,7 +69,7 @@ pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
     let bridge = theirs.as_ref().and_then(|t| t.bridge.as_ref());
     let chain = theirs.as_ref().and_then(|t| t.chain.as_ref());
     let mut rows = Vec::new();
-    let node = Node::start(&programs)?;
+    let mut node = Node::start(&programs)?;
     rows.extend(memory(&node, "idle", 25.0)?);
 
     let (add, del) = one_by_one(&node, "", 0)?;
@@ -124,7 +124,39 @@ pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
     );
     rows.push(Row::new(BENCH, "add, 500 present to none", "min ratio", many.min / add.min, "x"));
     rows.push(Row::new(BENCH, "del, 500 present", "p50", many_del.p50, "ms"));
+
+    let cpu = pass(&mut node, &present)?;
+    let case = "pass, nothing changed: 500 pods, 10 Networks";
+    rows.push(Row::new(BENCH, case, "cpu", cpu, "ms").goal(Goal::AtMost(20.0)));
     Ok(rows)
+}
+
+/// What a pass costs that compares everything and finds nothing to do: the CPU of an agent that makes one each second, less
+/// that of one that makes none, in milliseconds. Some of the pods that are present are given a further Network, so that
+/// there are ten of them.
+fn pass(node: &mut Node, present: &[Pod]) -> Result<f64> {
+    const SECONDS: u64 = 30;
+    for (number, pod) in present.iter().enumerate().take(45) {
+        node.del(pod)?;
+        node.add(pod, &format!("n{}", number % 9 + 1))?;
+    }
+    let mut used = |pass_every: u64| -> Result<Duration> {
+        node.restart(pass_every)?;
+        // The first seconds are the start's.
+        wait(Duration::from_secs(10));
+        let before = node.cpu()?;
+        wait(Duration::from_secs(SECONDS));
+        Ok(node.cpu()? - before)
+    };
+    let idle = used(3600)?;
+    let busy = used(1)?;
+    Ok(ms(busy.saturating_sub(idle)) / SECONDS as f64)
+}
+
+/// Lets time pass, in which the agent does what it does.
+fn wait(time: Duration) {
+    let end = Instant::now() + time;
+    eventually("time passes", time * 2, || Instant::now() >= end);
 }
 
 /// What the agent has in memory: all of it, and without the pages of its program, which it shares and the kernel drops

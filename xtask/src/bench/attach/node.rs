@@ -25,6 +25,7 @@ const LOG: &str = "/run/agent.log";
 /// A node: the namespace that this process is in.
 pub struct Node {
     agent: Child,
+    knit: PathBuf,
     shim: PathBuf,
     _outside: NetNs,
 }
@@ -56,19 +57,17 @@ impl Node {
         for (number, object) in objects().iter().enumerate() {
             std::fs::write(format!("{OBJECTS}/{number}.json"), object.to_string())?;
         }
-        let log = std::fs::File::create(LOG)?;
-        let agent = Command::new(&programs.knit)
-            .args(["node", "--node-name", "node", "--objects-from", OBJECTS, "--run-dir", RUN])
-            .args(["--state-dir", "/run/state", "--netns-dirs", PODS, "--log", "warn"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("{} does not start", programs.knit.display()))?;
-        let node = Self { agent, shim: programs.shim.clone(), _outside: outside };
-        let socket = format!("{RUN}/cni.sock");
-        eventually("the agent serves", Duration::from_secs(20), || UnixStream::connect(&socket).is_ok());
-        Ok(node)
+        let agent = agent(&programs.knit, &[])?;
+        let (knit, shim) = (programs.knit.clone(), programs.shim.clone());
+        Ok(Self { agent, knit, shim, _outside: outside })
+    }
+
+    /// Replaces the agent by one that compares everything this often.
+    pub fn restart(&mut self, pass_every: u64) -> Result<()> {
+        self.agent.kill()?;
+        self.agent.wait()?;
+        self.agent = agent(&self.knit, &["--pass-every", &pass_every.to_string()])?;
+        Ok(())
     }
 
     pub fn add(&self, pod: &Pod, networks: &str) -> Result<()> {
@@ -113,6 +112,23 @@ impl Node {
         let mark = format!("pod {} ", pod.id);
         Ok(links.iter().any(|link| link.owner().is_some_and(|owner| owner.starts_with(&mark))))
     }
+}
+
+/// Starts the agent, and returns when it serves.
+fn agent(knit: &Path, further: &[&str]) -> Result<Child> {
+    let log = std::fs::File::create(LOG)?;
+    let agent = Command::new(knit)
+        .args(["node", "--node-name", "node", "--objects-from", OBJECTS, "--run-dir", RUN])
+        .args(["--state-dir", "/run/state", "--netns-dirs", PODS, "--log", "warn"])
+        .args(further)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("{} does not start", knit.display()))?;
+    let socket = format!("{RUN}/cni.sock");
+    eventually("the agent serves", Duration::from_secs(20), || UnixStream::connect(&socket).is_ok());
+    Ok(agent)
 }
 
 impl Drop for Node {
@@ -171,7 +187,7 @@ pub fn uplink() -> Result<NetNs> {
     Ok(outside)
 }
 
-/// The default Network and three more, with room for two thousand pods each: freed addresses rest for a while.
+/// The default Network and nine more, with room for two thousand pods each: freed addresses rest for a while.
 fn objects() -> Vec<Value> {
     let api = "knit.dev/v1alpha1";
     let mut objects = vec![
@@ -179,7 +195,7 @@ fn objects() -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"},
             "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}),
     ];
-    for (id, name) in ["default", "n1", "n2", "n3"].iter().enumerate() {
+    for (id, name) in ["default", "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9"].iter().enumerate() {
         let mut spec = json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": format!("10.{}.0.0/16", 100 + id)}]});
         if id > 0 {
             spec["allowedNamespaces"] = json!({"from": "All"});
