@@ -74,6 +74,15 @@ fn a_link_that_was_set_down_is_news_and_one_whose_other_end_flaps_is_not() {
         for up in [true, false, true, false, true] {
             inside.apply(&[Change { up: Some(up), ..Change::named(eth0.clone()) }.into()]).expect("flapped");
         }
+        // One more, which we delete ourselves.
+        let mut gone = NewLink::veth(IfName::new("knitgone").expect("a name"), Peer::new(host.clone(), &pod));
+        (gone.alias, gone.up) = (Some(owner::alias("pod y")), true);
+        let gone = handle.create_link(&gone).expect("a pair").index;
+        let mac = knit_kernel::Mac([2, 0, 0, 0, 0, 7]);
+        let address = "10.9.0.7".parse().expect("an address");
+        let neighbour = knit_kernel::neigh::Neighbour::permanent(gone, address, mac);
+        handle.apply(&[knit_kernel::Op::create(neighbour)]).expect("a neighbour");
+        handle.delete_link(gone).expect("deleted");
         quiet(&space, &news);
 
         as_stranger(|| {

@@ -54,6 +54,7 @@ impl Handle {
         }
         let mut removal = self.removal().map_err(failed)?;
         removal.events.subscribe(RTNLGRP_LINK).map_err(failed)?;
+        crate::netlink::doom(self.namespace.id(), index);
         let outcome = removal.delete(index);
         // What is left in the queues must not be mistaken for news by the next deletion; on any doubt, drop the pair.
         let clean = removal.events.unsubscribe(RTNLGRP_LINK).is_ok()

@@ -14,5 +14,5 @@ pub use error::{Errno, Error, Refusal, Result};
 pub use message::{Batch, Message, Messages, flags};
 #[cfg(feature = "testing")]
 pub(crate) use own::as_stranger;
-pub(crate) use own::is_own;
+pub(crate) use own::{doom, is_doomed, is_own};
 pub use socket::{Answers, Changed, Protocol, Socket};

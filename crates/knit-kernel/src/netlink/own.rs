@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::socket::Protocol;
 use crate::netns::NsId;
@@ -11,6 +12,11 @@ use crate::netns::NsId;
 type Port = (NsId, Protocol, u32);
 
 static OWN: Mutex<Option<HashSet<Port>>> = Mutex::new(None);
+
+/// Links that this process is deleting, or has just deleted.
+static DOOMED: Mutex<Vec<(NsId, u32, Instant)>> = Mutex::new(Vec::new());
+/// Notifications come sooner; the kernel does not give a link's number to another one for long.
+const REMEMBER: Duration = Duration::from_secs(2);
 
 thread_local! {
     static STRANGER: Cell<bool> = const { Cell::new(false) };
@@ -42,6 +48,24 @@ impl Drop for Registered {
 /// Whether a change that came by this port was made by this process.
 pub(crate) fn is_own(namespace: NsId, protocol: Protocol, port: u32) -> bool {
     port != 0 && ports().as_ref().is_some_and(|own| own.contains(&(namespace, protocol, port)))
+}
+
+/// This process is about to delete a link: what the kernel tells of it until then is no news. Kernels before 6.2 do not
+/// say who deleted it, and none says why it went down before.
+pub(crate) fn doom(namespace: NsId, link: u32) {
+    if STRANGER.get() {
+        return;
+    }
+    let now = Instant::now();
+    let mut doomed = DOOMED.lock().unwrap_or_else(PoisonError::into_inner);
+    doomed.retain(|(_, _, at)| now.saturating_duration_since(*at) < REMEMBER);
+    doomed.push((namespace, link, now));
+}
+
+/// Whether this process is deleting a link, or has just done so.
+pub(crate) fn is_doomed(namespace: NsId, link: u32) -> bool {
+    let doomed = DOOMED.lock().unwrap_or_else(PoisonError::into_inner);
+    doomed.iter().any(|(space, index, _)| (*space, *index) == (namespace, link))
 }
 
 /// Runs something whose sockets count as another program's: what a test does to damage what is watched.

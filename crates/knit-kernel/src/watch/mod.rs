@@ -12,7 +12,7 @@ mod thread;
 use crate::addr::{RTM_DELADDR, RTM_NEWADDR};
 use crate::link::{RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK};
 use crate::neigh::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH};
-use crate::netlink::{Error, Message, Protocol, Result, Socket, flags, is_own};
+use crate::netlink::{Error, Message, Protocol, Result, Socket, flags, is_doomed, is_own};
 use crate::netns::{NetNs, NsId};
 use crate::nft::{Generation, TableId};
 use crate::owner;
@@ -117,19 +117,25 @@ fn lost(heard: Result<()>) -> bool {
 
 fn is_news(message: &Message<'_>, namespace: NsId, links: &mut Links) -> bool {
     let own = is_own(namespace, Protocol::Route, message.port);
+    let lives = || !is_doomed(namespace, interface(message));
     match message.kind {
-        RTM_NEWLINK | RTM_DELLINK => links.take(message) && !own,
+        RTM_NEWLINK | RTM_DELLINK => links.take(message) && !own && lives(),
         _ if own => false,
         // The kernel itself renews those that it got from advertisements.
         RTM_NEWADDR => message.port != 0 || links.is_ours(interface(message)),
         RTM_DELADDR => true,
+        // What the kernel itself takes away goes with a link or an address, and of those it tells.
+        RTM_NEWROUTE | RTM_DELROUTE if message.port == 0 => false,
         RTM_NEWROUTE | RTM_DELROUTE => Route::parse(message).is_some_and(|route| {
             let replaced = message.kind == RTM_NEWROUTE && message.flags & flags::REPLACE != 0;
             route.table == Route::MAIN && (route.protocol == owner::PROTOCOL || replaced)
         }),
         RTM_NEWNEIGH | RTM_DELNEIGH => match message.payload.first() {
             // Forwarding entries have no mark, and the kernel does not say who changed them.
-            Some(family) if i32::from(*family) == libc::AF_BRIDGE => links.is_ours(interface(message)),
+            Some(family) if i32::from(*family) == libc::AF_BRIDGE => {
+                links.is_ours(interface(message)) && lives()
+            }
+            _ if message.port == 0 => false,
             _ => Neighbour::parse(message).is_some_and(|n| n.protocol == owner::PROTOCOL),
         },
         RTM_NEWNETCONF => message.split::<1>().is_ok_and(|(_, attrs)| {
@@ -139,7 +145,7 @@ fn is_news(message: &Message<'_>, namespace: NsId, links: &mut Links) -> bool {
     }
 }
 
-/// The link that a message about an address or a neighbour is about: both have its index in the same place.
+/// The link that a message about a link, an address or a neighbour is about: all have its index in the same place.
 fn interface(message: &Message<'_>) -> u32 {
     let index = message.payload.get(4..8).and_then(|bytes| bytes.try_into().ok());
     index.map_or(0, u32::from_ne_bytes)

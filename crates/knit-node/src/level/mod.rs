@@ -95,8 +95,10 @@ impl Core {
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
     pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         let (mut rules, mut rest) = (Pace::default(), Pace::default());
-        let mut due: Option<Instant> = None;
+        // When it is to be looked because of either of them, and because of what was put off.
+        let (mut rules_due, mut rest_due, mut later) = (None, None, None);
         loop {
+            let due: Option<Instant> = [rules_due, rest_due, later].into_iter().flatten().min();
             let wait = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -104,18 +106,20 @@ impl Core {
                 }
             };
             tokio::select! {
-                what = runtime.disturbed() => {
-                    let now = Instant::now();
-                    let at = match what {
-                        Disturbance::Rules => rules.next(now),
-                        Disturbance::Something => rest.next(now),
-                    };
-                    due = Some(due.map_or(at, |due| due.min(at)));
-                }
+                what = runtime.disturbed() => match what {
+                    Disturbance::Rules => _ = rules_due.get_or_insert(rules.next(Instant::now())),
+                    Disturbance::Something => _ = rest_due.get_or_insert(rest.next(Instant::now())),
+                },
                 () = wait => {
-                    rules.looked(Instant::now());
-                    rest.looked(Instant::now());
-                    due = self.look_after(&runtime).await;
+                    let now = Instant::now();
+                    // One look is for all; what is grave does not wait because there was much of the rest.
+                    if rules_due.take().is_some() {
+                        rules.looked(now);
+                    }
+                    if rest_due.take().is_some() {
+                        rest.looked(now);
+                    }
+                    later = self.look_after(&runtime).await;
                 }
             }
         }
