@@ -23,6 +23,8 @@ pub enum Command {
     Controller(Box<command::controller::Args>),
     /// Look for what is wrong on this node, and say what to do
     Doctor(Box<command::doctor::Args>),
+    /// Say what network policies say about a connection, rule by rule
+    Explain(Box<command::explain::Args>),
     /// Show Networks, attachments, blocks or nodes
     Get(Box<command::get::Args>),
     /// Be the CNI shim, as a container runtime runs it

@@ -6,6 +6,7 @@ mod attach;
 mod kernel;
 mod kube;
 mod lab;
+mod policy;
 mod process;
 mod row;
 mod services;
@@ -41,6 +42,8 @@ enum Name {
     Kube,
     /// A lab's start, its pods, and what its API carries
     Lab,
+    /// 10,000 pods and 1,000 policies in the model of policies
+    Policy,
     /// 10,000 services in nftables, next to kube-proxy's rule set
     Services,
 }
@@ -55,6 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Kernel => kernel::run()?,
         Name::Kube => kube::run()?,
         Name::Lab => lab::run(args.program.as_deref())?,
+        Name::Policy => policy::run()?,
         Name::Services => services::run()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };

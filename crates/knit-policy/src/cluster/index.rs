@@ -19,7 +19,7 @@ impl<T> Default for SelectorIndex<T> {
     }
 }
 
-impl<T: Clone + PartialEq> SelectorIndex<T> {
+impl<T: Clone> SelectorIndex<T> {
     pub(crate) fn insert(&mut self, selector: &Selector, value: &T) {
         match required(selector) {
             Some((key, values)) => {
@@ -32,15 +32,15 @@ impl<T: Clone + PartialEq> SelectorIndex<T> {
         }
     }
 
-    pub(crate) fn remove(&mut self, selector: &Selector, value: &T) {
+    pub(crate) fn remove(&mut self, selector: &Selector, is_it: impl Fn(&T) -> bool) {
         let Some((key, values)) = required(selector) else {
-            remove_from(&mut self.rest, value);
+            remove_from(&mut self.rest, &is_it);
             return;
         };
         let Some(by_value) = self.by_label.get_mut(key) else { return };
         for wanted in values {
             if let Some(list) = by_value.get_mut(wanted) {
-                remove_from(list, value);
+                remove_from(list, &is_it);
                 if list.is_empty() {
                     by_value.remove(wanted);
                 }
@@ -70,8 +70,8 @@ pub(crate) fn required(selector: &Selector) -> Option<(&Name, &[Name])> {
     Some((&found.key, &found.values))
 }
 
-fn remove_from<T: PartialEq>(list: &mut Vec<T>, value: &T) {
-    if let Some(at) = list.iter().position(|v| v == value) {
+fn remove_from<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool) {
+    if let Some(at) = list.iter().position(is_it) {
         list.swap_remove(at);
     }
 }

@@ -26,9 +26,9 @@ pub struct Cluster {
     node_addresses: HashMap<IpAddr, BTreeSet<Name>>,
     policies: BTreeMap<PolicyName, Arc<Policy>>,
     /// Policies by the one namespace that they select, and by the pods' labels in it.
-    of_namespace: HashMap<Name, SelectorIndex<PolicyName>>,
+    of_namespace: HashMap<Name, SelectorIndex<Arc<Policy>>>,
     /// Policies that select namespaces by their labels: those of the cluster, few.
-    of_cluster: BTreeSet<PolicyName>,
+    of_cluster: BTreeMap<PolicyName, Arc<Policy>>,
     aliases: BTreeMap<Name, Box<[Alias]>>,
     networks: BTreeSet<Name>,
 }
@@ -138,16 +138,17 @@ impl Cluster {
     /// A policy is there, or has changed. Returns what was known of that name.
     pub fn set_policy(&mut self, policy: Policy) -> Option<Arc<Policy>> {
         let old = self.delete_policy(&policy.name);
+        let policy = Arc::new(policy);
         match &policy.subject.namespaces {
             NamespaceMatch::Named(namespace) => {
                 let index = self.of_namespace.entry(namespace.clone()).or_default();
-                index.insert(&policy.subject.pods, &policy.name);
+                index.insert(&policy.subject.pods, &policy);
             }
             NamespaceMatch::Selected(_) => {
-                self.of_cluster.insert(policy.name.clone());
+                self.of_cluster.insert(policy.name.clone(), Arc::clone(&policy));
             }
         }
-        self.policies.insert(policy.name.clone(), Arc::new(policy));
+        self.policies.insert(policy.name.clone(), policy);
         old
     }
 
@@ -157,7 +158,7 @@ impl Cluster {
         match &old.subject.namespaces {
             NamespaceMatch::Named(namespace) => {
                 if let Some(index) = self.of_namespace.get_mut(namespace) {
-                    index.remove(&old.subject.pods, name);
+                    index.remove(&old.subject.pods, |policy| policy.name == *name);
                     if index.is_empty() {
                         self.of_namespace.remove(namespace);
                     }
@@ -240,21 +241,26 @@ impl Cluster {
     /// The policies that select a pod's interface in a Network, in the order in which they are asked.
     #[must_use]
     pub fn policies_on(&self, pod: &Pod, network: &str, primary: bool) -> Vec<Arc<Policy>> {
-        if !pod.counts() {
-            return Vec::new();
-        }
-        let namespace_labels = self.namespace_labels(&pod.key.namespace);
-        let named = self.of_namespace.get(&pod.key.namespace);
-        let named = named.into_iter().flat_map(|index| index.candidates(&pod.labels));
-        let mut found: Vec<Arc<Policy>> = named
-            .chain(&self.of_cluster)
-            .filter_map(|name| self.policies.get(name))
-            .filter(|p| p.covers(network, primary))
-            .filter(|p| p.subject.matches(&pod.key.namespace, &namespace_labels, &pod.labels))
-            .cloned()
-            .collect();
+        let mut found: Vec<Arc<Policy>> = self.selecting(pod, network, primary).cloned().collect();
         policy_sort(&mut found);
         found
+    }
+
+    /// The same in no order.
+    pub(crate) fn selecting<'a>(
+        &'a self,
+        pod: &'a Pod,
+        network: &'a str,
+        primary: bool,
+    ) -> impl Iterator<Item = &'a Arc<Policy>> {
+        let namespace_labels = self.namespace_labels(&pod.key.namespace);
+        let named = self.of_namespace.get(&pod.key.namespace).filter(|_| pod.counts());
+        let named = named.into_iter().flat_map(|index| index.candidates(&pod.labels));
+        let cluster = pod.counts().then(|| self.of_cluster.values());
+        named
+            .chain(cluster.into_iter().flatten())
+            .filter(move |p| p.covers(network, primary))
+            .filter(move |p| p.subject.matches(&pod.key.namespace, &namespace_labels, &pod.labels))
     }
 
     /// What is wrong with policies in the light of the others: they name Networks that do not exist.

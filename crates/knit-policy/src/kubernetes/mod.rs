@@ -43,6 +43,12 @@ pub struct Converted<T> {
     pub problems: Vec<Problem>,
 }
 
+/// Reads a selector; nothing if it cannot be understood.
+#[must_use]
+pub fn selector(selector: &LabelSelector) -> Option<Selector> {
+    Problems::of("", String::new()).selector(selector, "")
+}
+
 /// Namespace and name; an object without a namespace is in `default`, as an API server would have it.
 pub(crate) fn full_name(metadata: &ObjectMeta) -> (&str, &str) {
     let namespace = metadata.namespace.as_deref().filter(|n| !n.is_empty()).unwrap_or("default");

@@ -7,7 +7,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
 
 /// Fields that this version does not know.
@@ -24,7 +23,7 @@ pub struct ClusterNetworkPolicy {
     pub spec: ClusterPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
-    pub status: IgnoredAny,
+    pub status: Option<Value>,
 }
 
 /// What a ClusterNetworkPolicy says.
@@ -82,7 +81,7 @@ pub struct AdminNetworkPolicy {
     pub spec: AdminPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
-    pub status: IgnoredAny,
+    pub status: Option<Value>,
 }
 
 /// `policy.networking.k8s.io/v1alpha1` BaselineAdminNetworkPolicy.
@@ -96,7 +95,7 @@ pub struct BaselineAdminNetworkPolicy {
     pub spec: AdminPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
-    pub status: IgnoredAny,
+    pub status: Option<Value>,
 }
 
 /// What an AdminNetworkPolicy or its baseline says.
@@ -279,7 +278,7 @@ pub struct MultiNetworkPolicy {
     pub spec: MultiPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
-    pub status: IgnoredAny,
+    pub status: Option<Value>,
 }
 
 /// What a MultiNetworkPolicy says: the same as a NetworkPolicy.

@@ -100,7 +100,7 @@ impl Atoms {
         }
         let (atom, _) = self.known.remove(&id)?;
         self.by_atom.remove(&atom);
-        self.change_indices(&atom, |index, selector| index.remove(selector, &id));
+        self.change_indices(&atom, |index, selector| index.remove(selector, |other| *other == id));
         if let Atom::Pods(Subject { namespaces: NamespaceMatch::Named(name), .. }) = &atom
             && self.of_namespace.get(name).is_some_and(SelectorIndex::is_empty)
         {

@@ -121,10 +121,6 @@ impl Pending {
         self.0.entry(key).and_modify(|(_, latest)| *latest = new).or_insert((old, new));
     }
 
-    pub(super) fn add(&mut self, key: Key, value: Value) {
-        self.set(key, None, Some(value));
-    }
-
     pub(super) fn remove(&mut self, key: Key, value: Value) {
         self.set(key, Some(value), None);
     }

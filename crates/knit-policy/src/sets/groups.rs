@@ -1,12 +1,12 @@
 //! Local pods that the same policies select, and what those policies come to for each class of peers.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::atoms::{Atom, AtomId, Atoms, PeerKey};
 use super::classes::{ClassKey, Classes};
-use super::element::{Class, Decision};
+use super::element::{Class, Decision, Key, TrafficKey};
 use super::encode::{Encoded, for_anybody, for_class};
 use crate::model::{
     Action, AddressRanges, Direction, Family, Name, NamedPort, Peer, Policy, PortRanges, Ports, Protocol,
@@ -18,6 +18,8 @@ use crate::model::{
 pub(super) struct Compiled {
     pub(super) policy: Arc<Policy>,
     sides: [Option<Box<[CompiledRule]>>; 2],
+    /// Whether it asks for ports that the pod itself has a name for.
+    pub(super) asks_own_ports: bool,
 }
 
 #[derive(Debug)]
@@ -42,6 +44,13 @@ pub(super) struct GroupKey {
     pub(super) ports: Box<[NamedPort]>,
 }
 
+/// One thing that is said about each address of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Said {
+    Default(Direction),
+    Rule(Direction, Option<Class>, TrafficKey),
+}
+
 /// Local addresses that the same policies act on.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -55,10 +64,12 @@ pub(super) struct Group {
 /// One direction of a group.
 #[derive(Debug)]
 pub(super) struct GroupSide {
-    /// The policies that act on this direction, by tier.
-    admin: Vec<Arc<Compiled>>,
-    namespace: Vec<Arc<Compiled>>,
-    baseline: Vec<Arc<Compiled>>,
+    /// The rules that act on this direction, in the order in which they are asked.
+    rules: Vec<FlatRule>,
+    /// Which of them ask a question, and which match everybody.
+    by_atom: HashMap<AtomId, Vec<usize>>,
+    for_everybody: Vec<usize>,
+    isolates: bool,
     ports: Box<[NamedPort]>,
     direction: Direction,
     /// What is allowed whoever the other side is.
@@ -66,6 +77,14 @@ pub(super) struct GroupSide {
     pub(super) default: Decision,
     pub(super) for_anybody: Encoded,
     pub(super) classes: BTreeMap<Class, (Family, Encoded)>,
+}
+
+/// One rule of one policy.
+#[derive(Debug)]
+struct FlatRule {
+    tier: Tier,
+    policy: Arc<Compiled>,
+    index: usize,
 }
 
 // === impl Compiled ===
@@ -77,7 +96,9 @@ impl Compiled {
             let rules = policy.rules(direction).filter(|_| policy.acts_on(direction))?;
             Some(rules.iter().map(|rule| CompiledRule::new(rule, direction, atoms, fresh)).collect())
         });
-        Self { policy: Arc::clone(policy), sides }
+        let own = |rules: &Box<[CompiledRule]>| rules.iter().any(|r| !r.own.is_empty());
+        let asks_own_ports = sides.iter().flatten().any(own);
+        Self { policy: Arc::clone(policy), sides, asks_own_ports }
     }
 
     /// Every question, as often as it is asked.
@@ -86,13 +107,19 @@ impl Compiled {
         rules.flat_map(|r| r.pods.iter().chain(&r.others).chain(&r.asked).copied())
     }
 
-    /// Whether it asks for ports that the pod itself has a name for.
-    pub(super) fn asks_own_ports(&self) -> bool {
-        self.sides.iter().flatten().any(|rules| rules.iter().any(|r| !r.own.is_empty()))
-    }
-
     fn rules(&self, direction: Direction) -> &[CompiledRule] {
         self.sides[direction as usize].as_deref().unwrap_or_default()
+    }
+}
+
+// === impl Said ===
+
+impl Said {
+    pub(super) fn about(self, pod: IpAddr) -> Key {
+        match self {
+            Self::Default(direction) => Key::Subject(direction, pod),
+            Self::Rule(direction, peer, traffic) => Key::Rule { direction, pod, peer, traffic },
+        }
     }
 }
 
@@ -167,14 +194,11 @@ impl CompiledRule {
 
 impl GroupSide {
     fn new(compiled: &[Arc<Compiled>], ports: &[NamedPort], direction: Direction) -> Option<Self> {
-        let of = |wanted: fn(&Tier) -> bool| -> Vec<Arc<Compiled>> {
-            let acting = compiled.iter().filter(|c| c.policy.acts_on(direction));
-            acting.filter(|c| wanted(&c.policy.tier)).cloned().collect()
-        };
         let mut side = Self {
-            admin: of(|tier| matches!(tier, Tier::Admin(_))),
-            namespace: of(|tier| matches!(tier, Tier::Namespace)),
-            baseline: of(|tier| matches!(tier, Tier::Baseline(_))),
+            rules: Vec::new(),
+            by_atom: HashMap::new(),
+            for_everybody: Vec::new(),
+            isolates: false,
             ports: ports.into(),
             direction,
             anybody: Ports::none(),
@@ -182,7 +206,23 @@ impl GroupSide {
             for_anybody: Encoded::new(),
             classes: BTreeMap::new(),
         };
-        if side.admin.is_empty() && side.namespace.is_empty() && side.baseline.is_empty() {
+        let mut acts = false;
+        for policy in compiled.iter().filter(|c| c.policy.acts_on(direction)) {
+            let tier = policy.policy.tier;
+            acts = true;
+            side.isolates |= tier == Tier::Namespace;
+            for (index, rule) in policy.rules(direction).iter().enumerate() {
+                let at = side.rules.len();
+                side.rules.push(FlatRule { tier, policy: Arc::clone(policy), index });
+                if rule.anybody {
+                    side.for_everybody.push(at);
+                }
+                for atom in rule.pods.iter().chain(&rule.others) {
+                    side.by_atom.entry(*atom).or_default().push(at);
+                }
+            }
+        }
+        if !acts {
             return None;
         }
         side.anybody = side.allowed(&PeerKey::default(), false);
@@ -191,21 +231,31 @@ impl GroupSide {
     }
 
     pub(super) fn isolates(&self) -> bool {
-        !self.namespace.is_empty()
+        self.isolates
     }
 
     /// What the tiers allow with such a peer, all traffic at once.
     fn allowed(&self, peer: &PeerKey, itself: bool) -> Ports {
+        let asked = peer.who.iter().chain(&peer.ranges).filter_map(|atom| self.by_atom.get(atom));
+        let mut matching: Vec<usize> = asked.flatten().chain(&self.for_everybody).copied().collect();
+        matching.sort_unstable();
+        matching.dedup();
+        let rules = |wanted: fn(&Tier) -> bool| {
+            let flat = matching.iter().map(|at| &self.rules[*at]).filter(move |flat| wanted(&flat.tier));
+            flat.map(|flat| &flat.policy.rules(self.direction)[flat.index])
+        };
         let mut allowed = Ports::none();
-        let mut open = self.first_match(&self.admin, peer, Ports::all(), &mut allowed);
-        if self.namespace.is_empty() {
-            open = self.first_match(&self.baseline, peer, open, &mut allowed);
+        let admin = rules(|tier| matches!(tier, Tier::Admin(_)));
+        let mut open = self.first_match(admin, peer, Ports::all(), &mut allowed);
+        if !self.isolates {
+            let baseline = rules(|tier| matches!(tier, Tier::Baseline(_)));
+            open = self.first_match(baseline, peer, open, &mut allowed);
             return allowed.union(&open);
         }
         if itself {
             return allowed.union(&open);
         }
-        for rule in self.namespace.iter().flat_map(|c| c.rules(self.direction)) {
+        for rule in rules(|tier| *tier == Tier::Namespace) {
             if let Some(matched) = rule.matched(peer, &self.ports) {
                 allowed = allowed.union(&matched.intersection(&open));
             }
@@ -214,15 +264,15 @@ impl GroupSide {
     }
 
     /// Goes through the rules of a tier; returns what it leaves to the next one.
-    fn first_match(
+    fn first_match<'a>(
         &self,
-        tier: &[Arc<Compiled>],
+        tier: impl Iterator<Item = &'a CompiledRule>,
         peer: &PeerKey,
         mut open: Ports,
         allowed: &mut Ports,
     ) -> Ports {
         let mut passed = Ports::none();
-        for rule in tier.iter().flat_map(|c| c.rules(self.direction)) {
+        for rule in tier {
             let Some(matched) = rule.matched(peer, &self.ports) else { continue };
             let decided = matched.intersection(&open);
             match rule.action {
@@ -280,6 +330,23 @@ impl Group {
 
     pub(super) fn side(&self, direction: Direction) -> Option<&GroupSide> {
         self.sides[direction as usize].as_ref()
+    }
+
+    /// What is said about each address of a family, but for the address.
+    pub(super) fn says(&self, family: Family) -> BTreeMap<Said, Decision> {
+        let mut all = BTreeMap::new();
+        for (direction, side) in Direction::ALL.into_iter().zip(&self.sides) {
+            let Some(side) = side else { continue };
+            all.insert(Said::Default(direction), side.default);
+            let mut add = |peer, encoded: &Encoded| {
+                all.extend(encoded.iter().map(|(traffic, d)| (Said::Rule(direction, peer, *traffic), *d)));
+            };
+            add(None, &side.for_anybody);
+            for (class, (_, encoded)) in side.classes.iter().filter(|(_, (of, _))| *of == family) {
+                add(Some(*class), encoded);
+            }
+        }
+        all
     }
 
     pub(super) fn isolates(&self) -> bool {

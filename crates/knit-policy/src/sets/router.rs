@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::atoms::{Atom, AtomId, Atoms, PeerKey};
 use super::blocks::Blocks;
 use super::classes::{ClassKey, Classes, ServicePort};
-use super::element::{Change, Class, Key, Pending, TrafficKey, Value};
+use super::element::{Change, Class, Decision, Key, Pending, TrafficKey, Value};
 use super::encode::Encoded;
-use super::groups::{Compiled, Group, GroupKey};
+use super::groups::{Compiled, Group, GroupKey, Said};
 use crate::cluster::{Cluster, Owner};
-use crate::model::{AddressRanges, DEFAULT_NETWORK, Direction, Family, Name, Policy};
+use crate::model::{AddressRanges, DEFAULT_NETWORK, Direction, Family, Name, Policy, Tier};
 
 /// From this many new questions on, it is cheaper to ask every peer all of them than to look for peers of
 /// each.
@@ -42,6 +42,17 @@ struct Local {
     /// What is said about the pod's way to itself, if anything is.
     itself: Option<[Encoded; 2]>,
 }
+
+/// A local address that other policies act on than before.
+#[derive(Debug)]
+struct Move {
+    address: IpAddr,
+    from: Option<GroupKey>,
+    to: Option<GroupKey>,
+}
+
+/// What is said otherwise in one group than in another.
+type Difference = Vec<(Said, Option<Decision>, Option<Decision>)>;
 
 impl Router {
     pub(super) fn new(network: Name, node: Name) -> Self {
@@ -85,15 +96,10 @@ impl Router {
     pub(super) fn settle(&mut self, cluster: &Cluster) -> Vec<Change> {
         let mut touched = BTreeSet::new();
         let stale: Vec<IpAddr> = std::mem::take(&mut self.stale_locals).into_iter().collect();
-        let (joining, asked) = self.regroup(cluster, &stale, &mut touched);
+        let (moves, asked) = self.regroup(cluster, &stale, &mut touched);
         let peers = std::mem::take(&mut self.stale_peers);
         self.reclassify(cluster, &peers, &mut touched);
-        let mut fresh = HashSet::new();
-        for (address, policies, key) in joining {
-            if self.join(address, &policies, &key) {
-                fresh.insert(key);
-            }
-        }
+        let fresh = self.carry_out(moves);
         self.refresh_classes(&touched, &fresh);
         // A pod's way to itself follows from its own class; who changed is known unless the questions did.
         let itself: Vec<IpAddr> = match asked {
@@ -106,16 +112,15 @@ impl Router {
         self.pending.take()
     }
 
-    /// Takes stale addresses out of their groups, and brings the questions up to date with the policies that
-    /// act now. Returns which addresses are to join which group, and whether the questions changed.
-    #[allow(clippy::type_complexity)]
+    /// Brings the questions up to date with the policies that act on stale addresses now. Returns which of those go
+    /// to another group, and whether the questions changed.
     fn regroup(
         &mut self,
         cluster: &Cluster,
         stale: &[IpAddr],
         touched: &mut BTreeSet<Class>,
-    ) -> (Vec<(IpAddr, Vec<Arc<Policy>>, GroupKey)>, bool) {
-        let (mut joining, mut fresh, mut released) = (Vec::new(), Vec::new(), Vec::new());
+    ) -> (Vec<Move>, bool) {
+        let (mut moves, mut fresh, mut released) = (Vec::new(), Vec::new(), Vec::new());
         let idle = self.active.is_empty();
         for address in stale {
             let policies = self.policies_on(cluster, *address);
@@ -124,20 +129,18 @@ impl Router {
                 let entry = self.active.entry(Arc::as_ptr(policy) as usize);
                 entry.or_insert_with(|| (Arc::new(Compiled::new(policy, atoms, fresh)), 0)).1 += 1;
             }
-            if let Some(local) = self.locals.remove(address) {
-                released.extend(local.group.policies.iter().copied());
-                self.leave(*address, &local);
-            }
-            if policies.is_empty() {
-                continue;
-            }
+            let from = self.locals.get(address).map(|local| local.group.clone());
+            released.extend(from.iter().flat_map(|group| group.policies.iter().copied()));
             let ids: Box<[usize]> = policies.iter().map(|p| Arc::as_ptr(p) as usize).collect();
-            let asks = ids.iter().any(|id| self.active.get(id).is_some_and(|(c, _)| c.asks_own_ports()));
+            let asks = ids.iter().any(|id| self.active.get(id).is_some_and(|(c, _)| c.asks_own_ports));
             let ports = match cluster.owner(&self.network, *address) {
                 Owner::Pod(pod) if asks => pod.ports.clone(),
                 _ => Box::default(),
             };
-            joining.push((*address, policies, GroupKey { policies: ids, ports }));
+            let to = (!policies.is_empty()).then_some(GroupKey { policies: ids, ports });
+            if from != to {
+                moves.push(Move { address: *address, from, to });
+            }
         }
         // Released at last, so that what is asked before and after is never given up in between.
         let mut gone = Vec::new();
@@ -158,7 +161,7 @@ impl Router {
         if asked || idle != self.active.is_empty() {
             self.stale_peers.extend(cluster.aliases(&self.network).iter().map(|alias| alias.address));
         }
-        (joining, asked)
+        (moves, asked)
     }
 
     fn policies_on(&self, cluster: &Cluster, address: IpAddr) -> Vec<Arc<Policy>> {
@@ -167,8 +170,14 @@ impl Router {
             return Vec::new();
         }
         let Some(attachment) = pod.attachment(&self.network, address) else { return Vec::new() };
-        let mut policies = cluster.policies_on(&pod, &self.network, attachment.primary);
-        policies.retain(|p| Direction::ALL.into_iter().any(|d| p.acts_on(d)));
+        let selecting = cluster.selecting(&pod, &self.network, attachment.primary);
+        let acting = selecting.filter(|p| Direction::ALL.into_iter().any(|d| p.acts_on(d)));
+        let mut policies: Vec<Arc<Policy>> = acting.cloned().collect();
+        // Those of namespaces are asked all together: their order means nothing, but it must be one.
+        policies.sort_by(|a, b| match (a.tier, b.tier) {
+            (Tier::Namespace, Tier::Namespace) => Arc::as_ptr(a).cmp(&Arc::as_ptr(b)),
+            _ => a.order().cmp(&b.order()),
+        });
         policies
     }
 
@@ -271,34 +280,53 @@ impl Router {
         self.atoms.key(cluster, &cluster.owner(network, address), ranges)
     }
 
-    /// Puts an address into a group, and tells whether the group is new.
-    fn join(&mut self, address: IpAddr, policies: &[Arc<Policy>], key: &GroupKey) -> bool {
-        let fresh = !self.groups.contains_key(key);
-        if fresh {
-            let ids = policies.iter().map(|p| Arc::as_ptr(p) as usize);
-            let compiled: Vec<Arc<Compiled>> =
-                ids.filter_map(|id| self.active.get(&id).map(|(c, _)| Arc::clone(c))).collect();
-            self.groups.insert(key.clone(), Group::new(key.clone(), &compiled, &self.classes));
-        }
-        if let Some(group) = self.groups.get_mut(key) {
-            group.members.insert(address);
-            for (key, value) in elements(group, address) {
-                self.pending.add(key, value);
+    /// Moves addresses between groups, and says only what differs. Returns the groups that are new.
+    fn carry_out(&mut self, moves: Vec<Move>) -> HashSet<GroupKey> {
+        let mut fresh = HashSet::new();
+        let mut differences: HashMap<(Option<GroupKey>, Option<GroupKey>, Family), Difference> =
+            HashMap::new();
+        for Move { address, from, to } in moves {
+            if let Some(key) = &to
+                && !self.groups.contains_key(key)
+            {
+                let active = key.policies.iter().filter_map(|id| self.active.get(id));
+                let compiled: Vec<Arc<Compiled>> = active.map(|(c, _)| Arc::clone(c)).collect();
+                self.groups.insert(key.clone(), Group::new(key.clone(), &compiled, &self.classes));
+                fresh.insert(key.clone());
             }
+            let groups = &self.groups;
+            let family = Family::of(address);
+            let difference = differences.entry((from.clone(), to.clone(), family)).or_insert_with(|| {
+                let says = |key: &Option<GroupKey>| {
+                    let group = key.as_ref().and_then(|key| groups.get(key));
+                    group.map(|group| group.says(family)).unwrap_or_default()
+                };
+                let (old, new) = (says(&from), says(&to));
+                let all = old.keys().chain(new.keys().filter(|said| !old.contains_key(said)));
+                let changes = all.map(|said| (*said, old.get(said).copied(), new.get(said).copied()));
+                changes.filter(|(_, old, new)| old != new).collect()
+            });
+            for (said, old, new) in difference {
+                self.pending.set(said.about(address), old.map(Value::Decision), new.map(Value::Decision));
+            }
+            if let Some(group) = from.as_ref().and_then(|key| self.groups.get_mut(key)) {
+                group.members.remove(&address);
+            }
+            let Some(key) = to else {
+                let itself_said = self.locals.remove(&address).and_then(|local| local.itself);
+                for (key, value) in itself(address, itself_said.as_ref()) {
+                    self.pending.remove(key, value);
+                }
+                continue;
+            };
+            if let Some(group) = self.groups.get_mut(&key) {
+                group.members.insert(address);
+            }
+            let itself = self.locals.remove(&address).and_then(|local| local.itself);
+            self.locals.insert(address, Local { group: key, itself });
         }
-        self.locals.insert(address, Local { group: key.clone(), itself: None });
+        self.groups.retain(|_, group| !group.members.is_empty());
         fresh
-    }
-
-    fn leave(&mut self, address: IpAddr, local: &Local) {
-        let Some(group) = self.groups.get_mut(&local.group) else { return };
-        for (key, value) in elements(group, address).chain(itself(address, local.itself.as_ref())) {
-            self.pending.remove(key, value);
-        }
-        group.members.remove(&address);
-        if group.members.is_empty() {
-            self.groups.remove(&local.group);
-        }
     }
 
     /// Classes have come, gone, or mean something else: says so to every group that cares.
@@ -350,7 +378,9 @@ impl Router {
         let mut all: BTreeMap<Key, Value> = self.blocks.iter().collect();
         all.extend(self.peers.iter().map(|(address, class)| (Key::Peer(*address), Value::Class(*class))));
         for (address, local) in &self.locals {
-            all.extend(self.groups.get(&local.group).into_iter().flat_map(|group| elements(group, *address)));
+            let says = self.groups.get(&local.group).map(|group| group.says(Family::of(*address)));
+            let says = says.unwrap_or_default().into_iter();
+            all.extend(says.map(|(said, decision)| (said.about(*address), Value::Decision(decision))));
             all.extend(itself(*address, local.itself.as_ref()));
         }
         all
@@ -384,23 +414,6 @@ impl Router {
             key.services.iter().map(service).collect::<String>()
         ))
     }
-}
-
-/// The elements of one address of a group.
-fn elements(group: &Group, address: IpAddr) -> impl Iterator<Item = (Key, Value)> + '_ {
-    Direction::ALL.into_iter().filter_map(move |d| Some((d, group.side(d)?))).flat_map(
-        move |(direction, side)| {
-            let rule = move |peer, (traffic, decision): (TrafficKey, _)| {
-                (Key::Rule { direction, pod: address, peer, traffic }, Value::Decision(decision))
-            };
-            let classes = side.classes.iter().filter(move |(_, (family, _))| *family == Family::of(address));
-            let of_classes = classes
-                .flat_map(move |(class, (_, encoded))| encoded.iter().map(move |e| rule(Some(*class), *e)));
-            std::iter::once((Key::Subject(direction, address), Value::Decision(side.default)))
-                .chain(side.for_anybody.iter().map(move |e| rule(None, *e)))
-                .chain(of_classes)
-        },
-    )
 }
 
 /// The elements about an address's way to itself.

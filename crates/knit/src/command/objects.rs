@@ -1,11 +1,11 @@
-//! Where a command reads objects from: the flags that `knit get` and `knit doctor` share.
+//! Where a command reads objects from: the flags that `knit get`, `knit doctor` and `knit explain` share.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use knit_objects::{FolderOptions, Key, Object, Objects, Selection, Source};
+use knit_objects::{FolderOptions, Key, Kinds, Object, Objects, Selection, Source};
 
 /// How long an API server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -46,13 +46,18 @@ impl From {
     }
 
     pub async fn open(&self) -> Result<Listing> {
+        self.open_with(Kinds::default()).await
+    }
+
+    /// Opens them for a command that reads other kinds too, which the files may hold then.
+    pub async fn open_with(&self, kinds: Kinds) -> Result<Listing> {
         let mut written = None;
         let source = if let Some(folder) = &self.objects_from {
             let output = self.objects_to.clone().unwrap_or_else(|| folder.join("status"));
             if output.is_dir() {
                 written = Some(Objects::open(Source::folder(&output)).await?);
             }
-            Source::Folder(FolderOptions::new(folder))
+            Source::Folder(FolderOptions { kinds, ..FolderOptions::new(folder) })
         } else if let Some(url) = &self.api_url {
             Source::Url(url.clone())
         } else if let Some(path) = &self.kubeconfig {
@@ -83,5 +88,23 @@ impl Listing {
             found.extend(listed.into_iter().map(|object| (Key::of(&object).to_string(), object)));
         }
         Ok(found.into_values().collect())
+    }
+
+    /// All objects of a kind that the cluster need not have: none if it does not.
+    pub async fn list_if_there<K: Object>(&self) -> Result<Vec<K>> {
+        match self.list::<K>(None).await {
+            Err(error) if matches!(error.downcast_ref(), Some(knit_objects::Error::UnknownKind { .. })) => {
+                Ok(Vec::new())
+            }
+            listed => listed,
+        }
+    }
+
+    /// What is wrong with the files of a folder.
+    pub fn problems(&self) -> Vec<String> {
+        let sources = std::iter::once(&self.objects).chain(&self.written);
+        sources
+            .flat_map(|s| s.problems().borrow().iter().map(ToString::to_string).collect::<Vec<_>>())
+            .collect()
     }
 }
