@@ -1,4 +1,5 @@
-//! `knit explain`: the commands of docs/network-policy.md as they stand there, and what the page does not show.
+//! `knit explain`: the commands of docs/network-policy.md as they stand there, and what the page does not
+//! show.
 
 use std::fs;
 use std::path::{Path, PathBuf};

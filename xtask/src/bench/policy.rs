@@ -1,8 +1,9 @@
-//! `cargo xtask bench policy`: what the model of policies costs, without decoding of objects and without a kernel.
+//! `cargo xtask bench policy`: what the model of policies costs, without decoding of objects and without a
+//! kernel.
 //!
-//! 10,000 pods, 1,000 policies, 100 pods of this node. "Spread" has a hundred namespaces with ten policies each, one of them
-//! a default deny; in "one namespace" all pods and policies are in one, and every policy selects every pod of this node.
-//! Each change is told and settled alone, as by one event of a watch.
+//! 10,000 pods, 1,000 policies, 100 pods of this node. "Spread" has a hundred namespaces with ten policies
+//! each, one of them a default deny; in "one namespace" all pods and policies are in one, and every policy
+//! selects every pod of this node. Each change is told and settled alone, as by one event of a watch.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -98,7 +99,8 @@ fn of(shape: Shape) -> Result<Vec<Row>> {
             move |e, i| if i % 2 == 0 { e.set_pod(local(i)) } else { e.delete_pod(&local(i - 1).key, None) },
         ),
     );
-    // A limit per policy and one per element: 2 ms, and 2 us for each that is written, as the row below says how many.
+    // A limit per policy and one per element: 2 ms, and 2 us for each that is written, as the row below says
+    // how many.
     let late = move |i: u32| {
         let mut policy = policy(shape, i % 100);
         policy.name.name = "late".into();
@@ -145,7 +147,8 @@ fn pod(shape: Shape, i: u32) -> Pod {
     }
 }
 
-/// Selects one app, or all: lets in another app of the namespace and a team, on two ports; lets out to a block.
+/// Selects one app, or all: lets in another app of the namespace and a team, on two ports; lets out to a
+/// block.
 fn policy(shape: Shape, i: u32) -> Policy {
     let namespace = namespace_of(shape, i);
     let app = |n: u32| Selector::labels([("app", format!("app-{n}"))]);

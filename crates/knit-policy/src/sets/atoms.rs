@@ -171,7 +171,10 @@ impl Atoms {
         let named = self.of_namespace.get(namespace).into_iter().flat_map(|i| i.candidates(&pod.labels));
         let candidates =
             named.chain(self.by_pod.candidates(&pod.labels)).chain(self.by_namespace.candidates(&labels));
-        let is_one = |id: &&AtomId| matches!(self.get(**id), Some(Atom::Pods(s)) if s.matches(namespace, &labels, &pod.labels));
+        let is_one = |id: &&AtomId| match self.get(**id) {
+            Some(Atom::Pods(subject)) => subject.matches(namespace, &labels, &pod.labels),
+            _ => false,
+        };
         let mut who: Vec<AtomId> = candidates.filter(is_one).copied().collect();
         who.sort_unstable();
         let mut ports = Vec::new();

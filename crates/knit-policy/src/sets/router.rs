@@ -112,8 +112,8 @@ impl Router {
         self.pending.take()
     }
 
-    /// Brings the questions up to date with the policies that act on stale addresses now. Returns which of those go
-    /// to another group, and whether the questions changed.
+    /// Brings the questions up to date with the policies that act on stale addresses now. Returns which of
+    /// those go to another group, and whether the questions changed.
     fn regroup(
         &mut self,
         cluster: &Cluster,

@@ -18,8 +18,9 @@ use show::Explained;
 
 /// Say what network policies say about a connection, rule by rule
 ///
-/// Reads pods, namespaces, nodes and policies of every kind once, and judges one connection by them: whether it may pass,
-/// which rule of which policy decides, on which side and in which tier, and why the others do not.
+/// Reads pods, namespaces, nodes and policies of every kind once, and judges one connection by them: whether
+/// it may pass, which rule of which policy decides, on which side and in which tier, and why the others do
+/// not.
 ///
 /// Knit does not enforce policies yet. This is what they say, and not what happens to packets.
 #[derive(Debug, clap::Args)]
