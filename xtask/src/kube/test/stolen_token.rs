@@ -158,7 +158,8 @@ fn event(node: &str) -> Value {
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": { "name": "stolen", "namespace": SPACE },
         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "knit-node", "reportingInstance": node,
         "action": "A", "reason": "R", "type": "Warning", "note": "n",
-        "regarding": { "kind": "Namespace", "name": SPACE },
+        // It has to be in the event's own namespace.
+        "regarding": { "kind": "Namespace", "name": SPACE, "namespace": SPACE },
     })
 }
 
