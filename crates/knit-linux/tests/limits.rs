@@ -10,6 +10,7 @@ use knit_kernel::netlink::{Message, Protocol, Socket};
 use knit_kernel::nft::{Family, Kernel, Nftables, TableId};
 use knit_kernel::op::Op;
 use knit_kernel::route::Route;
+use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::in_namespaces;
 use support::{Cluster, NEVER, SOON, Talk, blue, default_network, green, ip, name, net, run, udp};
 
@@ -45,6 +46,9 @@ fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
             cluster.a.setup(&default_network()).await;
             cluster.a.setup(&blue(&cluster.a)).await;
             cluster.a.setup(&green(&cluster.a)).await;
+            // On a slow machine the first ones would be forgotten, and make room, before the last ones are tried.
+            let timeout = Sysctl::new("net/netfilter/nf_conntrack_udp_timeout").expect("a name");
+            Sysctls::of(&cluster.a.space).expect("sysctls").set(&timeout, 3600).expect("set");
             let greedy = cluster.a.pod(&blue(&cluster.a), "greedy", &["10.77.0.18", "fd77::12"]).await;
             let modest = cluster.a.pod(&green(&cluster.a), "modest", &["10.77.0.34", "fd77::22"]).await;
             // Both families count together.

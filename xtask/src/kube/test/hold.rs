@@ -48,7 +48,7 @@ fn crosses(bed: &Bed, name: &str) -> Result<()> {
 
 /// As many exchanges as flows that go on beside them need to prove something.
 fn for_a_while(from: &NetNs, to: SocketAddr) -> Result<()> {
-    (0..100).try_for_each(|_| talk::http(from, to, "/hostname").map(drop))
+    (0..500).try_for_each(|_| talk::http(from, to, "/hostname").map(drop))
 }
 
 /// A tenant's Services name addresses of nodes with the kubelet's port and the tunnel's, and an address outside.
