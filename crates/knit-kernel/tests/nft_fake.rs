@@ -223,7 +223,11 @@ fn answers_alike(transactions: &[Vec<Step>]) -> Result<(), TestCaseError> {
             // Linux 6.1 also looks for loops where no base chain leads to (EMLINK); nobody who means well makes any.
             return Ok(());
         }
-        prop_assert_eq!(&real, &pretended, "{:?}", steps);
+        // For a base chain that is there and differs, Linux 6.1 says EEXIST, and later ones EOPNOTSUPP.
+        let older = real.strip_prefix("Some(17) ").map(|place| format!("Some(95) {place}"));
+        if older.as_ref() != Some(&pretended) {
+            prop_assert_eq!(&real, &pretended, "{:?}", steps);
+        }
         let real = read(&mut kernel).map(TableState::without_handles);
         let pretended = read(&mut fake).map(TableState::without_handles);
         let texts = [&real, &pretended].map(|s| s.as_ref().map(ToString::to_string));
