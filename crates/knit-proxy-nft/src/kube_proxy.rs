@@ -51,11 +51,9 @@ impl KubeProxy {
         for table in nft.tables()? {
             match (table.family, &*table.name) {
                 (Family::Ip | Family::Ip6, "kube-proxy") => found.tables.push(table),
-                (Family::Ip | Family::Ip6, "nat") => {
-                    // Not the table: kube-proxy has up to a hundred thousand rules there.
-                    if nft.has_chain(&table, "KUBE-SERVICES")? {
-                        found.iptables.push(table);
-                    }
+                // Not the table: kube-proxy has up to a hundred thousand rules there.
+                (Family::Ip | Family::Ip6, "nat") if nft.has_chain(&table, "KUBE-SERVICES")? => {
+                    found.iptables.push(table);
                 }
                 _ => {}
             }

@@ -175,7 +175,7 @@ impl FamilyTable {
                 wanted.chains.insert(chain.0.clone(), chain_state(chain));
             }
         }
-        table.clients = table.leaves.keys().filter_map(|leaf| leaf.clients()).collect();
+        table.clients = table.leaves.keys().filter_map(Leaf::clients).collect();
         for set in &table.clients {
             // What packets wrote there stays.
             elements_of(&mut wanted, &layout.affinity(*set));

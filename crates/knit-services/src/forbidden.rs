@@ -38,8 +38,11 @@ const ALWAYS: [&str; 9] = [
 ];
 
 impl Forbidden {
-    pub(crate) fn new(ranges: Vec<IpNet>, nodes: impl IntoIterator<Item = IpAddr>) -> Self {
-        let mut ranges = IpNet::aggregate(&ranges);
+    pub(crate) fn new(
+        ranges: impl IntoIterator<Item = IpNet>,
+        nodes: impl IntoIterator<Item = IpAddr>,
+    ) -> Self {
+        let mut ranges = IpNet::aggregate(&ranges.into_iter().collect());
         ranges.sort_unstable();
         Self { ranges, nodes: nodes.into_iter().collect() }
     }
@@ -58,7 +61,7 @@ impl Forbidden {
         let always = ALWAYS.into_iter().filter_map(|range| range.parse().ok());
         let ranges = subnets.chain(blocks).chain(services).chain([v4.into(), v6.into()]).chain(always);
         let nodes = world.nodes.values().flat_map(|node| node.addresses.iter().chain(&node.others).copied());
-        Self::new(ranges.collect(), nodes)
+        Self::new(ranges, nodes)
     }
 
     /// Whether two states of things come to the same, without a look at each object.
