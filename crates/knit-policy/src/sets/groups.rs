@@ -92,12 +92,12 @@ struct FlatRule {
 impl Compiled {
     /// Asks the policy's questions; new ones go to the list.
     pub(super) fn new(policy: &Arc<Policy>, atoms: &mut Atoms, fresh: &mut Vec<AtomId>) -> Self {
-        let sides = Direction::ALL.map(|direction| {
+        let sides: [Option<Box<[CompiledRule]>>; 2] = Direction::ALL.map(|direction| {
             let rules = policy.rules(direction).filter(|_| policy.acts_on(direction))?;
             Some(rules.iter().map(|rule| CompiledRule::new(rule, direction, atoms, fresh)).collect())
         });
-        let own = |rules: &Box<[CompiledRule]>| rules.iter().any(|r| !r.own.is_empty());
-        let asks_own_ports = sides.iter().flatten().any(own);
+        let mut rules = sides.iter().flatten().flat_map(|rules| rules.iter());
+        let asks_own_ports = rules.any(|rule| !rule.own.is_empty());
         Self { policy: Arc::clone(policy), sides, asks_own_ports }
     }
 
