@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
     let profile = if release { "release" } else { "image" };
     let program = shim::build_static("knit", profile)?;
-    write(out, names, program, Vec::new())
+    write(out, names, program, &[])
 }
 
 /// The same with the program that `cargo test` has built already, and the libraries that it is linked with: for the test
@@ -61,15 +61,15 @@ pub fn build_for_tests(out: &Path, names: &[&str]) -> Result<u64> {
         "knit cannot be stripped"
     );
     let libraries = libraries(&program)?;
-    write(out, names, program, libraries)
+    write(out, names, program, &libraries)
 }
 
-fn write(out: &Path, names: &[&str], program: PathBuf, libraries: Vec<PathBuf>) -> Result<u64> {
+fn write(out: &Path, names: &[&str], program: PathBuf, libraries: &[PathBuf]) -> Result<u64> {
     let (shim, _) = shim::build(None)?;
     folder_of(out)?;
     let mut image = image(program, shim);
     let mut folders = BTreeSet::new();
-    for library in &libraries {
+    for library in libraries {
         folders.extend(library.ancestors().skip(1).filter(|folder| folder.parent().is_some()));
     }
     // `/usr` and what else is there already may come twice; the last one counts.

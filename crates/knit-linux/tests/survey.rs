@@ -47,10 +47,13 @@ fn delete(space: &NetNs, link: &str) {
     handle.delete_link(handle.index_of(&name(link)).expect("a link")).expect("deleted");
 }
 
+/// Does something to a namespace and a link in it.
+type Kind = Box<dyn Fn(&NetNs, &str)>;
+
 /// What can be done to a namespace of the runtime's, with the host end of a pod in it.
 fn damages(space: &NetNs, host: &str, switched: bool) -> Vec<Damage> {
     let mut all: Vec<Damage> = Vec::new();
-    let mut add = |what: &'static str, kind: Box<dyn Fn(&NetNs, &str)>| {
+    let mut add = |what: &'static str, kind: Kind| {
         let (space, host) = (space.try_clone().expect("a clone"), host.to_owned());
         all.push((what, Box::new(move || as_stranger(|| kind(&space, &host)))));
     };

@@ -116,7 +116,7 @@ impl Runtimes {
         self.refused().retain(|socket, _| sockets.contains(socket));
         for socket in sockets {
             if let Err(problem) = closed_to_others(&socket) {
-                self.refuse(&socket, problem);
+                self.refuse(&socket, &problem);
                 continue;
             }
             self.refused().remove(&socket);
@@ -182,9 +182,9 @@ impl Runtimes {
         known.insert(info.name, entry);
     }
 
-    fn refuse(&self, socket: &Path, problem: String) {
-        let before = self.refused().insert(socket.to_owned(), problem.clone());
-        if before.as_ref() != Some(&problem) {
+    fn refuse(&self, socket: &Path, problem: &str) {
+        let before = self.refused().insert(socket.to_owned(), problem.to_owned());
+        if before.as_deref() != Some(problem) {
             tracing::error!(socket = %socket.display(), "a socket in the directory of network runtimes is not used: {problem}");
         }
     }

@@ -171,7 +171,7 @@ async fn a_second_request_that_differs_got_the_old_answer() {
         attachments: attachments.to_vec(),
     };
     let main = wish("", "eth0", "10.1.0.9");
-    let first = client.attach(ask(&[main.clone()])).await.expect("attached").into_inner();
+    let first = client.attach(ask(std::slice::from_ref(&main))).await.expect("attached").into_inner();
     let mut mac = main.clone();
     mac.mac = "02:00:00:00:00:42".into();
     let mut ports = main.clone();

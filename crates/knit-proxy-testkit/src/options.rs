@@ -27,8 +27,11 @@ pub struct Options<'a> {
     /// backends whose work is done elsewhere, such as those that follow a stream.
     pub settled: Box<dyn Fn() -> Result<(), String> + 'a>,
     /// Told of each case as it ends, so that people see something happen.
-    pub told: Box<dyn Fn(&str, &Report) + 'a>,
+    pub told: Told<'a>,
 }
+
+/// Hears of a case that ended: its name, and what came of it.
+pub type Told<'a> = Box<dyn Fn(&str, &Report) + 'a>;
 
 /// What came of some cases.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -36,6 +36,9 @@ pub fn run() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// What is done in a round.
+type Change<'a> = Box<dyn FnMut(&mut Engine, u32) + 'a>;
+
 fn of(shape: Shape) -> Result<Vec<Row>> {
     let name = match shape {
         Shape::Spread => "100 namespaces",
@@ -66,7 +69,7 @@ fn of(shape: Shape) -> Result<Vec<Row>> {
         row("first load", "memory", resident()?.saturating_sub(memory) as f64 / 1024.0, "MiB")
             .goal(Goal::AtMost(30.0)),
     ];
-    let mut measured = |what: &str, limit: Option<f64>, mut change: Box<dyn FnMut(&mut Engine, u32)>| {
+    let mut measured = |what: &str, limit: Option<f64>, mut change: Change<'_>| {
         let (before, mut written) = (cpu_time().0, 0);
         for round in 0..ROUNDS {
             change(&mut engine, round);

@@ -56,7 +56,7 @@ pub fn write(to: &Path, scratch: &Path, kernel: &Kernel, programs: &[Program], o
     }
     let modules = Path::new("/lib/modules").join(&kernel.version);
     let wanted = |path: &Path| !NO_MODULES.iter().any(|name| path.ends_with(name));
-    for folder in MODULES.map(|folder| Path::new(folder)) {
+    for folder in MODULES.map(Path::new) {
         let from = kernel.modules.join(folder);
         if from.is_dir() {
             archive.copy_all(&from, &modules.join(folder), &wanted)?;

@@ -173,7 +173,7 @@ impl Runtime for Wrong {
         match self.defect {
             Defect::NoDefaultRoute => request.default_route = false,
             Defect::AlwaysDefaultRoute if request.interface.as_str() == "eth0" => {
-                request.default_route = true
+                request.default_route = true;
             }
             Defect::NoDns => request.dns = Dns::default(),
             Defect::AddressesOfItsOwn if request.addresses.is_empty() => {

@@ -128,11 +128,9 @@ impl Core {
     /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is known.
     async fn look_after(&self, runtime: &Arc<dyn Runtime>) -> Option<Instant> {
         let mut outcome = Outcome::default();
-        let survey = match tokio::time::timeout(self.config().runtime_deadline, runtime.survey()).await {
-            Ok(Ok(survey)) => survey,
-            // The next pass says so, if it lasts.
-            Ok(Err(_)) | Err(_) => return None,
-        };
+        let surveyed = tokio::time::timeout(self.config().runtime_deadline, runtime.survey()).await;
+        // Where it fails, the next pass says so, if it lasts.
+        let Ok(Ok(survey)) = surveyed else { return None };
         let Look { damaged, again } = self.put_right(runtime, survey, &mut outcome).await;
         let later = self.attach_again(&damaged, &mut outcome).await;
         again.into_iter().chain(later).min()

@@ -174,7 +174,7 @@ fn check_references(bed: &Bed, pod: &str, node: &str, status: &Value) -> Result<
     let name = IfName::new(text("/hostInterface/name")?)?;
     let index = Handle::open(&router)?.index_of(&name).context("the host's interface")?;
     ensure!(
-        u64::from(u32::from(index)) == number("/hostInterface/index")?,
+        u64::from(index) == number("/hostInterface/index")?,
         "hostInterface of {pod} is {index}: {status}"
     );
     Ok(())

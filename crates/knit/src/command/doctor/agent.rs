@@ -188,7 +188,7 @@ fn ledger(node: &mut Node) {
         }
         // An agent at work may be writing this very moment.
         Scan::TornTail { .. } => {
-            node.good(check, "sound; its last write is unfinished, and the next start cuts it off")
+            node.good(check, "sound; its last write is unfinished, and the next start cuts it off");
         }
         Scan::Corrupt { why, .. } => {
             node.damaged = true;
