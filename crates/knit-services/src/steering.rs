@@ -56,7 +56,8 @@ struct Rank {
 #[derive(Debug, Clone)]
 struct Claim {
     kind: FrontendKind,
-    /// Where it leads; none for Services of the default Network, which the node itself serves.
+    /// Where it leads; none for Services of the default Network, which the node itself serves, and for what no proxy was
+    /// told of.
     to: Option<To>,
 }
 
@@ -97,7 +98,21 @@ impl Steering {
                 let to = Some(To { network: network.clone(), at, sources });
                 (place, Rank::new(service, &key.port, kind), Claim { kind, to })
             };
-            places(key, view, service, ends).into_iter().map(claim).collect()
+            let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
+            // The router was not told of these. They are refused, so that the author hears of it.
+            let taken = |address: &&IpAddr| {
+                Family::of(**address) == key.family && self.forbidden.whose(**address).is_some()
+            };
+            let port = service.ports.iter().find(|port| port.name == key.port);
+            for address in service.external_ips.iter().filter(taken) {
+                let Some(port) = port.map(|port| port.port) else { break };
+                let place = Place { address: *address, protocol: key.protocol, port };
+                let kind = FrontendKind::ExternalIp;
+                if all.iter().all(|(known, ..)| *known != place) {
+                    all.push((place, Rank::new(service, &key.port, kind), Claim { kind, to: None }));
+                }
+            }
+            all
         });
         self.replace(owner, places);
     }
@@ -224,20 +239,28 @@ impl Steering {
 
     /// Why a claim does not count; none if it does.
     fn objection(&self, place: &Place, claim: &Claim) -> Option<&'static str> {
-        // What the node itself serves is not steered.
-        let to = claim.to.as_ref()?;
+        const CLUSTER: &str = "the address is inside a Network or a range of service addresses";
+        const NODE: &str = "it is an address of a node";
+        let Some(to) = &claim.to else {
+            // What the node itself serves is not steered; but these it does not serve.
+            return match (claim.kind, self.forbidden.whose(place.address)?) {
+                (FrontendKind::ExternalIp, Whose::Cluster) => Some(CLUSTER),
+                (FrontendKind::ExternalIp, Whose::Node) => Some(NODE),
+                _ => None,
+            };
+        };
         if place.protocol == Protocol::Udp && place.port == Vxlan::PORT {
             return Some("it is the port of the tunnel between nodes");
         }
         match (claim.kind, self.forbidden.whose(place.address)?) {
             (FrontendKind::NodePort, _) => None,
-            (_, Whose::Cluster) => Some("the address is inside a Network or a range of service addresses"),
+            (_, Whose::Cluster) => Some(CLUSTER),
             (FrontendKind::LoadBalancerIp, Whose::Node) if self.on_nodes.contains(&to.network) => None,
             (FrontendKind::LoadBalancerIp, Whose::Node) => Some(
                 "it is an address of a node, which the Service's Network does not allow \
                  (spec.services.nodeAddresses)",
             ),
-            (_, Whose::Node) => Some("it is an address of a node"),
+            (_, Whose::Node) => Some(NODE),
         }
     }
 

@@ -290,7 +290,12 @@ impl Supervisor {
     fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
         let before = seen.replace(Arc::clone(world));
         if !before.as_ref().is_some_and(|seen| Forbidden::same(seen, world)) {
-            self.steering.set_forbidden(Forbidden::of(world));
+            let forbidden = Forbidden::of(world);
+            self.steering.set_forbidden(forbidden.clone());
+            let filtered = self.table.set_forbidden(forbidden);
+            if self.told.is_some() {
+                filtered.into_iter().for_each(|(network, event)| self.send_to(&network, event));
+            }
         }
         let same = before.is_some_and(|seen| {
             Arc::ptr_eq(&seen.networks, &world.networks) && Arc::ptr_eq(&seen.namespaces, &world.namespaces)
@@ -312,7 +317,10 @@ impl Supervisor {
             match &event {
                 Event::SetService(service) => {
                     let node = self.node_addresses();
-                    self.steering.set_default(service, &node);
+                    // With what was left out of it: its author is told.
+                    if let Some(service) = self.table.service(&service.name) {
+                        self.steering.set_default(&service, &node);
+                    }
                 }
                 Event::DeleteService(name) => self.steering.forget_default(name),
                 _ => {}
@@ -354,7 +362,9 @@ impl Supervisor {
             // Nobody was told anything yet.
             let _ = self.permit(&world);
             let _ = self.table.reassign(|namespace| network_of(&world, namespace));
-            self.steering.set_forbidden(Forbidden::of(&world));
+            let forbidden = Forbidden::of(&world);
+            let _ = self.table.set_forbidden(forbidden.clone());
+            self.steering.set_forbidden(forbidden);
             self.told = Some(Instant::now());
             self.set_defaults();
             self.tell_denied(&world);

@@ -7,6 +7,7 @@ use knit_proxy::model::{EndpointGroup, GroupName, NetworkName, NodeInfo, Service
 use knit_proxy::source::Event;
 use knit_proxy::view::ListKind;
 
+use crate::forbidden::Forbidden;
 use crate::internal_ports::is_external;
 
 /// All that was heard, by namespace, so that it can be told again: to the instance of a Network that starts later, or
@@ -18,6 +19,8 @@ pub struct Table {
     node: Option<NodeInfo>,
     /// Networks whose Services may have external IPs.
     open: BTreeSet<NetworkName>,
+    /// Addresses that are nobody's to take, whatever the Network.
+    forbidden: Forbidden,
     services_listed: bool,
     groups_listed: bool,
 }
@@ -48,14 +51,13 @@ impl Table {
         network_of: impl FnOnce(&str) -> Option<NetworkName>,
     ) -> Option<(To, Event)> {
         match event {
-            Event::SetService(mut service) => {
+            Event::SetService(service) => {
                 let home = self.namespace(service.name.namespace(), network_of);
                 home.services.insert(service.name.clone(), (*service).clone());
-                service.network = home.network.clone()?;
-                if !self.open.contains(&service.network) {
-                    service.external_ips = Box::default();
-                }
-                Some((To::One(service.network.clone()), Event::SetService(service)))
+                let network = home.network.clone()?;
+                let open = self.open.contains(&network);
+                let service = handed(&service, &network, open, &self.forbidden);
+                Some((To::One(network), Event::SetService(Box::new(service))))
             }
             Event::SetGroup(mut group) => {
                 let home = self.namespace(group.name.namespace(), network_of);
@@ -126,7 +128,8 @@ impl Table {
             }
             if let Some(new) = &home.network {
                 let open = self.open.contains(new);
-                events.extend(home.events(new, open).map(|event| (new.clone(), event)));
+                let told = home.events(new, open, &self.forbidden);
+                events.extend(told.map(|event| (new.clone(), event)));
             }
         }
         events
@@ -141,8 +144,31 @@ impl Table {
             let now = self.open.contains(network);
             if before.contains(network) != now {
                 let services = home.services.values().filter(|service| !service.external_ips.is_empty());
-                let services = services.map(|service| served(service, network, now));
+                let services = services.map(|service| handed(service, network, now, &self.forbidden));
                 events.extend(services.map(|s| (network.clone(), Event::SetService(Box::new(s)))));
+            }
+        }
+        events
+    }
+
+    /// Which addresses belong to somebody in the cluster. Returns what changes for whom.
+    pub(crate) fn set_forbidden(&mut self, forbidden: Forbidden) -> Vec<(NetworkName, Event)> {
+        if self.forbidden == forbidden {
+            return Vec::new();
+        }
+        let before = std::mem::replace(&mut self.forbidden, forbidden);
+        let mut events = Vec::new();
+        for home in self.namespaces.values() {
+            let Some(network) = home.network.as_ref().filter(|network| self.open.contains(*network)) else {
+                continue;
+            };
+            for service in home.services.values() {
+                let other =
+                    |address| before.whose(address).is_some() != self.forbidden.whose(address).is_some();
+                if service.external_ips.iter().copied().any(other) {
+                    let service = handed(service, network, true, &self.forbidden);
+                    events.push((network.clone(), Event::SetService(Box::new(service))));
+                }
             }
         }
         events
@@ -170,17 +196,17 @@ impl Table {
             .map(|(name, ranges)| Event::SetServiceRanges { name: Arc::clone(name), ranges: ranges.clone() });
         let homes = self.namespaces.values().filter(|home| home.network.as_ref() == Some(network));
         let open = self.open.contains(network);
-        ranges.chain(homes.flat_map(move |home| home.events(network, open)))
+        ranges.chain(homes.flat_map(move |home| home.events(network, open, &self.forbidden)))
     }
 
-    /// A Service, as its namespace's Network has it.
+    /// A Service as its namespace's Network has it, with external IPs that are somebody else's.
     pub(crate) fn service(&self, name: &ServiceName) -> Option<Service> {
         let home = self.namespaces.get(name.namespace())?;
         let network = home.network.as_ref()?;
         home.services.get(name).map(|service| served(service, network, self.open.contains(network)))
     }
 
-    /// The Services of the default Network.
+    /// The Services of the default Network, with external IPs that are somebody else's.
     pub(crate) fn default_services(&self) -> impl Iterator<Item = Service> {
         let default = NetworkName::default();
         let open = self.open.contains(&default);
@@ -239,11 +265,27 @@ fn served(service: &Service, network: &NetworkName, open: bool) -> Service {
     service
 }
 
+/// The same without external IPs that belong to somebody in the cluster: so a proxy is told of it. One that had them would
+/// take what is meant for nodes and pods, such as the kubelet's probes.
+fn handed(service: &Service, network: &NetworkName, open: bool, forbidden: &Forbidden) -> Service {
+    let mut service = served(service, network, open);
+    let free = |address: &std::net::IpAddr| forbidden.whose(*address).is_none();
+    if !service.external_ips.iter().all(free) {
+        service.external_ips = service.external_ips.iter().copied().filter(free).collect();
+    }
+    service
+}
+
 impl Namespace {
-    fn events(&self, network: &NetworkName, open: bool) -> impl Iterator<Item = Event> {
+    fn events(
+        &self,
+        network: &NetworkName,
+        open: bool,
+        forbidden: &Forbidden,
+    ) -> impl Iterator<Item = Event> {
         let services = self.services.values();
-        let services =
-            services.map(move |service| Event::SetService(Box::new(served(service, network, open))));
+        let services = services
+            .map(move |service| Event::SetService(Box::new(handed(service, network, open, forbidden))));
         let groups = self.groups.values().map(|group| {
             Event::SetGroup(Box::new(EndpointGroup { network: network.clone(), ..group.clone() }))
         });
@@ -372,5 +414,53 @@ mod tests {
         assert_eq!(table.external_networks(), BTreeSet::from(["blue".into()]));
         assert_eq!(table.denied(&"sky/web".into()), None);
         assert!(table.service(&"sky/web".into()).is_some_and(|s| !s.external_ips.is_empty()));
+    }
+
+    #[test]
+    fn external_ips_of_nodes_and_pods_reach_no_proxy_also_of_the_default_network() {
+        let [node, pod, joins, outside] =
+            [[192, 0, 2, 1], [10, 79, 0, 5], [192, 0, 2, 2], [203, 0, 113, 1]].map(std::net::IpAddr::from);
+        let external = |name: &str| {
+            let service = Service::new(name).cluster_ip([10, 96, 0, 1].into()).port(Protocol::Tcp, 10250);
+            let external_ips = Box::new([node, pod, joins, outside]);
+            // A load balancer's that is the node's own stays: that is how small clusters have theirs.
+            let load_balancer_ips = Box::new([node]);
+            Event::SetService(Box::new(Service { external_ips, load_balancer_ips, ..service }))
+        };
+        let has = |event: Event| match event {
+            Event::SetService(service) => {
+                assert_eq!(*service.load_balancer_ips, [node]);
+                service.external_ips.into_vec()
+            }
+            other => panic!("{other:?}"),
+        };
+        let forbidden = |nodes: &[std::net::IpAddr]| {
+            let pods: ipnet::IpNet = "10.79.0.0/16".parse().expect("a range");
+            Forbidden::new([pods], nodes.iter().copied())
+        };
+        let mut table = Table::default();
+        table.set_open(BTreeSet::from([NetworkName::default(), "blue".into()]));
+        table.set_forbidden(forbidden(&[node]));
+        for name in ["shop/web", "sky/web"] {
+            let (_, event) = table.take(external(name), blue).expect("an event");
+            assert_eq!(has(event), [joins, outside], "{name}");
+        }
+        for network in ["default", "blue"] {
+            let again: Vec<_> = table.replay(&network.into()).flat_map(has).collect();
+            assert_eq!(again, [joins, outside], "{network}");
+        }
+        // A node joins, and leaves.
+        assert_eq!(table.set_forbidden(forbidden(&[node])), []);
+        let told = |events: Vec<(NetworkName, Event)>| {
+            let mut told: Vec<_> =
+                events.into_iter().map(|(to, event)| (to.to_string(), has(event))).collect();
+            told.sort();
+            told
+        };
+        let each = |addresses: &[std::net::IpAddr]| {
+            ["blue", "default"].map(|network| (network.to_owned(), addresses.to_vec()))
+        };
+        assert_eq!(told(table.set_forbidden(forbidden(&[node, joins]))), each(&[outside]));
+        assert_eq!(told(table.set_forbidden(forbidden(&[node]))), each(&[joins, outside]));
     }
 }

@@ -208,3 +208,33 @@ fn a_node_port_of_the_default_network_is_not_taken_by_a_younger_load_balancer() 
     steering.forget_default(&"shop/web".into());
     assert_eq!(steering.wanted().len(), 1);
 }
+
+#[test]
+fn an_external_ip_of_a_node_is_refused_to_the_default_network_too_and_its_load_balancer_keeps_it() {
+    let mut steering = Steering::default();
+    steering.set_forbidden(Forbidden::new([], [NODE]));
+    let addresses = Box::new([NODE]);
+    let external = Service { external_ips: addresses.clone(), ..web("shop/grab", 1, 30080) };
+    steering.set_default(&external, &[]);
+    let balanced = Service { load_balancer_ips: addresses, ..web("shop/lb", 2, 30081) };
+    steering.set_default(&balanced, &[]);
+    let refused = steering.take_refused();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert_eq!(refused[0].0, "shop/grab".into());
+    assert_eq!(refused[0].1, ["192.0.2.1 port 80/TCP: it is an address of a node"]);
+    // The node leaves: it is nobody's now.
+    steering.set_forbidden(Forbidden::default());
+    assert!(steering.take_refused().iter().all(|(_, whys)| whys.is_empty()));
+}
+
+#[test]
+fn an_external_ip_that_the_router_was_not_told_of_is_refused_with_the_reason() {
+    let mut steering = Steering::default();
+    steering.set_forbidden(Forbidden::new([], [NODE]));
+    let written = Service { external_ips: Box::new([NODE]), ..web("sky/grab", 1, 30080) };
+    let told = web("sky/grab", 1, 30080);
+    let (key, view) = resolved(&told);
+    steering.set_port(&"blue".into(), &key, Some((&view, &written)), &ends());
+    let refused = steering.take_refused();
+    assert_eq!(refused[0].1, ["192.0.2.1 port 80/TCP: it is an address of a node"]);
+}

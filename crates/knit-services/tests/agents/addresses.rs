@@ -56,9 +56,17 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
         slices(&objects, ("sky", "evil"), &[("ssh", "TCP", 9080), ("vx", "UDP", 9081)], &[(&sky, "a")]);
         // One of the default Network, which every pod of that one may use.
         let ours = [ip("203.0.113.70"), ip("2001:db8:50::70")];
+        let nodes = A.iter().chain(&B).map(|address| ip(address));
+        let grabbed: Vec<IpAddr> =
+            nodes.clone().chain(public).chain(sky.addresses.iter().copied()).chain(ours).collect();
+        // A load balancer's address may be a node's there.
+        let nodes: Vec<IpAddr> = nodes.collect();
+        let lb = ServiceSpec::new("shop", "lb").ports(&[("tcp", "TCP", 8443, 30443)]).kind("LoadBalancer");
+        lb.load_balancer(&nodes, &[]).ip(62).write(&objects);
+        slices(&objects, ("shop", "lb"), &[("tcp", "TCP", 22)], &[(&plain, "a")]);
         ServiceSpec::new("shop", "out")
             .ports(&[("ssh", "TCP", 22, 0)])
-            .external(&ours)
+            .external(&grabbed)
             .ip(61)
             .write(&objects);
         slices(&objects, ("shop", "out"), &[("ssh", "TCP", 22)], &[(&plain, "a")]);
@@ -75,6 +83,10 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
             }
             wait("the default Network's", || names_at(&plain.space, Tcp, (ours[family], 22), &["plain"]))
                 .await;
+
+            wait("a load balancer's", || names_at(&client, Tcp, (ip(A[family]), 8443), &["plain"])).await;
+            not(&plain.space, Tcp, (ip(B[family]), 22), "plain", "a node's address, from a pod");
+            not(&a.space, Tcp, (sky.addresses[family], 22), "plain", "a tenant's pod, from the kubelet");
 
             let ssh = |address| ask_once(&client, Tcp, (address, 22)).map(|(name, _)| name);
             assert_eq!(ssh(ip(B[family])), Ok("sshd".to_owned()));
