@@ -1,8 +1,9 @@
 //! Who has which address and port, where several services want the same one.
 //!
 //! A cluster IP comes before every other kind of address, so that nobody can take another service's traffic by
-//! listing its cluster IP among their own external ones; then the older service wins, then the one whose name comes
-//! first. The loser keeps everything else it has, gets a [`Problem`](crate::model::Problem), and moves up when the
+//! listing its cluster IP among their own external ones. Then comes what the cluster or a provider gave (node ports,
+//! load balancers' addresses), then external IPs, which whoever writes a service chooses. Among equals the older service
+//! wins, then the one whose name comes first. The loser keeps everything else it has, gets a [`Problem`](crate::model::Problem), and moves up when the
 //! winner goes.
 
 use std::collections::HashMap;
@@ -27,14 +28,30 @@ pub(super) struct FrontendKey {
 /// One service port that wants a frontend. The order of the fields is the order of precedence.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
-    not_cluster_ip: bool,
+    given_by: Giver,
     created: u64,
     pub port: PortKey,
 }
 
+/// Who gave an address or port, whom it is believed most first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Giver {
+    /// The API server: it is nobody else's.
+    Cluster,
+    /// The API server as well, or a load balancer's controller.
+    Provider,
+    /// Whoever wrote the service.
+    Author,
+}
+
 impl Claim {
     pub fn new(kind: FrontendKind, created: u64, port: PortKey) -> Self {
-        Self { not_cluster_ip: kind != FrontendKind::ClusterIp, created, port }
+        let given_by = match kind {
+            FrontendKind::ClusterIp => Giver::Cluster,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp => Giver::Provider,
+            FrontendKind::ExternalIp => Giver::Author,
+        };
+        Self { given_by, created, port }
     }
 }
 

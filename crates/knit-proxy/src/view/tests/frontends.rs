@@ -371,27 +371,48 @@ fn of<'a>(view: &'a View, service: &str) -> &'a PortView {
 }
 
 #[test]
-fn rules_21_24_a_node_port_and_an_external_ip_on_one_address_go_to_the_older() {
+fn rules_21_24_an_older_external_ip_took_another_ones_node_port_or_load_balancer() {
     let node_port = |created| {
         named("ns/a", created, 2).add_port(ServicePort::new("", Protocol::Tcp, 80).node_port(30080))
+    };
+    let balanced = |created| Service {
+        load_balancer_ips: Box::new([ip("198.51.100.1")]),
+        ..named("ns/a", created, 2).port(Protocol::Tcp, 30080)
     };
     let external = |created| Service {
         external_ips: Box::new([ip("198.51.100.1")]),
         ..named("other/b", created, 3).port(Protocol::Tcp, 30080)
     };
     for (a, b) in [(1, 2), (2, 1)] {
+        for given in [node_port(a), balanced(a)] {
+            let mut view = View::new(ViewConfig::default(), node());
+            view.set_service(external(b));
+            view.set_service(given);
+            view.take_changes();
+            assert_eq!((of(&view, "ns/a").frontends.len(), of(&view, "other/b").frontends.len()), (2, 1));
+            assert_eq!(view.problems().count(), 1);
+            // The winner goes, and the other has it.
+            view.delete_service(&"ns/a".into());
+            view.take_changes();
+            assert_eq!(of(&view, "other/b").frontends.len(), 2);
+            assert_eq!(view.problems().count(), 0);
+        }
+    }
+}
+
+#[test]
+fn rules_21_24_a_node_port_and_a_load_balancer_on_one_address_go_to_the_older() {
+    for (a, b) in [(1, 2), (2, 1)] {
+        let port = ServicePort::new("", Protocol::Tcp, 80).node_port(30080);
         let mut view = View::new(ViewConfig::default(), node());
-        view.set_service(external(b));
-        view.set_service(node_port(a));
+        view.set_service(Service {
+            load_balancer_ips: Box::new([ip("198.51.100.1")]),
+            ..named("other/b", b, 3).port(Protocol::Tcp, 30080)
+        });
+        view.set_service(named("ns/a", a, 2).add_port(port));
         view.take_changes();
         let (winner, loser) = if a < b { ("ns/a", "other/b") } else { ("other/b", "ns/a") };
         assert_eq!((of(&view, winner).frontends.len(), of(&view, loser).frontends.len()), (2, 1));
-        assert_eq!(view.problems().count(), 1);
-        // The winner goes, and the other has it.
-        view.delete_service(&winner.into());
-        view.take_changes();
-        assert_eq!(of(&view, loser).frontends.len(), 2);
-        assert_eq!(view.problems().count(), 0);
     }
 }
 
@@ -405,7 +426,7 @@ fn rule_24_a_node_port_keeps_the_addresses_that_nobody_else_has() {
     info.host_addresses = vec![ip("198.51.100.7"), ip("198.51.100.8")];
     let mut view = View::new(config.clone(), info.clone());
     view.set_service(Service {
-        external_ips: Box::new([ip("198.51.100.7")]),
+        load_balancer_ips: Box::new([ip("198.51.100.7")]),
         ..named("other/b", 1, 3).port(Protocol::Tcp, 30080)
     });
     let port = ServicePort::new("", Protocol::Tcp, 80).node_port(30080);
@@ -422,13 +443,17 @@ fn rule_24_a_node_port_keeps_the_addresses_that_nobody_else_has() {
     let mut view = View::new(ViewConfig { node_ports: NodePorts::All, ..config }, info);
     view.set_service(Service {
         external_ips: Box::new([ip("198.51.100.8")]),
-        ..named("other/b", 9, 3).port(Protocol::Tcp, 30080)
+        ..named("other/b", 1, 3).port(Protocol::Tcp, 30080)
     });
     let port = ServicePort::new("", Protocol::Tcp, 80).node_port(30080);
     view.set_service(named("ns/a", 2, 2).add_port(port));
     view.take_changes();
     assert_eq!(shown(of(&view, "ns/a")), ["cluster IP 10.0.0.2:80", "node port 30080"]);
-    assert_eq!(shown(of(&view, "other/b")), ["cluster IP 10.0.0.3:30080"], "the node port is older");
+    assert_eq!(
+        shown(of(&view, "other/b")),
+        ["cluster IP 10.0.0.3:30080"],
+        "what is given comes before what is written"
+    );
 }
 
 #[test]
