@@ -11,10 +11,10 @@ use async_trait::async_trait;
 use knit_ipam::{Cooling, Millis};
 use knit_ledger::{LedgerError, SandboxRecord};
 use knit_runtime::{
-    AttachRequest, Attachment, Error, HostEnd, Info, InterfaceName, Network, NetworkStatus, Pod, Reason,
-    Result, Runtime, SandboxId, Status, feature,
+    AttachRequest, Attachment, Damage, Disturbance, Error, HostEnd, Info, InterfaceName, Network,
+    NetworkStatus, Pod, Reason, Result, Runtime, SandboxId, Status, Survey, feature,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::netns;
 use crate::record::Store;
@@ -23,10 +23,13 @@ use crate::record::Store;
 #[derive(Clone, Debug, Default)]
 pub struct FakeKernel {
     state: Arc<Mutex<KernelState>>,
+    disturbed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct KernelState {
+    /// Networks of which something is damaged; none if nobody compares.
+    damaged: Option<BTreeSet<String>>,
     networks: BTreeMap<String, Network>,
     attachments: BTreeMap<(SandboxId, InterfaceName), Attachment>,
     /// Made, but not whole: only garbage collection finds them.
@@ -43,6 +46,10 @@ pub struct Faults {
     pub attach: Option<(usize, Reason)>,
     /// This many detaches fail.
     pub detaches: usize,
+    /// This many comparisons fail.
+    pub surveys: usize,
+    /// This many set-ups fail.
+    pub set_ups: usize,
     /// Set-up fails with this.
     pub set_up: Option<Reason>,
     /// An attach of this interface never answers.
@@ -124,6 +131,12 @@ impl FakeKernel {
         let mut state = self.state();
         state.faults = faults;
         state.attaches = 0;
+    }
+
+    /// Damages a Network as a stranger would, and tells so. From now on what is there is compared.
+    pub fn damage(&self, network: &str) {
+        self.state().damaged.get_or_insert_default().insert(network.to_owned());
+        self.disturbed.notify_one();
     }
 
     /// Loses an interface, as if somebody had deleted it.
@@ -278,7 +291,12 @@ impl Runtime for FakeRuntime {
         if let Some(reason) = state.faults.set_up {
             return Err(Error::new(reason, "told to fail").on(network.name.as_str()));
         }
+        if state.faults.set_ups > 0 {
+            state.faults.set_ups -= 1;
+            return Err(Error::new(Reason::Internal, "told to fail").on(network.name.as_str()));
+        }
         state.set_ups += 1;
+        state.damaged.iter_mut().for_each(|damaged| _ = damaged.remove(&network.name));
         state.networks.insert(network.name.clone(), network.clone());
         Ok(())
     }
@@ -369,6 +387,24 @@ impl Runtime for FakeRuntime {
             message: String::new(),
             networks: state.networks.keys().map(network).collect(),
         })
+    }
+
+    async fn survey(&self) -> Result<Survey> {
+        let mut state = self.kernel.state();
+        let Some(damaged) = state.damaged.clone() else {
+            return Err(Error::new(Reason::Unsupported, "nobody compares"));
+        };
+        if state.faults.surveys > 0 {
+            state.faults.surveys -= 1;
+            return Err(Error::new(Reason::Internal, "told to fail"));
+        }
+        let damage = |name| (name, vec![Damage { kind: "rules", message: "damaged".into() }]);
+        Ok(Survey { networks: damaged.into_iter().map(damage).collect(), ..Survey::default() })
+    }
+
+    async fn disturbed(&self) -> Disturbance {
+        self.kernel.disturbed.notified().await;
+        Disturbance::Rules
     }
 }
 

@@ -21,6 +21,8 @@ pub use pace::{Backoff, Pace, Turn};
 
 /// A Network is put right this often at the least, whoever damages it: it is a matter of isolation.
 const NETWORK: Duration = Duration::from_secs(5);
+/// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited anyway.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Attachments that are to be attached again: sandbox and interface.
 pub(crate) type Damaged = BTreeSet<(SandboxId, InterfaceName)>;
@@ -37,7 +39,7 @@ pub(crate) struct Repairs {
 pub(crate) struct Look {
     /// Attachments that are to be attached again.
     pub damaged: Damaged,
-    /// When something is to be put right that was put right too often of late.
+    /// When something is to be put right that was put right too often of late, or could not be.
     pub again: Option<Instant>,
 }
 
@@ -59,6 +61,14 @@ impl Repairs {
     pub(crate) fn attachment(&self, sandbox: &SandboxId, interface: &InterfaceName) -> Turn {
         let mut attachments = self.attachments.lock().unwrap_or_else(PoisonError::into_inner);
         attachments.turn(&(sandbox.clone(), interface.clone()), Instant::now())
+    }
+}
+
+// === impl Look ===
+
+impl Look {
+    fn come_back(&mut self, at: Instant) {
+        self.again = Some(self.again.map_or(at, |again| again.min(at)));
     }
 }
 
@@ -128,9 +138,13 @@ impl Core {
     /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is known.
     async fn look_after(&self, runtime: &Arc<dyn Runtime>) -> Option<Instant> {
         let mut outcome = Outcome::default();
-        let surveyed = tokio::time::timeout(self.config().runtime_deadline, runtime.survey()).await;
-        // Where it fails, the next pass says so, if it lasts.
-        let Ok(Ok(survey)) = surveyed else { return None };
+        let survey = match tokio::time::timeout(self.config().runtime_deadline, runtime.survey()).await {
+            Ok(Ok(survey)) => survey,
+            // Nobody is told by a runtime that does not compare: the passes do.
+            Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => return None,
+            // The next pass says so, if it lasts.
+            Ok(Err(_)) | Err(_) => return Some(Instant::now() + RETRY),
+        };
         let Look { damaged, again } = self.put_right(runtime, survey, &mut outcome).await;
         let later = self.attach_again(&damaged, &mut outcome).await;
         again.into_iter().chain(later).min()
@@ -143,13 +157,14 @@ impl Core {
             let turn = self.repairs().networks().turn(&network, Instant::now());
             self.report_damage(&network, &damage, &turn);
             match turn {
-                Turn::Later(at) => look.again = Some(look.again.map_or(at, |again| again.min(at))),
+                Turn::Later(at) => look.come_back(at),
                 Turn::Now { .. } => {
                     if self.set_up_again(runtime, &network).await {
                         outcome.networks_repaired += 1;
                         self.count_repairs(&damage);
                     } else {
                         outcome.failed += 1;
+                        look.come_back(Instant::now() + RETRY);
                     }
                 }
             }
