@@ -292,3 +292,31 @@ fn rules_that_nobody_else_touched_are_not_read() {
         });
     });
 }
+
+#[test]
+fn the_first_network_that_is_set_up_again_closes_the_uplinks_of_all() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            let tenant = node.pod(&blue(node), "one", &["10.77.0.18", "fd77::12"]).await;
+            let other = node.pod(&default_network(), "two", &["10.244.1.5", "fd44::1:5"]).await;
+            // One way: answers have rules of their own.
+            let bind = |space: &NetNs, at: &str| {
+                let socket = space.run(|| std::net::UdpSocket::bind(at)).expect("a visit").expect("a socket");
+                socket.set_read_timeout(Some(support::NEVER)).expect("a timeout");
+                socket
+            };
+            let (from, to) = (bind(&other.space, "0.0.0.0:0"), bind(&tenant.space, "10.77.0.18:5000"));
+            let gets_in = || {
+                from.send_to(b"hello", "10.77.0.18:5000").expect("sent");
+                to.recv_from(&mut [0; 16]).is_ok()
+            };
+            assert!(!gets_in(), "before");
+            as_stranger(|| delete_table(&node.space, Family::Inet));
+            eventually("nothing is closed without rules", SOON, gets_in);
+            node.setup(&default_network()).await;
+            assert!(!gets_in(), "the default Network is set up again, blue is not yet");
+        });
+    });
+}

@@ -2,12 +2,14 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use knit_kernel::nft::expr::CmpOp;
 use knit_kernel::nft::{
-    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Element, Exists, Family, FibFlags, Hook,
-    IfName, L4Proto, Mark, NatFlags, NfProto, Port, Reg, Rule, Set, Table, TableState, field,
+    AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Data, Element, Exists, Expr, Family,
+    FibFlags, Hook, IfName, L4Proto, Mark, NatFlags, NfProto, Port, Reg, Rule, Scalar, Set, Table,
+    TableState, field,
 };
 
-use super::{STEERED, from_ours, port, ranges, table, to_others, tunnel};
+use super::{GROUP, GROUP_MASK, STEERED, from_ours, port, ranges, table, to_others, tunnel};
 use crate::uplink;
 
 /// A little before other people's destination translation: ports of the node and steering come first.
@@ -207,6 +209,17 @@ fn new_flow(connections: u32) -> Vec<Rule> {
     (connections > 0).then(|| rule.comment("too many connections")).into_iter().collect()
 }
 
+/// Goes out by an uplink, known by its group and how its name begins. Beside the set of uplinks, so that all of them are
+/// closed as soon as this table is there: after somebody deleted it, the elements come back Network by Network.
+fn to_routers() -> Rule {
+    let name = IfName::new(uplink::NODE_END_PREFIX).bytes();
+    let begins = Data::from_slice(&name.as_slice()[..uplink::NODE_END_PREFIX.len()]);
+    Rule::new()
+        .masked_eq(field::oifgroup(), &GROUP_MASK, &GROUP)
+        .load_at(Reg::FIRST, &field::oifname())
+        .expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data: begins })
+}
+
 /// What goes into a Network's router: answers, what was steered there, and the node's own (which is not forwarded).
 fn to_uplinks(state: TableState, vxlan_port: u16) -> TableState {
     state
@@ -215,6 +228,7 @@ fn to_uplinks(state: TableState, vxlan_port: u16) -> TableState {
             [
                 tunnel::to_tunnel(vxlan_port).jump("tunnel-forward"),
                 Rule::new().in_set(&field::oifname(), "uplinks").goto("to-uplink"),
+                to_routers().goto("to-uplink"),
                 to_others(from_ours(Rule::new())).ne(field::ct_direction(), &REPLY).jump("outward"),
             ],
         )
@@ -251,14 +265,14 @@ fn to_uplinks(state: TableState, vxlan_port: u16) -> TableState {
         // Only here is it known by which interface a packet of the node's own goes whose destination was translated.
         .chain(
             Chain::base("own-to-uplinks", ChainKind::Filter, Hook::Postrouting, FILTER),
-            [Rule::new()
-                .in_set(&field::oifname(), "uplinks")
-                .ne(field::ct_direction(), &REPLY)
-                .any_of(field::ct_status(), &CtStatus::DNAT)
-                .none_of(field::ct_mark(), &Mark(STEERED))
-                .counter()
-                .drop()
-                .comment("a Service elsewhere that names a pod of this Network")],
+            [Rule::new().in_set(&field::oifname(), "uplinks"), to_routers()].map(|rule| {
+                rule.ne(field::ct_direction(), &REPLY)
+                    .any_of(field::ct_status(), &CtStatus::DNAT)
+                    .none_of(field::ct_mark(), &Mark(STEERED))
+                    .counter()
+                    .drop()
+                    .comment("a Service elsewhere that names a pod of this Network")
+            }),
         )
 }
 
