@@ -73,26 +73,9 @@ impl Core {
         let mut node = self.sight(&self.node)?;
         for (net, shape) in networks {
             let mut wrong = Wrong::default();
-            if net.is_for(&facts) {
-                match shape.home {
-                    Home::Node => {
-                        self.look_at_default(&shape, &facts, &mut node, &mut wrong)?;
-                        self.find_lost(&net, &node, &mut survey);
-                    }
-                    Home::Own => {
-                        let mut router = self.sight(&net.space)?;
-                        self.look_at_router(&net, &shape, &facts, &mut router, &mut wrong)?;
-                        self.look_at_uplink(&shape, &facts, &mut node, &router, &mut wrong)?;
-                        self.find_lost(&net, &router, &mut survey);
-                        self.find_closed_ports(&router, &mut node, &mut survey)?;
-                        router.conclude(&net.space, &mut wrong);
-                    }
-                }
-            } else {
-                wrong.add("node", "the node's own link, MTU or addresses have changed");
-            }
-            if shape.home == Home::Node {
-                self.find_closed_ports_of_node(&mut node, &mut survey)?;
+            // What cannot be read of one Network is that one's damage: setting it up says more, and others do not wait.
+            if let Err(error) = self.look_at(&net, &shape, &facts, &mut node, &mut wrong, &mut survey) {
+                wrong.add("unread", format!("it cannot be compared: {error}"));
             }
             let found = node.take_wrong();
             found.into_iter().for_each(|what| wrong.add("rules", what));
@@ -104,6 +87,42 @@ impl Core {
             self.node.rules_seen.compared(node.changed);
         }
         Ok(survey)
+    }
+
+    /// Looks at one Network.
+    fn look_at(
+        &self,
+        net: &Net,
+        shape: &Shape,
+        facts: &Facts,
+        node: &mut Sight,
+        wrong: &mut Wrong,
+        survey: &mut Survey,
+    ) -> Result<()> {
+        if !net.is_for(facts) {
+            // It is set up again for that, rules included.
+            wrong.add("node", "the node's own link, MTU or addresses have changed");
+            if shape.home == Home::Node {
+                self.find_closed_ports_of_node(node, survey)?;
+            }
+            return Ok(());
+        }
+        match shape.home {
+            Home::Node => {
+                self.look_at_default(shape, facts, node, wrong)?;
+                self.find_lost(net, node, survey);
+                self.find_closed_ports_of_node(node, survey)
+            }
+            Home::Own => {
+                let mut router = self.sight(&net.space)?;
+                self.look_at_router(net, shape, facts, &mut router, wrong)?;
+                self.look_at_uplink(shape, facts, node, &router, wrong)?;
+                self.find_lost(net, &router, survey);
+                self.find_closed_ports(&router, node, survey)?;
+                router.conclude(&net.space, wrong);
+                Ok(())
+            }
+        }
     }
 
     /// What is in a namespace now.

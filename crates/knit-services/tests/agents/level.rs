@@ -345,7 +345,7 @@ fn flush(space: &NetNs) {
 }
 
 #[test]
-fn a_flushed_rule_set_is_back_at_once_and_lets_nobody_in() {
+fn a_flushed_rule_set_is_back_without_a_pass_and_networks_are_apart_again() {
     with_bed(|bed| async move {
         let before = bed.state();
         // No pass of a minute is waited for: the kernel tells.
