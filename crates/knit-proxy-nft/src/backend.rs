@@ -31,8 +31,8 @@ pub struct Config {
     /// Sources that are the node itself (rule 34), besides the addresses of this namespace: for a router apart from the
     /// node, those of the node.
     pub node_sources: Vec<IpNet>,
-    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs do not take
-    /// what comes from there: it is other Networks'.
+    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs and load
+    /// balancers' addresses do not take what comes from there: it is other Networks'.
     pub routers: Option<String>,
 }
 

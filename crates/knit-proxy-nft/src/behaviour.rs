@@ -78,8 +78,9 @@ impl Behaviour {
         // A short cut that leads where everybody goes is none.
         let other = |short: Option<Route>| short.map(leaf).filter(|short| *short != route);
         Self {
-            // Whoever writes a Service chooses these, and must not take what other Networks send outside.
-            not_routers: routers && frontend.kind == FrontendKind::ExternalIp,
+            // These are addresses outside: what other Networks send there goes there.
+            not_routers: routers
+                && matches!(frontend.kind, FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp),
             checked: frontend.kind == FrontendKind::LoadBalancerIp && frontend.sources != Sources::Any,
             route,
             from_node: other(frontend.from_node),

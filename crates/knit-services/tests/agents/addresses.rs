@@ -62,7 +62,9 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
         // A load balancer's address may be a node's there.
         let nodes: Vec<IpAddr> = nodes.collect();
         let lb = ServiceSpec::new("shop", "lb").ports(&[("tcp", "TCP", 8443, 30443)]).kind("LoadBalancer");
-        lb.load_balancer(&nodes, &[]).ip(62).write(&objects);
+        let given = [ip("203.0.113.90"), ip("2001:db8:50::90")];
+        let balanced: Vec<IpAddr> = nodes.into_iter().chain(given).collect();
+        lb.load_balancer(&balanced, &[]).ip(62).write(&objects);
         slices(&objects, ("shop", "lb"), &[("tcp", "TCP", 22)], &[(&plain, "a")]);
         ServiceSpec::new("shop", "out")
             .ports(&[("ssh", "TCP", 22, 0)])
@@ -85,6 +87,7 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
                 .await;
 
             wait("a load balancer's", || names_at(&client, Tcp, (ip(A[family]), 8443), &["plain"])).await;
+            wait("its own", || names_at(&plain.space, Tcp, (given[family], 8443), &["plain"])).await;
             not(&plain.space, Tcp, (ip(B[family]), 22), "plain", "a node's address, from a pod");
             not(&a.space, Tcp, (sky.addresses[family], 22), "plain", "a tenant's pod, from the kubelet");
 
@@ -107,6 +110,8 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
             }
             for forest in [&f1, &f2] {
                 not(&forest.space, Tcp, (ours[family], 22), "plain", "a tenant's way out");
+                let balanced = (given[family], 8443);
+                not(&forest.space, Tcp, balanced, "plain", "a tenant's way out, a load balancer's");
             }
             // Pods of its own Network reach it without the node.
             wait("from inside", || names_at(&sky.space, Tcp, (outside[family], 22), &["sky-a"])).await;
