@@ -259,6 +259,13 @@ impl Controller {
                 }
                 // An earlier controller, or an earlier run, has told it.
                 Some(Err(Error::AlreadyExists { .. })) if matches!(action, Action::Tell { .. }) => continue,
+                // Refused for good, as in a namespace that is being deleted: it is not told again, and holds up nothing.
+                Some(Err(
+                    error @ (Error::Invalid { .. } | Error::Forbidden { .. } | Error::NotFound { .. }),
+                )) if matches!(action, Action::Tell { .. }) => {
+                    tracing::debug!(%action, error = &error as &dyn std::error::Error, "not told");
+                    continue;
+                }
                 // The cache was behind: what it shows next decides anew.
                 Some(Err(Error::Conflict { .. } | Error::AlreadyExists { .. } | Error::NotFound { .. })) => {
                     tracing::debug!(%action, "out of date");

@@ -122,10 +122,20 @@ impl Agent {
         let http = match http {
             Some(address) => {
                 let failed = |source| StartError::Http { address, source };
-                let server = HttpServer::open(address).await.map_err(failed)?;
-                let bound = server.address().map_err(failed)?;
-                tasks.spawn(server.serve(core.clone()));
-                Some(bound)
+                match HttpServer::open(address).await {
+                    Ok(server) => {
+                        let bound = server.address().map_err(failed)?;
+                        tasks.spawn(server.serve(core.clone()));
+                        Some(bound)
+                    }
+                    // The node's address may come late, or be a cloud's and on no interface: pods do not wait for that.
+                    Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {
+                        tracing::warn!(%address, "no interface has the address for health and numbers: they answer once one has it");
+                        tasks.spawn(HttpServer::serve_once_there(address, core.clone()));
+                        Some(address)
+                    }
+                    Err(error) => return Err(failed(error)),
+                }
             }
             None => None,
         };

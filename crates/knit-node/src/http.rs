@@ -23,6 +23,8 @@ use tokio::time::Instant;
 
 use crate::core::Core;
 
+/// How often it is looked whether an interface has the address.
+const LOOK_FOR_ADDRESS: Duration = Duration::from_secs(5);
 /// How long a client may take to send its request.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection may last.
@@ -87,6 +89,19 @@ impl HttpServer {
     /// When the address cannot be used.
     pub async fn open(address: SocketAddr) -> std::io::Result<Self> {
         Ok(Self { listener: TcpListener::bind(address).await? })
+    }
+
+    /// Opens the port as soon as an interface has the address, and serves as [`serve`](Self::serve) does.
+    pub async fn serve_once_there(address: SocketAddr, core: Core) {
+        loop {
+            match Self::open(address).await {
+                Ok(server) => return server.serve(core).await,
+                Err(error) => {
+                    tracing::debug!(%address, %error, "the port for health and numbers is not open yet")
+                }
+            }
+            tokio::time::sleep(LOOK_FOR_ADDRESS).await;
+        }
     }
 
     /// Where it listens.

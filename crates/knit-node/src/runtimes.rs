@@ -232,7 +232,8 @@ pub fn closed_to_others(socket: &Path) -> Result<(), String> {
         return Err(format!("{shown} belongs to user {}: the runtime has to run as root", meta.uid()));
     }
     let mode = meta.mode() & 0o777;
-    if mode & 0o077 != 0 {
+    // Whoever may write to it may connect; reading alone, which servers leave to others by default, opens nothing.
+    if mode & 0o022 != 0 {
         return Err(format!(
             "{shown} is open to others (mode {mode:04o}): the runtime has to set its mode to 0600"
         ));

@@ -1,6 +1,7 @@
 //! NetworkPolicies that nobody enforces: their authors are told, once per object and by one place in the cluster.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -13,6 +14,8 @@ use crate::config::Config;
 
 /// So many are told in one pass: what else is to be written does not wait for thousands of events.
 const AT_ONCE: usize = 20;
+/// And the next ones after this time.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Says so on each NetworkPolicy that is new to this controller. What an earlier one said has the same name.
 pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
@@ -21,7 +24,7 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     let untold = cluster.policies.iter().filter(|policy| !memory.told.contains(&policy.uid));
     let untold: Vec<_> = untold.take(AT_ONCE + 1).cloned().collect();
     if untold.len() > AT_ONCE {
-        plan.again_at(now.steady);
+        plan.again_at(now.steady + PAUSE);
     }
     for policy in untold.iter().take(AT_ONCE) {
         memory.told.insert(policy.uid.clone());
@@ -31,10 +34,10 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
 }
 
 fn event(policy: &PolicyView, identity: &str, now: Timestamp) -> Event {
-    let short: String = policy.name.chars().take(190).collect();
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{short}.knit-not-enforced-{}", policy.uid)),
+            // Nothing of the policy's own name: cut short, it may not be one that the API takes.
+            name: Some(format!("knit-not-enforced-{}", policy.uid)),
             namespace: Some(policy.namespace.clone()),
             ..ObjectMeta::default()
         },

@@ -385,12 +385,24 @@ fn note(core: &Core, event: &PodEvent) -> Option<EventNote> {
 /// Deletes a NetworkAttachment of ours; false if it is to be tried again.
 async fn remove(objects: &Objects, node: &str, key: &Key) -> bool {
     // A pod of the same name may be on another node by now, whose agent writes the same object.
-    let there = objects.get::<NetworkAttachment>(key).await.ok().flatten();
-    let owner = there.and_then(|object| object.status).and_then(|status| status.node);
-    if owner.is_some_and(|owner| owner != node) {
-        return true;
+    let there = match objects.get::<NetworkAttachment>(key).await {
+        Ok(there) => there,
+        Err(error) => return log(Err::<(), _>(error), "a NetworkAttachment"),
+    };
+    let mut delete = Write::delete::<NetworkAttachment>(key.clone());
+    // A folder is not asked for what was written to it: there is nothing to compare with.
+    if let Some(object) = there {
+        // One that a user made under this name is the user's.
+        let managed = object.metadata.labels.as_ref().and_then(|labels| labels.get(names::MANAGED_BY_LABEL));
+        let elsewhere = object.status.and_then(|status| status.node).is_some_and(|owner| owner != node);
+        if elsewhere || managed.is_none_or(|by| by != names::MANAGED_BY) {
+            return true;
+        }
+        if let Some(uid) = &object.metadata.uid {
+            delete = delete.if_uid(uid);
+        }
     }
-    log(objects.write(&Write::delete::<NetworkAttachment>(key.clone())).await, "a NetworkAttachment")
+    log(objects.write(&delete).await, "a NetworkAttachment")
 }
 
 /// A warning about an object.
