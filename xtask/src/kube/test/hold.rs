@@ -1,7 +1,7 @@
 //! What hostile or unlucky tenants did to a real cluster once, and must not do again: addresses and ports that are not
 //! theirs, tables that somebody flushed, objects that keep others from going.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -44,11 +44,6 @@ fn crosses(bed: &Bed, name: &str) -> Result<()> {
     until(&format!("pods of {name} reach each other between nodes"), LIMIT, || {
         Ok((talk::http(&from, to, "/hostname")?.as_deref() == Some("server-n2")).then_some(()))
     })
-}
-
-/// As many exchanges as flows that go on beside them need to prove something.
-fn for_a_while(from: &NetNs, to: SocketAddr) -> Result<()> {
-    (0..500).try_for_each(|_| talk::http(from, to, "/hostname").map(drop))
 }
 
 /// A tenant's Services name addresses of nodes with the kubelet's port and the tunnel's, and an address outside.
@@ -122,7 +117,7 @@ pub fn tunnel_port(bed: &Bed) -> Result<()> {
             ensure!(!started, "a pod has the tunnel's port of its node: {events}");
             Ok((events.matches("4789").count() >= bed.nodes().len()).then_some(()))
         })?;
-        for_a_while(&from, to)
+        talk::for_a_while(&from, to)
     })?;
     pods::delete_namespace(bed, "porter")?;
     remove(bed, "hold")
@@ -156,7 +151,7 @@ pub fn flushed(bed: &Bed) -> Result<()> {
     none_lost(&talkers.client, &talkers.flows(), || {
         let crossed = talk::http(&talkers.client, inside, "/hostname")?;
         ensure!(crossed.is_none(), "a pod of the default Network reached the tenant's: {crossed:?}");
-        for_a_while(&talkers.client, talkers.service)
+        talk::for_a_while(&talkers.client, talkers.service)
     })?;
     talkers.not_hurt(bed)?;
     pods::delete_namespace(bed, "bystander")?;

@@ -74,6 +74,15 @@ pub fn none_lost<T>(from: &NetNs, flows: &[Flow], meanwhile: impl FnOnce() -> Re
     })
 }
 
+/// Exchanges of the slowest kind, so many that flows that go on meanwhile have made enough.
+pub fn for_a_while(from: &NetNs, to: SocketAddr) -> Result<()> {
+    let exchanges = || {
+        let mut stream = None;
+        (0..3 * ENOUGH).try_for_each(|number| next_of(&mut stream, to, number).map(drop))
+    };
+    from.run(exchanges)?.with_context(|| format!("the stream to {to} broke"))
+}
+
 /// Talks until the other end of the channel is gone.
 fn talk(flow: &Flow, stopped: &Receiver<()>) -> Count {
     let mut count = Count::default();
