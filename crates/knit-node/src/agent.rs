@@ -129,7 +129,7 @@ impl Agent {
                         Some(bound)
                     }
                     // The node's address may come late, or be a cloud's and on no interface: pods do not wait for that.
-                    Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => {
+                    Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
                         tracing::warn!(%address, "no interface has the address for health and numbers: they answer once one has it");
                         tasks.spawn(HttpServer::serve_once_there(address, core.clone()));
                         Some(address)
