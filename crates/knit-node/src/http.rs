@@ -97,7 +97,7 @@ impl HttpServer {
             match Self::open(address).await {
                 Ok(server) => return server.serve(core).await,
                 Err(error) => {
-                    tracing::debug!(%address, %error, "the port for health and numbers is not open yet")
+                    tracing::debug!(%address, %error, "the port for health and numbers is not open yet");
                 }
             }
             tokio::time::sleep(LOOK_FOR_ADDRESS).await;
