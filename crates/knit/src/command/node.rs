@@ -107,7 +107,8 @@ pub struct Args {
     network_connections: u32,
 
     /// Seconds between two passes that compare everything with what it should be
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, env = "KNIT_PASS_EVERY", value_name = "SECONDS", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     pass_every: u64,
 
     /// Seconds to wait for an agent that is being replaced
