@@ -4,11 +4,12 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use knit_types::{Addresses, Family, Mac};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{AddressRange, Addresses, Family, to_number};
+use crate::address::{AddressRange, to_number};
 use crate::error::BlockError;
-use crate::mac::{Mac, pod_mac};
+use crate::mac::pod_mac;
 
 /// How many addresses a block has: a power of two from 1 to 65,536, so that each family is one prefix.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -5,7 +5,9 @@
 
 use std::net::IpAddr;
 
-use crate::address::{AddressRange, Addresses, Family, merged, to_address, to_number};
+use knit_types::{Addresses, Family};
+
+use crate::address::{AddressRange, merged, to_address, to_number};
 use crate::block::{Block, BlockSize};
 use crate::error::NextBlockError;
 use crate::pool::Pool;

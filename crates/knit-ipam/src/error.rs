@@ -4,10 +4,10 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_types::{Family, Mac};
 
-use crate::address::{AddressRange, Family};
+use crate::address::AddressRange;
 use crate::lease::{LeaseKey, Millis};
-use crate::mac::Mac;
 use crate::node::FamilyCounts;
 
 /// Why no pod ever has an address.

@@ -3,28 +3,14 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use knit_types::{Addresses, Mac, PodRef};
 use serde::{Deserialize, Serialize};
-
-use crate::address::Addresses;
-use crate::mac::Mac;
 
 /// Milliseconds of a clock that never steps back: the time since boot is the right one, because leases live as long
 /// as the kernel objects do.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct Millis(pub u64);
-
-/// Who a pod is, where the caller knows.
-#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-pub struct PodRef {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its uid, where the caller sends it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
-}
 
 /// What a lease belongs to: one interface of one sandbox.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
@@ -122,22 +108,6 @@ impl Millis {
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
-    }
-}
-
-// === impl PodRef ===
-
-impl PodRef {
-    /// Whether both mean a pod of the same namespace and name, though perhaps another incarnation of it.
-    #[must_use]
-    pub fn same_name(&self, other: &Self) -> bool {
-        self.namespace == other.namespace && self.name == other.name
-    }
-}
-
-impl fmt::Display for PodRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 

@@ -24,12 +24,13 @@ mod node;
 mod overlap;
 mod pool;
 
-pub use address::{AddressRange, Addresses, Family};
+pub use address::AddressRange;
 pub use block::{Block, BlockSize};
 pub use cluster::{BlockQuery, Growth, next_block};
 pub use error::{BlockError, LeaseError, NextBlockError, NotLeasable, PoolError};
-pub use lease::{Cooling, Lease, LeaseKey, LeaseKind, Millis, PodRef, Request, Snapshot, Want};
-pub use mac::{Mac, ParseMacError, gateway_mac, may_have_mac, pod_mac};
+pub use knit_types::{Addresses, Family, Mac, ParseMacError, PodRef};
+pub use lease::{Cooling, Lease, LeaseKey, LeaseKind, Millis, Request, Snapshot, Want};
+pub use mac::{gateway_mac, may_have_mac, pod_mac};
 pub use node::{Counts, FamilyCounts, NodeAllocator, NodeConfig, Removal, Restored, WantsMore};
 pub use overlap::outranked;
 pub use pool::{Pool, Standing, Subnet};

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::address::Family;
+use knit_types::Family;
+
 use crate::block::Block;
 
 /// Of blocks of one Network, in the order of their right to be there: those that do not count, because one that counts

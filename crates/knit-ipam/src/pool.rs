@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_types::{Addresses, Family, Mac};
 
-use crate::address::{AddressRange, Addresses, Family, merged, to_address, to_number};
+use crate::address::{AddressRange, merged, to_address, to_number};
 use crate::error::{NotLeasable, PoolError};
-use crate::mac::{self, Mac, V6_WINDOW, hashed_mac, pod_mac};
+use crate::mac::{self, V6_WINDOW, hashed_mac, pod_mac};
 
 /// One family's range of a Network.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::NodeAllocator;
 use super::block_state::{BlockState, Role};
-use crate::address::Family;
+use knit_types::Family;
+
 use crate::block::Block;
 use crate::lease::Millis;
 

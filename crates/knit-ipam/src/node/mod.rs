@@ -14,11 +14,12 @@ use std::net::IpAddr;
 use self::block_state::BlockState;
 pub use self::counts::{Counts, FamilyCounts, WantsMore};
 pub use self::restore::Restored;
-use crate::address::{AddressRange, Addresses};
+use knit_types::{Addresses, Mac};
+
+use crate::address::AddressRange;
 use crate::block::Block;
 use crate::error::{BlockError, LeaseError};
 use crate::lease::{Cooling, Lease, LeaseKey, Millis, Request};
-use crate::mac::Mac;
 use crate::pool::Pool;
 
 /// How a node gives out addresses.

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 
 use super::block_state::Role;
 use super::{NetworkState, NodeAllocator};
-use crate::address::{Addresses, Family};
+use knit_types::{Addresses, Family, Mac, PodRef};
+
 use crate::error::{LeaseError, NotLeasable};
-use crate::lease::{Lease, LeaseKey, LeaseKind, Millis, PodRef, Request, Want};
-use crate::mac::{Mac, gateway_mac, is_derived};
+use crate::lease::{Lease, LeaseKey, LeaseKind, Millis, Request, Want};
+use crate::mac::{gateway_mac, is_derived};
 use crate::pool::Standing;
 
 /// One want, with what is needed to choose for it.

@@ -1,0 +1,90 @@
+//! An error with its causes on one line.
+//!
+//! A message says what was attempted and what to do, and leaves its cause to its source. So whoever shows an error shows
+//! the whole chain, by this and by nothing else, and nothing is said twice.
+
+use std::error::Error;
+use std::fmt;
+
+/// Shows an error and everything that caused it, on one line: `what failed: why: and why that`.
+///
+/// A cause that the error above it already spells out is left out: our own errors do not do that (each crate has a test
+/// with [`repeated_cause`]), but those of other libraries do.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a>(pub &'a (dyn Error + 'a));
+
+/// An error whose message repeats what caused it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RepeatedCause {
+    /// The message.
+    pub message: String,
+    /// The cause's message, which is part of it.
+    pub cause: String,
+}
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut above = self.0.to_string();
+        f.write_str(&above)?;
+        let mut next = self.0.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if !above.contains(&text) {
+                write!(f, ": {text}")?;
+                above = text;
+            }
+            next = cause.source();
+        }
+        Ok(())
+    }
+}
+
+/// Looks for a message in the chain that repeats the one below it. For the tests that walk a crate's errors.
+#[must_use]
+pub fn repeated_cause(error: &dyn Error) -> Option<RepeatedCause> {
+    let mut message = error.to_string();
+    let mut next = error.source();
+    while let Some(inner) = next {
+        let cause = inner.to_string();
+        if !cause.is_empty() && message.contains(&cause) {
+            return Some(RepeatedCause { message, cause });
+        }
+        message = cause;
+        next = inner.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Made {
+        #[error("opening the file failed")]
+        Open(#[source] std::io::Error),
+        #[error("starting failed")]
+        Start(#[source] Box<Made>),
+        #[error("reading failed: {0}")]
+        Repeats(#[source] std::io::Error),
+    }
+
+    fn full() -> std::io::Error {
+        std::io::Error::other("no space")
+    }
+
+    #[test]
+    fn every_cause_is_shown_once() {
+        let error = Made::Start(Box::new(Made::Open(full())));
+        assert_eq!(Chain(&error).to_string(), "starting failed: opening the file failed: no space");
+        assert_eq!(repeated_cause(&error), None);
+    }
+
+    #[test]
+    fn what_a_strange_error_repeats_is_left_out_and_what_is_below_is_not() {
+        let error = Made::Start(Box::new(Made::Repeats(full())));
+        assert_eq!(Chain(&error).to_string(), "starting failed: reading failed: no space");
+        let found = repeated_cause(&error).expect("a message that repeats its cause");
+        assert_eq!((&*found.message, &*found.cause), ("reading failed: no space", "no space"));
+    }
+}

@@ -1,0 +1,27 @@
+//! The vocabulary: what every crate of Knit calls a family, an address, a name, a MAC, a pod and an owner.
+//!
+//! Each is defined here and nowhere else, checked when it is made, and written down in one way. A value that exists is
+//! valid, so that whoever holds one needs no second check. Nothing here acts, and nothing here knows Kubernetes or the
+//! kernel; beside the words there is only how an error is shown with its causes ([`Chain`]).
+
+mod addresses;
+mod chain;
+mod family;
+mod mac;
+mod name;
+mod owner;
+mod parse;
+mod pod;
+mod protocol;
+mod topology;
+
+pub use addresses::Addresses;
+pub use chain::{Chain, RepeatedCause, repeated_cause};
+pub use family::{ByFamily, Family, HasFamily, PerFamily};
+pub use mac::{Mac, ParseMacError};
+pub use name::{IfName, InterfaceName, InvalidInterfaceName, InvalidSandboxId, NetworkName, SandboxId};
+pub use owner::{ObjectRef, Owner};
+pub use parse::{parse_ip, parse_net};
+pub use pod::PodRef;
+pub use protocol::{ParseProtocolError, Protocol};
+pub use topology::{ParseTopologyError, Topology};

@@ -1,0 +1,383 @@
+//! Names of links, sandboxes and Networks, checked when they are made. Copies share one allocation.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// The name of any link: what the kernel takes as one, in printable ASCII, without what has another meaning.
+#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct IfName(Arc<str>);
+
+/// The name of a pod's interface: an [`IfName`] other than that of the loopback link, which every pod has.
+#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct InterfaceName(IfName);
+
+/// The container runtime's name for a pod's sandbox. It becomes part of file names and owner marks.
+#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SandboxId(Arc<str>);
+
+/// The name of a Network.
+///
+/// The default Network needs no allocation, so that a cluster which has only that one pays nothing for the idea.
+#[derive(Clone, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct NetworkName(Option<Arc<str>>);
+
+/// A text that cannot be the name of an interface.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "invalid interface name {name:?}: {problem}; use 1 to 15 printable ASCII characters without spaces, '/', ':' and '%'"
+)]
+pub struct InvalidInterfaceName {
+    /// The text, shortened if it is long.
+    pub name: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+/// A text that cannot be the id of a sandbox.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "invalid sandbox id {0:?}: use 1 to 253 letters, digits, '.', '_' and '-', and no '.' at the beginning"
+)]
+pub struct InvalidSandboxId(String);
+
+/// A stranger's text in a message: not longer than a line.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 64;
+    if text.chars().nth(MOST).is_none() {
+        return text.to_owned();
+    }
+    text.chars().take(MOST).chain(['…']).collect()
+}
+
+// === impl IfName ===
+
+impl IfName {
+    /// The longest name, in bytes.
+    pub const MAX: usize = 15;
+
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// When no link can have it, or it would be mistaken for something else.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidInterfaceName> {
+        let name = name.as_ref();
+        let problem = if name.is_empty() {
+            "it is empty"
+        } else if name.len() > Self::MAX {
+            "it is longer than 15 bytes"
+        } else if name.bytes().any(|b| matches!(b, b'/' | b':')) {
+            "the kernel refuses '/' and ':'"
+        } else if name.contains('%') {
+            "'%' makes the kernel choose a number"
+        } else if !name.bytes().all(|b| b.is_ascii_graphic()) {
+            "it has a space, a control character or a letter beyond ASCII"
+        } else if matches!(name, "." | ".." | "all" | "default") {
+            // Directories below /proc/sys/net/ipv4/conf that are not links; the kernel refuses the first two itself.
+            "it has a meaning of its own below /proc/sys/net"
+        } else {
+            return Ok(Self(name.into()));
+        };
+        Err(InvalidInterfaceName { name: shortened(name), problem })
+    }
+
+    /// A name that the kernel reported: whatever it is, a link has it.
+    #[must_use]
+    pub fn reported(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+// === impl InterfaceName ===
+
+impl InterfaceName {
+    /// Checks the name of a pod's interface.
+    ///
+    /// # Errors
+    /// When no link can have it, it would be mistaken for something else, or it is that of the loopback link.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidInterfaceName> {
+        let name = IfName::new(name)?;
+        if name.as_str() == "lo" {
+            let problem = "every pod has a loopback interface of that name";
+            return Err(InvalidInterfaceName { name: "lo".to_owned(), problem });
+        }
+        Ok(Self(name))
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+impl From<InterfaceName> for IfName {
+    fn from(name: InterfaceName) -> Self {
+        name.0
+    }
+}
+
+impl AsRef<IfName> for InterfaceName {
+    fn as_ref(&self) -> &IfName {
+        &self.0
+    }
+}
+
+// === impl SandboxId ===
+
+impl SandboxId {
+    /// The longest id, in bytes.
+    pub const MAX: usize = 253;
+
+    /// Checks a sandbox's id.
+    ///
+    /// # Errors
+    /// When it is not 1 to 253 letters, digits and `._-`, or begins with a dot.
+    pub fn new(id: impl AsRef<str>) -> Result<Self, InvalidSandboxId> {
+        let id = id.as_ref();
+        let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+        if id.is_empty() || id.len() > Self::MAX || !id.bytes().all(fits) || id.starts_with('.') {
+            return Err(InvalidSandboxId(shortened(id)));
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// The id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+// === impl NetworkName ===
+
+impl NetworkName {
+    /// What the default Network is called.
+    pub const DEFAULT: &'static str = "default";
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_deref().unwrap_or(Self::DEFAULT)
+    }
+
+    /// Whether it is the default Network.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl From<&str> for NetworkName {
+    fn from(name: &str) -> Self {
+        Self((name != Self::DEFAULT).then(|| name.into()))
+    }
+}
+
+impl From<String> for NetworkName {
+    fn from(name: String) -> Self {
+        name.as_str().into()
+    }
+}
+
+// === What all have in common ===
+
+macro_rules! text {
+    ($($type:ident),*) => {$(
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(self.as_str(), f)
+            }
+        }
+
+        impl AsRef<str> for $type {
+            fn as_ref(&self) -> &str {
+                self.as_str()
+            }
+        }
+
+        impl PartialEq<str> for $type {
+            fn eq(&self, other: &str) -> bool {
+                self.as_str() == other
+            }
+        }
+
+        impl PartialEq<&str> for $type {
+            fn eq(&self, other: &&str) -> bool {
+                self.as_str() == *other
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.as_str().to_owned()
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+    )*};
+}
+
+macro_rules! checked {
+    ($($type:ident: $error:ident),*) => {$(
+        /// The order and the hash are those of the text, so that a map is searched by text, too.
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                self.as_str()
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = $error;
+
+            fn from_str(text: &str) -> Result<Self, $error> {
+                Self::new(text)
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = $error;
+
+            fn try_from(text: String) -> Result<Self, $error> {
+                Self::new(text)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Text;
+
+                impl de::Visitor<'_> for Text {
+                    type Value = $type;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("a name")
+                    }
+
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$type, E> {
+                        $type::new(text).map_err(E::custom)
+                    }
+                }
+
+                deserializer.deserialize_str(Text)
+            }
+        }
+    )*};
+}
+
+text!(IfName, InterfaceName, SandboxId, NetworkName);
+checked!(IfName: InvalidInterfaceName, InterfaceName: InvalidInterfaceName, SandboxId: InvalidSandboxId);
+
+impl<'de> Deserialize<'de> for NetworkName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn interface_names_follow_the_kernels_rule() {
+        for good in ["a", "eth0", "knit-0123456789", "br_x.7", "a+b", "fifteen-charact", "net1@x"] {
+            assert_eq!(InterfaceName::new(good).expect(good).as_str(), good);
+        }
+        for bad in [
+            "",
+            "sixteencharacter",
+            "a/b",
+            "a b",
+            "eth0:1",
+            "eth%d",
+            ".",
+            "..",
+            "all",
+            "default",
+            "é",
+            "a\n",
+            "\u{7f}",
+        ] {
+            let error = IfName::new(bad).expect_err(bad).to_string();
+            assert!(error.contains("use 1 to 15 printable"), "{error}");
+        }
+    }
+
+    #[test]
+    fn lo_is_a_link_but_no_interface_that_a_pod_asks_for() {
+        IfName::new("lo").expect("every namespace has one");
+        let error = InterfaceName::new("lo").expect_err("every pod has one").to_string();
+        assert!(error.contains("every pod has a loopback interface"), "{error}");
+    }
+
+    #[test]
+    fn hostile_sandbox_ids_are_refused() {
+        for id in ["", "../../etc", ".hidden", "a b", "a/b", &"x".repeat(254)] {
+            SandboxId::new(id).expect_err(id);
+        }
+        SandboxId::new("f0e1.d2_c3-b4").expect("a sandbox id");
+        let error = SandboxId::new("/".repeat(10_000)).expect_err("too long").to_string();
+        assert!(error.len() < 300, "a stranger's text is shortened: {error}");
+    }
+
+    #[test]
+    fn the_default_network_is_the_default() {
+        assert_eq!(NetworkName::from("default"), NetworkName::default());
+        assert!(NetworkName::from("default").is_default() && !NetworkName::from("blue").is_default());
+    }
+
+    #[test]
+    fn maps_are_searched_by_text() {
+        let id = SandboxId::new("s1").expect("an id");
+        assert_eq!(BTreeMap::from([(id.clone(), 1)]).get("s1"), Some(&1));
+        assert_eq!(HashMap::from([(id, 1)]).get("s1"), Some(&1));
+    }
+
+    proptest! {
+        #[test]
+        fn a_name_that_is_taken_is_one_that_the_kernel_takes(name in "\\PC{0,18}|[ -~]{0,18}") {
+            if let Ok(taken) = InterfaceName::new(&name) {
+                // dev_valid_name() of the kernel.
+                prop_assert!(!name.is_empty() && name.len() < 16 && name != "." && name != "..");
+                prop_assert!(name.bytes().all(|b| b != b'/' && b != b':' && !b.is_ascii_whitespace()));
+                prop_assert_eq!(taken.as_str(), &name);
+                let json = serde_json::to_string(&taken).expect("JSON");
+                prop_assert_eq!(serde_json::from_str::<InterfaceName>(&json).expect("a name"), taken);
+            } else {
+                let json = serde_json::to_string(&name).expect("JSON");
+                prop_assert!(serde_json::from_str::<InterfaceName>(&json).is_err());
+            }
+        }
+
+        #[test]
+        fn a_sandbox_id_is_always_one_file_name(id in "[a-zA-Z0-9./_ -]{0,20}") {
+            if let Ok(taken) = SandboxId::new(&id) {
+                prop_assert!(!taken.as_str().contains('/') && !taken.as_str().starts_with('.'));
+                prop_assert_eq!(serde_json::to_string(&taken).expect("JSON"), format!("\"{id}\""));
+            }
+        }
+    }
+}
