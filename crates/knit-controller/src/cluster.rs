@@ -65,6 +65,8 @@ pub struct NodeView {
     pub taints: Vec<Taint>,
     /// Since when it is there.
     pub created: Option<Timestamp>,
+    /// How many pods it may run, as its kubelet says.
+    pub pods: Option<u32>,
 }
 
 /// What counts of a Namespace.
@@ -219,12 +221,14 @@ impl NodeView {
         let spec = node.spec.clone().unwrap_or_default();
         let ranges = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
         let addresses = node.status.as_ref().and_then(|s| s.addresses.as_ref());
+        let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
         Self {
             resource_version: node.metadata.resource_version.clone().unwrap_or_default(),
             addresses: addresses.into_iter().flatten().filter_map(|a| a.address.parse().ok()).collect(),
             pod_ranges: ranges.iter().filter_map(|r| r.parse().ok()).collect(),
             taints: spec.taints.unwrap_or_default(),
             created: node.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            pods: allocatable.and_then(|all| all.get("pods")).and_then(|pods| pods.0.parse().ok()),
         }
     }
 }

@@ -66,11 +66,7 @@ impl Growth {
     #[must_use]
     pub fn next_size(&self, pool: &Pool, owned: impl IntoIterator<Item = BlockSize>) -> BlockSize {
         let has: u32 = owned.into_iter().fold(0_u32, |sum, size| sum.saturating_add(size.addresses()));
-        let smallest = pool.families().filter_map(|f| pool.subnet(f)).map(|subnet| {
-            let (first, last) = subnet.window().numbers();
-            last - first + 1
-        });
-        let share = smallest.min().unwrap_or(0) / u128::from(self.share.max(1));
+        let share = pool.room() / u128::from(self.share.max(1));
         let share = u32::try_from(share).unwrap_or(u32::MAX);
         let first = self.first.addresses();
         let most = self.largest.addresses().min(share).max(first);

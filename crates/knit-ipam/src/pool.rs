@@ -202,6 +202,16 @@ impl Pool {
         }
     }
 
+    /// How many addresses blocks are cut from, in the family that has fewest.
+    #[must_use]
+    pub fn room(&self) -> u128 {
+        let sizes = self.families().filter_map(|family| self.subnet(family)).map(|subnet| {
+            let (first, last) = subnet.window().numbers();
+            last - first + 1
+        });
+        sizes.min().unwrap_or(0)
+    }
+
     /// The families it has.
     pub fn families(&self) -> impl Iterator<Item = Family> + '_ {
         Family::ALL.into_iter().filter(|family| self.subnet(*family).is_some())

@@ -15,6 +15,7 @@ use knit_ipam::{AddressRange, Block, BlockQuery, Family, Growth, Pool, next_bloc
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan};
 use super::index::Index;
+use super::share;
 use crate::cluster::{Cluster, Memory, NodeView, Now, Remembered};
 
 /// How long a block counts that was made and is never seen.
@@ -44,6 +45,10 @@ pub(super) fn give(
             continue;
         }
         for node in needy(cluster, index, &books, name) {
+            if let Err(text) = share::allows(cluster, verdict.pool.as_ref(), node, books.held(name, node)) {
+                plan.notes.push(Note { regarding: reference(network), reason: "NodeHasItsShare", text });
+                continue;
+            }
             match choose(cluster, index, &books, node, name, verdict) {
                 Ok(Some(block)) => {
                     let object = object_of(&block, network);
@@ -159,7 +164,8 @@ fn not_its_pod_range(cluster: &Cluster, network: &Network, object: &AddressBlock
 
 /// The nodes that should get a block of this Network now.
 fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &str) -> Vec<&'a str> {
-    // A node that does not know all its blocks yet asks out of an old view.
+    // A node that does not know all its blocks yet asks out of an old view. It may know of more: those that were taken
+    // back and still have pods. That it says so is no more than its word; what it gets is limited by its share.
     let asks = |node: &str, here: &NodeNetworkStatusNetwork| {
         let has = books.count(network, node);
         here.wants_block && usize::try_from(here.blocks).is_ok_and(|known| known >= has)
@@ -298,6 +304,12 @@ impl Books {
 
     fn count(&self, network: &str, node: &str) -> usize {
         self.on_node(node).filter(|b| b.network() == network).count()
+    }
+
+    /// How many addresses the blocks of a node have.
+    fn held(&self, network: &str, node: &str) -> u64 {
+        let mine = self.on_node(node).filter(|b| b.network() == network);
+        mine.map(|block| u64::from(block.size().addresses())).sum()
     }
 
     fn on_node(&self, node: &str) -> impl Iterator<Item = &Block> {

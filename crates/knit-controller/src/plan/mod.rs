@@ -12,6 +12,7 @@ mod index;
 mod lifecycle;
 mod policies;
 mod primary;
+mod share;
 mod status;
 mod taints;
 

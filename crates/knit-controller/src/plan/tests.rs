@@ -3,6 +3,7 @@
 mod agents;
 mod anything;
 mod others;
+mod shares;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,6 +66,7 @@ impl World {
             pod_ranges: ranges.iter().map(|r| r.parse().expect("a range")).collect(),
             taints: Vec::new(),
             created: Some(self.now),
+            pods: None,
         };
         self.cluster.nodes.insert(name.into(), Arc::new(view));
         let metadata = self.meta(name);
