@@ -30,6 +30,8 @@ use crate::sandbox::{self, forbidden, restrictions, unshare_before_exec};
 
 /// Names the test that runs in namespaces, in the environment of the process that was started for it.
 const GUARD: &str = "KNIT_TEST_IN_NAMESPACES";
+/// Says in that process whether the user namespace is its own, too: root may go on without one.
+const OWN_USER_NAMESPACE: &str = "KNIT_TEST_OWN_USER_NAMESPACE";
 /// What the guard says in a program that is no test.
 const PROGRAM: &str = "(program)";
 /// What an inner test prints when the set-up inside was refused; the outer one then reports a skip.
@@ -44,6 +46,13 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 /// Runs `test` as root in a user, mount and network namespace of its own. See the module's words.
 pub fn in_namespaces<F: FnOnce()>(test: F) {
     enter(test, true);
+}
+
+/// Whether the test that runs is in a user namespace of its own. Where user namespaces are forbidden, [`in_namespaces`]
+/// goes on without one as root: what belongs to the user namespace (`/proc/sys/user`) is then the machine's, and not to
+/// be changed.
+pub fn has_own_user_namespace() -> bool {
+    std::env::var(OWN_USER_NAMESPACE).is_ok_and(|value| value == "1")
 }
 
 /// Runs `test` in a mount and network namespace of its own, as the real root of the machine. For what the kernel
@@ -228,6 +237,7 @@ fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)
     let mut command = Command::new("/proc/self/exe");
     // One that is ignored runs here only if somebody asked for it outside.
     command.args(["--exact", name, "--include-ignored", "--nocapture", "--test-threads=1"]).env(GUARD, name);
+    command.env(OWN_USER_NAMESPACE, if map.is_some() { "1" } else { "0" });
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     unshare_before_exec(&mut command, map, false);
     let mut child = command.spawn()?;

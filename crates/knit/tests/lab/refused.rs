@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use knit_kernel::testing::{in_namespaces, skip};
+use knit_kernel::testing::{has_own_user_namespace, in_namespaces, skip};
 
 use crate::support::text;
 
@@ -108,6 +108,9 @@ fn a_port_that_is_taken() {
 #[test]
 fn no_user_namespaces() {
     in_namespaces(|| {
+        if !has_own_user_namespace() {
+            return skip("user namespaces are forbidden here, and the limits would be the machine's own");
+        }
         for limit in ["max_user_namespaces", "max_net_namespaces"] {
             if let Err(error) = std::fs::write(format!("/proc/sys/user/{limit}"), "0") {
                 return skip(format!("user.{limit} cannot be set here: {error}"));
@@ -117,5 +120,33 @@ fn no_user_namespaces() {
         assert!(said.contains("new namespaces are forbidden here"), "{said}");
         assert!(said.contains("sysctl -w user.max_user_namespaces=10000 opens it"), "{said}");
         assert!(said.contains("or run as root"), "{said}");
+    });
+}
+
+/// Where user namespaces are forbidden, root has the other namespaces without one, and the limits are the machine's: the
+/// test above must leave them alone.
+#[test]
+fn limits_of_a_machine_without_user_namespaces_are_left_alone() {
+    const USERS: &str = "/proc/sys/user/max_user_namespaces";
+    const NETWORKS: &str = "/proc/sys/user/max_net_namespaces";
+    in_namespaces(|| {
+        if !has_own_user_namespace() {
+            return skip("user namespaces are forbidden here, and the limits would be the machine's own");
+        }
+        // This namespace is that machine.
+        if let Err(error) = std::fs::write(USERS, "0") {
+            return skip(format!("{USERS} cannot be set here: {error}"));
+        }
+        let before = std::fs::read_to_string(NETWORKS).expect("a limit");
+        assert_ne!(before.trim(), "0");
+        let output = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "refused::no_user_namespaces", "--nocapture"])
+            .env_remove("KNIT_TEST_IN_NAMESPACES")
+            .env_remove("KNIT_TEST_STRICT")
+            .env_remove("KNIT_TEST_SKIPS")
+            .output()
+            .expect("this test runs once more");
+        assert!(text(&output).contains("running 1 test"), "{}", text(&output));
+        assert_eq!(std::fs::read_to_string(NETWORKS).expect("a limit"), before, "{}", text(&output));
     });
 }
