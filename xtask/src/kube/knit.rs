@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::bed::Bed;
 use super::{dns, net};
@@ -48,9 +48,19 @@ pub fn api_server(port: u16) -> String {
     )
 }
 
+/// The image that [`install`] takes, once it is made.
+static MADE: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on [`image`] is the one that is shipped.
+pub fn use_release_image() -> Result<()> {
+    let file = release_image()?;
+    let used = MADE.get_or_init(|| file.clone());
+    ensure!(*used == file, "another image is in use already: {}", used.display());
+    Ok(())
+}
+
 /// `$KNIT_KUBE_IMAGE`, or the image of the sources as `cargo test` builds them. Made once.
 pub fn image() -> Result<PathBuf> {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
     if let Some(file) = std::env::var_os("KNIT_KUBE_IMAGE").map(PathBuf::from).or_else(|| MADE.get().cloned())
     {
         return Ok(file);

@@ -26,7 +26,7 @@ mod traces;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
 use super::bed::Bed;
 use super::components::Group;
@@ -238,7 +238,8 @@ pub struct Args {
     /// selections of the upstream tests, and run only when they are named, alone
     names: Vec<String>,
     /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz targets for
-    /// five minutes each, and the tests on another kernel (`cargo xtask kernel-test`)
+    /// five minutes each, and the tests on another kernel (`cargo xtask kernel-test`). Knit's image is the static one
+    /// that is shipped (`cargo xtask image --release`), which takes a while to build
     #[arg(long, conflicts_with_all = ["names", "list", "here", "keep", "if_possible"])]
     all: bool,
     /// Print their names only
@@ -266,6 +267,22 @@ enum Outcome {
     Passed,
     Skipped(String),
     Failed(anyhow::Error),
+}
+
+impl Outcome {
+    /// A test that cannot run here: a failure where nothing may be skipped.
+    fn not_run(why: String, strict: bool) -> Self {
+        if strict {
+            Self::Failed(anyhow!("KNIT_TEST_STRICT is set, and this test would be skipped: {why}"))
+        } else {
+            Self::Skipped(why)
+        }
+    }
+}
+
+/// Whether `KNIT_TEST_STRICT` says that nothing may be skipped.
+fn is_strict() -> bool {
+    std::env::var("KNIT_TEST_STRICT").is_ok_and(|value| !["", "0"].contains(&value.as_str()))
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -306,7 +323,7 @@ fn run_selected(args: &Args) -> Result<()> {
         eprintln!("[{}/{}] {} ...", number + 1, wanted.len(), test.name);
         let begun = Instant::now();
         let mut outcome = match missing(&cache, test, args)? {
-            Some(why) => Outcome::Skipped(why),
+            Some(why) => Outcome::not_run(why, is_strict()),
             None => run_one(test, &mut bed, args.here),
         };
         if let (Outcome::Failed(_), true) = (&outcome, args.again && !args.here) {
@@ -322,7 +339,10 @@ fn run_selected(args: &Args) -> Result<()> {
         report(test, &outcome, begun.elapsed());
         match outcome {
             Outcome::Passed => {}
-            Outcome::Skipped(_) => skipped += 1,
+            Outcome::Skipped(why) => {
+                skipped += 1;
+                note("KNIT_TEST_SKIPS", &format!("{}: {why}", test.name))?;
+            }
             Outcome::Failed(_) => {
                 failed.push(test.name);
                 if args.keep {
@@ -356,6 +376,8 @@ fn run_selected(args: &Args) -> Result<()> {
 fn run_all(args: &Args) -> Result<()> {
     let cache = Cache::find()?;
     build::build(&cache, &[Group::Core, Group::Peers, Group::E2e])?;
+    // A release is tested as it is shipped; `.ci/run` tests the build that `cargo test` has made already.
+    knit::use_release_image()?;
     let upstream = |name| {
         let how = conformance::How { here: false, keep: false, again: args.again };
         conformance::run(name, &args.upstream, how)
@@ -381,8 +403,7 @@ fn run_all(args: &Args) -> Result<()> {
 
 /// Says that something is skipped; fails where `KNIT_TEST_STRICT` says that nothing may be.
 fn skip(what: &str, why: &str) -> Result<()> {
-    let strict = std::env::var("KNIT_TEST_STRICT").is_ok_and(|value| !["", "0"].contains(&value.as_str()));
-    ensure!(!strict, "KNIT_TEST_STRICT is set, and {what} would be skipped: {why}");
+    ensure!(!is_strict(), "KNIT_TEST_STRICT is set, and {what} would be skipped: {why}");
     eprintln!("SKIP {what}: {why}");
     note("KNIT_TEST_SKIPS", &format!("{what}: {why}"))
 }
@@ -505,6 +526,14 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), TESTS.len());
+    }
+
+    #[test]
+    fn a_skipped_test_fails_where_nothing_may_be_skipped() {
+        let why = || "peers is not built".to_owned();
+        assert!(matches!(Outcome::not_run(why(), false), Outcome::Skipped(_)));
+        let Outcome::Failed(error) = Outcome::not_run(why(), true) else { panic!("it passed for a skip") };
+        assert!(error.to_string().contains("peers is not built"), "{error}");
     }
 
     #[test]
