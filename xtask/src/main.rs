@@ -9,7 +9,9 @@ mod kube;
 mod licences;
 mod oci;
 mod shim;
+mod style;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -39,9 +41,14 @@ enum Command {
     Image(image::Args),
     /// Builds the CNI shim as one small static file
     Shim(shim::Args),
+    /// Checks that no line of Rust is too long
+    Style(style::Args),
 }
 
 fn main() -> ExitCode {
+    if let Some(root) = std::env::var_os(fuzz::COMPILER) {
+        return fuzz::compile(Path::new(&root)).unwrap_or_else(|error| failed(&error));
+    }
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
@@ -51,12 +58,15 @@ fn main() -> ExitCode {
         Command::Licences(args) => licences::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Shim(args) => shim::run(&args),
+        Command::Style(args) => style::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            knit_output::error(error.as_ref());
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    knit_output::error(error.as_ref());
+    ExitCode::FAILURE
 }

@@ -1,0 +1,80 @@
+//! `cargo xtask style`: what STYLE.md asks for and neither rustfmt nor clippy checks: no line of Rust is too long.
+//!
+//! rustfmt leaves comments, strings and macros as they are, so that its own limit holds for the rest only.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Checks lines that rustfmt leaves alone.
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// `max_width` of rustfmt.toml.
+const COLUMNS: usize = 110;
+/// Where Rust is.
+const FOLDERS: [&str; 3] = ["crates", "xtask", "fuzz"];
+
+pub fn run(_: &Args) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    for folder in FOLDERS {
+        find(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    ensure!(files.len() > 100, "only {} files of Rust were found below {}", files.len(), root.display());
+    let mut found = Vec::new();
+    for file in &files {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let name = file.strip_prefix(&root).unwrap_or(file).display().to_string();
+        let lines = too_long(&text).into_iter();
+        found.extend(lines.map(|(line, columns)| format!("{name}:{line}: {columns} columns")));
+    }
+    ensure!(
+        found.is_empty(),
+        "{} lines are longer than {COLUMNS} columns:\n{}",
+        found.len(),
+        found.join("\n")
+    );
+    Ok(())
+}
+
+/// Every file of Rust in a folder, without what cargo built there.
+fn find(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            if entry.file_name() != "target" {
+                find(&path, files)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Number and length of each line that is too long. What is one word (an address, a digest) cannot be broken.
+fn too_long(text: &str) -> Vec<(usize, usize)> {
+    let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.chars().count(), line));
+    let breakable = |line: &str| line.trim_start_matches(['/', '!', ' ', '*', '-']).contains(' ');
+    lines
+        .filter(|(_, columns, line)| *columns > COLUMNS && breakable(line))
+        .map(|(number, columns, _)| (number, columns))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_line_is_found_by_its_characters() {
+        let fits = "é".repeat(COLUMNS - 2) + " x";
+        let text = format!("{fits}\n{fits}y\nshort\n// {}\n", "u".repeat(COLUMNS));
+        assert_eq!(too_long(&text), [(2, COLUMNS + 1)]);
+    }
+}
