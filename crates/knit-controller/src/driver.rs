@@ -426,7 +426,7 @@ fn any_change(changes: &mut [watch::Receiver<Progress>]) -> futures::future::Box
 
 #[cfg(test)]
 mod tests {
-    use knit_lab::api::{Config as ApiConfig, Server, StoreOptions};
+    use knit_apiserver::{Config as ApiConfig, Server, StoreOptions};
     use knit_objects::{Source, Write};
 
     use super::*;

@@ -12,8 +12,8 @@ use knit_api::names::{
     AGENT_MANAGER, ATTACHMENT_FINALIZER, DEFAULT_NETWORK, NETWORK_FINALIZER, UNSCHEDULABLE_TAINT,
 };
 use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_controller::{Config, Controller, ControllerState};
-use knit_lab::api::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_objects::{Cache, Key, Objects, Source, Write};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};

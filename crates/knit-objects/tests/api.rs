@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event as KubeEvent;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::{Network, NetworkAttachment, NetworkAttachmentSpec};
-use knit_lab::api::{Config, Handle, Server, Store, StoreOptions};
+use knit_apiserver::{Config, Handle, Server, Store, StoreOptions};
 use knit_objects::{
     Cache, Connection, Error, Event, EventLimits, EventNote, EventRecorder, Key, Objects, Reporter,
     Selection, Source, StatusWriter, Write,

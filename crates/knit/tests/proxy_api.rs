@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use knit_apiserver::{Config, Server};
 use knit_kernel::testing::eventually;
-use knit_lab::api::{Config, Server};
 use serde_json::{Value, json};
 
 struct Stop(Child);

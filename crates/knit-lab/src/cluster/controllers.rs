@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::Lab;
 use super::events::{self, Mood, Speaker};
 use super::objects::{self, Changes, DEPLOYMENT, NODE, POD, SERVICE, SLICE, selects};
-use crate::api::object::Object;
-use crate::api::{ApiError, Store, WriteOptions};
+use knit_apiserver::object::Object;
+use knit_apiserver::{ApiError, Store, WriteOptions};
 
 const OURS: &str = "endpointslice-controller.k8s.io";
 

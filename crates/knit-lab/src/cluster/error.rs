@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::api::{ApiError, StartError};
+use knit_apiserver::{ApiError, StartError};
 
 /// A result of the lab.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -4,8 +4,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde_json::{Value, json};
 
-use crate::api::object::Object;
-use crate::api::{ApiError, Store, WriteOptions};
+use knit_apiserver::object::Object;
+use knit_apiserver::{ApiError, Store, WriteOptions};
 
 /// Who says something.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ fn write(
     let mut hasher = DefaultHasher::new();
     (pod.uid(), who.component, reason, message).hash(&mut hasher);
     let name = format!("{}.{:016x}", pod.name(), hasher.finish());
-    let now = crate::api::store::seconds(store.now());
+    let now = knit_apiserver::store::seconds(store.now());
     let kind = store.kind("v1", "Event")?;
     let options = WriteOptions { manager: who.component.to_owned(), ..WriteOptions::default() };
     let again = store.modify(&kind, pod.namespace(), &name, &options, false, |event| {
@@ -75,7 +75,7 @@ fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::StoreOptions;
+    use knit_apiserver::StoreOptions;
 
     #[test]
     fn what_is_said_again_is_counted() {

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::error::{Error, Result};
 use super::objects::{self, NETWORK};
 use super::wire;
-use crate::api::admission::{FieldValidation, take_unknown};
-use crate::api::object::meta;
-use crate::api::patch::PatchType;
-use crate::api::{ApiError, Store, StoreOptions, WriteOptions};
+use knit_apiserver::admission::{FieldValidation, take_unknown};
+use knit_apiserver::object::meta;
+use knit_apiserver::patch::PatchType;
+use knit_apiserver::{ApiError, Store, StoreOptions, WriteOptions};
 
 /// The default Network of a lab, unless its manifests say otherwise.
 pub const DEFAULT_SUBNETS: [&str; 2] = ["10.244.0.0/16", "fd44::/64"];

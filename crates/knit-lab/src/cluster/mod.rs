@@ -38,8 +38,8 @@ pub use manifests::Manifests;
 pub use node::Node;
 pub use pods::RunningPod;
 
-use crate::api::exec::{Exec, pipe_all};
-use crate::api::{Config, Handle, Server, Store, StoreOptions, log};
+use knit_apiserver::exec::{Exec, pipe_all};
+use knit_apiserver::{Config, Handle, Server, Store, StoreOptions, log};
 use node::Wanted;
 use objects::{NODE, POD};
 use shim::Shim;
@@ -406,12 +406,12 @@ impl Lab {
         let mut conditions: Vec<Value> = others.filter(|c| c["type"] != "Ready").collect();
         let (status, reason) =
             if node.is_joined() { ("True", "KubeletReady") } else { ("False", "NodeLost") };
-        let now = crate::api::store::seconds(self.store().now());
+        let now = knit_apiserver::store::seconds(self.store().now());
         conditions
             .push(json!({"type": "Ready", "status": status, "reason": reason, "message": "said by knit lab",
             "lastHeartbeatTime": now, "lastTransitionTime": now}));
         let status = json!({"addresses": list, "conditions": conditions,
-            "nodeInfo": {"kubeletVersion": crate::api::VERSION, "osImage": "knit lab", "kernelVersion": "", "machineID": "",
+            "nodeInfo": {"kubeletVersion": knit_apiserver::VERSION, "osImage": "knit lab", "kernelVersion": "", "machineID": "",
                 "systemUUID": "", "bootID": "", "containerRuntimeVersion": "knit-lab://0", "kubeProxyVersion": "",
                 "operatingSystem": "linux", "architecture": std::env::consts::ARCH}});
         objects::set_status(self.store(), NODE, "", &node.name, &status).map_err(|error| Error::Refused {

@@ -8,11 +8,11 @@ use futures::future::select_all;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::api::admission::Part;
-use crate::api::object::Object;
-use crate::api::patch::PatchType;
-use crate::api::watch::{WatchParams, Watcher};
-use crate::api::{ApiError, ListParams, Store, WriteOptions};
+use knit_apiserver::admission::Part;
+use knit_apiserver::object::Object;
+use knit_apiserver::patch::PatchType;
+use knit_apiserver::watch::{WatchParams, Watcher};
+use knit_apiserver::{ApiError, ListParams, Store, WriteOptions};
 
 /// Kinds that parts of the lab follow, as (apiVersion, kind).
 pub(crate) type KindName = (&'static str, &'static str);
@@ -53,10 +53,10 @@ pub(crate) fn set_status(
 /// Deletes an object; one that is gone already is fine.
 pub(crate) fn delete(store: &Store, kind: KindName, object: &Object, grace: Option<i64>) {
     let Ok(kind) = store.kind(kind.0, kind.1) else { return };
-    let options = crate::api::DeleteOptions {
+    let options = knit_apiserver::DeleteOptions {
         grace,
         uid: Some(object.uid().to_owned()),
-        ..crate::api::DeleteOptions::default()
+        ..knit_apiserver::DeleteOptions::default()
     };
     if let Err(error) = store.delete(&kind, object.namespace(), object.name(), &options)
         && error.reason != "NotFound"

@@ -23,8 +23,8 @@ use super::node::{Node, append};
 use super::objects::{self, Changes, POD};
 use super::probe::Target;
 use super::shim::{Sandbox, Shim};
-use crate::api::log;
-use crate::api::object::Object;
+use knit_apiserver::log;
+use knit_apiserver::object::Object;
 
 /// How long processes get to end by themselves where the pod does not say less.
 const GRACE: Duration = Duration::from_secs(2);
@@ -365,7 +365,7 @@ impl Worker {
 
     /// Writes the status. Says whether the pod is through.
     fn write_running(&self, children: &[Contained], addresses: &[IpAddr]) -> bool {
-        let now = crate::api::store::seconds(self.lab.store().now());
+        let now = knit_apiserver::store::seconds(self.lab.store().now());
         let done = children.iter().all(|c| c.done);
         let ready = !done && children.iter().all(|c| c.ready && c.child.is_some());
         let phase = match done {
@@ -402,7 +402,7 @@ impl Worker {
     /// The node is lost, and the pod with it; its object waits for the node's return.
     fn lost(&self) {
         let _ = NetNs::delete(&self.sandbox.netns);
-        let now = crate::api::store::seconds(self.lab.store().now());
+        let now = knit_apiserver::store::seconds(self.lab.store().now());
         self.set_status(&json!({"phase": "Pending", "reason": "NodeLost", "message": "its node is lost",
             "podIP": null, "podIPs": null, "containerStatuses": null,
             "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]}));
@@ -429,7 +429,7 @@ impl Worker {
     }
 
     fn now(&self) -> String {
-        crate::api::store::seconds(self.lab.store().now())
+        knit_apiserver::store::seconds(self.lab.store().now())
     }
 
     /// The command of a container, ready to run.

@@ -12,7 +12,7 @@ use super::Lab;
 use super::controllers::is_ready;
 use super::error::{Error, Result};
 use super::objects::{self, DEPLOYMENT, POD, SERVICE, selects};
-use crate::api::object::Object;
+use knit_apiserver::object::Object;
 
 /// How long one attempt to reach a Service may take.
 const ATTEMPT: Duration = Duration::from_millis(300);

@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn client_suite(bed: &Bed) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["test", "--quiet", "-p", "knit-lab", "--test", "client_suite"])
+        .args(["test", "--quiet", "-p", "knit-apiserver", "--test", "client_suite"])
         .args(["--", "--ignored", "--exact", "real_api_server"])
         .env("KNIT_TEST_KUBECONFIG", bed.state().kubeconfig())
         .output()

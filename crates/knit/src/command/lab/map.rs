@@ -139,7 +139,7 @@ fn cell(line: Option<&(String, Option<&str>)>) -> String {
     format!("│{padded}│")
 }
 
-fn list(lab: &Lab, api: &str, kind: &str) -> Vec<std::sync::Arc<knit_lab::api::object::Object>> {
+fn list(lab: &Lab, api: &str, kind: &str) -> Vec<std::sync::Arc<knit_apiserver::object::Object>> {
     let found = lab.store().kind(api, kind).and_then(|kind| lab.store().list(&kind, &Default::default()));
     found.map(|list| list.items).unwrap_or_default()
 }

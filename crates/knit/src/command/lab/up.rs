@@ -175,7 +175,7 @@ fn open_api(port: u16, place: &Place) -> Result<TcpListener> {
         )
     })?;
     let url = format!("http://{}", api.local_addr().context("the API's port is not known")?);
-    std::fs::write(place.kubeconfig(), knit_lab::api::server::kubeconfig(&url))
+    std::fs::write(place.kubeconfig(), knit_apiserver::server::kubeconfig(&url))
         .with_context(|| format!("{} cannot be written", place.kubeconfig().display()))?;
     Ok(api)
 }

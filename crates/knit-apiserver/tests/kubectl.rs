@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::Arc;
 
+use knit_apiserver::exec::{Exec, pipe_all};
+use knit_apiserver::{Config, Handle, Server, StoreOptions};
 use knit_kernel::testing::skip;
-use knit_lab::api::exec::{Exec, pipe_all};
-use knit_lab::api::{Config, Handle, Server, StoreOptions};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 
@@ -203,7 +203,7 @@ async fn pods(k: &Kubectl) {
     let text = k.ok("-n team get events --field-selector involvedObject.name=p", "").await;
     assert!(text.contains("no address is left"), "{text}");
 
-    let file = knit_lab::api::log::file(k.logs.path(), &pod, "b");
+    let file = knit_apiserver::log::file(k.logs.path(), &pod, "b");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(&file, "one\ntwo\nthree\n").unwrap();
     assert_eq!(k.ok("-n team logs p -c b", "").await, "one\ntwo\nthree\n");

@@ -1,9 +1,9 @@
-//! Runs the embedded API alone: `cargo run -p knit-lab --example api -- 127.0.0.1:8001 KUBECONFIG [CRD.yaml...]`.
+//! Runs the embedded API alone: `cargo run -p knit-apiserver --example serve -- 127.0.0.1:8001 KUBECONFIG [CRD.yaml...]`.
 //! Writes a kubeconfig, then serves until it is stopped.
 
 use std::error::Error;
 
-use knit_lab::api::{Config, Server};
+use knit_apiserver::{Config, Server};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -1,7 +1,7 @@
 //! The server on its sockets: the Unix socket, bad requests, and a watch that is too late.
 
-use knit_lab::api::http::{Served, handle};
-use knit_lab::api::{Config, Server, StoreOptions};
+use knit_apiserver::http::{Served, handle};
+use knit_apiserver::{Config, Server, StoreOptions};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;

@@ -1,9 +1,9 @@
 //! The store in process: watches and their log, services of two families, Knit's own kinds.
 
-use knit_lab::api::event::ChangeType;
-use knit_lab::api::status::ApiError;
-use knit_lab::api::watch::WatchParams;
-use knit_lab::api::{DeleteOptions, Store, StoreOptions, WriteOptions};
+use knit_apiserver::event::ChangeType;
+use knit_apiserver::status::ApiError;
+use knit_apiserver::watch::WatchParams;
+use knit_apiserver::{DeleteOptions, Store, StoreOptions, WriteOptions};
 use serde_json::{Value, json};
 
 fn store(options: StoreOptions) -> Store {
@@ -111,7 +111,7 @@ fn services_of_two_families() {
     assert_eq!(refused(service("bad", json!({"clusterIP": "10.97.0.1"}))).code, 422);
 
     let addresses = store.kind("networking.k8s.io/v1", "IPAddress").unwrap();
-    let count = || store.list(&addresses, &knit_lab::api::ListParams::default()).unwrap().items.len();
+    let count = || store.list(&addresses, &knit_apiserver::ListParams::default()).unwrap().items.len();
     assert_eq!(count(), 7, "one each for kubernetes, single and six, two each for dual and swapped");
     let kind = store.kind("v1", "Service").unwrap();
     store.delete(&kind, "default", "dual", &DeleteOptions::default()).unwrap();
@@ -183,7 +183,7 @@ fn every_knit_kind_is_served_with_its_rules() {
             "",
             "blue",
             &change,
-            knit_lab::api::patch::PatchType::Merge,
+            knit_apiserver::patch::PatchType::Merge,
             &WriteOptions::default(),
         )
     };
