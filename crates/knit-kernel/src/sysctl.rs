@@ -132,6 +132,19 @@ impl Sysctls {
         read.map_err(|source| self.failed(format!("read sysctl {name}"), source))
     }
 
+    /// Reads several in one visit; each may fail by itself.
+    pub fn get_all(&self, names: &[Sysctl]) -> Result<Vec<Result<String>>> {
+        let read = |name: &Sysctl| {
+            let mut text = String::new();
+            File::open(name.path())?.read_to_string(&mut text).map(|_| text.trim_end().to_owned())
+        };
+        let all: Vec<std::io::Result<String>> = self.namespace.visit(|| names.iter().map(read).collect())?;
+        let named = all.into_iter().zip(names);
+        Ok(named
+            .map(|(read, name)| read.map_err(|e| self.failed(format!("read sysctl {name}"), e)))
+            .collect())
+    }
+
     /// Writes one.
     pub fn set(&self, name: &Sysctl, value: impl fmt::Display) -> Result<()> {
         self.set_all(&[(name.clone(), value.to_string())])

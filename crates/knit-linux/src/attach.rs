@@ -26,6 +26,7 @@ use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
 use crate::layer2;
 use crate::mark::{HOST_PREFIX, Mark, host_name};
+use crate::moves::Subject;
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
 use crate::wanted::{Entry, Links, put};
@@ -52,8 +53,9 @@ impl Core {
         let pod = open_pod(request).map_err(about)?;
         check_ports(request, self.config.vxlan_port).map_err(about)?;
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
+        // Until all of it is known: what is compared meanwhile is half made.
+        let _moving = self.moves.begin(Subject::port(&net.name, &plan.mark));
         let (link, new) = {
-            let _moving = self.moves.begin();
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             match self.existing(&net, &plan, request).map_err(about)? {
                 Some(link) => {

@@ -1,7 +1,7 @@
 //! What the runtime holds while it runs: the node's namespace, its Networks, and what it knows of attachments.
 //!
 //! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never wait for
-//! each other. `layout` is held while the node's table may change its shape or another Network's part is read.
+//! each other. `layout` is held while the node's tables may change their shape or a Network's part of them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
@@ -15,7 +15,10 @@ use tokio::sync::broadcast;
 use crate::config::Config;
 use crate::fail::internal;
 use crate::mark::Mark;
-use crate::senses::{Moves, Senses};
+use crate::moves::Moves;
+use crate::neighbours::Room;
+use crate::node_tables::NodeTables;
+use crate::senses::Senses;
 use crate::setup::ports;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
@@ -36,7 +39,9 @@ pub(crate) struct Core {
     known: Mutex<HashMap<String, Known>>,
     /// Host ends that are being made: their rules are there before they are.
     making: Mutex<HashSet<String>>,
-    layout: Mutex<()>,
+    layout: Mutex<NodeTables>,
+    /// Room in the machine's tables of neighbours.
+    pub room: Room,
     /// Calls that change things, while they do: what is compared meanwhile may be half made.
     pub moves: Moves,
     /// Hears of what others change.
@@ -65,9 +70,10 @@ pub(crate) struct Net {
     pub space: Arc<Space>,
     /// Shared by calls for pods, alone by calls for the Network.
     pub gate: RwLock<()>,
-    shape: RwLock<Option<Arc<Shape>>>,
-    /// What the node was when it was set up.
-    facts: RwLock<Option<Facts>>,
+    /// What it was set up as, and what the node was then.
+    shape: RwLock<Option<(Arc<Shape>, Arc<Facts>)>>,
+    /// The rules inside its router that are in force: what they follow from, and how often others had changed them before.
+    pub rules: Mutex<Option<(u64, Arc<Shape>)>>,
 }
 
 impl Core {
@@ -76,7 +82,8 @@ impl Core {
         let open = config.namespace.try_clone();
         let node = Arc::new(Space::new(open.map_err(internal("open the node's network namespace"))?));
         let ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
-        crate::neighbours::make_room(&node);
+        let room = Room::default();
+        room.make(&node);
         let senses = Senses::start();
         senses.listen(&node);
         Ok(Self {
@@ -87,6 +94,7 @@ impl Core {
             known: Mutex::default(),
             making: Mutex::default(),
             layout: Mutex::default(),
+            room,
             moves: Moves::default(),
             senses,
             changes: broadcast::channel(BACKLOG).0,
@@ -132,7 +140,7 @@ impl Core {
                 space,
                 gate: RwLock::default(),
                 shape: RwLock::default(),
-                facts: RwLock::default(),
+                rules: Mutex::default(),
             })
         };
         Arc::clone(networks.entry(network.to_owned()).or_insert_with(new))
@@ -147,9 +155,10 @@ impl Core {
     }
 
     /// The Networks that this runtime has set up.
-    pub fn set_up(&self) -> Vec<(Arc<Net>, Arc<Shape>)> {
+    pub fn set_up(&self) -> Vec<(Arc<Net>, Arc<Shape>, Arc<Facts>)> {
         let networks = self.networks.read().unwrap_or_else(PoisonError::into_inner);
-        networks.values().filter_map(|net| net.shape().map(|shape| (Arc::clone(net), shape))).collect()
+        let set_up = |net: &Arc<Net>| net.set_up().map(|(shape, facts)| (Arc::clone(net), shape, facts));
+        networks.values().filter_map(set_up).collect()
     }
 
     /// All Networks that the kernel has, whether set up by this runtime or before.
@@ -176,8 +185,8 @@ impl Core {
         })
     }
 
-    /// Alone with the shape of the node's table.
-    pub fn layout(&self) -> MutexGuard<'_, ()> {
+    /// Alone with the node's tables.
+    pub fn layout(&self) -> MutexGuard<'_, NodeTables> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,17 +223,17 @@ impl Core {
 impl Net {
     /// What it was set up as.
     pub fn shape(&self) -> Option<Arc<Shape>> {
+        self.set_up().map(|(shape, _)| shape)
+    }
+
+    /// What it was set up as, and for what node.
+    pub fn set_up(&self) -> Option<(Arc<Shape>, Arc<Facts>)> {
         self.shape.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Remembers what it is set up as.
     pub fn set_shape(&self, shape: Arc<Shape>, facts: &Facts) {
-        *self.shape.write().unwrap_or_else(PoisonError::into_inner) = Some(shape);
-        *self.facts.write().unwrap_or_else(PoisonError::into_inner) = Some(facts.clone());
-    }
-
-    /// Whether it was set up for a node like this.
-    pub fn is_for(&self, facts: &Facts) -> bool {
-        self.facts.read().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(facts)
+        let set_up = Some((shape, Arc::new(facts.clone())));
+        *self.shape.write().unwrap_or_else(PoisonError::into_inner) = set_up;
     }
 }

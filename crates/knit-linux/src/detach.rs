@@ -1,6 +1,6 @@
 //! Taking attachments away, one by one or all whose owner is gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, PoisonError};
 
 use knit_kernel::handle::LinkFilter;
@@ -13,6 +13,7 @@ use crate::core::{Core, Known, Net};
 use crate::fail::internal;
 use crate::layer2;
 use crate::mark::{Mark, host_name};
+use crate::moves::Subject;
 use crate::rules::{self, Put};
 use crate::setup::{links_of, ports};
 use crate::wanted::{Entry, take};
@@ -20,7 +21,6 @@ use crate::wanted::{Entry, take};
 impl Core {
     /// Takes one interface away, or all of a sandbox. What is gone already is fine.
     pub fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
-        let _moving = self.moves.begin();
         for (net, link, mark) in self.of_sandbox(&pod.sandbox, interface)? {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             let attachment = self.describe(&net, &link, &mark);
@@ -41,6 +41,7 @@ impl Core {
             theirs.cloned().collect()
         };
         for known in gone {
+            let _moving = self.moves.begin(Subject::port(&known.network, &known.mark));
             match self.net(&known.network)? {
                 Some(net) => {
                     let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -55,6 +56,23 @@ impl Core {
             if let Some(answer) = known.answer {
                 self.tell(Change::Removed(answer));
             }
+        }
+        Ok(())
+    }
+
+    /// Takes the sources away that attachments have whose link is gone without us: a set-up that reads no rules does not
+    /// find them.
+    pub fn take_sources_of_lost(&self, net: &Net, ports: &[(Link, Mark)]) -> Result<()> {
+        let there: HashSet<&str> = ports.iter().map(|(link, _)| link.name.as_str()).collect();
+        let lost: Vec<(String, Mark)> = {
+            let known = self.known();
+            let ours = known.iter().filter(|(_, known)| known.network == net.name);
+            let gone = ours.filter(|(host, _)| !there.contains(host.as_str()));
+            gone.map(|(host, known)| (host.clone(), known.mark.clone())).collect()
+        };
+        for (host, mark) in lost {
+            let own = rules::source_elements(&host, mark.mac, mark.ips());
+            take_elements(&mut *net.space.rules()?, &own, &mark.table())?;
         }
         Ok(())
     }
@@ -105,6 +123,7 @@ impl Core {
 
     /// Takes away all that an attachment has: its link first, so that nothing more is sent, then what allowed it to.
     pub fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
+        let _moving = self.moves.begin(Subject::port(&net.name, mark));
         let host = host_name(&mark.sandbox, &mark.interface);
         if let Some(link) = link {
             let handle = net.space.links()?;
@@ -182,7 +201,6 @@ impl Core {
 
     /// Removes all attachments whose sandbox is not in the list.
     pub fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
-        let _moving = self.moves.begin();
         let mut removed = Vec::new();
         for net in self.nets()? {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);

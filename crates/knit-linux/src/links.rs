@@ -1,20 +1,24 @@
 //! Links that are there, as they should be: what of one is not so, and the change that makes it so.
 
+use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::{Change, Link, PortFlags};
-use knit_kernel::{Handle, Mtu, owner};
+use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
 use crate::attach::kernel_mac;
 use crate::core::Core;
 use crate::fail::internal;
 use crate::layer2;
-use crate::mark::Mark;
+use crate::mark::{Mark, host_name};
+use crate::router::router_end;
 use crate::shape::{Facts, Shape};
-use crate::uplink::{End, Place};
+use crate::tunnel;
+use crate::uplink::{End, Place, node_end};
 
 /// What a link is to be; it is to be up in any case.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Like {
+    pub name: Option<IfName>,
     pub mtu: Option<u32>,
     pub mac: Option<knit_kernel::Mac>,
     pub group: Option<u32>,
@@ -26,36 +30,48 @@ pub(crate) struct Like {
 
 impl Like {
     /// An attachment's host end; `bridge` is that of a switched Network.
-    pub fn host_end(shape: &Shape, mtu: Option<u32>, bridge: Option<u32>) -> Self {
+    pub fn host_end(shape: &Shape, mark: &Mark, mtu: Option<u32>, bridge: Option<u32>) -> Self {
         Self {
+            name: Some(host_name(&mark.sandbox, &mark.interface)),
             mtu,
             mac: Some(kernel_mac(shape.gateway_mac())),
             group: Some(owner::GROUP),
             alias: None,
-            port: bridge.map(|bridge| (bridge, layer2::POD_PORT)),
+            port: bridge.filter(|_| mark.switched).map(|bridge| (bridge, layer2::POD_PORT)),
         }
     }
 
     /// One end of a Network's uplink.
     pub fn uplink(shape: &Shape, facts: &Facts, place: Place, end: End) -> Self {
         let (group, whose) = match end {
-            End::Node => (Some(owner::GROUP), "uplink"),
-            End::Router => (None, "uplink-end"),
+            End::Node => (owner::GROUP, "uplink"),
+            End::Router => (0, "uplink-end"),
         };
         let alias = Some(owner::alias(&format!("{whose} {}", shape.id())));
-        Self { mtu: Some(facts.mtu), mac: Some(kernel_mac(place.mac(end))), group, alias, port: None }
+        let mac = Some(kernel_mac(place.mac(end)));
+        Self { mtu: Some(facts.mtu), mac, group: Some(group), alias, ..Self::default() }
     }
 
     /// A tunnel, as far as it can be changed in place.
     pub fn tunnel(shape: &Shape, bridge: Option<u32>) -> Self {
         let port = bridge.map(|bridge| (bridge, layer2::TUNNEL_PORT));
-        Self { mtu: Some(shape.mtu), port, ..Self::default() }
+        Self { mtu: Some(shape.mtu), group: Some(tunnel::GROUP), port, ..Self::default() }
+    }
+
+    /// A switched Network's bridge.
+    pub fn bridge(shape: &Shape) -> Self {
+        let mac = Some(kernel_mac(layer2::bridge_mac(shape)));
+        Self { mtu: Some(shape.mtu), mac, group: Some(0), ..Self::default() }
     }
 
     /// What is to change about a link, and what is wrong with it in words; nothing if it is as it should be.
     pub fn fix(&self, link: &Link) -> Option<(Change<'static>, String)> {
         let mut change = Change::of(link.index);
         let mut wrong = Vec::new();
+        if let Some(name) = self.name.as_ref().filter(|name| **name != link.name) {
+            change.rename = Some(name.clone());
+            wrong.push(format!("was {name}"));
+        }
         if let Some(mtu) = self.mtu.filter(|mtu| *mtu != link.mtu) {
             change.mtu = Mtu::new(mtu).ok();
             wrong.push(format!("has an MTU of {} and not {mtu}", link.mtu));
@@ -116,9 +132,59 @@ impl Core {
         bridge: Option<u32>,
     ) -> Result<()> {
         for (link, mark) in ports.iter().filter(|(link, _)| !self.is_in_flux(link)) {
-            let bridge = bridge.filter(|_| mark.switched);
-            Like::host_end(shape, self.made_with(link), bridge).settle(handle, link)?;
+            Like::host_end(shape, mark, self.made_with(link), bridge).settle(handle, link)?;
         }
         Ok(())
+    }
+
+    /// The attachments whose host ends are in a namespace, after all links of ours there have got the names back that
+    /// somebody took from them: the mark says which is which, and everything else is found by name.
+    pub fn ports_by_name(&self, handle: &Handle) -> Result<Vec<(Link, Mark)>> {
+        let filter = LinkFilter { owned: true, ..LinkFilter::default() };
+        let mut links = handle.links(&filter).map_err(internal("list links"))?;
+        for link in links.iter_mut().filter(|link| !self.is_in_flux(link)) {
+            let Some(name) = own_name(link).filter(|name| *name != link.name) else { continue };
+            tracing::warn!(link = %link.name, was = %name, "somebody renamed a link");
+            rename(handle, link, &name)?;
+            link.name = name;
+        }
+        let mark = |link: Link| marked(&link).map(|mark| (link, mark));
+        Ok(links.into_iter().filter_map(mark).collect())
+    }
+}
+
+/// The mark of an attachment's host end.
+pub(crate) fn marked(link: &Link) -> Option<Mark> {
+    link.owner().filter(|_| link.kind == "veth").and_then(Mark::parse)
+}
+
+/// The name that a link of ours was given, as its mark says.
+fn own_name(link: &Link) -> Option<IfName> {
+    if let Some(mark) = marked(link) {
+        return Some(host_name(&mark.sandbox, &mark.interface));
+    }
+    let (whose, network) = link.owner()?.split_once(' ')?;
+    let id: u32 = network.parse().ok()?;
+    match whose {
+        "uplink" => Some(node_end(id)),
+        "uplink-end" => Some(router_end()),
+        "bridge" => IfName::new(layer2::BRIDGE).ok(),
+        _ => None,
+    }
+}
+
+/// Gives a link another name. Kernels before 6.2 rename only what is down.
+fn rename(handle: &Handle, link: &Link, name: &IfName) -> Result<()> {
+    let change = || Change { rename: Some(name.clone()), ..Change::of(link.index) };
+    let renamed = match handle.apply(&[change().into()]) {
+        Err(error) if !error.is_not_found() => {
+            let up = Change { up: link.up.then_some(true), ..change() };
+            handle.apply(&[Change::of(link.index).down().into(), up.into()])
+        }
+        other => other,
+    };
+    match renamed {
+        Err(error) if error.is_not_found() => Ok(()),
+        other => other.map_err(internal(format!("give link {} its name {name} back", link.name))),
     }
 }

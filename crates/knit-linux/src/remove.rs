@@ -2,22 +2,23 @@
 
 use std::sync::PoisonError;
 
-use knit_kernel::nft::{self, Element, Family, Name, Nftables, Transaction};
+use knit_kernel::nft::{self, Family, Nftables, Transaction};
 use knit_runtime::{Error, Reason, Result};
 
 use crate::core::{Core, Net};
 use crate::fail::internal;
-use crate::rules::{self, Elements};
+use crate::moves::Subject;
+use crate::node_tables::NodeTables;
+use crate::rules;
 use crate::setup::{links_of, ports};
 use crate::shape::Home;
-use crate::tables::Tables;
 use crate::wanted::{found, take};
 
 impl Core {
     /// Takes away what setting a Network up made. One that is not there is fine.
     pub fn remove_network(&self, name: &str) -> Result<()> {
         let Some(net) = self.net(name)? else { return Ok(()) };
-        let _moving = self.moves.begin();
+        let _moving = self.moves.begin(Subject::Network(name.to_owned()));
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
         let attached = ports(&*net.space.links()?)?.len();
         if attached > 0 {
@@ -47,14 +48,14 @@ impl Core {
                 handle.delete_link(*index).map_err(internal("delete the tunnel"))?;
             }
         }
-        let _layout = self.layout();
+        let mut tables = self.layout();
         let others = self.nets()?.iter().any(|other| other.home == Home::Own);
         if others {
             // Their uplinks need the table.
             let id = net.shape().map_or(0, |shape| shape.id());
-            let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, id);
-            return self.node_rules(&Elements { wanted: Vec::new(), owns: &owns }, &mut Tables::Apply);
+            return self.clear_node(&mut tables, Home::Node, id);
         }
+        *tables = NodeTables::default();
         self.drop_node_tables()
     }
 

@@ -10,11 +10,10 @@ use std::sync::{Arc, PoisonError};
 use ipnet::IpNet;
 use knit_kernel::link::{AddrGenMode, Bridge, Change, Link, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Element, IfName as NftName, Set};
+use knit_kernel::nft::{Element, IfName as NftName, Set, TableState};
 use knit_kernel::op::Object;
-use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName, Mtu, owner};
-use knit_runtime::{Error, Reason, Result};
+use knit_runtime::{Error, Reason, Result, Topology};
 
 use crate::attach::{Plan, kernel_mac};
 use crate::core::{Core, Net};
@@ -23,16 +22,24 @@ use crate::layer2::{self, BRIDGE};
 use crate::layer3;
 use crate::links::Like;
 use crate::mark::Mark;
-use crate::neighbours;
+use crate::moves::InMotion;
+use crate::node_tables::source_elements;
 use crate::rules::node::uplinks;
 use crate::rules::{self, Elements, Put};
-use crate::setup::{forwarding, links_of, ports};
+use crate::settings;
+use crate::setup::links_of;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
-use crate::tables::Tables;
+use crate::tables::{Comparison, apply, exchange};
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, ROUTER_END, node_end};
 use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
+
+/// What it means where a kernel does not have the settings.
+const NO_BRIDGE_FILTER: &str = "bridged packets pass no IP rules here, so Services and policies of switched Networks do \
+                                not work: load the module br_netfilter";
+const ASKS: &str =
+    "the router asks for addresses that nobody has, and its pods may fill the machine's table of neighbours";
 
 impl Core {
     /// Makes or repairs a Network's router.
@@ -44,18 +51,19 @@ impl Core {
         };
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.keep_mounted(&net)?;
-        let ports = ports(&*net.space.links()?)?;
+        let ports = self.ports_by_name(&*net.space.links()?)?;
         let uplink = node_end(shape.id());
-        self.router_rules(&net.space, shape, &ports, &mut Tables::Apply)?;
+        self.settle_router(&net, shape, &ports)?;
+        self.take_sources_of_lost(&net, &ports)?;
         let place = {
-            let _layout = self.layout();
-            self.uplink_rules(shape, &uplink, &mut Tables::Apply)?;
+            let mut tables = self.layout();
+            self.settle_node(&mut tables, shape, &ports)?;
             // Under the same lock: no two Networks choose one place.
             self.ensure_uplink(&net, shape, facts, &uplink)?
         };
-        forwarding(&net.space, shape, None)?;
+        settings::settle(&net.space, &settings::forwarding(shape, None))?;
         if shape.switched() {
-            bridge_filter(&net.space);
+            settings::settle_if_possible(&net.space, &settings::bridge_filter(), NO_BRIDGE_FILTER);
         }
         let bridge = self.router_links(&net.space, shape, facts)?;
         self.settle_ports(&*net.space.links()?, shape, &ports, bridge)?;
@@ -97,39 +105,73 @@ impl Core {
         Ok(Arc::new(space))
     }
 
-    /// The tables inside the router.
-    pub fn router_rules(
-        &self,
-        space: &Space,
-        shape: &Shape,
-        ports: &[(Link, Mark)],
-        tables: &mut Tables,
-    ) -> Result<()> {
-        let sources = ports
-            .iter()
-            .flat_map(|(link, mark)| rules::source_elements(link.name.as_str(), mark.mac, mark.ips()));
-        let mut wanted = rules::router::elements(shape);
-        let owns = &|_: &knit_kernel::nft::Name, _: &Element| true;
-        let port = self.config.vxlan_port;
-        if shape.switched() {
-            let sources = Elements { wanted: sources.collect(), owns };
-            tables.settle(space, &rules::bridge::layout(), &sources)?;
-        } else {
-            wanted.extend(sources);
-            tables.settle(space, &rules::port::no_arp(), &Elements::none())?;
+    /// Brings the tables inside a router to what is wanted. They are read only if somebody else touched them.
+    pub fn settle_router(&self, net: &Net, shape: &Arc<Shape>, ports: &[(Link, Mark)]) -> Result<()> {
+        let mut known = net.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let layout = rules::router::layout(shape.switched(), self.config.vxlan_port);
+        if let Some((at, before)) = known.take()
+            && before.switched() == shape.switched()
+            && self.senses.is_untouched(&net.space, Some(at))?
+            && exchange(
+                &net.space,
+                &layout,
+                &rules::router::elements(&before),
+                &rules::router::elements(shape),
+            )?
+        {
+            *known = Some((at, Arc::clone(shape)));
+            return Ok(());
         }
-        tables.settle(space, &rules::router::layout(shape.switched(), port), &Elements { wanted, owns })
+        let at = net.space.rules_seen.now();
+        for (layout, elements) in self.router_tables(shape, ports, &InMotion::default()) {
+            apply(&net.space, &layout, &Elements { wanted: elements, owns: &|_, _| true })?;
+        }
+        *known = Some((at, Arc::clone(shape)));
+        Ok(())
     }
 
-    /// This Network's part of the node's table.
-    pub fn uplink_rules(&self, shape: &Shape, uplink: &IfName, tables: &mut Tables) -> Result<()> {
-        let mut wanted = uplink_elements(shape, uplink);
-        wanted.extend(rules::tunnel::elements(shape));
-        let owns = |set: &knit_kernel::nft::Name, element: &Element| {
-            (set.starts_with("uplink") && rules::interface(element) == uplink.as_str())
-                || rules::tunnel::is_of(set, element, shape.id())
+    /// Lays the rules inside a router down of which nothing else is known, with the elements that are there.
+    pub fn close_router(&self, net: &Net, topology: Topology) -> Result<()> {
+        let switched = topology == Topology::Layer2;
+        let layout = rules::router::layout(switched, self.config.vxlan_port);
+        let ports = if switched { rules::bridge::layout() } else { rules::port::no_arp() };
+        for layout in [ports, layout] {
+            apply(&net.space, &layout, &Elements::none())?;
+        }
+        Ok(())
+    }
+
+    /// Compares the tables inside a router.
+    pub fn compare_router(
+        &self,
+        comparison: &mut Comparison,
+        shape: &Shape,
+        ports: &[(Link, Mark)],
+        motion: &InMotion,
+    ) {
+        let owns = |set: &knit_kernel::nft::Name, e: &Element| !motion.is_source_in_motion(set, e);
+        for (layout, wanted) in self.router_tables(shape, ports, motion) {
+            comparison.compare(&layout, &Elements { wanted, owns: &owns });
+        }
+    }
+
+    /// The tables inside a router, with all that is wanted in each.
+    fn router_tables(
+        &self,
+        shape: &Shape,
+        ports: &[(Link, Mark)],
+        motion: &InMotion,
+    ) -> [(TableState, Vec<Put>); 2] {
+        let sources = source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link)));
+        let mut wanted = rules::router::elements(shape);
+        let layout = rules::router::layout(shape.switched(), self.config.vxlan_port);
+        let ports = if shape.switched() {
+            (rules::bridge::layout(), sources)
+        } else {
+            wanted.extend(sources);
+            (rules::port::no_arp(), Vec::new())
         };
-        self.node_rules(&Elements { wanted, owns: &owns }, tables)
+        [ports, (layout, wanted)]
     }
 
     /// The pair of links between node and router: where its addresses are.
@@ -147,9 +189,12 @@ impl Core {
                 return Ok(place);
             }
         }
-        // Half of one, left by a crash.
+        // Half of one, left by a crash, or one whose node's end somebody took away or renamed.
         if let Some(link) = there {
             node.delete_link(link.index).map_err(internal("delete a broken uplink"))?;
+        } else if let Some(inside) = inside {
+            let deleted = net.space.links()?.delete_link(inside.index);
+            deleted.map_err(internal("delete a broken uplink"))?;
         }
         let taken: BTreeSet<Place> = addresses.iter().filter_map(place_of).collect();
         let place = Place::choose(shape.id(), |place| taken.contains(&place)).ok_or_else(|| {
@@ -179,10 +224,10 @@ impl Core {
         let handle = space.links()?;
         let bridge = if shape.switched() { Some(ensure_bridge(&handle, shape)?) } else { None };
         if bridge.is_some() {
-            neighbours::ask_nobody(space, BRIDGE);
+            settings::settle_if_possible(space, &settings::ask_nobody(BRIDGE), ASKS);
         }
         let tunnel_name = tunnel::router_tunnel();
-        let there = handle.link_by_name(&tunnel_name).map_err(internal("look for the tunnel"))?;
+        let there = tunnel::in_router(&handle, shape.id())?;
         let staging = tunnel::node_tunnel(shape.id());
         let Some(wanted) = tunnel::wanted(shape, facts, staging.clone()) else {
             let message =
@@ -190,7 +235,7 @@ impl Core {
             return Err(Error::new(Reason::NotReady, message));
         };
         let index = match there {
-            Some(link) if tunnel::same(&wanted, &link) => {
+            Some(link) if tunnel::same(&wanted, &link) && link.name == tunnel_name => {
                 Like::tunnel(shape, bridge).settle(&handle, &link)?;
                 link.index
             }
@@ -336,14 +381,8 @@ impl Core {
             inside.delete_link(link.index).map_err(internal("delete the tunnel"))?;
         }
         NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
-        let _layout = self.layout();
         if let Some(id) = id.or_else(|| ours.as_ref().and_then(network_of)) {
-            let name = node_end(id);
-            let owns = |set: &knit_kernel::nft::Name, element: &Element| {
-                (set.starts_with("uplink") && rules::interface(element) == name.as_str())
-                    || rules::tunnel::is_of(set, element, id)
-            };
-            self.node_rules(&Elements { wanted: Vec::new(), owns: &owns }, &mut Tables::Apply)?;
+            self.clear_node(&mut self.layout(), Home::Own, id)?;
         }
         Ok(())
     }
@@ -487,39 +526,6 @@ fn ensure_bridge(handle: &Handle, shape: &Shape) -> Result<u32> {
         bridge.addr_gen = Some(AddrGenMode::None);
         return handle.create_link(&bridge).map(|made| made.index).map_err(internal("make the bridge"));
     };
-    let mut change = Change::of(link.index);
-    change.mac = (link.mac != Some(mac)).then_some(mac);
-    change.mtu = mtu.filter(|mtu| mtu.get() != link.mtu);
-    change.up = (!link.up).then_some(true);
-    if change.mac.is_some() || change.mtu.is_some() || change.up.is_some() {
-        handle.apply(&[change.into()]).map_err(internal("change the bridge"))?;
-    }
+    Like::bridge(shape).settle(handle, &link)?;
     Ok(link.index)
-}
-
-/// The settings of a router's bridge that are not as they should be.
-pub(crate) fn wrong_bridge_sysctls(space: &Space) -> Result<Vec<Sysctl>, knit_kernel::Error> {
-    let sysctls = Sysctls::of(space.namespace())?;
-    let mut wrong = Vec::new();
-    for name in [Sysctl::bridge_nf_call_iptables(), Sysctl::bridge_nf_call_ip6tables()] {
-        if sysctls.get(&name)? != "1" {
-            wrong.push(name);
-        }
-    }
-    Ok(wrong)
-}
-
-/// Lets bridged packets pass the router's hooks: services and policy need it. A kernel may not have it.
-fn bridge_filter(space: &Space) {
-    let set = || -> Result<(), knit_kernel::Error> {
-        let sysctls = Sysctls::of(space.namespace())?;
-        wrong_bridge_sysctls(space)?.iter().try_for_each(|name| sysctls.set(name, 1))
-    };
-    if let Err(error) = set() {
-        tracing::warn!(
-            error = crate::fail::chain(&error),
-            "bridged packets pass no IP rules here, so Services and policies of switched Networks do not work: \
-             load the module br_netfilter"
-        );
-    }
 }

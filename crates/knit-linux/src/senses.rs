@@ -1,18 +1,20 @@
-//! What the runtime notices while nobody asks: changes by others, and calls that are changing things themselves.
+//! What the runtime notices while nobody asks: changes by others.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use knit_kernel::netns::NsId;
-use knit_kernel::nft::Generation;
 use knit_kernel::watch::{Listen, News, Watcher};
-use knit_runtime::Disturbance;
+use knit_runtime::{Disturbance, Result};
 use tokio::sync::Notify;
 
-use crate::fail::chain;
+use crate::fail::{chain, internal};
 use crate::rules::TABLE;
 use crate::space::{Seen, Space};
+
+/// The kernel tells of a transaction before it ends; so long may the thread take that listens, on a busy machine.
+const CATCH_UP: Duration = Duration::from_millis(100);
 
 /// Listens in the namespaces that this runtime works in.
 #[derive(Debug)]
@@ -29,17 +31,6 @@ struct Heard {
     rules: Notify,
     rest: Notify,
 }
-
-/// Counts calls that change things.
-#[derive(Debug, Default)]
-pub(crate) struct Moves {
-    begun: AtomicU64,
-    ended: AtomicU64,
-}
-
-/// One of them, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Moving<'a>(&'a Moves);
 
 impl Senses {
     /// Listens nowhere yet.
@@ -74,9 +65,12 @@ impl Senses {
         }
     }
 
-    /// The newest state of a namespace's rules up to which every change by others was heard.
-    pub fn heard(&self, space: &Space) -> Option<Generation> {
-        self.watcher.as_ref().and_then(|watcher| watcher.heard(space.namespace().id()))
+    /// Whether nobody else has changed the rules of a namespace since this count of changes; none is never.
+    pub fn is_untouched(&self, space: &Space, since: Option<u64>) -> Result<bool> {
+        let (Some(since), Some(watcher)) = (since, &self.watcher) else { return Ok(false) };
+        let now = space.rules()?.generation().map_err(internal("ask for the state of the rules"))?;
+        // All that was done up to now has been told, and counted, before the two are compared.
+        Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP) && space.rules_seen.now() == since)
     }
 
     /// Returns when others may have changed something since the last call.
@@ -108,25 +102,5 @@ impl Heard {
         } else {
             self.rest.notify_one();
         }
-    }
-}
-
-impl Moves {
-    /// Something is being changed, until this is dropped.
-    pub fn begin(&self) -> Moving<'_> {
-        self.begun.fetch_add(1, Ordering::AcqRel);
-        Moving(self)
-    }
-
-    /// How many have begun, if all of them have ended.
-    pub fn at_rest(&self) -> Option<u64> {
-        let ended = self.ended.load(Ordering::Acquire);
-        (self.begun.load(Ordering::Acquire) == ended).then_some(ended)
-    }
-}
-
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::AcqRel);
     }
 }

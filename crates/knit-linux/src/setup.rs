@@ -10,8 +10,6 @@ use std::sync::{Arc, PoisonError};
 use ipnet::IpNet;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
-use knit_kernel::nft::{Element, Name};
-use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Network, Reason, Result};
 
@@ -19,23 +17,66 @@ use crate::core::Core;
 use crate::fail::internal;
 use crate::layer3;
 use crate::mark::Mark;
-use crate::rules::{self, Elements, Put};
+use crate::moves::Subject;
+use crate::rules::{self, Put};
+use crate::settings;
 use crate::shape::{Facts, Home, Shape};
-use crate::space::Space;
-use crate::tables::Tables;
 use crate::wanted::{Difference, Entry, Links, found};
+
+/// A pod's namespace may go at any time, and its link with it: then what there is is listed again.
+const ATTEMPTS: usize = 5;
 
 impl Core {
     /// Makes this node ready for a Network's pods, or brings it to what has changed.
     pub fn setup_network(&self, network: &Network) -> Result<()> {
-        let _moving = self.moves.begin();
-        let facts = self.facts()?;
-        let shape = Arc::new(Shape::of(network, &facts, self.home(&network.name))?);
-        match shape.home {
+        let _moving = self.moves.begin(Subject::Network(network.name.clone()));
+        let about = |error: Error| error.on(network.name.as_str());
+        self.room.make(&self.node);
+        let home = self.home(&network.name);
+        let worked_out = self.facts().and_then(|facts| Ok((Shape::of(network, &facts, home)?, facts)));
+        let (shape, facts) = worked_out.map_err(|error| {
+            self.hold_closed(network, home);
+            about(error)
+        })?;
+        let shape = Arc::new(shape);
+        let set_up = || match shape.home {
             Home::Node => self.setup_default(&shape, &facts),
             Home::Own => self.setup_router(&shape, &facts),
+        };
+        let mut done = set_up();
+        for _ in 1..ATTEMPTS {
+            match &done {
+                Err(error) if is_of_gone_link(error) => done = set_up(),
+                _ => break,
+            }
         }
-        .map_err(|error| error.on(network.name.as_str()))
+        done.map_err(about)
+    }
+
+    /// A Network that cannot be set up as it should be now keeps the rules that it has, and gets those back that somebody
+    /// took away: its pods run on, and what keeps Networks apart does not depend on why it cannot be set up.
+    fn hold_closed(&self, network: &Network, home: Home) {
+        let hold = || -> Result<()> {
+            let net = self.net(&network.name)?;
+            let Some(net) = net.filter(|net| home == Home::Own || net.shape().is_some()) else {
+                return self.close_node(&mut self.layout());
+            };
+            let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
+            let Some(shape) = net.shape() else {
+                self.close_node(&mut self.layout())?;
+                return self.close_router(&net, network.topology);
+            };
+            let ports = ports(&*net.space.links()?)?;
+            if home == Home::Own {
+                self.settle_router(&net, &shape, &ports)?;
+            }
+            self.settle_node(&mut self.layout(), &shape, &ports)?;
+            self.settle_ports(&*net.space.links()?, &shape, &ports, None)
+        };
+        if let Err(error) = hold() {
+            let error = crate::fail::chain(&error);
+            tracing::error!(network = network.name, error, "the rules of a Network cannot be kept in force");
+        }
     }
 
     /// What the node is: read anew each time, since addresses and MTUs change.
@@ -71,13 +112,11 @@ impl Core {
         let net = self.adopt(&shape.network.name, Arc::clone(&self.node));
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
         let handle = self.node.links()?;
-        let ports = ports(&handle)?;
-        {
-            let _layout = self.layout();
-            self.default_rules(shape, &ports, &mut Tables::Apply)?;
-        }
+        let ports = self.ports_by_name(&handle)?;
+        self.settle_node(&mut self.layout(), shape, &ports)?;
+        self.take_sources_of_lost(&net, &ports)?;
         self.settle_ports(&handle, shape, &ports, None)?;
-        forwarding(&self.node, shape, Some(&facts.uplink))?;
+        settings::settle(&self.node, &settings::forwarding(shape, Some(&facts.uplink)))?;
         let tunnel = crate::tunnel::node_tunnel(shape.id());
         crate::tunnel::ensure_in_node(&handle, shape, facts, &tunnel)?;
         let wanted = default_entries(shape, facts, &ports, tunnel.as_str());
@@ -94,22 +133,12 @@ impl Core {
         net.set_shape(Arc::clone(shape), facts);
         self.sweep_ports()
     }
+}
 
-    /// The default Network's part of the node's tables.
-    pub fn default_rules(&self, shape: &Shape, ports: &[(Link, Mark)], tables: &mut Tables) -> Result<()> {
-        let owns = |set: &Name, element: &Element| rules::node::is_default(set, element, shape.id());
-        self.node_rules(&Elements { wanted: default_elements(shape, ports), owns: &owns }, tables)
-    }
-
-    /// The node's tables, with these elements of one Network.
-    pub fn node_rules(&self, elements: &Elements<'_>, tables: &mut Tables) -> Result<()> {
-        tables.settle(
-            &self.node,
-            &rules::node::layout(self.config.vxlan_port, self.config.uplink_connections),
-            elements,
-        )?;
-        tables.settle(&self.node, &rules::port::no_arp(), &Elements::none())
-    }
+/// Whether something was to be put on a link that has just gone.
+fn is_of_gone_link(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    source.is_some_and(knit_kernel::Error::is_not_found)
 }
 
 /// The attachments whose host ends are in a namespace.
@@ -125,13 +154,11 @@ pub(crate) fn ports(handle: &Handle) -> Result<Vec<(Link, Mark)>> {
         .collect())
 }
 
-/// What the default Network wants in the node's table.
-pub(crate) fn default_elements(shape: &Shape, ports: &[(Link, Mark)]) -> Vec<Put> {
+/// What the default Network wants in the node's table, besides what its pods and tunnels have there.
+pub(crate) fn default_elements(shape: &Shape) -> Vec<Put> {
     let network = &shape.network;
     let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr).collect();
-    // Where nodes' blocks are what the Network consists of, its subnet here is this node's block only.
-    let blocks = network.blocks.iter().flat_map(|b| [b.ipv4.map(IpNet::from), b.ipv6.map(IpNet::from)]);
-    let pods: Vec<IpNet> = subnets.iter().copied().chain(blocks.flatten()).collect();
+    let pods = shape.pods();
     let nodes = network.blocks.iter().flat_map(|block| &block.node_addresses).copied().map(IpNet::from);
     let inside: Vec<IpNet> = network.not_outside.iter().chain(&pods).copied().chain(nodes).collect();
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
@@ -145,10 +172,6 @@ pub(crate) fn default_elements(shape: &Shape, ports: &[(Link, Mark)]) -> Vec<Put
     put(rules::node::inside6, &inside, false);
     put(rules::node::outward4, outward, true);
     put(rules::node::outward6, outward, false);
-    for (link, mark) in ports {
-        wanted.extend(rules::source_elements(link.name.as_str(), mark.mac, mark.ips()));
-    }
-    wanted.extend(rules::tunnel::elements(shape));
     wanted
 }
 
@@ -180,47 +203,4 @@ pub(crate) fn links_of<'a>(
         links.extend(link.map(|link| (name.to_string(), link.index)));
     }
     Ok(links)
-}
-
-/// The settings of a namespace that are not as a Network needs them. With IPv6 forwarding the kernel stops to take router
-/// advertisements, unless told otherwise on the link that they come by.
-pub(crate) fn wrong_sysctls(
-    space: &Space,
-    shape: &Shape,
-    uplink: Option<&str>,
-) -> Result<Vec<(Sysctl, String)>> {
-    let sysctls = Sysctls::of(space.namespace()).map_err(internal("reach the sysctls of a namespace"))?;
-    let mut wrong = Vec::new();
-    let mut check = |name: Sysctl| -> Result<()> {
-        let found = sysctls.get(&name).map_err(internal(format!("read sysctl {name}")))?;
-        if found != "1" {
-            wrong.push((name, "1".to_owned()));
-        }
-        Ok(())
-    };
-    if shape.has(true) {
-        check(Sysctl::ipv4_forwarding())?;
-    }
-    if shape.has(false) {
-        check(Sysctl::ipv6_forwarding())?;
-        let uplink = uplink.and_then(|name| IfName::new(name).ok());
-        if let Some(name) = &uplink {
-            let accept = Sysctl::accept_ra(Scope::Link(name));
-            if sysctls.get(&accept).is_ok_and(|found| found == "1") {
-                // Before forwarding, which would end them.
-                wrong.insert(0, (accept, "2".to_owned()));
-            }
-        }
-    }
-    Ok(wrong)
-}
-
-/// Turns forwarding on.
-pub(crate) fn forwarding(space: &Space, shape: &Shape, uplink: Option<&str>) -> Result<()> {
-    let wrong = wrong_sysctls(space, shape, uplink)?;
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    let sysctls = Sysctls::of(space.namespace()).map_err(internal("reach the sysctls of a namespace"))?;
-    sysctls.set_all(&wrong).map_err(internal("turn forwarding on"))
 }

@@ -145,6 +145,15 @@ impl Shape {
         all.collect::<std::collections::BTreeSet<_>>().into_iter()
     }
 
+    /// Where its pods are, on whichever node. Where nodes' blocks are what the Network consists of, its subnet here is
+    /// this node's block only.
+    pub fn pods(&self) -> Vec<IpNet> {
+        let subnets = self.network.subnets.iter().map(|subnet| subnet.cidr);
+        let blocks = self.network.blocks.iter();
+        let blocks = blocks.flat_map(|b| [b.ipv4.map(IpNet::from), b.ipv6.map(IpNet::from)]).flatten();
+        subnets.chain(blocks).collect()
+    }
+
     /// Whether pods are on a switched segment.
     pub fn switched(&self) -> bool {
         self.network.topology == Topology::Layer2

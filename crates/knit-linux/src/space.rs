@@ -116,9 +116,9 @@ impl Seen {
         self.0.compared.store(at, Ordering::Release);
     }
 
-    /// Whether nobody else has changed them since they were compared.
-    pub fn is_as_compared(&self) -> bool {
-        self.0.compared.load(Ordering::Acquire) == self.now()
+    /// The count at which all was as it should be.
+    pub fn last_compared(&self) -> Option<u64> {
+        Some(self.0.compared.load(Ordering::Acquire)).filter(|at| *at > 0)
     }
 }
 

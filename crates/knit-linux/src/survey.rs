@@ -3,64 +3,47 @@
 //!
 //! Links, addresses, routes, neighbours, forwarding entries and settings are read each time: one listing of each kind per
 //! namespace. Rules are read only where somebody else changed them since they were last compared: every transaction is
-//! heard of, with who made it (`senses`).
+//! heard of, with who made it (`senses`). What calls of our own were changing meanwhile (`moves`) is not known, and is not
+//! called damage; nor is what cannot be read.
 
-use std::collections::HashMap;
-
-use knit_kernel::Handle;
-use knit_kernel::handle::LinkFilter;
-use knit_kernel::link::Link;
 use knit_kernel::nft::Family;
-use knit_runtime::{Damage, Result, Survey};
+use knit_runtime::{InterfaceName, NotKnown, Result, SandboxId, Survey};
 
 use crate::core::{Core, Net};
-use crate::fail::internal;
 use crate::layer2::BRIDGE;
 use crate::links::Like;
 use crate::mark::Mark;
-use crate::router::{router_end, router_entries, uplink_entries, wrong_bridge_sysctls};
+use crate::moves::{Comparing, InMotion};
+use crate::router::{router_end, router_entries, uplink_entries};
 use crate::rules;
-use crate::setup::{default_entries, wrong_sysctls};
+use crate::settings::{self, Setting};
+use crate::setup::default_entries;
 use crate::shape::{Facts, Home, Shape};
-use crate::space::Space;
-use crate::tables::{Comparison, Tables};
+use crate::sight::{Sight, Wrong};
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, ROUTER_END, node_end};
-use crate::wanted::{Difference, Links, Reading};
+use crate::wanted::Difference;
 
-/// How often it is looked again because something was being changed meanwhile.
-const ATTEMPTS: usize = 3;
-/// How many differences of one kind are put into words.
-const WORDS: usize = 3;
+/// Damage that follows from the node's own link having changed; what else there is of the kind says nothing then.
+const FOLLOWS_NODE: [&str; 2] = ["links", "routes"];
 
-/// What is in one namespace.
-struct Sight {
-    links: HashMap<String, Link>,
-    ports: Vec<(Link, Mark)>,
-    reading: Reading,
-    /// What the rules are compared with; none if nobody else changed them since they were.
-    tables: Option<Tables>,
-    /// How often others had changed them before they were read.
-    changed: u64,
+/// A Network that is looked at.
+struct Subject<'a> {
+    net: &'a Net,
+    shape: &'a Shape,
+    facts: &'a Facts,
+    motion: InMotion,
 }
 
-/// What is wrong with one Network.
-#[derive(Default)]
-struct Wrong(Vec<Damage>);
-
 impl Core {
-    /// Says what is not as it was made. What is being changed meanwhile may be among it: whoever repairs looks again.
+    /// Says what is not as it was made, and what is not known.
     pub fn survey(&self) -> Result<Survey> {
-        let mut survey = Survey::default();
-        for _ in 0..ATTEMPTS {
-            let before = self.moves.at_rest();
-            survey = self.look()?;
-            let clean = survey == Survey::default();
-            if clean || (before.is_some() && before == self.moves.at_rest()) {
-                break;
-            }
+        let survey = self.look()?;
+        if survey.networks.is_empty() && survey.attachments.is_empty() {
+            return Ok(survey);
         }
-        Ok(survey)
+        // A pod's namespace may have gone in the middle of it, with its link: that is seen as what it is by now.
+        self.look()
     }
 
     fn look(&self) -> Result<Survey> {
@@ -69,101 +52,107 @@ impl Core {
         if networks.is_empty() {
             return Ok(survey);
         }
-        let facts = self.facts()?;
+        let comparing = self.moves.compare();
+        let facts = self.facts();
         let mut node = self.sight(&self.node)?;
-        for (net, shape) in networks {
+        let mut all_compared = true;
+        let mut lacking = self.room.lacking(&self.node);
+        for (net, shape, set_up_for) in &networks {
             let mut wrong = Wrong::default();
-            // What cannot be read of one Network is that one's damage: setting it up says more, and others do not wait.
-            if let Err(error) = self.look_at(&net, &shape, &facts, &mut node, &mut wrong, &mut survey) {
-                wrong.add("unread", format!("it cannot be compared: {error}"));
+            for family in std::mem::take(&mut lacking) {
+                wrong.add("sysctls", format!("net/{family}/neigh/default/gc_thresh1 to 3 are too low"));
             }
-            let found = node.take_wrong();
-            found.into_iter().for_each(|what| wrong.add("rules", what));
+            let mut unknown = None;
+            let about = (&**net, &**shape, &**set_up_for);
+            match self.look_at(about, &comparing, &mut node, &mut wrong, &mut survey) {
+                Ok(motion) if motion.is_none() => {}
+                Ok(_) => unknown = Some(NotKnown::Moving),
+                // What cannot be read of one Network is that one's: others do not wait.
+                Err(error) => unknown = Some(NotKnown::Failed(error.to_string())),
+            }
+            node.take_wrong().into_iter().for_each(|what| wrong.add("rules", what));
+            match &facts {
+                Ok(facts) if *facts == **set_up_for => {}
+                // It is set up again for that.
+                Ok(_) => {
+                    wrong.0.retain(|damage| !FOLLOWS_NODE.contains(&damage.kind));
+                    wrong.add("node", "the node's own link, MTU or addresses have changed");
+                }
+                // All was compared with what the node was when it was set up; the node's own routes go with its address.
+                Err(error) => {
+                    wrong.0.retain(|damage| shape.home == Home::Own || damage.kind != "routes");
+                    unknown = Some(NotKnown::Failed(error.to_string()));
+                }
+            }
+            all_compared &= unknown.is_none() && wrong.0.iter().all(|damage| damage.kind != "rules");
+            survey.unknown.extend(unknown.map(|unknown| (net.name.clone(), unknown)));
             if !wrong.0.is_empty() {
                 survey.networks.insert(net.name.clone(), wrong.0);
             }
         }
-        if survey == Survey::default() {
-            self.node.rules_seen.compared(node.changed);
+        // A port of the node that leads nowhere is found by reading them.
+        if all_compared && survey.attachments.is_empty() {
+            node.rules_are_right(&self.node);
         }
         Ok(survey)
     }
 
-    /// Looks at one Network.
+    /// Looks at one Network; says what of it is not known because it was being changed.
     fn look_at(
         &self,
-        net: &Net,
-        shape: &Shape,
-        facts: &Facts,
+        (net, shape, facts): (&Net, &Shape, &Facts),
+        comparing: &Comparing<'_>,
         node: &mut Sight,
         wrong: &mut Wrong,
         survey: &mut Survey,
-    ) -> Result<()> {
-        if !net.is_for(facts) {
-            // It is set up again for that, rules included.
-            wrong.add("node", "the node's own link, MTU or addresses have changed");
-            if shape.home == Home::Node {
-                self.find_closed_ports_of_node(node, survey)?;
-            }
-            return Ok(());
-        }
-        match shape.home {
-            Home::Node => {
-                self.look_at_default(shape, facts, node, wrong)?;
-                self.find_lost(net, node, survey);
-                self.find_closed_ports_of_node(node, survey)
-            }
-            Home::Own => {
-                let mut router = self.sight(&net.space)?;
-                self.look_at_router(net, shape, facts, &mut router, wrong)?;
-                self.look_at_uplink(shape, facts, node, &router, wrong)?;
-                self.find_lost(net, &router, survey);
-                self.find_closed_ports(&router, node, survey)?;
-                router.conclude(&net.space, wrong);
-                Ok(())
-            }
-        }
-    }
-
-    /// What is in a namespace now.
-    fn sight(&self, space: &Space) -> Result<Sight> {
-        let changed = space.rules_seen.now();
-        let trusted = space.rules_seen.is_as_compared() && {
-            let now = space.rules()?.generation().map_err(internal("ask for the state of the rules"))?;
-            self.senses.heard(space) == Some(now)
+    ) -> Result<InMotion> {
+        let mut router = match shape.home {
+            Home::Node => None,
+            Home::Own => Some(self.sight(&net.space)?),
         };
-        let tables = (!trusted).then(|| Tables::Compare(Comparison::default()));
-        let handle = space.links()?;
-        let reading = Reading::of(&handle).map_err(internal("read addresses, routes and neighbours"))?;
-        let links = listed(&handle)?;
-        let mut ports: Vec<(Link, Mark)> = links
-            .values()
-            .filter(|link| link.kind == "veth")
-            .filter_map(|link| Some((link.clone(), link.owner().and_then(Mark::parse)?)))
-            .collect();
-        ports.sort_by_key(|(link, _)| link.index);
-        Ok(Sight { links, ports, reading, tables, changed })
+        // Only now: all is read.
+        let moved = comparing.in_motion(&net.name);
+        if moved.network {
+            return Ok(moved);
+        }
+        let mut motion = moved.clone();
+        let lost = self.lost(net, router.as_ref().unwrap_or(node), &mut motion);
+        let subject = Subject { net, shape, facts, motion };
+        let ports = match &mut router {
+            None => {
+                self.look_at_default(&subject, node, wrong)?;
+                node.settled(&subject.motion)
+            }
+            Some(router) => {
+                self.look_at_router(&subject, router, wrong)?;
+                self.look_at_uplink(&subject, node, router, wrong);
+                router.settled(&subject.motion)
+            }
+        };
+        survey.attachments.extend(lost);
+        survey.attachments.extend(self.closed_ports(&ports, node));
+        if let Some(mut router) = router {
+            let found = router.take_wrong();
+            if found.is_empty() && moved.is_none() {
+                router.rules_are_right(&net.space);
+            }
+            found.into_iter().for_each(|what| wrong.add("rules", what));
+        }
+        Ok(moved)
     }
 
-    fn look_at_default(
-        &self,
-        shape: &Shape,
-        facts: &Facts,
-        node: &mut Sight,
-        wrong: &mut Wrong,
-    ) -> Result<()> {
-        if let Some(tables) = &mut node.tables {
-            self.default_rules(shape, &node.ports, tables)?;
+    fn look_at_default(&self, subject: &Subject<'_>, node: &mut Sight, wrong: &mut Wrong) -> Result<()> {
+        let Subject { shape, facts, motion, .. } = subject;
+        if let Some(rules) = &mut node.rules {
+            self.compare_node(rules, shape, &node.ports, motion);
         }
-        wrong.sysctls(
-            wrong_sysctls(&self.node, shape, Some(&facts.uplink))?.into_iter().map(|(name, _)| name),
-        );
-        self.look_at_ports(shape, node, None, wrong);
+        wrong.settings(&self.node, &settings::forwarding(shape, Some(&facts.uplink)))?;
+        self.look_at_ports(subject, node, None, wrong);
         let tunnel = tunnel::node_tunnel(shape.id());
         let there = node.links.get(tunnel.as_str());
         match (tunnel::wanted(shape, facts, tunnel.clone()), there) {
             (Some(wanted), Some(link)) if tunnel::same(&wanted, link) => {
-                wrong.link(&Like { group: Some(tunnel::GROUP), ..Like::tunnel(shape, None) }, link);
+                wrong.link(&Like::tunnel(shape, None), link);
             }
             (None, None) => {}
             (Some(_), _) => wrong.add("links", format!("the tunnel {tunnel} is missing or is another one")),
@@ -174,41 +163,34 @@ impl Core {
         let own = node.links_of(&[tunnel.as_str()], false);
         let mut found = node.reading.found(&links);
         found.extend(node.reading.found_on_own(&own));
-        wrong.entries(&Difference::between(&wanted, &found));
+        wrong.entries(&Difference::between(&wanted, &found), motion);
         Ok(())
     }
 
-    fn look_at_router(
-        &self,
-        net: &Net,
-        shape: &Shape,
-        facts: &Facts,
-        router: &mut Sight,
-        wrong: &mut Wrong,
-    ) -> Result<()> {
+    fn look_at_router(&self, subject: &Subject<'_>, router: &mut Sight, wrong: &mut Wrong) -> Result<()> {
+        let Subject { net, shape, facts, motion } = subject;
         if !self.is_mounted(net) {
             wrong.add("namespace", "the router's namespace is not mounted any more");
         }
-        if let Some(tables) = &mut router.tables {
-            self.router_rules(&net.space, shape, &router.ports, tables)?;
+        if let Some(rules) = &mut router.rules {
+            self.compare_router(rules, shape, &router.ports, motion);
         }
-        wrong.sysctls(wrong_sysctls(&net.space, shape, None)?.into_iter().map(|(name, _)| name));
+        let mut wanted = settings::forwarding(shape, None);
         let mut bridge = None;
         if shape.switched() {
             // A kernel that does not have them was said to lack them when the Network was set up.
-            wrong.sysctls(wrong_bridge_sysctls(&net.space).unwrap_or_default().into_iter());
+            wanted.extend(settings::bridge_filter().into_iter().map(Setting::if_there));
+            wanted.extend(settings::ask_nobody(BRIDGE));
             match router.links.get(BRIDGE) {
                 Some(link) => {
                     bridge = Some(link.index);
-                    let asking = crate::neighbours::wrong_sysctls(&net.space, BRIDGE).unwrap_or_default();
-                    asking.iter().for_each(|name| wrong.add("sysctls", format!("sysctl {name} is not 0")));
-                    let mac = crate::attach::kernel_mac(crate::layer2::bridge_mac(shape));
-                    wrong.link(&Like { mtu: Some(shape.mtu), mac: Some(mac), ..Like::default() }, link);
+                    wrong.link(&Like::bridge(shape), link);
                 }
                 None => wrong.add("links", "the bridge is missing"),
             }
         }
-        self.look_at_ports(shape, router, bridge, wrong);
+        wrong.settings(&net.space, &wanted)?;
+        self.look_at_ports(subject, router, bridge, wrong);
         if let Some(lo) = router.links.get("lo") {
             wrong.link(&Like::default(), lo);
         }
@@ -230,149 +212,64 @@ impl Core {
         let links = router.links_of(&[ROUTER_END, ROUTER_TUNNEL, BRIDGE, "lo"], true);
         let mut found = router.reading.found(&links);
         found.extend(router.reading.found_on_own(&links));
-        wrong.entries(&Difference::between(&wanted, &found));
+        wrong.entries(&Difference::between(&wanted, &found), motion);
         Ok(())
     }
 
-    fn look_at_uplink(
-        &self,
-        shape: &Shape,
-        facts: &Facts,
-        node: &mut Sight,
-        router: &Sight,
-        wrong: &mut Wrong,
-    ) -> Result<()> {
+    fn look_at_uplink(&self, subject: &Subject<'_>, node: &mut Sight, router: &Sight, wrong: &mut Wrong) {
+        let Subject { shape, facts, motion, .. } = subject;
         let uplink = node_end(shape.id());
-        if let Some(tables) = &mut node.tables {
-            self.uplink_rules(shape, &uplink, tables)?;
+        if let Some(rules) = &mut node.rules {
+            self.compare_node(rules, shape, &[], motion);
         }
         let link = node.links.get(uplink.as_str());
         let place = link.and_then(|link| node.reading.addresses(link.index).find_map(Place::of));
         let (Some(link), Some(place)) = (link, place) else {
             wrong.add("links", format!("the uplink {uplink} is missing, or its addresses are"));
-            return Ok(());
+            return;
         };
         wrong.link(&Like::uplink(shape, facts, place, End::Node), link);
         let wanted = uplink_entries(shape, &uplink, place, &router.ports);
         let links = node.links_of(&[uplink.as_str()], false);
         let mut found = node.reading.found(&links);
         found.extend(node.reading.found_on_own(&links));
-        wrong.entries(&Difference::between(&wanted, &found));
-        Ok(())
+        wrong.entries(&Difference::between(&wanted, &found), motion);
     }
 
-    fn look_at_ports(&self, shape: &Shape, sight: &Sight, bridge: Option<u32>, wrong: &mut Wrong) {
-        for (link, mark) in sight.ports.iter().filter(|(link, _)| !self.is_in_flux(link)) {
-            let bridge = bridge.filter(|_| mark.switched);
-            wrong.link(&Like::host_end(shape, self.made_with(link), bridge), link);
+    fn look_at_ports(&self, subject: &Subject<'_>, sight: &Sight, bridge: Option<u32>, wrong: &mut Wrong) {
+        let settled = sight.ports.iter().filter(|(link, _)| subject.motion.has_settled(link));
+        for (link, mark) in settled.filter(|(link, _)| !self.is_in_flux(link)) {
+            wrong.link(&Like::host_end(subject.shape, mark, self.made_with(link), bridge), link);
         }
     }
 
-    /// Attachments whose link is gone.
-    fn find_lost(&self, net: &Net, sight: &Sight, survey: &mut Survey) {
-        let known = self.known();
-        let lost = known
-            .iter()
-            .filter(|(host, known)| known.network == net.name && !sight.links.contains_key(host.as_str()));
-        survey.attachments.extend(lost.map(|(_, k)| (k.mark.sandbox.clone(), k.mark.interface.clone())));
+    /// Attachments whose link is gone. What they left is taken away with them, and is not looked at.
+    fn lost(&self, net: &Net, sight: &Sight, motion: &mut InMotion) -> Vec<(SandboxId, InterfaceName)> {
+        let (known, there) = (self.known(), sight.hosts());
+        let mut lost = Vec::new();
+        for (host, known) in known.iter().filter(|(_, known)| known.network == net.name) {
+            if !there.contains(host) && !motion.hosts.contains(host) {
+                motion.leave_out(host, &known.mark.ips().collect::<Vec<_>>());
+                lost.push((known.mark.sandbox.clone(), known.mark.interface.clone()));
+            }
+        }
+        lost
     }
 
-    /// Attachments of the node's own Network that ports of the node no longer lead to.
-    fn find_closed_ports_of_node(&self, node: &mut Sight, survey: &mut Survey) -> Result<()> {
-        let ports = std::mem::take(&mut node.ports);
-        let closed = self.closed_ports(&ports, node);
-        node.ports = ports;
-        survey.attachments.extend(closed?);
-        Ok(())
-    }
-
-    fn find_closed_ports(&self, router: &Sight, node: &mut Sight, survey: &mut Survey) -> Result<()> {
-        survey.attachments.extend(self.closed_ports(&router.ports, node)?);
-        Ok(())
-    }
-
+    /// Attachments that ports of the node no longer lead to.
     fn closed_ports(
         &self,
-        ports: &[(Link, Mark)],
-        node: &mut Sight,
-    ) -> Result<Vec<(knit_runtime::SandboxId, knit_runtime::InterfaceName)>> {
-        let mut open = ports.iter().filter(|(_, mark)| mark.ports).peekable();
-        let Some(Tables::Compare(comparison)) = node.tables.as_mut().filter(|_| open.peek().is_some()) else {
-            return Ok(Vec::new());
-        };
-        let table = comparison.read(&self.node, &rules::table(Family::Inet))?;
+        ports: &[(knit_kernel::link::Link, Mark)],
+        node: &Sight,
+    ) -> Vec<(SandboxId, InterfaceName)> {
+        let Some(rules) = &node.rules else { return Vec::new() };
+        let table = rules.found(&rules::table(Family::Inet));
         let leads = |host: &str| {
             let sets = rules::port_sets();
             let mut there = sets.iter().filter_map(|set| table?.sets.get(&set.name));
             there.any(|set| set.elements.values().any(|e| e.comment.as_deref() == Some(host)))
         };
-        let closed = open.filter(|(link, _)| !leads(link.name.as_str()));
-        Ok(closed.map(|(_, mark)| (mark.sandbox.clone(), mark.interface.clone())).collect())
+        let closed = ports.iter().filter(|(link, mark)| mark.ports && !leads(link.name.as_str()));
+        closed.map(|(_, mark)| (mark.sandbox.clone(), mark.interface.clone())).collect()
     }
-}
-
-impl Sight {
-    /// The numbers of links, with those of all ports if wanted.
-    fn links_of(&self, names: &[&str], ports: bool) -> Links {
-        let number = |name: &&str| self.links.get(*name).map(|link| ((*name).to_owned(), link.index));
-        let mut links: Links = names.iter().filter_map(number).collect();
-        if ports {
-            links.extend(self.ports.iter().map(|(link, _)| (link.name.to_string(), link.index)));
-        }
-        links
-    }
-
-    /// What is wrong with the rules so far.
-    fn take_wrong(&mut self) -> Vec<String> {
-        match &mut self.tables {
-            Some(Tables::Compare(comparison)) => std::mem::take(&mut comparison.wrong),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Says what is wrong with the rules of a router; if nothing is, they need not be read again.
-    fn conclude(&mut self, space: &Space, wrong: &mut Wrong) {
-        let found = self.take_wrong();
-        if found.is_empty() {
-            space.rules_seen.compared(self.changed);
-        }
-        found.into_iter().for_each(|what| wrong.add("rules", what));
-    }
-}
-
-impl Wrong {
-    fn add(&mut self, kind: &'static str, message: impl Into<String>) {
-        self.0.push(Damage { kind, message: message.into() });
-    }
-
-    fn link(&mut self, like: &Like, link: &Link) {
-        if let Some((_, message)) = like.fix(link) {
-            self.add("links", message);
-        }
-    }
-
-    fn sysctls(&mut self, names: impl Iterator<Item = knit_kernel::sysctl::Sysctl>) {
-        names.for_each(|name| self.add("sysctls", format!("sysctl {name} is not 1")));
-    }
-
-    fn entries(&mut self, difference: &Difference) {
-        if difference.is_empty() {
-            return;
-        }
-        let missing = difference.put.iter().map(|entry| format!("missing: {entry}"));
-        let foreign = difference.take.iter().map(|entry| format!("not wanted: {entry}"));
-        let mut words: Vec<String> = missing.chain(foreign).collect();
-        let more = words.len().saturating_sub(WORDS);
-        words.truncate(WORDS);
-        if more > 0 {
-            words.push(format!("and {more} more"));
-        }
-        self.add("routes", words.join("; "));
-    }
-}
-
-/// All links of a namespace, by their names.
-fn listed(handle: &Handle) -> Result<HashMap<String, Link>> {
-    let links = handle.links(&LinkFilter::default()).map_err(internal("list links"))?;
-    Ok(links.into_iter().map(|link| (link.name.to_string(), link)).collect())
 }

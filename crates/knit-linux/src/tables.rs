@@ -1,24 +1,19 @@
 //! Tables of rules: brought to what is wanted, or only compared with it.
+//!
+//! To bring a table to what is wanted it is read, unless nobody else has touched it since it was last read and made
+//! right: then what it has is what this process put there, and the difference between two parts is written without a look.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use knit_kernel::nft::{self, Nftables, Op, TableId, TableState};
+use knit_kernel::nft::{self, Nftables, Op, SetState, TableId, TableState, Transaction};
 use knit_runtime::{Error, Reason, Result};
 
 use crate::fail::internal;
-use crate::rules::{Elements, merge};
+use crate::rules::{Elements, Put, merge};
 use crate::space::Space;
 
 /// How often a table is planned again because somebody else changed it.
 const ATTEMPTS: u32 = 32;
-
-/// What is done about tables that are not as wanted.
-pub(crate) enum Tables {
-    /// They are made so.
-    Apply,
-    /// They are only compared.
-    Compare(Comparison),
-}
 
 /// A comparison of the tables of one namespace: each is read once, whoever has a part in it.
 #[derive(Default)]
@@ -28,19 +23,21 @@ pub(crate) struct Comparison {
     pub wrong: Vec<String>,
 }
 
-impl Tables {
-    /// Brings a table to its wanted shape with these elements, or notes that it is not so.
-    pub fn settle(&mut self, space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<()> {
-        match self {
-            Self::Apply => apply(space, layout, elements),
-            Self::Compare(comparison) => comparison.add(space, layout, elements),
-        }
-    }
-}
-
 impl Comparison {
-    fn add(&mut self, space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<()> {
-        let found = self.read(space, layout.id())?;
+    /// Reads these tables.
+    pub fn of(space: &Space, tables: &[TableId]) -> Result<Self> {
+        let mut kernel = space.rules()?;
+        let mut read = HashMap::new();
+        for id in tables {
+            let state = kernel.table(id).map_err(internal(format!("read table {id}")))?;
+            read.insert(id.clone(), state);
+        }
+        Ok(Self { read, wrong: Vec::new() })
+    }
+
+    /// Notes what is not as wanted.
+    pub fn compare(&mut self, layout: &TableState, elements: &Elements<'_>) {
+        let found = self.found(layout.id());
         let wanted = merge(layout.clone(), found, elements);
         let changes = nft::diff(found, &wanted).len();
         if found.is_none() {
@@ -48,20 +45,16 @@ impl Comparison {
         } else if changes > 0 {
             self.wrong.push(format!("table {} is not as it was made, in {changes} places", layout.id()));
         }
-        Ok(())
     }
 
     /// A table as it was found.
-    pub fn read(&mut self, space: &Space, id: &TableId) -> Result<Option<&TableState>> {
-        if !self.read.contains_key(id) {
-            let read = space.rules()?.table(id).map_err(internal(format!("read table {id}")))?;
-            self.read.insert(id.clone(), read);
-        }
-        Ok(self.read.get(id).and_then(Option::as_ref))
+    pub fn found(&self, id: &TableId) -> Option<&TableState> {
+        self.read.get(id).and_then(Option::as_ref)
     }
 }
 
-fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<()> {
+/// Brings a table to its wanted shape with these elements. Returns what it is then, as far as it was read and planned.
+pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<TableState> {
     let table = layout.id().clone();
     let failed = || internal::<nft::Error>(format!("bring table {table} to its wanted state"));
     let mut kernel = space.rules()?;
@@ -71,7 +64,7 @@ fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<
         let wanted = merge(layout.clone(), found.as_ref(), elements);
         let plan = nft::diff(found.as_ref(), &wanted);
         if plan.is_empty() {
-            return Ok(());
+            return Ok(wanted);
         }
         tracing::debug!(%table, changes = plan.len(), "rules");
         let elements_only =
@@ -86,11 +79,74 @@ fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<
             }
         };
         match committed {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(wanted),
             Err(error) if error.is_stale() || error.is_not_found() => last = Some(error),
             Err(error) => return Err(failed()(error)),
         }
     }
     Err(last
         .map_or_else(|| Error::new(Reason::Internal, format!("table {table} never came to rest")), failed()))
+}
+
+/// Exchanges one part of a table's elements for another, without reading the table. False if they were not there as they
+/// were supposed to be: then it must be read.
+pub(crate) fn exchange(space: &Space, layout: &TableState, before: &[Put], wanted: &[Put]) -> Result<bool> {
+    let plan = difference(layout, before, wanted);
+    if plan.is_empty() {
+        return Ok(true);
+    }
+    let table = layout.id();
+    tracing::debug!(%table, changes = plan.len(), "elements");
+    match space.rules()?.commit_chunked(&plan) {
+        Ok(_) => Ok(true),
+        Err(error) => {
+            tracing::debug!(%table, %error, "the table is not as it was left, and is read");
+            Ok(false)
+        }
+    }
+}
+
+/// The elements to add and to delete.
+pub(crate) fn difference(layout: &TableState, before: &[Put], wanted: &[Put]) -> Transaction {
+    let mut bare = TableState::new(layout.table.clone());
+    for put in before.iter().chain(wanted) {
+        if let Some(set) = layout.sets.get(&put.set.name) {
+            bare.sets
+                .entry(put.set.name.clone())
+                .or_insert_with(|| SetState { set: set.set.clone(), elements: BTreeMap::new() });
+        }
+    }
+    let with = |puts: &[Put]| {
+        let mut state = bare.clone();
+        for put in puts {
+            if let Some(set) = state.sets.get_mut(&put.set.name) {
+                set.extend([put.element.clone()]);
+            }
+        }
+        state
+    };
+    nft::diff(Some(&with(before)), &with(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{node, source_elements};
+
+    #[test]
+    fn one_part_for_another_is_elements_only_and_only_those_that_differ() {
+        let layout = node::layout(4789, 0);
+        let mac = knit_ipam::Mac([0x0a, 1, 10, 244, 1, 5]);
+        let part = |hosts: &[&str]| -> Vec<Put> {
+            let address = "10.244.1.5".parse().expect("an address");
+            hosts.iter().flat_map(|host| source_elements(host, mac, [address])).collect()
+        };
+        let plan = difference(&layout, &part(&["one", "two"]), &part(&["two", "three"]));
+        let count = |op: &Op| match op {
+            Op::AddElements { elements, .. } | Op::DeleteElements { elements, .. } => elements.len(),
+            other => panic!("more than elements: {other}"),
+        };
+        assert_eq!(plan.ops().iter().map(count).collect::<Vec<_>>(), [1, 1], "{plan:?}");
+        assert!(difference(&layout, &part(&["one"]), &part(&["one"])).is_empty());
+    }
 }

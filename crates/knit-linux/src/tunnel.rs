@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use knit_kernel::link::{Change, Details, NewLink, Vxlan};
+use knit_kernel::handle::LinkFilter;
+use knit_kernel::link::{Change, Details, Link, NewLink, Vxlan};
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
@@ -26,6 +27,17 @@ pub(crate) const ROUTER_TUNNEL: &str = "vxlan";
 /// The same as a name.
 pub(crate) fn router_tunnel() -> IfName {
     IfName::new(ROUTER_TUNNEL).expect("vxlan is a name")
+}
+
+/// The tunnel in a router: by its name, or by its mark where somebody renamed it.
+pub(crate) fn in_router(router: &Handle, network: u32) -> Result<Option<Link>> {
+    let named = router.link_by_name(&router_tunnel()).map_err(internal("look for the tunnel"))?;
+    if named.is_some() {
+        return Ok(named);
+    }
+    let owner = format!("tunnel {network}");
+    let filter = LinkFilter { kind: Some("vxlan"), owner: Some(&owner), ..LinkFilter::default() };
+    Ok(router.links(&filter).map_err(internal("look for the tunnel"))?.pop())
 }
 
 /// Makes a tunnel in the node's namespace and moves it into a router. One that a crash left on the way is replaced.
@@ -53,6 +65,14 @@ pub(crate) fn wanted(shape: &Shape, facts: &Facts, name: IfName) -> Option<NewLi
 
 /// Makes, changes or removes the tunnel of the default Network, in the node's namespace.
 pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name: &IfName) -> Result<()> {
+    let owner = format!("tunnel {}", shape.id());
+    let filter = LinkFilter { kind: Some("vxlan"), owner: Some(&owner), ..LinkFilter::default() };
+    // Under another name it would keep the number that a new one needs.
+    for link in handle.links(&filter).map_err(internal("look for the tunnel"))? {
+        if link.name != *name {
+            handle.delete_link(link.index).map_err(internal("delete a tunnel that somebody renamed"))?;
+        }
+    }
     let there = handle.link_by_name(name).map_err(internal("look for the tunnel"))?;
     let Some(mut wanted) = wanted(shape, facts, name.clone()) else {
         if let Some(link) = there.filter(|link| link.owner().is_some()) {
@@ -66,7 +86,7 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
         if !same(&wanted, &link) || (link.group == wanted.group && link.alias.is_none()) {
             handle.delete_link(link.index).map_err(internal("delete a tunnel that is not as wanted"))?;
         } else {
-            Like { group: Some(GROUP), ..Like::tunnel(shape, None) }.settle(handle, &link)?;
+            Like::tunnel(shape, None).settle(handle, &link)?;
         }
     }
     handle.ensure_link(&wanted).map_err(internal("make the tunnel"))?;
@@ -74,7 +94,7 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
 }
 
 /// Whether a device is what is wanted. What can be changed in place is not looked at.
-pub(crate) fn same(wanted: &NewLink<'_>, found: &knit_kernel::link::Link) -> bool {
+pub(crate) fn same(wanted: &NewLink<'_>, found: &Link) -> bool {
     let knit_kernel::link::Kind::Vxlan(options) = &wanted.kind else { return false };
     matches!(&found.details, Details::Vxlan(there) if there.id == options.id
         && there.port == options.port

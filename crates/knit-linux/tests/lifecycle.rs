@@ -7,7 +7,7 @@ use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::netns::NetNs;
 use knit_kernel::nft::{Family, Kernel, Nftables, TableId};
 use knit_kernel::owner;
-use knit_kernel::testing::{eventually, in_namespaces};
+use knit_kernel::testing::{as_stranger, eventually, in_namespaces};
 use knit_runtime::{Change, PortMapping, Protocol, Reason, Runtime};
 use support::{Cluster, Node, SOON, Talk, TestPod, default_network, ip, name, ours, run, tables, udp};
 
@@ -50,10 +50,11 @@ fn setting_up_repairs_what_is_damaged_and_removes_leftovers() {
             for neighbour in handle.neighbours(&ours_there).expect("listed") {
                 handle.remove(neighbour).expect("removed");
             }
-            let mut kernel = Kernel::open_in(&cluster.a.space).expect("nftables");
+            let mut kernel = as_stranger(|| Kernel::open_in(&cluster.a.space).expect("nftables"));
             let mut flush = knit_kernel::nft::Transaction::new();
             flush.delete_table(&TableId::new(Family::Inet, "knit"));
             kernel.commit(&flush).expect("flushed");
+            drop(kernel);
             let error = cluster.a.runtime.check(&pod.pod, None, None).await.expect_err("damage");
             assert_eq!(error.reason, Reason::Damaged, "{error}");
             assert!(error.message.contains("10.244.1.5"), "{error}");

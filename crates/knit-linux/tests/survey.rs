@@ -10,7 +10,7 @@ use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{as_stranger, eventually, in_namespaces};
 use knit_kernel::{Handle, Mac, Mtu, Op, owner};
-use knit_runtime::{Network, PortMapping, Protocol, Runtime, Survey, Topology};
+use knit_runtime::{Network, NotKnown, PortMapping, Protocol, Reason, Runtime, Survey, Topology};
 use support::{
     Cluster, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, net, run, udp, udp_via,
 };
@@ -42,6 +42,15 @@ fn change(space: &NetNs, link: &str, edit: impl FnOnce(&mut Change<'_>)) {
     Handle::open(space).expect("a handle").apply(&[change.into()]).expect("changed");
 }
 
+fn rename(space: &NetNs, link: &str, to: &str) {
+    let handle = Handle::open(space).expect("a handle");
+    let index = handle.index_of(&name(link)).expect("a link");
+    let change = |up| Change { up: Some(up), ..Change::of(index) };
+    let renamed = Change { rename: Some(name(to)), ..change(true) };
+    // Kernels before 6.2 rename only what is down.
+    handle.apply(&[change(false).into(), renamed.into()]).expect("renamed");
+}
+
 fn delete(space: &NetNs, link: &str) {
     let handle = Handle::open(space).expect("a handle");
     handle.delete_link(handle.index_of(&name(link)).expect("a link")).expect("deleted");
@@ -65,6 +74,7 @@ fn damages(space: &NetNs, host: &str, switched: bool) -> Vec<Damage> {
         "a host end has another MTU",
         Box::new(|space, host| change(space, host, |c| c.mtu = Mtu::new(700).ok())),
     );
+    add("a host end has another name", Box::new(|space, host| rename(space, host, "strange")));
     add("a host end is in no group", Box::new(|space, host| change(space, host, |c| c.group = Some(0))));
     add(
         "a host end has another MAC",
@@ -77,6 +87,7 @@ fn damages(space: &NetNs, host: &str, switched: bool) -> Vec<Damage> {
         }),
     );
     if switched {
+        add("the bridge has another name", Box::new(|space, _| rename(space, "bridge", "strange")));
         add("the bridge is gone", Box::new(|space, _| delete(space, "bridge")));
         add("a port is free", Box::new(|space, host| change(space, host, |c| c.master = Some(None))));
         add(
@@ -188,6 +199,15 @@ fn every_damage_of_routers_is_found_and_put_right() {
                 add("the uplink is down", Box::new(move || change(&a, uplink, |c| c.up = Some(false))));
                 add("the uplink is gone", Box::new(move || delete(&b, uplink)));
                 add("the tunnel is gone", Box::new(move || delete(&c, "vxlan")));
+                let (a, b, c) = (space(), inside(), inside());
+                add("the uplink has another name", Box::new(move || rename(&a, uplink, "strange")));
+                add("the tunnel has another name", Box::new(move || rename(&b, "vxlan", "strange")));
+                add(
+                    "the tunnel is in another group",
+                    Box::new(move || change(&c, "vxlan", |c| c.group = Some(7))),
+                );
+                let a = inside();
+                add("the uplink's end has another name", Box::new(move || rename(&a, "uplink", "strange")));
                 add(
                     "the uplink has a strange address",
                     Box::new(move || {
@@ -323,6 +343,207 @@ fn the_first_network_that_is_set_up_again_closes_the_uplinks_of_all() {
             eventually("nothing is closed without rules", SOON, gets_in);
             node.setup(&default_network()).await;
             assert!(!gets_in(), "the default Network is set up again, blue is not yet");
+        });
+    });
+}
+
+/// Attaches and detaches pods at one address of a Network over and over.
+async fn churn(runtime: knit_linux::LinuxRuntime, network: Network, addresses: [String; 2], rounds: usize) {
+    for round in 0..rounds {
+        let pod = TestPod::new(&format!("{}-{}-{round}", network.name, addresses[0]));
+        let request = pod.request(&network, &addresses.each_ref().map(String::as_str));
+        runtime.attach(&request).await.expect("attached");
+        if round % 3 == 2 {
+            // The namespace goes first, and the link with it.
+            NetNs::delete(&pod.path).expect("deleted");
+            drop(pod);
+        }
+        runtime.detach(&request.pod, None).await.expect("detached");
+    }
+}
+
+#[test]
+fn pods_that_come_and_go_are_not_damage_and_damage_is_found_among_them() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            let standing = node.pod(&blue(node), "standing", &["10.77.0.18", "fd77::12"]).await;
+            let mut tasks = tokio::task::JoinSet::new();
+            for host in 19..=22 {
+                let tenant = [format!("10.77.0.{host}"), format!("fd77::{host:x}")];
+                tasks.spawn(churn(node.runtime.clone(), blue(node), tenant, 12));
+                let tenant = [format!("10.77.0.{}", host + 16), format!("fd77::{:x}", host + 16)];
+                tasks.spawn(churn(node.runtime.clone(), green(node), tenant, 12));
+                let plain = [format!("10.244.1.{host}"), format!("fd44::1:{host:x}")];
+                tasks.spawn(churn(node.runtime.clone(), default_network(), plain, 12));
+            }
+            let (mut surveys, mut unknown) = (0, 0);
+            while !tasks.is_empty() {
+                // Rules, too, are compared each time.
+                touch(&node.space);
+                touch(&node.router("blue"));
+                let survey = node.runtime.survey().await.expect("a survey");
+                assert!(survey.networks.is_empty(), "churn is taken for damage: {survey:?}");
+                surveys += 1;
+                unknown += usize::from(survey.unknown.values().any(|why| *why == NotKnown::Moving));
+                while let Some(done) = tasks.try_join_next() {
+                    done.expect("a pod's life");
+                }
+                if surveys == 5 {
+                    as_stranger(|| {
+                        change(&node.router("blue"), &standing.attachments[0].host.name, |c| {
+                            c.group = Some(0);
+                        })
+                    });
+                    let survey = node.runtime.survey().await.expect("a survey");
+                    assert_eq!(survey.networks.keys().collect::<Vec<_>>(), ["blue"], "{survey:?}");
+                    node.setup(&blue(node)).await;
+                }
+            }
+            assert!(surveys > 5 && unknown > 0, "{surveys} surveys, {unknown} of them among changes");
+            whole(node, "afterwards").await;
+        });
+    });
+}
+
+/// Somebody else adds a chain to our table and takes it away again.
+fn touch(space: &NetNs) {
+    as_stranger(|| {
+        let id = TableId::new(Family::Inet, "knit");
+        let mut kernel = Kernel::open_in(space).expect("nftables");
+        let mut tx = Transaction::new();
+        tx.add_chain(&id, knit_kernel::nft::Chain::regular("strange"));
+        kernel.commit(&tx).expect("added");
+        let mut tx = Transaction::new();
+        tx.delete_chain(&id, "strange");
+        kernel.commit(&tx).expect("deleted");
+    });
+}
+
+/// What is wrong with the rules of Networks, by the survey.
+async fn wrong_rules(node: &Node) -> Vec<String> {
+    let survey = node.runtime.survey().await.expect("a survey");
+    let wrong = survey.networks.into_iter().filter(|(_, all)| all.iter().any(|d| d.kind == "rules"));
+    wrong.map(|(network, _)| network).collect()
+}
+
+#[test]
+fn rules_are_compared_and_put_right_while_the_nodes_address_is_not_to_be_found() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            whole(node, "before").await;
+            as_stranger(|| {
+                let eth0 = node.handle().index_of(&name("eth0")).expect("eth0");
+                for address in node.handle().addresses(Some(eth0)).expect("addresses") {
+                    node.handle().remove(address).expect("removed");
+                }
+            });
+            let survey = node.runtime.survey().await.expect("what can be compared is compared");
+            assert!(survey.networks.is_empty(), "{survey:?}");
+            for network in ["default", "blue", "green"] {
+                let why = &survey.unknown[network];
+                assert!(matches!(why, NotKnown::Failed(why) if why.contains("192.168.7.1")), "{why:?}");
+            }
+            as_stranger(|| delete_table(&node.space, Family::Inet));
+            as_stranger(|| delete_table(&node.router("blue"), Family::Bridge));
+            assert_eq!(wrong_rules(node).await, ["blue", "default", "green"]);
+            for network in [default_network(), blue(node), green(node)] {
+                let error = node.runtime.setup_network(&network).await.expect_err("no address");
+                assert_eq!(error.reason, Reason::NotReady, "{error}");
+            }
+            assert!(wrong_rules(node).await.is_empty(), "rules are in force again all the same");
+        });
+    });
+}
+
+#[test]
+fn rules_are_compared_and_put_right_while_the_mtu_does_not_fit() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            let network = Network { mtu: Some(1450), ..blue(node) };
+            node.setup(&network).await;
+            whole(node, "before").await;
+            as_stranger(|| change(&node.space, "eth0", |c| c.mtu = Mtu::new(1400).ok()));
+            let survey = node.runtime.survey().await.expect("a survey");
+            let kinds: Vec<_> = survey.networks["blue"].iter().map(|damage| damage.kind).collect();
+            assert_eq!(kinds, ["node"], "{survey:?}");
+            as_stranger(|| delete_table(&node.router("blue"), Family::Inet));
+            assert_eq!(wrong_rules(node).await, ["blue"]);
+            let error = node.runtime.setup_network(&network).await.expect_err("it does not fit");
+            assert!(error.to_string().contains("does not fit"), "{error}");
+            assert!(wrong_rules(node).await.is_empty(), "rules are in force again all the same");
+        });
+    });
+}
+
+#[test]
+fn a_new_agent_that_cannot_find_its_address_lays_rules_down_all_the_same() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            let before = (support::tables(&cluster.a), support::tables_in(&cluster.a.router("blue")));
+            cluster.a.restart_with(|config| config.addresses = vec![ip("192.168.7.77")]);
+            as_stranger(|| delete_table(&cluster.a.space, Family::Arp));
+            for network in [default_network(), blue(&cluster.a)] {
+                cluster.a.runtime.setup_network(&network).await.expect_err("no such address");
+            }
+            let now = (support::tables(&cluster.a), support::tables_in(&cluster.a.router("blue")));
+            assert_eq!(now.0.len(), before.0.len());
+            assert_eq!((&now.0[0], &now.1), (&before.0[0], &before.1), "what was there stays as it was");
+        });
+    });
+}
+
+#[test]
+fn setting_up_a_network_reads_no_rules_that_nobody_else_touched() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            // As ours, so that nobody is told: a set-up that reads the tables would put them back.
+            delete_table(&node.space, Family::Arp);
+            delete_table(&node.router("green"), Family::Arp);
+            let is_gone = |space: &NetNs| {
+                let table = TableId::new(Family::Arp, "knit");
+                Kernel::open_in(space).expect("nftables").table(&table).expect("read").is_none()
+            };
+            let mut network = green(node);
+            network.cluster_service_ips = vec![ip("10.96.0.9")];
+            node.setup(&network).await;
+            assert!(is_gone(&node.space) && is_gone(&node.router("green")), "all was read");
+            let text = support::tables(node).concat() + &support::tables_in(&node.router("green")).concat();
+            assert_eq!(text.matches("10.96.0.9").count(), 2, "{text}");
+            assert!(!text.contains("\"up-3\" . 10.96.0.1"), "what was before is gone: {text}");
+            assert!(text.contains("\"up-2\" . 10.96.0.1"), "others keep theirs: {text}");
+            node.runtime.remove_network("blue").await.expect("removed");
+            assert!(is_gone(&node.space), "all was read");
+            let text = support::tables(node).concat();
+            assert!(!text.contains("up-2") && text.contains("up-3"), "{text}");
+            touch(&node.space);
+            node.setup(&network).await;
+            assert!(!is_gone(&node.space), "somebody else touched them: they are read");
+        });
+    });
+}
+
+#[test]
+fn a_part_that_somebody_else_took_away_comes_back_although_another_network_was_set_up_first() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            node.pod(&default_network(), "one", &["10.244.1.5", "fd44::1:5"]).await;
+            whole(node, "before").await;
+            as_stranger(|| delete_table(&node.space, Family::Inet));
+            for network in [green(node), default_network(), blue(node), green(node)] {
+                node.setup(&network).await;
+            }
+            whole(node, "after").await;
         });
     });
 }

@@ -289,3 +289,79 @@ async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_run
     crosses(&greens, "green");
     crosses(&blues, "blue");
 }
+
+/// The default Network, by tunnel although the nodes are on one segment.
+fn by_tunnel(blocks: [(&str, &str); 2]) -> knit_runtime::Network {
+    let mut network = default_network();
+    network.parameters.insert("path".into(), "tunnel".into());
+    let [a, b] = blocks;
+    network.blocks = vec![support::block("a", 1, a.0, a.1), support::block("b", 2, b.0, b.1)];
+    network
+}
+
+#[test]
+fn the_default_networks_tunnel_takes_no_source_of_another_node() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::new();
+            // Small blocks, podCIDRs, and a large one: each is cut into other units.
+            for (blocks, own, others) in [
+                (
+                    [("10.244.1.0/28", "fd44::1:0/124"), ("10.244.2.0/28", "fd44::2:0/124")],
+                    ["10.244.1.9", "fd44::1:9"],
+                    ["10.244.1.17", "fd44::1:11"],
+                ),
+                (
+                    [("10.244.1.0/24", "fd44::1:0/112"), ("10.244.2.0/24", "fd44::2:0/112")],
+                    ["10.244.1.200", "fd44::1:c8"],
+                    ["10.244.3.200", "fd44::3:c8"],
+                ),
+            ] {
+                let network = by_tunnel(blocks);
+                for node in [&cluster.a, &cluster.b] {
+                    node.setup(&network).await;
+                }
+                let one =
+                    cluster.a.pod(&network, &format!("one-{}", own[0]), &["10.244.1.5", "fd44::1:5"]).await;
+                let two =
+                    cluster.b.pod(&network, &format!("two-{}", own[0]), &["10.244.2.5", "fd44::2:5"]).await;
+                let pods = [one, two];
+                let tunnel = cluster.b.handle().link_by_name(&name("vx-1")).expect("a look");
+                let to = tunnel.and_then(|link| link.mac).expect("a tunnel").0;
+                let end = ip("192.168.7.2");
+                for place in [0, 1] {
+                    let target = ip(["10.244.2.5", "fd44::2:5"][place]);
+                    let frame = |source: &str| Frame { vni: 1, to, source: ip(source), target, port: 6000 };
+                    for taken in [own[place], ["192.168.7.1", "fd07::1"][place]] {
+                        let frame = frame(taken);
+                        assert!(arrives(&cluster.a.space, end, &frame, &pods[1], SOON), "{taken} is a's");
+                        assert!(!arrives(&cluster.outside, end, &frame, &pods[1], NEVER), "from no node");
+                    }
+                    // The outside, for which a node forwards.
+                    let outside = frame(["203.0.113.77", "2001:db8:99::77"][place]);
+                    assert!(arrives(&cluster.a.space, end, &outside, &pods[1], SOON), "{}", outside.source);
+                    let lies = [
+                        others[place],
+                        ["10.244.2.7", "fd44::2:7"][place],
+                        ["192.168.7.2", "fd07::2"][place],
+                    ];
+                    for lie in lies {
+                        let lie = frame(lie);
+                        assert!(
+                            !arrives(&cluster.a.space, end, &lie, &pods[1], NEVER),
+                            "{} is not a's",
+                            lie.source
+                        );
+                    }
+                }
+                crosses(&pods, "default");
+                // A node itself sends, too.
+                let target = pods[1].attachments[0].addresses[0].net.addr();
+                assert_ne!(udp(&cluster.a.space, &pods[1].space, target, 5002, SOON), Talk::Silence);
+                for (node, pod) in [&cluster.a, &cluster.b].into_iter().zip(&pods) {
+                    node.runtime.detach(&pod.pod, None).await.expect("detached");
+                }
+            }
+        });
+    });
+}

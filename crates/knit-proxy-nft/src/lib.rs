@@ -48,6 +48,6 @@ mod table;
 
 pub use backend::{Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OpenError, remove_table};
 pub use kube_proxy::{KubeProxy, LookError};
-pub use limits::Limits;
+pub use limits::{Limits, RefusedLimits};
 pub use start::{Options, Running, StartError, Summary, kernel_families, start};
 pub use steer::{Chosen, Place, SteerError, SteerTable, Steered};

@@ -1,7 +1,7 @@
 //! The kernel's connection table: how many entries it may have, and how long they stay (rule 53). A service proxy has
 //! them set, because every connection to a service has an entry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::time::Duration;
 
@@ -73,16 +73,22 @@ impl Limits {
     /// Writes it. Values that the kernel does not let us set (a namespace of our own, a container's read-only
     /// /proc/sys) are named in one line and left as they are: a proxy works without.
     pub fn apply(&self, namespace: &NetNs) {
+        self.keep(namespace, &mut RefusedLimits::default());
+    }
+
+    /// Writes what is not as it should be, and says how many values that were. What was refused before is neither tried
+    /// nor told again.
+    pub fn keep(&self, namespace: &NetNs, before: &mut RefusedLimits) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let sysctls = match Sysctls::of(namespace) {
             Ok(sysctls) => sysctls,
             Err(error) => {
                 tracing::warn!(error = report(&error), "cannot look at sysctls");
-                return;
+                return 0;
             }
         };
-        let mut refused = Refused::default();
-        for (name, value) in self.plan(cores) {
+        let (mut refused, mut written) = (Refused::default(), 0);
+        for (name, value) in self.plan(cores).into_iter().filter(|(name, _)| !before.0.contains(name)) {
             let set = Sysctl::new(name).and_then(|sysctl| {
                 if sysctls.get(&sysctl)? == value.to_string() {
                     return Ok(false);
@@ -90,16 +96,27 @@ impl Limits {
                 sysctls.set(&sysctl, value).map(|()| true)
             });
             match set {
-                Ok(true) => tracing::info!("set sysctl {name} to {value}"),
+                Ok(true) => {
+                    written += 1;
+                    tracing::info!("set sysctl {name} to {value}");
+                }
                 Ok(false) => {}
-                Err(error) => refused.add(name, value, &error),
+                Err(error) => {
+                    before.0.insert(name);
+                    refused.add(name, value, &error);
+                }
             }
         }
         for line in refused.lines() {
             tracing::warn!("{line}");
         }
+        written
     }
 }
+
+/// The values that the kernel did not let us set.
+#[derive(Debug, Default)]
+pub struct RefusedLimits(BTreeSet<&'static str>);
 
 /// What could not be set, by the reason.
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ pub mod wire;
 pub use error::{Error, Reason, Result};
 pub use request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
 pub use runtime::{
-    Change, Changes, Damage, Disturbance, Info, NetworkStatus, Runtime, Status, Survey, feature,
+    Change, Changes, Damage, Disturbance, Info, NetworkStatus, NotKnown, Runtime, Status, Survey, feature,
 };
 pub use types::{
     Address, Announced, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId,

@@ -97,6 +97,17 @@ pub struct Survey {
     pub networks: BTreeMap<String, Vec<Damage>>,
     /// Attachments of which something is missing that only attaching again can make.
     pub attachments: BTreeSet<(SandboxId, InterfaceName)>,
+    /// Networks of which something could not be compared. That is not damage; the rest of them was compared.
+    pub unknown: BTreeMap<String, NotKnown>,
+}
+
+/// Why something of a Network was not compared.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum NotKnown {
+    /// It was being changed by the runtime itself: the next comparison sees it.
+    Moving,
+    /// It could not be read, or what it follows from could not.
+    Failed(String),
 }
 
 /// Something that is not as it should be.

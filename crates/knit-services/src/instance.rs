@@ -18,7 +18,7 @@ use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
 use knit_proxy::view::{LocalTraffic, NodePorts, PortKey, PortView, ViewConfig};
-use knit_proxy_nft::{Cleaned, Config, LookError, MasqueradeAs, Options, StartError};
+use knit_proxy_nft::{Cleaned, Config, Limits, LookError, MasqueradeAs, Options, RefusedLimits, StartError};
 use knit_runtime::Network;
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
@@ -39,6 +39,8 @@ pub(crate) struct Instance {
     metrics: Metrics,
     /// All that it serves was once in force.
     pub reported: bool,
+    /// The limits of the connection table that the kernel refused; none while they were not looked at yet.
+    pub limits: Option<RefusedLimits>,
 }
 
 /// One that runs.
@@ -129,12 +131,20 @@ impl Instance {
         let mut registry = Registry::with_labels(labels.into_iter());
         let metrics = Metrics::register(&mut registry);
         let health = Health::new(UNWELL);
-        let instance = Self { id, router, network, state, running: None, health, metrics, reported: false };
+        let (running, reported, limits) = (None, false, None);
+        let instance = Self { id, router, network, state, running, health, metrics, reported, limits };
         (instance, registry)
     }
 
     pub(crate) fn name(&self) -> NetworkName {
         NetworkName::from(self.network.name.as_str())
+    }
+
+    /// Sets the limits of the connection table that are not as they should be: how many that were.
+    pub(crate) fn keep_limits(&mut self, namespace: &NetNs) -> usize {
+        let limits = Limits::default();
+        let limits = if self.router.is_none() { limits } else { limits.of_router() };
+        limits.keep(namespace, self.limits.get_or_insert_default())
     }
 
     /// Says how it stands.

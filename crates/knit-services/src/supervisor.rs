@@ -17,7 +17,7 @@ use knit_objects::Objects;
 use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
-use knit_proxy_nft::{KubeProxy, Limits};
+use knit_proxy_nft::KubeProxy;
 use knit_runtime::Network;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -202,11 +202,6 @@ impl Supervisor {
             let facts = Facts::of((!own).then_some(&namespace), &node, &near)?;
             let node = facts.node(own, &node);
             let running = knit_proxy_nft::start(Some(&namespace), node, setup.options(&facts));
-            // Not for one that does not start, which is tried again and again.
-            if running.is_ok() {
-                let limits = Limits::default();
-                if own { limits } else { limits.of_router() }.apply(&namespace);
-            }
             running.map(|running| Some((running, namespace.id(), facts))).map_err(Trouble::Start)
         });
         let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
@@ -223,12 +218,32 @@ impl Supervisor {
                     registries: Arc::clone(&self.registries),
                 };
                 instance.started(started, servers);
+                // Not for one that does not start, which is tried again and again.
+                self.keep_limits(id);
                 if self.told.is_some() {
                     self.replay(id);
                 }
             }
             Ok(None) => instance.set_state(ServicesState::Off(KUBE_PROXY.to_owned()), &self.changed),
             Err(trouble) => instance.set_state(ServicesState::Broken(chain(&trouble)), &self.changed),
+        }
+    }
+
+    /// Keeps the limits of the connection table where a proxy runs as they should be; what somebody changed is a repair.
+    fn keep_limits(&mut self, id: u64) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let first = instance.limits.is_none();
+        let written = instance::namespace(instance.router.as_deref(), &self.node)
+            .map(|namespace| instance.keep_limits(&namespace));
+        match written {
+            Ok(0) => {}
+            Ok(_) if first => {}
+            Ok(written) => self.core.metrics().repaired("sysctls", written as u64),
+            // The next look says what is wrong with it.
+            Err(trouble) => {
+                let error = &trouble as &dyn std::error::Error;
+                tracing::debug!(error, "the limits of a connection table cannot be looked at");
+            }
         }
     }
 
@@ -242,7 +257,10 @@ impl Supervisor {
             if let Some(proxy) = &instance.running {
                 let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
                 match out_of_place(instance, proxy, &self.node, yields, (&node, &near)) {
-                    Ok(false) => continue,
+                    Ok(false) => {
+                        self.keep_limits(id);
+                        continue;
+                    }
                     Ok(true) => end(instance.running.take()).await,
                     Err(trouble) => {
                         let network = &instance.network.name;

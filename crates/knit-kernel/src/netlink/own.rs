@@ -14,9 +14,13 @@ type Port = (NsId, Protocol, u32);
 static OWN: Mutex<Option<HashSet<Port>>> = Mutex::new(None);
 
 /// Links that this process is deleting, or has just deleted.
-static DOOMED: Mutex<Vec<(NsId, u32, Instant)>> = Mutex::new(Vec::new());
+static DOOMED: Mutex<Doomed> = Mutex::new(Doomed(Vec::new()));
 /// Notifications come sooner; the kernel does not give a link's number to another one for long.
 const REMEMBER: Duration = Duration::from_secs(2);
+
+/// Links that are about to go, each with the time at which that was said.
+#[derive(Debug)]
+struct Doomed(Vec<(NsId, u32, Instant)>);
 
 thread_local! {
     static STRANGER: Cell<bool> = const { Cell::new(false) };
@@ -56,16 +60,31 @@ pub(crate) fn doom(namespace: NsId, link: u32) {
     if STRANGER.get() {
         return;
     }
-    let now = Instant::now();
-    let mut doomed = DOOMED.lock().unwrap_or_else(PoisonError::into_inner);
-    doomed.retain(|(_, _, at)| now.saturating_duration_since(*at) < REMEMBER);
-    doomed.push((namespace, link, now));
+    DOOMED.lock().unwrap_or_else(PoisonError::into_inner).add(namespace, link, Instant::now());
 }
 
 /// Whether this process is deleting a link, or has just done so.
 pub(crate) fn is_doomed(namespace: NsId, link: u32) -> bool {
-    let doomed = DOOMED.lock().unwrap_or_else(PoisonError::into_inner);
-    doomed.iter().any(|(space, index, _)| (*space, *index) == (namespace, link))
+    DOOMED.lock().unwrap_or_else(PoisonError::into_inner).contains(namespace, link, Instant::now())
+}
+
+impl Doomed {
+    fn add(&mut self, namespace: NsId, link: u32, now: Instant) {
+        self.0.retain(|(_, _, at)| is_recent(*at, now));
+        self.0.push((namespace, link, now));
+    }
+
+    /// A number that was said long ago is another link's by now.
+    fn contains(&self, namespace: NsId, link: u32, now: Instant) -> bool {
+        let said = |(space, index, at): &(NsId, u32, Instant)| {
+            (*space, *index) == (namespace, link) && is_recent(*at, now)
+        };
+        self.0.iter().any(said)
+    }
+}
+
+fn is_recent(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) < REMEMBER
 }
 
 /// Runs something whose sockets count as another program's: what a test does to damage what is watched.
@@ -83,4 +102,23 @@ pub(crate) fn as_stranger<T>(work: impl FnOnce() -> T) -> T {
 
 fn ports() -> MutexGuard<'static, Option<HashSet<Port>>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_number_that_was_doomed_long_ago_is_another_links() {
+        let (space, start) = (NsId { dev: 4, ino: 7 }, Instant::now());
+        let mut doomed = Doomed(Vec::new());
+        doomed.add(space, 9, start);
+        assert!(doomed.contains(space, 9, start + REMEMBER / 2));
+        assert!(!doomed.contains(space, 8, start));
+        assert!(!doomed.contains(NsId { dev: 4, ino: 8 }, 9, start));
+        assert!(
+            !doomed.contains(space, 9, start + REMEMBER),
+            "nothing was doomed since, and it is old all the same"
+        );
+    }
 }

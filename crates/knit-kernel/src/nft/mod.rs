@@ -78,6 +78,14 @@ pub fn decode_any(bytes: &[u8]) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generation(pub u32);
 
+impl Generation {
+    /// Whether it is that one or a later one. The kernel counts around.
+    #[must_use]
+    pub fn reaches(self, other: Self) -> bool {
+        self.0.wrapping_sub(other.0) < 1 << 31
+    }
+}
+
 /// How often [`Nftables::apply`] plans again because somebody else changed the rule set in between.
 const APPLY_ATTEMPTS: u32 = 8;
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -25,6 +26,8 @@ struct Shared {
     /// Wakes the thread: the list has changed.
     wake: OwnedFd,
     state: Mutex<State>,
+    /// Something was heard.
+    heard: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +47,7 @@ impl Watcher {
     /// When there is no thread or no descriptor for it.
     pub fn start(tell: impl Fn(NsId, News) + Send + 'static) -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { wake, state: Mutex::default() });
+        let shared = Arc::new(Shared { wake, state: Mutex::default(), heard: Condvar::new() });
         let inside = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("kernel-watch".to_owned());
         let thread = thread.spawn(move || inside.listen(&tell))?;
@@ -83,6 +86,19 @@ impl Watcher {
     #[must_use]
     pub fn heard(&self, namespace: NsId) -> Option<Generation> {
         self.shared.state().generations.get(&namespace).copied().flatten()
+    }
+}
+
+impl Watcher {
+    /// Waits until the rule set of a namespace was heard of at this state: what others did up to there has been told.
+    /// False at once if that is not known, and when it takes longer than `limit`.
+    #[must_use]
+    pub fn catch_up(&self, namespace: NsId, generation: Generation, limit: Duration) -> bool {
+        let heard = |state: &State| state.generations.get(&namespace).copied().flatten();
+        let behind = |state: &mut State| heard(state).is_some_and(|heard| !heard.reaches(generation));
+        let waited = self.shared.heard.wait_timeout_while(self.shared.state(), limit, behind);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        heard(&state).is_some_and(|heard| heard.reaches(generation))
     }
 }
 
@@ -142,6 +158,7 @@ impl Shared {
                 if let Some(known) = self.state().generations.get_mut(&namespace) {
                     *known = ears.generation;
                 }
+                self.heard.notify_all();
             }
         }
     }

@@ -117,8 +117,16 @@ fn flows() -> Set {
 
 /// Whether an element of a set is the default Network's, which has this number.
 pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
-    ["sources", "pods", "inside", "outward"].iter().any(|name| set.starts_with(name))
+    ["sources", "pods", "inside", "outward", "known"].iter().any(|name| set.starts_with(name))
         || tunnel::is_of(set, element, network)
+}
+
+/// The number of the Network whose uplink or tunnel an element of a set is about.
+pub(crate) fn network_of(set: &str, element: &Element) -> Option<u32> {
+    if set.starts_with("uplink") {
+        return super::interface(element).strip_prefix(uplink::NODE_END_PREFIX)?.parse().ok();
+    }
+    tunnel::network_of(set, element)
 }
 
 /// The node's table without any element that depends on a Network or a pod. `connections` is the most that each Network

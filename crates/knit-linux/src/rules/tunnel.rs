@@ -9,8 +9,12 @@
 //! how many nodes there are: a block is a power of two and aligned to its size, so it consists of whole units of eight
 //! addresses, and one lookup of (Network, outer source, unit of the inner source) answers. Single addresses (what was
 //! announced one by one, smaller blocks, the gateway that every node's router has) are in a second set, which only a
-//! miss in the first one reaches. The default Network's nodes forward for others too: for it the outer source counts
-//! alone.
+//! miss in the first one reaches.
+//!
+//! The default Network's blocks may be large (a node's podCIDR), so they are cut into larger units; which kind a unit is
+//! of shows in the lowest bits of its key. Its nodes send as themselves, and forward for the outside too: their own
+//! addresses are single ones, and a source that is neither a pod's nor the address of a node that has pods may come from
+//! any node. Only these are looked up in a set of ranges.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +25,7 @@ use knit_kernel::nft::{
     NfProto, Port, Reg, Rule, Scalar, Set, TableState, Vni, field,
 };
 
-use super::{Put, from_ours};
+use super::{Put, from_ours, range_elements, ranges};
 use crate::shape::{Home, Shape};
 
 /// Before connection tracking.
@@ -30,6 +34,9 @@ const FILTER: i32 = 0;
 
 /// The addresses of a unit, as a power of two. The controller cuts no smaller block out of a subnet of some size.
 const UNIT: u8 = 3;
+/// The addresses of larger units, as powers of two, with what their keys have in the lowest bits, where smaller ones have
+/// zeros.
+const LARGER: [(u8, u8); 2] = [(16, 2), (8, 1)];
 /// The largest block, as a power of two: of a larger range the beginning is used.
 const LARGEST: u8 = 16;
 
@@ -73,6 +80,15 @@ fn nodes6() -> Set {
     Set::of::<(Vni, Ipv6Addr)>("tunnel-nodes6")
 }
 
+/// Addresses of which it is known at which node they are: the default Network's pods, and nodes themselves.
+fn known4() -> Set {
+    ranges::<Ipv4Addr>("known4").comment("sources of one node only")
+}
+
+fn known6() -> Set {
+    ranges::<Ipv6Addr>("known6").comment("sources of one node only")
+}
+
 /// To the tunnels' port.
 pub(super) fn to_tunnel(port: u16) -> Rule {
     Rule::new().eq(field::l4proto(), &L4Proto::UDP).eq(field::th_dport(), &Port(port))
@@ -91,6 +107,8 @@ pub(super) fn checks(state: TableState, port: u16) -> TableState {
         hosts66(),
         nodes4(),
         nodes6(),
+        known4(),
+        known6(),
     ];
     let state = sets.into_iter().fold(state, |state, set| state.set(set, []));
     let (v4, v6) = (field::ip_saddr(), field::ip6_saddr());
@@ -128,13 +146,26 @@ where
     let units = |family: &str| format!("tunnel-units{family}");
     let hosts = |family: &str| format!("tunnel-hosts{family}");
     vec![
-        take(in_units(inner(EtherType::IPV4), outer, &ip4(), &units(inner4))),
-        take(in_units(inner(EtherType::IPV6), outer, &ip6(), &units(inner6))),
-        take(in_units(inner(EtherType::ARP), outer, &arp(), &units(inner4))),
+        take(in_units(inner(EtherType::IPV4), outer, &ip4(), &units(inner4), (UNIT, 0))),
+        take(in_units(inner(EtherType::IPV6), outer, &ip6(), &units(inner6), (UNIT, 0))),
+        take(in_units(inner(EtherType::ARP), outer, &arp(), &units(inner4), (UNIT, 0))),
+        take(in_units(inner(EtherType::IPV4), outer, &ip4(), &units(inner4), LARGER[1])),
+        take(in_units(inner(EtherType::IPV6), outer, &ip6(), &units(inner6), LARGER[1])),
+        take(in_units(inner(EtherType::IPV4), outer, &ip4(), &units(inner4), LARGER[0])),
+        take(in_units(inner(EtherType::IPV6), outer, &ip6(), &units(inner6), LARGER[0])),
         take(inner(EtherType::IPV4).in_set(&(field::vxlan_vni(), outer.clone(), ip4()), hosts(inner4))),
         take(inner(EtherType::IPV6).in_set(&(field::vxlan_vni(), outer.clone(), ip6()), hosts(inner6))),
         take(inner(EtherType::ARP).in_set(&(field::vxlan_vni(), outer.clone(), arp()), hosts(inner4))),
-        take(Rule::new().in_set(&(field::vxlan_vni(), outer.clone()), nodes)),
+        take(
+            inner(EtherType::IPV4)
+                .in_set(&(field::vxlan_vni(), outer.clone()), nodes)
+                .not_in_set(&ip4(), "known4"),
+        ),
+        take(
+            inner(EtherType::IPV6)
+                .in_set(&(field::vxlan_vni(), outer.clone()), nodes)
+                .not_in_set(&ip6(), "known6"),
+        ),
         Rule::new()
             .eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL)
             .counter()
@@ -143,18 +174,24 @@ where
     ]
 }
 
-/// The unit of the inner source is one of the outer source's in that Network.
+/// The unit of the inner source, of one kind, is one of the outer source's in that Network.
 fn in_units<T: Scalar, U: Scalar>(
     rule: Rule,
     outer: &field::Field<T>,
     inner: &field::Field<U>,
     set: &str,
+    (bits, kind): (u8, u8),
 ) -> Rule {
     let size = U::TYPE.size() as usize;
     let mut mask = vec![0xff; size];
-    mask[size - 1] = !((1 << UNIT) - 1);
+    let mut xor = vec![0; size];
+    for byte in 0..size {
+        let below = u32::from(bits).saturating_sub(8 * byte as u32);
+        mask[size - 1 - byte] = 0xff_u8.checked_shl(below).unwrap_or(0);
+    }
+    xor[size - 1] = kind;
     let at = Reg::new(1 + (T::TYPE.size() / 4) as u8).expect("there are sixteen registers");
-    let xor = Data::from_slice(&vec![0; size]);
+    let xor = Data::from_slice(&xor);
     rule.load_at(Reg::FIRST, &field::vxlan_vni())
         .load_at(Reg::new(1).expect("there are sixteen registers"), outer)
         .load_at(at, inner)
@@ -184,6 +221,12 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     let Some(family) = shape.tunnel_source else { return Vec::new() };
     let vni = Vni(shape.id());
     let mut puts = Vec::new();
+    if shape.home == Home::Node {
+        let nodes = shape.network.blocks.iter().flat_map(|block| &block.node_addresses).copied();
+        let known: Vec<IpNet> = shape.pods().into_iter().chain(nodes.map(IpNet::from)).collect();
+        puts.extend(range_elements(&known, true).into_iter().map(|element| Put::new(known4(), element)));
+        puts.extend(range_elements(&known, false).into_iter().map(|element| Put::new(known6(), element)));
+    }
     for remote in &shape.remotes {
         for node in shape.addresses_of(&remote.node).filter(|node| node.is_ipv4() == family.is_ipv4()) {
             if shape.home == Home::Node {
@@ -191,12 +234,13 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
                     IpAddr::V4(node) => Put::new(nodes4(), Element::new(&(vni, node))),
                     IpAddr::V6(node) => Put::new(nodes6(), Element::new(&(vni, node))),
                 });
-                continue;
+                puts.extend(shape.addresses_of(&remote.node).map(|own| host(vni, node, own)));
+            } else {
+                let gateways = shape.network.subnets.iter().map(|subnet| subnet.gateway);
+                puts.extend(gateways.map(|gateway| host(vni, node, gateway)));
             }
-            let gateways = shape.network.subnets.iter().map(|subnet| subnet.gateway);
-            puts.extend(gateways.map(|gateway| host(vni, node, gateway)));
             for (range, _) in &remote.ranges {
-                of_range(vni, node, *range, &mut puts);
+                of_range(vni, node, *range, shape.home, &mut puts);
             }
         }
     }
@@ -208,16 +252,25 @@ pub(crate) fn is_of(set: &str, element: &Element, network: u32) -> bool {
     set.starts_with("tunnel-") && element.key.as_slice().starts_with(Vni(network).bytes().as_slice())
 }
 
-/// A range in units, or address by address where it is smaller than one.
-fn of_range(vni: Vni, node: IpAddr, range: IpNet, puts: &mut Vec<Put>) {
+/// The number of the Network that an element of this set is of.
+pub(crate) fn network_of(set: &str, element: &Element) -> Option<u32> {
+    let number = element.key.as_slice().get(..4).filter(|_| set.starts_with("tunnel-"))?;
+    // 24 bits and a reserved byte.
+    Some(u32::from_be_bytes(number.try_into().ok()?) >> 8)
+}
+
+/// A range in units, as large as they fit for the default Network, or address by address where it is smaller than one.
+fn of_range(vni: Vni, node: IpAddr, range: IpNet, home: Home, puts: &mut Vec<Put>) {
     let bits = range.max_prefix_len() - range.prefix_len();
-    let (step, single) = if bits < UNIT { (1, true) } else { (1 << UNIT, false) };
-    for offset in (0..1u128 << bits.min(LARGEST)).step_by(step) {
+    let larger = LARGER.into_iter().find(|(unit, _)| home == Home::Node && bits >= *unit);
+    let (unit_bits, kind) = larger.unwrap_or((if bits < UNIT { 0 } else { UNIT }, 0));
+    for offset in (0..1u128 << bits.min(LARGEST)).step_by(1 << unit_bits) {
+        let offset = offset + u128::from(kind);
         let address: IpAddr = match range.network() {
             IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() + offset as u32).into(),
             IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() + offset).into(),
         };
-        puts.push(if single { host(vni, node, address) } else { unit(vni, node, address) });
+        puts.push(if unit_bits == 0 { host(vni, node, address) } else { unit(vni, node, address) });
     }
 }
 
@@ -245,12 +298,13 @@ mod tests {
     #[test]
     fn a_range_is_its_units_and_a_small_one_its_addresses() {
         let node = "192.168.7.2".parse().expect("an address");
-        let count = |range: &str| {
+        let count_at = |range: &str, home| {
             let mut puts = Vec::new();
-            of_range(Vni(3), node, range.parse().expect("a range"), &mut puts);
+            of_range(Vni(3), node, range.parse().expect("a range"), home, &mut puts);
             let units = puts.iter().filter(|put| put.set.name.starts_with("tunnel-units")).count();
             (units, puts.len() - units)
         };
+        let count = |range: &str| count_at(range, Home::Own);
         assert_eq!(count("10.77.0.16/28"), (2, 0));
         assert_eq!(count("10.77.0.0/24"), (32, 0));
         assert_eq!(count("10.77.0.8/29"), (1, 0));
@@ -259,6 +313,13 @@ mod tests {
         assert_eq!(count("fd77::10/124"), (2, 0));
         assert_eq!(count("fd77::9/128"), (0, 1));
         assert_eq!(count("fd77::/64"), (1 << 13, 0));
+        // A node's podCIDR.
+        for (range, units) in [("10.244.1.0/24", 1), ("10.244.0.0/20", 16), ("10.1.0.0/16", 1)] {
+            assert_eq!(count_at(range, Home::Node), (units, 0), "{range}");
+        }
+        assert_eq!(count_at("fd44:0:0:1::/64", Home::Node), (1, 0));
+        assert_eq!(count_at("fd44::1:0/120", Home::Node), (1, 0));
+        assert_eq!(count_at("10.244.1.16/28", Home::Node), (2, 0));
     }
 
     #[test]
@@ -267,5 +328,7 @@ mod tests {
         assert!(is_of(&put.set.name, &put.element, 3));
         assert!(!is_of(&put.set.name, &put.element, 0x300));
         assert!(!is_of("uplinks", &put.element, 3));
+        assert_eq!(network_of(&put.set.name, &put.element), Some(3));
+        assert_eq!(network_of("uplinks", &put.element), None);
     }
 }

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use knit_ledger::AttachmentState;
-use knit_runtime::{Damage, Disturbance, InterfaceName, Reason as RuntimeReason, Runtime, SandboxId, Survey};
+use knit_runtime::{
+    Damage, Disturbance, InterfaceName, NotKnown, Reason as RuntimeReason, Runtime, SandboxId, Survey,
+};
 use tokio::time::Instant;
 
 use crate::core::Core;
@@ -23,6 +25,9 @@ pub use pace::{Backoff, Pace, Turn};
 const NETWORK: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited anyway.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Damage of this kind is nobody's doing: the node's own link has changed.
+const NODE: &str = "node";
 
 /// Attachments that are to be attached again: sandbox and interface.
 pub(crate) type Damaged = BTreeSet<(SandboxId, InterfaceName)>;
@@ -41,6 +46,16 @@ pub(crate) struct Look {
     pub damaged: Damaged,
     /// When something is to be put right that was put right too often of late, or could not be.
     pub again: Option<Instant>,
+}
+
+/// What became of a Network that was told once more what it is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum SetUp {
+    /// It is so now.
+    Done,
+    /// It is nobody's any more.
+    Gone,
+    Failed,
 }
 
 // === impl Repairs ===
@@ -153,48 +168,59 @@ impl Core {
     /// Sets up again the Networks of which something differs.
     async fn put_right(&self, runtime: &Arc<dyn Runtime>, survey: Survey, outcome: &mut Outcome) -> Look {
         let mut look = Look { damaged: survey.attachments, again: None };
+        for (network, why) in survey.unknown {
+            match why {
+                // The next pass compares it.
+                NotKnown::Moving => tracing::debug!(network, "something of it was just being changed"),
+                NotKnown::Failed(error) => {
+                    tracing::warn!(network, error, "not all of a Network can be compared");
+                    outcome.failed += 1;
+                }
+            }
+        }
         for (network, damage) in survey.networks {
             let turn = self.repairs().networks().turn(&network, Instant::now());
             self.report_damage(&network, &damage, &turn);
             match turn {
                 Turn::Later(at) => look.come_back(at),
-                Turn::Now { .. } => {
-                    if self.set_up_again(runtime, &network).await {
+                Turn::Now { .. } => match self.set_up_again(runtime, &network).await {
+                    SetUp::Done => {
                         outcome.networks_repaired += 1;
                         self.count_repairs(&damage);
-                    } else {
+                    }
+                    SetUp::Gone => {}
+                    SetUp::Failed => {
                         outcome.failed += 1;
                         look.come_back(Instant::now() + RETRY);
                     }
-                }
+                },
             }
         }
         look
     }
 
-    /// Tells a runtime once more what a Network is; true if it is so now.
-    async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> bool {
+    /// Tells a runtime once more what a Network is.
+    async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> SetUp {
         let gate = self.networks().gate(network);
         let _one_at_a_time = gate.lock().await;
-        // Gone meanwhile.
-        let Some(applied) = self.networks().applied(network) else { return true };
+        let Some(applied) = self.networks().applied(network) else { return SetUp::Gone };
         let limit = self.config().runtime_deadline;
         match tokio::time::timeout(limit, runtime.setup_network(&applied)).await {
-            Ok(Ok(())) => true,
+            Ok(Ok(())) => SetUp::Done,
             Ok(Err(error)) => {
                 tracing::error!(
                     network,
                     error = &error as &dyn std::error::Error,
                     "a damaged Network cannot be put right yet"
                 );
-                false
+                SetUp::Failed
             }
             Err(_) => {
                 tracing::error!(
                     network,
                     "a damaged Network cannot be put right: its runtime does not answer"
                 );
-                false
+                SetUp::Failed
             }
         }
     }
@@ -208,7 +234,7 @@ impl Core {
         outcome: &mut Outcome,
     ) -> Damaged {
         for network in self.networks().of_runtime(name) {
-            if !self.set_up_again(runtime, &network).await {
+            if self.set_up_again(runtime, &network).await == SetUp::Failed {
                 outcome.failed += 1;
             }
         }
@@ -259,6 +285,10 @@ impl Core {
         let words: Vec<&str> = damage.iter().map(|damage| damage.message.as_str()).collect();
         let words = words.join("; ");
         match turn {
+            // Nobody fights there: it can be set up for the node as it is, or not yet.
+            Turn::Now { first: true, .. } if damage.iter().all(|damage| damage.kind == NODE) => {
+                tracing::info!(network, "it is set up again: {words}");
+            }
             Turn::Now { fight: false, first: true } => {
                 tracing::warn!(network, "somebody changed what Knit made, and it is put right: {words}");
             }

@@ -1,0 +1,174 @@
+//! The node's tables, which all Networks share: whose part is what, and what of it is known without reading.
+//!
+//! A Network that changes costs its own part. The tables are read when this runtime begins and after somebody else touched
+//! them; from then on what is in force follows from the Networks that were set up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use knit_kernel::link::Link;
+use knit_kernel::nft::{Element, TableState};
+use knit_runtime::Result;
+
+use crate::core::Core;
+use crate::mark::Mark;
+use crate::moves::InMotion;
+use crate::router::uplink_elements;
+use crate::rules::{self, Elements, Put};
+use crate::setup::default_elements;
+use crate::shape::{Home, Shape};
+use crate::tables::{Comparison, apply, difference, exchange};
+use crate::uplink::node_end;
+
+/// What is known of the node's tables.
+#[derive(Debug, Default)]
+pub(crate) struct NodeTables {
+    /// How often others had changed the rules when they were read and made right; none if they must be read.
+    known_at: Option<u64>,
+    /// The Networks whose part is in force, by their numbers.
+    in_force: HashMap<u32, Arc<Shape>>,
+    /// Parts that were found and follow from no Network that is in force, by the Networks' numbers: an earlier runtime's,
+    /// or damaged.
+    left: HashMap<u32, Vec<Put>>,
+}
+
+/// A Network's part, without its pods' sources: these come and go with attachments.
+fn part(shape: &Shape) -> Vec<Put> {
+    let mut puts = match shape.home {
+        Home::Node => default_elements(shape),
+        Home::Own => uplink_elements(shape, &node_end(shape.id())),
+    };
+    puts.extend(rules::tunnel::elements(shape));
+    puts
+}
+
+/// Whether an element is a Network's, its pods' sources included.
+fn owns(set: &str, element: &Element, home: Home, id: u32) -> bool {
+    match home {
+        Home::Node => rules::node::is_default(set, element, id),
+        Home::Own => rules::node::network_of(set, element) == Some(id),
+    }
+}
+
+impl Core {
+    /// Brings one Network's part of the node's tables to what is wanted.
+    pub fn settle_node(
+        &self,
+        tables: &mut NodeTables,
+        shape: &Arc<Shape>,
+        ports: &[(Link, Mark)],
+    ) -> Result<()> {
+        let (id, wanted) = (shape.id(), part(shape));
+        if self.exchange_node(tables, shape.home, id, &wanted)? {
+            tables.in_force.insert(id, Arc::clone(shape));
+            return Ok(());
+        }
+        let mut all = wanted;
+        if shape.home == Home::Node {
+            all.extend(source_elements(ports));
+        }
+        let owned = |set: &knit_kernel::nft::Name, e: &Element| owns(set, e, shape.home, id);
+        self.read_and_settle(tables, &Elements { wanted: all, owns: &owned }, id)?;
+        tables.in_force.insert(id, Arc::clone(shape));
+        Ok(())
+    }
+
+    /// Takes a Network's part out of the node's tables.
+    pub fn clear_node(&self, tables: &mut NodeTables, home: Home, id: u32) -> Result<()> {
+        if !self.exchange_node(tables, home, id, &[])? {
+            let owned = |set: &knit_kernel::nft::Name, e: &Element| owns(set, e, home, id);
+            self.read_and_settle(tables, &Elements { wanted: Vec::new(), owns: &owned }, id)?;
+        }
+        tables.in_force.remove(&id);
+        Ok(())
+    }
+
+    /// Lays the rules of the node's tables down, with the elements that are there: whoever they are of, nothing is open
+    /// that was not.
+    pub fn close_node(&self, tables: &mut NodeTables) -> Result<()> {
+        *tables = NodeTables::default();
+        let layout = self.node_layout();
+        apply(&self.node, &layout, &Elements::none())?;
+        apply(&self.node, &rules::port::no_arp(), &Elements::none())?;
+        Ok(())
+    }
+
+    /// Compares a Network's part of the node's tables.
+    pub fn compare_node(
+        &self,
+        comparison: &mut Comparison,
+        shape: &Shape,
+        ports: &[(Link, Mark)],
+        motion: &InMotion,
+    ) {
+        let mut wanted = part(shape);
+        if shape.home == Home::Node {
+            wanted.extend(source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link))));
+        }
+        let owned = |set: &knit_kernel::nft::Name, e: &Element| {
+            owns(set, e, shape.home, shape.id()) && !motion.is_source_in_motion(set, e)
+        };
+        comparison.compare(&self.node_layout(), &Elements { wanted, owns: &owned });
+        comparison.compare(&rules::port::no_arp(), &Elements::none());
+    }
+
+    fn node_layout(&self) -> TableState {
+        rules::node::layout(self.config.vxlan_port, self.config.uplink_connections)
+    }
+
+    /// Exchanges a Network's part without reading the tables; false if they must be read.
+    fn exchange_node(&self, tables: &mut NodeTables, home: Home, id: u32, wanted: &[Put]) -> Result<bool> {
+        if !self.senses.is_untouched(&self.node, tables.known_at)? {
+            return Ok(false);
+        }
+        let before = match (tables.in_force.get(&id), home) {
+            (Some(shape), _) => part(shape),
+            // Its pods' sources, too, may be from before.
+            (None, Home::Node) => return Ok(false),
+            (None, Home::Own) => tables.left.remove(&id).unwrap_or_default(),
+        };
+        let done = exchange(&self.node, &self.node_layout(), &before, wanted)?;
+        if !done {
+            tables.in_force.remove(&id);
+        }
+        Ok(done)
+    }
+
+    /// Reads the tables and makes them right for one Network; what is there of others is remembered.
+    fn read_and_settle(&self, tables: &mut NodeTables, elements: &Elements<'_>, id: u32) -> Result<()> {
+        let mut before = std::mem::take(tables);
+        let at = self.node.rules_seen.now();
+        let state = apply(&self.node, &self.node_layout(), elements)?;
+        apply(&self.node, &rules::port::no_arp(), &Elements::none())?;
+        let mut found = parts_of(&state);
+        found.remove(&id);
+        before.in_force.retain(|other, shape| {
+            let found = found.get(other).map_or(&[][..], Vec::as_slice);
+            // The default Network's pods were not compared: the tables are read again when it is set up.
+            *other != id && shape.home == Home::Own && difference(&state, found, &part(shape)).is_empty()
+        });
+        found.retain(|id, _| !before.in_force.contains_key(id));
+        *tables = NodeTables { known_at: Some(at), in_force: before.in_force, left: found };
+        Ok(())
+    }
+}
+
+/// The sources of pods.
+pub(crate) fn source_elements<'a>(ports: impl IntoIterator<Item = &'a (Link, Mark)>) -> Vec<Put> {
+    let sources =
+        |(link, mark): &(Link, Mark)| rules::source_elements(link.name.as_str(), mark.mac, mark.ips());
+    ports.into_iter().flat_map(sources).collect()
+}
+
+/// What there is of each Network with an uplink, by its number.
+fn parts_of(state: &TableState) -> HashMap<u32, Vec<Put>> {
+    let mut parts: HashMap<u32, Vec<Put>> = HashMap::new();
+    for (name, set) in &state.sets {
+        for element in set.elements.values() {
+            if let Some(id) = rules::node::network_of(name, element) {
+                parts.entry(id).or_default().push(Put::new(set.set.clone(), element.clone()));
+            }
+        }
+    }
+    parts
+}
