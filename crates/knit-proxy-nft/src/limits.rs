@@ -88,7 +88,10 @@ impl Limits {
             }
         };
         let (mut refused, mut written) = (Refused::default(), 0);
-        for (name, value) in self.plan(cores).into_iter().filter(|(name, _)| !before.0.contains(name)) {
+        for (name, value) in self.plan(cores) {
+            if before.0.contains(name) {
+                continue;
+            }
             let set = Sysctl::new(name).and_then(|sysctl| {
                 if sysctls.get(&sysctl)? == value.to_string() {
                     return Ok(false);
