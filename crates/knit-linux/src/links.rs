@@ -173,6 +173,20 @@ fn own_name(link: &Link) -> Option<IfName> {
     }
 }
 
+/// The link with this name; if somebody renamed it, it gets its name back, and with it everything that is on it.
+pub(crate) fn find_renamed(handle: &Handle, name: &IfName, owner: &str) -> Result<Option<Link>> {
+    let failed = || internal::<knit_kernel::Error>(format!("look for link {name}"));
+    let named = handle.link_by_name(name).map_err(failed())?;
+    if named.is_some() {
+        return Ok(named);
+    }
+    let filter = LinkFilter { owner: Some(owner), ..LinkFilter::default() };
+    let Some(link) = handle.links(&filter).map_err(failed())?.pop() else { return Ok(None) };
+    tracing::warn!(link = %link.name, was = %name, "somebody renamed a link");
+    rename(handle, &link, name)?;
+    handle.link_by_name(name).map_err(failed())
+}
+
 /// Gives a link another name. Kernels before 6.2 rename only what is down.
 fn rename(handle: &Handle, link: &Link, name: &IfName) -> Result<()> {
     let change = || Change { rename: Some(name.clone()), ..Change::of(link.index) };

@@ -20,7 +20,7 @@ use crate::core::{Core, Net};
 use crate::fail::internal;
 use crate::layer2::{self, BRIDGE};
 use crate::layer3;
-use crate::links::Like;
+use crate::links::{Like, find_renamed};
 use crate::mark::Mark;
 use crate::moves::InMotion;
 use crate::node_tables::source_elements;
@@ -177,7 +177,7 @@ impl Core {
     /// The pair of links between node and router: where its addresses are.
     fn ensure_uplink(&self, net: &Net, shape: &Shape, facts: &Facts, uplink: &IfName) -> Result<Place> {
         let node = self.node.links()?;
-        let there = node.link_by_name(uplink).map_err(internal("look for the uplink"))?;
+        let there = find_renamed(&node, uplink, &format!("uplink {}", shape.id()))?;
         let inside =
             net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
         let addresses = node.addresses(None).map_err(internal("list the node's addresses"))?;
