@@ -118,13 +118,15 @@ fn a_router_asks_nobody_for_addresses_that_nobody_has() {
     });
 }
 
-/// Packets that were dropped because a port asked too often.
-fn too_many(router: &NetNs) -> u64 {
+/// Packets that were dropped because a port asked too often: ARP requests, neighbour solicitations.
+fn too_many(router: &NetNs) -> [u64; 2] {
     let mut kernel = Kernel::open_in(router).expect("nftables");
     let table = kernel.table(&TableId::new(Family::Bridge, "knit")).expect("a listing").expect("a table");
-    let rules = table.chains.values().flat_map(|chain| &chain.rules);
-    let ours = rules.filter(|rule| rule.rule.comment.as_deref() == Some("too many"));
-    ours.filter_map(|rule| rule.counter).map(|(packets, _)| packets).sum()
+    ["port", "icmp6"].map(|chain| {
+        let rules = table.chains[chain].rules.iter();
+        let ours = rules.filter(|rule| rule.rule.comment.as_deref() == Some("too many"));
+        ours.filter_map(|rule| rule.counter).map(|(packets, _)| packets).sum()
+    })
 }
 
 #[test]
@@ -138,11 +140,15 @@ fn a_switched_pod_that_asks_for_everybody_is_slowed_down_alone() {
             let two = cluster.a.pod(&network, "two", &["10.77.0.20", "fd77::14"]).await;
             let router = cluster.a.router("blue");
             let v6 = scanner.space.run(|| UdpSocket::bind("[::]:0")).expect("in").expect("bound");
+            let v4 = scanner.space.run(|| UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
             for number in 0..600 {
                 // Where the table is full, the kernel says so.
                 let _ = v6.send_to(b"x", (format!("fd77::f{number:03x}").as_str(), 9));
+                let _ = v4.send_to(b"x", (format!("10.77.0.{}", 60 + number % 190).as_str(), 9));
             }
-            assert!(too_many(&router) > 0, "600 questions at once");
+            let [arp, solicitations] = too_many(&router);
+            assert!(arp > 0, "190 ARP requests among 600 questions");
+            assert!(solicitations > 0, "600 neighbour solicitations");
             for (from, to) in [(&one, "10.77.0.20"), (&one, "fd77::14")] {
                 assert_ne!(udp(&from.space, &two.space, ip(to), 5000, SOON), Talk::Silence, "{to}");
             }

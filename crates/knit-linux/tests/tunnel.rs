@@ -221,13 +221,49 @@ fn v6_checksum(source: Ipv6Addr, target: Ipv6Addr, datagram: &[u8]) -> u16 {
 
 /// Whether a frame that `from` sends to node b's tunnel comes out at a pod there.
 fn arrives(from: &NetNs, to: IpAddr, frame: &Frame, pod: &TestPod, wait: Duration) -> bool {
+    arrives_by(from, SocketAddr::new(to, 4789), frame, pod, wait)
+}
+
+/// Whether a frame that `from` sends to any address and port comes out at a pod.
+fn arrives_by(from: &NetNs, to: SocketAddr, frame: &Frame, pod: &TestPod, wait: Duration) -> bool {
     let any: IpAddr = if frame.target.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
     let listener = pod.space.run(|| UdpSocket::bind((any, frame.port))).expect("in").expect("bound");
     listener.set_read_timeout(Some(wait)).expect("a timeout");
     let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
     let socket = from.run(|| UdpSocket::bind((any, 0))).expect("in").expect("bound");
-    socket.send_to(&frame.bytes(), (to, 4789)).expect("sent");
+    socket.send_to(&frame.bytes(), to).expect("sent");
     listener.recv(&mut [0; 64]).is_ok()
+}
+
+/// The MAC of node b's router in a routed Network.
+fn router_mac(cluster: &Cluster, network: &str) -> [u8; 6] {
+    let router = knit_kernel::Handle::open(&cluster.b.router(network)).expect("a handle");
+    let tunnel = router.link_by_name(&name("vxlan")).expect("a look").and_then(|link| link.mac);
+    tunnel.expect("a tunnel").0
+}
+
+#[test]
+fn a_frame_that_a_service_leads_to_another_node_comes_out_nowhere() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            ways_in(&cluster);
+            let pod = cluster.a.pod(&default_network(), "one", &["10.244.1.5", "fd44::1:5"]).await;
+            let [_, victim] = pair(&cluster, &green, 34, 18).await;
+            // Right in all but who sends it: its source is node a's, and masquerading makes it look like node a's.
+            let (source, target) = (ip("10.77.0.41"), victim.attachments[0].addresses[0].net.addr());
+            let frame = Frame { vni: 3, to: router_mac(&cluster, "green"), source, target, port: 6000 };
+            let end = ip("192.168.7.2");
+            assert!(arrives(&cluster.a.space, end, &frame, &victim, SOON), "the frame is right");
+            service(&cluster.a, ip(VIPS[0]), None, SocketAddr::new(end, 4789));
+            let vip = SocketAddr::new(ip(VIPS[0]), 5000);
+            for (client, who) in [(&pod.space, "a pod"), (&cluster.outside, "the outside")] {
+                assert!(!arrives_by(client, vip, &frame, &victim, NEVER), "{who} by a Service");
+            }
+            assert!(!arrives(&pod.space, end, &frame, &victim, NEVER), "a pod, masqueraded");
+            assert!(arrives(&cluster.a.space, end, &frame, &victim, SOON), "the node's own still does");
+        });
+    });
 }
 
 /// A tenant whose nodes have no IPv4 address that tunnels could end at.
@@ -258,9 +294,7 @@ async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_run
     // Green is routed: a has 10.77.0.32/28, b has 10.77.0.16/28. Blue is switched, the other way round.
     let greens = pair(&cluster, &green, 34, 18).await;
     let blues = pair(&cluster, &blue, 18, 34).await;
-    let tunnel = knit_kernel::Handle::open(&cluster.b.router("green")).expect("a handle");
-    let tunnel = tunnel.link_by_name(&name("vxlan")).expect("a look").and_then(|link| link.mac);
-    let router = tunnel.expect("a tunnel").0;
+    let router = router_mac(&cluster, "green");
     let mac = |pod: &TestPod| pod.attachments[0].mac.octets();
     for (vni, to, pod, own, others) in [
         (3, router, &greens[1], ["10.77.0.41", "fd77::29"], ["10.77.0.25", "fd77::19"]),

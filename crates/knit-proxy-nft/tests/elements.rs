@@ -1,6 +1,7 @@
 //! What is written for which change, against nftables in memory.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use knit_kernel::nft::{
     Error, Fake, Family, Generation, Nftables, Op, Result, TableId, TableState, Transaction,
@@ -9,7 +10,6 @@ use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::model::{Endpoint, EndpointGroup, NodeInfo, Protocol, Service, ServicePort, TrafficPolicy};
 use knit_proxy::view::{LocalTraffic, View, ViewConfig};
 use knit_proxy_nft::{Config, NftBackend, remove_table};
-use std::sync::Mutex;
 
 /// nftables in memory that test and backend share.
 #[derive(Clone, Default)]
@@ -23,6 +23,8 @@ struct Shared {
     busy: Arc<Mutex<bool>>,
     /// Chains are not deleted together with elements that led there, as by kernels before 6.2.
     old: Arc<Mutex<bool>>,
+    /// How often a whole table was read: a full sync does, and a change does not.
+    reads: Arc<AtomicUsize>,
 }
 
 const OTHERS: &str = "somebody-elses";
@@ -83,6 +85,11 @@ impl Shared {
         self.with(|fake| fake.committed().len())
     }
 
+    /// How often a whole table was read.
+    fn reads(&self) -> usize {
+        self.reads.load(Ordering::Relaxed)
+    }
+
     /// The last transaction, as text.
     fn last(&self) -> String {
         self.with(|fake| fake.committed().last().expect("something was committed").to_string())
@@ -110,6 +117,7 @@ impl Nftables for Shared {
     }
 
     fn snapshot(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         let found = self.with(|fake| fake.snapshot(table))?;
         if *self.busy.lock().unwrap() {
             let mut tx = Transaction::new();
@@ -502,9 +510,9 @@ fn rules_21_24_who_takes_a_node_ports_address_and_goes_leaves_the_node_port_as_i
     };
     s.view.set_service(b);
     s.view.set_group(group("zzz/b", &["10.1.0.2"]));
-    let commits = s.nft.commits();
+    let (commits, reads) = (s.nft.commits(), s.nft.reads());
     s.apply();
-    assert_eq!(s.nft.commits(), commits + 1, "a change, and no full sync");
+    assert_eq!((s.nft.commits(), s.nft.reads()), (commits + 1, reads), "a change, and no full sync");
     s.settled();
     s.view.delete_service(&"zzz/b".into());
     s.apply();
@@ -567,9 +575,10 @@ fn rule_43_narrower_source_ranges_are_a_few_elements() {
     s.sync();
     for range in ["10.0.1.0/24", "10.0.0.0/16", "10.0.128.0/17"] {
         s.view.set_service(lb(range));
-        let commits = s.nft.commits();
+        let (commits, reads) = (s.nft.commits(), s.nft.reads());
         s.apply();
-        assert_eq!(s.nft.commits(), commits + 1);
+        let after = (s.nft.commits(), s.nft.reads());
+        assert_eq!(after, (commits + 1, reads), "{range}: a change, and no full sync");
         let text = s.nft.last();
         assert!(text.lines().count() <= 2, "{range}: {text}");
         s.settled();
@@ -586,10 +595,11 @@ fn before_linux_6_2_chains_go_after_what_led_there() {
     for count in 1..=100 {
         let some: Vec<&str> = all[..count].iter().map(String::as_str).collect();
         s.view.set_group(group("ns/a", &some));
-        let commits = s.nft.commits();
+        let (commits, reads) = (s.nft.commits(), s.nft.reads());
         s.apply();
         // A full sync reads and writes everything; this is a change, and the chains that are left from before.
         assert!(s.nft.commits() <= commits + 2, "{count}");
+        assert_eq!(s.nft.reads(), reads, "{count}: no full sync");
     }
     let chains = s.nft.table(Family::Ip).chains.len();
     assert!(chains < 60, "{chains} chains");
