@@ -24,7 +24,6 @@ use knit_runtime::{
 
 use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
-use crate::layer2;
 use crate::mark::{HOST_PREFIX, Mark, host_name};
 use crate::moves::Subject;
 use crate::rules::{self, Put};
@@ -175,10 +174,12 @@ impl Core {
         link.alias = Some(plan.mark.alias());
         link.addr_gen = ipv6.then_some(AddrGenMode::None);
         link.up = true;
-        if plan.shape.switched() {
-            let bridge = IfName::new(layer2::BRIDGE).expect("bridge is a name");
-            link.master = Some(handle.index_of(&bridge).map_err(internal("find the bridge"))?);
-            link.port = Some(layer2::POD_PORT);
+        let master = plan.shape.driver().master();
+        if let Some(master) = &master {
+            let name = IfName::new(master.name).expect("a driver gives its link a name that is one");
+            let index =
+                handle.index_of(&name).map_err(internal(format!("find link {name} in the router")))?;
+            (link.master, link.port) = (Some(index), Some(master.pod_port));
         }
         let created = handle.create_link(&link).map_err(|error| refused(error, request))?;
         let peer = created.peer.ok_or_else(|| {
@@ -189,7 +190,7 @@ impl Core {
         })?;
         self.pod_side(plan, pod, peer, ipv6, request)?;
         let mut links: Links = [(plan.host.to_string(), created.index)].into();
-        links.extend(link.master.map(|index| (layer2::BRIDGE.to_owned(), index)));
+        links.extend(master.zip(link.master).map(|(master, index)| (master.name.to_owned(), index)));
         put(&handle, &links, &plan.entries()).map_err(internal("make the routes to the pod"))?;
         self.node_side(net, plan)?;
         let link = handle.link(created.index).map_err(internal("read the new link"))?;
@@ -228,7 +229,7 @@ impl Core {
         }
         net.space
             .rules()?
-            .commit(&Put::add(&own, &plan.mark.table()))
+            .commit(&Put::add(&own, &plan.mark.driver().sources()))
             .map_err(internal("allow the pod's addresses"))
     }
 
@@ -352,8 +353,7 @@ impl Plan {
         if !mac.is_unicast() {
             return Err(invalid(format!("{mac} cannot be the MAC of one interface: give a unicast one")));
         }
-        let mut mark = Mark::of(request, mac, inode)?;
-        mark.switched = shape.switched();
+        let mut mark = Mark::of(request, shape.network.topology, mac, inode)?;
         mark.addresses = addresses.iter().map(|address| address.net).collect();
         Ok(Self {
             host: host_name(&request.pod.sandbox, &request.interface),
@@ -374,7 +374,7 @@ impl Plan {
 
     /// What the router has for this pod.
     pub fn entries(&self) -> Vec<Entry> {
-        self.shape.pod_entries(self.host.as_str(), &self.mark)
+        self.shape.driver().pod_entries(self.host.as_str(), &self.mark)
     }
 
     /// What is done inside the pod's namespace.

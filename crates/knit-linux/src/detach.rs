@@ -11,7 +11,6 @@ use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
 
 use crate::core::{Core, Known, Net};
 use crate::fail::internal;
-use crate::layer2;
 use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
 use crate::rules::{self, Put};
@@ -72,7 +71,7 @@ impl Core {
         };
         for (host, mark) in lost {
             let own = rules::source_elements(&host, mark.mac, mark.ips());
-            take_elements(&mut *net.space.rules()?, &own, &mark.table())?;
+            take_elements(&mut *net.space.rules()?, &own, &mark.driver().sources())?;
         }
         Ok(())
     }
@@ -131,8 +130,8 @@ impl Core {
         }
         self.take_node_side(net, mark)?;
         let own = rules::source_elements(host.as_str(), mark.mac, mark.ips());
-        self.take_neighbours(net, mark)?;
-        take_elements(&mut *net.space.rules()?, &own, &mark.table())?;
+        self.take_left(net, mark)?;
+        take_elements(&mut *net.space.rules()?, &own, &mark.driver().sources())?;
         if mark.ports {
             self.close_ports(&|owner| owner == host.as_str())?;
         }
@@ -187,16 +186,15 @@ impl Core {
         take_elements(&mut *kernel, &gone, &table)
     }
 
-    /// Takes the bridge's neighbours of a switched pod away; everything else goes with its link.
-    fn take_neighbours(&self, net: &Net, mark: &Mark) -> Result<()> {
-        if !mark.switched {
+    /// Takes away what a pod has in its router that does not go with its link.
+    fn take_left(&self, net: &Net, mark: &Mark) -> Result<()> {
+        let left = mark.driver().left_by(mark);
+        if left.is_empty() {
             return Ok(());
         }
         let handle = net.space.links()?;
-        let links = links_of(&handle, [layer2::BRIDGE], &[])?;
-        let neighbour = |address| Entry::Neighbour { link: layer2::BRIDGE.into(), address, mac: mark.mac };
-        let entries: Vec<Entry> = mark.ips().map(neighbour).collect();
-        take(&handle, &links, &entries).map_err(internal("take the pod's neighbours away"))
+        let links = links_of(&handle, left.iter().map(Entry::link).take(1), &[])?;
+        take(&handle, &links, &left).map_err(internal("take away what the router had for the pod"))
     }
 
     /// Removes all attachments whose sandbox is not in the list.

@@ -17,7 +17,6 @@ use crate::mark::Mark;
 use crate::rules;
 use crate::setup::{links_of, ports};
 use crate::wanted::{Entry, Links, found, found_on_own};
-use crate::{layer2, layer3};
 
 impl Core {
     /// All attachments, or those of one sandbox.
@@ -131,24 +130,21 @@ impl Core {
         }
         let handle = net.space.links()?;
         let mut links: Links = [(host.to_owned(), link.index)].into();
-        let wanted = if mark.switched {
-            links.extend(links_of(&handle, [layer2::BRIDGE], &[])?);
-            layer2::pod_entries(host, mark.mac, mark.ips())
-        } else {
-            layer3::pod_entries(host, mark.mac, mark.ips())
-        };
-        let wanted: BTreeSet<Entry> = wanted.into_iter().collect();
+        let (driver, master) = (mark.driver(), mark.driver().master());
+        if let Some(master) = &master {
+            links.extend(links_of(&handle, [master.name], &[])?);
+        }
+        let wanted: BTreeSet<Entry> = driver.pod_entries(host, mark).into_iter().collect();
         let mut there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
-        if mark.switched {
+        if let Some(master) = &master {
             let forwarding = found_on_own(&handle, &links).map_err(internal("read forwarding entries"))?;
             there.extend(forwarding);
-            let unlike = link.port.is_none_or(|port| port != layer2::POD_PORT);
-            if link.master.is_none() || unlike {
-                wrong.push(format!("{host} is not the port of the bridge that it was"));
+            if link.master.is_none() || link.port != Some(master.pod_port) {
+                wrong.push(format!("{host} is not the port of the {} that it was", master.name));
             }
         }
         wrong.extend(wanted.difference(&there).map(|entry| format!("missing: {entry}")));
-        let table = mark.table();
+        let table = driver.sources();
         let mut kernel = net.space.rules()?;
         for put in rules::source_elements(host, mark.mac, mark.ips()) {
             let listed = match kernel.elements(&table, &put.set) {

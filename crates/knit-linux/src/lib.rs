@@ -3,6 +3,8 @@
 //! Each Network has a router on each node: the node's own namespace for the default Network, a namespace of its own for
 //! every other. A pod's interface is one end of a veth pair whose other end is in the router.
 //!
+//! Kinds of Networks are drivers (`topology`): one file each.
+//!
 //! From description to kernel in three steps: [`shape`](self) works out what follows from a Network and the node's
 //! facts; the wanted state of each namespace is laid down as data (`wanted`, `rules`); and that is compared with what
 //! is there and the difference applied (`setup`, `attach`). `survey` compares all of it without changing anything, when
@@ -17,8 +19,6 @@ mod detach;
 mod echo;
 mod fail;
 mod inspect;
-mod layer2;
-mod layer3;
 mod links;
 mod mark;
 mod moves;
@@ -37,6 +37,7 @@ mod sight;
 mod space;
 mod survey;
 mod tables;
+mod topology;
 mod tunnel;
 mod uplink;
 mod wanted;

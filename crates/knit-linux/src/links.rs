@@ -8,10 +8,10 @@ use knit_runtime::Result;
 use crate::attach::kernel_mac;
 use crate::core::Core;
 use crate::fail::internal;
-use crate::layer2;
 use crate::mark::{Mark, host_name};
 use crate::router::router_end;
 use crate::shape::{Facts, Shape};
+use crate::topology;
 use crate::tunnel;
 use crate::uplink::{End, Place, node_end};
 
@@ -29,15 +29,16 @@ pub(crate) struct Like {
 }
 
 impl Like {
-    /// An attachment's host end; `bridge` is that of a switched Network.
-    pub fn host_end(shape: &Shape, mark: &Mark, mtu: Option<u32>, bridge: Option<u32>) -> Self {
+    /// An attachment's host end; `master` is what it is a port of, where its kind of Network has that.
+    pub fn host_end(shape: &Shape, mark: &Mark, mtu: Option<u32>, master: Option<u32>) -> Self {
+        let flags = mark.driver().master().map(|master| master.pod_port);
         Self {
             name: Some(host_name(&mark.sandbox, &mark.interface)),
             mtu,
             mac: Some(kernel_mac(shape.gateway_mac())),
             group: Some(owner::GROUP),
             alias: None,
-            port: bridge.filter(|_| mark.switched).map(|bridge| (bridge, layer2::POD_PORT)),
+            port: master.zip(flags),
         }
     }
 
@@ -53,15 +54,9 @@ impl Like {
     }
 
     /// A tunnel, as far as it can be changed in place.
-    pub fn tunnel(shape: &Shape, bridge: Option<u32>) -> Self {
-        let port = bridge.map(|bridge| (bridge, layer2::TUNNEL_PORT));
+    pub fn tunnel(shape: &Shape, master: Option<u32>) -> Self {
+        let port = master.zip(shape.driver().master().map(|master| master.tunnel_port));
         Self { mtu: Some(shape.mtu), group: Some(tunnel::GROUP), port, ..Self::default() }
-    }
-
-    /// A switched Network's bridge.
-    pub fn bridge(shape: &Shape) -> Self {
-        let mac = Some(kernel_mac(layer2::bridge_mac(shape)));
-        Self { mtu: Some(shape.mtu), mac, group: Some(0), ..Self::default() }
     }
 
     /// What is to change about a link, and what is wrong with it in words; nothing if it is as it should be.
@@ -129,10 +124,10 @@ impl Core {
         handle: &Handle,
         shape: &Shape,
         ports: &[(Link, Mark)],
-        bridge: Option<u32>,
+        master: Option<u32>,
     ) -> Result<()> {
         for (link, mark) in ports.iter().filter(|(link, _)| !self.is_in_flux(link)) {
-            Like::host_end(shape, mark, self.made_with(link), bridge).settle(handle, link)?;
+            Like::host_end(shape, mark, self.made_with(link), master).settle(handle, link)?;
         }
         Ok(())
     }
@@ -168,8 +163,7 @@ fn own_name(link: &Link) -> Option<IfName> {
     match whose {
         "uplink" => Some(node_end(id)),
         "uplink-end" => Some(router_end()),
-        "bridge" => IfName::new(layer2::BRIDGE).ok(),
-        _ => None,
+        other => topology::masters().find(|name| *name == other).and_then(|name| IfName::new(name).ok()),
     }
 }
 

@@ -10,11 +10,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use knit_ipam::Mac;
 use knit_kernel::name::IfName;
-use knit_kernel::nft::{Family, TableId};
 use knit_kernel::owner;
-use knit_runtime::{AttachRequest, Error, InterfaceName, Reason, Result, SandboxId};
+use knit_runtime::{AttachRequest, Error, InterfaceName, Reason, Result, SandboxId, Topology};
 
-use crate::rules;
+use crate::topology::{self, Driver};
 
 /// What the host end of an attachment says about it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -33,8 +32,8 @@ pub(crate) struct Mark {
     pub default_route: bool,
     /// Whether ports of the node lead there.
     pub ports: bool,
-    /// Whether it is a bridge's port.
-    pub switched: bool,
+    /// Of which kind its Network is.
+    pub topology: Topology,
     /// The pod's addresses.
     pub addresses: Vec<IpNet>,
 }
@@ -64,7 +63,7 @@ pub(crate) fn fnv(bytes: impl AsRef<[u8]>) -> u64 {
 
 impl Mark {
     /// The mark of what is asked for.
-    pub fn of(request: &AttachRequest, mac: Mac, inode: u64) -> Result<Self> {
+    pub fn of(request: &AttachRequest, topology: Topology, mac: Mac, inode: u64) -> Result<Self> {
         let mark = Self {
             sandbox: request.pod.sandbox.clone(),
             interface: request.interface.clone(),
@@ -73,7 +72,7 @@ impl Mark {
             mac,
             default_route: request.default_route,
             ports: !request.ports.is_empty(),
-            switched: false,
+            topology,
             addresses: request.addresses.iter().map(|address| address.net).collect(),
         };
         let length = mark.alias().len();
@@ -105,7 +104,7 @@ impl Mark {
             mac: word()?.parse().ok()?,
             default_route: false,
             ports: false,
-            switched: false,
+            topology: topology::of_letters(""),
             addresses: Vec::new(),
         };
         let flags = word()?;
@@ -113,15 +112,15 @@ impl Mark {
         Some(Self {
             default_route: flags.contains('d'),
             ports: flags.contains('p'),
-            switched: flags.contains('s'),
+            topology: topology::of_letters(flags),
             addresses: addresses.map(str::parse).collect::<Result<_, _>>().ok()?,
             ..mark
         })
     }
 
-    /// The table that its sources are in.
-    pub fn table(&self) -> TableId {
-        rules::table(if self.switched { Family::Bridge } else { Family::Inet })
+    /// What its kind of Network is.
+    pub fn driver(&self) -> &'static dyn Driver {
+        topology::of(self.topology)
     }
 
     /// The addresses alone.
@@ -140,9 +139,7 @@ impl fmt::Display for Mark {
         if self.ports {
             f.write_str("p")?;
         }
-        if self.switched {
-            f.write_str("s")?;
-        }
+        self.driver().letter().map_or(Ok(()), |letter| write!(f, "{letter}"))?;
         f.write_str(" ")?;
         for (place, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if place == 0 { "" } else { "," })?;
@@ -171,7 +168,7 @@ mod tests {
             mac: "0a:01:0a:f4:00:05".parse().expect("a MAC"),
             default_route: true,
             ports: false,
-            switched: true,
+            topology: Topology::Layer2,
             addresses: vec![
                 "10.244.0.5/32".parse().expect("v4"),
                 "2001:db8:1111:2222:3333:4444:5555:6666/128".parse().expect("v6"),

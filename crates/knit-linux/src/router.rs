@@ -8,18 +8,16 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 
 use ipnet::IpNet;
-use knit_kernel::link::{AddrGenMode, Bridge, Change, Link, NewLink, Peer};
+use knit_kernel::link::{AddrGenMode, Change, Link, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Element, IfName as NftName, Set, TableState};
+use knit_kernel::nft::{Element, Family, IfName as NftName, Set, TableState};
 use knit_kernel::op::Object;
 use knit_kernel::{Handle, IfName, Mtu, owner};
-use knit_runtime::{Error, Reason, Result, Topology};
+use knit_runtime::{Error, Reason, Result};
 
 use crate::attach::{Plan, kernel_mac};
 use crate::core::{Core, Net};
 use crate::fail::internal;
-use crate::layer2::{self, BRIDGE};
-use crate::layer3;
 use crate::links::{Like, find_renamed};
 use crate::mark::Mark;
 use crate::moves::InMotion;
@@ -31,15 +29,10 @@ use crate::setup::links_of;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
 use crate::tables::{Comparison, apply, exchange};
+use crate::topology::Driver;
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, ROUTER_END, node_end};
 use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
-
-/// What it means where a kernel does not have the settings.
-const NO_BRIDGE_FILTER: &str = "bridged packets pass no IP rules here, so Services and policies of switched Networks do \
-                                not work: load the module br_netfilter";
-const ASKS: &str =
-    "the router asks for addresses that nobody has, and its pods may fill the machine's table of neighbours";
 
 impl Core {
     /// Makes or repairs a Network's router.
@@ -62,11 +55,11 @@ impl Core {
             self.ensure_uplink(&net, shape, facts, &uplink)?
         };
         settings::settle(&net.space, &settings::forwarding(shape, None))?;
-        if shape.switched() {
-            settings::settle_if_possible(&net.space, &settings::bridge_filter(), NO_BRIDGE_FILTER);
+        let master = self.router_links(&net.space, shape, facts)?;
+        for (settings, consequence) in shape.driver().settings() {
+            settings::settle_if_possible(&net.space, &settings, consequence);
         }
-        let bridge = self.router_links(&net.space, shape, facts)?;
-        self.settle_ports(&*net.space.links()?, shape, &ports, bridge)?;
+        self.settle_ports(&*net.space.links()?, shape, &ports, master)?;
         self.router_side(&net.space, shape, facts, place, &ports)?;
         self.uplink_side(shape, facts, &uplink, place, &ports)?;
         net.set_shape(Arc::clone(shape), facts);
@@ -108,16 +101,10 @@ impl Core {
     /// Brings the tables inside a router to what is wanted. They are read only if somebody else touched them.
     pub fn settle_router(&self, net: &Net, shape: &Arc<Shape>, ports: &[(Link, Mark)]) -> Result<()> {
         let mut known = net.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let layout = rules::router::layout(shape.switched(), self.config.vxlan_port);
         if let Some((at, before)) = known.take()
-            && before.switched() == shape.switched()
+            && before.network.topology == shape.network.topology
             && self.senses.is_untouched(&net.space, Some(at))?
-            && exchange(
-                &net.space,
-                &layout,
-                &rules::router::elements(&before),
-                &rules::router::elements(shape),
-            )?
+            && self.exchange_router(net, &before, shape)?
         {
             *known = Some((at, Arc::clone(shape)));
             return Ok(());
@@ -130,12 +117,18 @@ impl Core {
         Ok(())
     }
 
+    /// Exchanges what a Network has in its router's tables, besides its pods' sources, without reading them.
+    fn exchange_router(&self, net: &Net, before: &Shape, shape: &Shape) -> Result<bool> {
+        let (before, wanted) = (router_elements(before), router_elements(shape));
+        let own = rules::table(Family::Inet);
+        let tables = shape.driver().tables(self.config.vxlan_port);
+        let layout = tables.iter().find(|layout| *layout.id() == own);
+        layout.map_or(Ok(false), |layout| exchange(&net.space, layout, &before, &wanted))
+    }
+
     /// Lays the rules inside a router down of which nothing else is known, with the elements that are there.
-    pub fn close_router(&self, net: &Net, topology: Topology) -> Result<()> {
-        let switched = topology == Topology::Layer2;
-        let layout = rules::router::layout(switched, self.config.vxlan_port);
-        let ports = if switched { rules::bridge::layout() } else { rules::port::no_arp() };
-        for layout in [ports, layout] {
+    pub fn close_router(&self, net: &Net, driver: &dyn Driver) -> Result<()> {
+        for layout in driver.tables(self.config.vxlan_port) {
             apply(&net.space, &layout, &Elements::none())?;
         }
         Ok(())
@@ -161,17 +154,16 @@ impl Core {
         shape: &Shape,
         ports: &[(Link, Mark)],
         motion: &InMotion,
-    ) -> [(TableState, Vec<Put>); 2] {
+    ) -> Vec<(TableState, Vec<Put>)> {
+        let driver = shape.driver();
         let sources = source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link)));
-        let mut wanted = rules::router::elements(shape);
-        let layout = rules::router::layout(shape.switched(), self.config.vxlan_port);
-        let ports = if shape.switched() {
-            (rules::bridge::layout(), sources)
-        } else {
-            wanted.extend(sources);
-            (rules::port::no_arp(), Vec::new())
+        let parts = [(driver.sources(), sources), (rules::table(Family::Inet), router_elements(shape))];
+        let wanted = |table: TableState| {
+            let own = parts.iter().filter(|(id, _)| id == table.id());
+            let puts = own.flat_map(|(_, puts)| puts.iter().cloned()).collect();
+            (table, puts)
         };
-        [ports, (layout, wanted)]
+        driver.tables(self.config.vxlan_port).into_iter().map(wanted).collect()
     }
 
     /// The pair of links between node and router: where its addresses are.
@@ -219,13 +211,10 @@ impl Core {
         Ok(place)
     }
 
-    /// Bridge and tunnel; says which bridge, if it has one.
+    /// What the Network's kind has there, and the tunnel; says what ports are ports of, if anything.
     fn router_links(&self, space: &Space, shape: &Shape, facts: &Facts) -> Result<Option<u32>> {
         let handle = space.links()?;
-        let bridge = if shape.switched() { Some(ensure_bridge(&handle, shape)?) } else { None };
-        if bridge.is_some() {
-            settings::settle_if_possible(space, &settings::ask_nobody(BRIDGE), ASKS);
-        }
+        let master = shape.driver().settle_links(&handle, shape)?;
         let tunnel_name = tunnel::router_tunnel();
         let there = tunnel::in_router(&handle, shape.id())?;
         let staging = tunnel::node_tunnel(shape.id());
@@ -236,7 +225,7 @@ impl Core {
         };
         let index = match there {
             Some(link) if tunnel::same(&wanted, &link) && link.name == tunnel_name => {
-                Like::tunnel(shape, bridge).settle(&handle, &link)?;
+                Like::tunnel(shape, master).settle(&handle, &link)?;
                 link.index
             }
             there => {
@@ -250,13 +239,13 @@ impl Core {
             }
         };
         let mut change = Change::of(index).up();
-        change.master = Some(bridge);
-        change.port = bridge.map(|_| layer2::TUNNEL_PORT);
+        change.master = Some(master);
+        change.port = shape.driver().master().map(|master| master.tunnel_port);
         change.addr_gen = self.ipv6.then_some(AddrGenMode::None);
         let lo = IfName::new("lo").expect("lo is a name");
         let changes = [change.into(), Change::named(lo).up().into()];
         handle.apply(&changes).map_err(internal("bring the tunnel up"))?;
-        Ok(bridge)
+        Ok(master)
     }
 
     /// Addresses, routes, neighbours and forwarding entries in the router.
@@ -273,7 +262,7 @@ impl Core {
         up.addr_gen = self.ipv6.then_some(AddrGenMode::None);
         up.alias = Like::uplink(shape, facts, place, End::Router).alias;
         handle.apply(&[up.into()]).map_err(internal("bring the uplink up in the router"))?;
-        let links = links_of(&handle, [ROUTER_END, ROUTER_TUNNEL, BRIDGE, "lo"], ports)?;
+        let links = links_of(&handle, links_with_entries(shape), ports)?;
         let wanted = router_entries(shape, facts, place, ports);
         settle(&handle, &links, &wanted, &shape.network.name)
     }
@@ -398,6 +387,19 @@ fn network_of(uplink: &Link) -> Option<u32> {
     uplink.owner()?.strip_prefix("uplink ")?.parse().ok()
 }
 
+/// The links of a router, besides ports, that something is on.
+pub(crate) fn links_with_entries(shape: &Shape) -> impl Iterator<Item = &'static str> {
+    let master = shape.driver().master().map(|master| master.name);
+    [ROUTER_END, ROUTER_TUNNEL, "lo"].into_iter().chain(master)
+}
+
+/// What a Network has in its router's own table.
+fn router_elements(shape: &Shape) -> Vec<Put> {
+    let mut puts = rules::router::elements(shape);
+    puts.extend(shape.driver().router_elements());
+    puts
+}
+
 /// What a Network has in the node's table.
 pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<Put> {
     let network = &shape.network;
@@ -473,18 +475,9 @@ pub(crate) fn router_entries(
         let to = if v4 { IpNet::V4(Default::default()) } else { IpNet::V6(Default::default()) };
         entries.insert(Entry::Route { to, via: Some(address), link: ROUTER_END.into(), source: None });
     }
-    if shape.switched() {
-        entries.extend(layer2::bridge_addresses(shape));
-        entries.extend(layer2::remote_entries(shape, facts));
-    } else {
-        let own = shape.network.subnets.iter().map(|subnet| subnet.gateway);
-        for address in own.chain(shape.network.router_addresses.iter().copied()) {
-            entries.insert(Entry::Address { link: "lo".into(), net: IpNet::from(address) });
-        }
-        entries.extend(layer3::remote_entries(shape, ROUTER_END, ROUTER_TUNNEL));
-    }
+    entries.extend(shape.driver().router_entries(shape, facts));
     for (link, mark) in ports {
-        entries.extend(shape.pod_entries(link.name.as_str(), mark));
+        entries.extend(shape.driver().pod_entries(link.name.as_str(), mark));
     }
     entries
 }
@@ -511,21 +504,4 @@ fn settle(handle: &Handle, links: &Links, wanted: &BTreeSet<Entry>, network: &st
     difference
         .apply(handle, links)
         .map_err(internal("bring addresses, routes and neighbours to what is wanted"))
-}
-
-/// The bridge: its MAC first, because changing it later takes its neighbours away.
-fn ensure_bridge(handle: &Handle, shape: &Shape) -> Result<u32> {
-    let name = IfName::new(BRIDGE).expect("bridge is a name");
-    let mac = kernel_mac(layer2::bridge_mac(shape));
-    let there = handle.link_by_name(&name).map_err(internal("look for the bridge"))?;
-    let mtu = Mtu::new(shape.mtu).ok();
-    let Some(link) = there else {
-        let mut bridge = NewLink::bridge(name, Bridge::default());
-        (bridge.mac, bridge.mtu, bridge.group, bridge.up) = (Some(mac), mtu, 0, true);
-        bridge.alias = Some(owner::alias(&format!("bridge {}", shape.id())));
-        bridge.addr_gen = Some(AddrGenMode::None);
-        return handle.create_link(&bridge).map(|made| made.index).map_err(internal("make the bridge"));
-    };
-    Like::bridge(shape).settle(handle, &link)?;
-    Ok(link.index)
 }

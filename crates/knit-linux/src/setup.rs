@@ -15,12 +15,12 @@ use knit_runtime::{Error, Network, Reason, Result};
 
 use crate::core::Core;
 use crate::fail::internal;
-use crate::layer3;
 use crate::mark::Mark;
 use crate::moves::Subject;
 use crate::rules::{self, Put};
 use crate::settings;
 use crate::shape::{Facts, Home, Shape};
+use crate::topology;
 use crate::wanted::{Difference, Entry, Links, found};
 
 /// A pod's namespace may go at any time, and its link with it: then what there is is listed again.
@@ -64,7 +64,7 @@ impl Core {
             let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
             let Some(shape) = net.shape() else {
                 self.close_node(&mut self.layout())?;
-                return self.close_router(&net, network.topology);
+                return self.close_router(&net, topology::of(network.topology));
             };
             let ports = ports(&*net.space.links()?)?;
             if home == Home::Own {
@@ -182,9 +182,9 @@ pub(crate) fn default_entries(
     ports: &[(Link, Mark)],
     tunnel: &str,
 ) -> BTreeSet<Entry> {
-    let mut entries = layer3::remote_entries(shape, &facts.uplink, tunnel);
+    let mut entries = topology::routed_remote_entries(shape, &facts.uplink, tunnel);
     for (link, mark) in ports {
-        entries.extend(layer3::pod_entries(link.name.as_str(), mark.mac, mark.ips()));
+        entries.extend(shape.driver().pod_entries(link.name.as_str(), mark));
     }
     entries
 }

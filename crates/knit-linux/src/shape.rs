@@ -7,11 +7,10 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 use knit_ipam::{Mac, gateway_mac};
-use knit_runtime::{Address, Error, Network, Reason, Result, Route, Topology};
+use knit_runtime::{Address, Error, Network, Reason, Result, Route};
 
-use crate::mark::{Mark, fnv};
-use crate::wanted::Entry;
-use crate::{layer2, layer3};
+use crate::mark::fnv;
+use crate::topology::{self, Driver};
 
 /// What the node is, as far as Networks depend on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -98,9 +97,7 @@ impl Shape {
     pub fn of(network: &Network, facts: &Facts, home: Home) -> Result<Self> {
         let fail = |message: String| Error::new(Reason::Invalid, message).on(network.name.as_str());
         check_subnets(network).map_err(fail)?;
-        if home == Home::Node && network.topology == Topology::Layer2 {
-            return Err(fail(format!("Network {} is the node's own and can only be Layer3", network.name)));
-        }
+        topology::of(network.topology).check(network, home).map_err(fail)?;
         let wish = Wish::of(network, home).map_err(fail)?;
         let source = source(network, facts);
         let remotes = remotes(network, facts, home, wish, source);
@@ -154,9 +151,9 @@ impl Shape {
         subnets.chain(blocks).collect()
     }
 
-    /// Whether pods are on a switched segment.
-    pub fn switched(&self) -> bool {
-        self.network.topology == Topology::Layer2
+    /// What its kind is.
+    pub fn driver(&self) -> &'static dyn Driver {
+        topology::of(self.network.topology)
     }
 
     /// The gateway's MAC, the same on every node.
@@ -182,25 +179,16 @@ impl Shape {
         }
     }
 
-    /// An address as a pod's interface has it: alone where it is routed, with its subnet where it is switched.
+    /// An address as a pod's interface has it: with its subnet where that is on its link, and alone otherwise.
     pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
         let subnet = self.network.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
-        let prefix = match (self.switched(), address) {
+        let prefix = match (self.driver().has_subnet_on_link(), address) {
             (true, _) => subnet.cidr.prefix_len(),
             (false, IpAddr::V4(_)) => 32,
             (false, IpAddr::V6(_)) => 128,
         };
         let net = IpNet::new(address, prefix).ok()?;
         Some(Address { net, gateway: Some(subnet.gateway) })
-    }
-
-    /// What a pod has in its router.
-    pub fn pod_entries(&self, host: &str, mark: &Mark) -> Vec<Entry> {
-        if self.switched() {
-            layer2::pod_entries(host, mark.mac, mark.ips())
-        } else {
-            layer3::pod_entries(host, mark.mac, mark.ips())
-        }
     }
 
     /// The routes that a pod gets.
@@ -213,8 +201,8 @@ impl Shape {
             };
             if default_route {
                 routes.push(Route { destination: any, via: Some(subnet.gateway) });
-            } else if !self.switched() {
-                // A routed pod has nothing on its link but the gateway.
+            } else if !self.driver().has_subnet_on_link() {
+                // Such a pod has nothing on its link but the gateway.
                 routes.push(Route { destination: subnet.cidr.trunc(), via: Some(subnet.gateway) });
                 // The node is the default Network's router: it must be answered by the way that it asks.
                 let v4 = subnet.cidr.addr().is_ipv4();
@@ -285,7 +273,7 @@ pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String
         ));
     };
     let Some(via) = route.via else { return Ok(()) };
-    if network.topology == Topology::Layer3 && via != gateway {
+    if !topology::of(network.topology).has_subnet_on_link() && via != gateway {
         return Err(format!(
             "route to {} via {via}: a pod of the routed Network {} has only its gateway {gateway} on its link; leave via out",
             route.destination, network.name

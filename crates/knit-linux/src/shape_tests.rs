@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use knit_runtime::{Block, Network, NetworkId, Reason, Route, Subnet, Topology};
 
 use super::*;
-use crate::layer3::remote_entries;
+use crate::topology::routed_remote_entries as remote_entries;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -249,7 +249,7 @@ fn what_was_announced_has_its_own_way_and_its_own_mac() {
     network.topology = Topology::Layer2;
     let shape = Shape::of(&network, &facts(), Home::Own).expect("a shape");
     let text: Vec<String> =
-        layer2::remote_entries(&shape, &facts()).iter().map(ToString::to_string).collect();
+        shape.driver().router_entries(&shape, &facts()).iter().map(ToString::to_string).collect();
     for wanted in [
         "bridge: neighbour 10.244.200.9 is 02:00:5e:00:00:09",
         "bridge: neighbour 10.244.2.7 is 02:00:5e:00:00:09",

@@ -10,18 +10,17 @@ use knit_kernel::nft::Family;
 use knit_runtime::{InterfaceName, NotKnown, Result, SandboxId, Survey};
 
 use crate::core::{Core, Net};
-use crate::layer2::BRIDGE;
 use crate::links::Like;
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
-use crate::router::{router_end, router_entries, uplink_entries};
+use crate::router::{links_with_entries, router_end, router_entries, uplink_entries};
 use crate::rules;
 use crate::settings::{self, Setting};
 use crate::setup::default_entries;
 use crate::shape::{Facts, Home, Shape};
 use crate::sight::{Sight, Wrong};
 use crate::tunnel::{self, ROUTER_TUNNEL};
-use crate::uplink::{End, Place, ROUTER_END, node_end};
+use crate::uplink::{End, Place, node_end};
 use crate::wanted::Difference;
 
 /// Damage that follows from the node's own link having changed; what else there is of the kind says nothing then.
@@ -175,29 +174,21 @@ impl Core {
         if let Some(rules) = &mut router.rules {
             self.compare_router(rules, shape, &router.ports, motion);
         }
+        let driver = shape.driver();
         let mut wanted = settings::forwarding(shape, None);
-        let mut bridge = None;
-        if shape.switched() {
-            // A kernel that does not have them was said to lack them when the Network was set up.
-            wanted.extend(settings::bridge_filter().into_iter().map(Setting::if_there));
-            wanted.extend(settings::ask_nobody(BRIDGE));
-            match router.links.get(BRIDGE) {
-                Some(link) => {
-                    bridge = Some(link.index);
-                    wrong.link(&Like::bridge(shape), link);
-                }
-                None => wrong.add("links", "the bridge is missing"),
-            }
-        }
+        // A kernel that does not have them was said to lack them when the Network was set up.
+        let more = driver.settings().into_iter().flat_map(|(settings, _)| settings);
+        wanted.extend(more.map(Setting::if_there));
         wrong.settings(&net.space, &wanted)?;
-        self.look_at_ports(subject, router, bridge, wrong);
+        let master = driver.compare_links(router, shape, wrong);
+        self.look_at_ports(subject, router, master, wrong);
         if let Some(lo) = router.links.get("lo") {
             wrong.link(&Like::default(), lo);
         }
         let wanted = tunnel::wanted(shape, facts, tunnel::node_tunnel(shape.id()));
         match (router.links.get(ROUTER_TUNNEL), wanted) {
             (Some(link), Some(wanted)) if tunnel::same(&wanted, link) => {
-                wrong.link(&Like::tunnel(shape, bridge), link);
+                wrong.link(&Like::tunnel(shape, master), link);
             }
             _ => wrong.add("links", "the tunnel is missing or is another one"),
         }
@@ -209,7 +200,7 @@ impl Core {
         };
         wrong.link(&Like::uplink(shape, facts, place, End::Router), inside);
         let wanted = router_entries(shape, facts, place, &router.ports);
-        let links = router.links_of(&[ROUTER_END, ROUTER_TUNNEL, BRIDGE, "lo"], true);
+        let links = router.links_of(&links_with_entries(shape).collect::<Vec<_>>(), true);
         let mut found = router.reading.found(&links);
         found.extend(router.reading.found_on_own(&links));
         wrong.entries(&Difference::between(&wanted, &found), motion);
@@ -236,10 +227,10 @@ impl Core {
         wrong.entries(&Difference::between(&wanted, &found), motion);
     }
 
-    fn look_at_ports(&self, subject: &Subject<'_>, sight: &Sight, bridge: Option<u32>, wrong: &mut Wrong) {
+    fn look_at_ports(&self, subject: &Subject<'_>, sight: &Sight, master: Option<u32>, wrong: &mut Wrong) {
         let settled = sight.ports.iter().filter(|(link, _)| subject.motion.has_settled(link));
         for (link, mark) in settled.filter(|(link, _)| !self.is_in_flux(link)) {
-            wrong.link(&Like::host_end(subject.shape, mark, self.made_with(link), bridge), link);
+            wrong.link(&Like::host_end(subject.shape, mark, self.made_with(link), master), link);
         }
     }
 

@@ -98,6 +98,17 @@ impl Entry {
         })
     }
 
+    /// The link that it is on.
+    pub fn link(&self) -> &str {
+        match self {
+            Self::Address { link, .. }
+            | Self::Route { link, .. }
+            | Self::Neighbour { link, .. }
+            | Self::Remote { link, .. }
+            | Self::Port { link, .. } => link,
+        }
+    }
+
     /// What there can be only one of: putting another one takes its place.
     fn key(&self) -> (u8, String, String) {
         match self {

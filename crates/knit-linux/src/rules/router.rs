@@ -47,15 +47,29 @@ fn others() -> Set {
     Set::of::<IfName>("others")
 }
 
-/// The router's table, without any element.
-pub(crate) fn layout(switched: bool, vxlan_port: u16) -> TableState {
-    let state = TableState::new(Table::new(table(Family::Inet)).comment("made by knit"));
-    // The ports of a bridge are checked where frames come in.
-    let state = if switched {
-        state.set(port::pods4(), []).set(port::pods6(), [])
-    } else {
-        port::checks(state.set(others(), []), "others", Vec::new())
-    };
+/// The beginning of a router's table that checks what comes by ports.
+pub(crate) fn with_ports() -> TableState {
+    port::checks(empty().set(others(), []), "others", Vec::new())
+}
+
+/// The beginning of a router's table whose ports are checked elsewhere.
+pub(crate) fn without_ports() -> TableState {
+    empty().set(port::pods4(), []).set(port::pods6(), [])
+}
+
+fn empty() -> TableState {
+    TableState::new(Table::new(table(Family::Inet)).comment("made by knit"))
+}
+
+/// Interfaces of a router that checks ports, and that are none.
+pub(crate) fn not_ports(links: [&str; 2]) -> Vec<Put> {
+    let element = |link| knit_kernel::nft::Element::new(&IfName::new(link));
+    links.map(|link| Put::new(others(), element(link))).into()
+}
+
+/// A router's table, without any element.
+pub(crate) fn layout(beginning: TableState, vxlan_port: u16) -> TableState {
+    let state = beginning;
     let state = [inside4(), inside6(), outward4(), outward6(), services4(), services6()]
         .into_iter()
         .fold(state, |state, set| state.set(set, []));
@@ -139,11 +153,6 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
             std::net::IpAddr::V4(v4) => Put::new(services4(), knit_kernel::nft::Element::new(v4)),
             std::net::IpAddr::V6(v6) => Put::new(services6(), knit_kernel::nft::Element::new(v6)),
         });
-    }
-    if !shape.switched() {
-        for link in [ROUTER_END, crate::tunnel::ROUTER_TUNNEL] {
-            puts.push(Put::new(others(), knit_kernel::nft::Element::new(&IfName::new(link))));
-        }
     }
     puts
 }

@@ -11,12 +11,12 @@ fn the_nodes_table() {
 
 #[test]
 fn a_routed_networks_table() {
-    insta::assert_snapshot!(router::layout(false, 4789).to_string());
+    insta::assert_snapshot!(router::layout(router::with_ports(), 4789).to_string());
 }
 
 #[test]
 fn a_switched_networks_tables() {
-    let tables = [router::layout(true, 4789), bridge::layout()];
+    let tables = [router::layout(router::without_ports(), 4789), bridge::layout()];
     insta::assert_snapshot!(tables.map(|table| table.to_string()).join("\n"));
 }
 

@@ -1,4 +1,4 @@
-//! Switched Networks: what they want on their bridge and its ports.
+//! Switched Networks: a bridge in each router joins its pods, and a tunnel joins the bridges of all nodes.
 //!
 //! Remote pods' MACs follow from their addresses, so neighbours and forwarding entries for a whole block of another
 //! node are written before any pod exists there; nothing is learned and nothing is flooded to other nodes.
@@ -8,19 +8,39 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use knit_ipam::{Mac, pod_mac};
-use knit_kernel::link::PortFlags;
-use knit_runtime::Block;
+use knit_kernel::link::{AddrGenMode, Bridge, NewLink, PortFlags};
+use knit_kernel::nft::{Family, TableId, TableState};
+use knit_kernel::{Handle, IfName, Mtu, owner};
+use knit_runtime::{Block, Network, Result, Topology};
 
-use crate::shape::{Facts, Shape};
+use super::{Driver, Master};
+use crate::attach::kernel_mac;
+use crate::fail::internal;
+use crate::links::Like;
+use crate::mark::Mark;
+use crate::rules::{self, Put};
+use crate::settings::{self, Setting};
+use crate::shape::{Facts, Home, Shape};
+use crate::sight::{Sight, Wrong};
 use crate::tunnel::ROUTER_TUNNEL;
 use crate::wanted::Entry;
 
+/// Switched Networks.
+#[derive(Debug)]
+pub(super) struct Switched;
+
+/// What it means where a kernel does not have the settings.
+const NO_BRIDGE_FILTER: &str = "bridged packets pass no IP rules here, so Services and policies of switched Networks do \
+                                not work: load the module br_netfilter";
+const ASKS: &str =
+    "the router asks for addresses that nobody has, and its pods may fill the machine's table of neighbours";
+
 /// The bridge, in the router.
-pub(crate) const BRIDGE: &str = "bridge";
+const BRIDGE: &str = "bridge";
 
 /// A pod's port. All addresses are written, so nothing is learned, and nothing unknown is sent there. Without hairpin a
 /// pod that reaches itself by a service would never hear itself.
-pub(crate) const POD_PORT: PortFlags = PortFlags {
+const POD_PORT: PortFlags = PortFlags {
     isolated: false,
     hairpin: true,
     neigh_suppress: false,
@@ -31,7 +51,7 @@ pub(crate) const POD_PORT: PortFlags = PortFlags {
 };
 
 /// The tunnel's port. The bridge answers for remote pods, and floods nothing to other nodes.
-pub(crate) const TUNNEL_PORT: PortFlags = PortFlags {
+const TUNNEL_PORT: PortFlags = PortFlags {
     isolated: false,
     hairpin: false,
     neigh_suppress: true,
@@ -41,15 +61,105 @@ pub(crate) const TUNNEL_PORT: PortFlags = PortFlags {
     broadcast_flood: false,
 };
 
+impl Driver for Switched {
+    fn topology(&self) -> Topology {
+        Topology::Layer2
+    }
+
+    fn letter(&self) -> Option<char> {
+        Some('s')
+    }
+
+    fn check(&self, network: &Network, home: Home) -> Result<(), String> {
+        match home {
+            Home::Node => Err(format!("Network {} is the node's own and can only be Layer3", network.name)),
+            Home::Own => Ok(()),
+        }
+    }
+
+    fn has_subnet_on_link(&self) -> bool {
+        true
+    }
+
+    /// The bridge: its MAC first, because changing it later takes its neighbours away.
+    fn settle_links(&self, router: &Handle, shape: &Shape) -> Result<Option<u32>> {
+        let name = IfName::new(BRIDGE).expect("bridge is a name");
+        let there = router.link_by_name(&name).map_err(internal("look for the bridge"))?;
+        if let Some(link) = there {
+            like(shape).settle(router, &link)?;
+            return Ok(Some(link.index));
+        }
+        let mut bridge = NewLink::bridge(name, Bridge::default());
+        (bridge.mac, bridge.mtu) = (Some(kernel_mac(bridge_mac(shape))), Mtu::new(shape.mtu).ok());
+        (bridge.group, bridge.up) = (0, true);
+        bridge.alias = Some(owner::alias(&format!("bridge {}", shape.id())));
+        bridge.addr_gen = Some(AddrGenMode::None);
+        router.create_link(&bridge).map(|made| Some(made.index)).map_err(internal("make the bridge"))
+    }
+
+    fn compare_links(&self, router: &Sight, shape: &Shape, wrong: &mut Wrong) -> Option<u32> {
+        let Some(link) = router.links.get(BRIDGE) else {
+            wrong.add("links", "the bridge is missing");
+            return None;
+        };
+        wrong.link(&like(shape), link);
+        Some(link.index)
+    }
+
+    fn master(&self) -> Option<Master> {
+        Some(Master { name: BRIDGE, pod_port: POD_PORT, tunnel_port: TUNNEL_PORT })
+    }
+
+    fn settings(&self) -> Vec<(Vec<Setting>, &'static str)> {
+        vec![(settings::bridge_filter(), NO_BRIDGE_FILTER), (settings::ask_nobody(BRIDGE), ASKS)]
+    }
+
+    /// The ports of a bridge are checked where frames come in.
+    fn tables(&self, vxlan_port: u16) -> Vec<TableState> {
+        vec![rules::bridge::layout(), rules::router::layout(rules::router::without_ports(), vxlan_port)]
+    }
+
+    fn sources(&self) -> TableId {
+        rules::table(Family::Bridge)
+    }
+
+    fn router_elements(&self) -> Vec<Put> {
+        Vec::new()
+    }
+
+    fn router_entries(&self, shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
+        let mut entries = remote_entries(shape, facts);
+        entries.extend(bridge_addresses(shape));
+        entries
+    }
+
+    fn pod_entries(&self, host: &str, mark: &Mark) -> Vec<Entry> {
+        let port = Entry::Port { link: host.to_owned(), mac: mark.mac };
+        std::iter::once(port).chain(self.left_by(mark)).collect()
+    }
+
+    /// The bridge's neighbours; everything else goes with the link.
+    fn left_by(&self, mark: &Mark) -> Vec<Entry> {
+        let neighbour = |address| Entry::Neighbour { link: BRIDGE.into(), address, mac: mark.mac };
+        mark.ips().map(neighbour).collect()
+    }
+}
+
+/// The bridge as it is to be.
+fn like(shape: &Shape) -> Like {
+    let mac = Some(kernel_mac(bridge_mac(shape)));
+    Like { mtu: Some(shape.mtu), mac, group: Some(0), ..Like::default() }
+}
+
 /// The bridge's MAC: that of the router's own address, so that other nodes find it by that; the gateway's if it has no
 /// address of its own.
-pub(crate) fn bridge_mac(shape: &Shape) -> Mac {
+fn bridge_mac(shape: &Shape) -> Mac {
     let own = shape.router_address(true).or_else(|| shape.router_address(false));
     own.map_or_else(|| shape.gateway_mac(), |address| pod_mac(shape.id(), address))
 }
 
 /// The bridge's addresses: the router's own with the subnet, and the gateway's alone.
-pub(crate) fn bridge_addresses(shape: &Shape) -> Vec<Entry> {
+fn bridge_addresses(shape: &Shape) -> Vec<Entry> {
     let mut entries = Vec::new();
     for subnet in &shape.network.subnets {
         let own = shape.router_address(subnet.cidr.addr().is_ipv4());
@@ -67,7 +177,7 @@ pub(crate) fn bridge_addresses(shape: &Shape) -> Vec<Entry> {
 }
 
 /// The pods of other nodes: all that their blocks can have, and those that were announced one by one.
-pub(crate) fn remote_entries(shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
+fn remote_entries(shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
     let announced = || shape.network.announced.iter().filter(|announced| announced.node != facts.node);
     // An address has one neighbour entry, and what was announced is what is.
     let own_mac = |address: &IpAddr| announced().any(|announced| announced.addresses.contains(address));
@@ -97,13 +207,6 @@ pub(crate) fn remote_entries(shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
         }
     }
     entries
-}
-
-/// A pod of this node.
-pub(crate) fn pod_entries(host: &str, mac: Mac, addresses: impl Iterator<Item = IpAddr>) -> Vec<Entry> {
-    let neighbour = |address| Entry::Neighbour { link: BRIDGE.into(), address, mac };
-    let port = Entry::Port { link: host.to_owned(), mac };
-    std::iter::once(port).chain(addresses.map(neighbour)).collect()
 }
 
 /// The addresses of a block, those of one pod together: families are paired by place.
