@@ -140,6 +140,8 @@ pub struct Memory {
     pub gone: HashMap<String, Duration>,
     /// Since when attachments without a node are leaving, by namespace and name.
     pub leaving: HashMap<(String, String), Duration>,
+    /// NetworkAttachments about which something could not be written, by namespace and name, and when that was.
+    pub failed: HashMap<(String, String), Duration>,
     /// When counts of a Network were last written, by its uid.
     pub counted: HashMap<String, Duration>,
     /// What was heard of agents.

@@ -272,7 +272,11 @@ impl Controller {
                 }
                 Some(Err(error)) => {
                     self.failed(&error);
-                    failed = true;
+                    // One of a user's many objects is tried again by itself; nothing else waits for it.
+                    match action.attachment() {
+                        Some(place) => drop(memory.failed.insert(place, self.started.elapsed())),
+                        None => failed = true,
+                    }
                 }
                 None => failed = true,
             }

@@ -156,6 +156,21 @@ pub struct Note {
     pub text: String,
 }
 
+// === impl Action ===
+
+impl Action {
+    /// The namespace and name of the NetworkAttachment that it is about, if it is about one.
+    pub(crate) fn attachment(&self) -> Option<(String, String)> {
+        match self {
+            Self::AttachmentStatus { namespace, name, .. }
+            | Self::AttachmentFinalizers { namespace, name, .. }
+            | Self::ForgetAttachment { namespace, name, .. }
+            | Self::DeleteAttachment { namespace, name, .. } => Some((namespace.clone(), name.clone())),
+            _ => None,
+        }
+    }
+}
+
 // === impl Plan ===
 
 impl Plan {

@@ -7,18 +7,22 @@ use knit_api::conditions::network_attachment as reasons;
 
 use super::action::{Action, Plan};
 use super::status::condition;
-use crate::cluster::{Cluster, Now};
+use super::turn::Turn;
+use crate::cluster::{Cluster, Memory, Now};
 
 /// How long the agent of a pod's node may take to say something first.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Answers those that waited long enough. The agent of the pod's node overwrites it as soon as there is one.
-pub(super) fn answer(cluster: &Cluster, now: Now, plan: &mut Plan) {
+pub(super) fn answer(cluster: &Cluster, memory: &Memory, now: Now, turn: &mut Turn, plan: &mut Plan) {
     for waiting in &cluster.attachments {
         let Some(created) = waiting.unanswered else { continue };
         let over = created.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
         if now.wall < over {
             plan.again_at(now.when(over));
+            continue;
+        }
+        if !turn.takes(waiting, memory, plan) {
             continue;
         }
         let message = format!(
@@ -65,10 +69,15 @@ mod tests {
         let answered = AttachmentView { network: "blue".into(), ..AttachmentView::default() };
         let cluster = Cluster { attachments: vec![Arc::new(view), Arc::new(answered)], ..Cluster::default() };
         let mut plan = Plan::default();
-        answer(&cluster, at(0), &mut plan);
+        let mut memory = Memory::default();
+        let mut answer = |now, plan: &mut Plan| {
+            let mut turn = Turn::new(&mut memory, now);
+            answer(&cluster, &memory, now, &mut turn, plan);
+        };
+        answer(at(0), &mut plan);
         assert_eq!((plan.actions.len(), plan.again), (0, Some(Duration::from_secs(510))));
         let mut plan = Plan::default();
-        answer(&cluster, at(10), &mut plan);
+        answer(at(10), &mut plan);
         let words = plan.to_string();
         assert_eq!(words, "status of NetworkAttachment shop/web-blue: Ready=False/PodNotFound\n");
         let [Action::AttachmentStatus { status, .. }] = plan.actions.as_slice() else { panic!("{words}") };

@@ -1,6 +1,7 @@
 //! What a node that is gone leaves behind: attachments that no agent will ever speak of again.
 
 use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use knit_api::conditions::network_attachment as reasons;
@@ -8,7 +9,8 @@ use knit_api::names::ATTACHMENT_FINALIZER;
 
 use super::action::{Action, Plan};
 use super::status::condition;
-use crate::cluster::{AttachmentView, Cluster, Memory, Now};
+use super::turn::Turn;
+use crate::cluster::{Agents, AttachmentView, Cluster, Memory, Now};
 use crate::config::Config;
 
 /// Nodes that have been gone for longer than the grace.
@@ -44,7 +46,7 @@ pub(super) fn attachments(
     departed: &HashSet<String>,
     memory: &mut Memory,
     config: &Config,
-    now: Now,
+    (now, turn): (Now, &mut Turn),
     plan: &mut Plan,
 ) {
     let nobodys = |view: &AttachmentView| view.leaving.is_some() && view.node.is_none();
@@ -54,7 +56,21 @@ pub(super) fn attachments(
     memory.leaving.retain(|key, _| waiting.contains(key));
     for view in &cluster.attachments {
         let action = match (&view.node, &view.leaving) {
-            (Some(node), _) if !departed.contains(node) => continue,
+            // Its user wants it gone, and the machine that had it may never come back.
+            (Some(node), Some(finalizers)) if !departed.contains(node) => {
+                let Some(away) = memory.agents.away_since(cluster, node, now) else { continue };
+                let over = away.saturating_add(config.node_gone_grace);
+                if now.steady < over {
+                    plan.again_at(over);
+                    continue;
+                }
+                // It is more likely then that something is wrong with us.
+                if plan.held_back > 0 {
+                    continue;
+                }
+                let_go(view, finalizers, format!("the agent of node {node} is away"))
+            }
+            (Some(node), None) if !departed.contains(node) => continue,
             (Some(node), Some(finalizers)) => let_go(view, finalizers, format!("node {node} is gone")),
             // An agent put the finalizer there and never said more. If it is there, it does so within the grace.
             (None, Some(finalizers)) => {
@@ -82,7 +98,20 @@ pub(super) fn attachments(
                 condition: node_gone(node, now),
             },
         };
-        plan.actions.push(action);
+        if turn.takes(view, memory, plan) {
+            plan.actions.push(action);
+        }
+    }
+}
+
+// === impl Agents ===
+
+impl Agents {
+    /// Since when the agent of a node is away; nothing while it is not, or not known to be.
+    fn away_since(&self, cluster: &Cluster, node: &str, now: Now) -> Option<Duration> {
+        let (lease, seen) = (cluster.leases.get(node)?, self.leases.get(node)?);
+        let since = seen.since.saturating_add(lease.holds);
+        (seen.version == lease.version && now.steady >= since).then_some(since)
     }
 }
 

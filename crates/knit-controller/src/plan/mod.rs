@@ -15,6 +15,7 @@ mod primary;
 mod share;
 mod status;
 mod taints;
+mod turn;
 
 pub use action::{Action, Note, Plan};
 pub(crate) use blocks::REMEMBER;
@@ -23,6 +24,7 @@ pub use primary::{Primaries, primaries};
 use crate::cluster::{Cluster, Memory, Now};
 use crate::config::Config;
 use index::Index;
+use turn::Turn;
 
 /// Works out everything that is to be written so that the cluster is as it should be. A cluster that is as it
 /// should be gives an empty plan. `memory` is what the caches do not show yet; numbers and blocks that are planned
@@ -46,9 +48,11 @@ pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now) -
         now,
         &mut plan,
     );
-    attachments::answer(cluster, now, &mut plan);
-    departed::attachments(cluster, &departed, memory, config, now, &mut plan);
     taints::on_nodes(cluster, memory, now, &mut plan);
+    let mut turn = Turn::new(memory, now);
+    attachments::answer(cluster, memory, now, &mut turn, &mut plan);
+    let mut turn = Turn::new(memory, now);
+    departed::attachments(cluster, &departed, memory, config, (now, &mut turn), &mut plan);
     policies::warn(cluster, memory, config, now, &mut plan);
     plan
 }

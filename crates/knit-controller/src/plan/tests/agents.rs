@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Taint;
-use knit_api::names::DEFAULT_NETWORK;
+use knit_api::names::{ATTACHMENT_FINALIZER, DEFAULT_NETWORK};
 use knit_api::{AddressCounts, Family};
 
 use super::World;
-use crate::cluster::AgentLease;
+use crate::cluster::{AgentLease, AttachmentView};
 
 impl World {
     /// The agent of a node renews its Lease, which holds 100 s.
@@ -42,6 +42,40 @@ fn nodes(count: u8) -> World {
     }
     world.settle();
     world
+}
+
+/// The machine is dead, and nobody deletes its Node: whoever deletes the object waited for ever.
+#[test]
+fn an_attachment_that_is_deleted_is_let_go_when_its_agent_stays_away() {
+    let mut world = nodes(3);
+    let view = |name: &str, node: &str, leaving: bool| AttachmentView {
+        namespace: "shop".into(),
+        name: name.into(),
+        network: "blue".into(),
+        node: Some(node.into()),
+        ready: true,
+        deleting: leaving,
+        leaving: leaving.then(|| vec![ATTACHMENT_FINALIZER.to_owned()]),
+        ..AttachmentView::default()
+    };
+    let all = [view("leaving", "n1", true), view("stays", "n1", false), view("others", "n2", true)];
+    world.cluster.attachments = all.map(Arc::new).into();
+    let names = |world: &World| -> Vec<String> {
+        world.cluster.attachments.iter().map(|attachment| attachment.name.clone()).collect()
+    };
+    // Away after 100 s, and then the grace.
+    for _ in 0..4 {
+        world.goes_on(95);
+        world.renews("n2");
+        world.renews("n3");
+    }
+    assert_eq!(names(&world), ["leaving", "stays", "others"]);
+    world.goes_on(15);
+    world.pass(5);
+    let words = world.plan().to_string();
+    assert_eq!(words, "let NetworkAttachment shop/leaving go: the agent of node n1 is away\n");
+    world.settle();
+    assert_eq!(names(&world), ["stays", "others"]);
 }
 
 #[test]

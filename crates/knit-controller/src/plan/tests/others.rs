@@ -153,6 +153,37 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
     assert_eq!((&staying.node, staying.ready, staying.addresses.len()), (&None, false, 0));
 }
 
+/// One tenant's objects; another's node asks for a block meanwhile.
+#[test]
+fn ten_thousand_objects_that_nobody_answered_held_up_every_plan() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.network("blue", &["10.77.0.0/24"], None);
+    world.settle();
+    let many = (0..10_000).map(|n| attachment(&format!("a{n}"), "blue", "10.77.0.9", &json!({})));
+    world.cluster.attachments = many.map(Arc::new).collect();
+    world.pass(60);
+    let about = |plan: &Plan| -> Vec<(String, String)> {
+        plan.actions.iter().filter_map(Action::attachment).collect()
+    };
+    let plan = world.plan();
+    let answered = about(&plan);
+    assert_eq!(answered.len(), 50);
+    world.asks("n1", "blue");
+    let plan = world.plan();
+    assert!(plan.actions.iter().any(|action| matches!(action, Action::GiveBlock(_))), "{plan}");
+    assert!(plan.again.is_some_and(|again| again <= world.steady() + std::time::Duration::from_secs(1)));
+    // Those that fail are not in the way of the others.
+    let now = world.steady();
+    let failed = answered.iter().map(|place| (place.clone(), now));
+    world.memory.failed.extend(failed);
+    let others = about(&world.plan());
+    assert_eq!(others.len(), 50);
+    assert!(others.iter().all(|place| !answered.contains(place)));
+    world.pass(30);
+    assert_eq!(about(&world.plan()), answered);
+}
+
 #[test]
 fn what_a_dead_node_had_does_not_keep_a_network() {
     let mut world = World::new();
