@@ -24,6 +24,7 @@ use knit_runtime::{
 
 use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
+use crate::listeners;
 use crate::mark::{HOST_PREFIX, Mark, host_name};
 use crate::moves::Subject;
 use crate::rules::{self, Put};
@@ -61,7 +62,10 @@ impl Core {
                     self.open_ports_again(&plan, request).map_err(about)?;
                     (link, false)
                 }
-                None => (self.make(&net, &plan, request, &pod).map_err(about)?, true),
+                None => {
+                    listeners::check(request, self.node.namespace()).map_err(about)?;
+                    (self.make(&net, &plan, request, &pod).map_err(about)?, true)
+                }
             }
         };
         let attachment = self.answer(&net, &plan, request, &link);

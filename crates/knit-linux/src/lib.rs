@@ -20,6 +20,7 @@ mod echo;
 mod fail;
 mod inspect;
 mod links;
+mod listeners;
 mod mark;
 mod moves;
 mod neighbours;

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use knit_kernel::NetNs;
@@ -151,6 +151,58 @@ fn a_host_port_on_the_tunnels_port_is_refused_before_anything_is_made() {
                 cluster.b.runtime.detach(&request.pod, None).await.expect("detached");
             }
             crosses(&pair(&cluster, &blue, 18, 34).await, "blue");
+        });
+    });
+}
+
+#[test]
+fn a_pods_host_port_took_what_was_meant_for_the_nodes_own_program() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let listen = |at: &'static str| {
+                let bound = cluster.b.space.run(|| (TcpListener::bind(at), UdpSocket::bind(at)));
+                let (tcp, udp) = bound.expect("visited");
+                (tcp.expect("a listener"), udp.expect("a socket"))
+            };
+            let (kubelet, kubelet_udp) = listen("[::]:10250");
+            let local = listen("127.0.0.1:10248");
+            let mut request = TestPod::new("thief").request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
+            let mapping = |protocol, host_port, host_ip| PortMapping {
+                protocol,
+                host_port,
+                container_port: 80,
+                host_ip,
+            };
+            let before = support::tables(&cluster.b);
+            for (protocol, port) in [
+                (Protocol::Tcp, 10250),
+                (Protocol::Udp, 10250),
+                (Protocol::Tcp, 10248),
+                (Protocol::Udp, 10248),
+            ] {
+                request.ports = vec![mapping(protocol, 8080, None), mapping(protocol, port, None)];
+                let error = cluster.b.runtime.attach(&request).await.expect_err("the node's program has it");
+                assert_eq!(error.reason, Reason::Conflict, "{error}");
+                assert!(error.to_string().contains(&format!("host port {port}/")), "{error}");
+                assert_eq!(support::tables(&cluster.b), before);
+            }
+            let to = SocketAddr::new(cluster.b.addresses[0], 10250);
+            let asked = cluster.outside.run(|| TcpStream::connect_timeout(&to, SOON));
+            let client = asked.expect("visited").expect("connected").local_addr().expect("an address");
+            let (_, heard) = kubelet.accept().expect("the node's program answers");
+            assert_eq!((heard.ip().to_canonical(), heard.port()), (client.ip(), client.port()));
+            // Where the program is not, the port is free; and so it is when the program has ended.
+            let at = Some(cluster.b.addresses[0]);
+            request.ports = vec![mapping(Protocol::Tcp, 10248, at)];
+            cluster.b.runtime.attach(&request).await.expect("attached");
+            // The same again finds what is there, whatever listens by now.
+            let late = listen("0.0.0.0:10249");
+            cluster.b.runtime.attach(&request).await.expect("attached");
+            cluster.b.runtime.detach(&request.pod, None).await.expect("detached");
+            drop((kubelet, kubelet_udp, local, late));
+            request.ports = vec![mapping(Protocol::Tcp, 10250, None)];
+            cluster.b.runtime.attach(&request).await.expect("attached");
         });
     });
 }
