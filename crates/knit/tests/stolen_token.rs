@@ -43,6 +43,11 @@ apiVersion: knit.dev/v1alpha1
 kind: NetworkAttachment
 metadata: {name: users, namespace: default, finalizers: [example.org/own]}
 spec: {pod: web, network: blue}
+---
+apiVersion: knit.dev/v1alpha1
+kind: NetworkAttachment
+metadata: {name: orphan, namespace: default, finalizers: [example.org/own]}
+spec: {pod: web, network: blue}
 "#;
 
 /// Programs that are ended with the value.
@@ -284,12 +289,29 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("n1", Write::delete::<NetworkAttachment>(attachment("users")), false),
         ("n2", Write::delete::<NetworkAttachment>(attachment("users")), false),
         ("n2", metadata("users", &json!({"finalizers": ["example.org/own"]})), true),
+        // A user deletes another while n1, whose machine is dead, has it attached: whoever has its pod now lets it go, and no more.
+        ("n1", metadata("orphan", &holds), true),
+        ("n1", attached("orphan", "n1", "True"), true),
+        ("n2", metadata("orphan", &json!({"finalizers": ["example.org/own"]})), false),
+        ("admin", Write::delete::<NetworkAttachment>(attachment("orphan")), true),
+        ("n2", attached("orphan", "n2", "True"), false),
+        ("n2", metadata("orphan", &json!({"finalizers": [ATTACHMENT_FINALIZER]})), false),
+        (
+            "n2",
+            metadata("orphan", &json!({"finalizers": ["example.org/own"], "annotations": {"a": "b"}})),
+            false,
+        ),
+        ("n2", metadata("orphan", &json!({"finalizers": ["example.org/own"]})), true),
         // Its Node: one condition.
         ("n1", condition("n1"), true),
         ("n1", condition("n2"), false),
         ("n1", node_status("n1", address), false),
         ("n1", node_status("n1", ready), false),
         ("n1", node_status("n1", json!({"status": {"allocatable": {"cpu": "99"}}})), false),
+        ("n1", node_status("n1", json!({"status": {"images": [{"names": ["x"], "sizeBytes": 1}]}})), false),
+        ("n1", node_status("n1", json!({"status": {"phase": "Terminated"}})), false),
+        ("n1", node_status("n1", json!({"status": {"runtimeHandlers": [{"name": "x"}]}})), false),
+        ("n1", node_status("n1", json!({"status": {"features": {"supplementalGroupsPolicy": true}}})), false),
         ("n1", node_status("n1", json!({"metadata": {"labels": {"zone": "mine"}}})), false),
         ("n1", Write::merge::<Node>(Key::cluster("n1"), json!({"spec": {"unschedulable": false}})), false),
         // What it says of itself.
@@ -344,6 +366,7 @@ fn a_stolen_token_is_one_nodes() {
             ("n1", of_pod("n1")),
             ("n2", of_pod("n2")),
             ("nobody", server.client(&runtime, "nobody", &unbound)),
+            ("admin", server.client(&runtime, "somebody", "secret")),
         ];
         let attempt = |who: &str, write: &Write| {
             let (_, client) = clients.iter().find(|(name, _)| *name == who).expect("a client");

@@ -31,6 +31,15 @@ pub fn one_nodes(bed: &Bed) -> Result<()> {
     thief.may_not(&lease("n2"), &[])?;
     thief.may_not(&lease("knit-controller"), &[])?;
     thief.may_not(&node_condition("n2"), &["--subresource=status"])?;
+    for status in [
+        json!({ "images": [{ "names": ["x"], "sizeBytes": 1 }] }),
+        json!({ "phase": "Terminated" }),
+        json!({ "runtimeHandlers": [{ "name": "x" }] }),
+    ] {
+        let node =
+            json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" }, "status": status });
+        thief.may_not(&node, &["--subresource=status"])?;
+    }
     thief.may_not(&node_network("n2"), &[])?;
     thief.may_not(&event("n2"), &[])?;
     let other = Thief::of(bed, "n2")?;
