@@ -62,6 +62,13 @@ impl Node {
         Ok(Self { agent, knit, shim, _outside: outside })
     }
 
+    /// Whether this agent can be told how often it compares everything: older ones, which `--program` may name, cannot.
+    pub fn has_passes(&self) -> Result<bool> {
+        let help = Command::new(&self.knit).args(["node", "--help"]).output();
+        let help = help.with_context(|| format!("cannot run {}", self.knit.display()))?;
+        Ok(String::from_utf8_lossy(&help.stdout).contains("--pass-every"))
+    }
+
     /// Replaces the agent by one that compares everything this often.
     pub fn restart(&mut self, pass_every: u64) -> Result<()> {
         self.agent.kill()?;
