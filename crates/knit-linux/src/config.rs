@@ -24,6 +24,9 @@ pub struct Config {
     /// The most connections, about, that the pods of one Network with a router of its own may have through the node at
     /// once, so that one Network leaves others room in the node's table; 0 is as many as there is room for.
     pub uplink_connections: u32,
+    /// The most, about, that all these Networks may have together, so that they leave the node room; 0 is as many as there is
+    /// room for.
+    pub uplinks_together: u32,
 }
 
 impl Config {
@@ -47,6 +50,7 @@ impl Config {
             vxlan_port: knit_kernel::link::Vxlan::PORT,
             default_network: Self::DEFAULT_NETWORK.into(),
             uplink_connections: Self::UPLINK_CONNECTIONS,
+            uplinks_together: 0,
         }
     }
 }

@@ -113,7 +113,8 @@ impl Core {
     }
 
     fn node_layout(&self) -> TableState {
-        rules::node::layout(self.config.vxlan_port, self.config.uplink_connections)
+        let (each, together) = (self.config.uplink_connections, self.config.uplinks_together);
+        rules::node::layout(self.config.vxlan_port, rules::node::Flows { each, together })
     }
 
     /// Exchanges a Network's part without reading the tables; false if they must be read.

@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn one_part_for_another_is_elements_only_and_only_those_that_differ() {
-        let layout = node::layout(4789, 0);
+        let layout = node::layout(4789, node::Flows { each: 0, together: 0 });
         let mac = knit_ipam::Mac([0x0a, 1, 10, 244, 1, 5]);
         let part = |hosts: &[&str]| -> Vec<Put> {
             let address = "10.244.1.5".parse().expect("an address");

@@ -72,6 +72,34 @@ fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
     });
 }
 
+#[test]
+fn two_greedy_networks_filled_the_nodes_whole_table_of_connections() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::new();
+            // As on a node whose table has room for twice what one Network may have.
+            cluster.a.restart_with(|config| {
+                config.uplink_connections = 2048;
+                config.uplinks_together = 2048;
+            });
+            cluster.a.setup(&default_network()).await;
+            cluster.a.setup(&blue(&cluster.a)).await;
+            cluster.a.setup(&green(&cluster.a)).await;
+            let timeout = Sysctl::new("net/netfilter/nf_conntrack_udp_timeout").expect("a name");
+            Sysctls::of(&cluster.a.space).expect("sysctls").set(&timeout, 3600).expect("set");
+            let one = cluster.a.pod(&blue(&cluster.a), "one", &["10.77.0.18", "fd77::12"]).await;
+            let two = cluster.a.pod(&green(&cluster.a), "two", &["10.77.0.34", "fd77::22"]).await;
+            let world = ip("203.0.113.9");
+            let [first, second] = [&one, &two]
+                .map(|pod| connections(&pod.space, &cluster.outside, SocketAddr::new(world, 7000), 2000));
+            assert!(first >= 500, "{first}: one alone has its share");
+            assert!(first + second <= 2048, "{first} and {second} of 2000 each");
+            let node = udp(&cluster.a.space, &cluster.outside, world, 7200, SOON);
+            assert_ne!(node, Talk::Silence, "the node itself");
+        });
+    });
+}
+
 /// How many neighbours a namespace is asking for: the kernel cannot evict these.
 fn asked_for(space: &NetNs) -> usize {
     const RTM_GETNEIGH: u16 = 30;

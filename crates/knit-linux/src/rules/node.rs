@@ -21,6 +21,17 @@ const FILTER: i32 = 0;
 
 /// How many keys the connections of one uplink are counted under.
 const FLOW_PARTS: u32 = 256;
+/// How many keys those of all uplinks together are counted under.
+const ALL_FLOW_PARTS: u32 = 1024;
+
+/// The most connections that come out of routers, about; 0 is as many as there is room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flows {
+    /// Of each Network.
+    pub each: u32,
+    /// Of all of them.
+    pub together: u32,
+}
 
 const REPLY: CtDirection = CtDirection(1);
 
@@ -115,6 +126,11 @@ fn flows() -> Set {
     Set::of::<(IfName, Mark)>("flows").dynamic(most).comment("connections of each uplink, in parts")
 }
 
+/// The same of all uplinks together.
+fn all_flows() -> Set {
+    Set::of::<Mark>("all-flows").dynamic(ALL_FLOW_PARTS).comment("connections of all uplinks, in parts")
+}
+
 /// Whether an element of a set is the default Network's, which has this number.
 pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
     ["sources", "pods", "inside", "outward", "known"].iter().any(|name| set.starts_with(name))
@@ -129,9 +145,8 @@ pub(crate) fn network_of(set: &str, element: &Element) -> Option<u32> {
     tunnel::network_of(set, element)
 }
 
-/// The node's table without any element that depends on a Network or a pod. `connections` is the most that each Network
-/// may have through its uplink, about; 0 is as many as there is room for.
-pub(crate) fn layout(vxlan_port: u16, connections: u32) -> TableState {
+/// The node's table without any element that depends on a Network or a pod.
+pub(crate) fn layout(vxlan_port: u16, flows_at_most: Flows) -> TableState {
     let state = TableState::new(Table::new(table(Family::Inet)).comment("made by knit"));
     let frames = vec![tunnel::to_tunnel(vxlan_port).goto("tunnel")];
     let state = tunnel::checks(port::checks(state, "uplinks", frames), vxlan_port);
@@ -153,14 +168,15 @@ pub(crate) fn layout(vxlan_port: u16, connections: u32) -> TableState {
         hairpin4(),
         hairpin6(),
         flows(),
+        all_flows(),
     ]
     .into_iter()
     .fold(state, |state, set| state.set(set, []));
-    from_uplinks(to_uplinks(translation(state), vxlan_port), connections)
+    from_uplinks(to_uplinks(translation(state), vxlan_port), flows_at_most)
 }
 
 /// What comes out of a Network's router: answers, services that it lists, the outside if it may.
-fn from_uplinks(state: TableState, connections: u32) -> TableState {
+fn from_uplinks(state: TableState, flows_at_most: Flows) -> TableState {
     let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
     let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
     let (link4, link6) = uplink::ranges();
@@ -194,7 +210,10 @@ fn from_uplinks(state: TableState, connections: u32) -> TableState {
                 v6().in_set(&(field::iifname(), field::ip6_daddr()), "uplink-inside6").counter().drop(),
             ],
         )
-        .chain(Chain::regular("new-flow").comment("one Network leaves others room"), new_flow(connections))
+        .chain(
+            Chain::regular("new-flow").comment("one Network leaves others room, and all of them the node"),
+            new_flow(flows_at_most),
+        )
         .chain(
             Chain::regular("from-uplink-related")
                 .comment("errors about connections, from who may know of them"),
@@ -209,12 +228,19 @@ fn from_uplinks(state: TableState, connections: u32) -> TableState {
 }
 
 /// Drops the first packet of a connection if its Network has too many. The kernel looks through all that it counted under
-/// one key when another one comes, so each uplink has many keys: which one follows from the connection's hash.
-fn new_flow(connections: u32) -> Vec<Rule> {
-    let each = connections.div_ceil(FLOW_PARTS);
+/// one key when another one comes, so each uplink has many keys: which one follows from the connection's hash. All Networks
+/// together leave a part of the node's table to the node and the default Network, however many they are.
+fn new_flow(Flows { each, together }: Flows) -> Vec<Rule> {
     let key = (field::iifname(), field::symhash(FLOW_PARTS));
-    let rule = Rule::new().connections_over(&key, "flows", each).counter().drop();
-    (connections > 0).then(|| rule.comment("too many connections")).into_iter().collect()
+    let of_one = Rule::new().connections_over(&key, "flows", each.div_ceil(FLOW_PARTS)).counter().drop();
+    let key = field::symhash(ALL_FLOW_PARTS);
+    let of_all =
+        Rule::new().connections_over(&key, "all-flows", together.div_ceil(ALL_FLOW_PARTS)).counter().drop();
+    let rules = [
+        (each > 0).then(|| of_one.comment("too many connections")),
+        (together > 0).then(|| of_all.comment("too many connections of all Networks")),
+    ];
+    rules.into_iter().flatten().collect()
 }
 
 /// Goes out by an uplink, known by its group and how its name begins. Beside the set of uplinks, so that all of them are

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn the_nodes_table() {
-    insta::assert_snapshot!(node::layout(4789, 65_536).to_string());
+    insta::assert_snapshot!(node::layout(4789, node::Flows { each: 65_536, together: 65_536 }).to_string());
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn an_attachment_is_a_few_elements() {
         container_port: 80,
         host_ip: host_ip.map(|text| text.parse().expect("an address")),
     };
-    let mut state = node::layout(4789, 65_536);
+    let mut state = node::layout(4789, node::Flows { each: 65_536, together: 65_536 });
     state.chains.clear();
     let mut wanted = source_elements("knitaaaaaaaaaaa", mac, ips);
     wanted.extend(port_elements("knitaaaaaaaaaaa", &[mapping(None), mapping(Some("192.168.7.1"))], &ips));

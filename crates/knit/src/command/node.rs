@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use knit_kernel::netns::NetNs;
+use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_node::proxy::ServiceProxy;
 use knit_objects::{FolderOptions, Source};
+use knit_proxy_nft::Limits;
 use knit_runtime::Runtime;
 
 use super::log::LogArgs;
@@ -178,6 +180,7 @@ fn config(args: Args) -> Result<AgentConfig> {
         let mut config = knit_linux::Config::new(node, addresses, namespace);
         config.router_directory = routers;
         config.uplink_connections = connections;
+        config.uplinks_together = if connections == 0 { 0 } else { half_of_the_table(&config.namespace) };
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
@@ -194,6 +197,16 @@ fn config(args: Args) -> Result<AgentConfig> {
         runtime: Box::new(make),
         proxy,
     })
+}
+
+/// Half of the kernel's table of connections: of what it is now, or of what a service proxy makes of it if that is less.
+fn half_of_the_table(namespace: &NetNs) -> u32 {
+    const MOST: &str = "net/netfilter/nf_conntrack_max";
+    let now = || Sysctls::of(namespace).ok()?.get(&Sysctl::new(MOST).ok()?).ok()?.trim().parse::<u64>().ok();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let planned = Limits::default().plan(cores).into_iter().find(|(name, _)| *name == MOST);
+    let least = planned.map(|(_, most)| most).into_iter().chain(now()).min().unwrap_or_default();
+    u32::try_from(least / 2).unwrap_or(u32::MAX)
 }
 
 /// A socket's path; `unix://` before it, as other tools have it, is fine.
