@@ -7,6 +7,8 @@
 //! kernel's table of connections. [`watch`] hears of what others change. [`netlink`] is the socket and the attribute codec that
 //! everything speaks through; [`sandbox`] runs a program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
 //!
+//! [`links`] and [`nft::Nftables`] are seams: what is written over them is tested with fakes, without a kernel.
+//!
 //! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of [`link::Kind`] and,
 //! if it is to be read back, of [`link::Details`].
 
@@ -16,6 +18,7 @@ pub mod error;
 pub mod fdb;
 pub mod handle;
 pub mod link;
+pub mod links;
 pub mod name;
 pub mod neigh;
 pub mod netlink;

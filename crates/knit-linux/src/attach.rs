@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_ipam::{Mac, pod_mac};
 use knit_kernel::addr::Address;
+use knit_kernel::handle::Created;
 use knit_kernel::link::{AddrGenMode, Change as LinkChange, Link, NewLink, Peer};
 use knit_kernel::neigh::Neighbour;
 use knit_kernel::netns::NetNs;
@@ -25,11 +26,11 @@ use knit_runtime::{
 use crate::core::{Core, Known, Net};
 use crate::fail::{chain, internal};
 use crate::listeners;
-use crate::mark::{HOST_PREFIX, Mark, host_name};
+use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
+use crate::port::{Port, There, is_half_made};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
-use crate::wanted::{Entry, Links, put};
 
 /// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of breath.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -91,30 +92,18 @@ impl Core {
 
     /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no more.
     fn existing(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<Option<Link>> {
-        let found = {
-            let handle = net.space.links()?;
-            handle.link_by_name(&plan.host).map_err(internal("look for the attachment"))?
-        };
-        let Some(link) = found else { return Ok(None) };
         let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
-        let Some(there) = link.owner().and_then(Mark::parse) else {
-            if self.is_half_made(&link) {
+        let being_made = self.making().contains(plan.host.as_str());
+        let (link, there) = match plan.port().find(&*net.space.links()?, being_made)? {
+            There::Nothing => return Ok(None),
+            There::HalfMade(index) => {
                 tracing::info!(link = %plan.host, "removing a link whose making was cut off");
                 let handle = net.space.links()?;
-                handle.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+                handle.delete_link(index).map_err(internal("delete a half-made link"))?;
                 return Ok(None);
             }
-            return conflict(format!(
-                "link {} is there and is not an attachment of ours: delete it",
-                plan.host
-            ));
+            There::Ours(found) => *found,
         };
-        if (&there.sandbox, &there.interface) != (&plan.mark.sandbox, &plan.mark.interface) {
-            return conflict(format!(
-                "link {} belongs to interface {} of sandbox {}: try again with another sandbox id",
-                plan.host, there.interface, there.sandbox
-            ));
-        }
         let whole = link.up && there.inode == plan.mark.inode;
         if whole && there.digest != plan.mark.digest {
             return conflict(format!(
@@ -130,15 +119,9 @@ impl Core {
         Ok(None)
     }
 
-    /// Whether a link is an attachment's that a killed runtime did not finish. The kernel takes a link's group when it
-    /// makes it, and its alias only afterwards; a kill in between leaves a link of ours that does not say whose it is.
+    /// Whether a link is an attachment's that a killed runtime did not finish.
     pub fn is_half_made(&self, link: &Link) -> bool {
-        let name = link.name.as_str();
-        link.kind == "veth"
-            && link.alias.is_none()
-            && link.group == knit_kernel::owner::GROUP
-            && name.starts_with(HOST_PREFIX)
-            && !self.making().contains(name)
+        is_half_made(link, self.making().contains(link.name.as_str()))
     }
 
     /// Makes it, and takes everything away again if it does not work.
@@ -169,7 +152,7 @@ impl Core {
     }
 
     fn try_make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
-        self.put_rules(net, plan, request)?;
+        self.open_ports(plan, request)?;
         let handle = net.space.links()?;
         let ipv6 = self.ipv6 && plan.shape.mtu >= IPV6_MTU;
         let mut link = NewLink::veth(plan.host.clone(), plan.peer(pod)?);
@@ -178,24 +161,20 @@ impl Core {
         link.alias = Some(plan.mark.alias());
         link.addr_gen = ipv6.then_some(AddrGenMode::None);
         link.up = true;
-        let master = plan.shape.driver().master();
-        if let Some(master) = &master {
+        if let Some(master) = plan.shape.driver().master() {
             let name = IfName::new(master.name).expect("a driver gives its link a name that is one");
             let index =
                 handle.index_of(&name).map_err(internal(format!("find link {name} in the router")))?;
             (link.master, link.port) = (Some(index), Some(master.pod_port));
         }
-        let created = handle.create_link(&link).map_err(|error| refused(error, request))?;
-        let peer = created.peer.ok_or_else(|| {
-            Error::new(
-                Reason::Internal,
-                format!("the kernel did not say where the other end of {} is", plan.host),
-            )
-        })?;
-        self.pod_side(plan, pod, peer, ipv6, request)?;
-        let mut links: Links = [(plan.host.to_string(), created.index)].into();
-        links.extend(master.zip(link.master).map(|(master, index)| (master.name.to_owned(), index)));
-        put(&handle, &links, &plan.entries()).map_err(internal("make the routes to the pod"))?;
+        let pod_side = |created: Created| {
+            let peer = created.peer.ok_or_else(|| {
+                let message = format!("the kernel did not say where the other end of {} is", plan.host);
+                Error::new(Reason::Internal, message)
+            })?;
+            self.pod_side(plan, pod, peer, ipv6, request)
+        };
+        let created = plan.port().make(&*handle, &mut *net.space.rules()?, &link, pod_side)?;
         self.node_side(net, plan)?;
         let link = handle.link(created.index).map_err(internal("read the new link"))?;
         link.ok_or_else(|| {
@@ -204,11 +183,10 @@ impl Core {
         })
     }
 
-    /// The port's rules, and the ports of the node that lead to it.
-    fn put_rules(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<()> {
+    /// Opens the ports of the node that lead to it.
+    fn open_ports(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
         let host = plan.host.as_str();
         let table = rules::table(Family::Inet);
-        let own = rules::source_elements(host, plan.mark.mac, plan.mark.ips());
         let ips: Vec<IpAddr> = plan.mark.ips().collect();
         let ports = rules::port_elements(host, &request.ports, &ips);
         // A port of the node that another pod has is refused here.
@@ -231,10 +209,7 @@ impl Core {
                 internal("open ports of the node")(error)
             })?;
         }
-        net.space
-            .rules()?
-            .commit(&Put::add(&own, &plan.mark.driver().sources()))
-            .map_err(internal("allow the pod's addresses"))
+        Ok(())
     }
 
     /// Opens those ports of the node again that lead to an attachment which is there, and that somebody closed.
@@ -376,9 +351,9 @@ impl Plan {
         Ok(peer)
     }
 
-    /// What the router has for this pod.
-    pub fn entries(&self) -> Vec<Entry> {
-        self.shape.driver().pod_entries(self.host.as_str(), &self.mark)
+    /// Its host side.
+    fn port(&self) -> Port<'_> {
+        Port { host: &self.host, mark: &self.mark }
     }
 
     /// What is done inside the pod's namespace.
@@ -461,15 +436,4 @@ fn open_pod(request: &AttachRequest) -> Result<NetNs> {
         );
         Error::new(Reason::NamespaceGone, message).because(error)
     })
-}
-
-fn refused(error: knit_kernel::Error, request: &AttachRequest) -> Error {
-    if error.is_exists() {
-        let message = format!(
-            "sandbox {} has an interface {} that is not ours: ask for another name",
-            request.pod.sandbox, request.interface
-        );
-        return Error::new(Reason::Conflict, message).because(error);
-    }
-    internal("make the pod's interface")(error)
 }

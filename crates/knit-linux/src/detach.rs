@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
-use knit_kernel::nft::{self, Element, Family, Nftables, TableId};
+use knit_kernel::nft::{Element, Family};
 use knit_kernel::owner;
 use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
 
@@ -13,9 +13,9 @@ use crate::core::{Core, Known, Net};
 use crate::fail::internal;
 use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
+use crate::port::{Port, take_elements};
 use crate::rules::{self, Put};
-use crate::setup::{links_of, ports};
-use crate::wanted::{Entry, take};
+use crate::setup::ports;
 
 impl Core {
     /// Takes one interface away, or all of a sandbox. What is gone already is fine.
@@ -124,14 +124,10 @@ impl Core {
     pub fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
         let _moving = self.moves.begin(Subject::port(&net.name, mark));
         let host = host_name(&mark.sandbox, &mark.interface);
-        if let Some(link) = link {
-            let handle = net.space.links()?;
-            handle.delete_link(link.index).map_err(internal(format!("delete link {host}")))?;
-        }
+        let port = Port { host: &host, mark };
+        let link = link.map(|link| link.index);
+        port.unmake(&*net.space.links()?, &mut *net.space.rules()?, link)?;
         self.take_node_side(net, mark)?;
-        let own = rules::source_elements(host.as_str(), mark.mac, mark.ips());
-        self.take_left(net, mark)?;
-        take_elements(&mut *net.space.rules()?, &own, &mark.driver().sources())?;
         if mark.ports {
             self.close_ports(&|owner| owner == host.as_str())?;
         }
@@ -186,17 +182,6 @@ impl Core {
         take_elements(&mut *kernel, &gone, &table)
     }
 
-    /// Takes away what a pod has in its router that does not go with its link.
-    fn take_left(&self, net: &Net, mark: &Mark) -> Result<()> {
-        let left = mark.driver().left_by(mark);
-        if left.is_empty() {
-            return Ok(());
-        }
-        let handle = net.space.links()?;
-        let links = links_of(&handle, left.iter().map(Entry::link).take(1), &[])?;
-        take(&handle, &links, &left).map_err(internal("take away what the router had for the pod"))
-    }
-
     /// Removes all attachments whose sandbox is not in the list.
     pub fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
         let mut removed = Vec::new();
@@ -230,26 +215,4 @@ impl Core {
         self.sweep_ports()?;
         Ok(removed)
     }
-}
-
-/// Takes elements away; those that are gone already are fine.
-pub(crate) fn take_elements(kernel: &mut impl Nftables, puts: &[Put], table: &TableId) -> Result<()> {
-    if puts.is_empty() {
-        return Ok(());
-    }
-    let failed = || internal::<nft::Error>("take rules away");
-    match kernel.commit(&Put::delete(puts, table)) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.is_not_found() => {}
-        Err(error) => return Err(failed()(error)),
-    }
-    // Some are gone: find out which, the slow way.
-    for put in puts {
-        match kernel.commit(&Put::delete(std::slice::from_ref(put), table)) {
-            Ok(()) => {}
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(failed()(error)),
-        }
-    }
-    Ok(())
 }

@@ -25,6 +25,7 @@ mod mark;
 mod moves;
 mod neighbours;
 mod node_tables;
+mod port;
 mod purge;
 mod remove;
 mod router;

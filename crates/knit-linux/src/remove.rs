@@ -43,7 +43,7 @@ impl Core {
             let links = links_of(&handle, [facts.uplink.as_str(), tunnel.as_str()], &[])?;
             let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
             let there: Vec<_> = there.into_iter().collect();
-            take(&handle, &links, &there).map_err(internal("take the routes to other nodes away"))?;
+            take(&*handle, &links, &there).map_err(internal("take the routes to other nodes away"))?;
             if let Some(index) = links.get(tunnel.as_str()) {
                 handle.delete_link(*index).map_err(internal("delete the tunnel"))?;
             }

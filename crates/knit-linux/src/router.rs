@@ -207,7 +207,7 @@ impl Core {
         // Its addresses are where its place is remembered: before it comes up.
         let links: Links = [(uplink.to_string(), created.index)].into();
         let own = place.addresses(End::Node).map(|net| Entry::Address { link: uplink.to_string(), net });
-        crate::wanted::put(&node, &links, &own).map_err(internal("give the uplink its addresses"))?;
+        crate::wanted::put(&*node, &links, &own).map_err(internal("give the uplink its addresses"))?;
         Ok(place)
     }
 
@@ -327,7 +327,7 @@ impl Core {
         let links: Links = [(uplink.name.to_string(), uplink.index)].into();
         let routes: Vec<Entry> =
             mark.ips().map(|address| local_route(&uplink.name, place, address)).collect();
-        take(&node, &links, &routes).map_err(internal("take the node's route to the pod away"))
+        take(&*node, &links, &routes).map_err(internal("take the node's route to the pod away"))
     }
 
     /// The node's end of a Network's uplink, also for one that an earlier runtime set up.

@@ -12,6 +12,7 @@ use knit_ipam::Mac;
 use knit_kernel::addr::Address;
 use knit_kernel::fdb::{FdbEntry, FdbPlace};
 use knit_kernel::handle::{NeighbourFilter, RouteFilter};
+use knit_kernel::links::Links as LinkSeam;
 use knit_kernel::neigh::Neighbour;
 use knit_kernel::op::Object;
 use knit_kernel::route::{Route, RouteAction};
@@ -177,13 +178,13 @@ fn has_metric(route: &Route) -> bool {
 }
 
 /// Puts entries that are new.
-pub(crate) fn put(handle: &Handle, links: &Links, entries: &[Entry]) -> knit_kernel::Result<()> {
+pub(crate) fn put(handle: &dyn LinkSeam, links: &Links, entries: &[Entry]) -> knit_kernel::Result<()> {
     let ops: Vec<Op<'_>> = entries.iter().filter_map(|e| e.object(links)).map(Op::Replace).collect();
     handle.apply(&ops)
 }
 
 /// Takes entries away; those that are gone already are fine.
-pub(crate) fn take(handle: &Handle, links: &Links, entries: &[Entry]) -> knit_kernel::Result<()> {
+pub(crate) fn take(handle: &dyn LinkSeam, links: &Links, entries: &[Entry]) -> knit_kernel::Result<()> {
     let ops: Vec<Op<'_>> = entries.iter().filter_map(|e| e.object(links)).map(Op::Delete).collect();
     match handle.apply(&ops) {
         Err(knit_kernel::Error::Refused { failures, .. })

@@ -52,7 +52,7 @@ pub struct NeighbourFilter {
 }
 
 impl LinkFilter<'_> {
-    fn accepts(&self, link: &Link) -> bool {
+    pub(crate) fn accepts(&self, link: &Link) -> bool {
         self.kind.is_none_or(|kind| link.kind == kind)
             && self.master.is_none_or(|master| link.master == Some(master))
             && self.group.is_none_or(|group| link.group == group)
