@@ -152,9 +152,9 @@ impl Core {
                     Error::new(Reason::NotReady, message)
                 })?;
             let Some(record) = core.books().get(&sandbox).cloned() else { return Ok(()) };
-            // A DEL for an interface that is not the pod's main one is none of ours.
+            // A DEL for an interface that is not the pod's main one is not for us.
             if let Some(main) = main
-                && !record.attachments().iter().any(|a| a.plan().interface == main.as_str())
+                && !steps::is_main(&record, &main)
             {
                 return Ok(());
             }

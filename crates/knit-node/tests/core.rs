@@ -260,6 +260,25 @@ async fn garbage_collection_with_an_empty_list_leaves_pods_that_live() {
 }
 
 #[tokio::test]
+async fn a_call_that_names_another_interface_took_the_running_pods_networks_away() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    let further = before.attachments[1].interface.clone();
+    for interface in [InterfaceName::new("eth1").expect("a name"), further] {
+        let request = knit_node::PodRequest { interface: interface.clone(), ..node.request("a", "shop", "blue") };
+        let error = agent.add(request).await.expect_err("it has its networks");
+        assert_eq!(error.reason, Reason::Refused);
+        assert!(error.chain().contains("detach the pod first"), "{}", error.chain());
+        agent.core.detach(id("a"), Some(interface)).await.expect("nothing to do");
+        assert_eq!(agent.core.list(None), before.attachments);
+        assert_eq!(node.attachments().len(), 2);
+    }
+    agent.del("a").await.expect("detached");
+    assert!(node.is_clean());
+}
+
+#[tokio::test]
 async fn an_empty_pool_waits_for_a_block_and_then_says_so() {
     let mut node = Node::new();
     Arc::make_mut(&mut node.world.blocks)

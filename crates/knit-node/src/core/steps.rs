@@ -44,8 +44,17 @@ impl Core {
         };
         let known = self.books().get(&pod.sandbox).cloned();
         if let Some(record) = known {
-            if record.is_attached() && *record.netns() == namespace && has_main(&record, &request.interface) {
-                return Ok(answer(&record));
+            if record.is_attached() && *record.netns() == namespace {
+                if is_main(&record, &request.interface) {
+                    return Ok(answer(&record));
+                }
+                // Its main interface carries a running pod.
+                let message = format!(
+                    "{who}: sandbox {} has its networks, and {} is not its main interface: a further one is asked for with \
+                     the annotation knit.dev/networks or a NetworkAttachment; for another main one, detach the pod first",
+                    pod.sandbox, request.interface
+                );
+                return Err(Error::new(Reason::Refused, message));
             }
             tracing::info!(sandbox = %pod.sandbox, "an earlier attempt for this sandbox is cleared away first");
             self.remove_sandbox(&record).await?;
@@ -250,8 +259,13 @@ impl Core {
     }
 }
 
-fn has_main(record: &SandboxRecord, interface: &InterfaceName) -> bool {
-    record.attachment(interface.as_str()).is_some()
+/// Whether an interface is the main one of its sandbox: the one that an ADD names. Where none is known to be, any one may.
+pub(super) fn is_main(record: &SandboxRecord, interface: &InterfaceName) -> bool {
+    let main = record.attachments().iter().find(|a| details(a).is_some_and(|d| d.main));
+    match main {
+        Some(main) => main.plan().interface == interface.as_str(),
+        None => record.attachment(interface.as_str()).is_some(),
+    }
 }
 
 /// What a pod has, from its record: the main interface first.
