@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use knit_objects::Objects;
-use knit_runtime::Network;
+use knit_runtime::{Network, Protocol};
 use tokio::task::JoinSet;
 
 use crate::core::Core;
@@ -26,6 +26,11 @@ pub trait ServiceProxy: Send + Sync {
     /// What the proxies count, in the text form of OpenMetrics without its end.
     fn metrics(&self) -> String {
         String::new()
+    }
+
+    /// The namespace and name of the Service that has this as its node port, if one is known to.
+    fn owner_of_node_port(&self, _protocol: Protocol, _port: u16) -> Option<(String, String)> {
+        None
     }
 }
 

@@ -266,7 +266,8 @@ async fn a_call_that_names_another_interface_took_the_running_pods_networks_away
     let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
     let further = before.attachments[1].interface.clone();
     for interface in [InterfaceName::new("eth1").expect("a name"), further] {
-        let request = knit_node::PodRequest { interface: interface.clone(), ..node.request("a", "shop", "blue") };
+        let request =
+            knit_node::PodRequest { interface: interface.clone(), ..node.request("a", "shop", "blue") };
         let error = agent.add(request).await.expect_err("it has its networks");
         assert_eq!(error.reason, Reason::Refused);
         assert!(error.chain().contains("detach the pod first"), "{}", error.chain());

@@ -18,7 +18,7 @@ use knit_kernel::testing::{eventually, skip};
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
 use knit_node::testing::{FakeRuntime, Life};
 use knit_node::{Core, Parts, Reason};
-use knit_runtime::{feature, wire};
+use knit_runtime::{PortMapping, Protocol, feature, wire};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -158,6 +158,44 @@ impl ServiceProxy for NeedsRouter {
         let source = format!("{router:?} does not exist").into();
         Err(ProxyError { network: network.name.clone(), source })
     }
+}
+
+/// A proxy that knows one Service.
+struct OneService;
+
+#[async_trait]
+impl ServiceProxy for OneService {
+    fn follow(&self, _: &Core, _: &knit_objects::Objects, _: &mut JoinSet<()>) {}
+
+    async fn start(
+        &self,
+        _: Option<PathBuf>,
+        network: &knit_runtime::Network,
+    ) -> Result<Box<dyn Running>, ProxyError> {
+        Err(ProxyError { network: network.name.clone(), source: "it serves nothing".into() })
+    }
+
+    fn owner_of_node_port(&self, protocol: Protocol, port: u16) -> Option<(String, String)> {
+        let owner = ("forest".to_owned(), "web".to_owned());
+        (protocol == Protocol::Tcp && port == 30080).then_some(owner)
+    }
+}
+
+#[tokio::test]
+async fn a_pods_host_port_took_another_tenants_node_port() {
+    let node = Node::new();
+    let core = core_without(&node, &[], Some(Arc::new(OneService))).await;
+    let add = |sandbox: &str, namespace: &str, protocol, host_port| {
+        let mut request = node.request(sandbox, namespace, "");
+        request.ports = vec![PortMapping { protocol, host_port, container_port: 80, host_ip: None }];
+        core.attach(request, Instant::now() + Duration::from_secs(60))
+    };
+    let error = add("a", "shop", Protocol::Tcp, 30080).await.expect_err("it is forest/web's");
+    assert_eq!(error.reason, Reason::Refused);
+    assert!(error.chain().contains("node port of Service forest/web"), "{}", error.chain());
+    assert!(node.is_clean());
+    add("b", "shop", Protocol::Udp, 30080).await.expect("another port");
+    add("c", "forest", Protocol::Tcp, 30080).await.expect("its own namespace's");
 }
 
 #[tokio::test]

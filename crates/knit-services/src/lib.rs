@@ -15,6 +15,7 @@
 mod forbidden;
 mod instance;
 mod internal_ports;
+mod node_ports;
 mod refusals;
 mod services;
 mod steerer;

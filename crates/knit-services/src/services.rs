@@ -14,11 +14,12 @@ use knit_node::Core;
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
 use knit_objects::Objects;
 use knit_proxy::metrics::merge_texts;
-use knit_runtime::Network;
+use knit_runtime::{Network, Protocol};
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::node_ports::NodePorts;
 use crate::supervisor::Supervisor;
 
 /// Which Networks have their Services served by this agent.
@@ -60,6 +61,7 @@ pub struct Services {
     start: Mutex<Option<(Config, mpsc::UnboundedReceiver<Command>)>>,
     ids: AtomicU64,
     registries: Registries,
+    node_ports: Arc<Mutex<NodePorts>>,
 }
 
 /// What each instance counts.
@@ -94,6 +96,7 @@ impl Services {
             start: Mutex::new(Some((config, inbox))),
             ids: AtomicU64::new(0),
             registries: Registries::default(),
+            node_ports: Arc::default(),
         }
     }
 }
@@ -103,7 +106,8 @@ impl ServiceProxy for Services {
     fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) {
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((config, inbox)) = start else { return };
-        match Supervisor::new(config, core.clone(), objects, Arc::clone(&self.registries)) {
+        let shared = (Arc::clone(&self.registries), Arc::clone(&self.node_ports));
+        match Supervisor::new(config, core.clone(), objects, shared) {
             Ok(supervisor) => drop(tasks.spawn(supervisor.run(inbox))),
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "Services cannot be followed");
@@ -142,6 +146,16 @@ impl ServiceProxy for Services {
 
     fn metrics(&self) -> String {
         metrics(&self.registries)
+    }
+
+    fn owner_of_node_port(&self, protocol: Protocol, port: u16) -> Option<(String, String)> {
+        let protocol = match protocol {
+            Protocol::Tcp => knit_proxy::model::Protocol::Tcp,
+            Protocol::Udp => knit_proxy::model::Protocol::Udp,
+            Protocol::Sctp => knit_proxy::model::Protocol::Sctp,
+        };
+        let ports = self.node_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.owner(protocol, port).map(|name| (name.namespace().to_owned(), name.name().to_owned()))
     }
 }
 

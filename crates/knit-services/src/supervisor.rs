@@ -1,7 +1,7 @@
 //! The task that feeds all instances, and starts again those that stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -26,6 +26,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::forbidden::Forbidden;
 use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Trouble};
 use crate::internal_ports::{InternalPorts, is_external};
+use crate::node_ports::NodePorts;
 use crate::refusals::Refusals;
 use crate::services::{Command, Config, Mode, Registries};
 use crate::steerer::Steerer;
@@ -55,6 +56,7 @@ pub(crate) struct Supervisor {
     told: Option<Instant>,
     instances: BTreeMap<u64, Instance>,
     registries: Registries,
+    node_ports: Arc<Mutex<NodePorts>>,
     /// Ports of routers that stand for Services without a node port.
     internal: BTreeMap<NetworkName, InternalPorts>,
     steering: Steering,
@@ -72,7 +74,7 @@ impl Supervisor {
         config: Config,
         core: Core,
         objects: &Objects,
-        registries: Registries,
+        (registries, node_ports): (Registries, Arc<Mutex<NodePorts>>),
     ) -> Result<Self, Trouble> {
         let node = Arc::new(config.namespace.try_clone().map_err(Trouble::Namespace)?);
         let feed = Source::new(NodeInfo::new(&config.node)).open(objects).map_err(Trouble::Objects)?;
@@ -91,6 +93,7 @@ impl Supervisor {
             told: None,
             instances: BTreeMap::new(),
             registries,
+            node_ports,
             internal: BTreeMap::new(),
             steering: Steering::default(),
             refusals,
@@ -281,6 +284,7 @@ impl Supervisor {
         if let Event::Problem(problem) = &event {
             tracing::warn!("{problem}");
         }
+        self.node_ports.lock().unwrap_or_else(PoisonError::into_inner).hear(&event);
         let service = match &event {
             Event::SetService(service) => Some(service.name.clone()),
             Event::DeleteService(name) => Some(name.clone()),

@@ -62,6 +62,7 @@ impl Core {
         self.supersede(pod).await;
 
         let wanted = self.resolve(request, deadline).await?;
+        self.check_host_ports(pod, &wanted)?;
         let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
         let block_deadline = deadline.min(Instant::now() + self.inner.config.block_wait);
         let ready = networks.iter().map(|network| self.ensure_network(network, block_deadline));
@@ -89,6 +90,26 @@ impl Core {
         let record = self.attach_planned(record, limit).await?;
         self.books_changed();
         Ok(answer(&record))
+    }
+
+    /// A port of the node that is another tenant's node port would take what is meant for that one's Service.
+    fn check_host_ports(&self, pod: &Pod, wanted: &[Wanted]) -> Result<()> {
+        let Some(proxy) = &self.inner.proxy else { return Ok(()) };
+        for mapping in wanted.iter().flat_map(|wanted| &wanted.ports) {
+            let owner = proxy.owner_of_node_port(mapping.protocol, mapping.host_port);
+            let Some((namespace, name)) =
+                owner.filter(|(namespace, _)| Some(namespace) != pod.namespace.as_ref())
+            else {
+                continue;
+            };
+            let message = format!(
+                "{}: host port {} is the node port of Service {namespace}/{name}: give the pod another one",
+                pod_name(pod),
+                mapping.host_port
+            );
+            return Err(Error::new(Reason::Refused, message));
+        }
+        Ok(())
     }
 
     async fn resolve(&self, request: &PodRequest, deadline: Instant) -> Result<Vec<Wanted>> {
