@@ -23,11 +23,14 @@ use knit_runtime::{
     AttachRequest, Attachment, Change, Error, HostEnd, PortMapping, Protocol, Reason, Result, Route,
 };
 
-use crate::core::{Core, Known, Net};
+use crate::attachments::Known;
+use crate::core::Core;
 use crate::fail::{chain, internal};
 use crate::listeners;
 use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
+use crate::networks::Net;
+use crate::node::Node;
 use crate::port::{Port, There, is_half_made};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
@@ -50,9 +53,9 @@ impl Core {
     /// Makes one interface, or finds it there as asked for.
     pub fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
         let about = |error: Error| error.on(request.network.as_str()).at(request.interface.as_str());
-        let (net, shape) = self.ready(&request.network).map_err(about)?;
+        let (net, shape) = self.networks.ready(&request.network).map_err(about)?;
         let pod = open_pod(request).map_err(about)?;
-        check_ports(request, self.config.vxlan_port).map_err(about)?;
+        check_ports(request, self.node.config.vxlan_port).map_err(about)?;
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
         // Until all of it is known: what is compared meanwhile is half made.
         let _moving = self.moves.begin(Subject::port(&net.name, &plan.mark));
@@ -60,11 +63,11 @@ impl Core {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             match self.existing(&net, &plan, request).map_err(about)? {
                 Some(link) => {
-                    self.open_ports_again(&plan, request).map_err(about)?;
+                    self.node.open_ports_again(&plan, request).map_err(about)?;
                     (link, false)
                 }
                 None => {
-                    listeners::check(request, self.node.namespace()).map_err(about)?;
+                    listeners::check(request, self.node.space.namespace()).map_err(about)?;
                     (self.make(&net, &plan, request, &pod).map_err(about)?, true)
                 }
             }
@@ -72,7 +75,7 @@ impl Core {
         let attachment = self.answer(&net, &plan, request, &link);
         if new {
             // Without the gate: a pod that does not answer must not hold up the Network.
-            self.verify(&net, &plan).map_err(|error| {
+            shape.driver().verify(&net, &plan).map_err(|error| {
                 let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
                 self.undo(&net, &plan);
                 about(error)
@@ -86,14 +89,14 @@ impl Core {
             netns: Some(request.netns.clone()),
             mtu: link.mtu,
         };
-        self.known().insert(plan.host.to_string(), known);
+        self.attachments.known().insert(plan.host.to_string(), known);
         Ok(attachment)
     }
 
     /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no more.
     fn existing(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<Option<Link>> {
         let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
-        let being_made = self.making().contains(plan.host.as_str());
+        let being_made = self.attachments.making().contains(plan.host.as_str());
         let (link, there) = match plan.port().find(&*net.space.links()?, being_made)? {
             There::Nothing => return Ok(None),
             There::HalfMade(index) => {
@@ -111,7 +114,7 @@ impl Core {
                 there.sandbox, there.interface
             ));
         }
-        if whole && self.inspect(net, &link, &there).is_ok() {
+        if whole && net.inspect(&link, &there).is_ok() {
             return Ok(Some(link));
         }
         tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged attachment");
@@ -121,14 +124,14 @@ impl Core {
 
     /// Whether a link is an attachment's that a killed runtime did not finish.
     pub fn is_half_made(&self, link: &Link) -> bool {
-        is_half_made(link, self.making().contains(link.name.as_str()))
+        is_half_made(link, self.attachments.making().contains(link.name.as_str()))
     }
 
     /// Makes it, and takes everything away again if it does not work.
     fn make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
-        self.making().insert(plan.host.to_string());
+        self.attachments.making().insert(plan.host.to_string());
         let made = self.try_make(net, plan, request, pod);
-        self.making().remove(plan.host.as_str());
+        self.attachments.making().remove(plan.host.as_str());
         if made.is_err() {
             self.undo(net, plan);
         }
@@ -152,9 +155,9 @@ impl Core {
     }
 
     fn try_make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
-        self.open_ports(plan, request)?;
+        self.node.open_ports(plan, request)?;
         let handle = net.space.links()?;
-        let ipv6 = self.ipv6 && plan.shape.mtu >= IPV6_MTU;
+        let ipv6 = self.node.ipv6 && plan.shape.mtu >= IPV6_MTU;
         let mut link = NewLink::veth(plan.host.clone(), plan.peer(pod)?);
         link.mac = Some(kernel_mac(plan.shape.gateway_mac()));
         link.mtu = Mtu::new(plan.shape.mtu).ok();
@@ -175,52 +178,12 @@ impl Core {
             self.pod_side(plan, pod, peer, ipv6, request)
         };
         let created = plan.port().make(&*handle, &mut *net.space.rules()?, &link, pod_side)?;
-        self.node_side(net, plan)?;
+        net.node_side(plan)?;
         let link = handle.link(created.index).map_err(internal("read the new link"))?;
         link.ok_or_else(|| {
             let message = format!("the namespace of sandbox {} went away meanwhile", request.pod.sandbox);
             Error::new(Reason::NamespaceGone, message)
         })
-    }
-
-    /// Opens the ports of the node that lead to it.
-    fn open_ports(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
-        let host = plan.host.as_str();
-        let table = rules::table(Family::Inet);
-        let ips: Vec<IpAddr> = plan.mark.ips().collect();
-        let ports = rules::port_elements(host, &request.ports, &ips);
-        // A port of the node that another pod has is refused here.
-        if !ports.is_empty() {
-            let mut transaction = knit_kernel::nft::Transaction::new();
-            for put in &ports {
-                transaction.create_elements(&table, &put.set, vec![put.element.clone()]);
-            }
-            let mut committed = self.node.rules()?.commit(&transaction);
-            if committed.as_ref().is_err_and(knit_kernel::nft::Error::is_exists) {
-                // They may be this one's own, from before its link went without us.
-                self.close_ports(&|owner| owner == host)?;
-                committed = self.node.rules()?.commit(&transaction);
-            }
-            committed.map_err(|error| {
-                if error.is_exists() {
-                    let message = format!("a port of the node is taken: {}", chain(&error));
-                    return Error::new(Reason::Conflict, message).because(error);
-                }
-                internal("open ports of the node")(error)
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody closed.
-    fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
-        let ips: Vec<IpAddr> = plan.mark.ips().collect();
-        let ports = rules::port_elements(plan.host.as_str(), &request.ports, &ips);
-        if ports.is_empty() {
-            return Ok(());
-        }
-        let add = Put::add(&ports, &rules::table(Family::Inet));
-        self.node.rules()?.commit(&add).map_err(internal("open ports of the node again"))
     }
 
     /// Everything inside the pod's namespace, in one batch.
@@ -233,7 +196,7 @@ impl Core {
         request: &AttachRequest,
     ) -> Result<()> {
         let handle = Handle::open(pod).map_err(internal("open a socket in the pod's namespace"))?;
-        let ops = plan.pod_ops(peer, ipv6);
+        let ops = plan.shape.driver().pod_side(plan, peer, ipv6);
         let attempt = handle.apply(&ops);
         let Err(error) = attempt else { return Ok(()) };
         if !plan.shape.has(false) {
@@ -247,25 +210,9 @@ impl Core {
             return Err(internal("configure the pod's interface")(error));
         }
         sysctls.set(&off, 0).map_err(internal("switch IPv6 on in the pod"))?;
-        let ops: Vec<Op<'_>> = plan.pod_ops(peer, ipv6).into_iter().map(again).collect();
+        let ops: Vec<Op<'_>> =
+            plan.shape.driver().pod_side(plan, peer, ipv6).into_iter().map(again).collect();
         handle.apply(&ops).map_err(internal("configure the pod's interface"))
-    }
-
-    /// Sends a packet to each address and waits for the answer.
-    fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
-        for address in plan.mark.ips() {
-            let from = plan.shape.echo_source(address.is_ipv4());
-            let asked = net.space.echo(address.is_ipv4(), from)?.ask(address, ANSWER_WITHIN);
-            asked.map_err(|error| {
-                let message = format!(
-                    "{} of sandbox {} was made with {address}, but nothing answers there ({error}): \
-                     look for rules or sysctls of others that drop packets between {} and the pod",
-                    plan.mark.interface, plan.mark.sandbox, plan.host
-                );
-                Error::new(Reason::Internal, message).because(error)
-            })?;
-        }
-        Ok(())
     }
 
     /// The answer.
@@ -280,9 +227,70 @@ impl Core {
             mtu: link.mtu,
             routes: plan.routes.clone(),
             dns: request.dns.clone(),
-            host: host_end(self, net, link),
+            host: host_end(net, link),
             pod_netns_inode: plan.mark.inode,
         }
+    }
+}
+
+impl Node {
+    /// Opens the ports of the node that lead to it.
+    pub fn open_ports(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
+        let host = plan.host.as_str();
+        let table = rules::table(Family::Inet);
+        let ips: Vec<IpAddr> = plan.mark.ips().collect();
+        let ports = rules::port_elements(host, &request.ports, &ips);
+        // A port of the node that another pod has is refused here.
+        if !ports.is_empty() {
+            let mut transaction = knit_kernel::nft::Transaction::new();
+            for put in &ports {
+                transaction.create_elements(&table, &put.set, vec![put.element.clone()]);
+            }
+            let mut committed = self.space.rules()?.commit(&transaction);
+            if committed.as_ref().is_err_and(knit_kernel::nft::Error::is_exists) {
+                // They may be this one's own, from before its link went without us.
+                self.close_ports(&|owner| owner == host)?;
+                committed = self.space.rules()?.commit(&transaction);
+            }
+            committed.map_err(|error| {
+                if error.is_exists() {
+                    let message = format!("a port of the node is taken: {}", chain(&error));
+                    return Error::new(Reason::Conflict, message).because(error);
+                }
+                internal("open ports of the node")(error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody closed.
+    pub fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
+        let ips: Vec<IpAddr> = plan.mark.ips().collect();
+        let ports = rules::port_elements(plan.host.as_str(), &request.ports, &ips);
+        if ports.is_empty() {
+            return Ok(());
+        }
+        let add = Put::add(&ports, &rules::table(Family::Inet));
+        self.space.rules()?.commit(&add).map_err(internal("open ports of the node again"))
+    }
+}
+
+impl Net {
+    /// Sends a packet to each address and waits for the answer.
+    pub fn asks(&self, plan: &Plan) -> Result<()> {
+        for address in plan.mark.ips() {
+            let from = plan.shape.echo_source(address.is_ipv4());
+            let asked = self.space.echo(address.is_ipv4(), from)?.ask(address, ANSWER_WITHIN);
+            asked.map_err(|error| {
+                let message = format!(
+                    "{} of sandbox {} was made with {address}, but nothing answers there ({error}): \
+                     look for rules or sysctls of others that drop packets between {} and the pod",
+                    plan.mark.interface, plan.mark.sandbox, plan.host
+                );
+                Error::new(Reason::Internal, message).because(error)
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -357,7 +365,7 @@ impl Plan {
     }
 
     /// What is done inside the pod's namespace.
-    fn pod_ops(&self, peer: u32, ipv6: bool) -> Vec<Op<'static>> {
+    pub fn pod_ops(&self, peer: u32, ipv6: bool) -> Vec<Op<'static>> {
         let addr_gen = ipv6.then_some(AddrGenMode::None);
         let lo = IfName::new("lo").expect("lo is a name");
         let mut ops: Vec<Op<'static>> = vec![
@@ -393,11 +401,11 @@ fn again(op: Op<'static>) -> Op<'static> {
 }
 
 /// The other end of an attachment's interface.
-pub(crate) fn host_end(core: &Core, net: &Net, link: &Link) -> HostEnd {
+pub(crate) fn host_end(net: &Net, link: &Link) -> HostEnd {
     HostEnd {
         name: link.name.to_string(),
         index: link.index,
-        netns_path: (net.home == Home::Own).then(|| core.router_path(&net.name)),
+        netns_path: (net.home == Home::Own).then(|| net.path.clone()),
         netns_inode: net.space.namespace().id().ino,
     }
 }

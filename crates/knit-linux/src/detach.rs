@@ -9,10 +9,13 @@ use knit_kernel::nft::{Element, Family};
 use knit_kernel::owner;
 use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
 
-use crate::core::{Core, Known, Net};
+use crate::attachments::Known;
+use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
+use crate::networks::Net;
+use crate::node::Node;
 use crate::port::{Port, take_elements};
 use crate::rules::{self, Put};
 use crate::setup::ports;
@@ -32,7 +35,7 @@ impl Core {
     /// What is known of a sandbox and has no link any more (it went with the pod's namespace): takes the rest away.
     fn forget_gone(&self, sandbox: &SandboxId, interface: Option<&InterfaceName>) -> Result<()> {
         let gone: Vec<Known> = {
-            let known = self.known();
+            let known = self.attachments.known();
             let theirs = known.values().filter(|known| {
                 known.mark.sandbox == *sandbox
                     && interface.is_none_or(|interface| known.mark.interface == *interface)
@@ -41,15 +44,15 @@ impl Core {
         };
         for known in gone {
             let _moving = self.moves.begin(Subject::port(&known.network, &known.mark));
-            match self.net(&known.network)? {
+            match self.networks.get(&known.network)? {
                 Some(net) => {
                     let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
                     self.unmake(&net, None, &known.mark)?;
                 }
                 None => {
                     let host = host_name(&known.mark.sandbox, &known.mark.interface);
-                    self.close_ports(&|owner| owner == host.as_str())?;
-                    self.known().remove(host.as_str());
+                    self.node.close_ports(&|owner| owner == host.as_str())?;
+                    self.attachments.known().remove(host.as_str());
                 }
             }
             if let Some(answer) = known.answer {
@@ -64,7 +67,7 @@ impl Core {
     pub fn take_sources_of_lost(&self, net: &Net, ports: &[(Link, Mark)]) -> Result<()> {
         let there: HashSet<&str> = ports.iter().map(|(link, _)| link.name.as_str()).collect();
         let lost: Vec<(String, Mark)> = {
-            let known = self.known();
+            let known = self.attachments.known();
             let ours = known.iter().filter(|(_, known)| known.network == net.name);
             let gone = ours.filter(|(host, _)| !there.contains(host.as_str()));
             gone.map(|(host, known)| (host.clone(), known.mark.clone())).collect()
@@ -85,13 +88,13 @@ impl Core {
         let mut found = Vec::new();
         // What is known is looked for by name; for a sandbox that is not, everything is looked through.
         let known: Vec<(String, InterfaceName)> = {
-            let known = self.known();
+            let known = self.attachments.known();
             let theirs = known.values().filter(|known| known.mark.sandbox == *sandbox);
             theirs.map(|known| (known.network.clone(), known.mark.interface.clone())).collect()
         };
         if interface.is_none() && !known.is_empty() {
             for (network, interface) in known {
-                let Some(net) = self.net(&network)? else { continue };
+                let Some(net) = self.networks.get(&network)? else { continue };
                 let name = host_name(sandbox, &interface);
                 let looked = net.space.links()?.link_by_name(&name);
                 let link = looked.map_err(internal("look for the attachment"))?;
@@ -101,7 +104,7 @@ impl Core {
             }
             return Ok(found);
         }
-        for net in self.nets()? {
+        for net in self.networks.all()? {
             let handle = net.space.links()?;
             let links = match interface {
                 Some(interface) => {
@@ -127,11 +130,11 @@ impl Core {
         let port = Port { host: &host, mark };
         let link = link.map(|link| link.index);
         port.unmake(&*net.space.links()?, &mut *net.space.rules()?, link)?;
-        self.take_node_side(net, mark)?;
+        net.take_node_side(mark)?;
         if mark.ports {
-            self.close_ports(&|owner| owner == host.as_str())?;
+            self.node.close_ports(&|owner| owner == host.as_str())?;
         }
-        self.known().remove(host.as_str());
+        self.attachments.known().remove(host.as_str());
         Ok(())
     }
 
@@ -141,7 +144,7 @@ impl Core {
         let table = rules::table(Family::Inet);
         let mut owners: BTreeSet<String> = BTreeSet::new();
         for set in rules::port_sets() {
-            let listed = match self.node.rules()?.elements(&table, &set) {
+            let listed = match self.node.space.rules()?.elements(&table, &set) {
                 Ok(listed) => listed,
                 Err(error) if error.is_not_found() => continue,
                 Err(error) => return Err(internal("list ports of the node")(error)),
@@ -151,8 +154,8 @@ impl Core {
         if owners.is_empty() {
             return Ok(());
         }
-        let making = self.making().clone();
-        for net in self.nets()? {
+        let making = self.attachments.making().clone();
+        for net in self.networks.all()? {
             for (link, _) in ports(&*net.space.links()?)? {
                 owners.remove(link.name.as_str());
             }
@@ -161,31 +164,13 @@ impl Core {
         if owners.is_empty() {
             return Ok(());
         }
-        self.close_ports(&|owner| owners.contains(owner))
-    }
-
-    /// Closes the ports of the node that lead to these host ends.
-    pub fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
-        let mut kernel = self.node.rules()?;
-        let table = rules::table(Family::Inet);
-        let mut gone = Vec::new();
-        for set in rules::port_sets() {
-            let listed = match kernel.elements(&table, &set) {
-                Ok(listed) => listed,
-                Err(error) if error.is_not_found() => continue,
-                Err(error) => return Err(internal("list ports of the node")(error)),
-            };
-            let mine = |element: &Element| element.comment.as_deref().is_some_and(whose);
-            let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
-            gone.extend(mine.map(|element| Put::new(set.clone(), element)));
-        }
-        take_elements(&mut *kernel, &gone, &table)
+        self.node.close_ports(&|owner| owners.contains(owner))
     }
 
     /// Removes all attachments whose sandbox is not in the list.
     pub fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
         let mut removed = Vec::new();
-        for net in self.nets()? {
+        for net in self.networks.all()? {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
             let handle = net.space.links()?;
             let filter =
@@ -206,7 +191,7 @@ impl Core {
             }
         }
         let gone: Vec<SandboxId> = {
-            let known = self.known();
+            let known = self.attachments.known();
             known.values().map(|known| known.mark.sandbox.clone()).filter(|id| !keep.contains(id)).collect()
         };
         for sandbox in gone {
@@ -214,5 +199,25 @@ impl Core {
         }
         self.sweep_ports()?;
         Ok(removed)
+    }
+}
+
+impl Node {
+    /// Closes the ports of the node that lead to these host ends.
+    pub fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
+        let mut kernel = self.space.rules()?;
+        let table = rules::table(Family::Inet);
+        let mut gone = Vec::new();
+        for set in rules::port_sets() {
+            let listed = match kernel.elements(&table, &set) {
+                Ok(listed) => listed,
+                Err(error) if error.is_not_found() => continue,
+                Err(error) => return Err(internal("list ports of the node")(error)),
+            };
+            let mine = |element: &Element| element.comment.as_deref().is_some_and(whose);
+            let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
+            gone.extend(mine.map(|element| Put::new(set.clone(), element)));
+        }
+        take_elements(&mut *kernel, &gone, &table)
     }
 }

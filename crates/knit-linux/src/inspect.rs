@@ -11,9 +11,10 @@ use knit_runtime::{
 };
 
 use crate::attach::host_end;
-use crate::core::{Core, Net};
+use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::Mark;
+use crate::networks::Net;
 use crate::rules;
 use crate::setup::{links_of, ports};
 use crate::wanted::{Entry, Links, found, found_on_own};
@@ -22,7 +23,7 @@ impl Core {
     /// All attachments, or those of one sandbox.
     pub fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
         let mut attachments = Vec::new();
-        for net in self.nets()? {
+        for net in self.networks.all()? {
             let handle = net.space.links()?;
             for (link, mark) in ports(&handle)? {
                 if sandbox.is_none_or(|sandbox| mark.sandbox == *sandbox) {
@@ -35,8 +36,9 @@ impl Core {
 
     /// An attachment from its mark, with what was answered if this runtime made it.
     pub fn describe(&self, net: &Net, link: &Link, mark: &Mark) -> Attachment {
-        let host = host_end(self, net, link);
-        if let Some(answer) = self.known().get(link.name.as_str()).and_then(|known| known.answer.as_ref())
+        let host = host_end(net, link);
+        if let Some(answer) =
+            self.attachments.known().get(link.name.as_str()).and_then(|known| known.answer.as_ref())
             && answer.pod.sandbox == mark.sandbox
             && answer.interface == mark.interface
             && answer.pod_netns_inode == mark.inode
@@ -72,7 +74,7 @@ impl Core {
         }
         for (net, link, mark) in found {
             let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
-            self.inspect(&net, &link, &mark).map_err(about)?;
+            net.inspect(&link, &mark).map_err(about)?;
             self.inspect_pod(&link, &mark, netns).map_err(about)?;
         }
         Ok(())
@@ -80,7 +82,7 @@ impl Core {
 
     /// Looks into the pod's namespace, where this runtime was told its path: whether the interface has its addresses.
     fn inspect_pod(&self, link: &Link, mark: &Mark, netns: Option<&Path>) -> Result<()> {
-        let known = || self.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
+        let known = || self.attachments.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
         let path = netns.map(Path::to_owned).or_else(known);
         let Some(path) = path else { return Ok(()) };
         let damaged = |what: String| {
@@ -119,8 +121,36 @@ impl Core {
         }
     }
 
+    /// Whether it can serve, and each Network.
+    pub fn status(&self) -> Result<Status> {
+        let facts = self.node.facts();
+        let mut networks = Vec::new();
+        for net in self.networks.all()? {
+            let handle = net.space.links()?;
+            let attachments = ports(&handle)?.len();
+            let shape = net.shape();
+            if shape.is_none() && attachments == 0 && net.home == crate::shape::Home::Node {
+                continue; // nobody has asked for the default Network yet
+            }
+            let message = match &shape {
+                None => format!("Network {} is there from before and not set up yet", net.name),
+                Some(shape) => shape.complaint().unwrap_or_default(),
+            };
+            networks.push(NetworkStatus {
+                name: net.name.clone(),
+                ready: shape.is_some(),
+                message,
+                attachments: u32::try_from(attachments).unwrap_or(u32::MAX),
+            });
+        }
+        let message = facts.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        Ok(Status { ready: facts.is_ok(), message, networks })
+    }
+}
+
+impl Net {
     /// Looks whether one attachment is as it was made: its link, its routes and neighbours, its rules.
-    pub fn inspect(&self, net: &Net, link: &Link, mark: &Mark) -> Result<()> {
+    pub fn inspect(&self, link: &Link, mark: &Mark) -> Result<()> {
         let host = link.name.as_str();
         let mut wrong: Vec<String> = Vec::new();
         if !link.up {
@@ -128,7 +158,7 @@ impl Core {
         } else if !link.running {
             wrong.push(format!("the pod's end of {host} is down or gone"));
         }
-        let handle = net.space.links()?;
+        let handle = self.space.links()?;
         let mut links: Links = [(host.to_owned(), link.index)].into();
         let (driver, master) = (mark.driver(), mark.driver().master());
         if let Some(master) = &master {
@@ -145,7 +175,7 @@ impl Core {
         }
         wrong.extend(wanted.difference(&there).map(|entry| format!("missing: {entry}")));
         let table = driver.sources();
-        let mut kernel = net.space.rules()?;
+        let mut kernel = self.space.rules()?;
         for put in rules::source_elements(host, mark.mac, mark.ips()) {
             let listed = match kernel.elements(&table, &put.set) {
                 Ok(listed) => listed,
@@ -166,31 +196,5 @@ impl Core {
             wrong.join("; ")
         );
         Err(Error::new(Reason::Damaged, message))
-    }
-
-    /// Whether it can serve, and each Network.
-    pub fn status(&self) -> Result<Status> {
-        let facts = self.facts();
-        let mut networks = Vec::new();
-        for net in self.nets()? {
-            let handle = net.space.links()?;
-            let attachments = ports(&handle)?.len();
-            let shape = net.shape();
-            if shape.is_none() && attachments == 0 && net.home == crate::shape::Home::Node {
-                continue; // nobody has asked for the default Network yet
-            }
-            let message = match &shape {
-                None => format!("Network {} is there from before and not set up yet", net.name),
-                Some(shape) => shape.complaint().unwrap_or_default(),
-            };
-            networks.push(NetworkStatus {
-                name: net.name.clone(),
-                ready: shape.is_some(),
-                message,
-                attachments: u32::try_from(attachments).unwrap_or(u32::MAX),
-            });
-        }
-        let message = facts.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        Ok(Status { ready: facts.is_ok(), message, networks })
     }
 }

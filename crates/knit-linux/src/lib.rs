@@ -13,6 +13,7 @@
 //! its repair.
 
 mod attach;
+mod attachments;
 mod config;
 mod core;
 mod detach;
@@ -24,11 +25,14 @@ mod listeners;
 mod mark;
 mod moves;
 mod neighbours;
+mod networks;
+mod node;
 mod node_tables;
 mod port;
 mod purge;
 mod remove;
 mod router;
+mod router_tables;
 mod rules;
 mod runtime;
 mod senses;

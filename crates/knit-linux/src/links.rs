@@ -6,7 +6,7 @@ use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
 use crate::attach::kernel_mac;
-use crate::core::Core;
+use crate::attachments::Attachments;
 use crate::fail::internal;
 use crate::mark::{Mark, host_name};
 use crate::router::router_end;
@@ -107,17 +107,7 @@ impl Like {
     }
 }
 
-impl Core {
-    /// Whether a link is about to be deleted by us, or its making has not ended.
-    pub fn is_in_flux(&self, link: &Link) -> bool {
-        link.group == owner::GROUP + 1 || self.making().contains(link.name.as_str())
-    }
-
-    /// The MTU that an attachment's host end was made with.
-    pub fn made_with(&self, link: &Link) -> Option<u32> {
-        self.known().get(link.name.as_str()).map(|known| known.mtu)
-    }
-
+impl Attachments {
     /// Puts the host ends of attachments right.
     pub fn settle_ports(
         &self,

@@ -10,9 +10,9 @@ use knit_kernel::link::Link;
 use knit_kernel::nft::{Element, TableState};
 use knit_runtime::Result;
 
-use crate::core::Core;
 use crate::mark::Mark;
 use crate::moves::InMotion;
+use crate::node::Node;
 use crate::router::uplink_elements;
 use crate::rules::{self, Elements, Put};
 use crate::setup::default_elements;
@@ -50,16 +50,16 @@ fn owns(set: &str, element: &Element, home: Home, id: u32) -> bool {
     }
 }
 
-impl Core {
+impl Node {
     /// Brings one Network's part of the node's tables to what is wanted.
-    pub fn settle_node(
+    pub fn settle_part(
         &self,
         tables: &mut NodeTables,
         shape: &Arc<Shape>,
         ports: &[(Link, Mark)],
     ) -> Result<()> {
         let (id, wanted) = (shape.id(), part(shape));
-        if self.exchange_node(tables, shape.home, id, &wanted)? {
+        if self.exchange_part(tables, shape.home, id, &wanted)? {
             tables.in_force.insert(id, Arc::clone(shape));
             return Ok(());
         }
@@ -74,8 +74,8 @@ impl Core {
     }
 
     /// Takes a Network's part out of the node's tables.
-    pub fn clear_node(&self, tables: &mut NodeTables, home: Home, id: u32) -> Result<()> {
-        if !self.exchange_node(tables, home, id, &[])? {
+    pub fn clear_part(&self, tables: &mut NodeTables, home: Home, id: u32) -> Result<()> {
+        if !self.exchange_part(tables, home, id, &[])? {
             let owned = |set: &knit_kernel::nft::Name, e: &Element| owns(set, e, home, id);
             self.read_and_settle(tables, &Elements { wanted: Vec::new(), owns: &owned }, id)?;
         }
@@ -85,16 +85,16 @@ impl Core {
 
     /// Lays the rules of the node's tables down, with the elements that are there: whoever they are of, nothing is open
     /// that was not.
-    pub fn close_node(&self, tables: &mut NodeTables) -> Result<()> {
+    pub fn close_tables(&self, tables: &mut NodeTables) -> Result<()> {
         *tables = NodeTables::default();
         let layout = self.node_layout();
-        apply(&self.node, &layout, &Elements::none())?;
-        apply(&self.node, &rules::port::no_arp(), &Elements::none())?;
+        apply(&self.space, &layout, &Elements::none())?;
+        apply(&self.space, &rules::port::no_arp(), &Elements::none())?;
         Ok(())
     }
 
     /// Compares a Network's part of the node's tables.
-    pub fn compare_node(
+    pub fn compare_part(
         &self,
         comparison: &mut Comparison,
         shape: &Shape,
@@ -118,8 +118,8 @@ impl Core {
     }
 
     /// Exchanges a Network's part without reading the tables; false if they must be read.
-    fn exchange_node(&self, tables: &mut NodeTables, home: Home, id: u32, wanted: &[Put]) -> Result<bool> {
-        if !self.senses.is_untouched(&self.node, tables.known_at)? {
+    fn exchange_part(&self, tables: &mut NodeTables, home: Home, id: u32, wanted: &[Put]) -> Result<bool> {
+        if !self.senses.is_untouched(&self.space, tables.known_at)? {
             return Ok(false);
         }
         let before = match (tables.in_force.get(&id), home) {
@@ -128,7 +128,7 @@ impl Core {
             (None, Home::Node) => return Ok(false),
             (None, Home::Own) => tables.left.remove(&id).unwrap_or_default(),
         };
-        let done = exchange(&self.node, &self.node_layout(), &before, wanted)?;
+        let done = exchange(&self.space, &self.node_layout(), &before, wanted)?;
         if !done {
             tables.in_force.remove(&id);
         }
@@ -138,9 +138,9 @@ impl Core {
     /// Reads the tables and makes them right for one Network; what is there of others is remembered.
     fn read_and_settle(&self, tables: &mut NodeTables, elements: &Elements<'_>, id: u32) -> Result<()> {
         let mut before = std::mem::take(tables);
-        let at = self.node.rules_seen.now();
-        let state = apply(&self.node, &self.node_layout(), elements)?;
-        apply(&self.node, &rules::port::no_arp(), &Elements::none())?;
+        let at = self.space.rules_seen.now();
+        let state = apply(&self.space, &self.node_layout(), elements)?;
+        apply(&self.space, &rules::port::no_arp(), &Elements::none())?;
         let mut found = parts_of(&state);
         found.remove(&id);
         before.in_force.retain(|other, shape| {

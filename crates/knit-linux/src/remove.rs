@@ -5,9 +5,11 @@ use std::sync::PoisonError;
 use knit_kernel::nft::{self, Family, Nftables, Transaction};
 use knit_runtime::{Error, Reason, Result};
 
-use crate::core::{Core, Net};
+use crate::core::Core;
 use crate::fail::internal;
 use crate::moves::Subject;
+use crate::networks::Net;
+use crate::node::Node;
 use crate::node_tables::NodeTables;
 use crate::rules;
 use crate::setup::{links_of, ports};
@@ -17,7 +19,7 @@ use crate::wanted::{found, take};
 impl Core {
     /// Takes away what setting a Network up made. One that is not there is fine.
     pub fn remove_network(&self, name: &str) -> Result<()> {
-        let Some(net) = self.net(name)? else { return Ok(()) };
+        let Some(net) = self.networks.get(name)? else { return Ok(()) };
         let _moving = self.moves.begin(Subject::Network(name.to_owned()));
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
         let attached = ports(&*net.space.links()?)?.len();
@@ -28,18 +30,18 @@ impl Core {
         }
         match net.home {
             Home::Node => self.remove_default(&net),
-            Home::Own => self.remove_router(&net),
+            Home::Own => net.remove_router(),
         }
         .map_err(|error| error.on(name))?;
-        self.forget(name);
+        self.networks.forget(name);
         Ok(())
     }
 
     fn remove_default(&self, net: &Net) -> Result<()> {
-        let handle = self.node.links()?;
+        let handle = self.node.space.links()?;
         if let Some(shape) = net.shape() {
             let tunnel = crate::tunnel::node_tunnel(shape.id());
-            let facts = self.facts()?;
+            let facts = self.node.facts()?;
             let links = links_of(&handle, [facts.uplink.as_str(), tunnel.as_str()], &[])?;
             let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
             let there: Vec<_> = there.into_iter().collect();
@@ -48,20 +50,22 @@ impl Core {
                 handle.delete_link(*index).map_err(internal("delete the tunnel"))?;
             }
         }
-        let mut tables = self.layout();
-        let others = self.nets()?.iter().any(|other| other.home == Home::Own);
+        let mut tables = self.node.tables();
+        let others = self.networks.all()?.iter().any(|other| other.home == Home::Own);
         if others {
             // Their uplinks need the table.
             let id = net.shape().map_or(0, |shape| shape.id());
-            return self.clear_node(&mut tables, Home::Node, id);
+            return self.node.clear_part(&mut tables, Home::Node, id);
         }
         *tables = NodeTables::default();
-        self.drop_node_tables()
+        self.node.drop_node_tables()
     }
+}
 
+impl Node {
     /// Deletes the node's tables.
     pub fn drop_node_tables(&self) -> Result<()> {
-        let mut kernel = self.node.rules()?;
+        let mut kernel = self.space.rules()?;
         for family in [Family::Inet, Family::Arp] {
             let mut transaction = Transaction::new();
             transaction.delete_table(&rules::table(family));

@@ -10,26 +10,23 @@ use std::sync::{Arc, PoisonError};
 use ipnet::IpNet;
 use knit_kernel::link::{AddrGenMode, Change, Link, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Element, Family, IfName as NftName, Set, TableState};
+use knit_kernel::nft::{Element, IfName as NftName, Set};
 use knit_kernel::op::Object;
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Error, Reason, Result};
 
 use crate::attach::{Plan, kernel_mac};
-use crate::core::{Core, Net};
+use crate::core::Core;
 use crate::fail::internal;
 use crate::links::{Like, find_renamed};
 use crate::mark::Mark;
-use crate::moves::InMotion;
-use crate::node_tables::source_elements;
+use crate::networks::Net;
 use crate::rules::node::uplinks;
-use crate::rules::{self, Elements, Put};
+use crate::rules::{self, Put};
 use crate::settings;
 use crate::setup::links_of;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
-use crate::tables::{Comparison, apply, exchange};
-use crate::topology::Driver;
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, ROUTER_END, node_end};
 use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
@@ -38,57 +35,39 @@ impl Core {
     /// Makes or repairs a Network's router.
     pub fn setup_router(&self, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
         let name = &shape.network.name;
-        let net = match self.net(name)? {
+        let net = match self.networks.get(name)? {
             Some(net) => net,
-            None => self.adopt(name, self.make_router(name)?),
+            None => self.networks.adopt(name, self.make_router(name)?),
         };
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
-        self.keep_mounted(&net)?;
-        let ports = self.ports_by_name(&*net.space.links()?)?;
+        net.keep_mounted()?;
+        let ports = self.attachments.ports_by_name(&*net.space.links()?)?;
         let uplink = node_end(shape.id());
-        self.settle_router(&net, shape, &ports)?;
+        net.settle_rules(shape, &ports)?;
         self.take_sources_of_lost(&net, &ports)?;
         let place = {
-            let mut tables = self.layout();
-            self.settle_node(&mut tables, shape, &ports)?;
+            let mut tables = self.node.tables();
+            self.node.settle_part(&mut tables, shape, &ports)?;
             // Under the same lock: no two Networks choose one place.
-            self.ensure_uplink(&net, shape, facts, &uplink)?
+            net.ensure_uplink(shape, facts, &uplink)?
         };
         settings::settle(&net.space, &settings::forwarding(shape, None))?;
-        let master = self.router_links(&net.space, shape, facts)?;
+        let master = net.settle_links(shape, facts)?;
         for (settings, consequence) in shape.driver().settings() {
             settings::settle_if_possible(&net.space, &settings, consequence);
         }
-        self.settle_ports(&*net.space.links()?, shape, &ports, master)?;
-        self.router_side(&net.space, shape, facts, place, &ports)?;
-        self.uplink_side(shape, facts, &uplink, place, &ports)?;
+        self.attachments.settle_ports(&*net.space.links()?, shape, &ports, master)?;
+        net.router_side(shape, facts, place, &ports)?;
+        net.uplink_side(shape, facts, &uplink, place, &ports)?;
         net.set_shape(Arc::clone(shape), facts);
         Ok(())
     }
 
-    /// Whether a router's namespace is mounted where it should be.
-    pub fn is_mounted(&self, net: &Net) -> bool {
-        let there = NetNs::open(self.router_path(&net.name));
-        there.is_ok_and(|there| there.id() == net.space.namespace().id())
-    }
-
-    /// Mounts a router's namespace again that somebody unmounted: it lives as long as this runtime has it open, and its
-    /// pods have not noticed; with the runtime it would go.
-    fn keep_mounted(&self, net: &Net) -> Result<()> {
-        if self.is_mounted(net) {
-            return Ok(());
-        }
-        let path = self.router_path(&net.name);
-        NetNs::share_directory(&self.config.router_directory)
-            .map_err(internal("share the directory of routers"))?;
-        net.space.namespace().mount_at(&path).map_err(internal("mount the router's namespace again"))
-    }
-
     fn make_router(&self, name: &str) -> Result<Arc<Space>> {
-        let directory = &self.config.router_directory;
+        let directory = &self.node.config.router_directory;
         NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
         let namespace =
-            NetNs::ensure(self.router_path(name)).map_err(internal("make the router's namespace"))?;
+            NetNs::ensure(self.networks.path(name)).map_err(internal("make the router's namespace"))?;
         let space = Space::new(namespace);
         let lo = IfName::new("lo").expect("lo is a name");
         space
@@ -97,87 +76,39 @@ impl Core {
             .map_err(internal("bring the router's lo up"))?;
         Ok(Arc::new(space))
     }
+}
 
-    /// Brings the tables inside a router to what is wanted. They are read only if somebody else touched them.
-    pub fn settle_router(&self, net: &Net, shape: &Arc<Shape>, ports: &[(Link, Mark)]) -> Result<()> {
-        let mut known = net.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, before)) = known.take()
-            && before.network.topology == shape.network.topology
-            && self.senses.is_untouched(&net.space, Some(at))?
-            && self.exchange_router(net, &before, shape)?
-        {
-            *known = Some((at, Arc::clone(shape)));
+impl Net {
+    /// Whether a router's namespace is mounted where it should be.
+    pub fn is_mounted(&self) -> bool {
+        let there = NetNs::open(&self.path);
+        there.is_ok_and(|there| there.id() == self.space.namespace().id())
+    }
+
+    /// Mounts a router's namespace again that somebody unmounted: it lives as long as this runtime has it open, and its
+    /// pods have not noticed; with the runtime it would go.
+    fn keep_mounted(&self) -> Result<()> {
+        if self.is_mounted() {
             return Ok(());
         }
-        let at = net.space.rules_seen.now();
-        for (layout, elements) in self.router_tables(shape, ports, &InMotion::default()) {
-            apply(&net.space, &layout, &Elements { wanted: elements, owns: &|_, _| true })?;
-        }
-        *known = Some((at, Arc::clone(shape)));
-        Ok(())
-    }
-
-    /// Exchanges what a Network has in its router's tables, besides its pods' sources, without reading them.
-    fn exchange_router(&self, net: &Net, before: &Shape, shape: &Shape) -> Result<bool> {
-        let (before, wanted) = (router_elements(before), router_elements(shape));
-        let own = rules::table(Family::Inet);
-        let tables = shape.driver().tables(self.config.vxlan_port);
-        let layout = tables.iter().find(|layout| *layout.id() == own);
-        layout.map_or(Ok(false), |layout| exchange(&net.space, layout, &before, &wanted))
-    }
-
-    /// Lays the rules inside a router down of which nothing else is known, with the elements that are there.
-    pub fn close_router(&self, net: &Net, driver: &dyn Driver) -> Result<()> {
-        for layout in driver.tables(self.config.vxlan_port) {
-            apply(&net.space, &layout, &Elements::none())?;
-        }
-        Ok(())
-    }
-
-    /// Compares the tables inside a router.
-    pub fn compare_router(
-        &self,
-        comparison: &mut Comparison,
-        shape: &Shape,
-        ports: &[(Link, Mark)],
-        motion: &InMotion,
-    ) {
-        let owns = |set: &knit_kernel::nft::Name, e: &Element| !motion.is_source_in_motion(set, e);
-        for (layout, wanted) in self.router_tables(shape, ports, motion) {
-            comparison.compare(&layout, &Elements { wanted, owns: &owns });
-        }
-    }
-
-    /// The tables inside a router, with all that is wanted in each.
-    fn router_tables(
-        &self,
-        shape: &Shape,
-        ports: &[(Link, Mark)],
-        motion: &InMotion,
-    ) -> Vec<(TableState, Vec<Put>)> {
-        let driver = shape.driver();
-        let sources = source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link)));
-        let parts = [(driver.sources(), sources), (rules::table(Family::Inet), router_elements(shape))];
-        let wanted = |table: TableState| {
-            let own = parts.iter().filter(|(id, _)| id == table.id());
-            let puts = own.flat_map(|(_, puts)| puts.iter().cloned()).collect();
-            (table, puts)
-        };
-        driver.tables(self.config.vxlan_port).into_iter().map(wanted).collect()
+        let path = &self.path;
+        NetNs::share_directory(&self.node.config.router_directory)
+            .map_err(internal("share the directory of routers"))?;
+        self.space.namespace().mount_at(&path).map_err(internal("mount the router's namespace again"))
     }
 
     /// The pair of links between node and router: where its addresses are.
-    fn ensure_uplink(&self, net: &Net, shape: &Shape, facts: &Facts, uplink: &IfName) -> Result<Place> {
-        let node = self.node.links()?;
+    fn ensure_uplink(&self, shape: &Shape, facts: &Facts, uplink: &IfName) -> Result<Place> {
+        let node = self.node.space.links()?;
         let there = find_renamed(&node, uplink, &format!("uplink {}", shape.id()))?;
         let inside =
-            net.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
+            self.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
         let addresses = node.addresses(None).map_err(internal("list the node's addresses"))?;
         let place_of = |address: &knit_kernel::addr::Address| Place::of(address.address.addr());
         if let (Some(link), Some(inside)) = (&there, &inside) {
             let place = addresses.iter().filter(|found| found.interface == link.index).find_map(place_of);
             if let Some(place) = place {
-                Like::uplink(shape, facts, place, End::Router).settle(&*net.space.links()?, inside)?;
+                Like::uplink(shape, facts, place, End::Router).settle(&*self.space.links()?, inside)?;
                 return Ok(place);
             }
         }
@@ -185,7 +116,7 @@ impl Core {
         if let Some(link) = there {
             node.delete_link(link.index).map_err(internal("delete a broken uplink"))?;
         } else if let Some(inside) = inside {
-            let deleted = net.space.links()?.delete_link(inside.index);
+            let deleted = self.space.links()?.delete_link(inside.index);
             deleted.map_err(internal("delete a broken uplink"))?;
         }
         let taken: BTreeSet<Place> = addresses.iter().filter_map(place_of).collect();
@@ -195,14 +126,14 @@ impl Core {
                 "every place of an uplink on this node is taken: remove unused Networks",
             )
         })?;
-        let mut peer = Peer::new(router_end(), net.space.namespace());
+        let mut peer = Peer::new(router_end(), self.space.namespace());
         peer.mac = Some(kernel_mac(place.mac(End::Router)));
         peer.mtu = Mtu::new(facts.mtu).ok();
         let mut link = NewLink::veth(uplink.clone(), peer);
         link.mac = Some(kernel_mac(place.mac(End::Node)));
         link.mtu = Mtu::new(facts.mtu).ok();
         link.alias = Some(owner::alias(&format!("uplink {}", shape.id())));
-        link.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        link.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
         let created = node.create_link(&link).map_err(internal("make the uplink"))?;
         // Its addresses are where its place is remembered: before it comes up.
         let links: Links = [(uplink.to_string(), created.index)].into();
@@ -212,8 +143,8 @@ impl Core {
     }
 
     /// What the Network's kind has there, and the tunnel; says what ports are ports of, if anything.
-    fn router_links(&self, space: &Space, shape: &Shape, facts: &Facts) -> Result<Option<u32>> {
-        let handle = space.links()?;
+    fn settle_links(&self, shape: &Shape, facts: &Facts) -> Result<Option<u32>> {
+        let handle = self.space.links()?;
         let master = shape.driver().settle_links(&handle, shape)?;
         let tunnel_name = tunnel::router_tunnel();
         let there = tunnel::in_router(&handle, shape.id())?;
@@ -234,14 +165,14 @@ impl Core {
                         .delete_link(link.index)
                         .map_err(internal("delete a tunnel that is not as wanted"))?;
                 }
-                tunnel::make_in_router(&*self.node.links()?, space, &wanted)?;
+                tunnel::make_in_router(&*self.node.space.links()?, &self.space, &wanted)?;
                 handle.index_of(&tunnel_name).map_err(internal("find the tunnel in the router"))?
             }
         };
         let mut change = Change::of(index).up();
         change.master = Some(master);
         change.port = shape.driver().master().map(|master| master.tunnel_port);
-        change.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        change.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
         let lo = IfName::new("lo").expect("lo is a name");
         let changes = [change.into(), Change::named(lo).up().into()];
         handle.apply(&changes).map_err(internal("bring the tunnel up"))?;
@@ -249,17 +180,10 @@ impl Core {
     }
 
     /// Addresses, routes, neighbours and forwarding entries in the router.
-    fn router_side(
-        &self,
-        space: &Space,
-        shape: &Shape,
-        facts: &Facts,
-        place: Place,
-        ports: &[(Link, Mark)],
-    ) -> Result<()> {
-        let handle = space.links()?;
+    fn router_side(&self, shape: &Shape, facts: &Facts, place: Place, ports: &[(Link, Mark)]) -> Result<()> {
+        let handle = self.space.links()?;
         let mut up = Change::named(router_end()).up();
-        up.addr_gen = self.ipv6.then_some(AddrGenMode::None);
+        up.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
         up.alias = Like::uplink(shape, facts, place, End::Router).alias;
         handle.apply(&[up.into()]).map_err(internal("bring the uplink up in the router"))?;
         let links = links_of(&handle, links_with_entries(shape), ports)?;
@@ -276,7 +200,7 @@ impl Core {
         place: Place,
         ports: &[(Link, Mark)],
     ) -> Result<()> {
-        let node = self.node.links()?;
+        let node = self.node.space.links()?;
         // Routes need a link that is up; the rules of both sides are in force.
         let link = node.link_by_name(uplink).map_err(internal("look for the uplink"))?;
         let link = link.ok_or_else(|| Error::new(Reason::NotReady, format!("{uplink} has just gone")))?;
@@ -287,11 +211,11 @@ impl Core {
 
     /// What the node itself has for a pod whose primary Network this is: a route into its router, so that it can be
     /// probed.
-    pub fn node_side(&self, net: &Net, plan: &Plan) -> Result<()> {
-        if net.home == Home::Node || !plan.shape.network.primary || !plan.mark.default_route {
+    pub fn node_side(&self, plan: &Plan) -> Result<()> {
+        if self.home == Home::Node || !plan.shape.network.primary || !plan.mark.default_route {
             return Ok(());
         }
-        let node = self.node.links()?;
+        let node = self.node.space.links()?;
         let (uplink, place, index) = self.uplink_of(&node, plan.shape.id())?;
         let links: Links = [(uplink.to_string(), index)].into();
         for address in plan.mark.ips() {
@@ -313,12 +237,12 @@ impl Core {
     }
 
     /// Takes that route away.
-    pub fn take_node_side(&self, net: &Net, mark: &Mark) -> Result<()> {
-        if net.home == Home::Node {
+    pub fn take_node_side(&self, mark: &Mark) -> Result<()> {
+        if self.home == Home::Node {
             return Ok(());
         }
-        let node = self.node.links()?;
-        let Some(uplink) = self.find_uplink(net, &node)? else { return Ok(()) };
+        let node = self.node.space.links()?;
+        let Some(uplink) = self.find_uplink(&node)? else { return Ok(()) };
         let addresses =
             node.addresses(Some(uplink.index)).map_err(internal("read the uplink's addresses"))?;
         let Some(place) = addresses.iter().find_map(|found| Place::of(found.address.addr())) else {
@@ -331,12 +255,12 @@ impl Core {
     }
 
     /// The node's end of a Network's uplink, also for one that an earlier runtime set up.
-    fn find_uplink(&self, net: &Net, node: &Handle) -> Result<Option<Link>> {
+    fn find_uplink(&self, node: &Handle) -> Result<Option<Link>> {
         let failed = || internal::<knit_kernel::Error>("look for the uplink");
-        let link = match net.shape() {
+        let link = match self.shape() {
             Some(shape) => node.link_by_name(&node_end(shape.id())).map_err(failed())?,
             None => {
-                let inside = net.space.links()?.link_by_name(&router_end()).map_err(failed())?;
+                let inside = self.space.links()?.link_by_name(&router_end()).map_err(failed())?;
                 let Some(peer) = inside.and_then(|link| link.link) else { return Ok(None) };
                 node.link(peer).map_err(failed())?
             }
@@ -355,23 +279,23 @@ impl Core {
     }
 
     /// Takes a router away: uplink and rules on the node, then the namespace with all that is in it.
-    pub fn remove_router(&self, net: &Net) -> Result<()> {
-        let id = net.shape().map(|shape| shape.id());
-        let node = self.node.links()?;
-        let ours = self.find_uplink(net, &node)?;
+    pub fn remove_router(&self) -> Result<()> {
+        let id = self.shape().map(|shape| shape.id());
+        let node = self.node.space.links()?;
+        let ours = self.find_uplink(&node)?;
         if let Some(link) = &ours {
             node.delete_link(link.index).map_err(internal("delete the uplink"))?;
         }
         // A namespace goes when the kernel finds the time; a tunnel's number must be free at once.
-        let inside = net.space.links()?;
+        let inside = self.space.links()?;
         if let Some(link) =
             inside.link_by_name(&tunnel::router_tunnel()).map_err(internal("look for the tunnel"))?
         {
             inside.delete_link(link.index).map_err(internal("delete the tunnel"))?;
         }
-        NetNs::delete(self.router_path(&net.name)).map_err(internal("delete the router's namespace"))?;
+        NetNs::delete(&self.path).map_err(internal("delete the router's namespace"))?;
         if let Some(id) = id.or_else(|| ours.as_ref().and_then(network_of)) {
-            self.clear_node(&mut self.layout(), Home::Own, id)?;
+            self.node.clear_part(&mut self.node.tables(), Home::Own, id)?;
         }
         Ok(())
     }
@@ -391,13 +315,6 @@ fn network_of(uplink: &Link) -> Option<u32> {
 pub(crate) fn links_with_entries(shape: &Shape) -> impl Iterator<Item = &'static str> {
     let master = shape.driver().master().map(|master| master.name);
     [ROUTER_END, ROUTER_TUNNEL, "lo"].into_iter().chain(master)
-}
-
-/// What a Network has in its router's own table.
-fn router_elements(shape: &Shape) -> Vec<Put> {
-    let mut puts = rules::router::elements(shape);
-    puts.extend(shape.driver().router_elements());
-    puts
 }
 
 /// What a Network has in the node's table.

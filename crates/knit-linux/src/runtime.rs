@@ -36,9 +36,7 @@ impl LinuxRuntime {
     /// # Errors
     /// When the node's network namespace cannot be used.
     pub fn new(config: Config) -> Result<Self> {
-        let core = Core::new(config)?;
-        core.recall()?;
-        Ok(Self { core: Arc::new(core) })
+        Core::new(config).map(|core| Self { core: Arc::new(core) })
     }
 
     /// Work that waits for the kernel. On a worker of a runtime with several it is done right there, while another
@@ -142,6 +140,6 @@ impl Runtime for LinuxRuntime {
     }
 
     async fn disturbed(&self) -> Disturbance {
-        self.core.senses.disturbed().await
+        self.core.node.senses.disturbed().await
     }
 }

@@ -4,14 +4,13 @@
 //! and applies the difference. Rules come first, so that nothing is ever reachable that should not be.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 
 use ipnet::IpNet;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
 use knit_kernel::{Handle, IfName};
-use knit_runtime::{Error, Network, Reason, Result};
+use knit_runtime::{Error, Network, Result};
 
 use crate::core::Core;
 use crate::fail::internal;
@@ -31,9 +30,9 @@ impl Core {
     pub fn setup_network(&self, network: &Network) -> Result<()> {
         let _moving = self.moves.begin(Subject::Network(network.name.clone()));
         let about = |error: Error| error.on(network.name.as_str());
-        self.room.make(&self.node);
-        let home = self.home(&network.name);
-        let worked_out = self.facts().and_then(|facts| Ok((Shape::of(network, &facts, home)?, facts)));
+        self.node.room.make(&self.node.space);
+        let home = self.networks.home(&network.name);
+        let worked_out = self.node.facts().and_then(|facts| Ok((Shape::of(network, &facts, home)?, facts)));
         let (shape, facts) = worked_out.map_err(|error| {
             self.hold_closed(network, home);
             about(error)
@@ -57,21 +56,21 @@ impl Core {
     /// took away: its pods run on, and what keeps Networks apart does not depend on why it cannot be set up.
     fn hold_closed(&self, network: &Network, home: Home) {
         let hold = || -> Result<()> {
-            let net = self.net(&network.name)?;
+            let net = self.networks.get(&network.name)?;
             let Some(net) = net.filter(|net| home == Home::Own || net.shape().is_some()) else {
-                return self.close_node(&mut self.layout());
+                return self.node.close_tables(&mut self.node.tables());
             };
             let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
             let Some(shape) = net.shape() else {
-                self.close_node(&mut self.layout())?;
-                return self.close_router(&net, topology::of(network.topology));
+                self.node.close_tables(&mut self.node.tables())?;
+                return net.close_rules(topology::of(network.topology));
             };
             let ports = ports(&*net.space.links()?)?;
             if home == Home::Own {
-                self.settle_router(&net, &shape, &ports)?;
+                net.settle_rules(&shape, &ports)?;
             }
-            self.settle_node(&mut self.layout(), &shape, &ports)?;
-            self.settle_ports(&*net.space.links()?, &shape, &ports, None)
+            self.node.settle_part(&mut self.node.tables(), &shape, &ports)?;
+            self.attachments.settle_ports(&*net.space.links()?, &shape, &ports, None)
         };
         if let Err(error) = hold() {
             let error = crate::fail::chain(&error);
@@ -79,44 +78,15 @@ impl Core {
         }
     }
 
-    /// What the node is: read anew each time, since addresses and MTUs change.
-    pub fn facts(&self) -> Result<Facts> {
-        let handle = self.node.links()?;
-        let addresses = handle.addresses(None).map_err(internal("list the node's addresses"))?;
-        let own = self.config.addresses.iter();
-        let uplink = own.clone().find_map(|own| addresses.iter().find(|found| found.address.addr() == *own));
-        let Some(uplink) = uplink else {
-            let own: Vec<String> = own.map(IpAddr::to_string).collect();
-            let message = format!(
-                "no interface of node {} has an address of {}: give the node's addresses as its interfaces have them",
-                self.config.node,
-                own.join(", ")
-            );
-            return Err(Error::new(Reason::NotReady, message));
-        };
-        let link = handle.link(uplink.interface).map_err(internal("read the node's uplink"))?;
-        let link = link.ok_or_else(|| Error::new(Reason::NotReady, "the node's uplink has just gone"))?;
-        let prefixes = addresses.iter().filter(|found| found.interface == uplink.interface);
-        let global = |net: &IpNet| !matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
-        Ok(Facts {
-            node: self.config.node.clone(),
-            addresses: self.config.addresses.clone(),
-            uplink: link.name.to_string(),
-            mtu: link.mtu,
-            prefixes: prefixes.map(|found| found.address).filter(global).collect(),
-            vxlan_port: self.config.vxlan_port,
-        })
-    }
-
     fn setup_default(&self, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
-        let net = self.adopt(&shape.network.name, Arc::clone(&self.node));
+        let net = self.networks.adopt(&shape.network.name, Arc::clone(&self.node.space));
         let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
-        let handle = self.node.links()?;
-        let ports = self.ports_by_name(&handle)?;
-        self.settle_node(&mut self.layout(), shape, &ports)?;
+        let handle = self.node.space.links()?;
+        let ports = self.attachments.ports_by_name(&handle)?;
+        self.node.settle_part(&mut self.node.tables(), shape, &ports)?;
         self.take_sources_of_lost(&net, &ports)?;
-        self.settle_ports(&handle, shape, &ports, None)?;
-        settings::settle(&self.node, &settings::forwarding(shape, Some(&facts.uplink)))?;
+        self.attachments.settle_ports(&handle, shape, &ports, None)?;
+        settings::settle(&self.node.space, &settings::forwarding(shape, Some(&facts.uplink)))?;
         let tunnel = crate::tunnel::node_tunnel(shape.id());
         crate::tunnel::ensure_in_node(&handle, shape, facts, &tunnel)?;
         let wanted = default_entries(shape, facts, &ports, tunnel.as_str());

@@ -7,11 +7,11 @@ use knit_kernel::link::Link;
 use knit_kernel::nft::Family;
 use knit_runtime::{Damage, Result};
 
-use crate::core::Core;
 use crate::fail::internal;
 use crate::links::{Like, marked};
 use crate::mark::{Mark, host_name};
 use crate::moves::InMotion;
+use crate::node::Node;
 use crate::rules;
 use crate::settings::{self, Setting};
 use crate::space::Space;
@@ -36,7 +36,7 @@ pub(crate) struct Sight {
 #[derive(Default)]
 pub(crate) struct Wrong(pub Vec<Damage>);
 
-impl Core {
+impl Node {
     /// What is in a namespace now: all of it is read before any of it is compared.
     pub fn sight(&self, space: &Space) -> Result<Sight> {
         let changed = space.rules_seen.now();

@@ -9,10 +9,11 @@
 use knit_kernel::nft::Family;
 use knit_runtime::{InterfaceName, NotKnown, Result, SandboxId, Survey};
 
-use crate::core::{Core, Net};
+use crate::core::Core;
 use crate::links::Like;
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
+use crate::networks::Net;
 use crate::router::{links_with_entries, router_end, router_entries, uplink_entries};
 use crate::rules;
 use crate::settings::{self, Setting};
@@ -47,15 +48,15 @@ impl Core {
 
     fn look(&self) -> Result<Survey> {
         let mut survey = Survey::default();
-        let networks = self.set_up();
+        let networks = self.networks.set_up();
         if networks.is_empty() {
             return Ok(survey);
         }
         let comparing = self.moves.compare();
-        let facts = self.facts();
-        let mut node = self.sight(&self.node)?;
+        let facts = self.node.facts();
+        let mut node = self.node.sight(&self.node.space)?;
         let mut all_compared = true;
-        let mut lacking = self.room.lacking(&self.node);
+        let mut lacking = self.node.room.lacking(&self.node.space);
         for (net, shape, set_up_for) in &networks {
             let mut wrong = Wrong::default();
             for family in std::mem::take(&mut lacking) {
@@ -91,7 +92,7 @@ impl Core {
         }
         // A port of the node that leads nowhere is found by reading them.
         if all_compared && survey.attachments.is_empty() {
-            node.rules_are_right(&self.node);
+            node.rules_are_right(&self.node.space);
         }
         Ok(survey)
     }
@@ -107,7 +108,7 @@ impl Core {
     ) -> Result<InMotion> {
         let mut router = match shape.home {
             Home::Node => None,
-            Home::Own => Some(self.sight(&net.space)?),
+            Home::Own => Some(self.node.sight(&net.space)?),
         };
         // Only now: all is read.
         let moved = comparing.in_motion(&net.name);
@@ -143,9 +144,9 @@ impl Core {
     fn look_at_default(&self, subject: &Subject<'_>, node: &mut Sight, wrong: &mut Wrong) -> Result<()> {
         let Subject { shape, facts, motion, .. } = subject;
         if let Some(rules) = &mut node.rules {
-            self.compare_node(rules, shape, &node.ports, motion);
+            self.node.compare_part(rules, shape, &node.ports, motion);
         }
-        wrong.settings(&self.node, &settings::forwarding(shape, Some(&facts.uplink)))?;
+        wrong.settings(&self.node.space, &settings::forwarding(shape, Some(&facts.uplink)))?;
         self.look_at_ports(subject, node, None, wrong);
         let tunnel = tunnel::node_tunnel(shape.id());
         let there = node.links.get(tunnel.as_str());
@@ -168,11 +169,11 @@ impl Core {
 
     fn look_at_router(&self, subject: &Subject<'_>, router: &mut Sight, wrong: &mut Wrong) -> Result<()> {
         let Subject { net, shape, facts, motion } = subject;
-        if !self.is_mounted(net) {
+        if !net.is_mounted() {
             wrong.add("namespace", "the router's namespace is not mounted any more");
         }
         if let Some(rules) = &mut router.rules {
-            self.compare_router(rules, shape, &router.ports, motion);
+            net.compare_rules(rules, shape, &router.ports, motion);
         }
         let driver = shape.driver();
         let mut wanted = settings::forwarding(shape, None);
@@ -211,7 +212,7 @@ impl Core {
         let Subject { shape, facts, motion, .. } = subject;
         let uplink = node_end(shape.id());
         if let Some(rules) = &mut node.rules {
-            self.compare_node(rules, shape, &[], motion);
+            self.node.compare_part(rules, shape, &[], motion);
         }
         let link = node.links.get(uplink.as_str());
         let place = link.and_then(|link| node.reading.addresses(link.index).find_map(Place::of));
@@ -229,14 +230,14 @@ impl Core {
 
     fn look_at_ports(&self, subject: &Subject<'_>, sight: &Sight, master: Option<u32>, wrong: &mut Wrong) {
         let settled = sight.ports.iter().filter(|(link, _)| subject.motion.has_settled(link));
-        for (link, mark) in settled.filter(|(link, _)| !self.is_in_flux(link)) {
-            wrong.link(&Like::host_end(subject.shape, mark, self.made_with(link), master), link);
+        for (link, mark) in settled.filter(|(link, _)| !self.attachments.is_in_flux(link)) {
+            wrong.link(&Like::host_end(subject.shape, mark, self.attachments.made_with(link), master), link);
         }
     }
 
     /// Attachments whose link is gone. What they left is taken away with them, and is not looked at.
     fn lost(&self, net: &Net, sight: &Sight, motion: &mut InMotion) -> Vec<(SandboxId, InterfaceName)> {
-        let (known, there) = (self.known(), sight.hosts());
+        let (known, there) = (self.attachments.known(), sight.hosts());
         let mut lost = Vec::new();
         for (host, known) in known.iter().filter(|(_, known)| known.network == net.name) {
             if !there.contains(host) && !motion.hosts.contains(host) {

@@ -9,12 +9,14 @@ mod switched;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use knit_kernel::Handle;
 use knit_kernel::link::PortFlags;
 use knit_kernel::nft::{TableId, TableState};
+use knit_kernel::{Handle, Op};
 use knit_runtime::{Network, Result, Topology};
 
+use crate::attach::Plan;
 use crate::mark::Mark;
+use crate::networks::Net;
 use crate::rules::Put;
 use crate::settings::Setting;
 use crate::shape::{Facts, Home, Shape};
@@ -67,6 +69,16 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
 
     /// What of that does not go with the pod's link.
     fn left_by(&self, mark: &Mark) -> Vec<Entry>;
+
+    /// What is done inside the pod's namespace, to the interface with this number there.
+    fn pod_side(&self, plan: &Plan, interface: u32, ipv6: bool) -> Vec<Op<'static>> {
+        plan.pod_ops(interface, ipv6)
+    }
+
+    /// Whether a new pod can be reached: by default a packet goes from its router to each of its addresses and back.
+    fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
+        net.asks(plan)
+    }
 }
 
 /// A link that others are ports of.

@@ -1,0 +1,56 @@
+//! What is known of attachments beyond what the kernel has, and which of them are being made.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use knit_kernel::link::Link;
+use knit_kernel::owner;
+use knit_runtime::Attachment;
+
+use crate::mark::Mark;
+
+/// The attachments of this node. The kernel's marks are what counts; this has what does not fit there, and what is to be
+/// taken away when a link went without us.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments {
+    /// By the host end's name.
+    known: Mutex<HashMap<String, Known>>,
+    /// Host ends that are being made: their rules are there before they are.
+    making: Mutex<HashSet<String>>,
+}
+
+/// What is known of one attachment.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub network: String,
+    pub mark: Mark,
+    /// What was answered, if this runtime made it.
+    pub answer: Option<Attachment>,
+    /// Where the pod's namespace was, if this runtime was told.
+    pub netns: Option<PathBuf>,
+    /// The MTU that its host end was made with: a Network may have another one since.
+    pub mtu: u32,
+}
+
+impl Attachments {
+    /// What is known, by host end.
+    pub fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Host ends that are being made.
+    pub fn making(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a link is about to be deleted by us, or its making has not ended.
+    pub fn is_in_flux(&self, link: &Link) -> bool {
+        link.group == owner::GROUP + 1 || self.making().contains(link.name.as_str())
+    }
+
+    /// The MTU that an attachment's host end was made with.
+    pub fn made_with(&self, link: &Link) -> Option<u32> {
+        self.known().get(link.name.as_str()).map(|known| known.mtu)
+    }
+}

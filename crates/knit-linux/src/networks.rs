@@ -1,0 +1,150 @@
+//! The Networks of this node: one state for each, which owns what it is set up as and its router's namespace.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use knit_kernel::netns::{self, NetNs};
+use knit_runtime::{Error, Reason, Result};
+
+use crate::fail::internal;
+use crate::node::Node;
+use crate::shape::{Facts, Home, Shape};
+use crate::space::Space;
+
+/// The Networks that are set up, or that the kernel has from before.
+#[derive(Debug)]
+pub(crate) struct Networks {
+    node: Arc<Node>,
+    all: RwLock<HashMap<String, Arc<Net>>>,
+}
+
+/// A Network on this node.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub name: String,
+    pub home: Home,
+    /// Its router's namespace.
+    pub space: Arc<Space>,
+    /// Where that is mounted, if it is one of its own.
+    pub path: PathBuf,
+    /// The node that it is on.
+    pub node: Arc<Node>,
+    /// Shared by calls for pods, alone by calls for the Network.
+    pub gate: RwLock<()>,
+    /// What it was set up as, and what the node was then.
+    shape: RwLock<Option<(Arc<Shape>, Arc<Facts>)>>,
+    /// The rules inside its router that are in force: what they follow from, and how often others had changed them before.
+    pub rules: Mutex<Option<(u64, Arc<Shape>)>>,
+}
+
+impl Networks {
+    /// None yet.
+    pub fn new(node: Arc<Node>) -> Self {
+        Self { node, all: RwLock::default() }
+    }
+
+    /// Where a Network's router is.
+    pub fn home(&self, network: &str) -> Home {
+        if network == self.node.config.default_network { Home::Node } else { Home::Own }
+    }
+
+    /// Where the namespace of a Network's router is mounted.
+    pub fn path(&self, network: &str) -> PathBuf {
+        self.node.config.router_directory.join(network)
+    }
+
+    /// A Network that is set up, or that the kernel has from before this runtime began.
+    pub fn get(&self, network: &str) -> Result<Option<Arc<Net>>> {
+        let known = self.all.read().unwrap_or_else(PoisonError::into_inner).get(network).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let space = match self.home(network) {
+            Home::Node => Arc::clone(&self.node.space),
+            Home::Own => match NetNs::open(self.path(network)) {
+                Ok(namespace) => Arc::new(Space::new(namespace)),
+                // An empty file is where a mount was that ended with its mount namespace: the router has gone with it.
+                Err(netns::Error::NotFound { .. } | netns::Error::NotANamespace { .. }) => return Ok(None),
+                Err(error) => return Err(internal("open a router's namespace")(error).on(network)),
+            },
+        };
+        Ok(Some(self.adopt(network, space)))
+    }
+
+    /// Remembers a Network; if it is remembered already, that one.
+    pub fn adopt(&self, network: &str, space: Arc<Space>) -> Arc<Net> {
+        let mut networks = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            self.node.senses.listen(&space);
+            Arc::new(Net {
+                name: network.to_owned(),
+                home: self.home(network),
+                space,
+                gate: RwLock::default(),
+                shape: RwLock::default(),
+                rules: Mutex::default(),
+                path: self.path(network),
+                node: Arc::clone(&self.node),
+            })
+        };
+        Arc::clone(networks.entry(network.to_owned()).or_insert_with(new))
+    }
+
+    /// Forgets a Network.
+    pub fn forget(&self, network: &str) {
+        let gone = self.all.write().unwrap_or_else(PoisonError::into_inner).remove(network);
+        if let Some(net) = gone.filter(|net| net.home == Home::Own) {
+            self.node.senses.ignore(&net.space);
+        }
+    }
+
+    /// The Networks that this runtime has set up.
+    pub fn set_up(&self) -> Vec<(Arc<Net>, Arc<Shape>, Arc<Facts>)> {
+        let networks = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let set_up = |net: &Arc<Net>| net.set_up().map(|(shape, facts)| (Arc::clone(net), shape, facts));
+        networks.values().filter_map(set_up).collect()
+    }
+
+    /// All Networks that the kernel has, whether set up by this runtime or before.
+    pub fn all(&self) -> Result<Vec<Arc<Net>>> {
+        let listed = NetNs::list(&self.node.config.router_directory).map_err(internal("list routers"))?;
+        let mut names: BTreeSet<String> = listed.into_iter().map(|(name, _)| name).collect();
+        // One whose mount somebody took away is there all the same.
+        names.extend(self.all.read().unwrap_or_else(PoisonError::into_inner).keys().cloned());
+        names.remove(&self.node.config.default_network);
+        let names = std::iter::once(self.node.config.default_network.clone()).chain(names);
+        names.filter_map(|name| self.get(&name).transpose()).collect()
+    }
+
+    /// A Network that is set up.
+    pub fn ready(&self, network: &str) -> Result<(Arc<Net>, Arc<Shape>)> {
+        let net = self.get(network)?;
+        let ready = net.and_then(|net| net.shape().map(|shape| (net, shape)));
+        ready.ok_or_else(|| {
+            let message = format!(
+                "Network {network} is not set up on node {}: wait for the agent to set it up, or see its status",
+                self.node.config.node
+            );
+            Error::new(Reason::NetworkNotFound, message).on(network)
+        })
+    }
+}
+
+impl Net {
+    /// What it was set up as.
+    pub fn shape(&self) -> Option<Arc<Shape>> {
+        self.set_up().map(|(shape, _)| shape)
+    }
+
+    /// What it was set up as, and for what node.
+    pub fn set_up(&self) -> Option<(Arc<Shape>, Arc<Facts>)> {
+        self.shape.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Remembers what it is set up as.
+    pub fn set_shape(&self, shape: Arc<Shape>, facts: &Facts) {
+        let set_up = Some((shape, Arc::new(facts.clone())));
+        *self.shape.write().unwrap_or_else(PoisonError::into_inner) = set_up;
+    }
+}
