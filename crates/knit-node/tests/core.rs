@@ -5,6 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Node, addresses, block, id, network};
+use knit_node::reconcile::Pass;
 use knit_node::testing::Faults;
 use knit_node::{Door, Reason};
 use knit_runtime::InterfaceName;
@@ -391,4 +392,26 @@ async fn work_goes_on_when_the_caller_stops_waiting() {
     tokio::time::timeout(Duration::from_secs(60), agent.core.idle()).await.expect("it ends");
     assert_eq!(agent.core.list(Some(&id("a"))).len(), 2, "attached all the same");
     assert_eq!(InterfaceName::new("eth0").expect("a name"), agent.core.list(None)[0].interface);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_never_answers_kept_a_sandbox_locked_for_ever() {
+    let node = Node::new();
+    let agent = node.start().await;
+    // Its attach comes after the request was given up, and taking that away again hangs.
+    let slow = Some(("net1".to_owned(), Duration::from_secs(40)));
+    node.kernel.fail(Faults { slow_on: slow, hang_detaches: true, ..Faults::default() });
+    agent.add(node.request("one", "shop", "blue")).await.expect_err("given up");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    node.kernel.fail(Faults::default());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    agent.core.reconcile(&Pass::default()).await;
+    agent.add(node.request("one", "shop", "blue")).await.expect("nobody holds it any more");
+
+    // An interface that is made again in another namespace is taken away again, and that hangs.
+    node.kernel.lose("one", "net1");
+    node.kernel.fail(Faults { other_namespace: true, hang_detaches: true, ..Faults::default() });
+    let outcome =
+        tokio::time::timeout(Duration::from_secs(300), agent.core.reconcile(&Pass::default())).await;
+    assert_eq!(outcome.expect("a pass ends").failed, 1);
 }

@@ -381,3 +381,61 @@ fn two_pods_of_one_name_were_taken_for_each_other() {
         });
     });
 }
+
+/// The old one is detached and not deleted yet: neither could the new one be attached, nor the old one be deleted.
+#[test]
+fn a_new_pod_of_a_terminating_ones_name_got_stuck() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let node = Node::new();
+            let (agent, channel) = open(&node).await;
+            let mut client = KniClient::new(channel);
+            let create = |uid: &str| old::CreateNetworkRequest {
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                uid: uid.into(),
+                netns_path_prefix: "/run/pods".into(),
+                ..Default::default()
+            };
+            let attach = |id: &str| old::AttachInterfaceRequest {
+                id: id.into(),
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                annotations: HashMap::from([("a".to_owned(), "b".to_owned())]),
+                ..Default::default()
+            };
+            let detach = |id: &str| old::DetachInterfaceRequest { id: id.into(), ..Default::default() };
+            let delete = |id: &str| old::DeleteNetworkRequest {
+                id: id.into(),
+                namespace: "shop".into(),
+                name: "web-0".into(),
+                ..Default::default()
+            };
+            let first = client.create_network(create("u1")).await.expect("made").into_inner().netns_path;
+            client.attach_interface(attach("s1")).await.expect("attached");
+            client.detach_interface(detach("s1")).await.expect("detached");
+            let second = client.create_network(create("u2")).await.expect("made").into_inner().netns_path;
+            client.attach_interface(attach("s2")).await.expect("the namespace where nobody was");
+            let uids: Vec<_> = node.attachments().iter().filter_map(|a| a.pod.uid.clone()).collect();
+            assert_eq!(uids, ["u2"]);
+            client.delete_network(delete("s1")).await.expect("deleted by the sandbox that was there");
+            assert!(!Path::new(&first).exists() && Path::new(&second).exists());
+
+            // Neither was ever attached, and nobody says which: the pod that has the name now keeps its namespace.
+            let third = client.create_network(create("u3")).await.expect("made").into_inner().netns_path;
+            client.delete_network(delete("s2")).await.expect("deleted");
+            let fourth = client.create_network(create("u4")).await.expect("made").into_inner().netns_path;
+            assert_eq!(reason(client.attach_interface(attach("s4")).await), Reason::Invalid, "which one?");
+            let pod = knit_node::world::PodView { uid: Some("u4".into()), ..Default::default() };
+            agent.core.world().update(|world| {
+                let pods = std::sync::Arc::make_mut(&mut world.pods);
+                pods.insert(("shop".into(), "web-0".into()), std::sync::Arc::new(pod));
+            });
+            client.attach_interface(attach("s4")).await.expect("its uid decides");
+            assert_eq!(node.attachments()[0].pod.uid.as_deref(), Some("u4"));
+            client.delete_network(delete("")).await.expect("the other one");
+            assert!(!Path::new(&third).exists() && Path::new(&fourth).exists());
+        });
+    });
+}

@@ -49,13 +49,30 @@ pub(super) fn attachments(
     (now, turn): (Now, &mut Turn),
     plan: &mut Plan,
 ) {
-    let nobodys = |view: &AttachmentView| view.leaving.is_some() && view.node.is_none();
+    // No agent puts the finalizer on what it publishes itself: one that has both was relabelled by its user. Agents do not
+    // follow it any more, have unplugged it, and may not change it.
+    let relabelled = |view: &AttachmentView| view.leaving.is_some() && view.managed;
+    let nobodys = |view: &AttachmentView| relabelled(view) || (view.leaving.is_some() && view.node.is_none());
     let place = |view: &AttachmentView| (view.namespace.clone(), view.name.clone());
     let waiting: HashSet<(String, String)> =
         cluster.attachments.iter().filter(|a| nobodys(a)).map(|a| place(a)).collect();
     memory.leaving.retain(|key, _| waiting.contains(key));
+    let waited = |view: &AttachmentView, memory: &mut Memory, plan: &mut Plan| {
+        let since = *memory.leaving.entry(place(view)).or_insert(now.steady);
+        let over = since.saturating_add(config.node_gone_grace);
+        if now.steady < over {
+            plan.again_at(over);
+        }
+        now.steady >= over
+    };
     for view in &cluster.attachments {
         let action = match (&view.node, &view.leaving) {
+            (Some(node), Some(finalizers)) if !departed.contains(node) && relabelled(view) => {
+                if !waited(view, memory, plan) {
+                    continue;
+                }
+                let_go(view, finalizers, "it is labelled as an agent's own, and no agent holds it".into())
+            }
             // Its user wants it gone, and the machine that had it may never come back.
             (Some(node), Some(finalizers)) if !departed.contains(node) => {
                 let Some(away) = memory.agents.away_since(cluster, node, now) else { continue };
@@ -74,10 +91,7 @@ pub(super) fn attachments(
             (Some(node), Some(finalizers)) => let_go(view, finalizers, format!("node {node} is gone")),
             // An agent put the finalizer there and never said more. If it is there, it does so within the grace.
             (None, Some(finalizers)) => {
-                let since = *memory.leaving.entry(place(view)).or_insert(now.steady);
-                let over = since.saturating_add(config.node_gone_grace);
-                if now.steady < over {
-                    plan.again_at(over);
+                if !waited(view, memory, plan) {
                     continue;
                 }
                 let_go(view, finalizers, "no node says that it has it".into())

@@ -203,10 +203,13 @@ impl Core {
     async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> SetUp {
         let gate = self.networks().gate(network);
         let _one_at_a_time = gate.lock().await;
-        let Some(applied) = self.networks().applied(network) else { return SetUp::Gone };
+        let Some(newest) = self.networks().newest(network) else { return SetUp::Gone };
         let limit = self.config().runtime_deadline;
-        match tokio::time::timeout(limit, runtime.setup_network(&applied)).await {
-            Ok(Ok(())) => SetUp::Done,
+        match tokio::time::timeout(limit, runtime.setup_network(&newest)).await {
+            Ok(Ok(())) => {
+                self.networks().is_now(&newest);
+                SetUp::Done
+            }
             Ok(Err(error)) => {
                 tracing::error!(
                     network,

@@ -32,6 +32,8 @@ struct Entry {
     gate: Arc<tokio::sync::Mutex<()>>,
     /// What the runtime was told last, successfully.
     applied: Option<Applied>,
+    /// What the runtime was told last, and did not do, or not all of it.
+    attempted: Option<(String, Arc<knit_runtime::Network>)>,
     /// Why it is not ready, or not up to date.
     problem: Option<Unready>,
     /// When somebody last wanted it.
@@ -90,6 +92,36 @@ impl Networks {
     #[must_use]
     pub fn applied(&self, name: &str) -> Option<Arc<knit_runtime::Network>> {
         self.entries().get(name)?.applied.as_ref().map(|a| Arc::clone(&a.network))
+    }
+
+    /// Whether a runtime was told this of a Network last, and did it.
+    fn is_in_force(&self, name: &str, network: &knit_runtime::Network) -> bool {
+        let entries = self.entries();
+        let applied = entries.get(name).filter(|entry| entry.attempted.is_none());
+        applied.and_then(|entry| entry.applied.as_ref()).is_some_and(|applied| *applied.network == *network)
+    }
+
+    /// The newest that a runtime was told of a Network, whether or not it came to its end. Going back to what came before
+    /// would undo what of it is in force.
+    pub(crate) fn newest(&self, name: &str) -> Option<Arc<knit_runtime::Network>> {
+        let entries = self.entries();
+        let entry = entries.get(name)?;
+        let applied = entry.applied.as_ref()?;
+        // One that another runtime was told is not for this one to make.
+        let attempted = entry.attempted.as_ref().filter(|(runtime, _)| *runtime == applied.runtime);
+        Some(Arc::clone(attempted.map_or(&applied.network, |(_, network)| network)))
+    }
+
+    /// Notes that a Network is as its runtime was told.
+    pub(crate) fn is_now(&self, network: &Arc<knit_runtime::Network>) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&network.name) else { return };
+        if entry.attempted.take_if(|(_, newest)| newest == network).is_some()
+            && let Some(applied) = &mut entry.applied
+        {
+            applied.network = Arc::clone(network);
+            applied.proxy.iter().for_each(|proxy| proxy.update(network));
+        }
     }
 
     /// The Networks that a runtime was told of.
@@ -274,8 +306,7 @@ impl Core {
         if network.blocks_of(self.node()).next().is_none() {
             return Err(compute::no_block(name));
         }
-        let unchanged = self.networks().applied(name).is_some_and(|applied| *applied == network);
-        if unchanged {
+        if self.networks().is_in_force(name, &network) {
             return Ok(());
         }
         let Some(implementation) = self.runtimes().get(&runtime) else {
@@ -285,6 +316,9 @@ impl Core {
             });
         };
         let limit = self.config().runtime_deadline;
+        let network = Arc::new(network);
+        self.networks().entries().entry(name.to_owned()).or_default().attempted =
+            Some((runtime.clone(), Arc::clone(&network)));
         match tokio::time::timeout(limit, implementation.setup_network(&network)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
@@ -302,12 +336,12 @@ impl Core {
                 });
             }
         }
-        let network = Arc::new(network);
         let first = !self.networks().is_set_up(name);
         let proxy = if first { self.start_proxy(&network).await } else { None };
         let mut entries = self.networks().entries();
         let entry = entries.entry(name.to_owned()).or_default();
         let proxy = entry.applied.take().and_then(|a| a.proxy).inspect(|p| p.update(&network)).or(proxy);
+        entry.attempted = None;
         entry.applied = Some(Applied { runtime, network, proxy });
         drop(entries);
         if first {

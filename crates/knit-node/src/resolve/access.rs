@@ -8,14 +8,12 @@ use super::Missing;
 use crate::error::{Error, Reason};
 use crate::world::{Labels, World};
 
-/// The primary Network of a namespace, whose Services are in it: the default one for a namespace that is not known;
-/// none where two Networks claim it.
+/// The primary Network of a namespace, whose Services are in it: none while that is not known, because the namespace or the
+/// Network that selects it may still be on its way, and none where two Networks claim it. Who asks waits for the next snapshot.
 #[must_use]
 pub fn primary_network(world: &World, namespace: &str) -> Option<String> {
-    match world.namespaces.get(namespace) {
-        Some(labels) => primary_of(world, namespace, labels).ok(),
-        None => Some(names::DEFAULT_NETWORK.to_owned()),
-    }
+    let labels = world.namespaces.get(namespace).filter(|_| world.knows_primaries())?;
+    primary_of(world, namespace, labels).ok()
 }
 
 /// The primary Network of a namespace.

@@ -256,3 +256,15 @@ fn a_running_pod_gets_one_more() {
     assert!(matches!(plug("closed", None), Err(Missing::Error(e)) if e.reason == Reason::NotAllowed));
     assert!(matches!(plug("default", None), Err(Missing::Error(e)) if e.reason == Reason::Refused));
 }
+
+#[test]
+fn services_of_a_namespace_that_is_not_known_were_taken_for_the_default_networks() {
+    let mut world = world();
+    let network = |world: &World, namespace| primary_network(world, namespace);
+    assert_eq!(network(&world, "plain").as_deref(), Some("default"));
+    assert_eq!(network(&world, "reds").as_deref(), Some("red"));
+    assert_eq!(network(&world, "twins"), None, "two claim it");
+    assert_eq!(network(&world, "comes-later"), None, "it may be another Network's");
+    world.synced.networks = false;
+    assert_eq!(network(&world, "plain"), None, "the Network that selects it may still come");
+}

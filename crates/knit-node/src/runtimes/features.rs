@@ -1,13 +1,20 @@
-//! What a runtime has not announced is not asked of it: one look at the features, for every runtime alike.
+//! What a runtime has not announced is not asked of it, and what it does not answer is not waited for for ever: one place for
+//! every runtime alike, inside the agent or behind a socket.
 
+use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use knit_runtime::{
     AttachRequest, Attachment, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod, Reason,
     Result, Runtime, SandboxId, Status, Survey, Topology, feature,
 };
+
+/// How long any call may take but an attach, whose caller has a limit of its own and follows it to its end. Callers that have less
+/// time wait less; this one is for those that would wait as long as it takes, with a sandbox or a Network locked.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// A runtime that is asked only for what it announced. What the trait has a default for is passed on here, too: the
 /// default would take its place without a word.
@@ -21,6 +28,19 @@ pub(super) struct Announced {
 impl Announced {
     pub fn new(inner: Arc<dyn Runtime>, info: Info) -> Self {
         Self { inner, info }
+    }
+
+    /// Waits for a call, but not for ever.
+    async fn within<T>(&self, what: &str, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        match tokio::time::timeout(LONGEST, call).await {
+            Ok(result) => result,
+            Err(_) => {
+                let (name, seconds) = (&self.info.name, LONGEST.as_secs());
+                let message =
+                    format!("network runtime {name} did not {what} within {seconds} s: see its log");
+                Err(Error::new(Reason::NotReady, message))
+            }
+        }
     }
 
     fn unsupported(&self, network: &str, what: &[&str]) -> Error {
@@ -40,7 +60,7 @@ impl Announced {
 #[async_trait]
 impl Runtime for Announced {
     async fn info(&self) -> Result<Info> {
-        self.inner.info().await
+        self.within("say who it is", self.inner.info()).await
     }
 
     async fn setup_network(&self, network: &Network) -> Result<()> {
@@ -49,11 +69,19 @@ impl Runtime for Announced {
             return Err(self.unsupported(&network.name, &missing));
         }
         // Without NetworkSetup its Networks are there by other means.
-        if has(&self.info, feature::NETWORK_SETUP) { self.inner.setup_network(network).await } else { Ok(()) }
+        if has(&self.info, feature::NETWORK_SETUP) {
+            self.within("set a Network up", self.inner.setup_network(network)).await
+        } else {
+            Ok(())
+        }
     }
 
     async fn remove_network(&self, name: &str) -> Result<()> {
-        if has(&self.info, feature::NETWORK_SETUP) { self.inner.remove_network(name).await } else { Ok(()) }
+        if has(&self.info, feature::NETWORK_SETUP) {
+            self.within("remove a Network", self.inner.remove_network(name)).await
+        } else {
+            Ok(())
+        }
     }
 
     async fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
@@ -61,7 +89,7 @@ impl Runtime for Announced {
     }
 
     async fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
-        self.inner.detach(pod, interface).await
+        self.within("detach", self.inner.detach(pod, interface)).await
     }
 
     async fn update(&self, request: &AttachRequest) -> Result<Attachment> {
@@ -72,11 +100,11 @@ impl Runtime for Announced {
     }
 
     async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()> {
-        self.inner.check(pod, netns, interface).await
+        self.within("check an interface", self.inner.check(pod, netns, interface)).await
     }
 
     async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
-        self.inner.list(sandbox).await
+        self.within("list what it has", self.inner.list(sandbox)).await
     }
 
     async fn watch(&self) -> Result<Changes> {
@@ -88,15 +116,15 @@ impl Runtime for Announced {
     }
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
-        self.inner.collect_garbage(keep).await
+        self.within("collect garbage", self.inner.collect_garbage(keep)).await
     }
 
     async fn status(&self) -> Result<Status> {
-        self.inner.status().await
+        self.within("say how it is", self.inner.status()).await
     }
 
     async fn survey(&self) -> Result<Survey> {
-        self.inner.survey().await
+        self.within("compare what it made", self.inner.survey()).await
     }
 
     async fn disturbed(&self) -> Disturbance {

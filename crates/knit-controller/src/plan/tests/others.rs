@@ -184,6 +184,32 @@ fn ten_thousand_objects_that_nobody_answered_held_up_every_plan() {
     assert_eq!(about(&world.plan()), answered);
 }
 
+/// Its user gave it the label of what agents publish: no agent follows it any more, and none may change it.
+#[test]
+fn an_attachment_that_its_user_labelled_as_an_agents_kept_its_network_for_ever() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.namespace("evil", "red");
+    world.network("red", &["10.77.0.0/24"], Some("red"));
+    let relabelled = AttachmentView { managed: true, ..attached("relabelled", "red", "n1", "10.77.0.1") };
+    world.cluster.attachments = vec![
+        Arc::new(leaving(relabelled)),
+        // Its agent unplugs it, and lets it go itself.
+        Arc::new(leaving(attached("plugged", "red", "n1", "10.77.0.2"))),
+    ];
+    world.settle();
+    assert_eq!(world.cluster.attachments.len(), 2, "the agent of its node unplugs it first");
+    world.pass(300);
+    let words = world.plan().to_string();
+    let gone =
+        "let NetworkAttachment evil/relabelled go: it is labelled as an agent's own, and no agent holds it";
+    assert!(words.lines().any(|line| line == gone), "{words}");
+    assert!(!words.contains("evil/plugged"), "{words}");
+    world.settle();
+    world.cluster.attachments.retain(|attachment| attachment.name != "plugged");
+    delete(&mut world, "red");
+}
+
 #[test]
 fn what_a_dead_node_had_does_not_keep_a_network() {
     let mut world = World::new();

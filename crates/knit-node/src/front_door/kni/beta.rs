@@ -55,6 +55,45 @@ impl Door {
         there.filter_map(|record| SandboxId::new(record.sandbox()).ok()).collect()
     }
 
+    /// The uid of the pod that has a name now, as far as its object says. One that is on its way out has it no longer.
+    fn live_uid(&self, which: &Which) -> Option<String> {
+        let world = self.core.world().get();
+        let pod = world.pods.get(&(which.namespace.clone(), which.name.clone()));
+        pod.filter(|pod| !pod.ending).and_then(|pod| pod.uid.clone())
+    }
+
+    /// Of several namespaces of one name, those that an attach can be about: not another sandbox's; and if one is that of the
+    /// pod that has the name now, that one.
+    fn meant_by_attach(&self, mut notes: Vec<Note>, sandbox: &SandboxId, which: &Which) -> Vec<Note> {
+        if notes.len() > 1 {
+            notes.retain(|note| {
+                note.sandbox.as_deref().is_none_or(|noted| noted == sandbox.as_str())
+                    && self.sandboxes_in(&note.path).iter().all(|s| s == sandbox)
+            });
+        }
+        if notes.len() > 1
+            && let Some(uid) = self.live_uid(which)
+            && notes.iter().any(|note| note.uid == uid)
+        {
+            notes.retain(|note| note.uid == uid);
+        }
+        notes
+    }
+
+    /// Of several namespaces of one name, those that a delete can be about: the one where its sandbox was; and not that of the
+    /// pod that has the name now.
+    fn meant_by_delete(&self, mut notes: Vec<Note>, sandbox: &str, which: &Which) -> Vec<Note> {
+        if notes.len() > 1 && notes.iter().any(|note| note.sandbox.as_deref() == Some(sandbox)) {
+            notes.retain(|note| note.sandbox.as_deref() == Some(sandbox));
+        }
+        if notes.len() > 1
+            && let Some(uid) = self.live_uid(which)
+        {
+            notes.retain(|note| note.uid != uid);
+        }
+        notes
+    }
+
     /// Namespaces are made and mounted by calls that block.
     async fn with_pods<T: Send + 'static>(
         &self,
@@ -93,7 +132,7 @@ impl Kni for Door {
         let r = request.into_inner();
         let which = self.which(r.namespace, r.name, &r.id, &r.extradata, r.netns_path);
         let (notes, which) = self.with_pods(move |pods| Ok((pods.matching(&which)?, which))).await?;
-        let Some(note) = only_one(notes, &which)? else {
+        let Some(note) = only_one(self.meant_by_delete(notes, &r.id, &which), &which)? else {
             return Ok(Response::new(wire::DeleteNetworkResponse {}));
         };
         // What is attached there ends with it: nobody will call for it any more.
@@ -114,10 +153,7 @@ impl Kni for Door {
         let said = isolation.or_else(|| r.extradata.get("netns").cloned()).unwrap_or_default();
         let which = self.which(r.namespace.clone(), r.name.clone(), &r.id, &r.extradata, said.clone());
         let (notes, which) = self.with_pods(move |pods| Ok((pods.matching(&which)?, which))).await?;
-        // Another sandbox's namespace is not this one's.
-        let free = |note: &Note| self.sandboxes_in(&note.path).iter().all(|s| *s == sandbox);
-        let notes = if notes.len() > 1 { notes.into_iter().filter(free).collect() } else { notes };
-        let note = only_one(notes, &which)?;
+        let note = only_one(self.meant_by_attach(notes, &sandbox, &which), &which)?;
         let netns = match (&note, said.as_str()) {
             (_, path) if path.starts_with('/') => path.into(),
             (Some(note), "") => note.path.clone(),
@@ -138,7 +174,7 @@ impl Kni for Door {
                 sandbox,
                 namespace: some(r.namespace),
                 name: some(r.name),
-                uid: note.map(|n| n.uid).or_else(|| r.extradata.get("uid").cloned()),
+                uid: note.as_ref().map(|n| n.uid.clone()).or_else(|| r.extradata.get("uid").cloned()),
             },
             netns,
             interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e))?,
@@ -149,6 +185,11 @@ impl Kni for Door {
             dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
             door: FrontDoor::Kni,
         };
+        // Which pod of that name a sandbox is of must be known also once it is detached.
+        if let Some(note) = note {
+            let id = r.id.clone();
+            self.with_pods(move |pods| pods.claim(&note, &id)).await?;
+        }
         let deadline = Instant::now() + self.core.config().request_deadline;
         let attached = self.core.attach(request.clone(), deadline).await.map_err(|e| to_status(&e))?;
         same::ensure_as_asked(&self.core, &request)?;

@@ -29,6 +29,9 @@ pub(super) struct Note {
     pub name: String,
     pub uid: String,
     pub path: PathBuf,
+    /// The sandbox that was attached there last; it is known also when that is detached again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
 }
 
 /// Whose namespace a call is about.
@@ -56,7 +59,9 @@ impl Pods {
             return Err(invalid("netns_path_prefix is no absolute path"));
         }
         let path = folder.join(format!("{PREFIX}{uid}"));
-        let note = Note { namespace: namespace.into(), name: name.into(), uid: uid.into(), path };
+        let sandbox =
+            self.notes()?.into_iter().find(|n| n.uid == uid && n.path == path).and_then(|n| n.sandbox);
+        let note = Note { namespace: namespace.into(), name: name.into(), uid: uid.into(), path, sandbox };
         self.write(&note)?;
         std::fs::create_dir_all(&folder)?;
         let space = NetNs::ensure(&note.path).map_err(io::Error::other)?;
@@ -64,6 +69,14 @@ impl Pods {
         let up = Handle::open(&space).and_then(|handle| handle.apply(&[Change::named(lo).up().into()]));
         up.map_err(io::Error::other)?;
         Ok(note.path)
+    }
+
+    /// Notes whose sandbox a namespace is. Blocking.
+    pub fn claim(&self, note: &Note, sandbox: &str) -> io::Result<()> {
+        if note.sandbox.as_deref() == Some(sandbox) {
+            return Ok(());
+        }
+        self.write(&Note { sandbox: Some(sandbox.to_owned()), ..note.clone() })
     }
 
     /// Removes a namespace and its note. What is gone already is fine. Blocking.
