@@ -43,6 +43,12 @@ pub struct Processes {
 // === impl Processes ===
 
 impl Processes {
+    /// What an agent sees that sees nobody but itself.
+    #[must_use]
+    pub fn unseen() -> Self {
+        Self { namespaces: BTreeSet::new(), blind: true }
+    }
+
     /// Looks at all of them.
     #[must_use]
     pub fn look() -> Self {

@@ -260,6 +260,37 @@ async fn garbage_collection_with_an_empty_list_leaves_pods_that_live() {
     }
 }
 
+/// As installed, an agent sees no processes and asks no container runtime.
+#[tokio::test]
+async fn a_garbage_collection_that_lists_some_removed_pods_that_live() {
+    let mut node = Node::new();
+    let pods = [("lives", "shop"), ("gone", "shop"), ("listed", "shop")];
+    let view = |_: &str| Arc::new(knit_node::world::PodView::default());
+    let known = pods.iter().map(|(s, n)| (((*n).to_owned(), format!("pod-{s}")), view(s)));
+    node.world.pods = Arc::new(known.collect());
+    node.world.synced.pods = true;
+    let agent = node.start().await;
+    for sandbox in ["lives", "gone", "listed", "deleted"] {
+        agent.add(node.request(sandbox, "shop", "")).await.expect("attached");
+    }
+    std::fs::remove_file(node.netns("gone")).expect("removed");
+    let collect = |keep: BTreeSet<String>| {
+        agent.core.gc_among(Door::Cni("knit".into()), keep, knit_node::netns::Processes::unseen())
+    };
+    let left = || agent.core.list(None).iter().map(|a| a.pod.sandbox.to_string()).collect::<Vec<_>>();
+    collect(["listed".to_owned()].into()).await.expect("collected");
+    // One whose namespace is gone, and one that the API does not have, are collected.
+    assert_eq!(left(), ["listed", "lives"]);
+    collect(["somebody".to_owned()].into()).await.expect("collected");
+    collect(BTreeSet::new()).await.expect("collected");
+    assert_eq!(left(), ["listed", "lives"]);
+    // Without the API's word it stays, too.
+    agent.core.world().update(|world| world.synced.pods = false);
+    agent.add(node.request("deleted", "shop", "")).await.expect("attached");
+    collect(["somebody".to_owned()].into()).await.expect("collected");
+    assert_eq!(left().len(), 3);
+}
+
 #[tokio::test]
 async fn a_call_that_names_another_interface_took_the_running_pods_networks_away() {
     let node = Node::new();
