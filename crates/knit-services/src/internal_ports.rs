@@ -28,6 +28,9 @@ struct Owner {
 }
 
 const FIRST: u16 = 1024;
+/// Where the API server gives Services their node ports, unless it is told another range: one that is given here would be taken
+/// away again.
+const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 
 impl Default for InternalPorts {
     fn default() -> Self {
@@ -93,7 +96,7 @@ impl InternalPorts {
         for _ in FIRST..=u16::MAX {
             let number = self.next;
             self.next = number.checked_add(1).unwrap_or(FIRST);
-            if !self.taken.contains_key(&(protocol, number)) {
+            if !NODE_PORTS.contains(&number) && !self.taken.contains_key(&(protocol, number)) {
                 return Some(number);
             }
         }
@@ -132,6 +135,13 @@ mod tests {
         assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(FIRST), vec![]));
         ports.forget(&"a/one".into());
         assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(FIRST + 2), vec![]));
+    }
+
+    #[test]
+    fn nobody_is_given_a_port_that_the_api_server_gives_others() {
+        let mut ports = InternalPorts { next: 29_999, ..InternalPorts::default() };
+        assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(29_999), vec![]));
+        assert_eq!(prepared(&mut ports, service("a/two", 0, true)), (Some(32_768), vec![]));
     }
 
     #[test]

@@ -495,10 +495,15 @@ fn prepared(
         Event::SetService(mut service) => {
             let evicted: Vec<ServiceName> = ports.prepare(&mut service);
             let mut events = vec![Event::SetService(service)];
-            for mut again in evicted.iter().filter_map(|name| table.service(name)) {
+            // As the table hands them out: without addresses that are somebody else's.
+            let again = evicted.iter().flat_map(|name| {
+                table.replay(network).filter(move |e| matches!(e, Event::SetService(s) if s.name == *name))
+            });
+            for again in again {
+                let Event::SetService(mut again) = again else { continue };
                 // Who is given a port takes none away.
                 let _ = ports.prepare(&mut again);
-                events.push(Event::SetService(Box::new(again)));
+                events.push(Event::SetService(again));
             }
             events
         }
@@ -570,4 +575,46 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::IpAddr;
+
+    use knit_proxy::model::{Protocol, Service, ServicePort};
+
+    use super::*;
+    use crate::forbidden::Forbidden;
+
+    #[test]
+    fn a_service_that_lost_its_port_got_external_ips_that_are_a_nodes() {
+        let [node, outside] = [[192, 0, 2, 1], [203, 0, 113, 1]].map(IpAddr::from);
+        let blue = NetworkName::from("blue");
+        let mut table = Table::default();
+        table.set_open(BTreeSet::from([blue.clone()]));
+        table.set_forbidden(Forbidden::new([], [node]));
+        let mut internal = BTreeMap::new();
+        let mut told = |service: Service| -> Vec<Service> {
+            let event = Event::SetService(Box::new(service));
+            let (_, event) = table.take(event, |_| Some(blue.clone())).expect("an event");
+            let events = prepared(&mut internal, &table, &blue, event);
+            let services = events.into_iter().map(|event| match event {
+                Event::SetService(service) => *service,
+                other => panic!("{other:?}"),
+            });
+            services.collect()
+        };
+        let port = |number| ServicePort::new("web", Protocol::Tcp, 80).node_port(number);
+        let mut one = Service::new("sky/one").add_port(port(0));
+        one.external_ips = Box::new([node, outside]);
+        let first = told(one);
+        assert_eq!((first.len(), &*first[0].external_ips), (1, &[outside][..]));
+        let given = first[0].ports[0].node_port.expect("a port");
+        // Another one names that port.
+        let both = told(Service::new("sky/two").add_port(port(given.get())));
+        assert_eq!((both.len(), both[1].name.to_string()), (2, "sky/one".to_owned()));
+        assert_ne!(both[1].ports[0].node_port, Some(given));
+        assert_eq!(*both[1].external_ips, [outside], "the node's own address is not its");
+    }
 }
