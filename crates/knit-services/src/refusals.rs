@@ -1,10 +1,12 @@
 //! Tells the author of a Service which of its addresses is not served, and why.
 //!
 //! Every node comes to the same conclusion. Two of them say so: whichever two the Service's name falls to, so that one
-//! that is away is not missed and thousands do not write the same.
+//! that is away is not missed and thousands do not write the same. What a Service's author can change again and again is
+//! said once a minute at most, and in few words.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use knit_node::world::World;
@@ -14,13 +16,28 @@ use knit_proxy::model::{NetworkName, ServiceName};
 
 /// How many nodes tell.
 const SPEAKERS: usize = 2;
+/// How often something else is said of one Service.
+const PAUSE: Duration = Duration::from_secs(60);
+/// So much of it is said.
+const WORDS: usize = 1000;
 
 /// What is refused, and what was said about it.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     node: String,
     recorder: EventRecorder,
-    told: BTreeMap<(ServiceName, Why), String>,
+    said: Said,
+}
+
+/// What a refusal is about.
+type Subject = (ServiceName, Why);
+
+/// What was said, and what is to be said when the pause is over.
+#[derive(Debug, Default)]
+struct Said {
+    last: BTreeMap<Subject, String>,
+    at: BTreeMap<Subject, Instant>,
+    waiting: BTreeMap<Subject, String>,
 }
 
 /// Why something is refused, as the reason of an event.
@@ -37,7 +54,7 @@ impl Refusals {
     pub(crate) fn new(objects: &Objects, node: &str) -> Self {
         let reporter = Reporter { controller: "knit.dev/node".to_owned(), instance: node.to_owned() };
         let recorder = EventRecorder::start(objects, reporter, EventLimits::default());
-        Self { node: node.to_owned(), recorder, told: BTreeMap::new() }
+        Self { node: node.to_owned(), recorder, said: Said::default() }
     }
 
     /// The external IPs of a Service that its Network does not allow; none: nothing is wrong.
@@ -65,22 +82,61 @@ impl Refusals {
     }
 
     fn say(&mut self, world: &World, service: &ServiceName, why: Why, text: Option<String>) {
-        let key = (service.clone(), why);
-        let Some(text) = text else {
-            self.told.remove(&key);
-            return;
-        };
-        if self.told.get(&key) == Some(&text) {
-            return;
-        }
-        tracing::warn!(%service, "{text}");
+        let now = Instant::now();
         let nodes = world.nodes.keys().map(String::as_str);
-        if speaks(&self.node, nodes, service.as_str(), SPEAKERS) {
-            let reason = format!("{why:?}");
-            let note: String = text.chars().take(1000).collect();
-            self.recorder.tell(EventNote::warning(regarding(service), &reason, "Serve", note));
+        let speaks = text.is_some() && speaks(&self.node, nodes, service.as_str(), SPEAKERS);
+        let mut due = self.said.waited(now);
+        due.extend(self.said.takes((service.clone(), why), text, speaks, now));
+        for ((service, why), text) in due {
+            tracing::warn!(%service, "{text}");
+            self.recorder.tell(EventNote::warning(regarding(&service), &format!("{why:?}"), "Serve", text));
         }
-        self.told.insert(key, text);
+    }
+}
+
+// === impl Said ===
+
+impl Said {
+    /// What is to be said now of what is refused; no text: nothing is.
+    fn takes(
+        &mut self,
+        subject: Subject,
+        text: Option<String>,
+        speaks: bool,
+        now: Instant,
+    ) -> Option<(Subject, String)> {
+        self.waiting.remove(&subject);
+        let Some(text) = text.map(|text| text.chars().take(WORDS).collect::<String>()) else {
+            self.last.remove(&subject);
+            return None;
+        };
+        if self.last.get(&subject) == Some(&text) {
+            return None;
+        }
+        if !speaks {
+            self.last.insert(subject, text);
+            return None;
+        }
+        if self.at.get(&subject).is_some_and(|at| now < *at + PAUSE) {
+            self.waiting.insert(subject, text);
+            return None;
+        }
+        self.at.retain(|_, at| now < *at + PAUSE);
+        self.at.insert(subject.clone(), now);
+        self.last.insert(subject.clone(), text.clone());
+        Some((subject, text))
+    }
+
+    /// What waited long enough.
+    fn waited(&mut self, now: Instant) -> Vec<(Subject, String)> {
+        let over = |subject: &Subject| self.at.get(subject).is_none_or(|at| now >= *at + PAUSE);
+        let due: Vec<Subject> = self.waiting.keys().filter(|subject| over(subject)).cloned().collect();
+        let mut said = Vec::new();
+        for subject in due {
+            let text = self.waiting.remove(&subject);
+            said.extend(self.takes(subject, text, true, now));
+        }
+        said
     }
 }
 
@@ -91,5 +147,39 @@ fn regarding(service: &ServiceName) -> ObjectReference {
         namespace: Some(service.namespace().to_owned()),
         name: Some(service.name().to_owned()),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_author_who_changes_a_service_all_the_time_filled_every_nodes_log() {
+        let subject = |name: &str| (ServiceName::from(name), Why::AddressRefused);
+        let mut said = Said::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let long = |n: usize| Some(format!("{n} {}", "x".repeat(100_000)));
+        // Where others speak, nothing is said.
+        assert_eq!(said.takes(subject("a/quiet"), long(0), false, at(0)), None);
+        let first = said.takes(subject("a/loud"), long(1), true, at(0)).expect("said");
+        assert_eq!(first.1.chars().count(), WORDS);
+        let more = (2..100).filter_map(|n| said.takes(subject("a/loud"), long(n), true, at(n as u64 % 60)));
+        assert_eq!(more.count(), 0);
+        // Going and coming again is a change, too.
+        assert_eq!(said.takes(subject("a/loud"), None, true, at(30)), None);
+        assert_eq!(said.takes(subject("a/loud"), long(100), true, at(31)), None);
+        assert!(said.takes(subject("a/other"), long(1), true, at(31)).is_some(), "others do not wait");
+        // What it is in the end is said.
+        assert_eq!(said.waited(at(59)), []);
+        let late = said.waited(at(60));
+        assert_eq!(late.len(), 1);
+        assert!(late[0].1.starts_with("100 "), "{}", &late[0].1[..10]);
+        assert_eq!(
+            (said.waited(at(200)), said.takes(subject("a/loud"), long(100), true, at(200))),
+            (vec![], None)
+        );
+        assert!(said.waiting.is_empty());
     }
 }
