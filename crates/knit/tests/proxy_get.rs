@@ -107,6 +107,44 @@ port http TCP IPv4
     assert!(text(&none.stderr).starts_with("error: there is no Service shop/none"), "{}", text(&none.stderr));
 }
 
+#[test]
+fn explain_with_a_bind_address_says_what_the_proxy_with_it_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let objects = r#"
+apiVersion: v1
+kind: Node
+metadata: {name: here}
+status: {addresses: [{type: InternalIP, address: 192.0.2.9}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  loadBalancerSourceRanges: [198.51.100.0/24]
+  ports: [{port: 80, protocol: TCP}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.7}]}}
+"#;
+    fs::write(folder.path().join("all.yaml"), objects).expect("written");
+    let folder = folder.path().to_str().expect("UTF-8");
+    let words = |args: &[&str]| {
+        let output = knit(&[args, &["--node-name", "here", "--from-files", folder]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let itself = "and from its own address (rule 44)";
+    assert!(!words(&["explain", "shop/web"]).contains(itself));
+    for asked in [
+        &["--explain", "shop/web", "--bind-address", "198.51.100.1"][..],
+        &["explain", "shop/web", "--bind-address", "198.51.100.1"],
+    ] {
+        let words = words(asked);
+        assert!(words.contains(itself), "{words}");
+    }
+}
+
 /// Broken YAML, bad addresses and ranges, ports out of range, a slice without a Service, two Services with one
 /// external IP and port: each is named with object and field, and everything else is served.
 #[test]

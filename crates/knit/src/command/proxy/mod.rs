@@ -79,6 +79,9 @@ pub struct SourceArgs {
     /// On which of the node's addresses node ports answer: primary, all, or ranges
     #[arg(long, value_name = "WHICH", value_delimiter = ',')]
     nodeport_addresses: Option<Vec<String>>,
+    /// The node's own address, where its Node object has another or none
+    #[arg(long, value_name = "IP")]
+    bind_address: Option<IpAddr>,
     /// Hide the clients of cluster IPs from endpoints
     #[arg(long)]
     masquerade_all: bool,
@@ -103,9 +106,6 @@ struct ServeArgs {
     /// Where --backend stream answers: IP:PORT, or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "unix:/run/knit/proxy-stream.sock")]
     stream_address: String,
-    /// The node's own address, where its Node object does not say it
-    #[arg(long, value_name = "IP")]
-    bind_address: Option<IpAddr>,
     /// Where /healthz and /livez answer [default: 0.0.0.0:10256]
     #[arg(long, value_name = "ADDRESS")]
     healthz_bind_address: Option<String>,

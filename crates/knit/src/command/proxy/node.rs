@@ -36,6 +36,13 @@ pub fn own(name: &str, first: Option<IpAddr>) -> NodeInfo {
     node
 }
 
+/// Puts the address that the operator gave before those that the Node object has.
+pub fn put_first(node: &mut NodeInfo, first: Option<IpAddr>) {
+    if let Some(first) = first.filter(|first| node.addresses.first() != Some(first)) {
+        node.addresses.insert(0, first);
+    }
+}
+
 fn reachable(address: IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(a) => a.is_link_local(),

@@ -151,7 +151,7 @@ impl Input {
         }
         let objects = Objects::open(common.source.clone()).await.context("cannot read Services")?;
         reading(&objects.origin().to_string());
-        let own = node::own(&common.node_name, settings.address);
+        let own = node::own(&common.node_name, common.address);
         let mut source = Source::new(own);
         if let Some(name) = &common.proxy_name {
             source = source.named(name);
@@ -272,7 +272,7 @@ async fn serve_with(
     if let Some(objects) = input.cluster() {
         tokio::spawn(waiting.run(objects.clone(), handle.clone()));
     }
-    let feeding = tokio::spawn(input.feed(handle.clone(), settings.address));
+    let feeding = tokio::spawn(input.feed(handle.clone(), common.address));
     if let Some(found) = kube_proxy {
         tokio::spawn(take_over(found, in_force));
     }
@@ -311,10 +311,8 @@ async fn feed_engine(mut feed: Feed, handle: Handle, first: Option<std::net::IpA
             },
         };
         for mut event in events {
-            if let (Event::SetNode(node), Some(first)) = (&mut event, first)
-                && node.addresses.first() != Some(&first)
-            {
-                node.addresses.insert(0, first);
+            if let Event::SetNode(node) = &mut event {
+                node::put_first(node, first);
             }
             handle.send(event)?;
         }

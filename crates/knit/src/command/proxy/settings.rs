@@ -20,8 +20,6 @@ use super::{ServeArgs, SourceArgs, conntrack};
 pub struct Settings {
     pub common: Common,
     pub engine: EngineConfig,
-    /// The node's own address, before those that its Node object has.
-    pub address: Option<IpAddr>,
     pub healthz: SocketAddr,
     pub metrics: SocketAddr,
     /// A proxy is unwell when a change has been waiting for this long (rule 55).
@@ -42,6 +40,8 @@ pub struct Settings {
 pub struct Common {
     pub source: Source,
     pub node_name: String,
+    /// The node's own address, before those that its Node object has.
+    pub address: Option<IpAddr>,
     pub proxy_name: Option<String>,
     pub view: ViewConfig,
     /// What is to be said about the configuration: warnings, then remarks.
@@ -74,11 +74,7 @@ impl Settings {
         };
         let sync = Section::period(section.sync_period, SYNC);
         let pace = Pace { min_interval, retry_max: sync, ..Pace::default() };
-        let bind = match &args.bind_address {
-            Some(address) => Some(*address),
-            None if config.bind_address.is_empty() => None,
-            None => Some(ip(&config.bind_address).context("bindAddress")?),
-        };
+        let bind = bind_address(&args.source, config)?;
         let any: IpAddr = match bind {
             Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
             _ => Ipv4Addr::UNSPECIFIED.into(),
@@ -98,7 +94,6 @@ impl Settings {
                 pace,
                 wait_for: WaitFor { node: true, ..WaitFor::default() },
             },
-            address: bind.filter(|a| !a.is_unspecified()),
             healthz: listen(healthz, any, HEALTHZ_PORT).context("the healthz address")?,
             metrics: listen(metrics, local, METRICS_PORT).context("the metrics address")?,
             unhealthy_after: sync * 2,
@@ -110,6 +105,15 @@ impl Settings {
             socket: args.source.socket.clone(),
             common,
         })
+    }
+}
+
+/// Where the proxy is told to be: an address of the node, or all of one family.
+fn bind_address(args: &SourceArgs, config: &KubeProxyConfiguration) -> Result<Option<IpAddr>> {
+    match &args.bind_address {
+        Some(address) => Ok(Some(*address)),
+        None if config.bind_address.is_empty() => Ok(None),
+        None => Ok(Some(ip(&config.bind_address).context("bindAddress")?)),
     }
 }
 
@@ -156,6 +160,7 @@ impl Common {
         Ok(Self {
             source,
             node_name,
+            address: bind_address(args, config)?.filter(|address| !address.is_unspecified()),
             proxy_name: args.service_proxy_name.clone(),
             view,
             warnings,

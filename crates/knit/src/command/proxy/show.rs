@@ -4,6 +4,7 @@
 //! show what a proxy would do, which needs no privilege.
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -222,7 +223,7 @@ fn read(args: &SourceArgs) -> Result<Seen> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let objects = Objects::open(common.source.clone()).await.context("cannot read Services")?;
-        let mut source = objects::Source::new(node::own(&common.node_name, None));
+        let mut source = objects::Source::new(node::own(&common.node_name, common.address));
         if let Some(name) = &common.proxy_name {
             source = source.named(name);
         }
@@ -231,7 +232,7 @@ fn read(args: &SourceArgs) -> Result<Seen> {
             view: View::new(common.view.clone(), knit_proxy::model::NodeInfo::new(&common.node_name)),
             problems: Vec::new(),
         };
-        let listed = tokio::time::timeout(TIMEOUT, seen.take_all(&mut feed)).await;
+        let listed = tokio::time::timeout(TIMEOUT, seen.take_all(&mut feed, common.address)).await;
         if listed.is_err() {
             let why = feed.trouble().unwrap_or_else(|| "it did not answer".to_owned());
             bail!(
@@ -252,17 +253,18 @@ fn read(args: &SourceArgs) -> Result<Seen> {
 
 impl Seen {
     /// Takes events until everything that there is was told. A cluster may have no ServiceCIDRs to list.
-    async fn take_all(&mut self, feed: &mut objects::Feed) {
-        let (mut services, mut groups, mut node) = (false, false, false);
-        while !(services && groups && node) {
+    async fn take_all(&mut self, feed: &mut objects::Feed, first: Option<IpAddr>) {
+        let (mut services, mut groups, mut known) = (false, false, false);
+        while !(services && groups && known) {
             let Some(events) = feed.next().await else { return };
             for event in events {
                 match event {
                     Event::SetService(service) => self.view.set_service(*service),
                     Event::SetGroup(group) => self.view.set_group(*group),
-                    Event::SetNode(info) => {
+                    Event::SetNode(mut info) => {
+                        node::put_first(&mut info, first);
                         self.view.set_node(*info);
-                        node = true;
+                        known = true;
                     }
                     Event::SetServiceRanges { name, ranges } => self.view.set_service_ranges(&name, ranges),
                     Event::ListDone(ListKind::Services) => services = true,
