@@ -1810,7 +1810,7 @@ const file_knit_proxy_v1alpha1_proxy_proto_rawDesc = "" +
 	"\rPROTOCOL_SCTP\x10\x032\xb0\x01\n" +
 	"\tNodeViews\x12P\n" +
 	"\x05Watch\x12!.knit.proxy.v1alpha1.WatchRequest\x1a\".knit.proxy.v1alpha1.WatchResponse0\x01\x12Q\n" +
-	"\x06Report\x12\".knit.proxy.v1alpha1.ReportRequest\x1a#.knit.proxy.v1alpha1.ReportResponseb\x06proto3"
+	"\x06Report\x12\".knit.proxy.v1alpha1.ReportRequest\x1a#.knit.proxy.v1alpha1.ReportResponseB!Z\x1fknit.dev/proxy/v1alpha1;proxypbb\x06proto3"
 
 var (
 	file_knit_proxy_v1alpha1_proxy_proto_rawDescOnce sync.Once
