@@ -22,6 +22,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::RangeBounds;
 
 /// One difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +47,15 @@ struct Value<V> {
     value: V,
     /// The pass in which it was set last.
     pass: u64,
+}
+
+impl<K, V> Delta<K, V> {
+    /// The key that it is about.
+    pub fn into_key(self) -> K {
+        match self {
+            Self::Set(key, _) | Self::Delete(key) => key,
+        }
+    }
 }
 
 impl<K, V> Default for Store<K, V> {
@@ -123,6 +133,11 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Store<K, V> {
     #[must_use]
     pub fn get(&self, key: &K) -> Option<&V> {
         self.values.get(key).map(|v| &v.value)
+    }
+
+    /// The values whose keys are in a range, sorted by key.
+    pub fn range(&self, keys: impl RangeBounds<K>) -> impl Iterator<Item = (&K, &V)> {
+        self.values.range(keys).map(|(key, v)| (key, &v.value))
     }
 
     /// All values, sorted by key.

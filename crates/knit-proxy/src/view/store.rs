@@ -14,6 +14,7 @@ use super::output::{Changes, FrontendKind, HealthCheck, NoLocal, NodeView, PortC
 use super::parts::{claims_of, cluster_ip, port_key, same_endpoints, settle, taken, twice};
 use super::select::{self, Candidate, Decision};
 use super::{frontends, merge};
+use crate::diff::Store;
 use crate::model::{
     EndpointGroup, Family, GroupName, NodeInfo, PerFamily, Problem, Protocol, Service, ServiceName,
     ServicePort,
@@ -35,7 +36,7 @@ pub enum ListKind {
 pub struct View {
     config: ViewConfig,
     node: NodeInfo,
-    ranges: BTreeMap<Arc<str>, Vec<IpNet>>,
+    ranges: Store<Arc<str>, Vec<IpNet>>,
     services: BTreeMap<ServiceName, Entry>,
     /// Which service a group belongs to: a group may be deleted by name, or go over to another service.
     owners: HashMap<GroupName, ServiceName>,
@@ -66,7 +67,6 @@ struct Entry {
 struct Relist {
     services: Option<HashSet<ServiceName>>,
     groups: Option<HashSet<GroupName>>,
-    ranges: Option<HashSet<Arc<str>>>,
 }
 
 /// What one service contributes to the node view.
@@ -86,7 +86,7 @@ impl View {
             node_ports,
             config,
             node,
-            ranges: BTreeMap::new(),
+            ranges: Store::new(),
             services: BTreeMap::new(),
             owners: HashMap::new(),
             claims: Claims::default(),
@@ -123,7 +123,7 @@ impl View {
     /// Whether there may be changes to take.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
-        self.node_dirty || !self.dirty.is_empty()
+        self.node_dirty || !self.dirty.is_empty() || self.ranges.is_dirty() || self.given.is_dirty()
     }
 
     /// What is wrong with the services as they are now: frontends that another service has.
@@ -237,16 +237,12 @@ impl View {
 
     /// Adds or replaces ranges that service addresses come from, by the name of the object that says so (rule 27).
     pub fn set_service_ranges(&mut self, name: &str, ranges: Vec<IpNet>) {
-        if let Some(seen) = &mut self.relist.ranges {
-            seen.insert(name.into());
-        }
-        self.node_dirty |= self.ranges.get(name) != Some(&ranges);
-        self.ranges.insert(name.into(), ranges);
+        self.ranges.set(name.into(), ranges);
     }
 
     /// Removes the ranges that an object gave.
     pub fn delete_service_ranges(&mut self, name: &str) {
-        self.node_dirty |= self.ranges.remove(name).is_some();
+        self.ranges.delete(&name.into());
     }
 
     /// Replaces the addresses to leave alone (see [`ViewConfig::exempt_vips`]).
@@ -278,7 +274,7 @@ impl View {
                 self.given.list_start();
             }
             ListKind::Groups => self.relist.groups = Some(HashSet::new()),
-            ListKind::ServiceRanges => self.relist.ranges = Some(HashSet::new()),
+            ListKind::ServiceRanges => self.ranges.begin(),
         }
     }
 
@@ -286,7 +282,7 @@ impl View {
     pub fn list_done(&mut self, kind: ListKind) {
         match kind {
             ListKind::Services => {
-                self.given_listed();
+                self.given.list_done();
                 let Some(seen) = self.relist.services.take() else { return };
                 let gone: Vec<_> =
                     self.services().map(|s| &s.name).filter(|n| !seen.contains(*n)).cloned().collect();
@@ -297,11 +293,7 @@ impl View {
                 let gone: Vec<_> = self.owners.keys().filter(|n| !seen.contains(*n)).cloned().collect();
                 gone.iter().for_each(|name| self.delete_group(name));
             }
-            ListKind::ServiceRanges => {
-                let Some(seen) = self.relist.ranges.take() else { return };
-                let gone: Vec<_> = self.ranges.keys().filter(|n| !seen.contains(*n)).cloned().collect();
-                gone.iter().for_each(|name| self.delete_service_ranges(name));
-            }
+            ListKind::ServiceRanges => self.ranges.sweep(),
         }
     }
 
@@ -309,10 +301,12 @@ impl View {
     pub fn take_changes(&mut self) -> Changes {
         let mut changes =
             Changes { triggered_ms: std::mem::take(&mut self.triggered_ms), ..Changes::default() };
-        if std::mem::take(&mut self.node_dirty) {
+        self.dirty.extend(self.given.take());
+        let other_ranges = !self.ranges.take().is_empty();
+        if std::mem::take(&mut self.node_dirty) || other_ranges {
             self.current.revision = self.revision;
             let settings = self.given.settings.clone().unwrap_or_else(|| {
-                let ranges = self.ranges.values().flatten().copied().collect();
+                let ranges = self.ranges.iter().flat_map(|(_, ranges)| ranges).copied().collect();
                 NodeSettings::resolve(&self.config, &self.node, ranges)
             });
             // The first call reports the node in any case, so that a backend learns its settings.
