@@ -345,7 +345,8 @@ pub fn write_objects(folder: &Path) {
     }
     write_node(folder, "a", &["192.168.7.1", "fd07::1"], &[]);
     write_node(folder, "b", &["192.168.7.2", "fd07::2"], &[]);
-    for (name, team) in [("shop", "none"), ("kube-system", "none"), ("sky", "blue"), ("forest", "green")] {
+    let teams = ["shop", "kube-system", "default"].map(|name| (name, "none"));
+    for (name, team) in teams.into_iter().chain([("sky", "blue"), ("forest", "green")]) {
         let object = json!({"apiVersion": "v1", "kind": "Namespace",
             "metadata": {"name": name, "labels": {"team": team}}});
         write(folder, &format!("namespace-{name}"), &object);
