@@ -1,4 +1,5 @@
-//! Formats of integers in the CRDs: the API server knows `int32` and `int64`, and warns about any other.
+//! Formats of integers in the CRDs: the API server knows `int32` and `int64`, and warns about any other. And limits of selectors,
+//! without which it refuses rules about them as too costly.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -24,6 +25,9 @@ fn walk(schema: &mut JSONSchemaProps) {
         schema.minimum.get_or_insert(0.0);
         schema.maximum = schema.maximum.or(most);
     }
+    if let Some(expressions) = schema.properties.as_mut().and_then(|p| p.get_mut("matchExpressions")) {
+        limit(expressions);
+    }
     schema.properties.iter_mut().flat_map(|properties| properties.values_mut()).for_each(walk);
     match &mut schema.items {
         Some(JSONSchemaPropsOrArray::Schema(item)) => walk(item),
@@ -32,6 +36,20 @@ fn walk(schema: &mut JSONSchemaProps) {
     }
     if let Some(JSONSchemaPropsOrBool::Schema(rest)) = &mut schema.additional_properties {
         walk(rest);
+    }
+}
+
+/// The most that a selector of labels may say.
+fn limit(expressions: &mut JSONSchemaProps) {
+    expressions.max_items = Some(32);
+    let Some(JSONSchemaPropsOrArray::Schema(item)) = &mut expressions.items else { return };
+    for (name, field) in item.properties.iter_mut().flatten() {
+        match name.as_str() {
+            "key" => field.max_length = Some(317),
+            "operator" => field.max_length = Some(16),
+            "values" => field.max_items = Some(256),
+            _ => {}
+        }
     }
 }
 

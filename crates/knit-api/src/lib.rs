@@ -12,6 +12,7 @@
 #![allow(clippy::duplicated_attributes, reason = "two printer columns of one type are two columns")]
 
 mod address_block;
+pub mod claims;
 mod common;
 pub mod conditions;
 #[cfg(feature = "kni")]

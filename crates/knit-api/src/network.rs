@@ -83,6 +83,10 @@ pub struct NetworkSpec {
     /// Namespaces whose pods have this Network as their primary one, in place of the default Network, with
     /// manifests unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new(OPERATORS).message(OPERATORS_MESSAGE),
+        validation = Rule::new(VALUES).message(VALUES_MESSAGE),
+    )]
     pub primary_for: Option<LabelSelector>,
 
     /// Namespaces whose pods may ask for an attachment. Those of `primaryFor` always may.
@@ -121,6 +125,12 @@ pub struct NetworkSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub publish_attachments: Option<bool>,
 }
+
+/// What [`crate::claims::read`] can read, for the API server: one selector that nobody can read would be every namespace's trouble.
+const OPERATORS: &str = "!has(self.matchExpressions) || self.matchExpressions.all(e, e.operator in ['In', 'NotIn', 'Exists', 'DoesNotExist'])";
+const OPERATORS_MESSAGE: &str = "the operators of a selector are In, NotIn, Exists and DoesNotExist";
+const VALUES: &str = "!has(self.matchExpressions) || self.matchExpressions.all(e, (e.operator in ['In', 'NotIn']) == (has(e.values) && size(e.values) > 0))";
+const VALUES_MESSAGE: &str = "In and NotIn need values, Exists and DoesNotExist take none";
 
 /// How pods of one Network reach each other.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -178,6 +188,10 @@ pub struct AllowedNamespaces {
     pub from: AllowedNamespacesFrom,
     /// The namespaces' labels, with `from: Selector`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new(OPERATORS).message(OPERATORS_MESSAGE),
+        validation = Rule::new(VALUES).message(VALUES_MESSAGE),
+    )]
     pub selector: Option<LabelSelector>,
 }
 

@@ -73,6 +73,53 @@ fn what_is_left_out_is_closed_except_for_the_default_network() {
 }
 
 #[test]
+fn a_selector_that_nobody_can_read_is_refused() {
+    let with = |selector: &Value| {
+        let mut primary = subnets(&["10.77.0.0/16"]);
+        primary["primaryFor"] = selector.clone();
+        let mut allowed = subnets(&["10.77.0.0/16"]);
+        allowed["allowedNamespaces"] = json!({ "from": "Selector", "selector": selector });
+        [network("blue", primary), network("blue", allowed)]
+    };
+    let expression = |operator: &str, values: Option<Value>| {
+        let mut expression = json!({ "key": "team", "operator": operator });
+        if let Some(values) = values {
+            expression["values"] = values;
+        }
+        json!({ "matchLabels": { "tier": "front" }, "matchExpressions": [expression] })
+    };
+    for (operator, values, words) in [
+        ("Equals", Some(json!(["blue"])), "are In, NotIn, Exists and DoesNotExist"),
+        ("In", None, "need values"),
+        ("NotIn", Some(json!([])), "need values"),
+        ("Exists", Some(json!(["blue"])), "take none"),
+    ] {
+        let selector = expression(operator, values);
+        for object in with(&selector) {
+            refused(validate_cel(&object), words);
+        }
+        let read = serde_json::from_value(selector).expect("a selector");
+        assert!(
+            knit_api::claims::read(&read).is_err(),
+            "{operator}: the API server refuses what can be read"
+        );
+    }
+    for (operator, values) in [
+        ("In", Some(json!(["blue"]))),
+        ("NotIn", Some(json!(["blue"]))),
+        ("Exists", None),
+        ("DoesNotExist", Some(json!([]))),
+    ] {
+        let selector = expression(operator, values);
+        for object in with(&selector) {
+            validate_cel(&object).expect("a good Network");
+        }
+        let read = serde_json::from_value(selector).expect("a selector");
+        knit_api::claims::read(&read).expect("the API server allows what cannot be read");
+    }
+}
+
+#[test]
 fn bad_subnets_are_refused() {
     let check = |list: &[&str], words| refused(validate_cel(&network("blue", subnets(list))), words);
     check(&[], "at least one subnet");

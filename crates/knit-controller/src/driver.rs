@@ -347,21 +347,25 @@ impl Caches {
             networks: objects.watch().cache().expect(expect),
             blocks: objects.watch().cache().expect(expect),
             node_networks: objects.watch().cache().expect(expect),
-            nodes: objects.watch::<Node>().map(|node| Some(NodeView::of(&node))).cache().expect(expect),
+            nodes: objects
+                .watch::<Node>()
+                .map(|node| Some(NodeView::of(&node)))
+                .cache_of_news()
+                .expect(expect),
             namespaces: objects
                 .watch::<Namespace>()
                 .map(|n| Some(NamespaceView::of(n)))
-                .cache()
+                .cache_of_news()
                 .expect(expect),
             attachments: objects
                 .watch::<NetworkAttachment>()
                 .map(|attachment| Some(AttachmentView::of(attachment)))
-                .cache()
+                .cache_of_news()
                 .expect(expect),
             service_cidrs: objects
                 .watch::<ServiceCIDR>()
                 .map(|s| Some(service_ranges(&s)))
-                .cache()
+                .cache_of_news()
                 .expect(expect),
             leases: objects
                 .watch::<Lease>()

@@ -21,7 +21,7 @@ use crate::hotplug::HotPlug;
 use crate::http::HttpServer;
 use crate::proxy::ServiceProxy;
 use crate::reconcile::{Outcome, Pass};
-use crate::report::{policy, writer};
+use crate::report::{policy, published, writer};
 use crate::world::boot::BootFile;
 use crate::world::feed;
 
@@ -212,6 +212,7 @@ fn spawn_loops(
     tasks.spawn(async move { following.follow_networks().await });
     tasks.spawn(HotPlug::new(core.clone(), objects.clone()).run());
     tasks.spawn(writer::write_reports(core.clone(), objects.clone()));
+    tasks.spawn(published::follow(core.clone(), objects.clone()));
     tasks.spawn(writer::write_node(core.clone(), objects.clone()));
     tasks.spawn(writer::renew_lease(core.clone(), objects.clone()));
     tasks.spawn(policy::warn_of_policies(core.clone(), objects.clone()));

@@ -13,8 +13,10 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
-use knit_node::report::writer;
-use knit_objects::{Objects, Source};
+use knit_api::{NetworkAttachment, names};
+use knit_apiserver::{Config as ApiConfig, Server, StoreOptions};
+use knit_node::report::{published, writer};
+use knit_objects::{Key, Objects, Source, Write};
 use serde_json::{Value, json};
 
 /// What was written, by path: how often, and the last body.
@@ -123,4 +125,81 @@ async fn a_name_that_a_user_took_delays_no_other_pods_report() {
     eventually("the next attempt", || count(&written, TAKEN) >= 2).await;
     assert_eq!(count(&written, "/events"), 1);
     writing.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_announcement_that_a_user_deleted_was_never_written_again() {
+    let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
+    let store = StoreOptions { crds, ..StoreOptions::default() };
+    let server = Server::start(ApiConfig { store, ..ApiConfig::default() }).await.expect("an API server");
+    let objects = Objects::open(Source::Url(server.url())).await.expect("objects");
+    let namespace = json!({"metadata": {"name": "shop"}});
+    let namespace: k8s_openapi::api::core::v1::Namespace =
+        serde_json::from_value(namespace).expect("a Namespace");
+    objects.write(&Write::create(&namespace)).await.expect("created");
+
+    let mut node = Node::new();
+    let blue = Arc::make_mut(Arc::make_mut(&mut node.world.networks).get_mut("blue").expect("it is there"));
+    blue.spec.subnets[0].reserved = vec!["10.2.9.0/24".into()];
+    let agent = node.start().await;
+    // Out of a reserved range: no other node could know where it is.
+    let request = node.request("a", "shop", r#"[{"name": "blue", "ips": ["10.2.9.7"]}]"#);
+    agent.add(request).await.expect("attached");
+    let writing = [
+        tokio::spawn(writer::write_reports(agent.core.clone(), objects.clone())),
+        tokio::spawn(published::follow(agent.core.clone(), objects.clone())),
+    ];
+    let key = Key::namespaced("shop", "pod-a-net1");
+    let there = async |what: &str, good: &dyn Fn(&NetworkAttachment) -> bool| {
+        let waited = async {
+            loop {
+                if let Ok(Some(object)) = objects.get::<NetworkAttachment>(&key).await
+                    && good(&object)
+                {
+                    return object;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(60), waited).await;
+        waited.unwrap_or_else(|_| panic!("{what} did not happen"))
+    };
+    let label = |object: &NetworkAttachment, label: &str| {
+        object.metadata.labels.as_ref().and_then(|labels| labels.get(label).cloned())
+    };
+    let whole = |object: &NetworkAttachment| {
+        label(object, names::ANNOUNCED_LABEL).as_deref() == Some("true")
+            && label(object, names::MANAGED_BY_LABEL).as_deref() == Some(names::MANAGED_BY)
+            && object.status.as_ref().is_some_and(|s| s.addresses.iter().any(|a| a.address == "10.2.9.7"))
+    };
+    let first = there("the announcement", &whole).await;
+    for round in 0..2 {
+        let before = there("the announcement", &whole).await;
+        objects.write(&Write::delete::<NetworkAttachment>(key.clone())).await.expect("deleted");
+        let another =
+            |object: &NetworkAttachment| whole(object) && object.metadata.uid != before.metadata.uid;
+        let again = there("the announcement after its deletion", &another).await;
+        assert_ne!(again.metadata.uid, first.metadata.uid, "round {round}");
+    }
+    // Labels by which others find it, and what it says.
+    for (what, patch) in [
+        ("the announced label", json!({"metadata": {"labels": {names::ANNOUNCED_LABEL: null}}})),
+        ("whose it is", json!({"metadata": {"labels": {names::MANAGED_BY_LABEL: "me"}}})),
+    ] {
+        let write = Write::merge::<NetworkAttachment>(key.clone(), patch);
+        objects.write(&write).await.expect("patched");
+        there(what, &whole).await;
+    }
+    let patch = json!({"status": {"addresses": []}});
+    objects.write(&Write::merge_status::<NetworkAttachment>(key.clone(), patch)).await.expect("patched");
+    there("the address", &whole).await;
+    // With its pod it goes, and stays away.
+    agent.del("a").await.expect("detached");
+    let gone = async {
+        while objects.get::<NetworkAttachment>(&key).await.expect("an answer").is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone).await.expect("it goes with its pod");
+    writing.iter().for_each(tokio::task::JoinHandle::abort);
 }

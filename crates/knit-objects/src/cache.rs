@@ -39,6 +39,8 @@ pub(crate) struct Store<T> {
     kind: String,
     objects: RwLock<HashMap<Key, Arc<T>>>,
     progress: watch::Sender<Progress>,
+    /// Says that what came is what was there.
+    same: Option<fn(&T, &T) -> bool>,
 }
 
 // === impl Cache ===
@@ -179,15 +181,20 @@ impl<T> Drop for Shared<T> {
 // === impl Store ===
 
 impl<T> Store<T> {
-    pub(crate) fn new(kind: String) -> Arc<Self> {
-        Arc::new(Self { kind, objects: RwLock::default(), progress: watch::Sender::default() })
+    pub(crate) fn new(kind: String, same: Option<fn(&T, &T) -> bool>) -> Arc<Self> {
+        Arc::new(Self { kind, objects: RwLock::default(), progress: watch::Sender::default(), same })
     }
 
     pub(crate) fn take(&self, event: Event<T>, now: Timestamp) {
         let mut synced = None;
         match event {
             Event::Applied(key, value) => {
-                self.objects.write().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::new(value));
+                let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
+                let known = objects.get(&key).zip(self.same);
+                if known.is_some_and(|(known, same)| same(known, &value)) {
+                    return;
+                }
+                objects.insert(key, Arc::new(value));
             }
             Event::Deleted(key) => {
                 self.objects.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
@@ -202,5 +209,27 @@ impl<T> Store<T> {
 
     fn read(&self) -> RwLockReadGuard<'_, HashMap<Key, Arc<T>>> {
         self.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_kept_of_an_object_was_a_change_to_all_readers() {
+        let store = Store::<(&str, bool)>::new("Pod".into(), Some(PartialEq::eq));
+        let take = |event| {
+            store.take(event, Timestamp::UNIX_EPOCH);
+            store.progress.borrow().changes
+        };
+        let key = || Key::namespaced("shop", "web");
+        for _ in 0..1000 {
+            assert_eq!(take(Event::Applied(key(), ("10.0.0.3", true))), 1);
+        }
+        assert_eq!(take(Event::Applied(key(), ("10.0.0.3", false))), 2);
+        assert_eq!(take(Event::Synced), 3);
+        assert_eq!(take(Event::Deleted(key())), 4);
+        assert_eq!(take(Event::Applied(key(), ("10.0.0.3", false))), 5, "another one of its name");
     }
 }

@@ -120,8 +120,20 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
     /// Starts, and keeps what is there for many readers. Needs a tokio runtime. Fails only for a selector that is
     /// none.
     pub fn cache(self) -> Result<Cache<T>> {
+        self.cache_with(None)
+    }
+
+    /// The same, and an object of which the same is kept as before is no change: what else changes in it wakes nobody.
+    pub fn cache_of_news(self) -> Result<Cache<T>>
+    where
+        T: PartialEq,
+    {
+        self.cache_with(Some(T::eq))
+    }
+
+    fn cache_with(self, same: Option<fn(&T, &T) -> bool>) -> Result<Cache<T>> {
         let kind = K::kind(&()).into_owned();
-        let store = crate::cache::Store::new(kind);
+        let store = crate::cache::Store::new(kind, same);
         let (health, task) = self.start(Sink::Store(Arc::clone(&store)))?;
         Ok(Cache::new(store, health.subscribe(), task))
     }

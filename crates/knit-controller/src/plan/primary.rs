@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use knit_api::Network;
+use knit_api::claims::Claims;
 use knit_api::names::DEFAULT_NETWORK;
-use kube::core::{Selector, SelectorExt};
 
 use crate::cluster::NamespaceView;
 
@@ -27,36 +27,20 @@ pub fn primaries(
     networks: &BTreeMap<String, Arc<Network>>,
     namespaces: &BTreeMap<String, Arc<NamespaceView>>,
 ) -> Primaries {
+    let claims = Claims::of(networks.iter().map(|(name, network)| (name.as_str(), &**network)));
     let mut found = Primaries::default();
-    let mut selecting: Vec<(&String, &Arc<Network>, Selector)> = Vec::new();
-    for (name, network) in networks {
-        let Some(selector) = &network.spec.primary_for else { continue };
-        match Selector::try_from(selector.clone()) {
-            Ok(selector) => selecting.push((name, network, selector)),
-            Err(error) => {
-                found.invalid.insert(name.clone(), format!("spec.primaryFor: {error}"));
-            }
-        }
-    }
-    selecting
-        .sort_by_key(|(name, network, _)| (network.metadata.creation_timestamp.clone(), (*name).clone()));
+    let invalid = claims.unreadable();
+    found
+        .invalid
+        .extend(invalid.map(|(name, problem)| (name.to_owned(), format!("spec.primaryFor: {problem}"))));
     for (namespace, view) in namespaces {
-        let mut owner: Option<&String> = None;
-        for (network, _, selector) in &selecting {
-            if !selector.matches(&view.labels) {
-                continue;
-            }
-            match owner {
-                None => owner = Some(network),
-                Some(owner) => {
-                    let conflict = (namespace.clone(), owner.clone());
-                    found.conflicts.entry((*network).clone()).or_insert(conflict);
-                }
-            }
+        let mut selecting = claims.selecting(&view.labels);
+        let Some(owner) = selecting.next() else { continue };
+        for network in selecting {
+            let conflict = (namespace.clone(), owner.to_owned());
+            found.conflicts.entry(network.to_owned()).or_insert(conflict);
         }
-        if let Some(owner) = owner {
-            found.of_namespace.insert(namespace.clone(), owner.clone());
-        }
+        found.of_namespace.insert(namespace.clone(), owner.to_owned());
     }
     found
 }

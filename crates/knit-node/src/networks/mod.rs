@@ -20,6 +20,9 @@ use crate::proxy::{Running, ServicesState};
 use crate::world::announced;
 use compute::{Desired, Unready};
 
+/// The shortest time between two passes over all Networks because of changes.
+const GATHER: Duration = Duration::from_millis(100);
+
 /// What this node has of each Network.
 #[derive(Debug, Default)]
 pub struct Networks {
@@ -408,11 +411,15 @@ impl Core {
     pub async fn follow_networks(&self) {
         let mut changes = self.world().subscribe();
         let mut seen = None;
+        let mut next = Instant::now();
         loop {
             let revision = changes.borrow_and_update().networks_revision;
             let behind = self.networks().states().iter().any(|s| s.problem.is_some());
             if seen != Some(revision) || behind {
                 seen = Some(revision);
+                // The first change is taken at once; those that come right behind it are taken together.
+                tokio::time::sleep_until(next).await;
+                next = Instant::now() + GATHER;
                 self.pass_over_networks().await;
             }
             // A pass now and then even with no news: for what failed, and what is no longer used.

@@ -2,6 +2,7 @@
 
 pub mod attachments;
 pub mod policy;
+pub mod published;
 pub mod writer;
 
 use std::collections::BTreeSet;
