@@ -1,4 +1,5 @@
-//! Environment and standard input of the CNI shim: anything is a call that fits into a frame, or an error of CNI.
+//! Environment and standard input of the CNI shim: anything is a call that fits into a frame, or an error of
+//! CNI.
 #![no_main]
 
 use knit_cni::call::{Call, Environment};

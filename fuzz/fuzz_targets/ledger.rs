@@ -1,5 +1,5 @@
-//! A ledger file of any bytes is opened, never panics, and what is kept of it can be opened again unchanged. Each input is
-//! tried as it is, and as content behind sound checksums.
+//! A ledger file of any bytes is opened, never panics, and what is kept of it can be opened again unchanged.
+//! Each input is tried as it is, and as content behind sound checksums.
 #![no_main]
 
 use std::path::Path;

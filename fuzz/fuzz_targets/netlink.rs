@@ -1,4 +1,5 @@
-//! Netlink datagrams as a kernel might send them: the message and attribute readers, and the parsers of every object.
+//! Netlink datagrams as a kernel might send them: the message and attribute readers, and the parsers of every
+//! object.
 #![no_main]
 
 use knit_kernel::netlink::Messages;

@@ -13,7 +13,12 @@ fuzz_target!(|data: &[u8]| {
         let address = [10, 0, 0, last].into();
         engine.set_pod(Pod {
             node: "here".into(),
-            attachments: [Attachment { network: "default".into(), primary: true, addresses: [address].into() }].into(),
+            attachments: [Attachment {
+                network: "default".into(),
+                primary: true,
+                addresses: [address].into(),
+            }]
+            .into(),
             ..Pod::new("default", if last == 1 { "a" } else { "b" })
         });
     }

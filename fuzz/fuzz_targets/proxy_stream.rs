@@ -11,7 +11,8 @@ fuzz_target!(|data: &[u8]| {
     {
         // What was believed makes sense.
         assert!(view.cluster.iter().chain(view.local.iter()).all(|t| t.port != 0));
-        let mut all = knit_proxy::view::View::new(Default::default(), knit_proxy::model::NodeInfo::new("here"));
+        let mut all =
+            knit_proxy::view::View::new(Default::default(), knit_proxy::model::NodeInfo::new("here"));
         all.set_port(key, view.into());
         assert_eq!(all.take_changes().ports.len(), 1);
     }

@@ -1,10 +1,12 @@
-//! `cargo xtask fuzz`: builds the fuzz targets and runs each for a while, with the compiler that the workspace has.
+//! `cargo xtask fuzz`: builds the fuzz targets and runs each for a while, with the compiler that the
+//! workspace has.
 //!
-//! The instrumentation that libFuzzer goes by is the compiler's own and needs neither a nightly one nor cargo-fuzz. A
-//! sanitizer does: `cargo +nightly fuzz run NAME` in `fuzz/` has one, and finds the same targets and corpora.
+//! The instrumentation that libFuzzer goes by is the compiler's own and needs neither a nightly one nor
+//! cargo-fuzz. A sanitizer does: `cargo +nightly fuzz run NAME` in `fuzz/` has one, and finds the same
+//! targets and corpora.
 //!
-//! With `--quick`, only Knit's own crates are instrumented, and the others are those that `cargo test` has built: this
-//! program is then also what cargo runs in place of the compiler ([`compile`]).
+//! With `--quick`, only Knit's own crates are instrumented, and the others are those that `cargo test` has
+//! built: this program is then also what cargo runs in place of the compiler ([`compile`]).
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -78,7 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
         wanted.filter(|name| !runs(&folder, &programs, name, args.seconds)).map(String::as_str).collect();
     ensure!(
         failed.is_empty(),
-        "found something in {}: the input is in fuzz/artifacts/, and the target runs it if it is named after it",
+        "found something in {}: the input is in fuzz/artifacts/, and the target runs it if it is named after \
+         it",
         failed.join(", ")
     );
     Ok(())

@@ -1,4 +1,5 @@
-//! `cargo xtask image`: Knit's own image, with everything in it and nothing else, made without a container engine.
+//! `cargo xtask image`: Knit's own image, with everything in it and nothing else, made without a container
+//! engine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -43,12 +44,12 @@ pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
     write(out, names, program, &[])
 }
 
-/// The same with the program that `cargo test` has built already, and the libraries that it is linked with: for the test
-/// bed. It checks more (overflows, debug assertions), and nothing is compiled twice.
+/// The same with the program that `cargo test` has built already, and the libraries that it is linked with:
+/// for the test bed. It checks more (overflows, debug assertions), and nothing is compiled twice.
 pub fn build_for_tests(out: &Path, names: &[&str]) -> Result<u64> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // Together with this package, which has every feature of the tests' dependencies: otherwise all of them would be built
-    // once more, with fewer.
+    // Together with this package, which has every feature of the tests' dependencies: otherwise all of them
+    // would be built once more, with fewer.
     let status = Command::new(cargo).args(["build", "-p", "knit", "-p", "xtask", "--bin", "knit"]).status();
     ensure!(status.context("cannot run cargo")?.success(), "knit was not built");
     let built = shim::target_dir().join("debug/knit");

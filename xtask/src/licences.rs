@@ -1,5 +1,5 @@
-//! `cargo xtask licences`: no crate with another licence or from another place than deny.toml allows, and none of those
-//! that it bans. Needs nothing but cargo; `cargo deny check` is the same and more.
+//! `cargo xtask licences`: no crate with another licence or from another place than deny.toml allows, and
+//! none of those that it bans. Needs nothing but cargo; `cargo deny check` is the same and more.
 
 use std::path::Path;
 use std::process::Command;
@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn what_is_not_allowed_is_told() {
-        let text = "[licenses]\nallow = [\n  \"MIT\",\n  \"Apache-2.0\",\n]\n[bans]\ndeny = [\n  { crate = \"openssl\", \
+        let text = "[licenses]\nallow = [\n  \"MIT\",\n  \"Apache-2.0\",\n]\n[bans]\ndeny = [\n  { crate = \
+                    \"openssl\", \
                     reason = \"TLS is rustls\" },\n]\n";
         let rules = Rules::of(text).unwrap();
         assert_eq!(

@@ -1,7 +1,8 @@
-//! Container images without a container engine: an OCI image layout in one tar file, the same bytes for the same input.
+//! Container images without a container engine: an OCI image layout in one tar file, the same bytes for the
+//! same input.
 //!
-//! `ctr images import`, `docker load`, `podman load` and `kind load image-archive` take such a file. Layers are made in
-//! memory: the largest image here is a few hundred megabytes.
+//! `ctr images import`, `docker load`, `podman load` and `kind load image-archive` take such a file. Layers
+//! are made in memory: the largest image here is a few hundred megabytes.
 
 use std::fs::File;
 use std::io::{self, Write as _};

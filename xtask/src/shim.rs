@@ -21,9 +21,9 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Builds it, and copies it to `out`; where cargo put it, and its size.
 ///
-/// With musl where its target is installed: a program that lives for a millisecond pays for each thing that its C library
-/// does at start. glibc asks the processor about itself (CPUID) 68 times, and on a virtual machine each time is a way
-/// to the hypervisor and back.
+/// With musl where its target is installed: a program that lives for a millisecond pays for each thing that
+/// its C library does at start. glibc asks the processor about itself (CPUID) 68 times, and on a virtual
+/// machine each time is a way to the hypervisor and back.
 pub fn build(out: Option<&Path>) -> Result<(PathBuf, u64)> {
     let host = host()?;
     let small = host.replace("-gnu", "-musl");
@@ -31,7 +31,8 @@ pub fn build(out: Option<&Path>) -> Result<(PathBuf, u64)> {
         small
     } else {
         eprintln!(
-            "the shim is built with glibc; one with musl starts in a third of the time: rustup target add {small}"
+            "the shim is built with glibc; one with musl starts in a third of the time: rustup target add \
+             {small}"
         );
         host
     };
@@ -43,15 +44,16 @@ pub fn build(out: Option<&Path>) -> Result<(PathBuf, u64)> {
     Ok((file, size))
 }
 
-/// Builds the program of a package as one static file, which needs nothing of the system that it runs on; where it is.
+/// Builds the program of a package as one static file, which needs nothing of the system that it runs on;
+/// where it is.
 pub fn build_static(package: &str, profile: &str) -> Result<PathBuf> {
     build_for(&host()?, package, profile)
 }
 
 fn build_for(target: &str, package: &str, profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // A target by name, so that the flags are not applied to build scripts and macros. Static code at a fixed address
-    // starts without a loader and without relocations.
+    // A target by name, so that the flags are not applied to build scripts and macros. Static code at a fixed
+    // address starts without a loader and without relocations.
     let status = Command::new(cargo)
         .args(["build", "-p", package, "--bin", package, "--profile", profile, "--target", target])
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static")

@@ -1,4 +1,5 @@
-//! `cargo xtask style`: what STYLE.md asks for and neither rustfmt nor clippy checks: no line of Rust is too long.
+//! `cargo xtask style`: what STYLE.md asks for and neither rustfmt nor clippy checks: no line of Rust is too
+//! long.
 //!
 //! rustfmt leaves comments, strings and macros as they are, so that its own limit holds for the rest only.
 

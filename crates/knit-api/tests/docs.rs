@@ -1,4 +1,5 @@
-//! Every example of our kinds in docs/ is what the API server would take: known fields only, schema and CEL rules.
+//! Every example of our kinds in docs/ is what the API server would take: known fields only, schema and CEL
+//! rules.
 
 use std::fs;
 use std::path::Path;

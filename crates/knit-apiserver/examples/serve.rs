@@ -1,5 +1,6 @@
-//! Runs the embedded API alone: `cargo run -p knit-apiserver --example serve -- 127.0.0.1:8001 KUBECONFIG [CRD.yaml...]`.
-//! Writes a kubeconfig, then serves until it is stopped.
+//! Runs the embedded API alone:
+//! `cargo run -p knit-apiserver --example serve -- 127.0.0.1:8001 KUBECONFIG [CRD.yaml...]`. Writes a
+//! kubeconfig, then serves until it is stopped.
 
 use std::error::Error;
 

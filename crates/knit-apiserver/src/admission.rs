@@ -1,5 +1,5 @@
-//! What happens to an object between request and store: unknown fields, defaults, what the server sets itself,
-//! validation. No I/O and no locks; what needs the store's state (addresses of Services) comes after.
+//! What happens to an object between request and store: unknown fields, defaults, what the server sets
+//! itself, validation. No I/O and no locks; what needs the store's state (addresses of Services) comes after.
 
 use serde_json::{Map, Value, json};
 
@@ -144,8 +144,8 @@ fn set_or_remove(map: &mut Map<String, Value>, key: &str, value: Option<&Value>)
     }
 }
 
-/// Makes an object ready to be created; its name is set already. `applied` tells that server-side apply made it,
-/// which has written `managedFields` itself.
+/// Makes an object ready to be created; its name is set already. `applied` tells that server-side apply made
+/// it, which has written `managedFields` itself.
 pub fn for_create(kind: &Kind, value: &mut Value, writer: &Writer, uid: &str, applied: bool) -> Result<()> {
     if kind.status && !(kind.is("", "Node")) {
         value.as_object_mut().map(|map| map.remove("status"));
@@ -171,8 +171,8 @@ pub fn for_create(kind: &Kind, value: &mut Value, writer: &Writer, uid: &str, ap
     Ok(())
 }
 
-/// Makes a new version of an object ready to be stored. The parts that this write may not touch are taken from
-/// the current version.
+/// Makes a new version of an object ready to be stored. The parts that this write may not touch are taken
+/// from the current version.
 pub fn for_update(
     kind: &Kind,
     current: &Value,
@@ -225,7 +225,8 @@ pub fn for_update(
         let added: Vec<&str> = finalizers(new).filter(|name| !had.contains(name)).collect();
         if !added.is_empty() {
             let why = format!(
-                "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+                "no new finalizers can be added if the object is being deleted, found new finalizers \
+                 {added:?}"
             );
             return Err(ApiError::invalid(
                 kind,

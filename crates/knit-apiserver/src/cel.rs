@@ -499,11 +499,14 @@ mod tests {
     #[test]
     fn message_expression_field_path_and_reserved_names() {
         let schema = Schema::parse(&json!({"type": "object", "properties": {"spec": {"type": "object",
-            "properties": {"namespace": {"type": "string"}, "n": {"type": "integer"}, "list": {"type": "array", "items": {"type": "string"}}},
-            "x-kubernetes-validations": [
-                {"rule": "self.__namespace__ != 'x'", "messageExpression": "'not ' + self.__namespace__ + ' with ' + string(self.n)", "fieldPath": ".namespace"},
-                {"rule": "self.list.all(a, self.list.exists_one(b, a == b))", "message": "twice", "reason": "FieldValueForbidden"}
-            ]}}}))
+        "properties": {"namespace": {"type": "string"}, "n": {"type": "integer"},
+            "list": {"type": "array", "items": {"type": "string"}}},
+        "x-kubernetes-validations": [
+            {"rule": "self.__namespace__ != 'x'", "messageExpression": "'not ' + self.__namespace__ + ' \
+                with ' + string(self.n)", "fieldPath": ".namespace"},
+            {"rule": "self.list.all(a, self.list.exists_one(b, a == b))", "message": "twice",
+                "reason": "FieldValueForbidden"}
+        ]}}}))
         .unwrap();
         let causes = check(&schema, &json!({"spec": {"namespace": "x", "n": 3, "list": ["a", "a"]}}), None);
         assert_eq!(causes[0].field, "spec.namespace");

@@ -35,7 +35,8 @@ fn label(group: &str, version: &str) -> String {
 
 /// `/api`.
 pub fn api_versions() -> Value {
-    json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}]})
+    json!({"kind": "APIVersions", "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}]})
 }
 
 /// `/apis`.
@@ -66,7 +67,8 @@ pub fn group(registry: &Registry, name: &str) -> Option<Value> {
 pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let mut out = Vec::new();
     for kind in kinds_of(registry, group, version) {
-        let mut main = json!({"name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind, "verbs": VERBS});
+        let mut main = json!({"name": kind.plural, "singularName": kind.singular,
+            "namespaced": kind.namespaced, "kind": kind.kind, "verbs": VERBS});
         if !kind.short_names.is_empty() {
             main["shortNames"] = json!(kind.short_names);
         }
@@ -75,7 +77,8 @@ pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Valu
         }
         out.push(main);
         for (name, response, verbs) in subresources(kind) {
-            let mut sub = json!({"name": format!("{}/{name}", kind.plural), "singularName": "", "namespaced": kind.namespaced, "kind": response.2, "verbs": verbs});
+            let mut sub = json!({"name": format!("{}/{name}", kind.plural), "singularName": "",
+                "namespaced": kind.namespaced, "kind": response.2, "verbs": verbs});
             if response.0 != kind.group || response.1 != kind.version {
                 sub["group"] = json!(response.0);
                 sub["version"] = json!(response.1);
@@ -86,9 +89,8 @@ pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Valu
     if out.is_empty() {
         return None;
     }
-    Some(
-        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": label(group, version), "resources": out}),
-    )
+    Some(json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": label(group, version),
+            "resources": out}))
 }
 
 type Subresource<'a> = (&'static str, (&'a str, &'a str, &'a str), &'static [&'static str]);
@@ -116,19 +118,27 @@ pub fn aggregated(registry: &Registry, core: bool, version: &str) -> Value {
         .into_iter()
         .filter(|(group, _)| group.is_empty() == core)
         .map(|(group, version)| {
-            let resources: Vec<Value> = kinds_of(registry, &group, &version).map(|kind| aggregated_resource(kind)).collect();
-            let metadata = if group.is_empty() { json!({"creationTimestamp": null}) } else { json!({"name": group, "creationTimestamp": null}) };
-            json!({"metadata": metadata, "versions": [{"version": version, "resources": resources, "freshness": "Current"}]})
+            let resources: Vec<Value> =
+                kinds_of(registry, &group, &version).map(|kind| aggregated_resource(kind)).collect();
+            let metadata = if group.is_empty() {
+                json!({"creationTimestamp": null})
+            } else {
+                json!({"name": group, "creationTimestamp": null})
+            };
+            json!({"metadata": metadata, "versions": [{"version": version, "resources": resources,
+                "freshness": "Current"}]})
         })
         .collect();
-    json!({"kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"), "metadata": {}, "items": items})
+    json!({"kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+        "metadata": {}, "items": items})
 }
 
 fn aggregated_resource(kind: &Kind) -> Value {
     let subresources: Vec<Value> = subresources(kind)
         .into_iter()
         .map(|(name, (group, version, kind), verbs)| {
-            json!({"subresource": name, "responseKind": {"group": group, "version": version, "kind": kind}, "verbs": verbs})
+            json!({"subresource": name, "responseKind": {"group": group, "version": version, "kind": kind},
+                "verbs": verbs})
         })
         .collect();
     let mut out = json!({

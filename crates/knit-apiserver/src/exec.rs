@@ -1,4 +1,5 @@
-//! `pods/NAME/exec`: a command in a pod, its streams on the channels of a WebSocket, as `kubectl exec` asks for them.
+//! `pods/NAME/exec`: a command in a pod, its streams on the channels of a WebSocket, as `kubectl exec` asks
+//! for them.
 
 use std::fmt;
 use std::process::Stdio;
@@ -74,7 +75,8 @@ pub(super) fn answer(
     if line.is_empty() {
         return Err(ApiError::bad_request("you must specify at least 1 command for the container"));
     }
-    // What goes wrong from here on is said over the new connection: after another answer, kubectl would try an older protocol.
+    // What goes wrong from here on is said over the new connection: after another answer, kubectl would try
+    // an older protocol.
     let child = if query.flag("tty") {
         let instead = format!("leave -t out, or use `knit lab exec {namespace}/{name} -- COMMAND`");
         Err(format!("a terminal is not served: {instead}"))

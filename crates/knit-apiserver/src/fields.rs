@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 use super::shape::{How, Key, Shape, key_of};
 
-/// A set of field paths as a tree. The path elements are written as FieldsV1 does: `f:name`, `k:{"name":"x"}`,
-/// `v:"x"`.
+/// A set of field paths as a tree. The path elements are written as FieldsV1 does: `f:name`,
+/// `k:{"name":"x"}`, `v:"x"`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet {
     /// Whether this very path is in the set.
@@ -72,8 +72,8 @@ impl FieldSet {
         set
     }
 
-    /// All below a value. `containers` says whether non-empty maps and lists are members themselves, as they are
-    /// when an update adds them, or only what is in them, as for an applied configuration.
+    /// All below a value. `containers` says whether non-empty maps and lists are members themselves, as they
+    /// are when an update adds them, or only what is in them, as for an applied configuration.
     fn collect(value: &Value, shape: &Shape, containers: bool) -> Self {
         let mut set = Self { here: containers, children: BTreeMap::new() };
         match value {

@@ -143,7 +143,8 @@ impl Call {
             ["version"] => Ok(json_response(200, &super::version())),
             [] => Ok(json_response(
                 200,
-                &json!({"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]}),
+                &json!({"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz",
+                    "/version"]}),
             )),
             ["api"] => self.discovery(true),
             ["apis"] => self.discovery(false),
@@ -168,7 +169,8 @@ impl Call {
             ["api", version, ..] => self.resource(&Target::parse(&self.store, "", version, &segments[2..])?),
             ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] => {
                 // Whatever is asked, the answer is the same: the lab has no authorization.
-                let review = json!({"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "spec": {}, "status": {"allowed": true}});
+                let review = json!({"kind": "SelfSubjectAccessReview",
+                    "apiVersion": "authorization.k8s.io/v1", "spec": {}, "status": {"allowed": true}});
                 Ok(json_response(201, &review))
             }
             ["apis", group, version, ..] => {
@@ -272,8 +274,10 @@ impl Call {
         let media = self.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or("");
         let patch_type = PatchType::of_content_type(media).ok_or_else(|| {
             ApiError::unsupported_media_type(format!(
-                "the body of the request was in an unknown format ({media:?}) - accepted media types include: \
-                 application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, \
+                "the body of the request was in an unknown format ({media:?}) - accepted media types \
+                 include: \
+                 application/json-patch+json, application/merge-patch+json, \
+                 application/strategic-merge-patch+json, \
                  application/apply-patch+yaml"
             ))
         })?;
@@ -358,7 +362,8 @@ impl Call {
             }
             Form::Partial => {
                 let items: Vec<Value> = list.items.iter().map(|object| partial(&object.value)).collect();
-                let value = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "items": items});
+                let value = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
+                    "metadata": metadata, "items": items});
                 Bytes::from(value.to_string())
             }
             _ => {
@@ -434,7 +439,8 @@ impl Call {
             return Err(ApiError::new(
                 422,
                 "Invalid",
-                "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+                "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: sendInitialEvents \
+                 requires setting resourceVersionMatch to NotOlderThan",
             ));
         }
         let bookmarks = self.query.flag("allowWatchBookmarks");
@@ -514,10 +520,13 @@ fn scale_of(deployment: &Value) -> Value {
     json!({
         "kind": "Scale", "apiVersion": "autoscaling/v1",
         "metadata": {
-            "name": meta(deployment, "name"), "namespace": meta(deployment, "namespace"), "uid": meta(deployment, "uid"),
-            "resourceVersion": meta(deployment, "resourceVersion"), "creationTimestamp": meta(deployment, "creationTimestamp"),
+            "name": meta(deployment, "name"), "namespace": meta(deployment, "namespace"),
+                "uid": meta(deployment, "uid"),
+            "resourceVersion": meta(deployment, "resourceVersion"), "creationTimestamp": meta(deployment,
+                "creationTimestamp"),
         },
         "spec": {"replicas": deployment["spec"]["replicas"]},
-        "status": {"replicas": deployment["status"]["replicas"].as_i64().unwrap_or(0), "selector": selector.join(",")},
+        "status": {"replicas": deployment["status"]["replicas"].as_i64().unwrap_or(0),
+            "selector": selector.join(",")},
     })
 }

@@ -120,7 +120,8 @@ mod tests {
     #[test]
     fn paths_of_printer_columns() {
         let value = json!({"metadata": {"annotations": {"a.b/c": "x"}}, "spec": {"subnets": ["1", "2"]},
-            "status": {"conditions": [{"type": "A", "status": "True"}, {"type": "Ready", "status": "False"}]}});
+            "status": {"conditions": [{"type": "A", "status": "True"}, {"type": "Ready",
+                "status": "False"}]}});
         for (path, expected) in [
             (".spec.subnets[0]", vec![json!("1")]),
             (".spec.subnets[-1]", vec![json!("2")]),

@@ -328,7 +328,8 @@ fn schema_of<T: schemars::JsonSchema>() -> Value {
 }
 
 macro_rules! builtin {
-    ($type:ty, $group:literal, $version:literal, $kind:literal, $plural:literal, $short:expr, $namespaced:literal, $status:literal, $fields:expr) => {
+    ($type:ty, $group:literal, $version:literal, $kind:literal, $plural:literal, $short:expr,
+        $namespaced:literal, $status:literal, $fields:expr) => {
         Builtin {
             gv: ($group, $version),
             kind: $kind,

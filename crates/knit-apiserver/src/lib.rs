@@ -1,8 +1,10 @@
-//! An embedded Kubernetes API: an HTTP server over an in-memory store, and the store itself for use in process.
+//! An embedded Kubernetes API: an HTTP server over an in-memory store, and the store itself for use in
+//! process.
 //!
-//! One generic path stores every kind as JSON; what is particular to a kind is in small tables ([`kinds`], [`shape`],
-//! [`table`]) and files ([`builtin`], [`service`]). It is a stand-in for tests and first steps, not a product: no
-//! authentication, no admission webhooks, nothing on disk. `docs/lab-api.md` lists the differences to a real server.
+//! One generic path stores every kind as JSON; what is particular to a kind is in small tables ([`kinds`],
+//! [`shape`], [`table`]) and files ([`builtin`], [`service`]). It is a stand-in for tests and first steps,
+//! not a product: no authentication, no admission webhooks, nothing on disk. `docs/lab-api.md` lists the
+//! differences to a real server.
 
 pub mod admission;
 pub mod apply;
@@ -48,7 +50,8 @@ pub const VERSION: &str = "v1.35.0";
 /// What `/version` answers.
 pub fn version() -> serde_json::Value {
     serde_json::json!({
-        "major": "1", "minor": "35", "gitVersion": format!("{VERSION}+knit-lab"), "gitCommit": "", "gitTreeState": "clean",
+        "major": "1", "minor": "35", "gitVersion": format!("{VERSION}+knit-lab"), "gitCommit": "",
+            "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "", "compiler": "rustc", "platform": "linux/amd64",
     })
 }

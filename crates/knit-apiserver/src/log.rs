@@ -1,4 +1,5 @@
-//! `pods/NAME/log`: what a container has printed, from the files of whoever runs the pods; with `follow`, as it comes.
+//! `pods/NAME/log`: what a container has printed, from the files of whoever runs the pods; with `follow`, as
+//! it comes.
 
 use std::convert::Infallible;
 use std::io::SeekFrom;
@@ -47,7 +48,8 @@ pub(super) async fn answer(
     let logs = logs.ok_or_else(|| ApiError::bad_request("nobody runs pods here, so they print nothing"))?;
     if query.flag("previous") {
         return Err(ApiError::bad_request(format!(
-            "previous terminated container {container:?} in pod {name:?} not found: here the log of a container goes on \
+            "previous terminated container {container:?} in pod {name:?} not found: here the log of a \
+             container goes on \
              after a restart; leave --previous out"
         )));
     }
@@ -193,7 +195,8 @@ mod tests {
         let pod = |containers: &[&str], annotations: Value| {
             let containers: Vec<Value> = containers.iter().map(|name| json!({"name": name})).collect();
             Object::new(
-                json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": containers}}),
+                json!({"metadata": {"name": "p", "annotations": annotations},
+                    "spec": {"containers": containers}}),
                 1,
             )
         };

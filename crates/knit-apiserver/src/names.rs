@@ -58,11 +58,13 @@ pub fn check_name(kind: &Kind, name: &str) -> Option<Cause> {
             (!canonical).then_some("must be a valid IP address in its canonical form")
         }
         ("", "Namespace" | "Service") => (!is_label(name)).then_some(
-            "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
+            "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must \
+             start \
              and end with an alphanumeric character, at most 63 of them (e.g. 'my-name' or '123-abc')",
         ),
         _ => (!is_subdomain(name)).then_some(
-            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+             and must \
              start and end with an alphanumeric character (e.g. 'example.com')",
         ),
     };
@@ -80,7 +82,13 @@ pub fn check_metadata(kind: &Kind, value: &Value, causes: &mut Vec<Cause>) {
             ));
         }
         if !label.as_str().is_some_and(is_label_value) {
-            causes.push(Cause::invalid("metadata.labels", label, "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', at most 63 of them, and must start and end with an alphanumeric character"));
+            causes.push(Cause::invalid(
+                "metadata.labels",
+                label,
+                "a valid label must be an empty string or \
+                consist of alphanumeric characters, '-', '_' or '.', at most 63 of them, and must start and \
+                end with an alphanumeric character",
+            ));
         }
     }
     for (key, text) in value["metadata"]["annotations"].as_object().into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! A stored object: its JSON value, the parts of it that are asked for often, and its encoded bytes, made once.
+//! A stored object: its JSON value, the parts of it that are asked for often, and its encoded bytes, made
+//! once.
 
 use std::sync::OnceLock;
 

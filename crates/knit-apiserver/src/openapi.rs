@@ -1,6 +1,6 @@
 //! `/openapi/v3`: schemas for `kubectl explain`, and the paths from which `kubectl` reads that fields are
-//! validated by the server. Strategic merge patch is deliberately not among the media types: `kubectl` then takes
-//! the merge keys that are built into it, not ones from these schemas, which have none.
+//! validated by the server. Strategic merge patch is deliberately not among the media types: `kubectl` then
+//! takes the merge keys that are built into it, not ones from these schemas, which have none.
 
 use serde_json::{Map, Value, json};
 
@@ -37,7 +37,8 @@ pub fn document(registry: &Registry, group: &str, version: &str) -> Option<Value
 
 /// `/openapi/v2`: an empty document; there is nothing in it that version 3 does not have.
 pub fn v2() -> Value {
-    json!({"swagger": "2.0", "info": {"title": "Kubernetes", "version": super::VERSION}, "paths": {}, "definitions": {}})
+    json!({"swagger": "2.0", "info": {"title": "Kubernetes", "version": super::VERSION}, "paths": {},
+        "definitions": {}})
 }
 
 fn add_kind(kind: &Kind, paths: &mut Map<String, Value>, schemas: &mut Map<String, Value>) {
@@ -75,14 +76,18 @@ fn add_kind(kind: &Kind, paths: &mut Map<String, Value>, schemas: &mut Map<Strin
     let content = json!({"application/json": {"schema": {"$ref": format!("#/components/schemas/{name}")}}});
     let operation = |action: &str, patch: bool| {
         let media = if patch {
-            json!({"application/json-patch+json": {}, "application/merge-patch+json": {}, "application/apply-patch+yaml": {}})
+            json!({"application/json-patch+json": {}, "application/merge-patch+json": {},
+                "application/apply-patch+yaml": {}})
         } else {
             content.clone()
         };
-        json!({"x-kubernetes-action": action, "x-kubernetes-group-version-kind": gvk, "parameters": parameters,
-            "requestBody": {"content": media}, "responses": {"200": {"description": "OK", "content": content}}})
+        json!({"x-kubernetes-action": action, "x-kubernetes-group-version-kind": gvk,
+            "parameters": parameters,
+            "requestBody": {"content": media}, "responses": {"200": {"description": "OK",
+                "content": content}}})
     };
-    let read = json!({"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk, "responses": {"200": {"description": "OK", "content": content}}});
+    let read = json!({"x-kubernetes-action": "get", "x-kubernetes-group-version-kind": gvk,
+        "responses": {"200": {"description": "OK", "content": content}}});
     paths.insert(
         format!("{base}{scope}/{}", kind.plural),
         json!({"get": read, "post": operation("post", false)}),

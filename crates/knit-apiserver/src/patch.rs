@@ -195,15 +195,18 @@ mod tests {
     fn strategic_merges_containers_by_name() {
         let shape = Shape::of_builtin("Pod");
         let base = json!({"spec": {"containers": [
-            {"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b", "image": "1"}]}});
-        let patch = json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}], "containers": [
+            {"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b",
+                "image": "1"}]}});
+        let patch = json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}],
+            "containers": [
             {"name": "a", "image": "2", "env": [{"name": "Y", "value": "2"}]},
             {"name": "b", "$patch": "delete"}, {"name": "c", "image": "3"}]}});
         let out = patched(&base, &patch, PatchType::Strategic, &shape).unwrap();
         assert_eq!(
             out["spec"]["containers"],
             json!([
-                {"name": "a", "image": "2", "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]},
+                {"name": "a", "image": "2", "env": [{"name": "X", "value": "1"}, {"name": "Y",
+                    "value": "2"}]},
                 {"name": "c", "image": "3"}
             ])
         );
@@ -212,13 +215,15 @@ mod tests {
     #[test]
     fn strategic_directives() {
         let shape = Shape::of_builtin("Pod");
-        let base = json!({"metadata": {"finalizers": ["a", "b"], "labels": {"x": "1", "y": "2"}}, "spec": {"tolerations": [{"key": "a"}]}});
+        let base = json!({"metadata": {"finalizers": ["a", "b"], "labels": {"x": "1", "y": "2"}},
+            "spec": {"tolerations": [{"key": "a"}]}});
         let patch = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"], "labels": {"x": null}},
             "spec": {"tolerations": [{"key": "b"}]}});
         let out = patched(&base, &patch, PatchType::Strategic, &shape).unwrap();
         assert_eq!(
             out,
-            json!({"metadata": {"finalizers": ["b"], "labels": {"y": "2"}}, "spec": {"tolerations": [{"key": "b"}]}})
+            json!({"metadata": {"finalizers": ["b"], "labels": {"y": "2"}},
+                "spec": {"tolerations": [{"key": "b"}]}})
         );
         let replace = json!({"metadata": {"labels": {"$patch": "replace", "z": "3"}}});
         let out = patched(&base, &replace, PatchType::Strategic, &shape).unwrap();
@@ -228,7 +233,8 @@ mod tests {
     #[test]
     fn json_and_merge_patch() {
         let base = json!({"a": {"b": 1}, "l": [1]});
-        let ops = json!([{"op": "test", "path": "/a/b", "value": 1}, {"op": "replace", "path": "/a/b", "value": 2}, {"op": "add", "path": "/l/-", "value": 2}]);
+        let ops = json!([{"op": "test", "path": "/a/b", "value": 1}, {"op": "replace", "path": "/a/b",
+            "value": 2}, {"op": "add", "path": "/l/-", "value": 2}]);
         let out = patched(&base, &ops, PatchType::Json, &Shape::default()).unwrap();
         assert_eq!(out, json!({"a": {"b": 2}, "l": [1, 2]}));
         let failing = json!([{"op": "test", "path": "/a/b", "value": 7}]);

@@ -1,6 +1,6 @@
-//! Protobuf bodies. `kubectl create namespace`, `create configmap` and their like send nothing else, so that the
-//! messages they can make are read here, from a table of field numbers. A field that the table does not have is
-//! refused by its number, never dropped.
+//! Protobuf bodies. `kubectl create namespace`, `create configmap` and their like send nothing else, so that
+//! the messages they can make are read here, from a table of field numbers. A field that the table does not
+//! have is refused by its number, never dropped.
 
 use serde_json::{Map, Value, json};
 

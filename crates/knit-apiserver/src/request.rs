@@ -267,7 +267,8 @@ impl Form {
         Err(ApiError::new(
             406,
             "NotAcceptable",
-            "only the following media types are accepted: application/json, application/json;as=Table;v=v1;g=meta.k8s.io",
+            "only the following media types are accepted: application/json, \
+             application/json;as=Table;v=v1;g=meta.k8s.io",
         ))
     }
 }

@@ -337,15 +337,17 @@ mod tests {
 
     fn schema() -> Schema {
         Schema::parse(&json!({"type": "object", "required": ["spec"], "properties": {"spec": {
-            "type": "object", "required": ["size"], "properties": {
-                "size": {"type": "integer", "minimum": 1, "maximum": 9},
-                "mode": {"type": "string", "enum": ["A", "B"], "default": "A"},
-                "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 4},
-                "ports": {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["port"],
-                    "items": {"type": "object", "properties": {"port": {"type": "integer"}, "proto": {"type": "string", "default": "TCP"}}}},
-                "tags": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
-                "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}
-            }}}}))
+        "type": "object", "required": ["size"], "properties": {
+            "size": {"type": "integer", "minimum": 1, "maximum": 9},
+            "mode": {"type": "string", "enum": ["A", "B"], "default": "A"},
+            "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 4},
+            "ports": {"type": "array", "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["port"],
+                "items": {"type": "object", "properties": {"port": {"type": "integer"},
+                    "proto": {"type": "string", "default": "TCP"}}}},
+            "tags": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+            "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}
+        }}}}))
         .unwrap()
     }
 
@@ -358,14 +360,16 @@ mod tests {
         schema.apply_defaults(&mut value);
         assert_eq!(
             value,
-            json!({"spec": {"size": 1, "mode": "A", "free": {"any": 1}, "ports": [{"port": 1, "proto": "TCP"}]}})
+            json!({"spec": {"size": 1, "mode": "A", "free": {"any": 1}, "ports": [{"port": 1,
+                "proto": "TCP"}]}})
         );
         assert_eq!(schema.validate(&value), []);
     }
 
     #[test]
     fn names_every_wrong_field() {
-        let value = json!({"spec": {"size": 10, "mode": "C", "name": "ABCDE", "ports": [{"port": 1}, {"port": 1}], "tags": ["a", "a", 1]}});
+        let value = json!({"spec": {"size": 10, "mode": "C", "name": "ABCDE", "ports": [{"port": 1},
+            {"port": 1}], "tags": ["a", "a", 1]}});
         let causes = schema().validate(&value);
         let found: Vec<(&str, &str)> =
             causes.iter().map(|cause| (cause.field.as_str(), cause.reason)).collect();

@@ -126,8 +126,8 @@ impl Handle {
         kubeconfig(&self.url())
     }
 
-    /// Serves a connection that was accepted elsewhere, such as in another network namespace. Must be called within a
-    /// tokio runtime.
+    /// Serves a connection that was accepted elsewhere, such as in another network namespace. Must be called
+    /// within a tokio runtime.
     pub fn serve_connection(&self, stream: std::net::TcpStream) -> std::io::Result<()> {
         stream.set_nonblocking(true)?;
         // A server that is stopping closes what it is handed, as it does with all others.
@@ -155,8 +155,10 @@ impl Drop for Handle {
 /// A kubeconfig for a URL.
 pub fn kubeconfig(url: &str) -> String {
     format!(
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: knit-lab\n  cluster:\n    server: {url}\nusers:\n- name: knit-lab\n  \
-         user: {{}}\ncontexts:\n- name: knit-lab\n  context:\n    cluster: knit-lab\n    user: knit-lab\n    namespace: \
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: knit-lab\n  cluster:\n    server: {url}\nusers:\n- \
+         name: knit-lab\n  \
+         user: {{}}\ncontexts:\n- name: knit-lab\n  context:\n    cluster: knit-lab\n    user: knit-lab\n    \
+         namespace: \
          default\ncurrent-context: knit-lab\n"
     )
 }

@@ -1,5 +1,5 @@
-//! Services: defaults, validation, and the addresses and node ports that the server hands out. Every cluster IP
-//! that is taken is an IPAddress object, as in a real server.
+//! Services: defaults, validation, and the addresses and node ports that the server hands out. Every cluster
+//! IP that is taken is an IPAddress object, as in a real server.
 
 use std::net::IpAddr;
 
@@ -203,7 +203,8 @@ pub fn validate(service: &Value, old: Option<&Value>, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Families, addresses and node ports. Nothing is taken unless all of it can be; with `dry` nothing is at all.
+/// Families, addresses and node ports. Nothing is taken unless all of it can be; with `dry` nothing is at
+/// all.
 pub fn allocate(
     state: &mut State,
     service: &mut Value,
@@ -224,7 +225,8 @@ pub fn allocate(
                 "name": ip.to_string(),
                 "uid": uuid::Uuid::new_v4().to_string(),
                 "creationTimestamp": service["metadata"]["creationTimestamp"],
-                "labels": {"ipaddress.kubernetes.io/ip-family": family, "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"},
+                "labels": {"ipaddress.kubernetes.io/ip-family": family,
+                    "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"},
             },
             "spec": {"parentRef": {"group": "", "resource": "services", "namespace": key.0, "name": key.1}},
         });
@@ -372,7 +374,8 @@ fn check_given(state: &State, ip: IpAddr, ranges: &[IpNet], shown: &Value) -> Re
     if !ranges.iter().any(|net| net.contains(&ip)) {
         let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         let why = format!(
-            "failed to allocate IP {ip}: the provided IP ({ip}) is not in the valid range. The range of valid IPs is {}",
+            "failed to allocate IP {ip}: the provided IP ({ip}) is not in the valid range. The range of \
+             valid IPs is {}",
             ranges.join(",")
         );
         return Err(Cause::invalid(path, shown, why));

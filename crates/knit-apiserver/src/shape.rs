@@ -28,8 +28,8 @@ pub enum How {
     Map(Vec<Key>),
 }
 
-/// The merge rules of a value and of what is below it. Where nothing is said, maps merge by field and lists are
-/// one value.
+/// The merge rules of a value and of what is below it. Where nothing is said, maps merge by field and lists
+/// are one value.
 #[derive(Debug, Clone, Default)]
 pub struct Shape {
     /// How this value merges.

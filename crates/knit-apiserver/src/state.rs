@@ -215,8 +215,8 @@ impl State {
         }
     }
 
-    /// Deletes an object: at once, or when its finalizers are gone, or when its pod has ended. Returns the object
-    /// as it is afterwards, and whether it is gone.
+    /// Deletes an object: at once, or when its finalizers are gone, or when its pod has ended. Returns the
+    /// object as it is afterwards, and whether it is gone.
     pub fn delete(
         &mut self,
         table: usize,

@@ -66,7 +66,8 @@ impl Cause {
 
     /// Rules were not looked at, because the value does not even fit its schema.
     pub fn rules_not_checked() -> Self {
-        let why = "some validation rules were not checked because the object was invalid; correct the existing errors to \
+        let why = "some validation rules were not checked because the object was invalid; correct the \
+                   existing errors to \
                    complete validation";
         Self::invalid("", &Value::Null, why)
     }
@@ -235,7 +236,8 @@ impl ApiError {
         let causes: Vec<Value> = conflicts
             .iter()
             .map(|(manager, field)| {
-                json!({"reason": "FieldManagerConflict", "message": format!("conflict with {manager}"), "field": field})
+                json!({"reason": "FieldManagerConflict", "message": format!("conflict with {manager}"),
+                    "field": field})
             })
             .collect();
         let list: Vec<String> =

@@ -1,4 +1,5 @@
-//! The store: everything that is served, in process, and how it is read. The HTTP server is a thin layer on top.
+//! The store: everything that is served, in process, and how it is read. The HTTP server is a thin layer on
+//! top.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -98,7 +99,8 @@ pub fn seconds(time: jiff::Timestamp) -> String {
 }
 
 impl Store {
-    /// A store with the four namespaces of every cluster, the default ServiceCIDR and the `kubernetes` Service.
+    /// A store with the four namespaces of every cluster, the default ServiceCIDR and the `kubernetes`
+    /// Service.
     pub fn new(options: &StoreOptions) -> Result<Self, CrdError> {
         let registry = Registry::builtin();
         let table =
@@ -119,14 +121,14 @@ impl Store {
         );
         let inner = Inner { registry: RwLock::new(registry), state: Mutex::new(state), clock: options.clock };
         let store = Self { inner: Arc::new(inner) };
-        let mut first = vec![
-            json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "kubernetes"}, "spec": {"cidrs": options.service_cidrs}}),
-        ];
+        let mut first = vec![json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+                "metadata": {"name": "kubernetes"}, "spec": {"cidrs": options.service_cidrs}})];
         for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
             first.push(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
         }
         let mut api = json!({"apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"component": "apiserver", "provider": "kubernetes"}},
+            "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"component": "apiserver",
+                "provider": "kubernetes"}},
             "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 6443, "protocol": "TCP"}]}});
         let range: Option<ipnet::IpNet> = options.service_cidrs.first().and_then(|cidr| cidr.parse().ok());
         if let Some(ip) = range.and_then(|net| net.hosts().find(|ip| *ip != net.network())) {
@@ -207,7 +209,8 @@ impl Store {
             && *rv < state.tables[kind.table].floor
         {
             return Err(ApiError::expired(
-                "The provided continue parameter is too old to display a consistent list result. Start a new list \
+                "The provided continue parameter is too old to display a consistent list result. Start a new \
+                 list \
                  without the continue parameter.",
             ));
         }

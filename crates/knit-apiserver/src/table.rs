@@ -29,7 +29,8 @@ pub fn table(
     now: jiff::Timestamp,
 ) -> Value {
     let rows: Vec<Value> = objects.iter().map(|object| row(kind, object, include, now)).collect();
-    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "columnDefinitions": columns(kind), "rows": rows})
+    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+        "columnDefinitions": columns(kind), "rows": rows})
 }
 
 /// The metadata alone, as metadata-only clients and table rows want it.
@@ -71,7 +72,8 @@ fn custom_cell(value: &Value, path: &str, kind: &str, now: jiff::Timestamp) -> V
 fn columns(kind: &Kind) -> Vec<Value> {
     let column = |name: &str, kind: &str, priority: i64, description: &str| {
         let format = if name == "Name" { "name" } else { "" };
-        json!({"name": name, "type": kind, "format": format, "description": description, "priority": priority})
+        json!({"name": name, "type": kind, "format": format, "description": description,
+            "priority": priority})
     };
     if let Some(custom) = kind.custom() {
         let mut out = vec![column("Name", "string", 0, "Name must be unique within a namespace.")];

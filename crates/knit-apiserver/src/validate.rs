@@ -1,4 +1,5 @@
-//! Validation of values against the structural schemas of CRDs, with errors worded as a real server words them.
+//! Validation of values against the structural schemas of CRDs, with errors worded as a real server words
+//! them.
 
 use serde_json::{Map, Value};
 

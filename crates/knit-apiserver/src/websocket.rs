@@ -1,5 +1,5 @@
-//! As much of WebSocket (RFC 6455) as `kubectl exec` needs of a server: the handshake, and binary messages on an upgraded
-//! connection.
+//! As much of WebSocket (RFC 6455) as `kubectl exec` needs of a server: the handshake, and binary messages on
+//! an upgraded connection.
 
 use std::io;
 

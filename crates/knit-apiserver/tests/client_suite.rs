@@ -1,6 +1,6 @@
 //! What any client may expect of a Kubernetes API, checked through kube-rs. The same suite runs against the
-//! embedded API and, by `cargo xtask kube test client_suite`, against a real API server, so that the stand-in cannot
-//! drift from the real thing.
+//! embedded API and, by `cargo xtask kube test client_suite`, against a real API server, so that the stand-in
+//! cannot drift from the real thing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -150,7 +150,8 @@ fn deployment(name: &str) -> Value {
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": {
         "replicas": 0, "selector": {"matchLabels": {"app": name}},
         "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [
-            {"name": "a", "image": "x:1", "ports": [{"containerPort": 80}]}, {"name": "b", "image": "x:1"}]}}}})
+            {"name": "a", "image": "x:1", "ports": [{"containerPort": 80}]}, {"name": "b",
+                "image": "x:1"}]}}}})
 }
 
 async fn patches(client: &Client, ns: &str) {
@@ -160,7 +161,8 @@ async fn patches(client: &Client, ns: &str) {
     let merged =
         configs.patch("p", &params, &Patch::Merge(json!({"data": {"a": null, "c": "3"}}))).await.unwrap();
     assert_eq!(merged.data.unwrap().keys().cloned().collect::<Vec<_>>(), ["b", "c"]);
-    let ops = json!([{"op": "test", "path": "/data/b", "value": "2"}, {"op": "move", "from": "/data/b", "path": "/data/d"}]);
+    let ops = json!([{"op": "test", "path": "/data/b", "value": "2"}, {"op": "move", "from": "/data/b",
+        "path": "/data/d"}]);
     let patch: Patch<Value> = Patch::Json(serde_json::from_value(ops).unwrap());
     let moved = configs.patch("p", &params, &patch).await.unwrap();
     assert_eq!(moved.data.unwrap().keys().cloned().collect::<Vec<_>>(), ["c", "d"]);
@@ -421,7 +423,8 @@ async fn services(client: &Client, ns: &str) {
 async fn events(client: &Client, ns: &str) {
     let new: Api<k8s_openapi::api::events::v1::Event> = Api::namespaced(client.clone(), ns);
     let event = json!({"metadata": {"name": "e"}, "regarding": {"kind": "Pod", "namespace": ns, "name": "p"},
-        "note": "hello", "reason": "Testing", "action": "Test", "type": "Normal", "eventTime": "2026-01-01T00:00:00.000000Z",
+        "note": "hello", "reason": "Testing", "action": "Test", "type": "Normal",
+            "eventTime": "2026-01-01T00:00:00.000000Z",
         "reportingController": "knit.dev/test", "reportingInstance": "one"});
     new.create(&PostParams::default(), &object(&event)).await.unwrap();
     let old: Api<Event> = Api::namespaced(client.clone(), ns);
@@ -443,17 +446,23 @@ fn widget_crd() -> Value {
                 {"rule": "isCIDR(self) && cidr(self).ip().family() == 4", "message": "write an IPv4 range"}]},
             "fixed": {"type": "string", "maxLength": 20, "x-kubernetes-validations": [
                 {"rule": "self == oldSelf", "message": "fixed cannot change"}]},
-            "parts": {"type": "array", "maxItems": 5, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
-                "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "count": {"type": "integer", "default": 1}}}},
+            "parts": {"type": "array", "maxItems": 5, "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+                "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"},
+                    "count": {"type": "integer", "default": 1}}}},
             "max": {"type": "integer"}},
             "x-kubernetes-validations": [{"rule": "!has(self.max) || self.size <= self.max",
-                "messageExpression": "'size %d is above max %d'.format([self.size, self.max])", "fieldPath": ".size"}]},
+                "messageExpression": "'size %d is above max %d'.format([self.size, self.max])",
+                    "fieldPath": ".size"}]},
         "status": {"type": "object", "properties": {"phase": {"type": "string"}}}}});
     json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "widgets.test.knit.dev"},
-        "spec": {"group": "test.knit.dev", "scope": "Namespaced", "names": {"kind": "Widget", "plural": "widgets", "singular": "widget", "shortNames": ["wg"]},
-            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}, "subresources": {"status": {}},
-                "additionalPrinterColumns": [{"name": "Size", "type": "integer", "jsonPath": ".spec.size"}]}]}})
+        "spec": {"group": "test.knit.dev", "scope": "Namespaced", "names": {"kind": "Widget",
+            "plural": "widgets", "singular": "widget", "shortNames": ["wg"]},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": schema}, "subresources": {"status": {}},
+                "additionalPrinterColumns": [{"name": "Size", "type": "integer",
+                    "jsonPath": ".spec.size"}]}]}})
 }
 
 async fn custom_resources(client: &Client, ns: &str) {
@@ -470,7 +479,8 @@ async fn custom_resources(client: &Client, ns: &str) {
     let widgets: Api<DynamicObject> = Api::namespaced_with(client.clone(), ns, &resource);
     let widget = |name: &str, spec: Value| {
         object::<DynamicObject>(
-            &json!({"apiVersion": "test.knit.dev/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec, "status": {"phase": "x"}}),
+            &json!({"apiVersion": "test.knit.dev/v1", "kind": "Widget", "metadata": {"name": name},
+                "spec": spec, "status": {"phase": "x"}}),
         )
     };
     let post = PostParams::default();
@@ -523,9 +533,8 @@ async fn custom_resources(client: &Client, ns: &str) {
     assert_eq!(after.metadata.generation, Some(2), "a status is no new generation");
 
     let part = |name: &str| {
-        Patch::Apply(
-            json!({"apiVersion": "test.knit.dev/v1", "kind": "Widget", "metadata": {"name": "a"}, "spec": {"parts": [{"name": name}]}}),
-        )
+        Patch::Apply(json!({"apiVersion": "test.knit.dev/v1", "kind": "Widget", "metadata": {"name": "a"},
+                "spec": {"parts": [{"name": name}]}}))
     };
     widgets.patch("a", &PatchParams::apply("y"), &part("y")).await.unwrap();
     let merged = widgets.patch("a", &PatchParams::apply("z"), &part("z")).await.unwrap();

@@ -1,5 +1,5 @@
-//! The real `kubectl` against the embedded API: the one that `KNIT_KUBECTL` names, or the one on the path. Skipped, and said
-//! so, where there is none.
+//! The real `kubectl` against the embedded API: the one that `KNIT_KUBECTL` names, or the one on the path.
+//! Skipped, and said so, where there is none.
 
 use std::io::Write as _;
 use std::process::Stdio;

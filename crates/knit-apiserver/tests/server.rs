@@ -37,7 +37,8 @@ async fn answers_on_a_unix_socket_and_refuses_nonsense() {
         (post, r#"{"kind": "Pod"}"#, 400),
         (post, r#"{"data": {"a": {}}, "metadata": {"name": "x"}}"#, 400),
         (
-            "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\ncontent-type: application/vnd.kubernetes.protobuf",
+            "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\ncontent-type: \
+             application/vnd.kubernetes.protobuf",
             "k8s\0\u{1}",
             400,
         ),
@@ -66,14 +67,16 @@ async fn answers_on_a_unix_socket_and_refuses_nonsense() {
     assert_eq!(answer.status().as_u16(), 413);
 
     for index in 0..30 {
-        let object: Value = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("c{index}"), "namespace": "default"}});
+        let object: Value = json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": format!("c{index}"), "namespace": "default"}});
         server.store().create_object(object).unwrap();
     }
     let (code, answer) =
         request(&socket, "GET /api/v1/configmaps?watch=1&resourceVersion=10 HTTP/1.1", "").await;
     assert_eq!(code, 200);
     assert!(answer.contains("\"type\":\"ERROR\"") && answer.contains("\"code\":410"), "{answer}");
-    let table = "GET /api/v1/namespaces/default/configmaps/a HTTP/1.1\r\naccept: application/json;as=Table;v=v1;g=meta.k8s.io";
+    let table = "GET /api/v1/namespaces/default/configmaps/a HTTP/1.1\r\naccept: \
+                 application/json;as=Table;v=v1;g=meta.k8s.io";
     assert!(request(&socket, table, "").await.1.contains("\"cells\":[\"a\",1,"));
     server.shutdown().await;
     assert!(UnixStream::connect(&socket).await.is_err(), "nobody listens any more");

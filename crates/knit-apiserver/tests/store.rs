@@ -53,7 +53,8 @@ fn an_object_whose_owner_is_gone_does_not_stay() {
     let store = store(StoreOptions::default());
     let kind = store.kind("v1", "ConfigMap").unwrap();
     let mut orphan = config_map("orphan");
-    orphan["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "gone", "uid": "00000000-0000-0000-0000-000000000000"}]);
+    orphan["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "gone",
+        "uid": "00000000-0000-0000-0000-000000000000"}]);
     store.create_object(orphan).unwrap();
     assert_eq!(refused(store.get(&kind, "default", "orphan")).code, 404);
 }
@@ -62,7 +63,8 @@ fn an_object_whose_owner_is_gone_does_not_stay() {
 fn pods_on_a_node_end_in_their_own_time() {
     let store = store(StoreOptions::default());
     let kind = store.kind("v1", "Pod").unwrap();
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
     store.create_object(pod.clone()).unwrap();
     store.bind("default", "p", "node-1", &WriteOptions::default()).unwrap();
     assert_eq!(refused(store.bind("default", "p", "node-2", &WriteOptions::default())).code, 409);
@@ -81,7 +83,10 @@ fn pods_on_a_node_end_in_their_own_time() {
         pod["spec"]["hostNetwork"] = json!(true);
         Ok(pod)
     };
-    store.create_object(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "q", "namespace": "default"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})).unwrap();
+    store
+        .create_object(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "q",
+        "namespace": "default"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}))
+        .unwrap();
     assert_eq!(
         refused(store.modify(&kind, "default", "q", &WriteOptions::default(), false, change)).code,
         422
@@ -95,7 +100,8 @@ fn services_of_two_families() {
     let service = |name: &str, spec: Value| {
         let mut spec = spec;
         spec["ports"] = json!([{"port": 80}]);
-        store.create_object(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"}, "spec": spec}))
+        store.create_object(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name,
+            "namespace": "default"}, "spec": spec}))
     };
     let single = service("single", json!({})).unwrap();
     assert_eq!(single.value["spec"]["ipFamilies"], json!(["IPv4"]));
@@ -117,7 +123,8 @@ fn services_of_two_families() {
     store.delete(&kind, "default", "dual", &DeleteOptions::default()).unwrap();
     assert_eq!(count(), 5);
     let only_four = Store::new(&StoreOptions::default()).unwrap();
-    let both = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]}});
+    let both = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "b",
+        "namespace": "default"}, "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]}});
     assert!(refused(only_four.create_object(both)).message.contains("not configured for dual-stack"));
 }
 
@@ -126,7 +133,9 @@ fn a_full_service_range_says_so() {
     let store =
         store(StoreOptions { service_cidrs: vec!["10.96.0.0/29".to_owned()], ..StoreOptions::default() });
     let create = |index: usize| {
-        store.create_object(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("s{index}"), "namespace": "default"}, "spec": {"ports": [{"port": 80}]}}))
+        store.create_object(json!({"apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": format!("s{index}"), "namespace": "default"},
+                "spec": {"ports": [{"port": 80}]}}))
     };
     // Six usable addresses; the first is the `kubernetes` Service's.
     for index in 0..5 {
@@ -141,7 +150,8 @@ fn every_knit_kind_is_served_with_its_rules() {
     for kind in ["NetworkClass", "Network", "NetworkAttachment", "NodeNetwork", "AddressBlock"] {
         store.kind("knit.dev/v1alpha1", kind).unwrap();
     }
-    let good = json!({"topology": "Layer3", "subnets": [{"cidr": "10.77.0.0/16", "gateway": "10.77.0.1", "reserved": ["10.77.0.0/28"]}, {"cidr": "fd77::/64"}]});
+    let good = json!({"topology": "Layer3", "subnets": [{"cidr": "10.77.0.0/16", "gateway": "10.77.0.1",
+        "reserved": ["10.77.0.0/28"]}, {"cidr": "fd77::/64"}]});
     let made = store.create_object(network("blue", &good)).unwrap();
     assert_eq!(made.value["spec"]["class"], "knit");
 
@@ -167,7 +177,8 @@ fn every_knit_kind_is_served_with_its_rules() {
             "unknown field \"spec.subnet\"",
         ),
         (
-            json!({"topology": "Layer3", "subnets": [{"cidr": "10.1.0.0/16"}], "allowedNamespaces": {"from": "Selector"}}),
+            json!({"topology": "Layer3", "subnets": [{"cidr": "10.1.0.0/16"}],
+                "allowedNamespaces": {"from": "Selector"}}),
             "selector",
         ),
     ] {

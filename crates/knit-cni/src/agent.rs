@@ -114,13 +114,15 @@ impl NoAnswer {
         match self {
             Self::Away { why } => {
                 let msg = format!(
-                    "the node agent does not answer at {socket}: try again later; if it lasts, see whether knit node runs on this node"
+                    "the node agent does not answer at {socket}: try again later; if it lasts, see whether \
+                     knit node runs on this node"
                 );
                 CniError::new(code::TRY_AGAIN, msg).with_details(why)
             }
             Self::Late => {
                 let msg = format!(
-                    "the node agent at {socket} did not answer within {} s: try again later; if it lasts, see its log",
+                    "the node agent at {socket} did not answer within {} s: try again later; if it lasts, \
+                     see its log",
                     settings.timeout.as_secs()
                 );
                 CniError::new(code::TRY_AGAIN, msg)

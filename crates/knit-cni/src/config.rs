@@ -21,7 +21,8 @@ pub struct NetworkConfig {
     /// What the runtime adds for the capabilities that the configuration declares.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "RuntimeConfig::is_empty")]
     pub runtime_config: RuntimeConfig,
-    /// The answer to ADD, given back for CHECK and DEL, or the answer of the plugin before this one in a chain.
+    /// The answer to ADD, given back for CHECK and DEL, or the answer of the plugin before this one in a
+    /// chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prev_result: Option<Value>,
     /// GC: the attachments that are still in use.
@@ -38,11 +39,12 @@ pub struct NetworkConfig {
     /// How many seconds a call may take, where it is not the usual time. Only the shim reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<u64>,
-    /// Where DELs are noted while the agent is away; beside the socket if it is left out. Only the shim reads it.
+    /// Where DELs are noted while the agent is away; beside the socket if it is left out. Only the shim reads
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool_dir: Option<String>,
-    /// The file that is there once the agent was ready since boot; beside the socket if it is left out. Only the shim
-    /// reads it.
+    /// The file that is there once the agent was ready since boot; beside the socket if it is left out. Only
+    /// the shim reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_file: Option<String>,
 }
@@ -81,8 +83,8 @@ pub struct RuntimeConfig {
     pub bandwidth: Option<Value>,
 }
 
-/// One port of the node that leads into the pod. containerd writes the names of fields with capitals, as its own program
-/// has them; CNI's convention, and CRI-O, do not.
+/// One port of the node that leads into the pod. containerd writes the names of fields with capitals, as its
+/// own program has them; CNI's convention, and CRI-O, do not.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortMapping {

@@ -70,7 +70,8 @@ pub struct Request {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Response {
-    /// It is done. For ADD with the result in the form of the configuration's version, ready to print; null otherwise.
+    /// It is done. For ADD with the result in the form of the configuration's version, ready to print; null
+    /// otherwise.
     Ok(Value),
     /// It is not.
     Err(CniError),

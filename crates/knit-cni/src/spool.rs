@@ -38,7 +38,8 @@ pub fn leave(folder: &Path, request: &Request) -> io::Result<()> {
     written
 }
 
-/// Takes a note back: the same container gets its networks again, and a DEL from before must not take them away.
+/// Takes a note back: the same container gets its networks again, and a DEL from before must not take them
+/// away.
 ///
 /// # Errors
 /// When there is one and it cannot be removed.
@@ -70,7 +71,8 @@ pub fn notes(folder: &Path) -> io::Result<Vec<Note>> {
     Ok(files.into_iter().map(|file| Note { request: read(&file), file }).collect())
 }
 
-/// What the note of a container's interface is called. Interface names may hold signs that file names should not.
+/// What the note of a container's interface is called. Interface names may hold signs that file names should
+/// not.
 fn name(container_id: &str, ifname: &str) -> io::Result<String> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     if container_id.is_empty()

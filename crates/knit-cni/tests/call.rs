@@ -1,4 +1,5 @@
-//! Whatever a runtime sends is either a call that fits into a frame or an error with a code of CNI; never a panic.
+//! Whatever a runtime sends is either a call that fits into a frame or an error with a code of CNI; never a
+//! panic.
 
 use knit_cni::call::{Call, Environment};
 use knit_cni::code;
@@ -81,8 +82,8 @@ proptest! {
     }
 }
 
-/// What a DEL is about is in the environment. These are not run as a program: without a configuration that is the node's own
-/// agent.
+/// What a DEL is about is in the environment. These are not run as a program: without a configuration that is
+/// the node's own agent.
 #[test]
 fn del_needs_nothing_of_standard_input() {
     let environment = Environment {

@@ -48,12 +48,13 @@ pub struct Options {
 pub struct ExistingNetwork {
     /// Its name.
     pub name: String,
-    /// Addresses that nobody uses, with prefix and gateway, at least [`ADDRESSES`] of each family that it has. They say
-    /// what the Network is, too: in a routed one an address is alone in its prefix.
+    /// Addresses that nobody uses, with prefix and gateway, at least [`ADDRESSES`] of each family that it
+    /// has. They say what the Network is, too: in a routed one an address is alone in its prefix.
     pub addresses: Vec<Address>,
 }
 
-/// How many addresses per family an existing Network must have free: as many pods as are attached at once, and more.
+/// How many addresses per family an existing Network must have free: as many pods as are attached at once,
+/// and more.
 pub const ADDRESSES: usize = 10;
 
 /// What the cases stand on.

@@ -23,17 +23,24 @@ const NOWHERE: &str = "knit-conformance-nowhere";
 cases! {
     Core Capabilities capabilities "GetCapabilities says name, version, protocol and known features"
     Core StatusReady status_ready "Status says that the runtime and its Network are ready"
-    Core AttachAnswers attach_answers "Attach makes the interface with the addresses asked for, and says what it made"
-    Core AttachCarriesPackets attach_carries_packets "when Attach answers, packets flow, both ways and in each family"
+    Core AttachAnswers attach_answers "Attach makes the interface with the addresses asked for, and says \
+                                       what it made"
+    Core AttachCarriesPackets attach_carries_packets "when Attach answers, packets flow, both ways and in \
+        each family"
     Core AttachAgain attach_again "the same Attach again gives the same answer"
-    Core AttachConflict attach_conflict "another Attach for an interface that is there is refused with CONFLICT"
-    Core AttachUnknownNetwork attach_unknown_network "Attach to a Network that is not set up is NETWORK_NOT_FOUND"
+    Core AttachConflict attach_conflict "another Attach for an interface that is there is refused with \
+                                         CONFLICT"
+    Core AttachUnknownNetwork attach_unknown_network "Attach to a Network that is not set up is \
+        NETWORK_NOT_FOUND"
     Core AttachGoneNamespace attach_gone_namespace "Attach to a namespace that is not there is NAMESPACE_GONE"
     Core AttachAllOrNothing attach_all_or_nothing "of an Attach that fails in part, nothing stays"
     Core AttachAtOnce attach_at_once "pods are attached and detached at the same time"
-    Core ErrorsAreTyped errors_are_typed "every error carries an ErrorDetail, and the status code that goes with it"
-    Core AttachNeedsAddresses attach_needs_addresses "Attach without addresses is INVALID: they are the agent's to choose"
-    Core DefaultRoute default_route "the pod's default route goes out where it was asked for, in each family, and nowhere else"
+    Core ErrorsAreTyped errors_are_typed "every error carries an ErrorDetail, and the status code that goes \
+                                          with it"
+    Core AttachNeedsAddresses attach_needs_addresses "Attach without addresses is INVALID: they are the \
+        agent's to choose"
+    Core DefaultRoute default_route "the pod's default route goes out where it was asked for, in each \
+                                     family, and nowhere else"
     Core NameServers name_servers "name servers of the request are in the answer, and in List"
     Core HostEnd host_end "the other end that the answer names is there"
     Core DetachRemoves detach_removes "Detach takes the interface away"
@@ -41,13 +48,17 @@ cases! {
     Core DetachAgain detach_again "Detach of what is gone, or was never there, is success"
     Core DetachGoneNamespace detach_gone_namespace "Detach is success when the pod's namespace is gone"
     Core ListTells list_tells "List has every attachment, and those of one sandbox"
-    Core ListKnowsPods list_knows_pods "List says whose an attachment is: namespace, name and uid, as they were told"
+    Core ListKnowsPods list_knows_pods "List says whose an attachment is: namespace, name and uid, as they \
+                                        were told"
     Core CheckPasses check_passes "Check of what is as it was made is success"
-    Core CheckSeesDamage check_sees_damage "Check says DAMAGED for an interface that lost an address, and fails for one that is gone"
+    Core CheckSeesDamage check_sees_damage "Check says DAMAGED for an interface that lost an address, and \
+                                            fails for one that is gone"
     Core CheckSeesLinkDown check_sees_link_down "Check says DAMAGED for an interface that is down"
-    Core CheckSeesOtherNamespace check_sees_other_namespace "Check fails when the pod's path leads to another namespace"
+    Core CheckSeesOtherNamespace check_sees_other_namespace "Check fails when the pod's path leads to \
+        another namespace"
     Core CheckUnknown check_unknown "Check of what is not attached is ATTACHMENT_NOT_FOUND"
-    Core CollectGarbage collect_garbage "CollectGarbage removes what is not in its list, says what, and nothing else"
+    Core CollectGarbage collect_garbage "CollectGarbage removes what is not in its list, says what, and \
+                                         nothing else"
 }
 
 async fn capabilities(bed: &Bed) -> Verdict {

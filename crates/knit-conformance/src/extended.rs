@@ -22,11 +22,14 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 cases! {
     NetworkSetup SetupAgain setup_again "SetupNetwork again is success, and pods stay attached"
-    NetworkSetup RemoveRefusedInUse remove_refused_in_use "RemoveNetwork is IN_USE while pods are attached, and success after"
-    NetworkSetup RemoveLeavesNothing remove_leaves_nothing "RemoveNetwork takes away the namespace that held the Network's end of interfaces"
+    NetworkSetup RemoveRefusedInUse remove_refused_in_use "RemoveNetwork is IN_USE while pods are attached, \
+        and success after"
+    NetworkSetup RemoveLeavesNothing remove_leaves_nothing "RemoveNetwork takes away the namespace that held \
+        the Network's end of interfaces"
     NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of what is not there is success"
     Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
-    Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbours: each learns the other's own MAC"
+    Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbours: each learns the other's \
+                                       own MAC"
     Ipv4 Ipv4Packets ipv4_packets "IPv4 packets flow"
     Ipv6 Ipv6Packets ipv6_packets "IPv6 packets flow, and addresses are usable at once"
     StaticAddress WantedAddress wanted_address "an address chosen by hand is the one that the interface has"
@@ -34,7 +37,8 @@ cases! {
     Mtu NetworkMtu network_mtu "interfaces have the Network's MTU"
     Routes ExtraRoutes extra_routes "routes that were asked for are in the pod and in the answer"
     HostPorts NodePorts node_ports "a port of the node leads to the pod while it is attached"
-    HostPorts NodePortConflict node_port_conflict "a port of the node that another pod has is refused with CONFLICT"
+    HostPorts NodePortConflict node_port_conflict "a port of the node that another pod has is refused with \
+        CONFLICT"
     Update UpdateInPlace update_in_place "Update changes routes, and the interface stays the same"
     Watch WatchTells watch_tells "Watch tells what is there, SYNCED, and then what comes and goes"
 }

@@ -1,9 +1,10 @@
 //! Checks any network runtime, through its socket, against what KNI v1alpha1 promises.
 //!
-//! Every case ([`case::Case`]) is one promise. Those of the core hold for every runtime; the others come with a feature
-//! that the runtime announces, and are skipped where it does not. The suite makes Networks and pod namespaces of its
-//! own (`bed`), looks into the namespaces, sends packets between them, and takes everything away again. It needs the
-//! right to make network namespaces, and a directory that the runtime sees at the same path.
+//! Every case ([`case::Case`]) is one promise. Those of the core hold for every runtime; the others come with
+//! a feature that the runtime announces, and are skipped where it does not. The suite makes Networks and pod
+//! namespaces of its own (`bed`), looks into the namespaces, sends packets between them, and takes everything
+//! away again. It needs the right to make network namespaces, and a directory that the runtime sees at the
+//! same path.
 
 mod bed;
 mod case;
@@ -37,7 +38,8 @@ pub enum Error {
     },
     /// Nothing can be attached to.
     #[error(
-        "the runtime does not set up Networks (feature NetworkSetup): name one that is there, and free addresses in it"
+        "the runtime does not set up Networks (feature NetworkSetup): name one that is there, and free \
+         addresses in it"
     )]
     NoNetwork,
     /// A Network is named that nobody needs.
@@ -48,7 +50,8 @@ pub enum Error {
     },
     /// Not enough addresses for the pods that are attached at once.
     #[error(
-        "{given} {family} addresses of Network {network} are given: give at least {ADDRESSES} that nobody uses"
+        "{given} {family} addresses of Network {network} are given: give at least {ADDRESSES} that nobody \
+         uses"
     )]
     FewAddresses {
         /// The Network.
@@ -60,7 +63,8 @@ pub enum Error {
     },
     /// The addresses do not say what the Network is.
     #[error(
-        "the addresses of Network {network} do not say what it is: give all of them with the prefix that pods have, \
+        "the addresses of Network {network} do not say what it is: give all of them with the prefix that \
+         pods have, \
          /32 and /128 where it is routed, its subnets' where it is switched"
     )]
     MixedAddresses {

@@ -14,8 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long until a packet is sent once more.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// Sends a UDP packet from one namespace to `to`, where the other namespace answers it on `port`; gives the address
-/// that the packet came from.
+/// Sends a UDP packet from one namespace to `to`, where the other namespace answers it on `port`; gives the
+/// address that the packet came from.
 pub(crate) async fn talk(from: &NetNs, to: SocketAddr, at: &NetNs, port: u16) -> Result<IpAddr, Problem> {
     let (from, at) = (from.try_clone()?, at.try_clone()?);
     let talked = tokio::task::spawn_blocking(move || exchange(&from, to, &at, port));

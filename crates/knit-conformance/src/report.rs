@@ -44,7 +44,8 @@ pub struct RuntimeReport {
 pub struct ProfileReport {
     /// Its name.
     pub name: &'static str,
-    /// `Passed`, `Failed`, or `Skipped` if the runtime does not announce it or nothing of it could be looked at.
+    /// `Passed`, `Failed`, or `Skipped` if the runtime does not announce it or nothing of it could be looked
+    /// at.
     pub result: &'static str,
     /// How many cases passed.
     pub passed: usize,

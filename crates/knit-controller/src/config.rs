@@ -21,13 +21,13 @@ pub struct Config {
     pub make_defaults: bool,
     /// The subnets of the Network `default` when it is made here and Nodes have no podCIDRs.
     pub default_subnets: Vec<Subnet>,
-    /// How long a Node must have been there without podCIDRs before `default_subnets` are used: a cluster that gives
-    /// Nodes podCIDRs does so a moment after they join.
+    /// How long a Node must have been there without podCIDRs before `default_subnets` are used: a cluster
+    /// that gives Nodes podCIDRs does so a moment after they join.
     pub pod_cidr_wait: Duration,
     /// How long after a Node is gone its blocks may go to another one. Its pods may still run for a while.
     pub node_gone_grace: Duration,
-    /// How often a Network's counts of addresses are written where nothing else changed: they do with every pod, and
-    /// each write goes to every node.
+    /// How often a Network's counts of addresses are written where nothing else changed: they do with every
+    /// pod, and each write goes to every node.
     pub counts_every: Duration,
 }
 

@@ -4,9 +4,9 @@
 //! ([`knit_api::conditions`]), counts its addresses, keeps it while it is in use, tells which Network is a
 //! namespace's primary, and keeps new pods away from nodes that cannot give them a network.
 //!
-//! Everything is decided in [`plan()`], which is pure: the cluster as it is goes in ([`Cluster`]), typed writes come
-//! out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election, carrying writes out.
-//! The same pass runs at start and after every change.
+//! Everything is decided in [`plan()`], which is pure: the cluster as it is goes in ([`Cluster`]), typed
+//! writes come out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election,
+//! carrying writes out. The same pass runs at start and after every change.
 //!
 //! What its role must allow, and nothing more:
 //!

@@ -1,4 +1,5 @@
-//! The controller against the lab's embedded API: first start, nodes that join and ask, leaders that change, outages.
+//! The controller against the lab's embedded API: first start, nodes that join and ask, leaders that change,
+//! outages.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -23,7 +24,8 @@ fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// A loopback address that only one test of one process has: nobody else takes its port while a server is away.
+/// A loopback address that only one test of one process has: nobody else takes its port while a server is
+/// away.
 fn own_loopback() -> std::net::SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(100);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -217,7 +219,8 @@ async fn from_the_first_start_to_the_end_of_a_network() {
     let three = ["blue n1 10.77.0.0/29", "default n1 10.244.1.0/24", "default n2 10.244.2.0/24"];
     world.blocks_become(&three).await;
     world.network_becomes("blue", "waits for n1", |n| is(n, "Ready", "False", "NodesNotReady")).await;
-    let uses = json!([{"name": "blue", "ready": true, "reason": "Ready", "wantsBlock": false, "blocks": 1, "attachments": 1,
+    let uses = json!([{"name": "blue", "ready": true, "reason": "Ready", "wantsBlock": false, "blocks": 1,
+        "attachments": 1,
         "addresses": [{"family": "IPv4", "used": 2, "free": 3}]}]);
     world.says("n1", uses).await;
     world

@@ -15,7 +15,8 @@ use crate::mac::pod_mac;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BlockSize(u8);
 
-/// A range of addresses that one node owns in one Network. The pod at index i has the i-th address of each family.
+/// A range of addresses that one node owns in one Network. The pod at index i has the i-th address of each
+/// family.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(try_from = "RawBlock", into = "RawBlock")]
 pub struct Block {
@@ -97,8 +98,8 @@ impl Block {
         }
     }
 
-    /// A block from the ranges of an AddressBlock or a Node's podCIDRs. Where they differ in size the smaller one
-    /// rules, and of a larger one than [`BlockSize::MAX`] the beginning is used.
+    /// A block from the ranges of an AddressBlock or a Node's podCIDRs. Where they differ in size the smaller
+    /// one rules, and of a larger one than [`BlockSize::MAX`] the beginning is used.
     pub fn from_ranges(
         network: impl Into<String>,
         node: impl Into<String>,

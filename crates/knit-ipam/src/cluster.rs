@@ -1,7 +1,7 @@
 //! The cluster's side: which range a node gets next.
 //!
-//! Ranges are searched as numbers over the sorted ranges that are taken, so an IPv6 subnet costs no more than an IPv4
-//! one, and a dense beginning costs one step.
+//! Ranges are searched as numbers over the sorted ranges that are taken, so an IPv6 subnet costs no more than
+//! an IPv4 one, and a dense beginning costs one step.
 
 use std::net::IpAddr;
 
@@ -19,8 +19,8 @@ pub struct Growth {
     pub first: BlockSize,
     /// The most that is given at once.
     pub largest: BlockSize,
-    /// No block is larger than the subnet divided by this (but never smaller than the first one), so that a few
-    /// nodes do not take a small subnet away from the others.
+    /// No block is larger than the subnet divided by this (but never smaller than the first one), so that a
+    /// few nodes do not take a small subnet away from the others.
     pub share: u32,
 }
 
@@ -61,8 +61,8 @@ impl Default for Growth {
 }
 
 impl Growth {
-    /// The size of the next block for a node that has blocks of these sizes: as much as it has already, within the
-    /// limits.
+    /// The size of the next block for a node that has blocks of these sizes: as much as it has already,
+    /// within the limits.
     #[must_use]
     pub fn next_size(&self, pool: &Pool, owned: impl IntoIterator<Item = BlockSize>) -> BlockSize {
         let has: u32 = owned.into_iter().fold(0_u32, |sum, size| sum.saturating_add(size.addresses()));
@@ -76,11 +76,11 @@ impl Growth {
     }
 }
 
-/// The next block for a node: the lowest free range of each family, of the size that the policy says or, where there
-/// is no room for it, of a smaller one.
+/// The next block for a node: the lowest free range of each family, of the size that the policy says or,
+/// where there is no room for it, of a smaller one.
 ///
-/// It overlaps no block of its Network; if the Network is primary, nothing that this node has of other primary
-/// Networks; and it has at least one index for a pod (besides the router's, if there is one).
+/// It overlaps no block of its Network; if the Network is primary, nothing that this node has of other
+/// primary Networks; and it has at least one index for a pod (besides the router's, if there is one).
 pub fn next_block(query: &BlockQuery<'_>) -> Result<Block, NextBlockError> {
     let mine = || query.existing.iter().filter(|b| b.network() == query.pool.network());
     let owned = mine().filter(|b| b.node() == query.node).map(Block::size);

@@ -173,7 +173,8 @@ pub enum LeaseError {
     },
     /// A wanted address is taken.
     #[error(
-        "address {address} of Network {network}, wanted by {key}, is in use by {by}: ask for another, or remove that pod"
+        "address {address} of Network {network}, wanted by {key}, is in use by {by}: ask for another, or \
+         remove that pod"
     )]
     AddressInUse {
         /// Who asked.
@@ -211,7 +212,8 @@ pub enum LeaseError {
     },
     /// A wanted address may belong to another node's block, now or later.
     #[error(
-        "address {address} of Network {network}, wanted by {key}, is neither in a block of this node nor in a \
+        "address {address} of Network {network}, wanted by {key}, is neither in a block of this node nor in \
+         a \
          reserved range: reserve a range for static addresses in the Network and ask for one of those"
     )]
     NotOnThisNode {

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use knit_types::{Addresses, Mac, PodRef};
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds of a clock that never steps back: the time since boot is the right one, because leases live as long
-/// as the kernel objects do.
+/// Milliseconds of a clock that never steps back: the time since boot is the right one, because leases live
+/// as long as the kernel objects do.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct Millis(pub u64);

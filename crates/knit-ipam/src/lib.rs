@@ -3,13 +3,15 @@
 //! Three levels, each with one owner:
 //!
 //! - a [`Pool`] is what a Network may give out: its subnets, gateways and reserved ranges;
-//! - a [`Block`] is a small range of it that one node owns; the controller chooses it with [`next_block`]. The
-//!   families are paired by index: the pod at index i has the i-th IPv4 and the i-th IPv6 address of the block;
-//! - a [`Lease`] is what one pod interface has; the node agent gives it with [`NodeAllocator`] from its own blocks
-//!   and asks nobody.
+//! - a [`Block`] is a small range of it that one node owns; the controller chooses it with [`next_block`].
+//!   The families are paired by index: the pod at index i has the i-th IPv4 and the i-th IPv6 address of the
+//!   block;
+//! - a [`Lease`] is what one pod interface has; the node agent gives it with [`NodeAllocator`] from its own
+//!   blocks and asks nobody.
 //!
-//! Nothing here reads a clock, a file or the API: time is a parameter ([`Millis`]), blocks are told to it, and the
-//! state can be written down with [`NodeAllocator::snapshot`] and built again with [`NodeAllocator::restore`].
+//! Nothing here reads a clock, a file or the API: time is a parameter ([`Millis`]), blocks are told to it,
+//! and the state can be written down with [`NodeAllocator::snapshot`] and built again with
+//! [`NodeAllocator::restore`].
 //!
 //! A pod's MAC follows from its Network's id and its address ([`pod_mac`]), so another node can compute the
 //! neighbour and forwarding entries of a whole block before any of its pods exists.

@@ -8,8 +8,9 @@
 //! | `06` | the anycast gateway | `6b`, the Network's id | one per Network |
 //! | `06` | ends of uplinks and tunnels | `75` or `76`, then a number or a node's address | the runtime's own |
 //!
-//! All are unicast and locally administered. A MAC is unique inside one Network; routers of two Networks never share
-//! a segment, so that is enough. A router's own address is an address of its node's block and has that address's MAC.
+//! All are unicast and locally administered. A MAC is unique inside one Network; routers of two Networks
+//! never share a segment, so that is enough. A router's own address is an address of its node's block and has
+//! that address's MAC.
 
 use std::net::IpAddr;
 
@@ -27,7 +28,8 @@ pub(crate) const V6_WINDOW: u128 = 1 << 40;
 
 /// The MAC of the interface that has this address: the IPv4 one where there is one, the IPv6 one otherwise.
 ///
-/// For all addresses of blocks and of routers. See the module's table for why two of one Network never share one.
+/// For all addresses of blocks and of routers. See the module's table for why two of one Network never share
+/// one.
 #[must_use]
 pub fn pod_mac(network_id: u32, address: IpAddr) -> Mac {
     match address {
@@ -65,8 +67,8 @@ pub(crate) fn is_derived(network_id: u32, mac: Mac) -> bool {
     }
 }
 
-/// Whether an interface whose deciding address is this one may have this MAC: its own, or one that is nobody's by its
-/// form. What another node says of its pods must hold to that, too.
+/// Whether an interface whose deciding address is this one may have this MAC: its own, or one that is
+/// nobody's by its form. What another node says of its pods must hold to that, too.
 #[must_use]
 pub fn may_have_mac(network_id: u32, first: IpAddr, mac: Mac) -> bool {
     let own = mac == pod_mac(network_id, first) || mac == hashed_mac(first);

@@ -1,7 +1,7 @@
 //! Blocks of one Network that overlap: which of them count.
 //!
-//! No controller makes such blocks, but two that both believe to lead may, and so may an operator. Everybody decides by
-//! the same rule, so that an address is one node's only.
+//! No controller makes such blocks, but two that both believe to lead may, and so may an operator. Everybody
+//! decides by the same rule, so that an address is one node's only.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use knit_types::Family;
 
 use crate::block::Block;
 
-/// Of blocks of one Network, in the order of their right to be there: those that do not count, because one that counts
-/// and comes before them overlaps, each with that one. Both are places in the list.
+/// Of blocks of one Network, in the order of their right to be there: those that do not count, because one
+/// that counts and comes before them overlaps, each with that one. Both are places in the list.
 ///
 /// ```
 /// use knit_ipam::{Block, outranked};
@@ -63,7 +63,8 @@ mod tests {
             let found = outranked(&blocks);
             let counts = |place: usize| found.iter().all(|(loser, _)| *loser != place);
             for (i, block) in blocks.iter().enumerate() {
-                let before = blocks[..i].iter().enumerate().find(|(j, other)| counts(*j) && other.overlaps(block));
+                let before = blocks[..i].iter().enumerate().find(|(j, other)|
+                    counts(*j) && other.overlaps(block));
                 prop_assert_eq!(counts(i), before.is_none());
             }
             for (loser, winner) in found.iter().copied() {

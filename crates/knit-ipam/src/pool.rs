@@ -154,15 +154,16 @@ impl Pool {
         Ok(Self { network, id, primary: false, router: false, v4, v6 })
     }
 
-    /// Says whether namespaces may have this Network as their primary: its pods' addresses are then unique on their
-    /// node over all such Networks.
+    /// Says whether namespaces may have this Network as their primary: its pods' addresses are then unique on
+    /// their node over all such Networks.
     #[must_use]
     pub fn primary(mut self, primary: bool) -> Self {
         self.primary = primary;
         self
     }
 
-    /// Says whether the router needs an address of its own: the first usable index of each block is then its own.
+    /// Says whether the router needs an address of its own: the first usable index of each block is then its
+    /// own.
     #[must_use]
     pub fn with_router(mut self, router: bool) -> Self {
         self.router = router;
@@ -231,7 +232,8 @@ impl Pool {
         self.subnet(Family::of(address)).map_or(Standing::Outside, |subnet| subnet.standing(address))
     }
 
-    /// The MAC of an interface that has these addresses: [`pod_mac`] of the deciding one, wherever that is unique.
+    /// The MAC of an interface that has these addresses: [`pod_mac`] of the deciding one, wherever that is
+    /// unique.
     #[must_use]
     pub fn mac(&self, addresses: &Addresses) -> Mac {
         let address = mac::deciding(addresses);

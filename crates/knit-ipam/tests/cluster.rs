@@ -74,7 +74,8 @@ fn exhaustion_says_which_family_and_how_much_there_was() {
     assert_eq!(error, expected);
     assert_eq!(
         error.to_string(),
-        "Network tiny has no IPv4 block left for node n3: 2 blocks hold 16 of 16 addresses; make a Network with a \
+        "Network tiny has no IPv4 block left for node n3: 2 blocks hold 16 of 16 addresses; make a Network \
+         with a \
          larger subnet, or delete blocks of nodes that are gone"
     );
 }
@@ -151,9 +152,11 @@ fn any_pool() -> impl Strategy<Value = Pool> {
 }
 
 proptest! {
-    /// Until the pool is empty: no overlap, inside the subnets, aligned, and a pod can be served from each block.
+    /// Until the pool is empty: no overlap, inside the subnets, aligned, and a pod can be served from each
+    /// block.
     #[test]
-    fn any_pool_is_cut_up_soundly(pool in any_pool(), nodes in prop::collection::vec(0..4_u8, 1..40), drops in prop::collection::vec(0..40_usize, 0..10)) {
+    fn any_pool_is_cut_up_soundly(pool in any_pool(), nodes in prop::collection::vec(0..4_u8, 1..40),
+        drops in prop::collection::vec(0..40_usize, 0..10)) {
         let mut blocks: Vec<Block> = Vec::new();
         for (round, node) in nodes.iter().enumerate() {
             if drops.contains(&round) && !blocks.is_empty() {

@@ -81,8 +81,10 @@ fn exhaustion_is_told_with_counts_and_the_time_of_the_next_free_address() {
     assert_eq!(*next_free_at, Some(Millis(31_000)));
     assert_eq!(
         error.to_string(),
-        "no address of Network red is free on this node for interface eth0 of sandbox late: of 8 addresses 4 are \
-         used, 1 in quarantine, 2 reserved, 1 the router's, 0 blocked; try again when the node has a further block, \
+        "no address of Network red is free on this node for interface eth0 of sandbox late: of 8 addresses 4 \
+         are \
+         used, 1 in quarantine, 2 reserved, 1 the router's, 0 blocked; try again when the node has a further \
+         block, \
          or free addresses here"
     );
     let lease = node.lease(&again, Millis(31_000)).unwrap().remove(0);
@@ -135,7 +137,8 @@ fn static_addresses_are_refused_for_the_right_reason() {
     assert_eq!(
         told(&["10.0.0.3"]),
         format!(
-            "address 10.0.0.3 of Network red, {who} is in use by pod shop/pod-a (interface eth0 of sandbox a) on \
+            "address 10.0.0.3 of Network red, {who} is in use by pod shop/pod-a (interface eth0 of sandbox \
+             a) on \
              Network red: ask for another, or remove that pod"
         )
     );

@@ -1,5 +1,5 @@
-//! The node's allocator against a naive model: no address twice, none lost, counts exact, all or nothing, over any
-//! sequence of leases, frees, blocks that come and go, restarts and time.
+//! The node's allocator against a naive model: no address twice, none lost, counts exact, all or nothing,
+//! over any sequence of leases, frees, blocks that come and go, restarts and time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -30,7 +30,8 @@ pub struct Address {
     pub interface: u32,
     /// The address with its prefix length.
     pub address: IpNet,
-    /// No duplicate address detection: the address is usable at once instead of after a second or two. IPv6 only.
+    /// No duplicate address detection: the address is usable at once instead of after a second or two. IPv6
+    /// only.
     pub no_dad: bool,
     /// No route to the prefix is made along with it.
     pub no_prefix_route: bool,

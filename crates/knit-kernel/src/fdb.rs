@@ -1,7 +1,7 @@
 //! Forwarding entries: where a bridge or a VXLAN device sends frames for a MAC address.
 //!
-//! A remote pod needs two: one of the VXLAN device itself, which names the other node, and one of the bridge, which
-//! names the VXLAN device's port.
+//! A remote pod needs two: one of the VXLAN device itself, which names the other node, and one of the bridge,
+//! which names the VXLAN device's port.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -28,8 +28,8 @@ const NDA_MASTER: u16 = 9;
 pub struct FdbEntry {
     /// The port's or the VXLAN device's index.
     pub interface: u32,
-    /// Frames to this address. [`Mac::ZERO`] on a VXLAN device: to every one that has no entry, and there may be
-    /// several of those.
+    /// Frames to this address. [`Mac::ZERO`] on a VXLAN device: to every one that has no entry, and there may
+    /// be several of those.
     pub mac: Mac,
     /// In whose table, and where to.
     pub place: FdbPlace,
@@ -91,8 +91,8 @@ impl FdbEntry {
         message
     }
 
-    /// Reads an entry out of a message; `None` if it is something else, damaged, or a kind of entry that has no
-    /// place here (a device's own multicast list).
+    /// Reads an entry out of a message; `None` if it is something else, damaged, or a kind of entry that has
+    /// no place here (a device's own multicast list).
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         if message.kind != RTM_NEWNEIGH && message.kind != RTM_DELNEIGH {
             return None;

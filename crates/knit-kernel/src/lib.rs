@@ -1,16 +1,19 @@
-//! Linux networking, spoken directly: the only crate that talks to the kernel, and the only one with `unsafe`.
+//! Linux networking, spoken directly: the only crate that talks to the kernel, and the only one with
+//! `unsafe`.
 //!
-//! One small module per noun. [`netns`] makes and opens network namespaces. A [`Handle`] does everything to the network
-//! of one of them: it makes, changes, lists and deletes links ([`link`]), and applies batches of operations ([`op`]) on
-//! addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what has no netlink message. [`owner`]
-//! has the marks by which Knit recognises what it made. [`nft`] is nftables, [`conntrack`] the
-//! kernel's table of connections. [`watch`] hears of what others change. [`netlink`] is the socket and the attribute codec that
-//! everything speaks through; [`sandbox`] runs a program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
+//! One small module per noun. [`netns`] makes and opens network namespaces. A [`Handle`] does everything to
+//! the network of one of them: it makes, changes, lists and deletes links ([`link`]), and applies batches of
+//! operations ([`op`]) on addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what
+//! has no netlink message. [`owner`] has the marks by which Knit recognises what it made. [`nft`] is
+//! nftables, [`conntrack`] the kernel's table of connections. [`watch`] hears of what others change.
+//! [`netlink`] is the socket and the attribute codec that everything speaks through; [`sandbox`] runs a
+//! program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
 //!
-//! [`links`] and [`nft::Nftables`] are seams: what is written over them is tested with fakes, without a kernel.
+//! [`links`] and [`nft::Nftables`] are seams: what is written over them is tested with fakes, without a
+//! kernel.
 //!
-//! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of [`link::Kind`] and,
-//! if it is to be read back, of [`link::Details`].
+//! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of
+//! [`link::Kind`] and, if it is to be read back, of [`link::Details`].
 
 pub mod addr;
 pub mod conntrack;
@@ -42,8 +45,8 @@ pub use name::{IfName, Mac, Mtu};
 pub use netns::NetNs;
 pub use op::Op;
 
-/// Gives memory that was freed back to the system. For a program after a start that needed much more than what follows:
-/// an allocator keeps it otherwise, for good.
+/// Gives memory that was freed back to the system. For a program after a start that needed much more than
+/// what follows: an allocator keeps it otherwise, for good.
 pub fn release_memory() {
     sys::release_memory();
 }

@@ -1,8 +1,9 @@
 //! Network namespaces: make, open, enter on a thread of their own, list, delete.
 //!
-//! A namespace lives while something refers to it: a process, an open file, or a bind mount of its nsfs file on a
-//! path. Whatever must happen inside another one happens on a thread that is made for it, or, where that is no more
-//! than opening a socket or a file, on the calling thread, which is back home before anything else runs on it.
+//! A namespace lives while something refers to it: a process, an open file, or a bind mount of its nsfs file
+//! on a path. Whatever must happen inside another one happens on a thread that is made for it, or, where that
+//! is no more than opening a socket or a file, on the calling thread, which is back home before anything else
+//! runs on it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -175,7 +176,8 @@ impl NetNs {
         })?
     }
 
-    /// Makes a namespace and bind-mounts it at `path`, so that it outlives this process. The directory must exist.
+    /// Makes a namespace and bind-mounts it at `path`, so that it outlives this process. The directory must
+    /// exist.
     ///
     /// A plain empty file at `path`, left by a crash between the two steps, is used; a namespace there is
     /// [`Error::Exists`]. On an error nothing is left behind.
@@ -207,7 +209,8 @@ impl NetNs {
         });
         let mounted = mounted.and_then(|ns| ns);
         if mounted.is_err() && ours {
-            // The error that matters is the one above; a leftover empty file is taken over by the next attempt.
+            // The error that matters is the one above; a leftover empty file is taken over by the next
+            // attempt.
             let _ = std::fs::remove_file(path);
         }
         mounted
@@ -225,8 +228,8 @@ impl NetNs {
         }
     }
 
-    /// Mounts this namespace at `path`, in the place of whatever is mounted there: for one that is held open while
-    /// somebody took its mount away. The directory must exist.
+    /// Mounts this namespace at `path`, in the place of whatever is mounted there: for one that is held open
+    /// while somebody took its mount away. The directory must exist.
     pub fn mount_at(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         Self::delete(path)?;
@@ -240,8 +243,8 @@ impl NetNs {
         mount_bind(held.as_str(), path).map_err(|source| refused("mount", path.display(), source))
     }
 
-    /// Unmounts and unlinks what [`create`](Self::create) made. Nothing there is fine: returns whether there was.
-    /// The namespace itself goes when nothing else refers to it.
+    /// Unmounts and unlinks what [`create`](Self::create) made. Nothing there is fine: returns whether there
+    /// was. The namespace itself goes when nothing else refers to it.
     pub fn delete(path: impl AsRef<Path>) -> Result<bool> {
         let path = path.as_ref();
         let name = &path.display();
@@ -267,8 +270,8 @@ impl NetNs {
         }
     }
 
-    /// The namespaces that are mounted in a directory, by file name. A missing directory holds none, and files that
-    /// are no namespaces are left out.
+    /// The namespaces that are mounted in a directory, by file name. A missing directory holds none, and
+    /// files that are no namespaces are left out.
     pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(String, NsId)>> {
         let directory = directory.as_ref();
         let entries = match std::fs::read_dir(directory) {
@@ -289,8 +292,9 @@ impl NetNs {
         Ok(found)
     }
 
-    /// Makes `directory` a mount of its own with shared propagation, so that namespaces mounted in it are seen where
-    /// the directory is mounted too, and outlive the mount namespace that they were made in. Idempotent.
+    /// Makes `directory` a mount of its own with shared propagation, so that namespaces mounted in it are
+    /// seen where the directory is mounted too, and outlive the mount namespace that they were made in.
+    /// Idempotent.
     pub fn share_directory(directory: impl AsRef<Path>) -> Result<()> {
         let path = directory.as_ref();
         let error = |source: rustix::io::Errno| refused("share the directory of", path.display(), source);
@@ -305,8 +309,8 @@ impl NetNs {
         }
     }
 
-    /// Takes back what [`share_directory`](Self::share_directory) did: unmounts the directory and removes it, empty as
-    /// it must be. Nothing there is fine.
+    /// Takes back what [`share_directory`](Self::share_directory) did: unmounts the directory and removes it,
+    /// empty as it must be. Nothing there is fine.
     pub fn unshare_directory(directory: impl AsRef<Path>) -> Result<()> {
         let path = directory.as_ref();
         loop {
@@ -355,10 +359,10 @@ impl NetNs {
             .map_err(|source| refused("enter", self, source))
     }
 
-    /// Runs a short piece of work inside the namespace on the calling thread, which is back home before this returns.
-    /// This is for opening sockets: to go there and back costs a fraction of waking another thread. A thread that is
-    /// inside already stays as it is: to enter even one's own namespace takes CAP_SYS_ADMIN, which a program that
-    /// stays at home need not have.
+    /// Runs a short piece of work inside the namespace on the calling thread, which is back home before this
+    /// returns. This is for opening sockets: to go there and back costs a fraction of waking another thread.
+    /// A thread that is inside already stays as it is: to enter even one's own namespace takes CAP_SYS_ADMIN,
+    /// which a program that stays at home need not have.
     pub(crate) fn visit<T>(&self, visit: impl FnOnce() -> T) -> Result<T> {
         let home = File::open(SELF).map_err(|source| refused("leave", SELF, source))?;
         let stat = home.metadata().map_err(|source| refused("leave", SELF, source))?;

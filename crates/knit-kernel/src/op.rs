@@ -18,7 +18,8 @@ pub enum Op<'a> {
     Create(Object),
     /// Make it, or make what is there like it.
     Replace(Object),
-    /// Make an IPv4 route in front of others to the same destination, which stay and count again when it is gone.
+    /// Make an IPv4 route in front of others to the same destination, which stay and count again when it is
+    /// gone.
     Prefer(Route),
     /// Delete it; fails if it is not there.
     Delete(Object),

@@ -1,9 +1,11 @@
-//! A program in namespaces of its own: what `knit lab` and the tests run in, with no root and nothing left behind.
+//! A program in namespaces of its own: what `knit lab` and the tests run in, with no root and nothing left
+//! behind.
 //!
-//! A process cannot give itself all of this (a new pid namespace is only for its children), so a program starts itself
-//! again: [`Sandbox::enter`] does that twice and tells each of the three processes which one it is. The innermost is
-//! the init of its pid namespace: when it ends, however it ends, the kernel ends everything it ever started, and
-//! mounts, links and namespaces go with them. If an outer one dies, the inner ones die at once.
+//! A process cannot give itself all of this (a new pid namespace is only for its children), so a program
+//! starts itself again: [`Sandbox::enter`] does that twice and tells each of the three processes which one it
+//! is. The innermost is the init of its pid namespace: when it ends, however it ends, the kernel ends
+//! everything it ever started, and mounts, links and namespaces go with them. If an outer one dies, the inner
+//! ones die at once.
 #![allow(unsafe_code, reason = "unshare and prctl between fork and exec have no safe wrapper")]
 
 use std::fs::File;
@@ -21,9 +23,11 @@ const STAGE: &str = "KNIT_SANDBOX_STAGE";
 pub enum Sandbox {
     /// The first one, still outside: it waits for its child, and exits as that one did.
     Outside(Child),
-    /// The one between: it has entered the namespaces, except the pid namespace, which its child is the init of.
+    /// The one between: it has entered the namespaces, except the pid namespace, which its child is the init
+    /// of.
     Between(Child),
-    /// The innermost: root in its own user, mount, network and pid namespaces, with `lo` up and an empty `/run`.
+    /// The innermost: root in its own user, mount, network and pid namespaces, with `lo` up and an empty
+    /// `/run`.
     Inside,
 }
 
@@ -63,9 +67,9 @@ impl Sandbox {
         std::env::var_os(STAGE).is_some()
     }
 
-    /// Starts the program again with the same arguments, in namespaces of its own. Must be called on the main thread,
-    /// before there are others: the child dies with the thread that started it. `before_run` is called in the innermost
-    /// process while `/run` is still the machine's own.
+    /// Starts the program again with the same arguments, in namespaces of its own. Must be called on the main
+    /// thread, before there are others: the child dies with the thread that started it. `before_run` is
+    /// called in the innermost process while `/run` is still the machine's own.
     pub fn enter<T>(before_run: impl FnOnce() -> T) -> Result<(Self, Option<T>), SandboxError> {
         match std::env::var(STAGE).as_deref() {
             Ok("2") => {
@@ -118,12 +122,13 @@ pub(crate) fn ids() -> (u32, u32) {
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
 
-/// Moves the calling process into mount, UTS and IPC namespaces of its own, and its future children into a pid
-/// namespace, whose init the first of them is. Mounts are private from then on. For a program of one thread: the kernel
-/// refuses others.
+/// Moves the calling process into mount, UTS and IPC namespaces of its own, and its future children into a
+/// pid namespace, whose init the first of them is. Mounts are private from then on. For a program of one
+/// thread: the kernel refuses others.
 pub fn leave_machine() -> io::Result<()> {
     let spaces = libc::CLONE_NEWNS | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWPID;
-    // SAFETY: unshare(2) takes no pointers, and these flags change none of the state that the standard library relies on.
+    // SAFETY: unshare(2) takes no pointers, and these flags change none of the state that the standard
+    // library relies on.
     if unsafe { libc::unshare(spaces) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -154,9 +159,9 @@ fn stay_with(parent: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a command start in new mount and network namespaces (with `pids` also in a new pid namespace, which its
-/// children will be in), and with `map` (our user and group) in a user namespace in which these are root; and die with
-/// the thread that starts it.
+/// Makes a command start in new mount and network namespaces (with `pids` also in a new pid namespace, which
+/// its children will be in), and with `map` (our user and group) in a user namespace in which these are root;
+/// and die with the thread that starts it.
 pub(crate) fn unshare_before_exec(command: &mut Command, map: Option<(u32, u32)>, pids: bool) {
     let parent = std::process::id();
     let maps = map.map(|(uid, gid)| (format!("0 {uid} 1\n"), format!("0 {gid} 1\n")));
@@ -202,8 +207,8 @@ pub(crate) fn set_up() -> Result<(), SandboxError> {
         .map_err(|error| failed("making mounts private", error.into()))?;
     mount("tmpfs", "/run", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=0755")
         .map_err(|error| failed("mounting a tmpfs on /run", error.into()))?;
-    // Containers mask parts of /proc and /sys, and then fresh ones are refused. The old ones do as well: only what a
-    // process reads about itself is used.
+    // Containers mask parts of /proc and /sys, and then fresh ones are refused. The old ones do as well: only
+    // what a process reads about itself is used.
     let plain = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let _ = mount("sysfs", "/sys", "sysfs", plain, None);
     if std::process::id() == 1 {

@@ -11,7 +11,8 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Gives memory that was freed back to the system; where the C library has no such call, it does so by itself.
+/// Gives memory that was freed back to the system; where the C library has no such call, it does so by
+/// itself.
 pub(crate) fn release_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes no pointers, and may be called from any thread at any time.
@@ -72,16 +73,16 @@ pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives one datagram without waiting. Returns its true length, which is more than the buffer's if it was cut, and
-/// the sender's port: 0 is the kernel.
+/// Receives one datagram without waiting. Returns its true length, which is more than the buffer's if it was
+/// cut, and the sender's port: 0 is the kernel.
 pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, u32)> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value.
     let mut from: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
     let (bytes, size) = (buffer.as_mut_ptr().cast(), buffer.len());
-    // SAFETY: pointers and lengths describe `buffer`, which is exclusively ours, `from` and `length`, all of which
-    // outlive the call.
+    // SAFETY: pointers and lengths describe `buffer`, which is exclusively ours, `from` and `length`, all of
+    // which outlive the call.
     let got = unsafe {
         libc::recvfrom(fd.as_raw_fd(), bytes, size, flags, (&raw mut from).cast(), &raw mut length)
     };
@@ -97,8 +98,8 @@ pub(crate) fn namespace_type(fd: BorrowedFd<'_>) -> io::Result<i32> {
 
 /// Moves the calling thread to a new network namespace.
 pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: unshare(2) takes no pointers; CLONE_NEWNET changes only the calling thread's namespace and none of
-    // the state that Rust's standard library relies on.
+    // SAFETY: unshare(2) takes no pointers; CLONE_NEWNET changes only the calling thread's namespace and none
+    // of the state that Rust's standard library relies on.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
     Ok(())
 }

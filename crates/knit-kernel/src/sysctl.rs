@@ -1,6 +1,7 @@
 //! Sysctls of a namespace.
 //!
-//! `/proc/sys/net` shows the namespace of the thread that looks, so reading and writing happen on a thread inside it.
+//! `/proc/sys/net` shows the namespace of the thread that looks, so reading and writing happen on a thread
+//! inside it.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -78,8 +79,8 @@ impl Sysctl {
         Self(format!("net/ipv6/conf/{scope}/accept_dad"))
     }
 
-    /// Whether packets are dropped whose source is not reachable by the link that they came by: 0 no, 1 strict,
-    /// 2 loose. The larger of `all` and the link's counts.
+    /// Whether packets are dropped whose source is not reachable by the link that they came by: 0 no, 1
+    /// strict, 2 loose. The larger of `all` and the link's counts.
     pub fn rp_filter(scope: Scope<'_>) -> Self {
         Self(format!("net/ipv4/conf/{scope}/rp_filter"))
     }

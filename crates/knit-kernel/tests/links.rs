@@ -149,7 +149,8 @@ fn port_flags_are_read_back() {
 #[test]
 fn a_hairpin_port_sends_frames_back() {
     in_namespaces(|| {
-        // Two addresses behind one port: what one sends to the other must leave by the port that it came in by.
+        // Two addresses behind one port: what one sends to the other must leave by the port that it came in
+        // by.
         let node = node();
         let br = bridge(&node, "br0");
         let [_inner, a, b] = two_behind_one_port(&node, br.index);

@@ -345,7 +345,8 @@ fn an_answer_that_is_not_the_kernels_is_not_believed() {
     in_namespaces(|| {
         let mut socket = Socket::open(Protocol::Route).expect("a route socket");
         let liar = Socket::open(Protocol::Route).expect("another one");
-        // Sequence numbers begin with 1: an answer to the first listing that is to come, with a link that is not there.
+        // Sequence numbers begin with 1: an answer to the first listing that is to come, with a link that is
+        // not there.
         let mut lie = Batch::new();
         lie.push(RTM_NEWLINK, 0, |w| _ = w.fixed(&[0; 16]).string(IFLA_IFNAME, "evil0"));
         let mut bytes = lie.as_bytes().to_vec();

@@ -220,7 +220,8 @@ fn answers_alike(transactions: &[Vec<Step>]) -> Result<(), TestCaseError> {
         let pretended = transaction(steps, read(&mut fake).as_ref());
         let (real, pretended) = (outcome(kernel.commit(&real)), outcome(fake.commit(&pretended)));
         if real.starts_with("Some(31) ") && pretended == "done" && could_loop(&transactions[..=number]) {
-            // Linux 6.1 also looks for loops where no base chain leads to (EMLINK); nobody who means well makes any.
+            // Linux 6.1 also looks for loops where no base chain leads to (EMLINK); nobody who means well
+            // makes any.
             return Ok(());
         }
         // For a base chain that is there and differs, Linux 6.1 says EEXIST, and later ones EOPNOTSUPP.

@@ -241,7 +241,8 @@ fn a_service_table_comes_back_as_it_was_written() {
                 "10.1.0.0/16 . 1-1024",
                 "masquerade fully-random",
                 "ct state established,related counter packets 0 bytes 0 accept comment \"replies\"",
-                "update @affinity { ip saddr . ct original ip daddr . ct original proto-dst : ip daddr . th dport }",
+                "update @affinity { ip saddr . ct original ip daddr . ct original proto-dst : ip daddr . th \
+                 dport }",
                 "snat to 192.0.2.1 fully-random,persistent",
                 "policy drop",
             ] {

@@ -106,8 +106,8 @@ fn accepted(listener: &TcpListener) -> Vec<SocketAddr> {
     .collect()
 }
 
-/// How many connections each listener has got, once that many are there: a client may have its answer before the last
-/// packet of the handshake is with the server.
+/// How many connections each listener has got, once that many are there: a client may have its answer before
+/// the last packet of the handshake is with the server.
 fn all_accepted(listeners: &[TcpListener], wanted: usize) -> Vec<usize> {
     let mut counts = vec![0; listeners.len()];
     eventually("all connections arrive", SECONDS, || {

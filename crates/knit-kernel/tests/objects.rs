@@ -1,4 +1,5 @@
-//! Addresses, routes, rules, neighbours, forwarding entries and sysctls: read back, and with packets that follow them.
+//! Addresses, routes, rules, neighbours, forwarding entries and sysctls: read back, and with packets that
+//! follow them.
 
 mod support;
 

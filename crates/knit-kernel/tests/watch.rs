@@ -1,4 +1,5 @@
-//! Real notifications: what others do is heard, what this process does is not, and a pod's own link is no news.
+//! Real notifications: what others do is heard, what this process does is not, and a pod's own link is no
+//! news.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! One value that outlives a reboot: synced, checked, with the one before it kept.
 //!
-//! The first line is `knit-durable 1 <crc32c of the rest>`, the rest is JSON. A new value is written beside the old one,
-//! synced, and then takes its name; the old one keeps a second name, `<path>.previous`.
+//! The first line is `knit-durable 1 <crc32c of the rest>`, the rest is JSON. A new value is written beside
+//! the old one, synced, and then takes its name; the old one keeps a second name, `<path>.previous`.
 
 use std::io;
 use std::marker::PhantomData;
@@ -86,7 +86,8 @@ impl<T: Serialize + DeserializeOwned, F: Fs> DurableFile<T, F> {
         }
     }
 
-    /// Stores a value; once this returns it outlives a power loss. If it fails, what was stored before is still there.
+    /// Stores a value; once this returns it outlives a power loss. If it fails, what was stored before is
+    /// still there.
     pub fn store(&self, value: &T) -> Result<(), DurableError> {
         let json = serde_json::to_vec_pretty(value)
             .map_err(|source| DurableError::Encode { path: self.path.clone(), source })?;

@@ -47,7 +47,8 @@ pub enum LedgerError {
     },
     /// A newer agent wrote it.
     #[error(
-        "ledger {path} has format {found}, this agent knows up to {ours}: run the newer version again, or drain \
+        "ledger {path} has format {found}, this agent knows up to {ours}: run the newer version again, or \
+         drain \
          the node and remove the file"
     )]
     NewerVersion {
@@ -103,7 +104,8 @@ pub enum LedgerError {
 #[non_exhaustive]
 pub enum DurableError {
     /// A failure of the file system. What was stored before is still there.
-    #[error("{path}: {doing} failed; {}", if is_full(source) { "free some space there, then try again" } else { "what was stored before is kept" })]
+    #[error("{path}: {doing} failed; {}", if is_full(source) { "free some space there, then try \
+        again" } else { "what was stored before is kept" })]
     Io {
         /// The file.
         path: PathBuf,

@@ -5,7 +5,8 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A lock that is held until it is dropped or its process ends; a new program in the same process does not inherit it.
+/// A lock that is held until it is dropped or its process ends; a new program in the same process does not
+/// inherit it.
 #[derive(Debug)]
 pub struct LockFile(#[expect(dead_code, reason = "held open, not used")] File);
 

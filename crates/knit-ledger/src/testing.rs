@@ -10,10 +10,11 @@ use crate::fs::{Fs, FsFile};
 /// What happens at a step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// The process is killed: of a write this many bytes arrive (at most), of anything else nothing; and every later
-    /// step fails until [`FaultFs::restart`].
+    /// The process is killed: of a write this many bytes arrive (at most), of anything else nothing; and
+    /// every later step fails until [`FaultFs::restart`].
     Kill(usize),
-    /// The disk is full from here on, until [`FaultFs::free_space`]: of a write this many bytes arrive (at most).
+    /// The disk is full from here on, until [`FaultFs::free_space`]: of a write this many bytes arrive (at
+    /// most).
     NoSpace(usize),
     /// A write writes this many bytes (at least one), and says so.
     Short(usize),
@@ -90,8 +91,8 @@ impl FaultFs {
         self.state().room = Some(bytes);
     }
 
-    /// The power fails: content that was not synced is lost; names that were not synced are lost too, unless the disk
-    /// happened to write them.
+    /// The power fails: content that was not synced is lost; names that were not synced are lost too, unless
+    /// the disk happened to write them.
     pub fn lose_power(&self, names_arrived: bool) {
         let mut state = self.state();
         for inode in &mut state.inodes {

@@ -1,5 +1,5 @@
-//! A kill, a full disk or a short write at every single step: whatever was acknowledged is there afterwards, and nothing
-//! else but perhaps the one change that was under way.
+//! A kill, a full disk or a short write at every single step: whatever was acknowledged is there afterwards,
+//! and nothing else but perhaps the one change that was under way.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -250,7 +250,8 @@ fn a_newer_format_is_left_alone() {
     let error = open(&fs).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "ledger /run/knit/ledger has format 7, this agent knows up to 1: run the newer version again, or drain the \
+        "ledger /run/knit/ledger has format 7, this agent knows up to 1: run the newer version again, or \
+         drain the \
          node and remove the file"
     );
     assert_eq!(fs.content(Path::new(PATH)), Some(head));
@@ -348,7 +349,8 @@ proptest! {
         let found = scan::<Item>(&file, |_| {});
         match found {
             Scan::Whole => prop_assert!(sound_head && bytes.is_empty()),
-            Scan::TornTail { sound } | Scan::Corrupt { sound, .. } => prop_assert!(sound as usize <= file.len()),
+            Scan::TornTail { sound } | Scan::Corrupt { sound,
+                .. } => prop_assert!(sound as usize <= file.len()),
             Scan::Newer { .. } => prop_assert!(false, "no such file is made here"),
         }
         let fs = FaultFs::new();

@@ -66,8 +66,8 @@ fn a_damaged_file_is_set_aside_under_a_free_name() {
     }
 }
 
-/// A child (this very test again) changes the ledger as fast as it can and says after each change that it is done; it
-/// is killed at some moment, many times over.
+/// A child (this very test again) changes the ledger as fast as it can and says after each change that it is
+/// done; it is killed at some moment, many times over.
 #[test]
 fn sigkill_at_any_instruction() {
     if let Some(path) = std::env::var_os("KNIT_LEDGER_CHILD") {

@@ -10,8 +10,8 @@ use knit_runtime::Attachment;
 
 use crate::mark::Mark;
 
-/// The attachments of this node. The kernel's marks are what counts; this has what does not fit there, and what is to be
-/// taken away when a link went without us.
+/// The attachments of this node. The kernel's marks are what counts; this has what does not fit there, and
+/// what is to be taken away when a link went without us.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments {
     /// By the host end's name.

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use knit_kernel::netns::NetNs;
 
-/// What the runtime is told about its node. All of it is about the network namespace `namespace`: in a cluster that is
-/// the machine's own, in tests and in the lab any other.
+/// What the runtime is told about its node. All of it is about the network namespace `namespace`: in a
+/// cluster that is the machine's own, in tests and in the lab any other.
 #[derive(Debug)]
 pub struct Config {
     /// The node's name, as blocks name it.
     pub node: String,
-    /// The node's addresses, at most one per family is used: tunnels and direct routes of other nodes end there.
+    /// The node's addresses, at most one per family is used: tunnels and direct routes of other nodes end
+    /// there.
     pub addresses: Vec<IpAddr>,
     /// The node's network namespace.
     pub namespace: NetNs,
@@ -21,11 +22,12 @@ pub struct Config {
     pub vxlan_port: u16,
     /// The name of the Network whose router is the node itself.
     pub default_network: String,
-    /// The most connections, about, that the pods of one Network with a router of its own may have through the node at
-    /// once, so that one Network leaves others room in the node's table; 0 is as many as there is room for.
-    pub uplink_connections: u32,
-    /// The most, about, that all these Networks may have together, so that they leave the node room; 0 is as many as there is
+    /// The most connections, about, that the pods of one Network with a router of its own may have through
+    /// the node at once, so that one Network leaves others room in the node's table; 0 is as many as there is
     /// room for.
+    pub uplink_connections: u32,
+    /// The most, about, that all these Networks may have together, so that they leave the node room; 0 is as
+    /// many as there is room for.
     pub uplinks_together: u32,
 }
 
@@ -35,8 +37,8 @@ impl Config {
     /// The name of the default Network unless another one is given.
     pub const DEFAULT_NETWORK: &str = "default";
 
-    /// The most connections of one Network through the node unless another number is given: a quarter of the kernel's
-    /// own limit on a machine of some size.
+    /// The most connections of one Network through the node unless another number is given: a quarter of the
+    /// kernel's own limit on a machine of some size.
     pub const UPLINK_CONNECTIONS: u32 = 65_536;
 
     /// A node with the usual directory, port and default Network.

@@ -1,7 +1,8 @@
 //! The runtime's parts, and nothing else: what it does with them is in the files of its verbs.
 //!
-//! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never wait for
-//! each other. The node's tables are locked while their shape, or a Network's part of them, may change.
+//! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never
+//! wait for each other. The node's tables are locked while their shape, or a Network's part of them, may
+//! change.
 
 use std::sync::Arc;
 

@@ -32,7 +32,8 @@ impl Core {
         self.forget_gone(&pod.sandbox, interface)
     }
 
-    /// What is known of a sandbox and has no link any more (it went with the pod's namespace): takes the rest away.
+    /// What is known of a sandbox and has no link any more (it went with the pod's namespace): takes the rest
+    /// away.
     fn forget_gone(&self, sandbox: &SandboxId, interface: Option<&InterfaceName>) -> Result<()> {
         let gone: Vec<Known> = {
             let known = self.attachments.known();
@@ -62,8 +63,8 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the sources away that attachments have whose link is gone without us: a set-up that reads no rules does not
-    /// find them.
+    /// Takes the sources away that attachments have whose link is gone without us: a set-up that reads no
+    /// rules does not find them.
     pub fn take_sources_of_lost(&self, net: &Net, ports: &[(Link, Mark)]) -> Result<()> {
         let there: HashSet<&str> = ports.iter().map(|(link, _)| link.name.as_str()).collect();
         let lost: Vec<(String, Mark)> = {
@@ -123,7 +124,8 @@ impl Core {
         Ok(found)
     }
 
-    /// Takes away all that an attachment has: its link first, so that nothing more is sent, then what allowed it to.
+    /// Takes away all that an attachment has: its link first, so that nothing more is sent, then what allowed
+    /// it to.
     pub fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
         let _moving = self.moves.begin(Subject::port(&net.name, mark));
         let host = host_name(&mark.sandbox, &mark.interface);
@@ -140,7 +142,8 @@ impl Core {
 
     /// Closes the ports of the node whose pod is no more.
     pub fn sweep_ports(&self) -> Result<()> {
-        // First what is being made, then what is there: whatever is in neither when its rules are read is gone.
+        // First what is being made, then what is there: whatever is in neither when its rules are read is
+        // gone.
         let table = rules::table(Family::Inet);
         let mut owners: BTreeSet<String> = BTreeSet::new();
         for set in rules::port_sets() {

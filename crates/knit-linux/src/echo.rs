@@ -22,8 +22,8 @@ pub(crate) struct Echo {
     pub from: Option<IpAddr>,
 }
 
-/// An answer takes 50 microseconds, but the kernel activates a link that has just got its carrier a moment later and
-/// drops what is sent before; so ask again soon, then less and less often.
+/// An answer takes 50 microseconds, but the kernel activates a link that has just got its carrier a moment
+/// later and drops what is sent before; so ask again soon, then less and less often.
 const FIRST_WAIT: Duration = Duration::from_micros(100);
 
 /// Numbers of requests: identifier and sequence number.

@@ -80,7 +80,8 @@ impl Core {
         Ok(())
     }
 
-    /// Looks into the pod's namespace, where this runtime was told its path: whether the interface has its addresses.
+    /// Looks into the pod's namespace, where this runtime was told its path: whether the interface has its
+    /// addresses.
     fn inspect_pod(&self, link: &Link, mark: &Mark, netns: Option<&Path>) -> Result<()> {
         let known = || self.attachments.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
         let path = netns.map(Path::to_owned).or_else(known);

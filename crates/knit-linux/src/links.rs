@@ -122,8 +122,8 @@ impl Attachments {
         Ok(())
     }
 
-    /// The attachments whose host ends are in a namespace, after all links of ours there have got the names back that
-    /// somebody took from them: the mark says which is which, and everything else is found by name.
+    /// The attachments whose host ends are in a namespace, after all links of ours there have got the names
+    /// back that somebody took from them: the mark says which is which, and everything else is found by name.
     pub fn ports_by_name(&self, handle: &Handle) -> Result<Vec<(Link, Mark)>> {
         let filter = LinkFilter { owned: true, ..LinkFilter::default() };
         let mut links = handle.links(&filter).map_err(internal("list links"))?;
@@ -157,7 +157,8 @@ fn own_name(link: &Link) -> Option<IfName> {
     }
 }
 
-/// The link with this name; if somebody renamed it, it gets its name back, and with it everything that is on it.
+/// The link with this name; if somebody renamed it, it gets its name back, and with it everything that is on
+/// it.
 pub(crate) fn find_renamed(handle: &Handle, name: &IfName, owner: &str) -> Result<Option<Link>> {
     let failed = || internal::<knit_kernel::Error>(format!("look for link {name}"));
     let named = handle.link_by_name(name).map_err(failed())?;

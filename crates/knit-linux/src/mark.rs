@@ -1,8 +1,9 @@
 //! The owner's mark of an attachment: the alias of the interface's host end, and that end's name.
 //!
-//! The mark is all that the runtime remembers of an attachment; it keeps no file. The Network is not in it: an
-//! attachment's host end lives in its Network's router, and the router's namespace is mounted under the Network's name.
-//! The pod's namespace, name and uid, its name servers and its routes do not fit: the caller's ledger has them.
+//! The mark is all that the runtime remembers of an attachment; it keeps no file. The Network is not in it:
+//! an attachment's host end lives in its Network's router, and the router's namespace is mounted under the
+//! Network's name. The pod's namespace, name and uid, its name servers and its routes do not fit: the
+//! caller's ledger has them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -43,8 +44,8 @@ const KIND: &str = "pod ";
 /// Host ends' names begin with this; rules recognise them by it.
 pub(crate) const HOST_PREFIX: &str = "knit";
 
-/// The name of an attachment's host end. It follows from sandbox and interface, so that nothing must be looked up to
-/// find it; the alias tells the rare two apart that share one.
+/// The name of an attachment's host end. It follows from sandbox and interface, so that nothing must be
+/// looked up to find it; the alias tells the rare two apart that share one.
 pub(crate) fn host_name(sandbox: &SandboxId, interface: &InterfaceName) -> IfName {
     let hash = fnv([sandbox.as_str().as_bytes(), b" ", interface.as_str().as_bytes()].concat());
     let letters = b"abcdefghijklmnopqrstuvwxyz234567";
@@ -53,7 +54,8 @@ pub(crate) fn host_name(sandbox: &SandboxId, interface: &InterfaceName) -> IfNam
     IfName::new(name).expect("a prefix and eleven letters are a name")
 }
 
-/// FNV-1a: fixed for ever, unlike the standard library's hashers. Names made by one version are found by the next.
+/// FNV-1a: fixed for ever, unlike the standard library's hashers. Names made by one version are found by the
+/// next.
 pub(crate) fn fnv(bytes: impl AsRef<[u8]>) -> u64 {
     bytes
         .as_ref()
@@ -78,7 +80,8 @@ impl Mark {
         let length = mark.alias().len();
         if length > owner::ALIAS_MAX {
             let message = format!(
-                "the owner's mark of sandbox {} would have {length} bytes and the kernel takes {}: use a shorter sandbox id",
+                "the owner's mark of sandbox {} would have {length} bytes and the kernel takes {}: use a \
+                 shorter sandbox id",
                 mark.sandbox,
                 owner::ALIAS_MAX
             );
@@ -148,7 +151,8 @@ impl fmt::Display for Mark {
     }
 }
 
-/// A number for everything in a request that shows in what is made. Name servers are only repeated in the answer.
+/// A number for everything in a request that shows in what is made. Name servers are only repeated in the
+/// answer.
 fn digest(request: &AttachRequest) -> u64 {
     let AttachRequest { network, addresses, mac, default_route, ports, routes, .. } = request;
     let what = (network, addresses, mac, default_route, ports, routes);

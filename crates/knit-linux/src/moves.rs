@@ -1,7 +1,7 @@
 //! Which calls are changing things: what is compared meanwhile may be half made, and is not damage.
 //!
-//! Each call says what it changes: one attachment, or a whole Network. A comparison asks afterwards what was being
-//! changed while it read, and leaves exactly that out.
+//! Each call says what it changes: one attachment, or a whole Network. A comparison asks afterwards what was
+//! being changed while it read, and leaves exactly that out.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

@@ -34,7 +34,8 @@ pub(crate) struct Net {
     pub gate: RwLock<()>,
     /// What it was set up as, and what the node was then.
     shape: RwLock<Option<(Arc<Shape>, Arc<Facts>)>>,
-    /// The rules inside its router that are in force: what they follow from, and how often others had changed them before.
+    /// The rules inside its router that are in force: what they follow from, and how often others had changed
+    /// them before.
     pub rules: Mutex<Option<(u64, Arc<Shape>)>>,
 }
 
@@ -64,7 +65,8 @@ impl Networks {
             Home::Node => Arc::clone(&self.node.space),
             Home::Own => match NetNs::open(self.path(network)) {
                 Ok(namespace) => Arc::new(Space::new(namespace)),
-                // An empty file is where a mount was that ended with its mount namespace: the router has gone with it.
+                // An empty file is where a mount was that ended with its mount namespace: the router has gone
+                // with it.
                 Err(netns::Error::NotFound { .. } | netns::Error::NotANamespace { .. }) => return Ok(None),
                 Err(error) => return Err(internal("open a router's namespace")(error).on(network)),
             },
@@ -123,7 +125,8 @@ impl Networks {
         let ready = net.and_then(|net| net.shape().map(|shape| (net, shape)));
         ready.ok_or_else(|| {
             let message = format!(
-                "Network {network} is not set up on node {}: wait for the agent to set it up, or see its status",
+                "Network {network} is not set up on node {}: wait for the agent to set it up, or see its \
+                 status",
                 self.node.config.node
             );
             Error::new(Reason::NetworkNotFound, message).on(network)

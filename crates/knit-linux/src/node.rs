@@ -1,4 +1,5 @@
-//! The node that this runtime works on: its own namespace with all that Networks share there, and what it hears.
+//! The node that this runtime works on: its own namespace with all that Networks share there, and what it
+//! hears.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +58,8 @@ impl Node {
         let Some(uplink) = uplink else {
             let own: Vec<String> = own.map(IpAddr::to_string).collect();
             let message = format!(
-                "no interface of node {} has an address of {}: give the node's addresses as its interfaces have them",
+                "no interface of node {} has an address of {}: give the node's addresses as its interfaces \
+                 have them",
                 self.config.node,
                 own.join(", ")
             );

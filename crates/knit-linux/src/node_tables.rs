@@ -1,7 +1,7 @@
 //! The node's tables, which all Networks share: whose part is what, and what of it is known without reading.
 //!
-//! A Network that changes costs its own part. The tables are read when this runtime begins and after somebody else touched
-//! them; from then on what is in force follows from the Networks that were set up.
+//! A Network that changes costs its own part. The tables are read when this runtime begins and after somebody
+//! else touched them; from then on what is in force follows from the Networks that were set up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub(crate) struct NodeTables {
     known_at: Option<u64>,
     /// The Networks whose part is in force, by their numbers.
     in_force: HashMap<u32, Arc<Shape>>,
-    /// Parts that were found and follow from no Network that is in force, by the Networks' numbers: an earlier runtime's,
-    /// or damaged.
+    /// Parts that were found and follow from no Network that is in force, by the Networks' numbers: an
+    /// earlier runtime's, or damaged.
     left: HashMap<u32, Vec<Put>>,
 }
 
@@ -83,8 +83,8 @@ impl Node {
         Ok(())
     }
 
-    /// Lays the rules of the node's tables down, with the elements that are there: whoever they are of, nothing is open
-    /// that was not.
+    /// Lays the rules of the node's tables down, with the elements that are there: whoever they are of,
+    /// nothing is open that was not.
     pub fn close_tables(&self, tables: &mut NodeTables) -> Result<()> {
         *tables = NodeTables::default();
         let layout = self.node_layout();

@@ -1,7 +1,7 @@
 //! The host side of one attachment: found, made and taken away again.
 //!
-//! Written over seams ([`Links`], [`Nftables`]), so that half-made links, names that are taken and the order of undoing
-//! are tested without a kernel.
+//! Written over seams ([`Links`], [`Nftables`]), so that half-made links, names that are taken and the order
+//! of undoing are tested without a kernel.
 
 use knit_kernel::handle::Created;
 use knit_kernel::link::{Link, NewLink};
@@ -34,8 +34,9 @@ pub(crate) enum There {
     Ours(Box<(Link, Mark)>),
 }
 
-/// Whether a link is an attachment's that a killed runtime did not finish. The kernel takes a link's group when it
-/// makes it, and its alias only afterwards; a kill in between leaves a link of ours that does not say whose it is.
+/// Whether a link is an attachment's that a killed runtime did not finish. The kernel takes a link's group
+/// when it makes it, and its alias only afterwards; a kill in between leaves a link of ours that does not say
+/// whose it is.
 pub(crate) fn is_half_made(link: &Link, being_made: bool) -> bool {
     link.kind == "veth"
         && link.alias.is_none()
@@ -68,8 +69,9 @@ impl Port<'_> {
         Ok(There::Ours(Box::new((link, mark))))
     }
 
-    /// Makes it: its rules first, so that it is never without them; then the pair of links; then what is inside the pod,
-    /// which `pod` does; then what the router has for it. If anything fails, all of it is taken away again.
+    /// Makes it: its rules first, so that it is never without them; then the pair of links; then what is
+    /// inside the pod, which `pod` does; then what the router has for it. If anything fails, all of it is
+    /// taken away again.
     pub fn make(
         &self,
         links: &dyn Links,

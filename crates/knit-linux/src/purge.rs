@@ -1,8 +1,8 @@
-//! Taking everything away that Knit ever made on a node, pods' interfaces included. For the end of Knit on that node: no
-//! agent may run.
+//! Taking everything away that Knit ever made on a node, pods' interfaces included. For the end of Knit on
+//! that node: no agent may run.
 //!
-//! What is Knit's shows from the owner's marks: alias of links, protocol number of routes, rules and neighbours, names of
-//! tables, the directory of routers.
+//! What is Knit's shows from the owner's marks: alias of links, protocol number of routes, rules and
+//! neighbours, names of tables, the directory of routers.
 
 use std::fmt;
 use std::path::Path;
@@ -33,7 +33,8 @@ pub struct Purged {
     pub routers: Vec<String>,
 }
 
-/// Takes away what Knit made in a node's namespace, and its routers in this directory. What is not there is fine.
+/// Takes away what Knit made in a node's namespace, and its routers in this directory. What is not there is
+/// fine.
 ///
 /// # Errors
 /// When the kernel refuses. What was taken away until then is gone; the rest can be tried again.
@@ -101,7 +102,8 @@ impl fmt::Display for Purged {
         let Self { links, routes, rules, neighbours, tables, routers } = self;
         write!(
             f,
-            "{links} interfaces, {routes} routes, {rules} rules, {neighbours} neighbours, {} tables, {} routers",
+            "{links} interfaces, {routes} routes, {rules} rules, {neighbours} neighbours, {} tables, {} \
+             routers",
             tables.len(),
             routers.len()
         )

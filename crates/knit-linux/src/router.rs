@@ -1,5 +1,5 @@
-//! Networks with a router of their own: a namespace that holds the Network's bridge or ports, its tunnel, and one end of
-//! the uplink to the node.
+//! Networks with a router of their own: a namespace that holds the Network's bridge or ports, its tunnel, and
+//! one end of the uplink to the node.
 //!
 //! The rules of both sides are in force before the uplink comes up.
 
@@ -85,8 +85,8 @@ impl Net {
         there.is_ok_and(|there| there.id() == self.space.namespace().id())
     }
 
-    /// Mounts a router's namespace again that somebody unmounted: it lives as long as this runtime has it open, and its
-    /// pods have not noticed; with the runtime it would go.
+    /// Mounts a router's namespace again that somebody unmounted: it lives as long as this runtime has it
+    /// open, and its pods have not noticed; with the runtime it would go.
     fn keep_mounted(&self) -> Result<()> {
         if self.is_mounted() {
             return Ok(());
@@ -209,8 +209,8 @@ impl Net {
         settle(&node, &links, &uplink_entries(shape, uplink, place, ports), &shape.network.name)
     }
 
-    /// What the node itself has for a pod whose primary Network this is: a route into its router, so that it can be
-    /// probed.
+    /// What the node itself has for a pod whose primary Network this is: a route into its router, so that it
+    /// can be probed.
     pub fn node_side(&self, plan: &Plan) -> Result<()> {
         if self.home == Home::Node || !plan.shape.network.primary || !plan.mark.default_route {
             return Ok(());
@@ -225,7 +225,8 @@ impl Net {
             node.ensure(route).map_err(|error| match error {
                 knit_kernel::Error::Conflict { .. } => {
                     let message = format!(
-                        "{address} is a pod of another Network on this node, and primary Networks share the node's \
+                        "{address} is a pod of another Network on this node, and primary Networks share the \
+                         node's \
                          routes: reserve another address"
                     );
                     Error::new(Reason::Conflict, message).because(error)

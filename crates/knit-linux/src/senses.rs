@@ -13,7 +13,8 @@ use crate::fail::{chain, internal};
 use crate::rules::TABLE;
 use crate::space::{Seen, Space};
 
-/// The kernel tells of a transaction before it ends; so long may the thread take that listens, on a busy machine.
+/// The kernel tells of a transaction before it ends; so long may the thread take that listens, on a busy
+/// machine.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
 /// Listens in the namespaces that this runtime works in.

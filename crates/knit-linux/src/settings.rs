@@ -41,8 +41,8 @@ pub(crate) struct WrongSetting {
     pub value: &'static str,
 }
 
-/// Forwarding. With IPv6 forwarding the kernel stops to take router advertisements, unless told otherwise on the link
-/// that they come by; that comes first.
+/// Forwarding. With IPv6 forwarding the kernel stops to take router advertisements, unless told otherwise on
+/// the link that they come by; that comes first.
 pub(crate) fn forwarding(shape: &Shape, uplink: Option<&str>) -> Vec<Setting> {
     let mut all = Vec::new();
     let uplink = uplink.and_then(|name| IfName::new(name).ok()).filter(|_| shape.has(false));
@@ -63,8 +63,9 @@ pub(crate) fn bridge_filter() -> Vec<Setting> {
     both.map(|name| Setting { name, value: "1", need: Need::Always }).into()
 }
 
-/// A link of a router does not ask who has an address: everybody that it can reach there is a permanent neighbour.
-/// A packet to any other address is dropped at once, and the entry that the kernel makes can go at once, too.
+/// A link of a router does not ask who has an address: everybody that it can reach there is a permanent
+/// neighbour. A packet to any other address is dropped at once, and the entry that the kernel makes can go at
+/// once, too.
 pub(crate) fn ask_nobody(link: &str) -> Vec<Setting> {
     let mut all = Vec::new();
     for family in ["ipv4", "ipv6"] {
@@ -109,7 +110,8 @@ pub(crate) fn settle(space: &Space, settings: &[Setting]) -> Result<()> {
     sysctls.set_all(&values).map_err(internal("change the settings of a namespace"))
 }
 
-/// Sets those that are not as they should be, where that is possible; `consequence` is what it means where it is not.
+/// Sets those that are not as they should be, where that is possible; `consequence` is what it means where it
+/// is not.
 pub(crate) fn settle_if_possible(space: &Space, settings: &[Setting], consequence: &str) {
     if let Err(error) = settle(space, settings) {
         tracing::warn!(error = chain(&error), "{consequence}");

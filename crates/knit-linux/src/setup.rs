@@ -1,7 +1,8 @@
 //! Node set-up: brings this node's side of a Network to what is described, whatever is there.
 //!
-//! The same pass makes, changes, repairs and upgrades: it lays down what is wanted, reads what is there and is ours,
-//! and applies the difference. Rules come first, so that nothing is ever reachable that should not be.
+//! The same pass makes, changes, repairs and upgrades: it lays down what is wanted, reads what is there and
+//! is ours, and applies the difference. Rules come first, so that nothing is ever reachable that should not
+//! be.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
@@ -52,8 +53,9 @@ impl Core {
         done.map_err(about)
     }
 
-    /// A Network that cannot be set up as it should be now keeps the rules that it has, and gets those back that somebody
-    /// took away: its pods run on, and what keeps Networks apart does not depend on why it cannot be set up.
+    /// A Network that cannot be set up as it should be now keeps the rules that it has, and gets those back
+    /// that somebody took away: its pods run on, and what keeps Networks apart does not depend on why it
+    /// cannot be set up.
     fn hold_closed(&self, network: &Network, home: Home) {
         let hold = || -> Result<()> {
             let net = self.networks.get(&network.name)?;

@@ -1,4 +1,5 @@
-//! What follows from a Network's description and the node's facts: MTU, the way to each other node, MAC addresses.
+//! What follows from a Network's description and the node's facts: MTU, the way to each other node, MAC
+//! addresses.
 //!
 //! Pure. Everything that cannot work is refused here, before anything is made.
 
@@ -122,7 +123,8 @@ impl Shape {
             self.remotes.iter().filter(cut_off).map(|remote| remote.node.as_str()).collect();
         (!nodes.is_empty()).then(|| {
             format!(
-                "no way to the pods of {}: give these nodes an address of the family that tunnels of Network {} have",
+                "no way to the pods of {}: give these nodes an address of the family that tunnels of Network \
+                 {} have",
                 nodes.join(", "),
                 self.network.name
             )
@@ -142,8 +144,8 @@ impl Shape {
         all.collect::<std::collections::BTreeSet<_>>().into_iter()
     }
 
-    /// Where its pods are, on whichever node. Where nodes' blocks are what the Network consists of, its subnet here is
-    /// this node's block only.
+    /// Where its pods are, on whichever node. Where nodes' blocks are what the Network consists of, its
+    /// subnet here is this node's block only.
     pub fn pods(&self) -> Vec<IpNet> {
         let subnets = self.network.subnets.iter().map(|subnet| subnet.cidr);
         let blocks = self.network.blocks.iter();
@@ -179,7 +181,8 @@ impl Shape {
         }
     }
 
-    /// An address as a pod's interface has it: with its subnet where that is on its link, and alone otherwise.
+    /// An address as a pod's interface has it: with its subnet where that is on its link, and alone
+    /// otherwise.
     pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
         let subnet = self.network.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
         let prefix = match (self.driver().has_subnet_on_link(), address) {
@@ -268,14 +271,16 @@ fn check_subnets(network: &Network) -> Result<(), String> {
 pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String> {
     let Some(gateway) = network.gateway_for(route.destination.addr()) else {
         return Err(format!(
-            "route to {} on Network {}, which has no subnet of that family: give it one or leave the route out",
+            "route to {} on Network {}, which has no subnet of that family: give it one or leave the route \
+             out",
             route.destination, network.name
         ));
     };
     let Some(via) = route.via else { return Ok(()) };
     if !topology::of(network.topology).has_subnet_on_link() && via != gateway {
         return Err(format!(
-            "route to {} via {via}: a pod of the routed Network {} has only its gateway {gateway} on its link; leave via out",
+            "route to {} via {via}: a pod of the routed Network {} has only its gateway {gateway} on its \
+             link; leave via out",
             route.destination, network.name
         ));
     }
@@ -336,8 +341,8 @@ fn same_family(addresses: &[IpAddr], v4: bool) -> Option<IpAddr> {
     addresses.iter().copied().find(|address| address.is_ipv4() == v4)
 }
 
-/// The node's own end of the Network's tunnels. One device has one family: IPv4, whose header is shorter, unless a node
-/// has none and all have IPv6.
+/// The node's own end of the Network's tunnels. One device has one family: IPv4, whose header is shorter,
+/// unless a node has none and all have IPv6.
 fn source(network: &Network, facts: &Facts) -> Option<IpAddr> {
     let all = |v4: bool| {
         let mut others = network.blocks.iter().filter(|block| block.node != facts.node);
@@ -361,7 +366,8 @@ fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>
     let mtu = network.mtu.map_or(most, u32::from);
     if mtu > most {
         return Err(format!(
-            "the MTU {mtu} of Network {} does not fit: {} of node {} has {}, and a tunnel takes {overhead} of it; \
+            "the MTU {mtu} of Network {} does not fit: {} of node {} has {}, and a tunnel takes {overhead} \
+             of it; \
              set at most {most}, or raise that of the interface",
             network.name, facts.uplink, facts.node, facts.mtu
         ));
@@ -370,14 +376,16 @@ fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>
     let least = if v6 { MIN_MTU_V6 } else { MIN_MTU_V4 };
     if mtu < least {
         return Err(format!(
-            "Network {} would have an MTU of {mtu}, and it needs {least} at least: raise that of {}, which has {}",
+            "Network {} would have an MTU of {mtu}, and it needs {least} at least: raise that of {}, which \
+             has {}",
             network.name, facts.uplink, facts.mtu
         ));
     }
     Ok(mtu)
 }
 
-/// The MAC of a node's end of a routed Network's tunnels. It follows from the address, so nobody must announce it.
+/// The MAC of a node's end of a routed Network's tunnels. It follows from the address, so nobody must
+/// announce it.
 pub(crate) fn tunnel_mac(end: IpAddr) -> Mac {
     match end {
         IpAddr::V4(v4) => {
@@ -391,8 +399,8 @@ pub(crate) fn tunnel_mac(end: IpAddr) -> Mac {
     }
 }
 
-/// The next hop by which a routed Network's ranges at that end are reached, inside the tunnel. An IPv6 one serves IPv4
-/// too; an IPv4 one becomes link-local for IPv6.
+/// The next hop by which a routed Network's ranges at that end are reached, inside the tunnel. An IPv6 one
+/// serves IPv4 too; an IPv4 one becomes link-local for IPv6.
 pub(crate) fn tunnel_hop(end: IpAddr, destination: IpNet) -> IpAddr {
     match (end, destination) {
         (IpAddr::V4(end), IpNet::V6(_)) => {

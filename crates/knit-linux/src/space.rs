@@ -1,7 +1,8 @@
 //! A namespace that is worked in, with sockets that stay open in it.
 //!
-//! A socket stays in the namespace that it was opened in, whichever thread uses it. So a namespace is entered once for
-//! each socket and not for each request; as many are kept as were ever needed at once, up to a limit.
+//! A socket stays in the namespace that it was opened in, whichever thread uses it. So a namespace is entered
+//! once for each socket and not for each request; as many are kept as were ever needed at once, up to a
+//! limit.
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};

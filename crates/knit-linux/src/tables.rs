@@ -1,7 +1,8 @@
 //! Tables of rules: brought to what is wanted, or only compared with it.
 //!
-//! To bring a table to what is wanted it is read, unless nobody else has touched it since it was last read and made
-//! right: then what it has is what this process put there, and the difference between two parts is written without a look.
+//! To bring a table to what is wanted it is read, unless nobody else has touched it since it was last read
+//! and made right: then what it has is what this process put there, and the difference between two parts is
+//! written without a look.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -53,7 +54,8 @@ impl Comparison {
     }
 }
 
-/// Brings a table to its wanted shape with these elements. Returns what it is then, as far as it was read and planned.
+/// Brings a table to its wanted shape with these elements. Returns what it is then, as far as it was read and
+/// planned.
 pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<TableState> {
     let table = layout.id().clone();
     let failed = || internal::<nft::Error>(format!("bring table {table} to its wanted state"));
@@ -88,8 +90,8 @@ pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>)
         .map_or_else(|| Error::new(Reason::Internal, format!("table {table} never came to rest")), failed()))
 }
 
-/// Exchanges one part of a table's elements for another, without reading the table. False if they were not there as they
-/// were supposed to be: then it must be read.
+/// Exchanges one part of a table's elements for another, without reading the table. False if they were not
+/// there as they were supposed to be: then it must be read.
 pub(crate) fn exchange(space: &Space, layout: &TableState, before: &[Put], wanted: &[Put]) -> Result<bool> {
     let plan = difference(layout, before, wanted);
     if plan.is_empty() {

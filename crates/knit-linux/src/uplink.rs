@@ -1,7 +1,7 @@
 //! The uplink between a Network's router and the node: names and addresses.
 //!
-//! Its two addresses come out of a range that is used on this node only. Which pair of them a Network has follows from
-//! its number where that is free, and is read back from the kernel afterwards.
+//! Its two addresses come out of a range that is used on this node only. Which pair of them a Network has
+//! follows from its number where that is free, and is read back from the kernel afterwards.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -27,8 +27,8 @@ pub fn ranges() -> (Ipv4Net, Ipv6Net) {
     (v4, v6)
 }
 
-/// The addresses of a router's end of its uplink, at most one per family: what the node steers into the router goes
-/// there. None if the namespace is no router of this runtime's.
+/// The addresses of a router's end of its uplink, at most one per family: what the node steers into the
+/// router goes there. None if the namespace is no router of this runtime's.
 ///
 /// # Errors
 /// When the kernel does not say.

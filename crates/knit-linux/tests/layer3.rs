@@ -182,7 +182,8 @@ fn ports_of_the_node_lead_to_a_pod() {
             );
             assert_ne!(udp_via(&pod.space, &pod.space, at("192.168.7.1", 8053), 53, SOON), Talk::Silence);
             assert_ne!(udp_via(&pod.space, &pod.space, at("fd07::1", 8053), 53, SOON), Talk::Silence);
-            // On the node's loopback too, for those who do not come from there: nothing leaves a node from 127.0.0.1.
+            // On the node's loopback too, for those who do not come from there: nothing leaves a node from
+            // 127.0.0.1.
             let bind = |space: &NetNs, address: SocketAddr| {
                 let socket = space.run(|| UdpSocket::bind(address)).expect("entered").expect("bound");
                 socket.set_read_timeout(Some(SOON)).expect("a time limit");

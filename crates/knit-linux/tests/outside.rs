@@ -1,4 +1,5 @@
-//! What is not the outside for a tenant, whatever it is called, and what it may say about others' connections.
+//! What is not the outside for a tenant, whatever it is called, and what it may say about others'
+//! connections.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Networks with routers of their own: one switched, one routed, with the same addresses, beside the default Network.
+//! Networks with routers of their own: one switched, one routed, with the same addresses, beside the default
+//! Network.
 
 mod support;
 

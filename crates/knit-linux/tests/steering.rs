@@ -1,4 +1,5 @@
-//! What may enter a router from the node: what was steered there, and the node's own where no Service elsewhere sent it.
+//! What may enter a router from the node: what was steered there, and the node's own where no Service
+//! elsewhere sent it.
 
 mod support;
 

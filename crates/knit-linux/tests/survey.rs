@@ -1,4 +1,5 @@
-//! The comparison of all that was made: it finds each kind of damage, and setting the Network up puts it right.
+//! The comparison of all that was made: it finds each kind of damage, and setting the Network up puts it
+//! right.
 
 mod support;
 
@@ -135,8 +136,8 @@ async fn whole(node: &Node, when: &str) {
     assert_eq!(node.runtime.survey().await.expect("a survey"), Survey::default(), "{when}");
 }
 
-/// Each damage is told and found, belongs to this Network, and setting that up puts it right; another survey finds
-/// nothing any more.
+/// Each damage is told and found, belongs to this Network, and setting that up puts it right; another survey
+/// finds nothing any more.
 async fn suffer(node: &Node, network: &Network, all: Vec<Damage>, talks: impl Fn() -> bool) {
     whole(node, "before").await;
     for (what, damage) in all {

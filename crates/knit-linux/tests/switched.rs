@@ -24,8 +24,8 @@ async fn blues(cluster: &Cluster) -> [TestPod; 3] {
     ]
 }
 
-/// Translates a service's address in a router, as a proxy there would: to `endpoint`, and for `hairpin` and remote
-/// clients from the router's own address.
+/// Translates a service's address in a router, as a proxy there would: to `endpoint`, and for `hairpin` and
+/// remote clients from the router's own address.
 fn service(router: &NetNs, vip: &str, endpoint: &str, source: Option<&str>) {
     let (family, to, from) = match ip(vip) {
         IpAddr::V4(vip) => (Family::Ip, Rule::new().eq(field::ip_daddr(), &vip), 4),
@@ -91,7 +91,8 @@ fn the_routers_own_address_is_the_source_that_remote_pods_answer() {
             let cluster = Cluster::with_tenants().await;
             let [_, _, three] = blues(&cluster).await;
             let router = cluster.a.router("blue");
-            // What the router itself sends to a pod of another node, from its own address and from the gateway's.
+            // What the router itself sends to a pod of another node, from its own address and from the
+            // gateway's.
             for (own, gateway, target) in
                 [("10.77.0.17", "10.77.0.1", "10.77.0.34"), ("fd77::11", "fd77::1", "fd77::22")]
             {

@@ -18,7 +18,8 @@ pub struct CoreConfig {
     pub block_wait: Duration,
     /// How long one call of a runtime may take.
     pub runtime_deadline: Duration,
-    /// How long a runtime may take to detach: less than a container runtime waits for DEL, so that it hears who is slow.
+    /// How long a runtime may take to detach: less than a container runtime waits for DEL, so that it hears
+    /// who is slow.
     pub detach_deadline: Duration,
     /// How long a request may take if its caller says nothing.
     pub request_deadline: Duration,
@@ -28,8 +29,8 @@ pub struct CoreConfig {
     pub reconcile_every: Duration,
     /// The container runtime's socket, if it is to be asked which sandboxes there are.
     pub cri_socket: Option<PathBuf>,
-    /// How long the container runtime must not have a sandbox before that counts as gone. A sandbox has its network
-    /// before it is listed, and kubelet gives its making four minutes.
+    /// How long the container runtime must not have a sandbox before that counts as gone. A sandbox has its
+    /// network before it is listed, and kubelet gives its making four minutes.
     pub sandbox_grace: Duration,
 }
 

@@ -1,10 +1,10 @@
 //! Which sandboxes the container runtime has, asked over its CRI socket, and what its answers say about ours.
 //!
-//! A network namespace that is gone is proof that its pod is. The list of sandboxes is weaker: a runtime that restarts
-//! may answer with nothing or with a part, and a sandbox that is being made has its network before it is listed. So a
-//! sandbox counts as gone only when it was missing in every answer for a good while, at least twice, and any failure or
-//! empty answer begins the wait anew. The other way round, a sandbox that is listed as ready lives, even if its
-//! namespace is not to be seen from here.
+//! A network namespace that is gone is proof that its pod is. The list of sandboxes is weaker: a runtime that
+//! restarts may answer with nothing or with a part, and a sandbox that is being made has its network before
+//! it is listed. So a sandbox counts as gone only when it was missing in every answer for a good while, at
+//! least twice, and any failure or empty answer begins the wait anew. The other way round, a sandbox that is
+//! listed as ready lives, even if its namespace is not to be seen from here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ use knit_ipam::{Millis, PodRef};
 use tonic::transport::{Channel, Endpoint};
 use wire::runtime_service_client::RuntimeServiceClient;
 
-/// How long the container runtime may take to answer: this is on nobody's way, but a start waits for the first one.
+/// How long the container runtime may take to answer: this is on nobody's way, but a start waits for the
+/// first one.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The most that an answer may be: sandboxes come with all labels and annotations of their pods.
@@ -94,11 +95,13 @@ impl Cri {
             Ok(Ok(answer)) => Some(answer.into_inner().items.into_iter().map(listed).collect()),
             Ok(Err(status)) => {
                 let error = &status as &dyn std::error::Error;
-                tracing::warn!(socket = %self.socket.display(), error, "the container runtime does not list its sandboxes: only namespaces that are gone count");
+                tracing::warn!(socket = %self.socket.display(), error, "the container runtime does not list \
+                    its sandboxes: only namespaces that are gone count");
                 None
             }
             Err(_) => {
-                tracing::warn!(socket = %self.socket.display(), "the container runtime does not answer within {} s: only namespaces that are gone count", PATIENCE.as_secs());
+                tracing::warn!(socket = %self.socket.display(), "the container runtime does not answer \
+                    within {} s: only namespaces that are gone count", PATIENCE.as_secs());
                 None
             }
         };
@@ -125,11 +128,13 @@ impl Cri {
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Notes an answer, or that there was none, for the sandboxes that were known before the question was asked.
+    /// Notes an answer, or that there was none, for the sandboxes that were known before the question was
+    /// asked.
     pub fn note(&mut self, answer: Option<Vec<Listed>>, known: &BTreeSet<String>, now: Millis) {
         self.listed = answer.unwrap_or_default().into_iter().map(|l| (l.id.clone(), l)).collect();
         if self.listed.is_empty() {
-            // No answer, or that of a runtime that has not found its sandboxes again: a node is hardly ever without any.
+            // No answer, or that of a runtime that has not found its sandboxes again: a node is hardly ever
+            // without any.
             self.missing.clear();
             return;
         }

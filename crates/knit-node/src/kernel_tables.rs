@@ -1,4 +1,5 @@
-//! How full the kernel's tables are that everybody on a node shares: connections, and neighbours of each family.
+//! How full the kernel's tables are that everybody on a node shares: connections, and neighbours of each
+//! family.
 
 use std::path::Path;
 
@@ -13,7 +14,8 @@ pub struct KernelTable {
     pub limit: u64,
 }
 
-/// The tables that are to be seen below `/proc`, given as `proc`: those of neighbours only in the machine's own namespace.
+/// The tables that are to be seen below `/proc`, given as `proc`: those of neighbours only in the machine's
+/// own namespace.
 #[must_use]
 pub fn read(proc: &Path) -> Vec<KernelTable> {
     let text = |path: &str| std::fs::read_to_string(proc.join(path)).ok();

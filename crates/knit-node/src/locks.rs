@@ -1,4 +1,5 @@
-//! One thing at a time per sandbox: two ADDs for one sandbox, or a DEL while an ADD runs, wait for each other.
+//! One thing at a time per sandbox: two ADDs for one sandbox, or a DEL while an ADD runs, wait for each
+//! other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

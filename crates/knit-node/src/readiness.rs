@@ -1,7 +1,7 @@
 //! Whether containers can be added, as CNI STATUS and the health endpoints tell it.
 //!
-//! A node must not become NotReady, and its pods be evicted, because an agent restarts: once ready since boot, STATUS
-//! never fails again. A file in the run-time directory, which a reboot empties, remembers it.
+//! A node must not become NotReady, and its pods be evicted, because an agent restarts: once ready since
+//! boot, STATUS never fails again. A file in the run-time directory, which a reboot empties, remembers it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,8 @@ impl Readiness {
         if changed && ready {
             tracing::info!("ready");
             if let Err(error) = self.mark() {
-                tracing::warn!(path = %self.marker.display(), %error, "the readiness marker cannot be written: while the agent is away, STATUS will fail");
+                tracing::warn!(path = %self.marker.display(), %error, "the readiness marker cannot be \
+                    written: while the agent is away, STATUS will fail");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The port for health and numbers while a pod does its worst to it: over real sockets, in a namespace of its own.
+//! The port for health and numbers while a pod does its worst to it: over real sockets, in a namespace of its
+//! own.
 
 mod common;
 

@@ -190,7 +190,8 @@ async fn a_second_request_that_differs_got_the_old_answer() {
     ] {
         assert_eq!(reason(client.attach(ask(&other)).await), Reason::Conflict, "{what}");
     }
-    // Nothing happened, and the same request still has its answer; so has one that leaves the choice to the agent.
+    // Nothing happened, and the same request still has its answer; so has one that leaves the choice to the
+    // agent.
     assert_eq!(node.attachments().len(), 1);
     for same in [main, wish("default", "eth0", ""), wish("", "", "")] {
         assert_eq!(client.attach(ask(&[same])).await.expect("the same").into_inner(), first);
@@ -360,7 +361,8 @@ fn two_pods_of_one_name_were_taken_for_each_other() {
             let query = |id: &str| old::QueryPodNetworkRequest { id: id.into(), ..Default::default() };
             let first = client.create_network(create("u1")).await.expect("made").into_inner().netns_path;
             let second = client.create_network(create("u2")).await.expect("made").into_inner().netns_path;
-            // Nothing says which one is meant: the error does, and does not send the client back to CreateNetwork.
+            // Nothing says which one is meant: the error does, and does not send the client back to
+            // CreateNetwork.
             let status = client.attach_interface(attach("s1", &[])).await.expect_err("ambiguous");
             assert!(status.message().contains("u1 and u2"), "{status:?}");
             client.attach_interface(attach("s1", &[("uid", "u1")])).await.expect("attached");
@@ -382,7 +384,8 @@ fn two_pods_of_one_name_were_taken_for_each_other() {
     });
 }
 
-/// The old one is detached and not deleted yet: neither could the new one be attached, nor the old one be deleted.
+/// The old one is detached and not deleted yet: neither could the new one be attached, nor the old one be
+/// deleted.
 #[test]
 fn a_new_pod_of_a_terminating_ones_name_got_stuck() {
     in_namespaces(|| {
@@ -422,7 +425,8 @@ fn a_new_pod_of_a_terminating_ones_name_got_stuck() {
             client.delete_network(delete("s1")).await.expect("deleted by the sandbox that was there");
             assert!(!Path::new(&first).exists() && Path::new(&second).exists());
 
-            // Neither was ever attached, and nobody says which: the pod that has the name now keeps its namespace.
+            // Neither was ever attached, and nobody says which: the pod that has the name now keeps its
+            // namespace.
             let third = client.create_network(create("u3")).await.expect("made").into_inner().netns_path;
             client.delete_network(delete("s2")).await.expect("deleted");
             let fourth = client.create_network(create("u4")).await.expect("made").into_inner().netns_path;

@@ -1,5 +1,5 @@
-//! Two agents with the reference runtime in namespaces, driven through the shim's protocol: overlapping Networks over
-//! two nodes, a restart that no pod notices, and nothing left at the end.
+//! Two agents with the reference runtime in namespaces, driven through the shim's protocol: overlapping
+//! Networks over two nodes, a restart that no pod notices, and nothing left at the end.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -115,8 +115,8 @@ fn name(text: &str) -> IfName {
     IfName::new(text).expect("a name")
 }
 
-/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2. The wire is a namespace of its own, since links that are made
-/// here carry the mark of what Knit made.
+/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2. The wire is a namespace of its own, since links that
+/// are made here carry the mark of what Knit made.
 fn nodes(dir: &Path) -> (NetNs, [Node; 2]) {
     let wire = namespace();
     let outside = Handle::open(&wire).expect("a handle");
@@ -149,7 +149,8 @@ fn write_objects(folder: &Path) {
             "spec": spec, "status": {"id": id}})
     };
     let block = |name: &str, network: &str, node: &str, ipv4: &str, ipv6: Option<&str>| {
-        let mut object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock", "metadata": {"name": name},
+        let mut object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
+            "metadata": {"name": name},
             "spec": {"network": network, "node": node, "ipv4": ipv4}});
         if let Some(ipv6) = ipv6 {
             object["spec"]["ipv6"] = ipv6.into();
@@ -164,17 +165,20 @@ fn write_objects(folder: &Path) {
         network(
             "default",
             1,
-            json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": "10.244.0.0/16"}, {"cidr": "fd44::/64"}]}),
+            json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": "10.244.0.0/16"},
+                {"cidr": "fd44::/64"}]}),
         ),
         network(
             "blue",
             2,
-            json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": "10.77.0.0/16"}], "allowedNamespaces": {"from": "All"}}),
+            json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": "10.77.0.0/16"}],
+                "allowedNamespaces": {"from": "All"}}),
         ),
         network(
             "green",
             3,
-            json!({"class": "knit", "topology": "Layer2", "subnets": [{"cidr": "10.77.0.0/16"}], "primaryFor": {"matchLabels": {"team": "green"}}}),
+            json!({"class": "knit", "topology": "Layer2", "subnets": [{"cidr": "10.77.0.0/16"}],
+                "primaryFor": {"matchLabels": {"team": "green"}}}),
         ),
         block("default-a", "default", "a", "10.244.1.0/28", Some("fd44::1:0/124")),
         block("default-b", "default", "b", "10.244.2.0/28", Some("fd44::2:0/124")),
@@ -185,7 +189,8 @@ fn write_objects(folder: &Path) {
         node("a", "192.168.7.1"),
         node("b", "192.168.7.2"),
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}),
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "forest", "labels": {"team": "green"}}}),
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "forest",
+            "labels": {"team": "green"}}}),
     ];
     for (n, object) in objects.iter().enumerate() {
         std::fs::write(folder.join(format!("{n}.json")), object.to_string()).expect("written");

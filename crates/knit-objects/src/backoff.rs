@@ -18,8 +18,8 @@ impl Backoff {
         Self { first, longest, next: first }
     }
 
-    /// The next wait. `jitter` is between 0 and 1, and spreads the wait between its half and its whole, so that a
-    /// thousand nodes do not come back in the same instant.
+    /// The next wait. `jitter` is between 0 and 1, and spreads the wait between its half and its whole, so
+    /// that a thousand nodes do not come back in the same instant.
     pub fn next(&mut self, jitter: f64) -> Duration {
         let wait = self.next.min(self.longest);
         self.next = (wait * 2).min(self.longest);

@@ -1,12 +1,12 @@
 //! Where API objects come from and where statuses and events go: the Kubernetes API, or a folder of files.
 //!
-//! [`Objects`] is one handle over both. Reading: [`Objects::watch`] gives a [`Subscription`] (a stream of events) or
-//! a [`Cache`] (for many readers) of any kind, with what is kept of each object decided at the edge. Writing:
-//! [`Write`] describes one write; [`Objects::write`] carries it out now, [`StatusWriter`] in its own time with the
-//! latest value per object; [`EventRecorder`] tells people what happened.
+//! [`Objects`] is one handle over both. Reading: [`Objects::watch`] gives a [`Subscription`] (a stream of
+//! events) or a [`Cache`] (for many readers) of any kind, with what is kept of each object decided at the
+//! edge. Writing: [`Write`] describes one write; [`Objects::write`] carries it out now, [`StatusWriter`] in
+//! its own time with the latest value per object; [`EventRecorder`] tells people what happened.
 //!
-//! While the source is away, everything known stays in force and [`Connection`] says since when and why; when it is
-//! back, what changed meanwhile arrives, deletions included.
+//! While the source is away, everything known stays in force and [`Connection`] says since when and why; when
+//! it is back, what changed meanwhile arrives, deletions included.
 //!
 //! ```no_run
 //! use k8s_openapi::api::core::v1::Pod;

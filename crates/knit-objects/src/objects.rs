@@ -73,8 +73,8 @@ impl Source {
 // === impl Objects ===
 
 impl Objects {
-    /// Opens a source. A cluster is not asked anything yet, so this works while it is away; a folder must be there,
-    /// and is read once. Needs a tokio runtime.
+    /// Opens a source. A cluster is not asked anything yet, so this works while it is away; a folder must be
+    /// there, and is read once. Needs a tokio runtime.
     pub async fn open(source: Source) -> Result<Self> {
         let problems = watch::Sender::default();
         let backend = match source {
@@ -110,7 +110,8 @@ impl Objects {
         Watch::new(self.clone())
     }
 
-    /// One object as it is now, or nothing. Asks the API server: for what is needed again and again, use a cache.
+    /// One object as it is now, or nothing. Asks the API server: for what is needed again and again, use a
+    /// cache.
     pub async fn get<K: Object>(&self, key: &Key) -> Result<Option<K>> {
         let resource = ApiResource::erase::<K>(&());
         match &self.inner.backend {
@@ -123,7 +124,8 @@ impl Objects {
         }
     }
 
-    /// The selected objects as they are now. Asks the API server: for what is needed again and again, use a cache.
+    /// The selected objects as they are now. Asks the API server: for what is needed again and again, use a
+    /// cache.
     pub async fn list<K: Object>(&self, selection: &Selection) -> Result<Vec<K>> {
         let resource = ApiResource::erase::<K>(&());
         let filter = Filter::parse(selection)?;
@@ -137,7 +139,8 @@ impl Objects {
         objects.into_iter().map(|(key, object)| decode(&resource, &key, object)).collect()
     }
 
-    /// The selected objects as writes left them: in a folder, where what is written is not read back, those beside it.
+    /// The selected objects as writes left them: in a folder, where what is written is not read back, those
+    /// beside it.
     pub async fn written<K: Object>(&self, selection: &Selection) -> Result<Vec<K>> {
         let Backend::Folder(folder) = &self.inner.backend else { return self.list(selection).await };
         let resource = ApiResource::erase::<K>(&());
@@ -155,8 +158,8 @@ impl Objects {
         Ok(selected.filter_map(|object| serde_json::from_value(object).ok()).collect())
     }
 
-    /// Carries out one write, once. In a folder it goes to a file of the object's own, beside what is read. Returns
-    /// the object as it is then (nothing after a delete).
+    /// Carries out one write, once. In a folder it goes to a file of the object's own, beside what is read.
+    /// Returns the object as it is then (nothing after a delete).
     pub async fn write(&self, write: &Write) -> Result<Value> {
         tracing::debug!(%write, "write");
         match &self.inner.backend {
@@ -171,8 +174,8 @@ impl Objects {
         }
     }
 
-    /// Makes an object with its status, or brings both up to date, once: by two requests where an API server keeps the two
-    /// apart, by one file in a folder. Returns the object as it is then.
+    /// Makes an object with its status, or brings both up to date, once: by two requests where an API server
+    /// keeps the two apart, by one file in a folder. Returns the object as it is then.
     pub async fn publish<K: Resource<DynamicType = ()> + Serialize>(
         &self,
         object: &K,

@@ -1,5 +1,5 @@
-//! Which objects of a kind are wanted: namespace, labels, fields. The API server evaluates it; for a folder it is
-//! evaluated here, with the same meaning.
+//! Which objects of a kind are wanted: namespace, labels, fields. The API server evaluates it; for a folder
+//! it is evaluated here, with the same meaning.
 
 use std::collections::BTreeMap;
 
@@ -213,7 +213,8 @@ mod tests {
 
     #[test]
     fn fields_are_paths_and_a_missing_one_is_empty() {
-        let object = json!({"metadata": {"name": "a", "namespace": "n"}, "spec": {"nodeName": "n1", "hostNetwork": true}});
+        let object = json!({"metadata": {"name": "a", "namespace": "n"}, "spec": {"nodeName": "n1",
+            "hostNetwork": true}});
         for (text, expected) in [
             ("spec.nodeName=n1", true),
             ("spec.nodeName!=n1", false),

@@ -12,8 +12,8 @@ use crate::folder::FolderReader;
 use crate::health::Health;
 use crate::key::Key;
 
-/// One step of a source. It begins with a whole set, and may send a whole set again at any time: what is not in
-/// it is gone.
+/// One step of a source. It begins with a whole set, and may send a whole set again at any time: what is not
+/// in it is gone.
 #[derive(Debug)]
 pub(crate) enum Delta {
     /// A whole set begins.
@@ -31,8 +31,8 @@ pub(crate) enum Delta {
     Complete,
 }
 
-/// An object's JSON without `metadata.managedFields`, which nobody reads and which can be most of an object: it is
-/// skipped while the text is read.
+/// An object's JSON without `metadata.managedFields`, which nobody reads and which can be most of an object:
+/// it is skipped while the text is read.
 #[derive(Clone, Debug)]
 pub(crate) enum Lean {
     Owned(Value),

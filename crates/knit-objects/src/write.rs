@@ -27,7 +27,8 @@ pub(crate) enum Operation {
     Create(Value),
     /// It is there, in the version that the body names.
     Replace(Value),
-    /// Server-side apply: our fields become these, others' stay. Makes the object unless it is about the status.
+    /// Server-side apply: our fields become these, others' stay. Makes the object unless it is about the
+    /// status.
     Apply { body: Value, part: Part, manager: &'static str },
     /// JSON merge patch. With a resourceVersion in it, only that version is patched.
     Merge { patch: Value, part: Part },
@@ -57,8 +58,8 @@ impl Write {
         Self::whole(object, Operation::Replace)
     }
 
-    /// Makes the object, or changes the fields that this manager has set before or sets now. Its status is left
-    /// alone.
+    /// Makes the object, or changes the fields that this manager has set before or sets now. Its status is
+    /// left alone.
     #[must_use]
     pub fn apply<K: Resource<DynamicType = ()> + Serialize>(object: &K, manager: &'static str) -> Self {
         Self::whole(object, |mut body| {
@@ -69,8 +70,8 @@ impl Write {
         })
     }
 
-    /// Sets the status of an object that is there. Fields of it that this manager has set before and leaves out
-    /// now go away.
+    /// Sets the status of an object that is there. Fields of it that this manager has set before and leaves
+    /// out now go away.
     #[must_use]
     pub fn status<K: Resource<DynamicType = ()>>(
         key: Key,
@@ -90,7 +91,8 @@ impl Write {
         Self { target, operation: Operation::Apply { body, part: Part::Status, manager } }
     }
 
-    /// Changes single fields (JSON merge patch). With `metadata.resourceVersion` in the patch, only that version.
+    /// Changes single fields (JSON merge patch). With `metadata.resourceVersion` in the patch, only that
+    /// version.
     #[must_use]
     pub fn merge<K: Resource<DynamicType = ()>>(key: Key, patch: Value) -> Self {
         Self { target: Target::of::<K>(key), operation: Operation::Merge { patch, part: Part::Whole } }
@@ -138,7 +140,8 @@ impl Write {
         Self { target, operation: Operation::Apply { body, part: Part::Whole, manager } }
     }
 
-    /// Sets a Node's condition NetworkUnavailable. `since` is when it last changed; other conditions are left alone.
+    /// Sets a Node's condition NetworkUnavailable. `since` is when it last changed; other conditions are left
+    /// alone.
     #[must_use]
     pub fn node_network_unavailable(
         node: &str,
@@ -158,8 +161,8 @@ impl Write {
         Self::status::<Node>(Key::cluster(node), &json!({ "conditions": [condition] }), manager)
     }
 
-    /// Only to this version of the object: if another is there, the write fails with [`crate::Error::Conflict`]. In
-    /// a folder, where there are no versions, it changes nothing.
+    /// Only to this version of the object: if another is there, the write fails with
+    /// [`crate::Error::Conflict`]. In a folder, where there are no versions, it changes nothing.
     #[must_use]
     pub fn if_version(mut self, resource_version: &str) -> Self {
         match &mut self.operation {
@@ -174,8 +177,8 @@ impl Write {
         self
     }
 
-    /// Only to the object with this uid: if another one has its name by now, the write fails. In a folder, where objects
-    /// have none, it changes nothing.
+    /// Only to the object with this uid: if another one has its name by now, the write fails. In a folder,
+    /// where objects have none, it changes nothing.
     #[must_use]
     pub fn if_uid(mut self, uid: &str) -> Self {
         match &mut self.operation {

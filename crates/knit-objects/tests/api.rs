@@ -1,5 +1,5 @@
-//! The Kubernetes API as the source, against the lab's embedded one: what is read, what an outage does, what is
-//! written.
+//! The Kubernetes API as the source, against the lab's embedded one: what is read, what an outage does, what
+//! is written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -30,7 +30,8 @@ fn store_options() -> StoreOptions {
     StoreOptions { crds, ..StoreOptions::default() }
 }
 
-/// A loopback address that only one test of one process has: nobody else takes its port while a server is away.
+/// A loopback address that only one test of one process has: nobody else takes its port while a server is
+/// away.
 fn own_loopback() -> std::net::SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(100);
     let [_, _, high, low] = std::process::id().to_be_bytes();

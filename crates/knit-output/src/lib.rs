@@ -1,7 +1,7 @@
 //! How Knit's commands speak: tables for people, JSON and YAML for scripts, errors that say what to do.
 //!
-//! Every command prints through here, so that colour, width and format are decided in one place. Colour and terminal
-//! detection (`NO_COLOR`, pipes) come from `anstream`.
+//! Every command prints through here, so that colour, width and format are decided in one place. Colour and
+//! terminal detection (`NO_COLOR`, pipes) come from `anstream`.
 
 mod error;
 mod table;

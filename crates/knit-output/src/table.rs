@@ -1,4 +1,5 @@
-//! Tables in the manner of `kubectl get`: aligned columns, no borders, and colour only where it says something.
+//! Tables in the manner of `kubectl get`: aligned columns, no borders, and colour only where it says
+//! something.
 
 use std::fmt;
 

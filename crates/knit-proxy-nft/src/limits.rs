@@ -1,5 +1,5 @@
-//! The kernel's connection table: how many entries it may have, and how long they stay (rule 53). A service proxy has
-//! them set, because every connection to a service has an entry.
+//! The kernel's connection table: how many entries it may have, and how long they stay (rule 53). A service
+//! proxy has them set, because every connection to a service has an entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -10,7 +10,8 @@ use knit_kernel::sysctl::{Sysctl, Sysctls};
 
 use crate::table::report;
 
-/// What is wanted of the connection table. The default is kube-proxy's; what is `None`, zero or false is left as it is.
+/// What is wanted of the connection table. The default is kube-proxy's; what is `None`, zero or false is left
+/// as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Entries for each core; zero: their number is left as it is.
@@ -76,8 +77,8 @@ impl Limits {
         self.keep(namespace, &mut RefusedLimits::default());
     }
 
-    /// Writes what is not as it should be, and says how many values that were. What was refused before is neither tried
-    /// nor told again.
+    /// Writes what is not as it should be, and says how many values that were. What was refused before is
+    /// neither tried nor told again.
     pub fn keep(&self, namespace: &NetNs, before: &mut RefusedLimits) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let sysctls = match Sysctls::of(namespace) {
@@ -146,7 +147,8 @@ impl Refused {
     fn lines(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(reason, settings)| {
             format!(
-                "limits of the connection table stay as they are: {reason}. Services work without; where the limits \
+                "limits of the connection table stay as they are: {reason}. Services work without; where the \
+                 limits \
                  matter, set them on the host: {}",
                 settings.join(" ")
             )

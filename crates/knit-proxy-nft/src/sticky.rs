@@ -1,8 +1,8 @@
 //! Service ports with affinity: their endpoints have numbers, by which clients are remembered.
 //!
-//! An endpoint's slot changes when another one goes, and what is remembered of a client must not. So its number is its
-//! own for as long as it is there: `slots` has the numbers to draw from, and `members` the endpoints by number, for each
-//! scope that they are in (rule 41).
+//! An endpoint's slot changes when another one goes, and what is remembered of a client must not. So its
+//! number is its own for as long as it is there: `slots` has the numbers to draw from, and `members` the
+//! endpoints by number, for each scope that they are in (rule 41).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -50,8 +50,8 @@ impl Numbers {
         }
     }
 
-    /// The elements of a service port whose endpoints have these numbers, for the slots of each scope, which begin at
-    /// the second part.
+    /// The elements of a service port whose endpoints have these numbers, for the slots of each scope, which
+    /// begin at the second part.
     pub(crate) fn elements(&self, service: u32, scopes: [(&Slots<Place>, u32); 2]) -> StickyElements {
         let mut found = StickyElements::default();
         for (slots, base) in scopes {
@@ -112,7 +112,8 @@ impl FoundSticky {
     }
 }
 
-/// Elements of `old` that are not in `new`, and the other way round; an element with another value is another one.
+/// Elements of `old` that are not in `new`, and the other way round; an element with another value is another
+/// one.
 pub(crate) fn swap(edit: &mut SetEdit, old: Vec<Element>, new: Vec<Element>) {
     let same = |list: &[Element], element: &Element| list.iter().any(|e| e == element);
     if old.len().min(new.len()) <= 8 {

@@ -1,5 +1,5 @@
-//! The packet-flow cases with a backend in another process: told by a stream what to do, and asked by its reports whether
-//! it has done so. It is how a backend in another language goes through the test kit.
+//! The packet-flow cases with a backend in another process: told by a stream what to do, and asked by its
+//! reports whether it has done so. It is how a backend in another language goes through the test kit.
 
 use std::time::Duration;
 

@@ -90,8 +90,8 @@ pub struct Step {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Flow {
-    /// The host that connects: `pod-a`, `pod-b` (on this node), `remote-a`, `remote-b` (pods elsewhere), `outside`,
-    /// `node`.
+    /// The host that connects: `pod-a`, `pod-b` (on this node), `remote-a`, `remote-b` (pods elsewhere),
+    /// `outside`, `node`.
     pub from: String,
     /// Where to: `10.96.0.1:80/TCP`.
     pub to: Destination,

@@ -1,9 +1,10 @@
 //! Packet-flow tests for service proxies.
 //!
-//! A [`Case`] is plain Kubernetes Services and EndpointSlices, and a table of flows: who connects where, which endpoint
-//! answers or how it is refused, and whether the endpoint sees the client's address. [`run`](fn@run) makes it so with any
-//! [`Backend`](knit_proxy::backend::Backend) and sends the packets, in network namespaces of a [`World`]. Each case names the
-//! rules that it proves. [`ours`] are the project's own cases: what every service proxy should pass.
+//! A [`Case`] is plain Kubernetes Services and EndpointSlices, and a table of flows: who connects where,
+//! which endpoint answers or how it is refused, and whether the endpoint sees the client's address.
+//! [`run`](fn@run) makes it so with any [`Backend`](knit_proxy::backend::Backend) and sends the packets, in
+//! network namespaces of a [`World`]. Each case names the rules that it proves. [`ours`] are the project's
+//! own cases: what every service proxy should pass.
 //!
 //! ```no_run
 //! # struct MyBackend;

@@ -7,8 +7,8 @@ use knit_proxy::model::{Family, Protocol};
 
 use crate::case::Flow;
 
-/// How cases are run. The default is a backend that can do everything, works before its call returns, and a machine that
-/// may be busy.
+/// How cases are run. The default is a backend that can do everything, works before its call returns, and a
+/// machine that may be busy.
 pub struct Options<'a> {
     /// It serves UDP.
     pub udp: bool,
@@ -16,15 +16,15 @@ pub struct Options<'a> {
     pub ipv6: bool,
     /// An endpoint can see who the client is. A proxy that opens connections of its own hides that.
     pub keeps_client_addresses: bool,
-    /// It can drop in silence. A proxy that accepts a connection before it knows whose it is can only close it; then a
-    /// flow that should be dropped must not be answered, however that comes about.
+    /// It can drop in silence. A proxy that accepts a connection before it knows whose it is can only close
+    /// it; then a flow that should be dropped must not be answered, however that comes about.
     pub drops: bool,
     /// How long an answer may take. A minute by default: it is what a case that fails costs.
     pub answer: Duration,
     /// How long silence has to last to count as a drop.
     pub silence: Duration,
-    /// Called after each step; returns when what the backend was told is in force, or why it never will be. For
-    /// backends whose work is done elsewhere, such as those that follow a stream.
+    /// Called after each step; returns when what the backend was told is in force, or why it never will be.
+    /// For backends whose work is done elsewhere, such as those that follow a stream.
     pub settled: Box<dyn Fn() -> Result<(), String> + 'a>,
     /// Told of each case as it ends, so that people see something happen.
     pub told: Told<'a>,
@@ -40,7 +40,8 @@ pub struct Report {
     pub passed: usize,
     /// What did not.
     pub wrong: Vec<String>,
-    /// What was left out because the backend cannot do it, and why. Look at it: what is left out is not tested.
+    /// What was left out because the backend cannot do it, and why. Look at it: what is left out is not
+    /// tested.
     pub left_out: Vec<String>,
 }
 

@@ -19,7 +19,8 @@ use crate::case::{Case, Flow, Gets, NodePorts, Pods, Step};
 use crate::options::{Options, Report};
 use crate::world::{POD_RANGES, World};
 
-/// How often to connect until each of several endpoints has answered: with two, one stays silent once in 2^60 runs.
+/// How often to connect until each of several endpoints has answered: with two, one stays silent once in 2^60
+/// runs.
 const ATTEMPTS: usize = 60;
 /// How often to connect where everybody must reach the same endpoint.
 const STICKY_ATTEMPTS: usize = 12;
@@ -33,8 +34,8 @@ enum Got {
     Error(String),
 }
 
-/// Runs cases as [`run_with`] does, with a backend that can do everything. Returns what was not as the cases say: nothing
-/// if all is well.
+/// Runs cases as [`run_with`] does, with a backend that can do everything. Returns what was not as the cases
+/// say: nothing if all is well.
 ///
 /// # Errors
 /// If the kernel refuses what the tests need.
@@ -46,10 +47,11 @@ pub fn run<B: Backend>(
     run_with(world, cases, &Options::default(), open).map(|report| report.wrong)
 }
 
-/// Runs cases one after another on the same node, each from what the one before left, as a proxy that is started again.
+/// Runs cases one after another on the same node, each from what the one before left, as a proxy that is
+/// started again.
 ///
-/// `open` makes the backend for the node's namespace. What `options` says that it cannot do is left out, and listed in
-/// the report.
+/// `open` makes the backend for the node's namespace. What `options` says that it cannot do is left out, and
+/// listed in the report.
 ///
 /// # Errors
 /// If the kernel refuses what the tests need.

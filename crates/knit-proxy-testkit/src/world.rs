@@ -1,8 +1,9 @@
-//! The world of the tests: a node, two pods on it, two elsewhere, and somebody outside, each a network namespace.
+//! The world of the tests: a node, two pods on it, two elsewhere, and somebody outside, each a network
+//! namespace.
 //!
-//! Everybody is wired to the node and to nobody else, so every packet passes it. Pods have addresses of 10.1.0.0/16 and
-//! fd01::/48, those on the node of 10.1.0.0/24 and fd01::/64. On each wire the node has an address of its own, which is
-//! what an endpoint sees of a masqueraded client.
+//! Everybody is wired to the node and to nobody else, so every packet passes it. Pods have addresses of
+//! 10.1.0.0/16 and fd01::/48, those on the node of 10.1.0.0/24 and fd01::/64. On each wire the node has an
+//! address of its own, which is what an endpoint sees of a masqueraded client.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -136,8 +137,8 @@ impl World {
         self.hosts.iter().find(|host| host.name == name).map(|host| &host.namespace)
     }
 
-    /// Has the owner of an address answer there, if nobody does yet: with its own and the client's address as it sees
-    /// them.
+    /// Has the owner of an address answer there, if nobody does yet: with its own and the client's address as
+    /// it sees them.
     ///
     /// # Errors
     /// If nobody has the address, or it cannot listen.

@@ -1,5 +1,5 @@
-//! The kit with a backend that can do little: the example of a proxy in user space. What it cannot do is left out and
-//! listed; what it can do is right; and a backend that ignores who may come in is caught.
+//! The kit with a backend that can do little: the example of a proxy in user space. What it cannot do is left
+//! out and listed; what it can do is right; and a backend that ignores who may come in is caught.
 
 #[allow(dead_code, reason = "its main is another program")]
 #[path = "../../knit-proxy/examples/userspace.rs"]

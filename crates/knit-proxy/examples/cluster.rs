@@ -1,7 +1,9 @@
-//! A whole proxy: reads Services from a cluster or from a folder of files, logs what is wrong, ends on Ctrl-C.
+//! A whole proxy: reads Services from a cluster or from a folder of files, logs what is wrong, ends on
+//! Ctrl-C.
 //!
-//! `cargo run -p knit-proxy --features objects --example cluster -- NODE FOLDER` reads YAML and JSON files and follows
-//! their changes; without FOLDER it reads from the cluster that kubectl would use here, or that its pod runs in.
+//! `cargo run -p knit-proxy --features objects --example cluster -- NODE FOLDER` reads YAML and JSON files
+//! and follows their changes; without FOLDER it reads from the cluster that kubectl would use here, or that
+//! its pod runs in.
 
 #[allow(dead_code, reason = "its main is another program")]
 #[path = "print.rs"]

@@ -1,11 +1,13 @@
 //! A service proxy in user space: listens where clients connect to and forwards TCP to the endpoints.
 //!
 //! It serves addresses that this machine has, so the demonstration uses loopback ones:
-//! `cargo run -p knit-proxy --example userspace -- 127.0.0.1:8080 127.0.0.1:9001 127.0.0.1:9002` forwards what comes to
-//! the first to one of the others. Real traffic belongs into a kernel; this shows how little a backend needs.
+//! `cargo run -p knit-proxy --example userspace -- 127.0.0.1:8080 127.0.0.1:9001 127.0.0.1:9002` forwards
+//! what comes to the first to one of the others. Real traffic belongs into a kernel; this shows how little a
+//! backend needs.
 //!
-//! What it cannot do, because it accepts a connection before it knows whose it is: drop in silence (it closes), keep a
-//! client's address (endpoints always see this machine's), and UDP and SCTP (it says so for each such port).
+//! What it cannot do, because it accepts a connection before it knows whose it is: drop in silence (it
+//! closes), keep a client's address (endpoints always see this machine's), and UDP and SCTP (it says so for
+//! each such port).
 
 use std::collections::HashMap;
 use std::io;
@@ -135,7 +137,8 @@ impl Served {
 }
 
 impl Listener {
-    /// The endpoints to try for a client, in order: the one that it had last (rule 40), then each in its turn.
+    /// The endpoints to try for a client, in order: the one that it had last (rule 40), then each in its
+    /// turn.
     fn endpoints(&self, client: IpAddr, reached: IpAddr) -> Vec<SocketAddr> {
         let served = self.served.read().expect("no thread panics").clone();
         let mut endpoints = served.endpoints(client, reached);

@@ -1,4 +1,5 @@
-//! The example that is a whole proxy, run as a program: from a folder, with a broken file in it, until it is stopped.
+//! The example that is a whole proxy, run as a program: from a folder, with a broken file in it, until it is
+//! stopped.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -9,7 +10,8 @@ const SERVICE: &str = "\
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}
-spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ipFamilies: [IPv4], ports: [{port: 80, protocol: TCP}]}
+spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ipFamilies: [IPv4], ports: [{port: 80, protocol: \
+TCP}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice

@@ -67,7 +67,8 @@ fn ask(place: SocketAddr) -> std::io::Result<String> {
 #[test]
 fn the_user_space_backend_forwards() {
     let endpoints = [echo("one"), echo("two")];
-    // A loopback address of this process's own, so that a port that was free just now still is when it is wanted.
+    // A loopback address of this process's own, so that a port that was free just now still is when it is
+    // wanted.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let own = std::net::Ipv4Addr::from([127, 55, high, low.clamp(1, 254)]);
     let place = TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! What 10,000 services with 5 endpoints each cost, fed by Kubernetes objects that are dropped as they are read (rule 7).
+//! What 10,000 services with 5 endpoints each cost, fed by Kubernetes objects that are dropped as they are
+//! read (rule 7).
 //!
 //! A test binary of its own, so that nothing else is in the process.
 
@@ -20,7 +21,8 @@ fn service(n: u32) -> serde_json::Value {
             "labels": { "app": format!("app-{n}") },
         },
         "spec": {
-            "type": "ClusterIP", "clusterIP": address(0x0a60_0000, n), "clusterIPs": [address(0x0a60_0000, n)],
+            "type": "ClusterIP", "clusterIP": address(0x0a60_0000, n), "clusterIPs": [address(0x0a60_0000,
+                n)],
             "ipFamilies": ["IPv4"], "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
             "selector": { "app": format!("app-{n}") },
             "ports": [{ "name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080 }],

@@ -1,4 +1,5 @@
-//! A folder of files as the source: what is read, how changes arrive, and what is said of objects that are wrong.
+//! A folder of files as the source: what is read, how changes arrive, and what is said of objects that are
+//! wrong.
 
 use std::fs;
 use std::path::Path;

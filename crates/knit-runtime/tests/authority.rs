@@ -63,8 +63,8 @@ fn string(text: &str) -> Vec<u8> {
     [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat()
 }
 
-/// GetCapabilities with this authority; the first call of a connection brings it into the header table, and the second
-/// refers to it there.
+/// GetCapabilities with this authority; the first call of a connection brings it into the header table, and
+/// the second refers to it there.
 fn call(connection: &mut UnixStream, stream: u32, authority: Option<&str>) {
     let path = "/kni.v1alpha1.NetworkRuntime/GetCapabilities";
     let authority = match authority {

@@ -1,4 +1,5 @@
-//! Which Service has which node port: a pod that got the same number as its host port would take what is meant for it.
+//! Which Service has which node port: a pod that got the same number as its host port would take what is
+//! meant for it.
 
 use std::collections::HashMap;
 

@@ -175,7 +175,8 @@ mod tests {
     proptest! {
         #[test]
         fn written_down_and_read_back(v4: Option<u32>, v6: Option<u128>) {
-            let Some(addresses) = Addresses::new(v4.map(Into::into), v6.map(Into::into)) else { return Ok(()) };
+            let Some(addresses) = Addresses::new(v4.map(Into::into), v6.map(Into::into)) else {
+                return Ok(()) };
             let text = serde_json::to_string(&addresses).expect("JSON");
             prop_assert_eq!(text.contains("ipv4"), v4.is_some());
             prop_assert_eq!(text.contains("ipv6"), v6.is_some());

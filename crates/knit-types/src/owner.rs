@@ -8,8 +8,8 @@ use crate::name::SandboxId;
 
 /// Whom something belongs to. It is removed when its owner is gone.
 ///
-/// What a claim or an object reserved before there was a sandbox moves to the sandbox when that comes. Inside of another
-/// value (`#[serde(flatten)]`) an owner is one field: `sandbox`, `claim` or `object`.
+/// What a claim or an object reserved before there was a sandbox moves to the sandbox when that comes. Inside
+/// of another value (`#[serde(flatten)]`) an owner is one field: `sandbox`, `claim` or `object`.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Owner {
@@ -44,7 +44,8 @@ impl Owner {
         }
     }
 
-    /// One word for each owner, the same whenever it is asked for: a sandbox's id, or what no sandbox is called.
+    /// One word for each owner, the same whenever it is asked for: a sandbox's id, or what no sandbox is
+    /// called.
     #[must_use]
     pub fn key(&self) -> String {
         match self {

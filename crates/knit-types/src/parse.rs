@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// Reads an address. Leading zeros mean nothing, as in Kubernetes: `010.0.0.1` is 10.0.0.1. An IPv4 address written as
-/// IPv6 is IPv4.
+/// Reads an address. Leading zeros mean nothing, as in Kubernetes: `010.0.0.1` is 10.0.0.1. An IPv4 address
+/// written as IPv6 is IPv4.
 #[must_use]
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     if let Ok(address) = text.parse::<IpAddr>() {
@@ -24,7 +24,8 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets).into())
 }
 
-/// Reads a CIDR; bits behind the prefix are cut off. White space is not part of one: whoever allows it trims it.
+/// Reads a CIDR; bits behind the prefix are cut off. White space is not part of one: whoever allows it trims
+/// it.
 #[must_use]
 pub fn parse_net(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;

@@ -1,7 +1,7 @@
 //! `knit`: one command for the node agent, the controller, the lab and the people who run them.
 //!
-//! This file reads the command line and turns an error into words and an exit code. Each subcommand is a file in
-//! [`command`].
+//! This file reads the command line and turns an error into words and an exit code. Each subcommand is a file
+//! in [`command`].
 
 mod cli;
 mod command;

@@ -1,5 +1,6 @@
-//! The manifests in deploy/ against the code: they can be read, they carry this version, their commands exist, and their
-//! roles allow what the parts do and nothing beyond. With kubectl at hand, what the overlays come to.
+//! The manifests in deploy/ against the code: they can be read, they carry this version, their commands
+//! exist, and their roles allow what the parts do and nothing beyond. With kubectl at hand, what the overlays
+//! come to.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -349,7 +350,8 @@ fn overlays_are_complete() {
         ),
         (
             "uninstall",
-            "ClusterRole 1, ClusterRoleBinding 1, DaemonSet 1, Job 1, Role 1, RoleBinding 1, ServiceAccount 1",
+            "ClusterRole 1, ClusterRoleBinding 1, DaemonSet 1, Job 1, Role 1, RoleBinding 1, ServiceAccount \
+             1",
         ),
     ] {
         let output = Command::new(&kubectl)

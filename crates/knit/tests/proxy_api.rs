@@ -46,7 +46,8 @@ fn service(name: &str, cluster_ip: &str) -> Value {
     })
 }
 
-/// Two Services want one external IP and port: the older has it, the younger gets an event. Everything else works.
+/// Two Services want one external IP and port: the older has it, the younger gets an event. Everything else
+/// works.
 #[test]
 fn rule_21_the_older_service_has_an_external_ip_and_the_other_gets_an_event() {
     let runtime =

@@ -37,7 +37,8 @@ const BAD: [(&str, &str, &[&str]); 5] = [
         include_str!("proxy/bad/addresses.yaml"),
         &[
             "Service bad/addresses: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address",
-            "Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not an address range",
+            "Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not an address \
+             range",
             "EndpointSlice bad/addresses-1: endpoints[0].addresses[0]: \"192.0.2.999\" is not an IP address",
         ],
     ),
@@ -53,16 +54,14 @@ const BAD: [(&str, &str, &[&str]); 5] = [
     (
         "same-address.yaml",
         include_str!("proxy/bad/same-address.yaml"),
-        &[
-            "Service bad/younger: spec.externalIPs: external IP 198.51.100.50:80 TCP of port \"\" is already used by bad/older",
-        ],
+        &["Service bad/younger: spec.externalIPs: external IP 198.51.100.50:80 TCP of port \"\" is already \
+             used by bad/older"],
     ),
     (
         "no-service.yaml",
         include_str!("proxy/bad/no-service.yaml"),
-        &[
-            "EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: there is no Service bad/lost",
-        ],
+        &["EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: there is no Service \
+             bad/lost"],
     ),
 ];
 
@@ -146,7 +145,8 @@ fn rules_12_21_bad_objects_are_named_and_connections_to_the_others_go_on() {
         }
         check(&BAD);
         drop(proxy);
-        // And they are there when it starts. (A slice may be there before its Service: that one takes a while to be told.)
+        // And they are there when it starts. (A slice may be there before its Service: that one takes a while
+        // to be told.)
         let proxy = start(&folder, &log);
         check(&BAD[..4]);
         // The table of the one before still answers, so that alone says nothing of this one.

@@ -1,4 +1,5 @@
-//! Runs the commands of docs/proxy.md as they stand there, in namespaces of their own, and compares what they print.
+//! Runs the commands of docs/proxy.md as they stand there, in namespaces of their own, and compares what they
+//! print.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

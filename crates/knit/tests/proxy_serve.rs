@@ -214,7 +214,8 @@ fn a_configuration_file_is_used_and_its_fields_are_spoken_of() {
     fs::write(folder.path().join("shop.yaml"), SHOP).expect("a file");
     let config = folder.path().join("config.conf");
     let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n\
-                ipvs: {scheduler: rr, masqueradeAl: true}\nclusterCIDR: 192.0.2.0/24\nhostnameOverride: There\n";
+                ipvs: {scheduler: rr, masqueradeAl: true}\nclusterCIDR: 192.0.2.0/24\nhostnameOverride: \
+                There\n";
     fs::write(&config, text).expect("a file");
     let from = folder.path().to_str().expect("UTF-8");
     let config = config.to_str().expect("UTF-8");

@@ -1,7 +1,8 @@
 //! `knit proxy` takes over from a real kube-proxy, with connections open.
 //!
-//! It needs etcd, kube-apiserver, kube-proxy and kubectl, as `cargo xtask kube build` leaves them in its cache, or in the
-//! folder that `KNIT_KUBE_BIN` names; and `nft` and `openssl`. Where they are not, it is skipped.
+//! It needs etcd, kube-apiserver, kube-proxy and kubectl, as `cargo xtask kube build` leaves them in its
+//! cache, or in the folder that `KNIT_KUBE_BIN` names; and `nft` and `openssl`. Where they are not, it is
+//! skipped.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -160,7 +161,8 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
                 Some(path) => programs.insert(name, path),
                 None => {
                     return skip(format_args!(
-                        "there is no {name}: `cargo xtask kube build` makes it, or KNIT_KUBE_BIN names its folder"
+                        "there is no {name}: `cargo xtask kube build` makes it, or KNIT_KUBE_BIN names its \
+                         folder"
                     ));
                 }
             };
@@ -179,7 +181,8 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
         echo("192.0.2.11:8080");
         echo("192.0.2.12:8080");
         let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
-             clusters: [{name: x, cluster: {server: 'https://127.0.0.1:6443', insecure-skip-tls-verify: true}}]\n\
+             clusters: [{name: x, cluster: {server: 'https://127.0.0.1:6443', insecure-skip-tls-verify: \
+             true}}]\n\
              users: [{name: x, user: {token: secret}}]\n\
              contexts: [{name: x, context: {cluster: x, user: x}}]\n";
         fs::write(path("kubeconfig"), kubeconfig).expect("a file");

@@ -1,8 +1,9 @@
-//! A token of one node's agent, in strange hands, against a real API server with the roles and policies of deploy/: what is
-//! not that node's is refused, for every kind that an agent may write, and what is its own works.
+//! A token of one node's agent, in strange hands, against a real API server with the roles and policies of
+//! deploy/: what is not that node's is refused, for every kind that an agent may write, and what is its own
+//! works.
 //!
-//! It needs etcd, kube-apiserver and kubectl, as `cargo xtask kube build` leaves them in its cache, or in the folder that
-//! `KNIT_KUBE_BIN` names; and `openssl`. Where they are not, it is skipped.
+//! It needs etcd, kube-apiserver and kubectl, as `cargo xtask kube build` leaves them in its cache, or in the
+//! folder that `KNIT_KUBE_BIN` names; and `openssl`. Where they are not, it is skipped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -96,7 +97,8 @@ impl Drop for Server {
 fn kubeconfig(token: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
-         clusters: [{{name: x, cluster: {{server: 'https://127.0.0.1:6443', insecure-skip-tls-verify: true}}}}]\n\
+         clusters: [{{name: x, cluster: {{server: 'https://127.0.0.1:6443', insecure-skip-tls-verify: \
+         true}}}}]\n\
          users: [{{name: x, user: {{token: '{token}'}}}}]\n\
          contexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
     )
@@ -231,14 +233,16 @@ fn node_status(node: &str, patch: Value) -> Write {
 }
 
 fn node_network(name: &str) -> Write {
-    let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "NodeNetwork", "metadata": {"name": name}, "spec": {}});
+    let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "NodeNetwork", "metadata": {"name": name},
+        "spec": {}});
     Write::apply(&serde_json::from_value::<NodeNetwork>(object).expect("a NodeNetwork"), AGENT_MANAGER)
 }
 
 fn event(name: &str, instance: &str) -> Write {
     let object = json!({
         "metadata": {"name": name, "namespace": "default"}, "eventTime": "2026-01-01T00:00:00.000000Z",
-        "reportingController": "knit-node", "reportingInstance": instance, "action": "Attach", "reason": "Refused",
+        "reportingController": "knit-node", "reportingInstance": instance, "action": "Attach",
+            "reason": "Refused",
         "type": "Warning", "note": "n", "regarding": {"kind": "Pod", "name": "web", "namespace": "default"},
     });
     Write::create(&serde_json::from_value::<Event>(object).expect("an Event"))
@@ -289,7 +293,8 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("n1", Write::delete::<NetworkAttachment>(attachment("users")), false),
         ("n2", Write::delete::<NetworkAttachment>(attachment("users")), false),
         ("n2", metadata("users", &json!({"finalizers": ["example.org/own"]})), true),
-        // A user deletes another while n1, whose machine is dead, has it attached: whoever has its pod now lets it go, and no more.
+        // A user deletes another while n1, whose machine is dead, has it attached: whoever has its pod now
+        // lets it go, and no more.
         ("n1", metadata("orphan", &holds), true),
         ("n1", attached("orphan", "n1", "True"), true),
         ("n2", metadata("orphan", &json!({"finalizers": ["example.org/own"]})), false),

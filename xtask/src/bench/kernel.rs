@@ -1,9 +1,11 @@
-//! `cargo xtask bench kernel`: what a pod's veth, addresses and routes cost, next to `ip -batch` in the same run.
+//! `cargo xtask bench kernel`: what a pod's veth, addresses and routes cost, next to `ip -batch` in the same
+//! run.
 //!
-//! Everything happens in namespaces of its own: a node with an uplink, and pods. A pod is routed: veth with its other end in the pod's namespace; there
-//! `lo` and `eth0` up, an address, a permanent neighbour and a default route per family; on the node's side a host route
-//! and a neighbour per family. The pods' namespaces are made beforehand and not counted. CPU is that of the whole
-//! process (of the children, for `ip`), so the kernel's share is in it.
+//! Everything happens in namespaces of its own: a node with an uplink, and pods. A pod is routed: veth with
+//! its other end in the pod's namespace; there `lo` and `eth0` up, an address, a permanent neighbour and a
+//! default route per family; on the node's side a host route and a neighbour per family. The pods' namespaces
+//! are made beforehand and not counted. CPU is that of the whole process (of the children, for `ip`), so the
+//! kernel's share is in it.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -49,8 +51,8 @@ pub fn run() -> Result<Vec<Row>> {
         std::process::exit(status.code().unwrap_or(1));
     }
     std::fs::create_dir_all("/run/netns").context("cannot make /run/netns in our own mount namespace")?;
-    // A node has an address, as every node does: without one, each IPv4 route to a pod makes the kernel look for a
-    // source through all links of the namespace, and what is measured grows with the pods.
+    // A node has an address, as every node does: without one, each IPv4 route to a pod makes the kernel look
+    // for a source through all links of the namespace, and what is measured grows with the pods.
     let _outside = super::attach::uplink()?;
     let node = Handle::current()?;
     let has_ip = Command::new("ip").arg("-V").output().is_ok_and(|output| output.status.success());

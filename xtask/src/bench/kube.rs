@@ -1,9 +1,10 @@
-//! `cargo xtask bench kube`: 50 pods at once on one node of a real cluster, Knit next to the bridge plugin, portmap and
-//! kube-proxy, one after the other on beds that are alike in everything else.
+//! `cargo xtask bench kube`: 50 pods at once on one node of a real cluster, Knit next to the bridge plugin,
+//! portmap and kube-proxy, one after the other on beds that are alike in everything else.
 //!
-//! A sandbox's time is what containerd writes into its log: when it was asked for a sandbox, and when it had made one,
-//! the network plugin's work in between. An address is known when a watch on the API shows it. The pods are behind a
-//! Service, so that service proxies have their share of work. CPU is that of processes, those that have ended included.
+//! A sandbox's time is what containerd writes into its log: when it was asked for a sandbox, and when it had
+//! made one, the network plugin's work in between. An address is known when a watch on the API shows it. The
+//! pods are behind a Service, so that service proxies have their share of work. CPU is that of processes,
+//! those that have ended included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -41,8 +42,8 @@ struct Side {
     known: Vec<Duration>,
     /// CPU of the agent, or of kube-proxy, over all rounds.
     daemon_cpu: Duration,
-    /// CPU of everything on the node, by program, over all rounds. What has ended counts for what waited for it: CNI
-    /// plugins for containerd, containers and their shims for the node's first process.
+    /// CPU of everything on the node, by program, over all rounds. What has ended counts for what waited for
+    /// it: CNI plugins for containerd, containers and their shims for the node's first process.
     node_cpu: BTreeMap<String, Duration>,
     /// Resident memory of the agent, or of kube-proxy, while the pods of the last round ran, in MiB.
     memory: f64,
@@ -163,7 +164,8 @@ fn measure(bed: &Bed, daemon: &str) -> Result<Side> {
 
 fn pod(name: &str) -> String {
     format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: web}}}}, \
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: \
+         web}}}}, \
          spec: {{nodeName: {NODE}, terminationGracePeriodSeconds: 1, enableServiceLinks: false, \
          automountServiceAccountToken: false, \
          containers: [{{name: web, image: '{AGNHOST}', args: [netexec, --http-port=8080]}}]}}}}"

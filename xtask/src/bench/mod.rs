@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: measures next to a peer in the same run, and prints a table or JSON lines.
 //!
-//! A benchmark is a function that returns [`Row`]s; it lives in a file of its own here and is named in [`Name`].
+//! A benchmark is a function that returns [`Row`]s; it lives in a file of its own here and is named in
+//! [`Name`].
 
 mod attach;
 mod kernel;
@@ -66,13 +67,15 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// `cargo xtask` builds for quick chores; figures come from an optimised build, which runs with the same words.
+/// `cargo xtask` builds for quick chores; figures come from an optimised build, which runs with the same
+/// words.
 fn run_optimised(name: Name) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--profile", "bench", "--package", "xtask"]);
     if matches!(name, Name::Services) {
-        // Its `knit proxy`, in the same build: alone it would have other features, and everything would be built anew.
+        // Its `knit proxy`, in the same build: alone it would have other features, and everything would be
+        // built anew.
         command.args(["--package", "knit"]);
     }
     let built = command.status().context("cannot run cargo to build the benchmarks")?;

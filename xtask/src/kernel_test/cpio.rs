@@ -1,4 +1,5 @@
-//! A file system for the kernel to start with: an archive in the `newc` form of cpio, which it unpacks into memory.
+//! A file system for the kernel to start with: an archive in the `newc` form of cpio, which it unpacks into
+//! memory.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -121,7 +122,8 @@ impl<W: Write> Archive<W> {
         let size =
             u32::try_from(content.len()).with_context(|| format!("{} is too large", path.display()))?;
         let length = u32::try_from(name.len() + 1)?;
-        // Inode, mode, user, group, links, time, size, device of the file system, device of the entry, name, checksum.
+        // Inode, mode, user, group, links, time, size, device of the file system, device of the entry, name,
+        // checksum.
         let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, length, 0]
             .map(|n| format!("{n:08X}"));
         self.put(format!("070701{}", fields.concat()).as_bytes())?;

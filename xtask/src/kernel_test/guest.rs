@@ -1,5 +1,5 @@
-//! What the guest starts with: busybox, the kernel's modules for networks, the test programs with their libraries, and a
-//! script that runs one after the other.
+//! What the guest starts with: busybox, the kernel's modules for networks, the test programs with their
+//! libraries, and a script that runs one after the other.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,9 +16,10 @@ const ENDED: &str = "@@ended";
 const NFT: &str = "/usr/sbin/nft";
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Modules that are loaded before any test: the kernel would load most of them itself, but not for those who are root
-/// only in a namespace.
-const LOADED: &str = "/lib/modules/*/kernel/net/netfilter/*.ko /lib/modules/*/kernel/net/ipv[46]/netfilter/*.ko \
+/// Modules that are loaded before any test: the kernel would load most of them itself, but not for those who
+/// are root only in a namespace.
+const LOADED: &str = "/lib/modules/*/kernel/net/netfilter/*.ko \
+                      /lib/modules/*/kernel/net/ipv[46]/netfilter/*.ko \
     /lib/modules/*/kernel/net/bridge/*.ko /lib/modules/*/kernel/net/bridge/netfilter/*.ko";
 const LOADED_BY_NAME: &str = "veth dummy vxlan macvlan ipvlan vrf tun bonding 8021q ifb wireguard";
 
@@ -123,7 +124,8 @@ export KNIT_TEST_STRICT=all RUST_BACKTRACE=0 INSTA_UPDATE=no INSTA_WORKSPACE_ROO
     for (number, program) in programs.iter().enumerate() {
         let (name, folder) = (&program.name, program.folder.display());
         script += &format!(
-            "echo; echo '== {name}'; cd '{folder}' && /tests/{number} --test-threads=2 '{only}'; echo \"{ENDED} $? {name}\"\n"
+            "echo; echo '== {name}'; cd '{folder}' && /tests/{number} --test-threads=2 '{only}'; echo \
+             \"{ENDED} $? {name}\"\n"
         );
     }
     script + "poweroff -f\n"

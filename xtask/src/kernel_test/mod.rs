@@ -1,8 +1,8 @@
 //! `cargo xtask kernel-test`: the tests with namespaces and packets, on another kernel than this machine's.
 //!
-//! The kernel is taken out of Debian packages, which are unpacked and not installed, and started by QEMU with a file
-//! system in memory that has the test programs in it. Nothing of this machine can be reached from there; what is
-//! printed on the guest's serial line is the result.
+//! The kernel is taken out of Debian packages, which are unpacked and not installed, and started by QEMU with
+//! a file system in memory that has the test programs in it. Nothing of this machine can be reached from
+//! there; what is printed on the guest's serial line is the result.
 
 mod cpio;
 mod guest;
@@ -35,8 +35,8 @@ pub struct Args {
     /// Memory of the virtual machine
     #[arg(long, value_name = "MiB", default_value_t = MEMORY)]
     memory: u32,
-    /// Use the processor's own virtualisation, where this machine has it; otherwise instructions are translated, which
-    /// works everywhere
+    /// Use the processor's own virtualisation, where this machine has it; otherwise instructions are
+    /// translated, which works everywhere
     #[arg(long)]
     kvm: bool,
 }

@@ -98,8 +98,8 @@ impl Bed {
         self.in_control_plane(command, input)
     }
 
-    /// Runs a command in the control plane's network (the API server is at 127.0.0.1:6443 there), with this machine's
-    /// file system.
+    /// Runs a command in the control plane's network (the API server is at 127.0.0.1:6443 there), with this
+    /// machine's file system.
     pub fn in_control_plane(&self, mut command: Command, input: Option<&str>) -> Result<Output> {
         command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

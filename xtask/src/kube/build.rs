@@ -57,7 +57,8 @@ fn check_tools(cgo: bool) -> Result<()> {
 }
 
 /// Why the controller of Knit, which asks for a filter, would not start on the bed.
-pub const NO_SECCOMP: &str = "libseccomp's headers are not installed (apt install libseccomp-dev): without them pods \
+pub const NO_SECCOMP: &str = "libseccomp's headers are not installed (apt install libseccomp-dev): without \
+                              them pods \
      with `seccompProfile: RuntimeDefault` do not start";
 
 /// What cannot be done without, and is not here.

@@ -64,7 +64,8 @@ pub fn make(state: &State, nodes: &[String]) -> Result<()> {
     let to_kubelets = authority.issue(&Subject::client("kube-apiserver-kubelet-client", masters))?;
     to_kubelets.write(&pki, "apiserver-kubelet-client")?;
 
-    // The control plane's own reach the API server on their loopback; so does this machine, through the relay.
+    // The control plane's own reach the API server on their loopback; so does this machine, through the
+    // relay.
     let local = format!("https://127.0.0.1:{}", net::API_PORT);
     let remote = format!("https://{}:{}", net::control_plane_v4(), net::API_PORT);
     let config = |name: &str, group: Option<&str>, path: &Path, server: &str| -> Result<()> {

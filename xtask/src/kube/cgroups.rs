@@ -1,7 +1,8 @@
-//! The bed's control groups: one tree, in every hierarchy of this machine (version 1, or the one of version 2).
+//! The bed's control groups: one tree, in every hierarchy of this machine (version 1, or the one of version
+//! 2).
 //!
-//! Pods of node n1 are below `knit-kube/n1`; the node's own daemons have groups beside it, so that nothing that the
-//! kubelet does to its pods' groups touches itself.
+//! Pods of node n1 are below `knit-kube/n1`; the node's own daemons have groups beside it, so that nothing
+//! that the kubelet does to its pods' groups touches itself.
 
 use std::fs;
 use std::io;
@@ -53,7 +54,8 @@ pub fn make(group: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a new group does not get by itself: version 1's sets of CPUs and memory nodes, version 2's controllers.
+/// What a new group does not get by itself: version 1's sets of CPUs and memory nodes, version 2's
+/// controllers.
 fn inherit(parent: &Path, child: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         if child.join(file).exists() && !parent.join("cgroup.controllers").exists() {

@@ -1,5 +1,5 @@
-//! What the bed is made of: which programs, out of which folder of ours, with which flags. Versions are in the go.mod
-//! files there (`xtask/components/`, `xtask/peers/`).
+//! What the bed is made of: which programs, out of which folder of ours, with which flags. Versions are in
+//! the go.mod files there (`xtask/components/`, `xtask/peers/`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -203,8 +203,8 @@ impl Component {
     }
 }
 
-/// runc can filter system calls only where libseccomp's headers are; elsewhere it is built without, and pods that ask
-/// for a filter (`seccompProfile: RuntimeDefault`) are refused by it.
+/// runc can filter system calls only where libseccomp's headers are; elsewhere it is built without, and pods
+/// that ask for a filter (`seccompProfile: RuntimeDefault`) are refused by it.
 pub fn seccomp_headers() -> bool {
     Path::new("/usr/include/seccomp.h").exists()
 }

@@ -1,5 +1,5 @@
-//! The cluster DNS as clusters have it: CoreDNS in two pods of the cluster's own network, behind the Service kube-dns.
-//! They start once a network plugin is there, and are ready once Services are served.
+//! The cluster DNS as clusters have it: CoreDNS in two pods of the cluster's own network, behind the Service
+//! kube-dns. They start once a network plugin is there, and are ready once Services are served.
 
 use anyhow::Result;
 
@@ -55,7 +55,8 @@ spec:
       terminationGracePeriodSeconds: 1
       # One on each node, where there are two.
       topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {k8s-app: kube-dns}}}
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway,
+        labelSelector: {matchLabels: {k8s-app: kube-dns}}}
       containers:
       - name: coredns
         image: IMAGE

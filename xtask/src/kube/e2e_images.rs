@@ -1,5 +1,5 @@
-//! `cargo xtask kube images`: what the upstream end-to-end tests run in their pods, made here because no registry is
-//! asked. One Debian root with common tools stands for most of them.
+//! `cargo xtask kube images`: what the upstream end-to-end tests run in their pods, made here because no
+//! registry is asked. One Debian root with common tools stands for most of them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -95,7 +95,8 @@ pub fn missing_tool(cache: &Cache) -> Option<&'static str> {
         command.status().is_ok_and(|status| status.success())
     };
     (!root_folder(cache).is_dir() && !runs()).then_some(
-        "debootstrap is not installed (apt install debootstrap): the images of the upstream tests are made with it",
+        "debootstrap is not installed (apt install debootstrap): the images of the upstream tests are made \
+         with it",
     )
 }
 

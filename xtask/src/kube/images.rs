@@ -66,8 +66,8 @@ pub(super) fn write(cache: &Cache, name: &str, image: &Image) -> Result<PathBuf>
     Ok(file)
 }
 
-/// What an image follows from. Programs of the cache have paths that name their content; others are known by their
-/// size and date.
+/// What an image follows from. Programs of the cache have paths that name their content; others are known by
+/// their size and date.
 fn key(name: &str, image: &Image) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(format!("{name} {image:?}"));

@@ -12,8 +12,8 @@ use super::{dns, net};
 /// How long all nodes may take to be Ready after the manifests were applied.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Builds Knit's image, loads it, applies `deploy/overlays/OVERLAY` and waits until all nodes are Ready and names are
-/// resolved.
+/// Builds Knit's image, loads it, applies `deploy/overlays/OVERLAY` and waits until all nodes are Ready and
+/// names are resolved.
 pub fn install(bed: &Bed, overlay: &str) -> Result<()> {
     install_image(bed, overlay, &image()?)
 }

@@ -1,8 +1,9 @@
 //! `cargo xtask kube`: a real Kubernetes cluster on this machine, in namespaces, to try Knit on.
 //!
-//! [`components`] says what it is made of and [`build`] builds it, once; [`up`] starts it; [`bed::Bed`] is a cluster that
-//! runs, and what tests use; [`machine`] is how control plane and nodes are kept apart from this machine and from each
-//! other; [`mod@test`] has the end-to-end tests. docs/kubernetes-test-bed.md is for people.
+//! [`components`] says what it is made of and [`build`] builds it, once; [`up`] starts it; [`bed::Bed`] is a
+//! cluster that runs, and what tests use; [`machine`] is how control plane and nodes are kept apart from this
+//! machine and from each other; [`mod@test`] has the end-to-end tests. docs/kubernetes-test-bed.md is for
+//! people.
 
 pub mod bed;
 mod build;

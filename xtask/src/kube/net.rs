@@ -1,5 +1,5 @@
-//! The wire between control plane and nodes: one bridge in the control plane's namespace. Nothing of it touches this
-//! machine's own network.
+//! The wire between control plane and nodes: one bridge in the control plane's namespace. Nothing of it
+//! touches this machine's own network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

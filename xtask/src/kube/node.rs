@@ -91,7 +91,8 @@ pub fn kube_proxy(state: &State, options: &Options, node: &str) -> Result<Daemon
         "hostnameOverride": node,
         "clientConnection": { "kubeconfig": state.kubeconfig_of("kube-proxy") },
         // The table's size belongs to the whole machine's kernel; the timeouts are the namespace's own.
-        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "24h", "tcpCloseWaitTimeout": "1h" },
+        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "24h",
+            "tcpCloseWaitTimeout": "1h" },
     });
     let path = state.machine(node).join("kube-proxy.json");
     fs::write(&path, config.to_string()).with_context(|| format!("cannot write {}", path.display()))?;
@@ -157,7 +158,8 @@ fn kubelet_config(state: &State, name: &str) -> serde_json::Value {
         "makeIPTablesUtilChains": false,
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
-            "memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%",
+            "memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%",
+                "nodefs.inodesFree": "1%",
         },
         "nodeStatusUpdateFrequency": "5s",
         "syncFrequency": "10s",

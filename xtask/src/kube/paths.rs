@@ -65,7 +65,8 @@ impl State {
         for overlaid in OVERLAID {
             ensure!(
                 !path.starts_with(overlaid),
-                "{place} is below {overlaid}, which nodes have of their own: set KNIT_KUBE_STATE to another path"
+                "{place} is below {overlaid}, which nodes have of their own: set KNIT_KUBE_STATE to another \
+                 path"
             );
         }
         Ok(Self(path))

@@ -22,7 +22,8 @@ impl Bed {
     pub fn up(options: &Options) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
-            "the bed needs root: nodes are namespaces with control groups and real container runtimes. Run it with sudo \
+            "the bed needs root: nodes are namespaces with control groups and real container runtimes. Run \
+             it with sudo \
              (sudo -E env PATH=\"$PATH\" cargo xtask kube up)"
         );
         if let Some(holder) = machine::holder()? {
@@ -175,8 +176,8 @@ impl Bed {
         self.kubectl(&["wait", range, &node, "--timeout=60s"]).map(drop)
     }
 
-    /// The control plane reaches pods, as the API server's proxy must; and with the bridge plugin so do the other nodes,
-    /// which is an agent's work otherwise.
+    /// The control plane reaches pods, as the API server's proxy must; and with the bridge plugin so do the
+    /// other nodes, which is an agent's work otherwise.
     fn connect_pods(&self, index: usize, name: &str) -> Result<()> {
         let ranges = self.pod_ranges(name)?;
         let mut from = vec![self.control_plane_ns()?];

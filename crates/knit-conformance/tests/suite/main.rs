@@ -111,13 +111,16 @@ defects! {
     an_attach_that_forgets_to_set_the_link_up LinkDown [
         "AttachAnswers", "AttachCarriesPackets", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce",
         "DefaultRoute", "DetachRemoves", "DetachOneOfTwo", "CheckPasses", "CollectGarbage", "SetupAgain",
-        "RemoveRefusedInUse", "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac", "NetworkMtu", "ExtraRoutes"
+        "RemoveRefusedInUse", "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac",
+            "NetworkMtu", "ExtraRoutes"
     ]
     an_attach_that_cannot_be_repeated NotIdempotent ["AttachAgain"]
     an_attach_that_ignores_a_conflict NoConflict ["AttachConflict"]
     an_attach_that_says_internal_for_everything AllInternal [
-        "AttachConflict", "AttachUnknownNetwork", "AttachGoneNamespace", "AttachAllOrNothing", "ErrorsAreTyped",
-        "AttachNeedsAddresses", "CheckSeesDamage", "CheckSeesLinkDown", "CheckSeesOtherNamespace", "CheckUnknown",
+        "AttachConflict", "AttachUnknownNetwork", "AttachGoneNamespace", "AttachAllOrNothing",
+            "ErrorsAreTyped",
+        "AttachNeedsAddresses", "CheckSeesDamage", "CheckSeesLinkDown", "CheckSeesOtherNamespace",
+            "CheckUnknown",
         "RemoveRefusedInUse"
     ]
     an_attach_that_leaves_half HalfStays ["AttachAllOrNothing"]
@@ -140,7 +143,8 @@ defects! {
     name_servers_left_out NoDns ["NameServers"]
     addresses_of_its_own_choice AddressesOfItsOwn ["AttachNeedsAddresses"]
     one_address_more_than_asked_for OneAddressMore [
-        "AttachAnswers", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce", "DetachRemoves", "DetachOneOfTwo",
+        "AttachAnswers", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce", "DetachRemoves",
+            "DetachOneOfTwo",
         "CheckPasses", "CollectGarbage", "SetupAgain", "RemoveRefusedInUse", "Ipv4Packets", "Ipv6Packets",
         "WantedAddress", "WantedMac", "NetworkMtu"
     ]

@@ -29,8 +29,8 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// Whether blocks may be cut from it. That its class has no runtime yet, or that another Network has one of its
-    /// namespaces, does not stand against that.
+    /// Whether blocks may be cut from it. That its class has no runtime yet, or that another Network has one
+    /// of its namespaces, does not stand against that.
     pub(super) fn may_give_blocks(&self) -> bool {
         self.refused.as_ref().is_none_or(|(reason, _)| {
             *reason == reasons::REASON_NO_CLASS || *reason == reasons::REASON_PRIMARY_CONFLICT
@@ -57,7 +57,8 @@ pub(super) fn verdicts(cluster: &Cluster, index: &Index<'_>, ids: &BTreeMap<Stri
     Verdicts { of_network, primaries }
 }
 
-/// What a Network may give out. The default one may have no subnets of its own, and then nothing is cut from it.
+/// What a Network may give out. The default one may have no subnets of its own, and then nothing is cut from
+/// it.
 fn pool(name: &str, network: &Network, id: u32) -> Result<Option<Pool>, String> {
     let mut subnets = Vec::new();
     for (i, subnet) in network.spec.subnets.iter().enumerate() {
@@ -107,7 +108,8 @@ fn invalid(
 fn no_ranges(cluster: &Cluster) -> Option<String> {
     let none = !cluster.nodes.is_empty() && cluster.nodes.values().all(|node| node.pod_ranges.is_empty());
     none.then(|| {
-        "it has no subnets, and no Node has podCIDRs: add subnets to it, or let kube-controller-manager give Nodes \
+        "it has no subnets, and no Node has podCIDRs: add subnets to it, or let kube-controller-manager give \
+         Nodes \
          podCIDRs (--allocate-node-cidrs, --cluster-cidr)"
             .into()
     })
@@ -137,8 +139,8 @@ fn conflict(name: &str, primaries: &Primaries) -> Option<String> {
     ))
 }
 
-/// The addresses of a Network must be nobody else's: not nodes', not services', not the default Network's. Primary
-/// Networks may overlap each other.
+/// The addresses of a Network must be nobody else's: not nodes', not services', not the default Network's.
+/// Primary Networks may overlap each other.
 fn overlap(name: &str, network: &Network, cluster: &Cluster, index: &Index<'_>) -> Option<String> {
     let mine: Vec<IpNet> = network.spec.subnets.iter().filter_map(|s| s.cidr.parse().ok()).collect();
     for cidr in &mine {

@@ -26,7 +26,8 @@ pub(super) fn answer(cluster: &Cluster, memory: &Memory, now: Now, turn: &mut Tu
             continue;
         }
         let message = format!(
-            "no node runs a pod {} of namespace {}: create it, and the agent of its node attaches it, or delete this \
+            "no node runs a pod {} of namespace {}: create it, and the agent of its node attaches it, or \
+             delete this \
              NetworkAttachment",
             waiting.pod, waiting.namespace
         );

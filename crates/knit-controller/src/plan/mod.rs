@@ -27,8 +27,8 @@ use index::Index;
 use turn::Turn;
 
 /// Works out everything that is to be written so that the cluster is as it should be. A cluster that is as it
-/// should be gives an empty plan. `memory` is what the caches do not show yet; numbers and blocks that are planned
-/// are added to it.
+/// should be gives an empty plan. `memory` is what the caches do not show yet; numbers and blocks that are
+/// planned are added to it.
 #[must_use]
 pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now) -> Plan {
     let mut plan = Plan::default();

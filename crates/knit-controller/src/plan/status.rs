@@ -57,7 +57,8 @@ fn uid(network: &Network) -> &str {
     network.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Whether two statuses differ in numbers of addresses alone. That none is free, or one is again, is more than a number.
+/// Whether two statuses differ in numbers of addresses alone. That none is free, or one is again, is more
+/// than a number.
 fn is_only_counts(old: &NetworkStatus, new: &NetworkStatus) -> bool {
     let rest = |status: &NetworkStatus| {
         let mut rest = status.clone();

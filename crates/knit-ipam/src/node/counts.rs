@@ -14,8 +14,8 @@ use crate::lease::Millis;
 pub struct FamilyCounts {
     /// In blocks of this node.
     pub total: u64,
-    /// Of indexes that pods have. An index counts in both families, even where a pod asked for another address of
-    /// one of them.
+    /// Of indexes that pods have. An index counts in both families, even where a pod asked for another
+    /// address of one of them.
     pub used: u64,
     /// Of routers.
     pub router: u64,
@@ -23,7 +23,8 @@ pub struct FamilyCounts {
     pub reserved: u64,
     /// Freed a short time ago.
     pub quarantined: u64,
-    /// Given to nobody for now: a pod of another primary Network has the address, or the block is being emptied.
+    /// Given to nobody for now: a pod of another primary Network has the address, or the block is being
+    /// emptied.
     pub blocked: u64,
     /// Free now.
     pub free: u64,
@@ -111,8 +112,8 @@ impl NodeAllocator {
         Some(counts)
     }
 
-    /// Networks that have less than the configured share of their addresses free (or no block at all): a further
-    /// block should be asked for now, before they run out.
+    /// Networks that have less than the configured share of their addresses free (or no block at all): a
+    /// further block should be asked for now, before they run out.
     #[must_use]
     pub fn wants_more(&self, now: Millis) -> Vec<WantsMore> {
         let networks = self.networks.iter().filter_map(|(network, state)| {
@@ -130,9 +131,9 @@ impl NodeAllocator {
         networks.collect()
     }
 
-    /// Blocks that no pod uses, none of whose addresses is in quarantine, and without which at least half of the
-    /// Network's addresses here would still be free: they can be given back. The last one of a Network stays, unless
-    /// it is being emptied anyway.
+    /// Blocks that no pod uses, none of whose addresses is in quarantine, and without which at least half of
+    /// the Network's addresses here would still be free: they can be given back. The last one of a Network
+    /// stays, unless it is being emptied anyway.
     #[must_use]
     pub fn surplus_blocks(&self, now: Millis) -> Vec<&Block> {
         let mut surplus = Vec::new();

@@ -130,8 +130,8 @@ impl Choice<'_> {
             .then_some(pair)
     }
 
-    /// The preferred index if it can be had, else the one that was unused for longest, of the oldest block that has
-    /// one.
+    /// The preferred index if it can be had, else the one that was unused for longest, of the oldest block
+    /// that has one.
     fn dynamic(&self) -> Result<Addresses, LeaseError> {
         if let Some(addresses) = self.want.prefer.and_then(|address| self.preferred(address)) {
             return Ok(addresses);
@@ -175,7 +175,8 @@ impl Choice<'_> {
         (!barred).then_some(addresses)
     }
 
-    /// Whether an index can be leased: nobody has one of its addresses, and the pod does not ask for the rest of it.
+    /// Whether an index can be leased: nobody has one of its addresses, and the pod does not ask for the rest
+    /// of it.
     fn is_open(&self, addresses: &Addresses) -> bool {
         let fixed = self.want.addresses;
         let own = fixed.is_some_and(|fixed| fixed.iter().any(|a| addresses.contains(a)));

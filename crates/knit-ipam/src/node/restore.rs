@@ -26,8 +26,8 @@ impl NodeAllocator {
         Snapshot { leases: self.leases.values().cloned().collect(), cooling }
     }
 
-    /// Builds an allocator from what was written down. Leases of Networks and blocks that are not known (yet) are kept:
-    /// the pods are there. What does not fit together is left out and told.
+    /// Builds an allocator from what was written down. Leases of Networks and blocks that are not known (yet)
+    /// are kept: the pods are there. What does not fit together is left out and told.
     pub fn restore(
         node: impl Into<String>,
         config: NodeConfig,
@@ -52,8 +52,8 @@ impl NodeAllocator {
         Restored { allocator, clashing, refused }
     }
 
-    /// Takes a lease that exists already, such as one found in the ledger or in the kernel. Gives it back if another
-    /// interface has one of its addresses in the same Network, or its own has something else.
+    /// Takes a lease that exists already, such as one found in the ledger or in the kernel. Gives it back if
+    /// another interface has one of its addresses in the same Network, or its own has something else.
     pub fn adopt(&mut self, lease: Lease) -> Result<(), Box<Lease>> {
         match self.get(&lease.key) {
             Some(known) if *known == lease => return Ok(()),

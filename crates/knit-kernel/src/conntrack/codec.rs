@@ -86,8 +86,8 @@ pub(super) fn put_filter(w: &mut Writer<'_>, filter: &Filter) {
     }
 }
 
-/// What the kernel can be trusted with. Kernel 6.18 compares IPv6 addresses the wrong way round and leaves out exactly
-/// the flows that match, so those are compared here, after listing.
+/// What the kernel can be trusted with. Kernel 6.18 compares IPv6 addresses the wrong way round and leaves
+/// out exactly the flows that match, so those are compared here, after listing.
 fn for_kernel(tuple: &TupleFilter) -> TupleFilter {
     let v4 = |address: Option<IpAddr>| address.filter(IpAddr::is_ipv4);
     TupleFilter { src: v4(tuple.src), dst: v4(tuple.dst), ..tuple.clone() }
@@ -165,7 +165,8 @@ fn put_tuple(w: &mut Writer<'_>, attribute: u16, tuple: &Tuple) {
     });
 }
 
-/// A request to delete exactly this flow. The tuple is always there: without one the kernel would delete all flows.
+/// A request to delete exactly this flow. The tuple is always there: without one the kernel would delete all
+/// flows.
 pub(super) fn put_delete(w: &mut Writer<'_>, flow: &Flow) {
     w.fixed(&[family(&flow.original), 0, 0, 0]);
     put_tuple(w, CTA_TUPLE_ORIG, &flow.original);

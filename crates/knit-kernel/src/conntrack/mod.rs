@@ -28,7 +28,8 @@ use crate::netns::NetNs;
 /// Shorthand for results of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How many deletions go to the kernel at once: each may be answered, and all answers must fit the receive buffer.
+/// How many deletions go to the kernel at once: each may be answered, and all answers must fit the receive
+/// buffer.
 const DELETE_BATCH: usize = 256;
 
 /// One direction of a flow, as its packets look.
@@ -141,8 +142,8 @@ impl Conntrack {
         Socket::open_in(Protocol::Netfilter, namespace).map(|socket| Self { socket }).map_err(Error::Open)
     }
 
-    /// All flows that match. The kernel filters, except by IPv6 addresses, which it gets wrong; everything is checked
-    /// here again, because older kernels ignore parts of a filter.
+    /// All flows that match. The kernel filters, except by IPv6 addresses, which it gets wrong; everything is
+    /// checked here again, because older kernels ignore parts of a filter.
     pub fn list(&mut self, filter: &Filter) -> Result<Vec<Flow>> {
         if let Some(why) = filter.fault() {
             return Err(Error::Filter { filter: Box::new(filter.clone()), why });
@@ -156,8 +157,8 @@ impl Conntrack {
         listed.map_err(|source| Error::List { filter: Box::new(filter.clone()), source })
     }
 
-    /// Deletes flows by their original tuple and zone. Returns how many were there; one that is gone, or that was
-    /// replaced by another with the same tuple, is no error.
+    /// Deletes flows by their original tuple and zone. Returns how many were there; one that is gone, or that
+    /// was replaced by another with the same tuple, is no error.
     pub fn delete<'a>(&mut self, flows: impl IntoIterator<Item = &'a Flow>) -> Result<usize> {
         let flows: Vec<&Flow> = flows.into_iter().collect();
         let mut deleted = 0;
@@ -180,7 +181,8 @@ impl Conntrack {
         Ok(deleted)
     }
 
-    /// Makes a flow, as if its first packet had been seen. Fails if one with the same tuple and zone is there.
+    /// Makes a flow, as if its first packet had been seen. Fails if one with the same tuple and zone is
+    /// there.
     pub fn create(&mut self, flow: &Flow) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(codec::NEW, flags::CREATE | flags::EXCL, |w| codec::put_flow(w, flow));

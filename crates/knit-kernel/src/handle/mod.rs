@@ -1,7 +1,8 @@
 //! A handle to one namespace: everything that is done to the network there goes through it.
 //!
-//! A handle keeps its sockets, which stay in the namespace whichever thread uses them, so a namespace is entered once
-//! and not per request. Threads may share a handle; requests take turns, and a deletion never holds up the others.
+//! A handle keeps its sockets, which stay in the namespace whichever thread uses them, so a namespace is
+//! entered once and not per request. Threads may share a handle; requests take turns, and a deletion never
+//! holds up the others.
 
 mod list;
 mod remove;
@@ -18,7 +19,8 @@ use crate::netlink::{Batch, Protocol, Socket, flags};
 use crate::netns::NetNs;
 use crate::op::{Object, Op};
 
-/// Operations in one `sendmsg`. Each refusal takes room in the receive buffer, and this many always fit the default.
+/// Operations in one `sendmsg`. Each refusal takes room in the receive buffer, and this many always fit the
+/// default.
 const OPS_PER_SEND: usize = 128;
 
 /// A handle to one namespace.
@@ -76,8 +78,8 @@ impl Handle {
 
     /// Applies operations in order, in as few system calls as there can be.
     ///
-    /// Input is checked first, and if any of it cannot work, nothing is sent. An operation that the kernel refuses
-    /// does not stop those after it; the error names every one that failed.
+    /// Input is checked first, and if any of it cannot work, nothing is sent. An operation that the kernel
+    /// refuses does not stop those after it; the error names every one that failed.
     pub fn apply(&self, ops: &[Op<'_>]) -> Result<()> {
         ops.iter().try_for_each(Op::validate)?;
         let mut failures: Vec<(usize, String, crate::netlink::Refusal)> = Vec::new();
@@ -131,15 +133,16 @@ impl Handle {
         if new.needs_change()
             && let Err(error) = self.apply(&[new.change(link.index).into()])
         {
-            // The caller must hear of the first error; a link that cannot be deleted either is found by its group.
+            // The caller must hear of the first error; a link that cannot be deleted either is found by its
+            // group.
             let _ = self.delete_link(link.index);
             return Err(error);
         }
         Ok(Created { index: link.index, peer: link.link })
     }
 
-    /// Makes a link, or finds it there as wanted. One that differs is a [`Error::Conflict`] and is left alone; one
-    /// that is down and should be up is set up.
+    /// Makes a link, or finds it there as wanted. One that differs is a [`Error::Conflict`] and is left
+    /// alone; one that is down and should be up is set up.
     pub fn ensure_link(&self, new: &NewLink<'_>) -> Result<Created> {
         new.validate()?;
         let Some(found) = self.link_by_name(&new.name)? else {

@@ -1,8 +1,8 @@
 //! Deleting links without waiting for what the kernel does afterwards.
 //!
-//! The kernel unlinks a device in half a millisecond and announces it, but returns from the request only after an
-//! `rcu_barrier`, some 20 ms later, in which nothing of interest happens. So another thread makes the request, and the
-//! caller returns as soon as the announcement is there.
+//! The kernel unlinks a device in half a millisecond and announces it, but returns from the request only
+//! after an `rcu_barrier`, some 20 ms later, in which nothing of interest happens. So another thread makes
+//! the request, and the caller returns as soon as the announcement is there.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::PoisonError;
@@ -40,8 +40,8 @@ enum Outcome {
 }
 
 impl Handle {
-    /// Deletes a link, and with a veth its other end. Returns as soon as it is gone from the namespace: whether there
-    /// was one. Other requests of this handle go on meanwhile.
+    /// Deletes a link, and with a veth its other end. Returns as soon as it is gone from the namespace:
+    /// whether there was one. Other requests of this handle go on meanwhile.
     pub fn delete_link(&self, index: u32) -> Result<bool> {
         let attempted = || format!("delete link {index}");
         let failed = |source| self.failed(attempted(), source);
@@ -56,7 +56,8 @@ impl Handle {
         removal.events.subscribe(RTNLGRP_LINK).map_err(failed)?;
         crate::netlink::doom(self.namespace.id(), index);
         let outcome = removal.delete(index);
-        // What is left in the queues must not be mistaken for news by the next deletion; on any doubt, drop the pair.
+        // What is left in the queues must not be mistaken for news by the next deletion; on any doubt, drop
+        // the pair.
         let clean = removal.events.unsubscribe(RTNLGRP_LINK).is_ok()
             && removal.events.drain(|_| {}).is_ok()
             && outcome.is_ok();
@@ -73,8 +74,8 @@ impl Handle {
         }
     }
 
-    /// Deletes many links at once: they are put into a group of their own, and the group is deleted, which costs one
-    /// `rcu_barrier` for all of them. Links that are not there are fine. Returns when all are gone.
+    /// Deletes many links at once: they are put into a group of their own, and the group is deleted, which
+    /// costs one `rcu_barrier` for all of them. Links that are not there are fine. Returns when all are gone.
     pub fn delete_links(&self, indexes: &[u32]) -> Result<()> {
         let doom = |index: &u32| Op::Change(Change { group: Some(DOOMED_GROUP), ..Change::of(*index) });
         let doomed: Vec<_> = indexes.iter().filter(|index| **index != 0).map(doom).collect();
@@ -88,8 +89,8 @@ impl Handle {
         self.delete_group(DOOMED_GROUP).map(|_| ())
     }
 
-    /// Deletes all links of a group in this namespace; says whether there were any. Group 0 is everybody's and is
-    /// refused.
+    /// Deletes all links of a group in this namespace; says whether there were any. Group 0 is everybody's
+    /// and is refused.
     pub fn delete_group(&self, group: u32) -> Result<bool> {
         if group == 0 {
             let problem = "every link that nobody put elsewhere is in it";
@@ -180,8 +181,8 @@ fn send_elsewhere(fd: OwnedFd, bytes: Vec<u8>) -> Result<(), NetlinkError> {
     let length = bytes.len();
     let bytes = std::sync::Arc::new((fd, bytes));
     let shared = std::sync::Arc::clone(&bytes);
-    // The answer, or its absence, is what the caller looks at: an error of send(2) itself on a socket of ours with 32
-    // bytes means no memory, and then the deadline ends the wait.
+    // The answer, or its absence, is what the caller looks at: an error of send(2) itself on a socket of ours
+    // with 32 bytes means no memory, and then the deadline ends the wait.
     let send = move || _ = sys::send(shared.0.as_fd(), &shared.1);
     if thread::Builder::new().name("link-delete".into()).stack_size(STACK).spawn(send).is_ok() {
         return Ok(());

@@ -25,8 +25,8 @@ pub struct Bridge {
     pub ageing_seconds: u32,
     /// Whether the kernel's spanning tree runs. A port then needs half a minute until it forwards.
     pub stp: bool,
-    /// Whether multicast is sent only where it was asked for. Without a querier on the segment that breaks IPv6
-    /// neighbour discovery after a while, so it is off.
+    /// Whether multicast is sent only where it was asked for. Without a querier on the segment that breaks
+    /// IPv6 neighbour discovery after a while, so it is off.
     pub multicast_snooping: bool,
 }
 
@@ -76,9 +76,11 @@ impl Bridge {
 pub struct PortFlags {
     /// Isolated ports do not talk to each other, only to ports that are not isolated.
     pub isolated: bool,
-    /// Frames may leave through the port that they came in by. Needed where DNAT sends a pod's packet back to itself.
+    /// Frames may leave through the port that they came in by. Needed where DNAT sends a pod's packet back to
+    /// itself.
     pub hairpin: bool,
-    /// The bridge answers ARP and neighbour solicitations for what it knows, instead of flooding them to this port.
+    /// The bridge answers ARP and neighbour solicitations for what it knows, instead of flooding them to this
+    /// port.
     pub neigh_suppress: bool,
     /// Source addresses of frames that come in by this port are learned.
     pub learning: bool,

@@ -47,7 +47,8 @@ pub struct Change<'a> {
     pub addr_gen: Option<AddrGenMode>,
     /// Up or down.
     pub up: Option<bool>,
-    /// The namespace to be moved to. The kernel sets a link down that moves; further changes must be made there.
+    /// The namespace to be moved to. The kernel sets a link down that moves; further changes must be made
+    /// there.
     pub namespace: Option<&'a NetNs>,
 }
 

@@ -14,7 +14,8 @@ pub struct NewLink<'a> {
     pub name: IfName,
     /// What it is.
     pub kind: Kind<'a>,
-    /// Its MAC address; `None` lets the kernel choose. Changing a bridge's later flushes its neighbours: set it here.
+    /// Its MAC address; `None` lets the kernel choose. Changing a bridge's later flushes its neighbours: set
+    /// it here.
     pub mac: Option<Mac>,
     /// Its MTU; `None` is the kernel's default.
     pub mtu: Option<Mtu>,
@@ -112,8 +113,9 @@ impl<'a> NewLink<'a> {
         }
     }
 
-    /// Whether something remains to be said after the message that makes it. The kernel ignores alias, port flags
-    /// and address generation mode in that message, and IPv6 must know the latter before the link is up.
+    /// Whether something remains to be said after the message that makes it. The kernel ignores alias, port
+    /// flags and address generation mode in that message, and IPv6 must know the latter before the link is
+    /// up.
     pub(crate) fn needs_change(&self) -> bool {
         self.alias.is_some() || self.port.is_some() || self.addr_gen.is_some()
     }

@@ -7,16 +7,17 @@ use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage}
 use crate::name::{IfName, Mac, Mtu};
 use crate::netns::NetNs;
 
-/// What each end is made with. Left to itself the kernel makes as many queues as there can ever be processors, and then
-/// uses one of them all the same; to make and unmake the others takes a third of the time of a pair on two processors,
-/// and grows with their number. (Only `ethtool -L`, for XDP programs, could have used them later.)
+/// What each end is made with. Left to itself the kernel makes as many queues as there can ever be
+/// processors, and then uses one of them all the same; to make and unmake the others takes a third of the
+/// time of a pair on two processors, and grows with their number. (Only `ethtool -L`, for XDP programs, could
+/// have used them later.)
 pub(super) const ONE_QUEUE: [LinkAttribute; 2] =
     [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)];
 
 /// The other end of a veth pair.
 ///
-/// It cannot be set up in the message that makes it (the kernel opens it before the two are paired and answers
-/// `ENOTCONN`), so there is no field for that: set it up from inside its namespace.
+/// It cannot be set up in the message that makes it (the kernel opens it before the two are paired and
+/// answers `ENOTCONN`), so there is no field for that: set it up from inside its namespace.
 #[derive(Debug, Clone)]
 pub struct Peer<'a> {
     /// Its name there.

@@ -10,8 +10,8 @@ use crate::name::IfName;
 use crate::netlink::{Errno, Refusal};
 use crate::op::{Object, Op};
 
-/// Links of a namespace that is not there. What the kernel does that callers rely on, it does too: a name belongs to one
-/// link, with a link goes what is on it, and what is refused changes nothing.
+/// Links of a namespace that is not there. What the kernel does that callers rely on, it does too: a name
+/// belongs to one link, with a link goes what is on it, and what is refused changes nothing.
 #[derive(Debug, Default)]
 pub struct FakeLinks(Mutex<State>);
 

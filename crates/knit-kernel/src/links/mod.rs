@@ -1,5 +1,5 @@
-//! A seam: the links of one namespace, real or not. What makes, finds and takes away links is written over it, and is
-//! tested without a kernel ([`FakeLinks`], with the feature `testing`).
+//! A seam: the links of one namespace, real or not. What makes, finds and takes away links is written over
+//! it, and is tested without a kernel ([`FakeLinks`], with the feature `testing`).
 
 #[cfg(feature = "testing")]
 mod fake;

@@ -1,7 +1,8 @@
 //! Netlink attributes: a writer that appends to one buffer, and a reader that never panics.
 //!
-//! A streaming writer costs no allocation per attribute and can nest without measuring first, which matters where a
-//! batch carries thousands of set elements. Numbers are in the machine's order unless the name says `_be`.
+//! A streaming writer costs no allocation per attribute and can nest without measuring first, which matters
+//! where a batch carries thousands of set elements. Numbers are in the machine's order unless the name says
+//! `_be`.
 
 use super::error::Malformed;
 
@@ -21,8 +22,8 @@ pub const fn align(length: usize) -> usize {
 
 /// Appends attributes (and fixed headers) to a buffer.
 ///
-/// An attribute's length field has 16 bits. What does not fit is remembered and makes [`Writer::finish`] fail, so
-/// that a message is refused before it is sent instead of being cut.
+/// An attribute's length field has 16 bits. What does not fit is remembered and makes [`Writer::finish`]
+/// fail, so that a message is refused before it is sent instead of being cut.
 #[derive(Debug)]
 pub struct Writer<'a> {
     buffer: &'a mut Vec<u8>,
@@ -145,7 +146,8 @@ impl<'a> Writer<'a> {
         self.nested_raw(kind | NESTED, fill)
     }
 
-    /// Like [`nested`](Self::nested) without the nested flag, for the attributes where the kernel wants it absent.
+    /// Like [`nested`](Self::nested) without the nested flag, for the attributes where the kernel wants it
+    /// absent.
     pub fn nested_raw(&mut self, kind: u16, fill: impl FnOnce(&mut Writer<'_>)) -> &mut Self {
         let start = self.buffer.len();
         self.buffer.extend_from_slice(&[0; HEADER]);

@@ -42,8 +42,8 @@ const ERRMSG_OFFSET: u16 = 2;
 
 /// Requests that go to the kernel in one `sendmsg`, in this order.
 ///
-/// The kernel carries out one after the other and does not stop at one that fails (nfnetlink, between its batch
-/// begin and end messages, is all or nothing).
+/// The kernel carries out one after the other and does not stop at one that fails (nfnetlink, between its
+/// batch begin and end messages, is all or nothing).
 #[derive(Debug, Default, Clone)]
 pub struct Batch {
     pub(super) buffer: Vec<u8>,
@@ -175,7 +175,8 @@ impl<'a> Message<'a> {
         Some(Err(refusal))
     }
 
-    /// Where the extended ack's attributes begin: after the error code and the request as far as it is repeated.
+    /// Where the extended ack's attributes begin: after the error code and the request as far as it is
+    /// repeated.
     fn extended(&self) -> &'a [u8] {
         if self.kind == DONE {
             return self.payload.get(4..).unwrap_or(&[]);
@@ -254,13 +255,15 @@ mod tests {
         }
 
         #[test]
-        fn a_damaged_answer_never_panics(kind in 2u16..4, message_flags: u16, body in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn a_damaged_answer_never_panics(kind in 2u16..4, message_flags: u16,
+            body in prop::collection::vec(any::<u8>(), 0..80)) {
             let message = Message { kind, flags: message_flags, sequence: 1, port: 2, payload: &body };
             prop_assert!(message.answer().is_some());
         }
 
         #[test]
-        fn a_batch_reads_back(bodies in prop::collection::vec((16u16..100, any::<u16>(), prop::collection::vec(any::<u8>(), 0..50)), 0..8)) {
+        fn a_batch_reads_back(bodies in prop::collection::vec((16u16..100, any::<u16>(),
+            prop::collection::vec(any::<u8>(), 0..50)), 0..8)) {
             let mut batch = Batch::new();
             for (kind, message_flags, body) in &bodies {
                 batch.push(*kind, *message_flags, |writer| { writer.fixed(&[1, 2, 3, 4]).bytes(9, body); });
@@ -270,7 +273,8 @@ mod tests {
             prop_assert_eq!(read.len(), bodies.len());
             for (index, (message, (kind, message_flags, body))) in read.iter().zip(&bodies).enumerate() {
                 let ack = if index + 1 == bodies.len() { flags::ACK } else { 0 };
-                prop_assert_eq!((message.kind, message.flags), (*kind, *message_flags | flags::REQUEST | ack));
+                prop_assert_eq!((message.kind, message.flags), (*kind, *message_flags | flags::REQUEST |
+                    ack));
                 prop_assert_eq!((message.sequence, message.port), (70 + index as u32, 80));
                 let (fixed, attrs) = message.split::<4>().expect("four bytes are there");
                 prop_assert_eq!(fixed, [1, 2, 3, 4]);

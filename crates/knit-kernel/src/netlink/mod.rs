@@ -1,8 +1,9 @@
 //! Netlink: a small blocking socket, messages and attributes, shared by rtnetlink and nfnetlink code.
 //!
-//! The kernel handles a netlink request inside the `sendmsg` that carries it: when that call returns, every ack and
-//! reply is queued (a dump's further parts are made as they are read). So nothing in here waits for an answer with a
-//! timer, and a missing one is an error at once. Only [`Socket::receive`], for multicast, waits.
+//! The kernel handles a netlink request inside the `sendmsg` that carries it: when that call returns, every
+//! ack and reply is queued (a dump's further parts are made as they are read). So nothing in here waits for
+//! an answer with a timer, and a missing one is an error at once. Only [`Socket::receive`], for multicast,
+//! waits.
 
 pub mod attr;
 mod error;

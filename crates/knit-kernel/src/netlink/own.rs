@@ -1,4 +1,5 @@
-//! Which netlink ports of a namespace are this process's: a notification says by which port a change was made.
+//! Which netlink ports of a namespace are this process's: a notification says by which port a change was
+//! made.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -54,8 +55,8 @@ pub(crate) fn is_own(namespace: NsId, protocol: Protocol, port: u32) -> bool {
     port != 0 && ports().as_ref().is_some_and(|own| own.contains(&(namespace, protocol, port)))
 }
 
-/// This process is about to delete a link: what the kernel tells of it until then is no news. Kernels before 6.2 do not
-/// say who deleted it, and none says why it went down before.
+/// This process is about to delete a link: what the kernel tells of it until then is no news. Kernels before
+/// 6.2 do not say who deleted it, and none says why it went down before.
 pub(crate) fn doom(namespace: NsId, link: u32) {
     if STRANGER.get() {
         return;

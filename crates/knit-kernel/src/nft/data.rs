@@ -47,8 +47,8 @@ pub struct Port(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct L4Proto(pub u8);
 
-/// The number of a VXLAN Network as its header has it: 24 bits and a reserved byte that must be 0. Stored as an
-/// address, so that `nft` prints number 3 as `0.0.3.0`: it has no type for it.
+/// The number of a VXLAN Network as its header has it: 24 bits and a reserved byte that must be 0. Stored as
+/// an address, so that `nft` prints number 3 as `0.0.3.0`: it has no type for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vni(pub u32);
 

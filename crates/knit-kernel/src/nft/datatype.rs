@@ -1,7 +1,7 @@
 //! The types of set keys and map values, with the numbers that `nft` knows them by.
 //!
-//! The kernel only stores these numbers; they decide how `nft list ruleset` prints a set. In a concatenation each
-//! type takes six bits.
+//! The kernel only stores these numbers; they decide how `nft list ruleset` prints a set. In a concatenation
+//! each type takes six bits.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Netlink messages to objects: tables, chains, rules, sets, elements.
 //!
-//! Bytes come from the kernel, and still nothing in here trusts them: a message that makes no sense is skipped or
-//! becomes a raw expression, and no input panics or loops.
+//! Bytes come from the kernel, and still nothing in here trusts them: a message that makes no sense is
+//! skipped or becomes a raw expression, and no input panics or loops.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Attributes to expressions, values and verdicts. What is not understood becomes a raw expression, never a panic.
+//! Attributes to expressions, values and verdicts. What is not understood becomes a raw expression, never a
+//! panic.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The smallest transaction from what is there to what is wanted.
 //!
-//! Its order is such that it may also be sent in chunks: new chains and sets, elements, rules of regular chains, base
-//! chains and their rules; then deletions, users before what they use.
+//! Its order is such that it may also be sent in chunks: new chains and sets, elements, rules of regular
+//! chains, base chains and their rules; then deletions, users before what they use.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use super::transaction::{Place, Transaction};
 
 /// What turns `found` (none: no such table) into `wanted`.
 ///
-/// Objects that are equal are left alone, which keeps counters, dynamic elements and connections. A chain whose hook
-/// changed and a set whose type changed are deleted and made again, with the rules that use them. Elements that rules
-/// added to a dynamic set are nobody's wish, and stay.
+/// Objects that are equal are left alone, which keeps counters, dynamic elements and connections. A chain
+/// whose hook changed and a set whose type changed are deleted and made again, with the rules that use them.
+/// Elements that rules added to a dynamic set are nobody's wish, and stay.
 pub fn diff(found: Option<&TableState>, wanted: &TableState) -> Transaction {
     let mut tx = Transaction::new();
     let id = wanted.id();
@@ -32,8 +32,8 @@ pub fn diff(found: Option<&TableState>, wanted: &TableState) -> Transaction {
         &empty
     });
     if must_rebuild(found, wanted) {
-        // Something was remade under its old name: everything that refers to it would have to let go first. Rare
-        // (a new version of the layout), so the table is made again as a whole, in one transaction.
+        // Something was remade under its old name: everything that refers to it would have to let go first.
+        // Rare (a new version of the layout), so the table is made again as a whole, in one transaction.
         tx.delete_table(id).create_table(wanted.table.clone());
         Differ { id, found: &empty, wanted, tx }.run()
     } else {
@@ -78,7 +78,8 @@ impl Differ<'_> {
                 self.tx.add_set(self.id, state.set.clone());
             }
         }
-        // Values before verdicts: where this goes out in chunks, a verdict map is what sends packets somewhere.
+        // Values before verdicts: where this goes out in chunks, a verdict map is what sends packets
+        // somewhere.
         let (values, verdicts): (Vec<_>, Vec<_>) =
             self.wanted.sets.values().partition(|state| state.set.kind != super::object::SetKind::VerdictMap);
         for state in values {

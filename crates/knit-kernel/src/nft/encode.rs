@@ -21,14 +21,15 @@ const ELEMENT_BYTES: usize = 60 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Encoded {
     pub batch: Batch,
-    /// For each message of the batch: the index of its operation, and the elements it carries. None for the frame.
+    /// For each message of the batch: the index of its operation, and the elements it carries. None for the
+    /// frame.
     pub origin: Vec<Option<(usize, Option<Range<usize>>)>>,
     next_set_id: u32,
 }
 
 impl Encoded {
-    /// Starts a batch: all operations until [`Encoded::end`] happen together. With a generation, only if nobody has
-    /// changed anything since.
+    /// Starts a batch: all operations until [`Encoded::end`] happen together. With a generation, only if
+    /// nobody has changed anything since.
     pub fn begin(generation: Option<u32>) -> Self {
         let mut this = Self::default();
         this.batch.push(wire::BATCH_BEGIN, 0, |w| {
@@ -77,8 +78,8 @@ impl Encoded {
         Ok(())
     }
 
-    /// Adds an operation, or as many of its elements from `part` as fit until the batch has `limit` bytes. Returns
-    /// the first element that did not fit.
+    /// Adds an operation, or as many of its elements from `part` as fit until the batch has `limit` bytes.
+    /// Returns the first element that did not fit.
     pub fn op_part(
         &mut self,
         index: usize,

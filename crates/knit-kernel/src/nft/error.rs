@@ -138,8 +138,8 @@ impl Error {
         self.errno() == Some(libc::EBUSY)
     }
 
-    /// The same transaction may succeed when it is tried again: the rule set changed in between, or the kernel was
-    /// short of something. After [`Error::is_stale`], list and plan again first.
+    /// The same transaction may succeed when it is tried again: the rule set changed in between, or the
+    /// kernel was short of something. After [`Error::is_stale`], list and plan again first.
     pub fn is_retryable(&self) -> bool {
         let transient = [libc::EBUSY, libc::EINTR, libc::EAGAIN, libc::ENOBUFS, libc::ENOMEM, ERESTART];
         matches!(self, Self::Unstable(_)) || self.errno().is_some_and(|errno| transient.contains(&errno))

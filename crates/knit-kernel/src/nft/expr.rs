@@ -253,14 +253,15 @@ pub enum Expr {
     Counter,
     /// Goes on below (or, inverted, above) a rate per `per`.
     Limit { rate: u64, per: Duration, burst: u32, unit: LimitUnit, invert: bool },
-    /// Goes on while there are at most (or, inverted, more than) this many connections. For first packets only: the
-    /// kernel looks through all that it has counted.
+    /// Goes on while there are at most (or, inverted, more than) this many connections. For first packets
+    /// only: the kernel looks through all that it has counted.
     Connlimit { count: u32, invert: bool },
     /// Writes a log line.
     Log { prefix: Option<Box<str>>, target: LogTarget },
     /// Changes a set.
     Dynset { set: Name, op: DynsetOp, key: Reg, data: Option<Reg>, timeout: Option<Duration> },
-    /// Adds a key to a set, and asks the limit that this key has of its own: a rate, or a number of connections.
+    /// Adds a key to a set, and asks the limit that this key has of its own: a rate, or a number of
+    /// connections.
     Meter { set: Name, key: Reg, timeout: Option<Duration>, limit: Box<Expr> },
     /// Exempts the packet from connection tracking.
     Notrack,
@@ -290,8 +291,8 @@ impl Reg {
         self.0
     }
 
-    /// Its number on the wire. Every fourth one is a 16-byte register of the old numbering, which is how the kernel
-    /// itself writes it back.
+    /// Its number on the wire. Every fourth one is a 16-byte register of the old numbering, which is how the
+    /// kernel itself writes it back.
     pub(super) fn number(self) -> u32 {
         if self.0.is_multiple_of(4) { u32::from(self.0 / 4 + 1) } else { u32::from(self.0 + 8) }
     }

@@ -1,7 +1,7 @@
 //! What a rule can look at: typed selectors, named as in `nft`.
 //!
-//! `field::ip_daddr()` is a [`Field`] of [`Ipv4Addr`]; comparing it with anything else does not compile. Tuples of
-//! fields make the concatenated keys of sets and maps.
+//! `field::ip_daddr()` is a [`Field`] of [`Ipv4Addr`]; comparing it with anything else does not compile.
+//! Tuples of fields make the concatenated keys of sets and maps.
 
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -22,8 +22,8 @@ pub struct Field<T> {
 
 /// One field, or a tuple of up to five, that can be loaded into registers in a row.
 pub trait Fields {
-    /// Appends the instructions that load everything from `at` on. Returns the register after the last, or none if
-    /// the sixteen registers do not suffice.
+    /// Appends the instructions that load everything from `at` on. Returns the register after the last, or
+    /// none if the sixteen registers do not suffice.
     fn load(&self, at: Reg, into: &mut Vec<Expr>) -> Option<u8>;
 }
 
@@ -257,7 +257,8 @@ pub fn numgen_inc(modulus: u32) -> Field<Mark> {
     field(Source::Numgen { modulus, random: false, offset: 0 })
 }
 
-/// A hash of some fields, below `modulus`. Without a seed the kernel picks one, and the hash differs between hosts.
+/// A hash of some fields, below `modulus`. Without a seed the kernel picks one, and the hash differs between
+/// hosts.
 pub fn jhash(of: &dyn Hashable, modulus: u32, seed: Option<u32>) -> Field<Mark> {
     field(Source::Jhash {
         of: of.sources().into_iter().map(|(source, len)| (source.0, len)).collect(),

@@ -31,8 +31,8 @@ pub struct Timings {
     pub delete: Duration,
 }
 
-/// Loads `services` services of `endpoints` endpoints each as one dispatch map and one endpoint map, replaces single
-/// endpoints, reads everything back and deletes it.
+/// Loads `services` services of `endpoints` endpoints each as one dispatch map and one endpoint map, replaces
+/// single endpoints, reads everything back and deletes it.
 pub fn service_maps(kernel: &mut Kernel, services: u32, endpoints: u32) -> Result<Timings> {
     let id = TableId::new(Family::Ip, "knit-measure");
     let dispatch = Set::verdict_map::<(Ipv4Addr, L4Proto, Port)>("service-ips");

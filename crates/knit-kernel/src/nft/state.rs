@@ -73,8 +73,8 @@ impl TableState {
         self
     }
 
-    /// The same without what only the kernel knows: handles and counters. Two tables that behave the same are equal
-    /// after this.
+    /// The same without what only the kernel knows: handles and counters. Two tables that behave the same are
+    /// equal after this.
     pub fn without_handles(mut self) -> Self {
         for chain in self.chains.values_mut() {
             for rule in &mut chain.rules {

@@ -261,7 +261,8 @@ proptest! {
             listed.extend(decode::elements(&message.split::<4>().expect("a header").1));
         }
         listed.reverse();
-        let joined: Vec<Element> = decode::join_ranges(&set, listed).into_iter().map(|item| item.element).collect();
+        let joined: Vec<Element> = decode::join_ranges(&set, listed).into_iter().map(|item|
+            item.element).collect();
         prop_assert_eq!(joined, ranges);
     }
 

@@ -48,7 +48,8 @@ attributes! {
     device { NAME = 1 }
     rule { TABLE = 1, CHAIN = 2, HANDLE = 3, EXPRESSIONS = 4, POSITION = 6, USERDATA = 7 }
     set {
-        TABLE = 1, NAME = 2, FLAGS = 3, KEY_TYPE = 4, KEY_LEN = 5, DATA_TYPE = 6, DATA_LEN = 7, DESC = 9, ID = 10,
+        TABLE = 1, NAME = 2, FLAGS = 3, KEY_TYPE = 4, KEY_LEN = 5, DATA_TYPE = 6, DATA_LEN = 7, DESC = 9,
+            ID = 10,
         TIMEOUT = 11, USERDATA = 13, EXPR = 17,
     }
     set_desc { SIZE = 1, CONCAT = 2 }

@@ -81,8 +81,8 @@ impl Watcher {
         self.shared.wake();
     }
 
-    /// The newest state of a namespace's rule set that was heard of: up to there, every change by others was told. None
-    /// if that is not known.
+    /// The newest state of a namespace's rule set that was heard of: up to there, every change by others was
+    /// told. None if that is not known.
     #[must_use]
     pub fn heard(&self, namespace: NsId) -> Option<Generation> {
         self.shared.state().generations.get(&namespace).copied().flatten()
@@ -90,8 +90,8 @@ impl Watcher {
 }
 
 impl Watcher {
-    /// Waits until the rule set of a namespace was heard of at this state: what others did up to there has been told.
-    /// False at once if that is not known, and when it takes longer than `limit`.
+    /// Waits until the rule set of a namespace was heard of at this state: what others did up to there has
+    /// been told. False at once if that is not known, and when it takes longer than `limit`.
     #[must_use]
     pub fn catch_up(&self, namespace: NsId, generation: Generation, limit: Duration) -> bool {
         let heard = |state: &State| state.generations.get(&namespace).copied().flatten();

@@ -74,8 +74,8 @@ pub fn pod(
     pod
 }
 
-/// Whether a UDP packet gets from one namespace to an address of another, and the answer back. `patience` is how long
-/// to wait for it.
+/// Whether a UDP packet gets from one namespace to an address of another, and the answer back. `patience` is
+/// how long to wait for it.
 pub fn reaches(from: &NetNs, to: &NetNs, address: IpAddr, patience: Duration) -> bool {
     let server = to.run(|| UdpSocket::bind(SocketAddr::new(address, 0))).expect("enter").expect("bind");
     let target = server.local_addr().expect("bound");

@@ -1,5 +1,6 @@
-//! How other processes talk to a running lab: one request per connection of a Unix socket, as a line of JSON, with the
-//! caller's standard streams beside it where a command is to be run. The answer is a line of JSON, too.
+//! How other processes talk to a running lab: one request per connection of a Unix socket, as a line of JSON,
+//! with the caller's standard streams beside it where a command is to be run. The answer is a line of JSON,
+//! too.
 
 use std::io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
@@ -103,7 +104,8 @@ struct Answer {
     value: Value,
 }
 
-/// Serves a lab's socket on threads of its own, until the process ends. `down` is told when the lab is to end.
+/// Serves a lab's socket on threads of its own, until the process ends. `down` is told when the lab is to
+/// end.
 pub fn serve(lab: Lab, listener: UnixListener, down: Arc<Notify>) {
     let runtime = tokio::runtime::Handle::current();
     std::thread::spawn(move || {
@@ -240,16 +242,20 @@ fn status(lab: &Lab) -> Value {
     let networks = list("knit.dev/v1alpha1", "Network");
     let networks = networks.iter().map(|network| {
         let conditions = network.value["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let ready = conditions.iter().find(|c| c["type"] == "Ready").map_or(Value::Null, |c| c["status"].clone());
+        let ready =
+            conditions.iter().find(|c| c["type"] == "Ready").map_or(Value::Null, |c| c["status"].clone());
         json!({"name": network.name(), "topology": network.value["spec"]["topology"], "ready": ready,
-            "subnets": network.value["spec"]["subnets"].as_array().into_iter().flatten().map(|s| &s["cidr"]).collect::<Vec<_>>()})
+            "subnets": network.value["spec"]["subnets"].as_array().into_iter().flatten().map(|s|
+                &s["cidr"]).collect::<Vec<_>>()})
     });
     let pods = list("v1", "Pod");
     let pods = pods.iter().map(|pod| {
         let status = &pod.value["status"];
         json!({"namespace": pod.namespace(), "name": pod.name(), "node": pod.value["spec"]["nodeName"],
-            "phase": status["phase"], "ready": super::controllers::is_ready(pod), "message": status["message"],
-            "addresses": status["podIPs"].as_array().into_iter().flatten().map(|ip| &ip["ip"]).collect::<Vec<_>>()})
+            "phase": status["phase"], "ready": super::controllers::is_ready(pod),
+                "message": status["message"],
+            "addresses": status["podIPs"].as_array().into_iter().flatten().map(|ip|
+                &ip["ip"]).collect::<Vec<_>>()})
     });
     let services = list("v1", "Service");
     let services = services.iter().map(|service| {

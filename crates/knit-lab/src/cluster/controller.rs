@@ -1,4 +1,5 @@
-//! The real controller, run in the lab's own process: it numbers Networks, gives nodes their blocks, writes statuses.
+//! The real controller, run in the lab's own process: it numbers Networks, gives nodes their blocks, writes
+//! statuses.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The small controllers that a cluster has besides Knit: a scheduler, EndpointSlices of Services, replicas of Deployments.
+//! The small controllers that a cluster has besides Knit: a scheduler, EndpointSlices of Services, replicas
+//! of Deployments.
 //!
 //! Each looks at everything anew after any change of its kinds: a lab is small, and so is the code.
 
@@ -88,7 +89,8 @@ fn keep_replicas(
         }
         metadata["generateName"] = json!(format!("{}-", deployment.name()));
         metadata["namespace"] = json!(deployment.namespace());
-        metadata["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "controller": true,
+        metadata["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "Deployment",
+            "controller": true,
             "name": deployment.name(), "uid": deployment.uid()}]);
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]});
         store.create_object(pod)?;
@@ -100,7 +102,8 @@ fn keep_replicas(
         objects::delete(store, POD, pod, None);
     }
     let ready = mine.iter().filter(|pod| is_ready(pod)).count();
-    let status = json!({"observedGeneration": deployment.value["metadata"]["generation"], "replicas": mine.len(),
+    let status = json!({"observedGeneration": deployment.value["metadata"]["generation"],
+        "replicas": mine.len(),
         "updatedReplicas": mine.len(), "readyReplicas": ready, "availableReplicas": ready});
     objects::set_status(store, DEPLOYMENT, deployment.namespace(), deployment.name(), &status)
 }
@@ -115,7 +118,8 @@ pub(crate) async fn endpoints(lab: Lab) {
             if !service.is_deleting() && service.value["spec"]["selector"].is_object() {
                 for slice in slices(service, &pods) {
                     if let Err(error) = write_slice(lab.store(), &slice) {
-                        tracing::warn!(%error, service = service.name(), "an EndpointSlice cannot be written");
+                        tracing::warn!(%error, service = service.name(), "an EndpointSlice cannot be \
+                            written");
                     }
                 }
             }
@@ -164,7 +168,8 @@ fn slices(service: &Object, pods: &[std::sync::Arc<Object>]) -> Vec<Value> {
                     "addresses": [address.to_string()],
                     "conditions": {"ready": ready && !leaving, "serving": ready, "terminating": leaving},
                     "nodeName": pod.value["spec"]["nodeName"],
-                    "targetRef": {"kind": "Pod", "namespace": pod.namespace(), "name": pod.name(), "uid": pod.uid()},
+                    "targetRef": {"kind": "Pod", "namespace": pod.namespace(), "name": pod.name(),
+                        "uid": pod.uid()},
                 }))
             })
             .collect();
@@ -176,8 +181,10 @@ fn slices(service: &Object, pods: &[std::sync::Arc<Object>]) -> Vec<Value> {
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": family,
             "metadata": {
                 "name": format!("{}-{family_name}", service.name()), "namespace": service.namespace(),
-                "labels": {"kubernetes.io/service-name": service.name(), "endpointslice.kubernetes.io/managed-by": OURS},
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": service.name(), "uid": service.uid(),
+                "labels": {"kubernetes.io/service-name": service.name(),
+                    "endpointslice.kubernetes.io/managed-by": OURS},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": service.name(),
+                    "uid": service.uid(),
                     "controller": true, "blockOwnerDeletion": true}],
             },
             "endpoints": endpoints, "ports": ports,
@@ -186,7 +193,8 @@ fn slices(service: &Object, pods: &[std::sync::Arc<Object>]) -> Vec<Value> {
     families.iter().map(slice).collect()
 }
 
-/// A Service's port as its endpoints have it. A target that is a name is looked up in the first pod that knows it.
+/// A Service's port as its endpoints have it. A target that is a name is looked up in the first pod that
+/// knows it.
 fn port(port: &Value, pods: &[&std::sync::Arc<Object>]) -> Value {
     let target = match &port["targetPort"] {
         Value::String(name) => {
@@ -221,7 +229,8 @@ mod tests {
         let pod = |name: &str, ip: &str, ready: &str| {
             object(json!({
                 "metadata": {"name": name, "namespace": "red", "uid": name, "labels": {"app": "web"}},
-                "spec": {"nodeName": "node-1", "containers": [{"ports": [{"name": "http", "containerPort": 8080}]}]},
+                "spec": {"nodeName": "node-1", "containers": [{"ports": [{"name": "http",
+                    "containerPort": 8080}]}]},
                 "status": {"podIPs": [{"ip": ip}], "conditions": [{"type": "Ready", "status": ready}]},
             }))
         };

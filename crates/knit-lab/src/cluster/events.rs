@@ -1,4 +1,5 @@
-//! Events about pods, as a scheduler and a kubelet write them, so that `kubectl describe pod` tells the story.
+//! Events about pods, as a scheduler and a kubelet write them, so that `kubectl describe pod` tells the
+//! story.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -23,7 +24,8 @@ pub(crate) enum Mood {
     Warning,
 }
 
-/// Says something about a pod; what has been said before is counted. An event that is lost is no reason to stop.
+/// Says something about a pod; what has been said before is counted. An event that is lost is no reason to
+/// stop.
 pub(crate) fn say(store: &Store, pod: &Object, who: Speaker<'_>, mood: Mood, reason: &str, message: &str) {
     if let Err(error) = write(store, pod, who, mood, reason, message) {
         tracing::debug!(%error, pod = pod.name(), reason, "an event was refused");
@@ -64,7 +66,8 @@ fn write(
     let event = json!({
         "apiVersion": "v1", "kind": "Event", "type": mood, "reason": reason, "message": message,
         "metadata": {"name": name, "namespace": pod.namespace()},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace(), "name": pod.name(),
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace(),
+            "name": pod.name(),
             "uid": pod.uid()},
         "source": source, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
         "reportingComponent": who.component, "reportingInstance": who.node,

@@ -73,12 +73,14 @@ impl Manifests {
         &self.objects
     }
 
-    /// Checks everything against an API of its own, and ranges against each other. Nothing is started for this.
+    /// Checks everything against an API of its own, and ranges against each other. Nothing is started for
+    /// this.
     pub fn check(&self) -> Result<()> {
         self.check_beside(&Self::default())
     }
 
-    /// Checks everything as [`Self::check`] does, where the namespaces and Networks of a running lab are there already.
+    /// Checks everything as [`Self::check`] does, where the namespaces and Networks of a running lab are
+    /// there already.
     pub(crate) fn check_in(&self, store: &Store) -> Result<()> {
         let mut there = Self::default();
         for kind in [("v1", "Namespace"), NETWORK] {
@@ -243,7 +245,8 @@ fn wanted_networks(annotations: &Value) -> Vec<String> {
     names
 }
 
-/// Whether a Network lets a namespace with these labels attach; selectors with expressions are left to the agent.
+/// Whether a Network lets a namespace with these labels attach; selectors with expressions are left to the
+/// agent.
 fn may_attach(spec: &Value, labels: &Value) -> bool {
     let selected = |selector: &Value| {
         let plain = selector["matchLabels"].as_object().cloned().unwrap_or_default();
@@ -287,7 +290,8 @@ mod tests {
 
     fn network(name: &str, cidr: &str) -> String {
         format!(
-            "apiVersion: knit.dev/v1alpha1\nkind: Network\nmetadata: {{name: {name}}}\nspec: {{topology: Layer3, subnets: [{{cidr: {cidr}}}]}}\n---\n"
+            "apiVersion: knit.dev/v1alpha1\nkind: Network\nmetadata: {{name: {name}}}\nspec: {{topology: \
+             Layer3, subnets: [{{cidr: {cidr}}}]}}\n---\n"
         )
     }
 
@@ -309,7 +313,8 @@ mod tests {
     fn a_pod_on_a_network_that_is_not_there_or_not_for_it_is_refused() {
         let pod = |annotation: &str, value: &str| {
             format!(
-                "apiVersion: v1\nkind: Pod\nmetadata: {{name: a, annotations: {{{annotation}: '{value}'}}}}\nspec: {{containers: [{{name: c, image: x}}]}}\n"
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: a, annotations: {{{annotation}: \
+                 '{value}'}}}}\nspec: {{containers: [{{name: c, image: x}}]}}\n"
             )
         };
         let said = check(&pod("knit.dev/networks", "nowhere@net1"));
@@ -330,7 +335,8 @@ mod tests {
             network("red", "10.77.0.0/24") + "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n";
         Manifests::parse("test", &there).unwrap().apply(&store).unwrap();
         let check = |text: &str| Manifests::parse("test", text).and_then(|m| m.check_in(&store));
-        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: team}\nspec: {containers: [{name: c, image: x}]}\n";
+        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: team}\nspec: {containers: \
+                   [{name: c, image: x}]}\n";
         check(pod).unwrap();
         let said = check(&pod.replace("team", "nowhere")).unwrap_err().to_string();
         assert!(said.contains("nowhere"), "{said}");
@@ -352,7 +358,8 @@ mod tests {
         let said = check("a: [\n");
         assert!(said.starts_with("manifest test cannot be read"), "{said}");
         let said = check(
-            "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: nowhere}\nspec: {containers: [{name: c, image: x}]}\n",
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: nowhere}\nspec: {containers: \
+             [{name: c, image: x}]}\n",
         );
         assert!(said.contains("nowhere"), "{said}");
     }

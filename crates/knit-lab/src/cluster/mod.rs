@@ -1,8 +1,9 @@
 //! A cluster on one machine: nodes as namespaces with the real agent, pods as namespaces with real processes.
 //!
-//! It must run inside a [`knit_kernel::sandbox::Sandbox`]: everything it makes ends with that. The parts: [`wire`] joins
-//! the nodes, [`node`] is one of them, `pods` does a kubelet's work through the real [`shim`], `controllers` has the small
-//! controllers of any cluster, `controller` runs the real knit-controller, [`manifests`] reads what users write.
+//! It must run inside a [`knit_kernel::sandbox::Sandbox`]: everything it makes ends with that. The parts:
+//! [`wire`] joins the nodes, [`node`] is one of them, `pods` does a kubelet's work through the real [`shim`],
+//! `controllers` has the small controllers of any cluster, `controller` runs the real knit-controller,
+//! [`manifests`] reads what users write.
 
 mod container;
 pub mod control;
@@ -309,7 +310,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Replaces a node's agent by that of another program: the old one is asked to end, the new one takes over.
+    /// Replaces a node's agent by that of another program: the old one is asked to end, the new one takes
+    /// over.
     pub async fn upgrade_agent(&self, node: &str, program: &Path) -> Result<()> {
         let found = self.node(node)?;
         std::fs::metadata(program)
@@ -411,8 +413,10 @@ impl Lab {
             .push(json!({"type": "Ready", "status": status, "reason": reason, "message": "said by knit lab",
             "lastHeartbeatTime": now, "lastTransitionTime": now}));
         let status = json!({"addresses": list, "conditions": conditions,
-            "nodeInfo": {"kubeletVersion": knit_apiserver::VERSION, "osImage": "knit lab", "kernelVersion": "", "machineID": "",
-                "systemUUID": "", "bootID": "", "containerRuntimeVersion": "knit-lab://0", "kubeProxyVersion": "",
+            "nodeInfo": {"kubeletVersion": knit_apiserver::VERSION, "osImage": "knit lab",
+                "kernelVersion": "", "machineID": "",
+                "systemUUID": "", "bootID": "", "containerRuntimeVersion": "knit-lab://0",
+                    "kubeProxyVersion": "",
                 "operatingSystem": "linux", "architecture": std::env::consts::ARCH}});
         objects::set_status(self.store(), NODE, "", &node.name, &status).map_err(|error| Error::Refused {
             kind: "Node".to_owned(),

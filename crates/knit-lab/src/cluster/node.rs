@@ -1,4 +1,5 @@
-//! A node: a namespace on the wire with the real node agent in it, which lives and dies as a process of its own.
+//! A node: a namespace on the wire with the real node agent in it, which lives and dies as a process of its
+//! own.
 
 use std::fs::{File, OpenOptions};
 use std::net::IpAddr;
@@ -146,7 +147,8 @@ impl Node {
         self.state().namespace = None;
     }
 
-    /// Takes away its link, its namespaces, and what a reboot empties. Its agent and pods must have ended. Blocks.
+    /// Takes away its link, its namespaces, and what a reboot empties. Its agent and pods must have ended.
+    /// Blocks.
     pub(crate) fn lose(&self, wire: &Wire) -> Result<()> {
         wire.unplug(&self.name, self.index)?;
         for dir in [self.run_dir().join("netns"), self.pod_namespaces()] {
@@ -154,7 +156,8 @@ impl Node {
             for (name, _) in NetNs::list(&dir).map_err(Error::kernel(what()))? {
                 NetNs::delete(dir.join(name)).map_err(Error::kernel(what()))?;
             }
-            // The agent makes the directory of its routers a mount of its own; with none on top this is refused.
+            // The agent makes the directory of its routers a mount of its own; with none on top this is
+            // refused.
             while unmount(&dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
         }
         for dir in [self.run_dir(), self.pod_namespaces()] {
@@ -195,7 +198,8 @@ impl Node {
                     self.agent_pid.send_replace(child.id());
                     let how = tokio::select! {
                         _ = child.wait() => None,
-                        how = wanted.wait_for(|wanted| *wanted != Wanted::Running) => how.ok().map(|how| *how),
+                        how = wanted.wait_for(|wanted| *wanted != Wanted::Running) => how.ok().map(|how|
+                            *how),
                     };
                     if let Some(how) = how {
                         end(&mut child, how).await;

@@ -1,5 +1,5 @@
-//! The part of a kubelet: each pod that has a node gets a namespace, its networks through the shim, and its processes;
-//! its status says how it goes; when it is deleted, everything is taken back in the reverse order.
+//! The part of a kubelet: each pod that has a node gets a namespace, its networks through the shim, and its
+//! processes; its status says how it goes; when it is deleted, everything is taken back in the reverse order.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -195,7 +195,8 @@ impl Worker {
             namespace: pod.namespace().to_owned(),
             name: pod.name().to_owned(),
             uid: pod.uid().to_owned(),
-            runtime_config: json!({"portMappings": mappings, "io.kubernetes.cri.pod-annotations": annotations}),
+            runtime_config: json!({"portMappings": mappings,
+                "io.kubernetes.cri.pod-annotations": annotations}),
         };
         let host_network = pod.value["spec"]["hostNetwork"].as_bool().unwrap_or_default();
         Self { lab, node, pod, stop, shim, sandbox, host_network }
@@ -234,7 +235,8 @@ impl Worker {
         let path = self.sandbox.netns.clone();
         let made = tokio::task::spawn_blocking(move || -> Result<NetNs, knit_kernel::netns::Error> {
             let namespace = NetNs::create(&path)?;
-            // A loopback that does not come up shows in what the pod does; the kernel never refuses it to root.
+            // A loopback that does not come up shows in what the pod does; the kernel never refuses it to
+            // root.
             let _ = namespace.run(loopback_up)?;
             Ok(namespace)
         });
@@ -387,12 +389,15 @@ impl Worker {
         let status = json!({
             "phase": phase, "reason": null, "message": null,
             "hostIP": self.node.addresses().first().map(IpAddr::to_string),
-            "hostIPs": self.node.addresses().iter().map(|ip| json!({"ip": ip.to_string()})).collect::<Vec<_>>(),
+            "hostIPs": self.node.addresses().iter().map(|ip|
+                json!({"ip": ip.to_string()})).collect::<Vec<_>>(),
             "podIP": addresses.first().map(IpAddr::to_string), "podIPs": ips,
-            "startTime": current.as_ref().and_then(|p| p.value["status"]["startTime"].as_str()).unwrap_or(&now),
+            "startTime": current.as_ref().and_then(|p|
+                p.value["status"]["startTime"].as_str()).unwrap_or(&now),
             "conditions": [
                 condition("PodScheduled", true), condition("PodReadyToStartContainers", true),
-                condition("Initialized", true), condition("ContainersReady", ready), condition("Ready", ready)],
+                condition("Initialized", true), condition("ContainersReady", ready), condition("Ready",
+                    ready)],
             "containerStatuses": statuses,
         });
         self.set_status(&status);

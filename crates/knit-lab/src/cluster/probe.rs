@@ -74,7 +74,8 @@ impl Probe {
                 run.args(arguments).kill_on_drop(true).stdin(std::process::Stdio::null());
                 run.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
                 let Ok(mut child) = spawn_in(&target.pod, run, "a probe") else { return false };
-                matches!(tokio::time::timeout(timeout, child.wait()).await, Ok(Ok(status)) if status.success())
+                matches!(tokio::time::timeout(timeout, child.wait()).await,
+                    Ok(Ok(status)) if status.success())
             }
             Action::Http { host, port, path } => {
                 let Some(address) = host.or(target.address) else { return false };

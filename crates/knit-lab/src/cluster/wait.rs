@@ -60,8 +60,8 @@ impl Lab {
         }
     }
 
-    /// Waits until every Service with ready pods answers to its namespace's pods, asked from one on each node: a proxy
-    /// programs endpoints a moment after pods are ready. Only TCP can be asked.
+    /// Waits until every Service with ready pods answers to its namespace's pods, asked from one on each
+    /// node: a proxy programs endpoints a moment after pods are ready. Only TCP can be asked.
     pub async fn wait_for_services(&self, limit: Duration) -> Result<()> {
         let end = Instant::now() + limit;
         let mut open = self.questions();

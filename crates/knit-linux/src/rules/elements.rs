@@ -67,7 +67,8 @@ pub(crate) fn source_elements(host: &str, mac: Mac, addresses: impl IntoIterator
     puts
 }
 
-/// The ports of the node that lead to a pod, with the pod's host end as the element's comment: that is whose they are.
+/// The ports of the node that lead to a pod, with the pod's host end as the element's comment: that is whose
+/// they are.
 pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAddr]) -> Vec<Put> {
     let mut puts: Vec<Put> = Vec::new();
     for mapping in ports {

@@ -1,7 +1,7 @@
 //! What holds for the ports of routed pods, in whichever namespace they are.
 //!
-//! Pods send from their own addresses only. No ARP: both sides have permanent neighbours. No router advertisements and
-//! redirects.
+//! Pods send from their own addresses only. No ARP: both sides have permanent neighbours. No router
+//! advertisements and redirects.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -42,8 +42,8 @@ pub(crate) fn pods6() -> Set {
     ranges::<Ipv6Addr>("pods6").comment("subnets of this Network")
 }
 
-/// Adds the checks of ports to an `inet` table. `excepted` is a set of interfaces of ours that are no ports; `others`
-/// are rules for what comes by interfaces that are not ours.
+/// Adds the checks of ports to an `inet` table. `excepted` is a set of interfaces of ours that are no ports;
+/// `others` are rules for what comes by interfaces that are not ours.
 pub(super) fn checks(state: TableState, excepted: &str, others: Vec<Rule>) -> TableState {
     let source4 = (field::iifname(), field::ether_saddr(), field::ip_saddr());
     let source6 = (field::iifname(), field::ether_saddr(), field::ip6_saddr());

@@ -1,7 +1,7 @@
 //! Kinds of Networks: what one is inside its router, and what a pod of it has.
 //!
-//! One file for each kind, which is all that there is of it: everything else in this crate asks the driver. A new kind is
-//! a file here, a line in [`of`] and in [`ALL`], and a letter for marks.
+//! One file for each kind, which is all that there is of it: everything else in this crate asks the driver. A
+//! new kind is a file here, a line in [`of`] and in [`ALL`], and a letter for marks.
 
 mod routed;
 mod switched;
@@ -25,7 +25,8 @@ use crate::wanted::Entry;
 
 pub(crate) use routed::remote_entries as routed_remote_entries;
 
-/// What a kind of Network is on a node. Drivers have no state: a Network's is its [`Shape`] and its router's namespace.
+/// What a kind of Network is on a node. Drivers have no state: a Network's is its [`Shape`] and its router's
+/// namespace.
 pub(crate) trait Driver: fmt::Debug + Send + Sync {
     /// Which kind it is.
     fn topology(&self) -> Topology;
@@ -39,8 +40,8 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     /// Whether pods have their subnet on their link. If not, they have only the gateway there.
     fn has_subnet_on_link(&self) -> bool;
 
-    /// The links of a router that are neither uplink, tunnel nor ports: makes and changes them. Says which of them the
-    /// tunnel and the ports are ports of, if any.
+    /// The links of a router that are neither uplink, tunnel nor ports: makes and changes them. Says which of
+    /// them the tunnel and the ports are ports of, if any.
     fn settle_links(&self, router: &Handle, shape: &Shape) -> Result<Option<u32>>;
 
     /// Says what is wrong with these links, and which one the tunnel and the ports are ports of.
@@ -75,7 +76,8 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
         plan.pod_ops(interface, ipv6)
     }
 
-    /// Whether a new pod can be reached: by default a packet goes from its router to each of its addresses and back.
+    /// Whether a new pod can be reached: by default a packet goes from its router to each of its addresses
+    /// and back.
     fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
         net.asks(plan)
     }

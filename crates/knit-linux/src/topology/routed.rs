@@ -93,7 +93,8 @@ impl Driver for Routed {
     }
 }
 
-/// The routes to other nodes' ranges: directly, or by a tunnel with one neighbour and one forwarding entry per node.
+/// The routes to other nodes' ranges: directly, or by a tunnel with one neighbour and one forwarding entry
+/// per node.
 pub(crate) fn remote_entries(shape: &Shape, uplink: &str, tunnel: &str) -> BTreeSet<Entry> {
     let mut entries = BTreeSet::new();
     for remote in &shape.remotes {

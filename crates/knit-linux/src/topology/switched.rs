@@ -1,7 +1,8 @@
 //! Switched Networks: a bridge in each router joins its pods, and a tunnel joins the bridges of all nodes.
 //!
-//! Remote pods' MACs follow from their addresses, so neighbours and forwarding entries for a whole block of another
-//! node are written before any pod exists there; nothing is learned and nothing is flooded to other nodes.
+//! Remote pods' MACs follow from their addresses, so neighbours and forwarding entries for a whole block of
+//! another node are written before any pod exists there; nothing is learned and nothing is flooded to other
+//! nodes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -30,7 +31,8 @@ use crate::wanted::Entry;
 pub(super) struct Switched;
 
 /// What it means where a kernel does not have the settings.
-const NO_BRIDGE_FILTER: &str = "bridged packets pass no IP rules here, so Services and policies of switched Networks do \
+const NO_BRIDGE_FILTER: &str = "bridged packets pass no IP rules here, so Services and policies of switched \
+                                Networks do \
                                 not work: load the module br_netfilter";
 const ASKS: &str =
     "the router asks for addresses that nobody has, and its pods may fill the machine's table of neighbours";
@@ -38,8 +40,8 @@ const ASKS: &str =
 /// The bridge, in the router.
 const BRIDGE: &str = "bridge";
 
-/// A pod's port. All addresses are written, so nothing is learned, and nothing unknown is sent there. Without hairpin a
-/// pod that reaches itself by a service would never hear itself.
+/// A pod's port. All addresses are written, so nothing is learned, and nothing unknown is sent there. Without
+/// hairpin a pod that reaches itself by a service would never hear itself.
 const POD_PORT: PortFlags = PortFlags {
     isolated: false,
     hairpin: true,
@@ -151,8 +153,8 @@ fn like(shape: &Shape) -> Like {
     Like { mtu: Some(shape.mtu), mac, group: Some(0), ..Like::default() }
 }
 
-/// The bridge's MAC: that of the router's own address, so that other nodes find it by that; the gateway's if it has no
-/// address of its own.
+/// The bridge's MAC: that of the router's own address, so that other nodes find it by that; the gateway's if
+/// it has no address of its own.
 fn bridge_mac(shape: &Shape) -> Mac {
     let own = shape.router_address(true).or_else(|| shape.router_address(false));
     own.map_or_else(|| shape.gateway_mac(), |address| pod_mac(shape.id(), address))

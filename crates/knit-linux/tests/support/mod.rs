@@ -1,4 +1,5 @@
-//! A small cluster out of namespaces: nodes and an outside world on one segment, pods, and packets between them.
+//! A small cluster out of namespaces: nodes and an outside world on one segment, pods, and packets between
+//! them.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::io::ErrorKind;
@@ -332,8 +333,8 @@ pub fn udp_from(client: &NetNs, source: IpAddr, server: &NetNs, to: SocketAddr, 
     }
 }
 
-/// A Network beside the default one, as node `node` knows it. All of them have the same subnets; `shift` exchanges the
-/// blocks of the two nodes, so that two of them overlap across nodes but not on one.
+/// A Network beside the default one, as node `node` knows it. All of them have the same subnets; `shift`
+/// exchanges the blocks of the two nodes, so that two of them overlap across nodes but not on one.
 pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) -> Network {
     let low = ("10.77.0.16/28", "fd77::10/124", "10.77.0.17", "fd77::11");
     let high = ("10.77.0.32/28", "fd77::20/124", "10.77.0.33", "fd77::21");

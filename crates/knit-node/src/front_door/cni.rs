@@ -138,7 +138,8 @@ async fn serve_one(mut stream: UnixStream, core: &Core) -> Result<(), FrameError
 async fn answer(request: Request, core: &Core) -> Result<Value, CniError> {
     if request.version != PROTOCOL_VERSION {
         let msg = format!(
-            "the CNI shim speaks version {} of its protocol, the node agent {PROTOCOL_VERSION}: install both from one release",
+            "the CNI shim speaks version {} of its protocol, the node agent {PROTOCOL_VERSION}: install both \
+             from one release",
             request.version
         );
         return Err(CniError::new(code::INTERNAL, msg));

@@ -1,5 +1,5 @@
-//! NetworkPolicies that nobody enforces: their authors are told, once per object. In a cluster the controller does that,
-//! in one place; where objects come from a folder, there is none.
+//! NetworkPolicies that nobody enforces: their authors are told, once per object. In a cluster the controller
+//! does that, in one place; where objects come from a folder, there is none.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::networking::v1::NetworkPolicy;

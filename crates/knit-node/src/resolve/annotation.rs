@@ -105,7 +105,10 @@ fn parse_name(part: &str) -> Result<Asked, String> {
 
 fn parse_json(text: &str) -> Result<Vec<Asked>, String> {
     let entries: Vec<Entry> = serde_json::from_str(text).map_err(|error| {
-        format!("it is no JSON list of Networks ({error}): write [{{\"name\": \"blue\"}}] with interface, ips, mac or default-route as needed")
+        format!(
+            "it is no JSON list of Networks ({error}): write [{{\"name\": \"blue\"}}] with interface, \
+                 ips, mac or default-route as needed"
+        )
     })?;
     entries.into_iter().map(Asked::try_from).collect()
 }

@@ -1,4 +1,5 @@
-//! What an agent must know to give pods their networks while the API is away: kept on disk, and read at start.
+//! What an agent must know to give pods their networks while the API is away: kept on disk, and read at
+//! start.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -102,7 +103,8 @@ impl BootFile {
         match self.file.load() {
             Ok(loaded) => {
                 if let Source::Previous { why } = &loaded.source {
-                    tracing::warn!(path = %self.file.path().display(), %why, "the cache of Networks is damaged; the one before it is used");
+                    tracing::warn!(path = %self.file.path().display(), %why, "the cache of Networks is \
+                        damaged; the one before it is used");
                 }
                 loaded.value.unwrap_or_default()
             }

@@ -1,8 +1,9 @@
 //! One watch on the API: a list, then changes, mended for ever.
 //!
-//! kube's own watcher does not say when it is connected again, and the state of the source must be seen; so the
-//! loop is here. Its rules: list in pages; watch from the list's version; a stream that ends is opened again from
-//! the last version seen; a version that is too old (410) means a new list, whose end tells what is gone.
+//! kube's own watcher does not say when it is connected again, and the state of the source must be seen; so
+//! the loop is here. Its rules: list in pages; watch from the list's version; a stream that ends is opened
+//! again from the last version seen; a version that is too old (410) means a new list, whose end tells what
+//! is gone.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -46,7 +47,8 @@ enum State {
 
 type Events = BoxStream<'static, kube::Result<WatchEvent<Lean>>>;
 
-/// The server is asked to end a watch after this time, so that a dead connection does not stay unnoticed for ever.
+/// The server is asked to end a watch after this time, so that a dead connection does not stay unnoticed for
+/// ever.
 const WATCH_TIME: Duration = Duration::from_secs(290);
 /// Silence for longer than this is a dead connection.
 const WATCH_SILENCE: Duration = Duration::from_secs(300);

@@ -1,9 +1,9 @@
 //! A folder of YAML and JSON files as the source of objects.
 //!
-//! Every file named `*.yaml`, `*.yml` or `*.json` right in the folder is read (not those whose name starts with a
-//! dot, not subfolders). Changes are seen as they happen. A broken file does not take anything away: what it held
-//! stays, and a [`Problem`] says what is wrong. What Knit writes goes to another folder ([`output`]), and is never
-//! read back.
+//! Every file named `*.yaml`, `*.yml` or `*.json` right in the folder is read (not those whose name starts
+//! with a dot, not subfolders). Changes are seen as they happen. A broken file does not take anything away:
+//! what it held stays, and a [`Problem`] says what is wrong. What Knit writes goes to another folder
+//! ([`output`]), and is never read back.
 
 mod kinds;
 mod notice;
@@ -40,7 +40,8 @@ use table::Table;
 pub struct FolderOptions {
     /// The folder with the objects.
     pub path: PathBuf,
-    /// Where statuses, events and other writes go: one file per object. `status` in the folder if it is left out.
+    /// Where statuses, events and other writes go: one file per object. `status` in the folder if it is left
+    /// out.
     pub output: Option<PathBuf>,
     /// The kinds that the files may hold.
     pub kinds: Kinds,
@@ -171,7 +172,8 @@ impl Shared {
     async fn run(self: Arc<Self>, mut notice: Notice, mut looks: HashMap<PathBuf, Look>) {
         loop {
             match notice.next().await {
-                // Clocks of file systems are coarse: a file that an event names is read whatever it looks like.
+                // Clocks of file systems are coarse: a file that an event names is read whatever it looks
+                // like.
                 Ok(Happened::Changed { names }) => {
                     looks.retain(|path, _| path.file_name().is_none_or(|name| !names.contains(name)));
                 }

@@ -1,5 +1,5 @@
-//! Tells when something in a folder changes, by inotify. Only finished writes count: a file that is still open for
-//! writing is not looked at before it is closed.
+//! Tells when something in a folder changes, by inotify. Only finished writes count: a file that is still
+//! open for writing is not looked at before it is closed.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -49,7 +49,8 @@ impl Notice {
         inotify::add_watch(&fd, folder, events)?;
         #[expect(
             deprecated,
-            reason = "deprecated because a type could change its descriptor, which OwnedFd never does; what replaces it is unsafe"
+            reason = "deprecated because a type could change its descriptor, which OwnedFd never does; what \
+                      replaces it is unsafe"
         )]
         let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(Self { fd })

@@ -1,5 +1,5 @@
-//! What is written, when objects come from a folder: one file per object, in another folder. A file always is a
-//! whole object; it is put in place by a rename, so a reader never sees half of one.
+//! What is written, when objects come from a folder: one file per object, in another folder. A file always is
+//! a whole object; it is put in place by a rename, so a reader never sees half of one.
 
 use std::fs;
 use std::io::{self, Write as _};

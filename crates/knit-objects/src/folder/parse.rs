@@ -36,8 +36,8 @@ struct Document<'a> {
     line: u64,
 }
 
-/// Checks one file as a folder would read it, without a folder: the objects it holds (`Network blue`), and what is
-/// wrong. The name tells JSON from YAML.
+/// Checks one file as a folder would read it, without a folder: the objects it holds (`Network blue`), and
+/// what is wrong. The name tells JSON from YAML.
 #[must_use]
 pub fn check_file(name: &Path, content: &[u8], kinds: &Kinds) -> (Vec<String>, Vec<Problem>) {
     let parsed = parse_file(name, content, kinds);
@@ -101,8 +101,8 @@ fn parse_yaml(text: &str, kinds: &Kinds, parsed: &mut Parsed) {
     }
 }
 
-/// How YAML is read. The limits: a list of all Services of a large cluster fits, a bomb of aliases does not. Only
-/// `true` and `false` are booleans, so that a namespace may be called `no`.
+/// How YAML is read. The limits: a list of all Services of a large cluster fits, a bomb of aliases does not.
+/// Only `true` and `false` are booleans, so that a namespace may be called `no`.
 pub(super) fn yaml_options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -118,8 +118,8 @@ fn one_line(error: &serde_saphyr::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// Cuts a file at its document markers. A line that starts with `---` is one wherever it stands: YAML allows it in
-/// no scalar. So a document that cannot be read does not take its neighbours away.
+/// Cuts a file at its document markers. A line that starts with `---` is one wherever it stands: YAML allows
+/// it in no scalar. So a document that cannot be read does not take its neighbours away.
 fn documents(text: &str) -> Vec<Document<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let is_marker = |line: &str| {
@@ -267,7 +267,8 @@ fn complete_metadata(
     }
 }
 
-/// Whether this can be the name of a Kubernetes object. It never is a path, so it can be part of a file's name.
+/// Whether this can be the name of a Kubernetes object. It never is a path, so it can be part of a file's
+/// name.
 pub(crate) fn is_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
     !name.is_empty() && name.len() <= 253 && name.chars().all(fits) && !name.starts_with('.')
@@ -452,7 +453,8 @@ metadata: {name: n, namespace: x}
         }
 
         #[test]
-        fn a_good_file_with_a_hole_keeps_only_whole_objects(from in 0_usize..MIXED.len(), len in 1_usize..40) {
+        fn a_good_file_with_a_hole_keeps_only_whole_objects(from in 0_usize..MIXED.len(),
+            len in 1_usize..40) {
             let to = (from + len).min(MIXED.len());
             prop_assume!(MIXED.is_char_boundary(from) && MIXED.is_char_boundary(to));
             let parsed = parse("x.yaml", &format!("{}{}", &MIXED[..from], &MIXED[to..]));

@@ -18,14 +18,15 @@ use crate::objects::Objects;
 use crate::write::Write;
 use queue::{Next, Queue};
 
-/// Writes what objects should look like, behind the caller's back. Clones share the queue; it ends with the last
-/// one, and what is not written by then is dropped: [`StatusWriter::flush`] first.
+/// Writes what objects should look like, behind the caller's back. Clones share the queue; it ends with the
+/// last one, and what is not written by then is dropped: [`StatusWriter::flush`] first.
 ///
-/// Each object has one place in the queue. Setting it again replaces what waits, so a caller that says the same
-/// object's state a hundred times while the API is away causes one write when it is back. Writes to one object
-/// happen in order, those to different objects side by side. What can succeed later is tried again with growing
-/// waits; what cannot (the object is gone, the API refuses it) is logged and dropped: the next value is a new
-/// chance. Use [`Write::apply`], [`Write::status`] and [`Write::delete`], which may be repeated.
+/// Each object has one place in the queue. Setting it again replaces what waits, so a caller that says the
+/// same object's state a hundred times while the API is away causes one write when it is back. Writes to one
+/// object happen in order, those to different objects side by side. What can succeed later is tried again
+/// with growing waits; what cannot (the object is gone, the API refuses it) is logged and dropped: the next
+/// value is a new chance. Use [`Write::apply`], [`Write::status`] and [`Write::delete`], which may be
+/// repeated.
 #[derive(Clone, Debug)]
 pub struct StatusWriter {
     shared: Arc<Shared>,
@@ -90,8 +91,8 @@ impl StatusWriter {
         self.set_all(write.target().clone(), vec![write])
     }
 
-    /// These, in this order, are what should be written of this object now; for example the object, and then its
-    /// status. If one fails, all are repeated. Returns at once.
+    /// These, in this order, are what should be written of this object now; for example the object, and then
+    /// its status. If one fails, all are repeated. Returns at once.
     pub fn set_all(&self, target: Target, writes: Vec<Write>) -> std::result::Result<(), QueueFull> {
         self.shared.change(|queue| queue.set(target, writes))?;
         self.shared.wake.notify_one();
@@ -166,7 +167,8 @@ impl Shared {
                 });
                 return;
             }
-            tracing::warn!(object = %target, error = %text, "cannot be written; the next value is a new chance");
+            tracing::warn!(object = %target, error = %text, "cannot be written; the next value is a new \
+                chance");
             self.state.send_modify(|state| {
                 state.refused += 1;
                 state.last_error = Some(text);

@@ -22,7 +22,8 @@ pub(super) struct Queue {
     waiting: HashMap<Target, Item>,
     /// Targets in the order in which they came; each waiting one is in it once.
     order: VecDeque<Target>,
-    /// Being written now. A newer value waits until that is over, so that writes to one object keep their order.
+    /// Being written now. A newer value waits until that is over, so that writes to one object keep their
+    /// order.
     busy: HashSet<Target>,
     /// Objects whose last attempt failed.
     failing: HashMap<Target, Failing>,

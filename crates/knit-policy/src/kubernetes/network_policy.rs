@@ -183,7 +183,8 @@ fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Proble
     if selector.is_none() {
         problems.add(
             "spec.podSelector",
-            "it cannot be understood, so every pod of the namespace is isolated and nothing is allowed: correct it",
+            "it cannot be understood, so every pod of the namespace is isolated and nothing is allowed: \
+             correct it",
         );
     }
     let subject = Subject {

@@ -155,7 +155,8 @@ mod tests {
     proptest! {
         #[test]
         fn an_address_is_in_a_block_and_in_no_exception(
-            blocks in prop::collection::vec((0_u8..32, 26_u8..=32, prop::collection::vec((0_u8..32, 27_u8..=32), 0..4)), 0..4)
+            blocks in prop::collection::vec((0_u8..32, 26_u8..=32, prop::collection::vec((0_u8..32,
+                27_u8..=32), 0..4)), 0..4)
         ) {
             let cidr = |(low, length): (u8, u8)| IpNet::new([10, 0, 0, low].into(), length).expect("a CIDR");
             let built: Vec<AddressRanges> = blocks.iter().map(|(low, length, except)| {

@@ -58,7 +58,8 @@ pub fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => pod().prop_map(Event::SetPod),
         2 => pod_key().prop_map(Event::DeletePod),
-        2 => (word("abc"), labels()).prop_map(|(name, labels)| Event::SetNamespace(Namespace::new(&name, labels))),
+        2 => (word("abc"), labels()).prop_map(|(name, labels)| Event::SetNamespace(Namespace::new(&name,
+            labels))),
         1 => word("abc").prop_map(Event::DeleteNamespace),
         2 => node().prop_map(Event::SetNode),
         1 => node_name().prop_map(Event::DeleteNode),
@@ -215,10 +216,12 @@ fn port_match() -> impl Strategy<Value = PortMatch> {
     let range =
         range.prop_map(|(p, a, b)| PortMatch::Numbers(Ports::of(p, PortRanges::range(a.min(b), a.max(b)))));
     prop_oneof![
-        2 => (protocol(), port()).prop_map(|(p, n)| PortMatch::Numbers(Ports::of(p, PortRanges::range(n, n)))),
+        2 => (protocol(), port()).prop_map(|(p, n)| PortMatch::Numbers(Ports::of(p, PortRanges::range(n,
+            n)))),
         1 => protocol().prop_map(|p| PortMatch::Numbers(Ports::of(p, PortRanges::all()))),
         1 => range,
-        1 => (word("hm"), prop::option::of(protocol())).prop_map(|(name, protocol)| PortMatch::Named(name, protocol)),
+        1 => (word("hm"), prop::option::of(protocol())).prop_map(|(name, protocol)| PortMatch::Named(name,
+            protocol)),
     ]
 }
 

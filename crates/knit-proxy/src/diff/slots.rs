@@ -1,8 +1,8 @@
 //! Dense slots for the members of a set, kept with as few writes as can be.
 //!
-//! A backend that picks an endpoint by a random number needs its endpoints at 0, 1 .. n-1. When the set changes, the
-//! slots should change as little as possible: a member that goes while another comes is one slot written, a new one is
-//! one slot appended, and one that goes leaves its slot to the last one.
+//! A backend that picks an endpoint by a random number needs its endpoints at 0, 1 .. n-1. When the set
+//! changes, the slots should change as little as possible: a member that goes while another comes is one slot
+//! written, a new one is one slot appended, and one that goes leaves its slot to the last one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -67,8 +67,8 @@ impl<T: Clone + Eq + Hash> Slots<T> {
 
     /// Slots as they were found, after a restart: member `i` is in slot `i`.
     ///
-    /// Members that are there twice, as a kernel table written by somebody else may have them, are put right by the
-    /// next [`update`](Self::update).
+    /// Members that are there twice, as a kernel table written by somebody else may have them, are put right
+    /// by the next [`update`](Self::update).
     #[must_use]
     pub fn found(members: Vec<T>) -> Self {
         Self { members }
@@ -82,8 +82,8 @@ impl<T: Clone + Eq + Hash> Slots<T> {
 
     /// Makes the members those of `wanted` (duplicates count once), and says what to write.
     ///
-    /// The number of writes is the larger of the numbers of members that go and that come; where the set only shrinks,
-    /// those moved into free slots come on top, at most one for each that goes.
+    /// The number of writes is the larger of the numbers of members that go and that come; where the set only
+    /// shrinks, those moved into free slots come on top, at most one for each that goes.
     pub fn update<'a>(&mut self, wanted: impl IntoIterator<Item = &'a T>) -> SlotChange<T>
     where
         T: 'a,

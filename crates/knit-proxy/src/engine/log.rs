@@ -1,5 +1,5 @@
-//! An observer that says in plain lines what an engine does and what is wrong with objects: the least that a proxy of
-//! one's own should log.
+//! An observer that says in plain lines what an engine does and what is wrong with objects: the least that a
+//! proxy of one's own should log.
 
 use super::core::{Observer, Run};
 use crate::backend::Outcome;
@@ -19,7 +19,8 @@ pub enum Level {
 }
 
 /// Hands a line to `write` for each thing worth knowing. Give it to
-/// [`observed_by`](crate::engine::Engine::observed_by); without an observer, an engine says nothing to anybody.
+/// [`observed_by`](crate::engine::Engine::observed_by); without an observer, an engine says nothing to
+/// anybody.
 ///
 /// ```
 /// use knit_proxy::engine::{Level, Log};

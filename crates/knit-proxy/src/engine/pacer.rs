@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// How often to work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// The least time between two calls to the backend. A change after a quieter time is sent at once; what comes in
-    /// between waits, and goes together.
+    /// The least time between two calls to the backend. A change after a quieter time is sent at once; what
+    /// comes in between waits, and goes together.
     pub min_interval: Duration,
     /// The longest time without a full sync (rule 57).
     pub full_interval: Duration,
@@ -96,8 +96,9 @@ impl Pacer {
         self.requested.get_or_insert(now);
     }
 
-    /// Somebody else may have changed what is there: everything is looked at, at once after a quiet time. Whoever does it
-    /// again and again has it looked at ever more seldom: it is work that grows with what is served.
+    /// Somebody else may have changed what is there: everything is looked at, at once after a quiet time.
+    /// Whoever does it again and again has it looked at ever more seldom: it is work that grows with what is
+    /// served.
     pub fn look_again(&mut self, now: Instant) {
         if self.look_at.is_some() {
             return;

@@ -1,10 +1,10 @@
 //! The node view as a gRPC stream, so that a backend can be written in Go or any other language.
 //!
-//! [`Stream`] is a [`Backend`](crate::backend::Backend) whose work is done elsewhere: it hands on what it gets to
-//! everybody who watches, and knows what they report of their work, service port by service port. The protocol is
-//! `proto/knit/proxy/v1alpha1/proxy.proto`, with its rules in its comments; [`proto`] has the Rust code for it, client
-//! included. [`Source`] is the other end in Rust: it feeds an engine with what a [`Stream`] in another process says, so
-//! that a node needs no watch of its own on the Kubernetes API.
+//! [`Stream`] is a [`Backend`](crate::backend::Backend) whose work is done elsewhere: it hands on what it
+//! gets to everybody who watches, and knows what they report of their work, service port by service port. The
+//! protocol is `proto/knit/proxy/v1alpha1/proxy.proto`, with its rules in its comments; [`proto`] has the
+//! Rust code for it, client included. [`Source`] is the other end in Rust: it feeds an engine with what a
+//! [`Stream`] in another process says, so that a node needs no watch of its own on the Kubernetes API.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), Box<dyn std::error::Error>> {

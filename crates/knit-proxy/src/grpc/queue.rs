@@ -1,4 +1,5 @@
-//! What one watcher has yet to be sent, bounded in bytes: a watcher that does not read costs no more than that.
+//! What one watcher has yet to be sent, bounded in bytes: a watcher that does not read costs no more than
+//! that.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,8 +53,8 @@ impl Queue {
         Self { limit, state: Mutex::default() }
     }
 
-    /// Adds a batch; `false` if the watcher has fallen too far behind to be sent any more. A batch that is alone is
-    /// never too large: it is what there is to say.
+    /// Adds a batch; `false` if the watcher has fallen too far behind to be sent any more. A batch that is
+    /// alone is never too large: it is what there is to say.
     pub(super) fn push(&self, batch: &Batch) -> bool {
         let mut state = self.lock();
         if !state.batches.is_empty() && state.bytes + batch.bytes > self.limit {

@@ -86,8 +86,9 @@ impl Stream {
         self
     }
 
-    /// After how long without a word a watcher is asked whether it is still there, and how long it has to answer; 10
-    /// and 20 seconds otherwise. A node that vanished without closing its connection is no watcher any more after that.
+    /// After how long without a word a watcher is asked whether it is still there, and how long it has to
+    /// answer; 10 and 20 seconds otherwise. A node that vanished without closing its connection is no watcher
+    /// any more after that.
     #[must_use]
     pub fn keep_alive(mut self, after: Duration, answer: Duration) -> Self {
         self.keep_alive = (after, answer);
@@ -112,8 +113,9 @@ impl Stream {
         NodeViewsServer::new(self.clone()).max_encoding_message_size(MAX_MESSAGE)
     }
 
-    /// Serves it on a TCP listener, until that fails. There is no encryption and no check of who comes: listen where
-    /// only those can reach it that may, or build a server of your own from [`service`](Self::service).
+    /// Serves it on a TCP listener, until that fails. There is no encryption and no check of who comes:
+    /// listen where only those can reach it that may, or build a server of your own from
+    /// [`service`](Self::service).
     ///
     /// # Errors
     /// When the listener fails for good.
@@ -224,8 +226,8 @@ impl Shared {
         WatchResponse { op: Some(Op::Sync(Sync { revision: self.revision, triggered_ms })) }
     }
 
-    /// Everything, for one who begins to watch. Nothing if there was no sync yet: an empty state would be a lie.
-    /// Messages are made one by one, as they are sent.
+    /// Everything, for one who begins to watch. Nothing if there was no sync yet: an empty state would be a
+    /// lie. Messages are made one by one, as they are sent.
     fn everything(&self) -> Everything {
         if self.revision == 0 {
             return Box::new(std::iter::empty());

@@ -386,11 +386,12 @@ mod anything {
     }
 
     proptest! {
-        /// Bytes that were changed on the way make no state, or one that makes sense; they never end anything. (The
-        /// fuzz target `proxy_stream` does the same for longer.)
+        /// Bytes that were changed on the way make no state, or one that makes sense; they never end
+        /// anything. (The fuzz target `proxy_stream` does the same for longer.)
         #[test]
         fn damaged_messages_do_no_harm(
-            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(),
+                any::<u8>()), 1..8),
         ) {
             let mut seeds = seeds();
             for (which, at, byte) in changes {

@@ -65,7 +65,8 @@ async fn get(port: u16, path: &str) -> (u16, String, serde_json::Value) {
     (code, head.to_lowercase(), serde_json::from_str(body).unwrap_or_default())
 }
 
-/// A loopback address of this process's own, so that a port that was free just now still is when it is wanted.
+/// A loopback address of this process's own, so that a port that was free just now still is when it is
+/// wanted.
 fn own_loopback() -> std::net::Ipv4Addr {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     [127, 54, high, low.clamp(1, 254)].into()

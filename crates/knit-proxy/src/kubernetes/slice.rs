@@ -58,8 +58,8 @@ impl Kubernetes {
         Converted { event: Event::SetGroup(Box::new(group)), ignored: None, problems: problems.list }
     }
 
-    /// A port without a number means "all ports", and leads nowhere (rule 11). One without a name has the empty one:
-    /// an API server writes that in, so a missing name is only ever seen in files.
+    /// A port without a number means "all ports", and leads nowhere (rule 11). One without a name has the
+    /// empty one: an API server writes that in, so a missing name is only ever seen in files.
     fn slice_port(&mut self, i: usize, port: &EndpointPort, problems: &mut Problems) -> Option<GroupPort> {
         let number = problems.port(port.port.filter(|p| *p != 0)?, || format!("ports[{i}].port"))?;
         let protocol = protocol(port.protocol.as_deref(), || format!("ports[{i}].protocol"), problems)?;

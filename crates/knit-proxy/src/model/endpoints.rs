@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::{Family, GroupName, NetworkName, Protocol, ServiceName};
 
-/// Some of a service's endpoints. A service may have any number of groups (rule 8); one change touches one group.
+/// Some of a service's endpoints. A service may have any number of groups (rule 8); one change touches one
+/// group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointGroup {
     /// Its name.
@@ -20,8 +21,8 @@ pub struct EndpointGroup {
     pub ports: Box<[GroupPort]>,
     /// The endpoints.
     pub endpoints: Box<[Endpoint]>,
-    /// When the change happened that led to this state, in milliseconds since 1970, where it is known; for the
-    /// latency that `network_programming_duration_seconds` measures (rule 61).
+    /// When the change happened that led to this state, in milliseconds since 1970, where it is known; for
+    /// the latency that `network_programming_duration_seconds` measures (rule 61).
     pub triggered_ms: Option<u64>,
 }
 

@@ -15,7 +15,8 @@ pub struct Service {
     pub name: ServiceName,
     /// The Network it belongs to; its endpoints belong to the same one.
     pub network: NetworkName,
-    /// When it was made, in seconds since 1970. Where two services want one address and port, the older has it.
+    /// When it was made, in seconds since 1970. Where two services want one address and port, the older has
+    /// it.
     pub created: u64,
     /// Its own virtual IPv4 address. Without one the service has no IPv4 at all (rule 18).
     pub cluster_ip_v4: Option<Ipv4Addr>,
@@ -25,11 +26,11 @@ pub struct Service {
     pub external_ips: Box<[IpAddr]>,
     /// Addresses of a load balancer outside that sends packets on unchanged (rule 22).
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Addresses of a load balancer that makes connections of its own (`ipMode: Proxy`). They are not served here
-    /// (rule 22), and are kept to say so.
+    /// Addresses of a load balancer that makes connections of its own (`ipMode: Proxy`). They are not served
+    /// here (rule 22), and are kept to say so.
     pub proxied_ips: Box<[IpAddr]>,
-    /// Who may use the load-balancer addresses (rule 43). `None`: anyone. An empty list: nobody, which is what a
-    /// restriction becomes of which no part could be understood.
+    /// Who may use the load-balancer addresses (rule 43). `None`: anyone. An empty list: nobody, which is
+    /// what a restriction becomes of which no part could be understood.
     pub source_ranges: Option<Box<[IpNet]>>,
     /// Its ports.
     pub ports: Box<[ServicePort]>,

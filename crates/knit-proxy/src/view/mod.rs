@@ -1,9 +1,9 @@
 //! The node view: what this node has to do for every service, with all decisions made.
 //!
-//! A [`View`] is told of services, endpoint groups and the node, in any order, and answers with [`Changes`] to a
-//! [`NodeView`]. The work follows the change: one changed group is work for the service it belongs to; only a change
-//! of the node itself (its zone, its name) is work for all (rule 37). The outcome depends on what is there, never on
-//! the order in which it came.
+//! A [`View`] is told of services, endpoint groups and the node, in any order, and answers with [`Changes`]
+//! to a [`NodeView`]. The work follows the change: one changed group is work for the service it belongs to;
+//! only a change of the node itself (its zone, its name) is work for all (rule 37). The outcome depends on
+//! what is there, never on the order in which it came.
 //!
 //! ```
 //! use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};

@@ -27,16 +27,17 @@ pub struct PortKey {
 /// One service port in one family, as this node has to serve it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortView {
-    /// Where clients may connect to, sorted. One address and port is in one `PortView` only: of two services that
-    /// want it, one has it, and the other a [`Problem`].
+    /// Where clients may connect to, sorted. One address and port is in one `PortView` only: of two services
+    /// that want it, one has it, and the other a [`Problem`].
     pub frontends: Box<[Frontend]>,
-    /// The endpoints for [`Scope::Cluster`], sorted by address and port. Choose among them at random, all alike
-    /// (rule 29).
+    /// The endpoints for [`Scope::Cluster`], sorted by address and port. Choose among them at random, all
+    /// alike (rule 29).
     pub cluster: Targets,
     /// The endpoints for [`Scope::Local`], likewise. Empty where no frontend may use them.
     pub local: Targets,
-    /// A client that comes back within this many seconds goes to the same endpoint, through whichever frontend, as
-    /// long as that endpoint is in the scope that serves it (rules 40, 41). Each new connection starts the time anew.
+    /// A client that comes back within this many seconds goes to the same endpoint, through whichever
+    /// frontend, as long as that endpoint is in the scope that serves it (rules 40, 41). Each new connection
+    /// starts the time anew.
     pub affinity_seconds: Option<u32>,
     /// UDP only: every endpoint that can answer, whatever the policies say. A flow to any other one is stale
     /// (rule 51). Empty for other protocols.
@@ -62,8 +63,8 @@ pub struct Target {
 pub struct Frontend {
     /// What kind of address it is.
     pub kind: FrontendKind,
-    /// The address; `None` for a node port on all of its addresses, which [`NodeSettings::node_ports`] has. Where another
-    /// service has some of them, there is a frontend for each of the others.
+    /// The address; `None` for a node port on all of its addresses, which [`NodeSettings::node_ports`] has.
+    /// Where another service has some of them, there is a frontend for each of the others.
     pub address: Option<IpAddr>,
     /// The port.
     pub port: u16,
@@ -73,7 +74,8 @@ pub struct Frontend {
     pub from_pods: Option<Route>,
     /// What to do instead with traffic of the node itself: its source address is one of the node's (rule 34).
     pub from_node: Option<Route>,
-    /// Who may use it, checked first and on the original destination (rule 43). Others are dropped, pods as well.
+    /// Who may use it, checked first and on the original destination (rule 43). Others are dropped, pods as
+    /// well.
     pub sources: Sources,
 }
 
@@ -130,8 +132,8 @@ pub enum Scope {
     Local,
 }
 
-/// Whose source address is replaced by the node's, besides that of an endpoint that got itself (rule 45), which
-/// always is.
+/// Whose source address is replaced by the node's, besides that of an endpoint that got itself (rule 45),
+/// which always is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Masquerade {
     /// Nobody else's (rule 48).
@@ -161,7 +163,8 @@ pub enum Sources {
 pub struct HealthCheck {
     /// The port to answer HTTP on.
     pub port: NonZeroU16,
-    /// How many distinct addresses of local ready endpoints there are; per family, since each listens for itself.
+    /// How many distinct addresses of local ready endpoints there are; per family, since each listens for
+    /// itself.
     pub local_ready: PerFamily<usize>,
 }
 
@@ -172,8 +175,8 @@ pub struct NodeView {
     pub node: Arc<NodeSettings>,
     /// Every service port.
     pub ports: BTreeMap<PortKey, Arc<PortView>>,
-    /// Every active cluster IP, with the number of service ports that have it. Traffic to another port of one of
-    /// them is rejected (rule 27).
+    /// Every active cluster IP, with the number of service ports that have it. Traffic to another port of one
+    /// of them is rejected (rule 27).
     pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Health checks by service.
     pub health_checks: BTreeMap<ServiceName, HealthCheck>,
@@ -257,7 +260,8 @@ impl PortView {
         NoLocal { internal: usize::from(drops(true)), external: usize::from(drops(false)) }
     }
 
-    /// Every endpoint that some frontend may send to: both scopes together, which may differ (rule 38), sorted.
+    /// Every endpoint that some frontend may send to: both scopes together, which may differ (rule 38),
+    /// sorted.
     #[must_use]
     pub fn reachable(&self) -> Vec<Target> {
         let mut all: Vec<Target> = self.cluster.iter().chain(self.local.iter()).copied().collect();

@@ -1,8 +1,8 @@
 //! Which endpoints serve a service port: merging groups, topology hints, policies, terminating endpoints.
 //!
 //! First a [`Decision`] is made about the port as a whole, then every endpoint is judged by it. What
-//! [`explain`](crate::explain) tells is the same decision and the same judgements, so that it cannot be wrong about
-//! what is served.
+//! [`explain`](crate::explain) tells is the same decision and the same judgements, so that it cannot be wrong
+//! about what is served.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub struct Candidate<'a> {
 /// What a service port needs endpoints for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Uses {
-    /// Some traffic may go to any endpoint. With an external policy of Local too: pods and the node take the short
-    /// way (rules 34, 39).
+    /// Some traffic may go to any endpoint. With an external policy of Local too: pods and the node take the
+    /// short way (rules 34, 39).
     pub cluster: bool,
     /// Some traffic may only go to local endpoints.
     pub local: bool,
@@ -107,8 +107,9 @@ impl Judgement {
 
 /// All endpoints of one service port in one family, of all its groups, sorted by address and port.
 ///
-/// Ports match by name and protocol, and the number is the group's (rule 11). Where two groups have one address and
-/// port, the one that is not terminating counts (rule 9): a pod got the address of one that is still going away.
+/// Ports match by name and protocol, and the number is the group's (rule 11). Where two groups have one
+/// address and port, the one that is not terminating counts (rule 9): a pod got the address of one that is
+/// still going away.
 #[must_use]
 pub fn merge<'a>(
     groups: impl Iterator<Item = &'a EndpointGroup>,
@@ -131,7 +132,8 @@ pub fn merge<'a>(
             }));
         }
     }
-    // The best of equals first; the group's name only so that the outcome does not depend on the order of events.
+    // The best of equals first; the group's name only so that the outcome does not depend on the order of
+    // events.
     found.sort_by(|a, b| {
         let rank = |c: &Candidate<'a>| {
             let Conditions { ready, serving, terminating } = c.endpoint.conditions;
@@ -245,8 +247,8 @@ fn hints_zone(endpoint: &Endpoint, node: &NodeInfo) -> bool {
     endpoint.hints.as_ref().is_some_and(|h| h.zones.contains(zone))
 }
 
-/// Hints count only where every ready endpoint has them and one is for us: otherwise a service would lose endpoints
-/// to hints that are half written or out of date (rule 35).
+/// Hints count only where every ready endpoint has them and one is for us: otherwise a service would lose
+/// endpoints to hints that are half written or out of date (rule 35).
 fn topology(candidates: &[Candidate<'_>], node: &NodeInfo) -> Topology {
     let ready = || candidates.iter().map(|c| c.endpoint).filter(|e| e.conditions.ready);
     let has_nodes = |e: &Endpoint| e.hints.as_ref().is_some_and(|h| !h.nodes.is_empty());

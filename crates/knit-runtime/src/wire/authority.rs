@@ -1,9 +1,10 @@
-//! Clients whose `:authority` is the path of the socket. gRPC's libraries for C, Python and Go put the path there,
-//! percent-encoded, when they dial a unix socket by it; the HTTP/2 library below us takes that for no authority at all and
-//! resets the stream. On a unix socket nobody reads it, so it is replaced on its way in.
+//! Clients whose `:authority` is the path of the socket. gRPC's libraries for C, Python and Go put the path
+//! there, percent-encoded, when they dial a unix socket by it; the HTTP/2 library below us takes that for no
+//! authority at all and resets the stream. On a unix socket nobody reads it, so it is replaced on its way in.
 //!
-//! Only the first frame of each header block is looked at, and in it only literals whose name is `:authority`. Everything
-//! else passes as it came, and what cannot be understood is left to the HTTP/2 library to refuse.
+//! Only the first frame of each header block is looked at, and in it only literals whose name is
+//! `:authority`. Everything else passes as it came, and what cannot be understood is left to the HTTP/2
+//! library to refuse.
 
 use std::io;
 use std::pin::Pin;
@@ -23,8 +24,8 @@ pub struct Client {
     given: usize,
 }
 
-/// What stands in for the client's authority. One character: so the entry in the header table of our side is never larger
-/// than that in the client's, and nothing is dropped from ours that the client still refers to.
+/// What stands in for the client's authority. One character: so the entry in the header table of our side is
+/// never larger than that in the client's, and nothing is dropped from ours that the client still refers to.
 const AUTHORITY: &[u8] = b"k";
 
 /// `:authority` in the static table, as text, and in HPACK's Huffman code.
@@ -197,8 +198,8 @@ fn rewrite(frame: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// One representation of a header block (RFC 7541, 6): where the value of an authority begins, if it is one, and where the
-/// next one begins. None if it is not complete.
+/// One representation of a header block (RFC 7541, 6): where the value of an authority begins, if it is one,
+/// and where the next one begins. None if it is not complete.
 fn representation(block: &[u8], at: usize) -> Option<(Option<usize>, usize)> {
     let first = *block.get(at)?;
     let bits = match first {

@@ -1,4 +1,5 @@
-//! The gRPC form of a runtime: [`RemoteRuntime`] speaks to one in another process, [`serve`] makes one of ours speak.
+//! The gRPC form of a runtime: [`RemoteRuntime`] speaks to one in another process, [`serve`] makes one of
+//! ours speak.
 
 mod authority;
 mod client;

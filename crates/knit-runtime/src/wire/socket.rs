@@ -17,8 +17,8 @@ use crate::runtime::Runtime;
 /// Clients of a socket, as a gRPC server takes them.
 pub type Clients = BoxStream<'static, io::Result<Client>>;
 
-/// Listens on a socket, in place of one that an earlier process left. Needs a tokio runtime. Its mode is 0600, and
-/// clients that are neither root nor our own user are turned away.
+/// Listens on a socket, in place of one that an earlier process left. Needs a tokio runtime. Its mode is
+/// 0600, and clients that are neither root nor our own user are turned away.
 ///
 /// # Errors
 /// When it cannot be made.

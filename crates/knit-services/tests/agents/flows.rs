@@ -128,7 +128,8 @@ pub fn slices_of<T: AsRef<[IpAddr]>>(
         };
         let endpoints: Vec<Value> = endpoints.iter().filter_map(of_family).collect();
         let slice = format!("{name}-{}", family.to_lowercase());
-        let object = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": family,
+        let object = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "addressType": family,
             "metadata": {"namespace": space, "name": slice, "labels": {"kubernetes.io/service-name": name}},
             "ports": ports, "endpoints": endpoints});
         write(folder, &format!("slice-{space}-{slice}"), &object);

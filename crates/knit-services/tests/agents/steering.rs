@@ -1,4 +1,5 @@
-//! Clients outside reach the Services of Networks by the node, both families, TCP and UDP; and nobody gets in elsewhere.
+//! Clients outside reach the Services of Networks by the node, both families, TCP and UDP; and nobody gets in
+//! elsewhere.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -101,7 +102,8 @@ fn node_ports_lead_into_routers() {
                 })
                 .await;
             }
-            // Policy Local: the client's own address, only this node's endpoints, silence where there are none.
+            // Policy Local: the client's own address, only this node's endpoints, silence where there are
+            // none.
             for (node, own) in A.iter().zip(CLIENT) {
                 let at = (ip(node), *near);
                 wait(&format!("client to {node} {near}"), || names_at(&client, Tcp, at, &[one.name])).await;

@@ -7,9 +7,8 @@ use clap::CommandFactory as _;
 
 /// Print the completion script of a shell.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  knit completions bash > /etc/bash_completion.d/knit\n  source <(knit completions zsh)"
-)]
+#[command(after_help = "Examples:\n  knit completions bash > /etc/bash_completion.d/knit\n  source <(knit \
+                  completions zsh)")]
 pub struct Args {
     /// The shell
     shell: clap_complete::Shell,

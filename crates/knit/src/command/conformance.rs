@@ -13,7 +13,11 @@ use knit_runtime::Address;
 /// Check a network runtime against the profiles of KNI v1alpha1.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Needs the right to make network namespaces, in a directory that the runtime sees at the same path.\nExit code 1 if the runtime breaks a promise.\n\nExamples:\n  knit conformance --runtime /run/knit/runtimes/bridge.sock\n  knit conformance --runtime /run/knit/runtimes/bridge.sock --node node-1 --node-address 192.0.2.7 --report report.yaml\n  knit conformance --runtime SOCKET --network red $(seq -f '--address 10.9.0.%g/24@10.9.0.1' 20 29)"
+    after_help = "Needs the right to make network namespaces, in a directory that the runtime sees at the \
+                  same path.\nExit code 1 if the runtime breaks a promise.\n\nExamples:\n  knit conformance \
+                  --runtime /run/knit/runtimes/bridge.sock\n  knit conformance --runtime \
+                  /run/knit/runtimes/bridge.sock --node node-1 --node-address 192.0.2.7 --report \
+                  report.yaml\n  knit conformance --runtime SOCKET --network red $(seq -f '--address 10.9.0.%g/24@10.9.0.1' 20 29)"
 )]
 pub struct Args {
     /// The runtime's socket
@@ -32,12 +36,14 @@ pub struct Args {
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/knit/conformance")]
     namespaces: PathBuf,
     /// How many seconds a call may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
     /// A Network that is set up already, for a runtime without the feature NetworkSetup
     #[arg(long, value_name = "NAME", requires = "addresses")]
     network: Option<String>,
-    /// A free address of that Network with its prefix and gateway, as in 10.1.0.20/24@10.1.0.1; give at least ten per family
+    /// A free address of that Network with its prefix and gateway, as in 10.1.0.20/24@10.1.0.1; give at least
+    /// ten per family
     #[arg(long = "address", value_name = "ADDRESS", requires = "network", value_parser = parse_address)]
     addresses: Vec<Address>,
 }

@@ -24,8 +24,8 @@ use super::stop::Stop;
 
 /// Run the controller: it numbers Networks, gives nodes their addresses, and says how Networks are
 ///
-/// Several may run at once: one of them leads, and another takes over when it goes. At its first start it makes the
-/// NetworkClass knit and the Network default, if they are missing.
+/// Several may run at once: one of them leads, and another takes over when it goes. At its first start it
+/// makes the NetworkClass knit and the Network default, if they are missing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # In a pod of the cluster, as the manifests start it
@@ -54,7 +54,8 @@ pub struct Args {
     identity: Option<String>,
 
     /// Subnets of the Network default when it is made here and Nodes have no podCIDRs: one per family
-    #[arg(long, env = "KNIT_DEFAULT_SUBNETS", value_name = "CIDR,...", value_delimiter = ',', value_parser = range)]
+    #[arg(long, env = "KNIT_DEFAULT_SUBNETS", value_name = "CIDR,...", value_delimiter = ',',
+        value_parser = range)]
     default_subnets: Vec<IpNet>,
 
     /// Do not make the Network default and the NetworkClass knit
@@ -66,7 +67,8 @@ pub struct Args {
     node_gone_grace: u64,
 
     /// Seconds that a leader which has gone silent is waited for
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=300))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15,
+        value_parser = clap::value_parser!(u64).range(3..=300))]
     lease_duration: u64,
 
     /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9470 or :9470; nowhere if left out

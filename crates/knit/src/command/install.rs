@@ -1,7 +1,7 @@
 //! `knit install`: puts shim and CNI configuration where the container runtime looks for them.
 //!
-//! The shim comes first and the configuration last, each in one step: at no moment does a runtime find a configuration
-//! without its plugin, or half a file.
+//! The shim comes first and the configuration last, each in one step: at no moment does a runtime find a
+//! configuration without its plugin, or half a file.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -124,7 +124,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             note(
                 Note::Warning,
                 format!(
-                    "{} comes before {}, and container runtimes take the first: remove it, or install with --set-aside",
+                    "{} comes before {}, and container runtimes take the first: remove it, or install with \
+                     --set-aside",
                     other.display(),
                     places.conf_name
                 ),
@@ -152,7 +153,8 @@ fn configuration(run_dir: &Path) -> String {
     format!("{list:#}\n")
 }
 
-/// Writes a file beside its place and moves it there in one step, durably. One that is there with the same bytes stays.
+/// Writes a file beside its place and moves it there in one step, durably. One that is there with the same
+/// bytes stays.
 fn put(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     let same_mode = |path: &Path| fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o7777 == mode);
     if fs::read(path).is_ok_and(|found| found == content) && same_mode(path) {

@@ -23,7 +23,8 @@ use anyhow::Result;
 
 use crate::cli::Command;
 
-/// Does what was asked. A command that looked and found something wrong says so by its exit code, not by an error.
+/// Does what was asked. A command that looked and found something wrong says so by its exit code, not by an
+/// error.
 pub fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Completions(args) => completions::run(&args),

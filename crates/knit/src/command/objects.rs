@@ -14,7 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct From {
     /// Read objects from the files of this folder, in place of a cluster
-    #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig", "api_url"])]
+    #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig",
+        "api_url"])]
     pub objects_from: Option<PathBuf>,
 
     /// Where the agents of that folder write statuses [default: FOLDER/status]

@@ -1,7 +1,8 @@
 //! The real libcni, by its own tool: what a container runtime links is what talks to the shim here.
 //!
-//! `cnitool` is built from xtask/peers by `cargo xtask kube build peers`, which `cargo xtask kube bin` puts in a folder
-//! that `KNIT_KUBE_BIN` names, and by `cargo xtask bench attach`; `KNIT_CNITOOL` names another one.
+//! `cnitool` is built from xtask/peers by `cargo xtask kube build peers`, which `cargo xtask kube bin` puts
+//! in a folder that `KNIT_KUBE_BIN` names, and by `cargo xtask bench attach`; `KNIT_CNITOOL` names another
+//! one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +21,8 @@ fn cnitool() -> Option<PathBuf> {
     let found = named.into_iter().chain(bed).chain(built).find(|path| path.is_file());
     if found.is_none() {
         skip(
-            "there is no cnitool: `cargo xtask kube build peers` builds it, and `cargo xtask kube bin` says where it is",
+            "there is no cnitool: `cargo xtask kube build peers` builds it, and `cargo xtask kube bin` says \
+             where it is",
         );
     }
     found

@@ -18,7 +18,8 @@ fn has_unshare() -> bool {
     there
 }
 
-/// Two nodes that are up, the agent of the first in a container with this mount propagation of the host's directories.
+/// Two nodes that are up, the agent of the first in a container with this mount propagation of the host's
+/// directories.
 fn cluster(propagation: &'static str) -> Cluster {
     let mut cluster = Cluster::new();
     NetNs::share_directory(PODS).expect("a shared directory");
@@ -97,8 +98,8 @@ fn routers_that_went_with_the_container_are_made_again_with_their_pods() {
         return;
     }
     e2e(|| {
-        // Somebody wrote HostToContainer: it sees the pods' namespaces, but what it mounts itself is its own, and ends
-        // with it.
+        // Somebody wrote HostToContainer: it sees the pods' namespaces, but what it mounts itself is its own,
+        // and ends with it.
         let mut cluster = cluster("slave");
         let (near, near_result) = cluster.a.add("near", "blue");
         let (far, far_result) = cluster.b.add("far", "blue");

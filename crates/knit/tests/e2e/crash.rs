@@ -52,8 +52,8 @@ fn killed_at_random_under_adds_and_dels() {
                             if number.is_multiple_of(8) {
                                 kept.push((pod, added.json));
                             } else {
-                                // While the agent is away a DEL succeeds too, and is noted. One that was cut off in the
-                                // middle fails, and comes again.
+                                // While the agent is away a DEL succeeds too, and is noted. One that was cut
+                                // off in the middle fails, and comes again.
                                 eventually("a DEL succeeds", SOON, || caller.cni("DEL", &pod, "").ok);
                                 pod.remove();
                             }

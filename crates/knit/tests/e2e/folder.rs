@@ -1,4 +1,5 @@
-//! The complete folder of docs/objects.md, as it stands there: an agent starts from it and gives pods what it says.
+//! The complete folder of docs/objects.md, as it stands there: an agent starts from it and gives pods what it
+//! says.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -47,7 +47,8 @@ fn put_lab(cluster: &Cluster) {
     let class = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "NetworkClass",
         "metadata": {"name": "bridge"}, "spec": {"runtime": "example.com/bridge"}});
     let network = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "lab"},
-        "spec": {"class": "bridge", "topology": "Layer2", "subnets": [{"cidr": "10.98.0.0/24"}, {"cidr": "fd98::/64"}],
+        "spec": {"class": "bridge", "topology": "Layer2", "subnets": [{"cidr": "10.98.0.0/24"},
+            {"cidr": "fd98::/64"}],
             "allowedNamespaces": {"from": "All"}},
         "status": {"id": 9}});
     for object in [class, network, block("lab", "a", "10.98.0.64/26", "fd98::40/122")] {

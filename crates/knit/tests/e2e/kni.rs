@@ -1,4 +1,5 @@
-//! `knit conformance` against the agent's own socket, as docs/kni.md says: which cases hold there, and which cannot.
+//! `knit conformance` against the agent's own socket, as docs/kni.md says: which cases hold there, and which
+//! cannot.
 
 use serde_json::json;
 

@@ -1,5 +1,6 @@
-//! A network runtime in another language, from examples/python of knit-runtime, as a stranger would run it: it keeps KNI's
-//! promises, serves a pod together with the agent's own runtime, and nothing is left by whoever is killed.
+//! A network runtime in another language, from examples/python of knit-runtime, as a stranger would run it:
+//! it keeps KNI's promises, serves a pod together with the agent's own runtime, and nothing is left by
+//! whoever is killed.
 //!
 //! `KNIT_PYTHON` names a Python that has grpcio, grpcio-status and grpcio-tools, where `python3` has not.
 
@@ -22,7 +23,8 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A Python with what the examples need, and the code that is made from the protocol; none where there is none.
+/// A Python with what the examples need, and the code that is made from the protocol; none where there is
+/// none.
 fn python() -> Option<PathBuf> {
     let python = PathBuf::from(std::env::var_os("KNIT_PYTHON").unwrap_or("python3".into()));
     let has = Command::new(&python)

@@ -51,7 +51,8 @@ fn no_packet_is_lost_while_the_agent_is_replaced_and_killed() {
                     scope.spawn(|| {
                         let (mut got, mut next, mut buffer) = (0_u64, 0_u64, [0; 8]);
                         loop {
-                            // Silence is the end only where nothing more is sent: the sender may have to wait its turn.
+                            // Silence is the end only where nothing more is sent: the sender may have to wait
+                            // its turn.
                             let last = over.load(Ordering::Relaxed);
                             if receiver.recv(&mut buffer).is_err() {
                                 if last {

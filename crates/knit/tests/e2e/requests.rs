@@ -97,7 +97,8 @@ fn dels_of_what_is_gone_succeed() {
         pod.remove();
         let node = &mut cluster.a;
         node.replace();
-        // What it cannot clear away at its start, as with a namespace that is about to end, it tries again soon.
+        // What it cannot clear away at its start, as with a namespace that is about to end, it tries again
+        // soon.
         eventually("the next start clears it away", SOON, || node.recorded().is_empty());
         node.audit(&[].into());
     });

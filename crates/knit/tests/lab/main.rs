@@ -1,4 +1,5 @@
-//! What agent, controller, proxy and shim promise together, each on a lab of its own: real agents, real pods, no root.
+//! What agent, controller, proxy and shim promise together, each on a lab of its own: real agents, real pods,
+//! no root.
 
 mod announced;
 mod demo;

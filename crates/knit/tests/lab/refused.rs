@@ -37,7 +37,8 @@ fn network(name: &str, cidr: &str, more: &str) -> String {
 
 fn pod(namespace: &str, annotation: &str, value: &str) -> String {
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: a, namespace: {namespace}, annotations: {{{annotation}: '{value}'}}}}\n\
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: a, namespace: {namespace}, annotations: \
+         {{{annotation}: '{value}'}}}}\n\
          spec: {{containers: [{{name: c, image: x}}]}}\n---\n"
     )
 }
@@ -104,7 +105,8 @@ fn a_port_that_is_taken() {
     );
 }
 
-/// The limits of user namespaces are those of the namespace one is in, so that they can be closed for this test alone.
+/// The limits of user namespaces are those of the namespace one is in, so that they can be closed for this
+/// test alone.
 #[test]
 fn no_user_namespaces() {
     in_namespaces(|| {
@@ -123,8 +125,8 @@ fn no_user_namespaces() {
     });
 }
 
-/// Where user namespaces are forbidden, root has the other namespaces without one, and the limits are the machine's: the
-/// test above must leave them alone.
+/// Where user namespaces are forbidden, root has the other namespaces without one, and the limits are the
+/// machine's: the test above must leave them alone.
 #[test]
 fn limits_of_a_machine_without_user_namespaces_are_left_alone() {
     const USERS: &str = "/proc/sys/user/max_user_namespaces";

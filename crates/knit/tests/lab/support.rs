@@ -115,7 +115,8 @@ impl Lab {
         (code, body)
     }
 
-    /// Starts numbered datagrams from a pod, which end when standard input does; its report is what it prints.
+    /// Starts numbered datagrams from a pod, which end when standard input does; its report is what it
+    /// prints.
     pub fn stream(&self, pod: &str, to: &str) -> Stream {
         let mut command = self.command(&["lab", "exec", pod, "--", "knit", "lab", "stream", to]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a stream");
@@ -129,7 +130,8 @@ impl Lab {
         pods.iter().any(|p| p["namespace"] == namespace && p["name"] == name && p["ready"] == true)
     }
 
-    /// What a pod hears from an address, if it hears anything. For what is tried again, and for what must be silent.
+    /// What a pod hears from an address, if it hears anything. For what is tried again, and for what must be
+    /// silent.
     pub fn ask(&self, pod: &str, to: &str) -> Option<String> {
         self.ask_within(pod, to, "1000")
     }

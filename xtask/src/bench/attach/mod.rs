@@ -1,10 +1,10 @@
 //! `cargo xtask bench attach`: what it costs to give a pod its networks through the shim, next to the
 //! containernetworking plugins in the same run.
 //!
-//! Everything happens in namespaces of its own: a node with an uplink, the real agent (`knit node`, built as it is
-//! shipped) on a folder of objects, the real static shim, and namespaces for pods, which are made beforehand and not
-//! counted. The peers are run the same way, in another namespace. CPU is that of the shim and of all threads of the
-//! agent.
+//! Everything happens in namespaces of its own: a node with an uplink, the real agent (`knit node`, built as
+//! it is shipped) on a folder of objects, the real static shim, and namespaces for pods, which are made
+//! beforehand and not counted. The peers are run the same way, in another namespace. CPU is that of the shim
+//! and of all threads of the agent.
 
 mod node;
 mod peers;
@@ -37,8 +37,8 @@ struct Programs {
     plugins: Option<PathBuf>,
 }
 
-/// What one kind of operation took, in milliseconds. On a machine that others use too, the least and the CPU tell more
-/// than the median.
+/// What one kind of operation took, in milliseconds. On a machine that others use too, the least and the CPU
+/// tell more than the median.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub min: f64,
@@ -135,9 +135,9 @@ pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What a pass costs that compares everything and finds nothing to do: the CPU of an agent that makes one each second, less
-/// that of one that makes none, in milliseconds. Some of the pods that are present are given a further Network, so that
-/// there are ten of them.
+/// What a pass costs that compares everything and finds nothing to do: the CPU of an agent that makes one
+/// each second, less that of one that makes none, in milliseconds. Some of the pods that are present are
+/// given a further Network, so that there are ten of them.
 fn pass(node: &mut Node, present: &[Pod]) -> Result<f64> {
     const SECONDS: u64 = 30;
     for (number, pod) in present.iter().enumerate().take(45) {
@@ -163,8 +163,8 @@ fn wait(time: Duration) {
     eventually("time passes", time * 2, || Instant::now() >= end);
 }
 
-/// What the agent has in memory: all of it, and without the pages of its program, which it shares and the kernel drops
-/// at will.
+/// What the agent has in memory: all of it, and without the pages of its program, which it shares and the
+/// kernel drops at will.
 fn memory(node: &Node, case: &str, most: f64) -> Result<[Row; 2]> {
     Ok([
         Row::new(BENCH, case, "rss", node.memory("VmRSS:")?, "MiB").goal(Goal::AtMost(most)),
@@ -197,8 +197,8 @@ fn one_by_one(node: &Node, networks: &str, round: usize) -> Result<(Cost, Cost)>
     Ok((add, del))
 }
 
-/// Waits until the kernel has cleared away the namespaces that were discarded so far: it does so later, under the lock
-/// that every change of a network takes, and whoever is measured meanwhile waits for it.
+/// Waits until the kernel has cleared away the namespaces that were discarded so far: it does so later, under
+/// the lock that every change of a network takes, and whoever is measured meanwhile waits for it.
 fn settle() -> Result<()> {
     let handle = Handle::current()?;
     let name = IfName::new("settle")?;

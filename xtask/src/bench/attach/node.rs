@@ -62,7 +62,8 @@ impl Node {
         Ok(Self { agent, knit, shim, _outside: outside })
     }
 
-    /// Whether this agent can be told how often it compares everything: older ones, which `--program` may name, cannot.
+    /// Whether this agent can be told how often it compares everything: older ones, which `--program` may
+    /// name, cannot.
     pub fn has_passes(&self) -> Result<bool> {
         let help = Command::new(&self.knit).args(["node", "--help"]).output();
         let help = help.with_context(|| format!("cannot run {}", self.knit.display()))?;
@@ -203,7 +204,8 @@ fn objects() -> Vec<Value> {
             "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}),
     ];
     for (id, name) in ["default", "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9"].iter().enumerate() {
-        let mut spec = json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": format!("10.{}.0.0/16", 100 + id)}]});
+        let mut spec = json!({"class": "knit", "topology": "Layer3",
+            "subnets": [{"cidr": format!("10.{}.0.0/16", 100 + id)}]});
         if id > 0 {
             spec["allowedNamespaces"] = json!({"from": "All"});
         }

@@ -1,5 +1,5 @@
-//! The containernetworking plugins: `bridge` with `host-local` and masquerading, alone and before `portmap` and
-//! `firewall`. They run `iptables` or `nft`, in a namespace of their own.
+//! The containernetworking plugins: `bridge` with `host-local` and masquerading, alone and before `portmap`
+//! and `firewall`. They run `iptables` or `nft`, in a namespace of their own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +26,8 @@ pub struct Peers {
     pub chain: Option<Peer>,
 }
 
-/// The tools to build, by the names of their packages. `cnitool` is libcni's own client, for the end-to-end tests.
+/// The tools to build, by the names of their packages. `cnitool` is libcni's own client, for the end-to-end
+/// tests.
 const PACKAGES: [&str; 5] = [
     "plugins/plugins/ipam/host-local",
     "plugins/plugins/main/bridge",
@@ -158,7 +159,8 @@ impl Step {
         }
         if self.0 == "portmap" {
             let number: u32 = pod.trim_start_matches(char::is_alphabetic).parse().unwrap_or(0);
-            config["runtimeConfig"] = json!({"portMappings": [{"hostPort": 20000 + number, "containerPort": 80, "protocol": "tcp"}]});
+            config["runtimeConfig"] = json!({"portMappings": [{"hostPort": 20000 + number,
+                "containerPort": 80, "protocol": "tcp"}]});
         }
         config
     }

@@ -28,19 +28,22 @@ impl Load {
     }
 }
 
-/// Pods are created and their statuses patched, by several writers at once, each on a connection of its own that waits
-/// for each answer: a write is one request, with all that the API does about one (decoding, defaults, validation,
-/// `managedFields`, log, answer) and all that follows from it in the lab, whose controllers and agents watch. The pods
-/// belong to a node that is not there, so that nobody runs them.
+/// Pods are created and their statuses patched, by several writers at once, each on a connection of its own
+/// that waits for each answer: a write is one request, with all that the API does about one (decoding,
+/// defaults, validation, `managedFields`, log, answer) and all that follows from it in the lab, whose
+/// controllers and agents watch. The pods belong to a node that is not there, so that nobody runs them.
 pub fn writes(host: &str) -> Result<Load> {
     let started = Instant::now();
     each_writer(host, |client, writer, index| {
         let pods = "/api/v1/namespaces/default/pods";
         let name = format!("bench-{writer}-{index}");
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": "bench"}},
-            "spec": {"nodeName": "nowhere", "containers": [{"name": "c", "image": "bench:1", "ports": [{"containerPort": 80}]}]}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name,
+            "labels": {"app": "bench"}},
+            "spec": {"nodeName": "nowhere", "containers": [{"name": "c", "image": "bench:1",
+                "ports": [{"containerPort": 80}]}]}});
         client.send("POST", pods, "application/json", &pod, 201)?;
-        let status = json!({"status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}});
+        let status = json!({"status": {"phase": "Running", "podIP": "10.0.0.1",
+            "conditions": [{"type": "Ready", "status": "True"}]}});
         client.send(
             "PATCH",
             &format!("{pods}/{name}/status"),
@@ -127,7 +130,8 @@ impl Client {
     fn send(&mut self, method: &str, path: &str, media: &str, body: &Value, wanted: u16) -> Result<()> {
         let body = body.to_string();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {media}\r\nContent-Length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {media}\r\nContent-Length: \
+             {}\r\n\r\n{body}",
             self.host,
             body.len()
         );

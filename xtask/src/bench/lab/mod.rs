@@ -1,8 +1,9 @@
 //! `cargo xtask bench lab`: how soon a lab is up, how soon its pods run, and what its API carries.
 //!
-//! The real `knit`, built as it is shipped, is run as anybody runs it; everything it makes is in namespaces of its own. CPU is that of
-//! all processes of the lab, those that have ended included. The API is asked through the port that `kubectl` uses, by
-//! plain connections that decode nothing, so that the client costs little.
+//! The real `knit`, built as it is shipped, is run as anybody runs it; everything it makes is in namespaces
+//! of its own. CPU is that of all processes of the lab, those that have ended included. The API is asked
+//! through the port that `kubectl` uses, by plain connections that decode nothing, so that the client costs
+//! little.
 
 mod api;
 
@@ -76,7 +77,8 @@ fn pods() -> String {
         let _ = writeln!(
             text,
             "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: pod-{number}, labels: {{app: bench}}}}\n\
-             spec: {{containers: [{{name: main, image: knit-lab, readinessProbe: {{httpGet: {{port: 8080}}}}}}]}}"
+             spec: {{containers: [{{name: main, image: knit-lab, readinessProbe: {{httpGet: {{port: \
+             8080}}}}}}]}}"
         );
         text
     })

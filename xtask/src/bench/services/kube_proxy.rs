@@ -1,7 +1,8 @@
-//! kube-proxy itself and `knit proxy`, one after the other, as whole programs that follow the same API server.
+//! kube-proxy itself and `knit proxy`, one after the other, as whole programs that follow the same API
+//! server.
 //!
-//! One more service, whose endpoints are here, tells when the services are in force: a connection to it says which
-//! endpoint it came to.
+//! One more service, whose endpoints are here, tells when the services are in force: a connection to it says
+//! which endpoint it came to.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,7 +30,8 @@ const OWN: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 9);
 const ENDPOINTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 1, 0, 1), Ipv4Addr::new(10, 1, 0, 2)];
 const CHANGES: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Both hold back what comes sooner than this after the last change; an odd change is measured here, not a burst.
+/// Both hold back what comes sooner than this after the last change; an odd change is measured here, not a
+/// burst.
 const PACE: Duration = Duration::from_millis(1200);
 const CONFIG: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -217,7 +219,8 @@ pub fn rest(time: Duration) {
     }
 }
 
-/// The CPU time of a program, and of those that it ran and waited for, which are counted in hundredths of a second.
+/// The CPU time of a program, and of those that it ran and waited for, which are counted in hundredths of a
+/// second.
 fn cpu(daemon: &Daemon) -> Result<Duration> {
     let id = daemon.id();
     let own = cpu_time_of(id).with_context(|| format!("the CPU time of process {id}"))?;

@@ -1,4 +1,5 @@
-//! How long a connect takes through 10,000 services, next to a chain and a map per service, as kube-proxy writes them.
+//! How long a connect takes through 10,000 services, next to a chain and a map per service, as kube-proxy
+//! writes them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -132,8 +133,9 @@ fn connects(netns: &NetNs, to: SocketAddr) -> Result<f64> {
     Ok(times[times.len() / 2].as_secs_f64() * 1e6)
 }
 
-/// Loads a chain and an anonymous map for each service. In a user namespace `nft` may not send it all at once, so it goes
-/// a hundred services at a time; what one transaction costs grows with the square of its size, so all at once is slower.
+/// Loads a chain and an anonymous map for each service. In a user namespace `nft` may not send it all at
+/// once, so it goes a hundred services at a time; what one transaction costs grows with the square of its
+/// size, so all at once is slower.
 fn load_peer(netns: &NetNs) -> Result<(Duration, Duration)> {
     let (cpu, wall) = (cpu_time().1, Instant::now());
     nft(netns, PEER_TABLE.to_owned())?;

@@ -1,9 +1,10 @@
-//! `cargo xtask bench services`: what services cost in nftables, next to kube-proxy's rule set in the same run, and next
-//! to kube-proxy itself where the Kubernetes test bed has built it.
+//! `cargo xtask bench services`: what services cost in nftables, next to kube-proxy's rule set in the same
+//! run, and next to kube-proxy itself where the Kubernetes test bed has built it.
 //!
-//! Everything happens in namespaces of its own. Objects are Kubernetes objects; what is measured is the way from a
-//! decoded object to the kernel: conversion, node view, difference, netlink, kernel. CPU is that of the whole process, so
-//! the kernel's share is in it. "Changed" replaces one endpoint of a service by another, "scaled" adds or removes one.
+//! Everything happens in namespaces of its own. Objects are Kubernetes objects; what is measured is the way
+//! from a decoded object to the kernel: conversion, node view, difference, netlink, kernel. CPU is that of
+//! the whole process, so the kernel's share is in it. "Changed" replaces one endpoint of a service by
+//! another, "scaled" adds or removes one.
 
 mod cluster;
 mod kube_proxy;

@@ -35,7 +35,8 @@ pub fn service(number: u32, protocol: &str) -> Value {
         "apiVersion": "v1", "kind": "Service",
         "metadata": {
             "name": format!("service-{number}"), "namespace": format!("namespace-{}", number % 50),
-            "creationTimestamp": "2026-01-01T00:00:00Z", "uid": format!("00000000-0000-0000-0000-{number:012}"),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+                "uid": format!("00000000-0000-0000-0000-{number:012}"),
             "labels": { "app": format!("app-{number}") },
         },
         "spec": {

@@ -1,4 +1,5 @@
-//! The first process of a machine: it makes the machine's mounts, then starts, stops and reaps what it is told to.
+//! The first process of a machine: it makes the machine's mounts, then starts, stops and reaps what it is
+//! told to.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -1,8 +1,9 @@
 //! A machine of the bed: the control plane or a node, in namespaces of its own.
 //!
-//! A pid namespace is only for a process's children, so a machine has two processes of ours: a keeper, and its child,
-//! the [`mod@init`] of the pid namespace. When either ends, however it ends, the kernel ends everything that ran in there,
-//! and mounts, links and namespaces go with it. Nodes are children of the control plane, so one kill ends the bed.
+//! A pid namespace is only for a process's children, so a machine has two processes of ours: a keeper, and
+//! its child, the [`mod@init`] of the pid namespace. When either ends, however it ends, the kernel ends
+//! everything that ran in there, and mounts, links and namespaces go with it. Nodes are children of the
+//! control plane, so one kill ends the bed.
 
 pub mod control;
 pub mod init;
@@ -29,8 +30,8 @@ use super::wait::until;
 /// The control plane's name as a machine.
 pub const CONTROL_PLANE: &str = "control-plane";
 
-/// Held by the outermost keeper while a bed is up; says where it is. One bed at a time: ports, addresses and control
-/// groups have fixed names.
+/// Held by the outermost keeper while a bed is up; says where it is. One bed at a time: ports, addresses and
+/// control groups have fixed names.
 const LOCK: &str = "/run/knit-kube.lock";
 
 /// Which kind of machine.

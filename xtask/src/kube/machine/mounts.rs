@@ -1,4 +1,5 @@
-//! What a node sees of the file system: this machine's programs, and places of its own wherever something is written.
+//! What a node sees of the file system: this machine's programs, and places of its own wherever something is
+//! written.
 
 use std::fs;
 use std::path::Path;
@@ -18,8 +19,8 @@ const OWN: [(&str, &str); 3] =
 /// Where a node must not see what this machine has.
 const EMPTY: [&str; 5] = ["/etc/cni/net.d", "/opt/cni/bin", "/etc/cdi", "/etc/nri", "/opt/nri"];
 
-/// What the kubelet insists on writing, with the values that it writes. They belong to the whole machine's kernel, so
-/// the node has files of its own in their places.
+/// What the kubelet insists on writing, with the values that it writes. They belong to the whole machine's
+/// kernel, so the node has files of its own in their places.
 const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

@@ -18,8 +18,10 @@ const TOO_MANY: usize = 20;
 /// Pods that the scheduler places.
 fn scheduled(name: &str, replicas: usize) -> String {
     format!(
-        "{{apiVersion: apps/v1, kind: ReplicaSet, metadata: {{name: {name}, namespace: out}}, spec: {{replicas: {replicas}, \
-         selector: {{matchLabels: {{app: {name}}}}}, template: {{metadata: {{labels: {{app: {name}}}}}, spec: {{\
+        "{{apiVersion: apps/v1, kind: ReplicaSet, metadata: {{name: {name}, namespace: out}}, spec: \
+         {{replicas: {replicas}, \
+         selector: {{matchLabels: {{app: {name}}}}}, template: {{metadata: {{labels: {{app: {name}}}}}, \
+         spec: {{\
          terminationGracePeriodSeconds: 1, automountServiceAccountToken: false, enableServiceLinks: false, \
          containers: [{{name: pause, image: '{PAUSE}'}}]}}}}}}}}"
     )

@@ -144,7 +144,8 @@ fn told_all(bed: &Bed) -> Result<()> {
 fn network(bed: &Bed, name: &str, spec: &Value) -> Result<()> {
     let mut spec = spec.clone();
     spec["topology"] = "Layer3".into();
-    let object = json!({ "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": { "name": name }, "spec": spec });
+    let object = json!({ "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": { "name": name },
+        "spec": spec });
     bed.apply(&object.to_string()).map(drop)
 }
 

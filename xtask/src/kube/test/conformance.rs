@@ -28,7 +28,8 @@ const SELECTIONS: [Selection; 2] = [
         skip: r"\[Serial\]",
         specs: 47,
     },
-    // What needs no feature gate, no cloud and no kernel that is built otherwise: docs/upstream-tests.md has the others.
+    // What needs no feature gate, no cloud and no kernel that is built otherwise: docs/upstream-tests.md has
+    // the others.
     Selection {
         name: "sig-network",
         focus: r"\[sig-network\]",
@@ -180,7 +181,8 @@ fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream, again: bool) ->
     ensure!(passed > 0, "no spec was selected");
     ensure!(
         !own || passed == selection.specs,
-        "{passed} specs passed, and {} are {}: if Kubernetes has other ones now, look which, and change the number",
+        "{passed} specs passed, and {} are {}: if Kubernetes has other ones now, look which, and change the \
+         number",
         selection.name,
         selection.specs
     );
@@ -221,13 +223,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report.json");
         let report = r#"[{"SpecReports": [
-            {"ContainerHierarchyTexts": ["[sig-network] DNS"], "LeafNodeText": "resolves", "LeafNodeType": "It", "State": "passed",
+            {"ContainerHierarchyTexts": ["[sig-network] DNS"], "LeafNodeText": "resolves",
+              "LeafNodeType": "It", "State": "passed",
              "NumAttempts": 2},
-            {"ContainerHierarchyTexts": ["[sig-network] DNS"], "LeafNodeText": "again", "LeafNodeType": "It", "State": "passed",
+            {"ContainerHierarchyTexts": ["[sig-network] DNS"], "LeafNodeText": "again", "LeafNodeType": "It",
+              "State": "passed",
              "NumAttempts": 1},
-            {"ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "serve", "LeafNodeType": "It",
+            {"ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeText": "serve",
+              "LeafNodeType": "It",
              "State": "failed", "Failure": {"Message": "timed out\nmore"}},
-            {"ContainerHierarchyTexts": null, "LeafNodeText": "", "LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
+            {"ContainerHierarchyTexts": null, "LeafNodeText": "", "LeafNodeType": "SynchronizedBeforeSuite",
+              "State": "passed"},
             {"ContainerHierarchyTexts": [], "LeafNodeText": "other", "LeafNodeType": "It", "State": "skipped"}
         ]}]"#;
         fs::write(&path, report).unwrap();

@@ -10,7 +10,8 @@ use crate::kube::bed::Bed;
 const GOOD: &[(&str, &str)] = &[
     (
         "a NetworkClass",
-        "{apiVersion: knit.dev/v1alpha1, kind: NetworkClass, metadata: {name: knit}, spec: {runtime: knit.dev/linux}}",
+        "{apiVersion: knit.dev/v1alpha1, kind: NetworkClass, metadata: {name: knit}, spec: \
+         {runtime: knit.dev/linux}}",
     ),
     (
         "a Network of one family",
@@ -19,7 +20,8 @@ const GOOD: &[(&str, &str)] = &[
     ),
     (
         "a Network of two families with everything",
-        "{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: green}, spec: {topology: Layer2, mtu: 1400, \
+        "{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: green}, spec: {topology: Layer2, \
+         mtu: 1400, \
          outside: Closed, primaryFor: {matchLabels: {team: green}}, \
          subnets: [{cidr: 10.78.0.0/16, gateway: 10.78.0.1, reserved: [10.78.1.0/24]}, {cidr: 'fd78::/64'}], \
          routes: [{destination: 192.0.2.0/24, via: 10.78.0.5}]}}",
@@ -30,7 +32,8 @@ const GOOD: &[(&str, &str)] = &[
     ),
     (
         "a NetworkAttachment",
-        "{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {name: web-net1, namespace: default}, \
+        "{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {name: web-net1, namespace: \
+         default}, \
          spec: {pod: web, network: blue, interface: net1, addresses: [10.77.0.9]}}",
     ),
     (

@@ -1,4 +1,5 @@
-//! Faults under load, with the DaemonSet's own image: whatever goes away comes back, no pod is hurt, nothing is left.
+//! Faults under load, with the DaemonSet's own image: whatever goes away comes back, no pod is hurt, nothing
+//! is left.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,8 @@ const STATIC: &str = "/etc/kubernetes/manifests/while-away.json";
 /// The port of the static pod, by which its process is known.
 const STATIC_PORT: u16 = 8099;
 
-/// Kills the agent of a node as the kernel's out-of-memory killer would, and waits until the next one is ready.
+/// Kills the agent of a node as the kernel's out-of-memory killer would, and waits until the next one is
+/// ready.
 fn kill_agent(bed: &Bed, node: &str) -> Result<()> {
     let agent = pods::agent(bed, node)?;
     let is_knit = |process: &u32| {
@@ -40,7 +42,8 @@ fn kill_agent(bed: &Bed, node: &str) -> Result<()> {
     })
 }
 
-/// The agent is killed twice while 50 pods start: all come, each with an address that works, and go without a trace.
+/// The agent is killed twice while 50 pods start: all come, each with an address that works, and go without a
+/// trace.
 pub fn agent_killed(bed: &Bed) -> Result<()> {
     const COUNT: usize = 50;
     support::install(bed, Overlay::Full)?;
@@ -118,20 +121,21 @@ fn renewed(bed: &Bed, node: &str) -> Result<String> {
     field(bed, "kube-node-lease", &format!("lease/{node}"), "{.spec.renewTime}")
 }
 
-/// The API server is away for a minute: pods go on, a pod that the kubelet starts by itself meanwhile gets its network,
-/// and everything that changed arrives afterwards.
+/// The API server is away for a minute: pods go on, a pod that the kubelet starts by itself meanwhile gets
+/// its network, and everything that changed arrives afterwards.
 pub fn api_away(bed: &Bed) -> Result<()> {
     support::install(bed, Overlay::Full)?;
     let talkers = Talkers::start(bed, "away")?;
     bed.apply(&format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{name: late, namespace: away}}, spec: {{selector: {{app: late}}, \
+        "{{apiVersion: v1, kind: Service, metadata: {{name: late, namespace: away}}, spec: {{selector: \
+         {{app: late}}, \
          ports: [{{port: 80, targetPort: {STATIC_PORT}}}]}}}}"
     ))?;
     let agents = pods::pods(bed, "knit-system")?;
     let manifest = bed.node_path("n2", STATIC)?;
     std::fs::create_dir_all(manifest.parent().context("a folder")?)?;
-    // Pods go on all the time. Services are watched while the server is away only: afterwards Kubernetes itself may take
-    // a node for lost for a moment, and its endpoints away.
+    // Pods go on all the time. Services are watched while the server is away only: afterwards Kubernetes
+    // itself may take a node for lost for a moment, and its endpoints away.
     let address = none_lost(&talkers.client, &all_ways(talkers.direct), || {
         bed.stop_api()?;
         let stopped = Instant::now();

@@ -1,5 +1,5 @@
-//! What hostile or unlucky tenants did to a real cluster once, and must not do again: addresses and ports that are not
-//! theirs, tables that somebody flushed, objects that keep others from going.
+//! What hostile or unlucky tenants did to a real cluster once, and must not do again: addresses and ports
+//! that are not theirs, tables that somebody flushed, objects that keep others from going.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -24,7 +24,8 @@ fn tenant(bed: &Bed, name: &str) -> Result<()> {
     support::namespace(bed, name)?;
     bed.kubectl(&["label", "namespace", name, &format!("hold={name}")])?;
     bed.apply(&format!(
-        "{{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {{name: {name}}}, spec: {{topology: Layer2, \
+        "{{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {{name: {name}}}, spec: {{topology: \
+         Layer2, \
          subnets: [{{cidr: 10.95.0.0/24}}], primaryFor: {{matchLabels: {{hold: {name}}}}}}}}}"
     ))?;
     bed.kubectl(&["wait", "--for=condition=Accepted", &format!("network/{name}"), "--timeout=30s"])?;
@@ -46,7 +47,8 @@ fn crosses(bed: &Bed, name: &str) -> Result<()> {
     })
 }
 
-/// A tenant's Services name addresses of nodes with the kubelet's port and the tunnel's, and an address outside.
+/// A tenant's Services name addresses of nodes with the kubelet's port and the tunnel's, and an address
+/// outside.
 pub fn external_ips(bed: &Bed) -> Result<()> {
     support::install(bed, Overlay::Full)?;
     tenant(bed, "grabby")?;
@@ -56,8 +58,10 @@ pub fn external_ips(bed: &Bed) -> Result<()> {
     let (one, two) = (node("n1")?, node("n2")?);
     let service = |name: &str, protocol: &str, port: u16| {
         format!(
-            "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: grabby}}, spec: {{selector: {{app: server}}, \
-             externalIPs: ['{one}', '{two}', '{OUTSIDE}'], ports: [{{port: {port}, targetPort: 8080, protocol: {protocol}}}]}}}}\n---\n"
+            "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: grabby}}, spec: \
+             {{selector: {{app: server}}, \
+             externalIPs: ['{one}', '{two}', '{OUTSIDE}'], ports: [{{port: {port}, targetPort: 8080, \
+             protocol: {protocol}}}]}}}}\n---\n"
         )
     };
     let all = [service("kubelet", "TCP", 10250), service("tunnel", "UDP", 4789), service("world", "TCP", 80)];
@@ -102,8 +106,10 @@ pub fn tunnel_port(bed: &Bed) -> Result<()> {
     let image = crate::kube::images::AGNHOST;
     for node in bed.nodes() {
         bed.apply(&format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: porter-{node}, namespace: porter}}, spec: {{nodeName: {node}, \
-             terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, image: '{image}', args: [netexec, --udp-port=4789], \
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: porter-{node}, namespace: porter}}, spec: \
+             {{nodeName: {node}, \
+             terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, image: '{image}', args: \
+             [netexec, --udp-port=4789], \
              ports: [{{containerPort: 4789, hostPort: 4789, protocol: UDP}}]}}]}}}}"
         ))?;
     }
@@ -175,7 +181,8 @@ pub fn pinned(bed: &Bed) -> Result<()> {
     tenant(bed, "hold")?;
     support::namespace(bed, "stranger")?;
     bed.apply(
-        "{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {name: pin, namespace: stranger}, \
+        "{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {name: pin, namespace: \
+         stranger}, \
          spec: {pod: nobody, network: hold}}",
     )?;
     let told = "{.status.conditions[?(@.type==\"Ready\")].status}";

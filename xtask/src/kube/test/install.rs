@@ -1,5 +1,5 @@
-//! Knit installed by its overlays, with its own image: everything that a cluster's network and services are for, the
-//! agent replaced under traffic, and everything taken away again.
+//! Knit installed by its overlays, with its own image: everything that a cluster's network and services are
+//! for, the agent replaced under traffic, and everything taken away again.
 
 use anyhow::{Context as _, Result, ensure};
 use knit_kernel::nft::{Kernel, Nftables as _};
@@ -164,10 +164,12 @@ fn agents_write_their_own(bed: &Bed) -> Result<()> {
         &format!("--bound-object-uid={uid}"),
     ])?;
     let token = format!("--token={}", token.trim());
-    // Server-side apply, as the agent itself writes: a plain `kubectl patch` would read first, which it may not.
+    // Server-side apply, as the agent itself writes: a plain `kubectl patch` would read first, which it may
+    // not.
     let write = |node: &str| {
         let object = format!(
-            "apiVersion: knit.dev/v1alpha1\nkind: NodeNetwork\nmetadata: {{name: {node}, labels: {{test: x}}}}\n"
+            "apiVersion: knit.dev/v1alpha1\nkind: NodeNetwork\nmetadata: {{name: {node}, labels: {{test: \
+             x}}}}\n"
         );
         let args = [
             "--kubeconfig=/dev/null",
@@ -210,7 +212,8 @@ pub fn agents_replaced(bed: &Bed) -> Result<()> {
     pods::delete_namespace(bed, "replace")
 }
 
-/// Installed, used with a Network of its own besides, and removed: nodes are as before, and the cluster knows no more of it.
+/// Installed, used with a Network of its own besides, and removed: nodes are as before, and the cluster knows
+/// no more of it.
 pub fn removed(bed: &Bed) -> Result<()> {
     let before: Vec<_> = bed.nodes().iter().map(|node| traces::of_node(bed, node)).collect::<Result<_>>()?;
     support::install(bed, Overlay::Full)?;
@@ -239,7 +242,8 @@ pub fn removed(bed: &Bed) -> Result<()> {
     ensure!(!crds.contains("knit.dev"), "CRDs are left: {crds}");
     let taints = bed.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].spec.taints[*].key}"])?;
     ensure!(!taints.contains("knit.dev"), "Nodes are tainted: {taints}");
-    // The pods stay: containerd ends no sandbox while no network plugin is configured, and the bed is this test's own.
+    // The pods stay: containerd ends no sandbox while no network plugin is configured, and the bed is this
+    // test's own.
     Ok(())
 }
 

@@ -35,16 +35,18 @@ pub fn every_kind(bed: &Bed) -> Result<()> {
     support::namespace(bed, "kinds")?;
     let pod = |name: &str, node: &str, port: u16, more: &str| {
         format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: kinds}}, spec: {{nodeName: {node}, \
-             terminationGracePeriodSeconds: 1, {more} containers: [{{name: agnhost, image: '{AGNHOST}', args: {}}}]}}}}\n---\n",
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: kinds}}, spec: {{nodeName: \
+             {node}, \
+             terminationGracePeriodSeconds: 1, {more} containers: [{{name: agnhost, image: '{AGNHOST}', \
+             args: {}}}]}}}}\n---\n",
             netexec(port)
         )
     };
     bed.apply(&pod("plain", "n1", 8080, ""))?;
     support::pods_ready(bed, "kinds")?;
     let plain = pods::pod(bed, "kinds", "plain")?;
-    // One of n2 whose first container must reach a pod of n1 before any other is started, one on the node's own network,
-    // and one that only the kubelet of n2 knows of.
+    // One of n2 whose first container must reach a pod of n1 before any other is started, one on the node's
+    // own network, and one that only the kubelet of n2 knows of.
     let first = format!(
         "initContainers: [{{name: first, image: '{AGNHOST}', args: [connect, --timeout=10s, '{}:8080']}}],",
         plain.address()?

@@ -1,7 +1,8 @@
 //! `cargo xtask kube test`: end-to-end tests on real clusters.
 //!
-//! A test is a row of [`TESTS`] and a function in a file of its topic here. Tests that want equal beds share one, in the
-//! order of the table, unless a row asks for a bed of its own. A test cleans up what it made on a bed that it shares.
+//! A test is a row of [`TESTS`] and a function in a file of its topic here. Tests that want equal beds share
+//! one, in the order of the table, unless a row asks for a bed of its own. A test cleans up what it made on a
+//! bed that it shares.
 
 mod addresses;
 mod bad_input;
@@ -234,12 +235,12 @@ const TESTS: &[Test] = &[
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Tests to run: all whose names contain one of these words; all, without. `conformance` and `sig-network` are
-    /// selections of the upstream tests, and run only when they are named, alone
+    /// Tests to run: all whose names contain one of these words; all, without. `conformance` and
+    /// `sig-network` are selections of the upstream tests, and run only when they are named, alone
     names: Vec<String>,
-    /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz targets for
-    /// five minutes each, and the tests on another kernel (`cargo xtask kernel-test`). Knit's image is the static one
-    /// that is shipped (`cargo xtask image --release`), which takes a while to build
+    /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz
+    /// targets for five minutes each, and the tests on another kernel (`cargo xtask kernel-test`). Knit's
+    /// image is the static one that is shipped (`cargo xtask image --release`), which takes a while to build
     #[arg(long, conflicts_with_all = ["names", "list", "here", "keep", "if_possible"])]
     all: bool,
     /// Print their names only
@@ -251,8 +252,8 @@ pub struct Args {
     /// Leave the bed of the last test, or of the first that fails, up
     #[arg(long)]
     keep: bool,
-    /// Where this is not root, a bed is up, or something is not installed, say so and succeed: for machines that
-    /// cannot do more. Where components can be built, they are
+    /// Where this is not root, a bed is up, or something is not installed, say so and succeed: for machines
+    /// that cannot do more. Where components can be built, they are
     #[arg(long)]
     if_possible: bool,
     /// Run a test that fails once more, on a new bed, and say so: for machines whose load nobody knows

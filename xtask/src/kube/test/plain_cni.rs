@@ -13,7 +13,8 @@ use crate::kube::images::AGNHOST;
 fn generation(namespace: &str) -> String {
     let pod = |node: &str| {
         format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: pod-{node}, namespace: {namespace}}}, spec: {{nodeName: {node}, \
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: pod-{node}, namespace: {namespace}}}, spec: \
+             {{nodeName: {node}, \
              terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, image: '{AGNHOST}', \
              args: [netexec, --http-port=8080, --udp-port=-1]}}]}}}}\n---\n"
         )

@@ -89,8 +89,10 @@ pub fn processes(such: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
 /// Pods that only hold an address, as one set on a node.
 pub fn crowd(bed: &Bed, namespace: &str, node: &str, count: usize) -> Result<()> {
     bed.apply(&format!(
-        "{{apiVersion: apps/v1, kind: ReplicaSet, metadata: {{name: crowd, namespace: {namespace}}}, spec: {{replicas: {count}, \
-         selector: {{matchLabels: {{app: crowd}}}}, template: {{metadata: {{labels: {{app: crowd}}}}, spec: {{nodeName: {node}, \
+        "{{apiVersion: apps/v1, kind: ReplicaSet, metadata: {{name: crowd, namespace: {namespace}}}, spec: \
+         {{replicas: {count}, \
+         selector: {{matchLabels: {{app: crowd}}}}, template: {{metadata: {{labels: {{app: crowd}}}}, spec: \
+         {{nodeName: {node}, \
          terminationGracePeriodSeconds: 1, automountServiceAccountToken: false, enableServiceLinks: false, \
          containers: [{{name: pause, image: '{PAUSE}'}}]}}}}}}}}"
     ))

@@ -1,5 +1,5 @@
-//! Primary Networks on a real cluster: the example with two tenants, whose addresses are the same. Everything of Kubernetes
-//! works inside each, and nothing crosses.
+//! Primary Networks on a real cluster: the example with two tenants, whose addresses are the same. Everything
+//! of Kubernetes works inside each, and nothing crosses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -160,7 +160,8 @@ fn balances(
 fn api_clients(bed: &Bed, namespace: &str) -> Result<()> {
     for node in bed.nodes() {
         bed.apply(&format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: api-{node}, namespace: {namespace}}}, spec: {{nodeName: {node}, \
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: api-{node}, namespace: {namespace}}}, spec: \
+             {{nodeName: {node}, \
              terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, image: '{AGNHOST}', \
              args: [inclusterclient, --poll-interval=1]}}]}}}}"
         ))?;
@@ -262,16 +263,20 @@ fn hand_made(bed: &Bed, pods: &[Vec<Pod>], nodes: &BTreeMap<String, IpAddr>) -> 
     ] {
         let name = format!("evil-{port}");
         bed.apply(&format!(
-            "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {namespace}}}, spec: {{type: NodePort, \
+            "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {namespace}}}, spec: \
+             {{type: NodePort, \
              ports: [{{port: 80, targetPort: 8080, nodePort: {port}}}]}}}}\n---\n\
-             {{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, metadata: {{name: {name}, \
-             namespace: {namespace}, labels: {{kubernetes.io/service-name: {name}}}}}, ports: [{{port: 8080}}], \
+             {{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, metadata: {{name: \
+             {name}, \
+             namespace: {namespace}, labels: {{kubernetes.io/service-name: {name}}}}}, ports: [{{port: \
+             8080}}], \
              endpoints: [{{addresses: ['{address}'], nodeName: n1, conditions: {{ready: true}}}}]}}"
         ))?;
     }
     // One that leads to who may be reached, made last: when it works, the others are in force.
     bed.apply(
-        "{apiVersion: v1, kind: Service, metadata: {name: good, namespace: blue}, spec: {type: NodePort, selector: \
+        "{apiVersion: v1, kind: Service, metadata: {name: good, namespace: blue}, spec: {type: NodePort, \
+         selector: \
          {app: web}, ports: [{port: 80, targetPort: 8080, nodePort: 30194}]}}",
     )?;
     let own: BTreeSet<&str> = pods[1].iter().map(|pod| pod.name.as_str()).collect();

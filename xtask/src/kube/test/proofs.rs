@@ -1,5 +1,6 @@
-//! What documentation promises of a real cluster and no other test has seen there: the API that the lab stands in for,
-//! nodes that wait for their agent, running pods that are plugged into a Network, and what objects say of them.
+//! What documentation promises of a real cluster and no other test has seen there: the API that the lab
+//! stands in for, nodes that wait for their agent, running pods that are plugged into a Network, and what
+//! objects say of them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -85,10 +86,12 @@ const NETWORKS: &str = "
  subnets: [{cidr: 10.93.0.0/16}], allowedNamespaces: {from: All}, publishAttachments: false}}
 ---
 {apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: mine}, spec: {topology: Layer2,
- subnets: [{cidr: 10.94.0.0/24}], allowedNamespaces: {from: All}, primaryFor: {matchLabels: {proofs: nobody}}}}
+ subnets: [{cidr: 10.94.0.0/24}], allowedNamespaces: {from: All}, primaryFor: {matchLabels: \
+ {proofs: nobody}}}}
 ";
 
-/// Running pods are plugged into a Network and talk there; a pod's own choice of a primary Network; what is published.
+/// Running pods are plugged into a Network and talk there; a pod's own choice of a primary Network; what is
+/// published.
 pub fn attachments(bed: &Bed) -> Result<()> {
     support::install(bed, Overlay::Full)?;
     support::namespace(bed, "proofs")?;
@@ -98,8 +101,10 @@ pub fn attachments(bed: &Bed) -> Result<()> {
     }
     let pod = |name: &str, node: &str, annotations: &str| {
         format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: proofs, annotations: {{{annotations}}}}}, \
-             spec: {{nodeName: {node}, terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, image: '{AGNHOST}', \
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: proofs, annotations: \
+             {{{annotations}}}}}, \
+             spec: {{nodeName: {node}, terminationGracePeriodSeconds: 1, containers: [{{name: agnhost, \
+             image: '{AGNHOST}', \
              args: [netexec, --http-port=8080]}}]}}}}\n---\n"
         )
     };
@@ -127,7 +132,8 @@ pub fn attachments(bed: &Bed) -> Result<()> {
 fn hot_plug(bed: &Bed) -> Result<()> {
     for name in ["one", "two"] {
         bed.apply(&format!(
-            "{{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {{name: {name}-side, namespace: proofs}}, \
+            "{{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {{name: {name}-side, \
+             namespace: proofs}}, \
              spec: {{pod: {name}, network: side, interface: side0}}}}"
         ))?;
     }

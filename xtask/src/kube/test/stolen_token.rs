@@ -47,8 +47,8 @@ pub fn one_nodes(bed: &Bed) -> Result<()> {
     ensure!(!other.kubectl(&["delete", "networkattachment", "own", "-n", SPACE], None)?, "n2 deleted n1's");
     ensure!(!thief.kubectl(&["get", "secrets", "-A"], None)?, "an agent reads secrets");
 
-    // It says that a foreign address is on its node; the other node does not believe that. The Network and the pod come
-    // after it, and once the other node's agent has served those, it has seen this.
+    // It says that a foreign address is on its node; the other node does not believe that. The Network and
+    // the pod come after it, and once the other node's agent has served those, it has seen this.
     bed.apply(&network("after").to_string())?;
     bed.apply(&pod("after").to_string())?;
     support::pods_ready(bed, SPACE)?;
@@ -146,12 +146,14 @@ fn lease(name: &str) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": { "name": name, "namespace": "knit-system" },
-        "spec": { "holderIdentity": name, "leaseDurationSeconds": 100, "renewTime": "2026-01-01T00:00:00.000000Z" },
+        "spec": { "holderIdentity": name, "leaseDurationSeconds": 100,
+            "renewTime": "2026-01-01T00:00:00.000000Z" },
     })
 }
 
 fn node_condition(node: &str) -> Value {
-    let condition = json!({ "type": "NetworkUnavailable", "status": "True", "reason": "Stolen", "message": "m",
+    let condition = json!({ "type": "NetworkUnavailable", "status": "True", "reason": "Stolen",
+        "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z" });
     let status = json!({ "conditions": [condition] });
     json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node }, "status": status })
@@ -164,8 +166,10 @@ fn node_network(name: &str) -> Value {
 
 fn event(node: &str) -> Value {
     json!({
-        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": { "name": "stolen", "namespace": SPACE },
-        "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "knit-node", "reportingInstance": node,
+        "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": { "name": "stolen",
+            "namespace": SPACE },
+        "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "knit-node",
+            "reportingInstance": node,
         "action": "A", "reason": "R", "type": "Warning", "note": "n",
         // It has to be in the event's own namespace.
         "regarding": { "kind": "Namespace", "name": SPACE, "namespace": SPACE },
@@ -173,8 +177,10 @@ fn event(node: &str) -> Value {
 }
 
 fn network(name: &str) -> Value {
-    let spec = json!({ "topology": "Layer3", "subnets": [{ "cidr": "10.94.0.0/16" }], "allowedNamespaces": { "from": "All" } });
-    json!({ "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": { "name": name }, "spec": spec })
+    let spec = json!({ "topology": "Layer3", "subnets": [{ "cidr": "10.94.0.0/16" }], "allowedNamespaces": {
+        "from": "All" } });
+    json!({ "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": { "name": name },
+        "spec": spec })
 }
 
 fn pod(network: &str) -> Value {

@@ -1,4 +1,5 @@
-//! What tests of Knit on a bed have in common: installing and removing it as a user does, pods, and who reaches whom.
+//! What tests of Knit on a bed have in common: installing and removing it as a user does, pods, and who
+//! reaches whom.
 
 use std::path::Path;
 use std::time::Duration;

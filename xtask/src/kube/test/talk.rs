@@ -1,5 +1,5 @@
-//! Traffic of pods from threads of this program in the pods' own network namespaces: no tool is needed in any image,
-//! and every exchange is counted.
+//! Traffic of pods from threads of this program in the pods' own network namespaces: no tool is needed in any
+//! image, and every exchange is counted.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};

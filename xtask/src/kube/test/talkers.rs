@@ -16,7 +16,8 @@ use crate::kube::wait::until;
 /// How long the Service may take to answer at first.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Servers and clients that talk, in a namespace of their own: from a pod of n1 to n2, by address and by Service.
+/// Servers and clients that talk, in a namespace of their own: from a pod of n1 to n2, by address and by
+/// Service.
 pub struct Talkers {
     namespace: &'static str,
     before: Vec<Pod>,
@@ -42,7 +43,8 @@ impl Talkers {
             service: (pods::cluster_ip(bed, namespace, "server")?, 80).into(),
             before: pods::pods(bed, namespace)?,
         };
-        // Both servers behind the Service, on both nodes: what nodes have now is what they are compared with later.
+        // Both servers behind the Service, on both nodes: what nodes have now is what they are compared with
+        // later.
         for client in ["client-n1", "client-n2"] {
             let space = pods::pod(bed, namespace, client)?.space()?;
             let mut heard = BTreeSet::new();

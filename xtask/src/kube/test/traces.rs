@@ -55,9 +55,9 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
             let rules = chain.rules.iter().enumerate();
             found.extend(rules.map(|(number, _)| format!("table {id} chain {name} rule {number}")));
         }
-        // Knit's proxy numbers what is done with a connection, and endpoints; who starts anew, or hears of them in
-        // another order, numbers otherwise. So a frontend is told by what is done, and an endpoint by where it is. What
-        // has a number and no frontend is there for later.
+        // Knit's proxy numbers what is done with a connection, and endpoints; who starts anew, or hears of
+        // them in another order, numbers otherwise. So a frontend is told by what is done, and an endpoint by
+        // where it is. What has a number and no frontend is there for later.
         let action = |number: &Data| {
             let mut actions = table.sets.get("actions")?.elements.values();
             actions.find(|action| action.key == *number).map(|action| &action.value)
@@ -85,8 +85,8 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
 pub struct Before(Vec<(String, Traces)>);
 
 impl Before {
-    /// Looks at all nodes, once nothing changes there any more: endpoints of what was made just now (the cluster DNS,
-    /// say) arrive at service proxies a moment after their pods are ready.
+    /// Looks at all nodes, once nothing changes there any more: endpoints of what was made just now (the
+    /// cluster DNS, say) arrive at service proxies a moment after their pods are ready.
     pub fn look(bed: &Bed) -> Result<Self> {
         let nodes = || -> Result<Vec<(String, Traces)>> {
             bed.nodes().into_iter().map(|node| Ok((node.clone(), all(bed, &node)?))).collect()

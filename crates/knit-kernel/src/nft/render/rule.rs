@@ -240,7 +240,8 @@ impl Text<'_> {
             LookupResult::NoMatch => self.out.push(format!("{key} != {name}")),
             LookupResult::Verdict => self.out.push(format!("{key} vmap {name}")),
             LookupResult::Into(dreg) => {
-                // The registers of the key below the result stay as they are; the result's further ones are its own.
+                // The registers of the key below the result stay as they are; the result's further ones are
+                // its own.
                 let at = usize::from(dreg.index());
                 self.words[at..].fill(Word::Rest);
                 self.words[at] = Word::Field(format!("{key} map {name}"), None);

@@ -1,4 +1,5 @@
-//! The KNI door: pods are attached by gRPC, without CNI. Both protocols share one unix socket, for root alone.
+//! The KNI door: pods are attached by gRPC, without CNI. Both protocols share one unix socket, for root
+//! alone.
 //!
 //! Here the client names the pod, and the agent decides Networks and addresses by the same rules as for CNI.
 
@@ -33,7 +34,8 @@ pub struct KniDoor {
 
 /// Why the door cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("the socket {path} for KNI clients cannot be opened: see that its directory is there and writable", path = path.display())]
+#[error("the socket {path} for KNI clients cannot be opened: see that its directory is there and writable",
+    path = path.display())]
 pub struct KniDoorError {
     /// The socket.
     pub path: PathBuf,

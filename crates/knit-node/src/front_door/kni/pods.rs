@@ -1,5 +1,5 @@
-//! Network namespaces that clients of the old protocol have made for them. They are named by the pod's uid, so that a pod
-//! that is created anew under the same name never gets the namespace of the one before.
+//! Network namespaces that clients of the old protocol have made for them. They are named by the pod's uid,
+//! so that a pod that is created anew under the same name never gets the namespace of the one before.
 //!
 //! Which namespace is whose is noted in a small file before it is made: those clients delete by name.
 
@@ -88,8 +88,8 @@ impl Pods {
         }
     }
 
-    /// The notes of the namespaces that a call may be about: the one at its path if it says one, else those that were
-    /// made under the pod's name. What is not ours is not among them. Blocking.
+    /// The notes of the namespaces that a call may be about: the one at its path if it says one, else those
+    /// that were made under the pod's name. What is not ours is not among them. Blocking.
     pub fn matching(&self, which: &Which) -> io::Result<Vec<Note>> {
         let mut notes = self.notes()?;
         notes.retain(|note| match &which.path {

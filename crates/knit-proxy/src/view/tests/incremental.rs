@@ -97,7 +97,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => a_group().prop_map(Step::Group),
         2 => (0u8..6).prop_map(Step::NoGroup),
         1 => prop::option::of(1u8..3).prop_map(Step::Zone),
-        1 => prop::collection::vec((1u8..8).prop_map(|n| ip(&format!("10.0.0.{n}"))), 0..2).prop_map(Step::Exempt),
+        1 => prop::collection::vec((1u8..8).prop_map(|n| ip(&format!("10.0.0.{n}"))),
+            0..2).prop_map(Step::Exempt),
         1 => prop::collection::vec(a_service(), 0..4).prop_map(Step::RelistServices),
         1 => prop::collection::vec(a_group(), 0..4).prop_map(Step::RelistGroups),
         3 => Just(Step::Take),
@@ -153,8 +154,8 @@ impl Follower {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Rules 8 to 10, 37, 57: whatever came in whichever order, the view is that of the final state; and who only
-    /// follows the changes knows the same.
+    /// Rules 8 to 10, 37, 57: whatever came in whichever order, the view is that of the final state; and who
+    /// only follows the changes knows the same.
     #[test]
     fn incremental_is_from_scratch(steps in prop::collection::vec(step(), 0..40)) {
         let mut truth = Truth::default();

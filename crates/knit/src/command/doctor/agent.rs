@@ -195,7 +195,8 @@ fn ledger(node: &mut Node) {
             node.wrong(
                 check,
                 format!("{} is damaged: {why}", path.display()),
-                "restart the agent: it sets the file aside and rebuilds it from the kernel; then see what else writes there",
+                "restart the agent: it sets the file aside and rebuilds it from the kernel; then see what \
+                 else writes there",
             );
         }
         Scan::Newer { version } => {

@@ -60,15 +60,22 @@ fn configuration(node: &mut Node) {
     if socket != node.socket() {
         return node.wrong(
             check,
-            format!("{} names the socket {}, and the agent has {}", first.display(), socket.display(), node.socket().display()),
-            "write the same path in both (\"socket\" in the configuration, --socket or --run-dir of the agent)",
+            format!(
+                "{} names the socket {}, and the agent has {}",
+                first.display(),
+                socket.display(),
+                node.socket().display()
+            ),
+            "write the same path in both (\"socket\" in the configuration, --socket or --run-dir of the \
+             agent)",
         );
     }
     if !annotations {
         return node.warning(
             check,
             format!("{} does not ask for pod annotations", first.display()),
-            "add \"capabilities\": {\"io.kubernetes.cri.pod-annotations\": true}: without it the agent has to wait for each pod's object",
+            "add \"capabilities\": {\"io.kubernetes.cri.pod-annotations\": true}: without it the agent has \
+             to wait for each pod's object",
         );
     }
     node.good(check, format!("{} names the shim", first.display()));

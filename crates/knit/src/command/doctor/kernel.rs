@@ -1,4 +1,5 @@
-//! What the kernel must offer, apart from what the trial pod shows: sysctls, connection tracking, bridges' packets.
+//! What the kernel must offer, apart from what the trial pod shows: sysctls, connection tracking, bridges'
+//! packets.
 
 use std::path::Path;
 
@@ -26,7 +27,8 @@ fn forwarding(node: &mut Node) {
         match read(path).as_deref() {
             Some("0") if node.was_ready() => {
                 let advice = format!(
-                    "sysctl -w {name}=1, and see what turned it off (often a file in /etc/sysctl.d); the agent turns it on when it sets a Network of that family up"
+                    "sysctl -w {name}=1, and see what turned it off (often a file in /etc/sysctl.d); the \
+                     agent turns it on when it sets a Network of that family up"
                 );
                 // A node without IPv6 Networks does not need it for IPv6.
                 if name.contains("ipv6") {
@@ -72,7 +74,8 @@ fn conntrack(node: &mut Node) {
     }
 }
 
-/// The tables of neighbours, which all namespaces of the machine share: a full one cuts the node off its own gateway.
+/// The tables of neighbours, which all namespaces of the machine share: a full one cuts the node off its own
+/// gateway.
 fn neighbours(node: &mut Node) {
     let check = "neighbours";
     for (family, table) in [("ipv4", "arp_cache"), ("ipv6", "ndisc_cache")] {

@@ -23,7 +23,8 @@ pub async fn look(node: &mut Node) {
         node.wrong(
             check,
             format!("an interface of a pod has MTU {largest}, and the node's uplink {uplink} only {mtu}"),
-            "the uplink's MTU has shrunk since: raise it again, or set spec.mtu of the Network and recreate the pods",
+            "the uplink's MTU has shrunk since: raise it again, or set spec.mtu of the Network and recreate \
+             the pods",
         );
     }
     for network in networks(node).await.unwrap_or_default() {
@@ -40,8 +41,16 @@ pub async fn look(node: &mut Node) {
             fits = false;
             node.wrong(
                 check,
-                format!("Network {name} wants MTU {wanted}; with a tunnel's {} bytes that does not fit {uplink}'s {mtu}", OVERHEAD[0]),
-                format!("write spec.mtu: {} or less ({} where nodes talk over IPv6), or leave it out", mtu - OVERHEAD[0], mtu - OVERHEAD[1]),
+                format!(
+                    "Network {name} wants MTU {wanted}; with a tunnel's {} bytes that does not fit \
+                         {uplink}'s {mtu}",
+                    OVERHEAD[0]
+                ),
+                format!(
+                    "write spec.mtu: {} or less ({} where nodes talk over IPv6), or leave it out",
+                    mtu - OVERHEAD[0],
+                    mtu - OVERHEAD[1]
+                ),
             );
         }
     }

@@ -55,7 +55,8 @@ pub async fn look(node: &mut Node) {
             Err(problem) => node.wrong(
                 CHECK,
                 format!("nobody answers at {shown}: {problem}"),
-                "restart that runtime and read its log: until it answers its Networks take no pods; running pods go on",
+                "restart that runtime and read its log: until it answers its Networks take no pods; running \
+                 pods go on",
             ),
         }
     }

@@ -35,8 +35,12 @@ pub fn look(node: &mut Node) {
             let (table, who) = &found[0];
             node.warning(
                 check,
-                format!("{who} has tables here ({table}), so the agent leaves the default Network's Services to it"),
-                "nothing, if kube-proxy is to stay; else remove it from the node and flush its tables: kube-proxy --cleanup",
+                format!(
+                    "{who} has tables here ({table}), so the agent leaves the default Network's Services \
+                         to it"
+                ),
+                "nothing, if kube-proxy is to stay; else remove it from the node and flush its tables: \
+                 kube-proxy --cleanup",
             );
         }
         Err(error) => {

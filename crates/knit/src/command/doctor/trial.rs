@@ -1,6 +1,6 @@
-//! A trial: a node, a Network and a pod in namespaces that only this process has, made by the reference runtime, and a
-//! packet through them. It shows at once that veth, VXLAN, routes, neighbours and all expressions of nftables work
-//! that the default Network needs. Everything goes with this process.
+//! A trial: a node, a Network and a pod in namespaces that only this process has, made by the reference
+//! runtime, and a packet through them. It shows at once that veth, VXLAN, routes, neighbours and all
+//! expressions of nftables work that the default Network needs. Everything goes with this process.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -39,7 +39,8 @@ pub async fn look(node: &mut Node) {
         Err(error) => node.wrong(
             "trial pod",
             format!("a trial pod in namespaces of its own got no network: {}", chain(error.as_ref())),
-            "see the checks above; if a module is missing: modprobe nf_tables nft_fib_inet nft_masq nft_nat vxlan veth",
+            "see the checks above; if a module is missing: modprobe nf_tables nft_fib_inet nft_masq nft_nat \
+             vxlan veth",
         ),
     }
 }

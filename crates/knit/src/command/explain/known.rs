@@ -116,7 +116,8 @@ impl Known {
         let first = found.next().map_or_else(|| names::DEFAULT_NETWORK.into(), name);
         if let Some(second) = found.next().map(name) {
             let problem = format!(
-                "Namespace {namespace}: primaryFor of Networks {first} and {second} both select it: change one; \
+                "Namespace {namespace}: primaryFor of Networks {first} and {second} both select it: change \
+                 one; \
                  {first} is taken here"
             );
             if !self.problems.contains(&problem) {

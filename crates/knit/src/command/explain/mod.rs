@@ -99,7 +99,8 @@ fn explain(args: &Args, known: &Known) -> Result<Vec<Explained>> {
     for (party, addresses) in [(&from, &sources), (&to, &destinations)] {
         if addresses.is_empty() {
             bail!(
-                "{party} has no address in Network {network}: it may not be there yet, or is in another Network"
+                "{party} has no address in Network {network}: it may not be there yet, or is in another \
+                 Network"
             );
         }
     }
@@ -111,7 +112,8 @@ fn explain(args: &Args, known: &Known) -> Result<Vec<Explained>> {
             note(
                 Note::Warning,
                 format_args!(
-                    "{destination} is the address of Service {service}: policies judge the pod that a packet is led \
+                    "{destination} is the address of Service {service}: policies judge the pod that a packet \
+                     is led \
                      to, so ask about that one and its port (rule 29)"
                 ),
             );
@@ -142,7 +144,8 @@ fn network(args: &Args, from: &Party, to: &Party, known: &Known) -> Result<Name>
         (Some(ours), Some(theirs)) => match ours.iter().find(|n| theirs.contains(n)) {
             Some(name) => Ok(name.clone()),
             None => bail!(
-                "{from} is in Network {} and {to} in {}: they have none in common, so no packet gets from one to the \
+                "{from} is in Network {} and {to} in {}: they have none in common, so no packet gets from \
+                 one to the \
                  other, whatever policies say",
                 ours.join(", "),
                 theirs.join(", ")

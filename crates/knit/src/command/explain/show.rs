@@ -175,7 +175,8 @@ pub fn text(all: &[Explained]) -> String {
             }
         }
         if one.itself {
-            text += "  A pod's way to its own address never leaves it; this is its way through a Service (rule 28).\n";
+            text += "  A pod's way to its own address never leaves it; this is its way through a Service \
+                     (rule 28).\n";
         }
         if one.sides().iter().any(|(_, side)| !side.tiers.is_empty()) {
             text += &format!("\n{}\n", rules(std::slice::from_ref(one)));

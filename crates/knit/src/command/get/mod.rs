@@ -18,8 +18,8 @@ use tables::{Columns, table};
 
 /// Show Networks, attachments, blocks or nodes
 ///
-/// The default Network's attachments are not written to the API unless it asks for that; on a node, --local lists them
-/// all, from the agent's ledger.
+/// The default Network's attachments are not written to the API unless it asks for that; on a node, --local
+/// lists them all, from the agent's ledger.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   knit get networks

@@ -1,10 +1,12 @@
-//! What a controller would say of Networks, from what the nodes say: for a folder of objects, where there is none.
+//! What a controller would say of Networks, from what the nodes say: for a folder of objects, where there is
+//! none.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use knit_api::{AddressCounts, Network, NodeNetwork, NodeNetworkStatusNetwork, conditions};
 
-/// Fills in readiness and addresses where the object has none. A Network that no node has set up stays without.
+/// Fills in readiness and addresses where the object has none. A Network that no node has set up stays
+/// without.
 pub fn fill_in(networks: &mut [Network], nodes: &[NodeNetwork]) {
     for network in networks {
         let name = network.metadata.name.clone().unwrap_or_default();

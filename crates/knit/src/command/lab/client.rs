@@ -81,7 +81,8 @@ pub struct ApplyArgs {
 /// Replace the agents, one after another, by those of another `knit`
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  # As a DaemonSet's rolling update does: each agent is asked to end, and the new one takes over; pods do not notice
+  # As a DaemonSet's rolling update does: each agent is asked to end, and the new one takes over; pods do \
+  not notice
   knit lab upgrade ./target/release/knit")]
 pub struct UpgradeArgs {
     /// The other program

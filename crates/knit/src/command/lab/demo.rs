@@ -49,9 +49,8 @@ struct Demo {
 impl Demo {
     async fn begin() -> Result<Self> {
         let started = Instant::now();
-        say(
-            "A cluster of two nodes in this process: no root, nothing installed, the machine's network untouched.\n",
-        )?;
+        say("A cluster of two nodes in this process: no root, nothing installed, the machine's network \
+             untouched.\n")?;
         let lab = Lab::start(Options::default()).await?;
         let demo = Self { lab, started };
         let nodes = demo.lab.nodes();
@@ -95,7 +94,8 @@ impl Demo {
         let (lab, started) = (self.lab, self.started);
         lab.stop().await;
         say(&format!(
-            "All of it is gone again, after {:.1} s. Your own: knit lab up, then knit lab exec red/client -- sh\n",
+            "All of it is gone again, after {:.1} s. Your own: knit lab up, then knit lab exec red/client -- \
+             sh\n",
             started.elapsed().as_secs_f64()
         ))?;
         Ok(ExitCode::SUCCESS)
@@ -224,7 +224,8 @@ impl Demo {
         self.step(
             "agents die",
             &format!(
-                "both agents killed (SIGKILL) and started again under {} numbered packets: {} came back, {} lost",
+                "both agents killed (SIGKILL) and started again under {} numbered packets: {} came back, {} \
+                 lost",
                 report["sent"], report["received"], report["lost"]
             ),
         )

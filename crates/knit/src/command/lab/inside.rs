@@ -5,8 +5,9 @@ use std::process::{Child, ExitCode};
 use anyhow::{Context as _, Result};
 use knit_kernel::sandbox::Sandbox;
 
-/// Runs `work` in the innermost process; the outer ones wait for it and end as it does. `outside` is called in the
-/// outermost process once the others have been started, `early` in the innermost one before its `/run` is its own.
+/// Runs `work` in the innermost process; the outer ones wait for it and end as it does. `outside` is called
+/// in the outermost process once the others have been started, `early` in the innermost one before its `/run`
+/// is its own.
 pub fn inside<T, F: Future<Output = Result<ExitCode>>>(
     outside: impl FnOnce() -> Result<()>,
     early: impl FnOnce() -> T,

@@ -1,4 +1,5 @@
-//! A map of a lab: what is drawn, and how it looks in a terminal. [`super::picture`] draws the same as a picture.
+//! A map of a lab: what is drawn, and how it looks in a terminal. [`super::picture`] draws the same as a
+//! picture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -17,9 +17,9 @@ use clap::Subcommand;
 
 /// Run a whole cluster on this machine: nodes, pods and an API, with nothing installed and no root
 ///
-/// Nodes are namespaces with the real node agent in each, pods are namespaces with real processes, and an embedded API
-/// stands in for a Kubernetes API server. The machine's own network is never touched. It is for first steps and tests,
-/// and no substitute for Kubernetes.
+/// Nodes are namespaces with the real node agent in each, pods are namespaces with real processes, and an
+/// embedded API stands in for a Kubernetes API server. The machine's own network is never touched. It is for
+/// first steps and tests, and no substitute for Kubernetes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]

@@ -1,4 +1,5 @@
-//! A map of a lab as a picture: nodes side by side, each Network a band across them, a tunnel where it crosses.
+//! A map of a lab as a picture: nodes side by side, each Network a band across them, a tunnel where it
+//! crosses.
 
 use std::fmt::Write as _;
 
@@ -28,9 +29,12 @@ pub fn svg(map: &Map) -> String {
     let width = 2 * MARGIN + map.nodes.len() * CARD + map.nodes.len().saturating_sub(1) * GAP;
     let height = TITLE + cards + WIRE + MARGIN + if has_twins(map) { 54 } else { 34 };
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"Inter, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\" font-size=\"13\" fill=\"{INK}\">\n\
-         <title>A Knit lab</title>\n<rect width=\"{width}\" height=\"{height}\" rx=\"16\" fill=\"#ffffff\"/>\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+         height=\"{height}\" \
+         font-family=\"Inter, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\" font-size=\"13\" \
+         fill=\"{INK}\">\n\
+         <title>A Knit lab</title>\n<rect width=\"{width}\" height=\"{height}\" rx=\"16\" \
+         fill=\"#ffffff\"/>\n\
          <text x=\"{MARGIN}\" y=\"40\" font-size=\"19\" font-weight=\"700\">{}</text>\n",
         escape(&title(map)),
     );
@@ -38,7 +42,8 @@ pub fn svg(map: &Map) -> String {
         let x = MARGIN + place * (CARD + GAP);
         let _ = writeln!(
             svg,
-            "<rect x=\"{x}\" y=\"{TITLE}\" width=\"{CARD}\" height=\"{cards}\" rx=\"14\" fill=\"#f5f7fa\" stroke=\"#cbd3df\"/>\n\
+            "<rect x=\"{x}\" y=\"{TITLE}\" width=\"{CARD}\" height=\"{cards}\" rx=\"14\" fill=\"#f5f7fa\" \
+             stroke=\"#cbd3df\"/>\n\
              <text x=\"{}\" y=\"{}\" font-size=\"16\" font-weight=\"700\">{}</text>\n{}",
             x + 20,
             TITLE + 33,
@@ -65,7 +70,8 @@ pub fn svg(map: &Map) -> String {
     let _ = writeln!(
         svg,
         "<path d=\"M{MARGIN} {wire} H{}\" stroke=\"#8793a5\" stroke-width=\"6\" stroke-linecap=\"round\"/>\n\
-         <text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"{FAINT}\">the wire between the nodes, 172.20.0.0/16: each \
+         <text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"{FAINT}\">the wire between the nodes, \
+         172.20.0.0/16: each \
          Network crosses it in a tunnel of its own</text>",
         width - MARGIN,
         width / 2,
@@ -74,8 +80,10 @@ pub fn svg(map: &Map) -> String {
     if has_twins(map) {
         let _ = writeln!(
             svg,
-            "<rect x=\"{MARGIN}\" y=\"{}\" width=\"26\" height=\"16\" rx=\"5\" fill=\"#ffffff\" stroke=\"{TWIN}\" \
-             stroke-width=\"2\"/>\n<text x=\"{}\" y=\"{}\" fill=\"{FAINT}\" font-size=\"12\">a pod of another Network has \
+            "<rect x=\"{MARGIN}\" y=\"{}\" width=\"26\" height=\"16\" rx=\"5\" fill=\"#ffffff\" \
+             stroke=\"{TWIN}\" \
+             stroke-width=\"2\"/>\n<text x=\"{}\" y=\"{}\" fill=\"{FAINT}\" font-size=\"12\">a pod of \
+             another Network has \
              the same address</text>",
             wire + 46,
             MARGIN + 36,
@@ -130,9 +138,11 @@ fn panel(svg: &mut String, card: usize, band: &Band<'_>, node: &Node) {
     let subnets = network.subnets.join("  ");
     let _ = writeln!(
         svg,
-        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"10\" fill=\"{colour}\" fill-opacity=\"0.08\" \
+        "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"10\" fill=\"{colour}\" \
+         fill-opacity=\"0.08\" \
          stroke=\"{colour}\" stroke-opacity=\"0.55\"/>\n\
-         <text x=\"{}\" y=\"{}\" font-size=\"14\" font-weight=\"700\" fill=\"{colour}\">router of Network {}</text>\n\
+         <text x=\"{}\" y=\"{}\" font-size=\"14\" font-weight=\"700\" fill=\"{colour}\">router of Network \
+         {}</text>\n\
          <text x=\"{}\" y=\"{}\" text-anchor=\"end\" fill=\"{FAINT}\" font-size=\"12\">{}</text>\n{}",
         x + 16,
         y + 25,
@@ -164,7 +174,8 @@ fn row(
 ) {
     let _ = writeln!(
         svg,
-        "<rect x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{}\" rx=\"8\" fill=\"#ffffff\" stroke=\"{}\" stroke-width=\"{}\"/>\n\
+        "<rect x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{}\" rx=\"8\" fill=\"#ffffff\" stroke=\"{}\" \
+         stroke-width=\"{}\"/>\n\
          <text x=\"{}\" y=\"{}\" fill=\"{FAINT}\" font-size=\"12\">{kind}</text>\n\
          <text x=\"{}\" y=\"{}\" font-weight=\"600\">{}</text>\n{}",
         x + 12,
@@ -188,7 +199,8 @@ fn tunnel(svg: &mut String, card: usize, band: &Band<'_>) {
     let _ = writeln!(
         svg,
         "<path d=\"M{from} {y} H{to}\" stroke=\"{colour}\" stroke-width=\"3\" stroke-dasharray=\"7 5\"/>\n\
-         <circle cx=\"{from}\" cy=\"{y}\" r=\"5\" fill=\"{colour}\"/>\n<circle cx=\"{to}\" cy=\"{y}\" r=\"5\" fill=\"{colour}\"/>\n\
+         <circle cx=\"{from}\" cy=\"{y}\" r=\"5\" fill=\"{colour}\"/>\n<circle cx=\"{to}\" cy=\"{y}\" \
+         r=\"5\" fill=\"{colour}\"/>\n\
          <text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"{colour}\" font-size=\"12\">tunnel</text>",
         card - GAP / 2,
         y - 9,

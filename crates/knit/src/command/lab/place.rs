@@ -73,7 +73,8 @@ impl Place {
         self.dir.with_extension("lock")
     }
 
-    /// Takes the lab's place. What an earlier one left that was killed is taken away; one that runs is an error.
+    /// Takes the lab's place. What an earlier one left that was killed is taken away; one that runs is an
+    /// error.
     pub fn take(&self) -> Result<Lock> {
         use std::os::unix::fs::DirBuilderExt as _;
         let parent = self.dir.parent().unwrap_or(Path::new("/"));
@@ -83,7 +84,8 @@ impl Place {
         let file = File::create(&path).with_context(|| format!("{} cannot be made", path.display()))?;
         if file.try_lock().is_err() {
             bail!(
-                "a lab named {0} runs already: end it with `knit lab down --name {0}`, or give this one another --name",
+                "a lab named {0} runs already: end it with `knit lab down --name {0}`, or give this one \
+                 another --name",
                 self.name
             );
         }

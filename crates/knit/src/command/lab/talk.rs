@@ -135,7 +135,8 @@ fn receive(socket: &UdpSocket, total: &AtomicU64) -> (std::collections::BTreeSet
             gap = gap.max(last.map_or(Duration::ZERO, |last| now - last));
             last = Some(now);
         }
-        // Nothing for a while is the end, if no more is sent. A refusal shows as an error as well, and is no end.
+        // Nothing for a while is the end, if no more is sent. A refusal shows as an error as well, and is no
+        // end.
         let total = total.load(Ordering::Relaxed);
         if total == NOT_YET {
             continue;

@@ -35,7 +35,8 @@ const READY: &str = "ready";
   knit lab up --nodes 3 networks.yaml app.yaml
   kubectl --kubeconfig $(knit lab kubeconfig) get networks,pods -A
 
-A container without a command runs a built-in server: HTTP on its TCP ports, echo on its UDP ports, both on 8080 if it
+A container without a command runs a built-in server: HTTP on its TCP ports, echo on its UDP ports, both on \
+8080 if it
 names none. One with a command runs that, with this machine's file system.")]
 pub struct Args {
     /// Manifests to apply; a built-in example if there is none
@@ -43,7 +44,8 @@ pub struct Args {
     files: Vec<PathBuf>,
 
     /// How many nodes
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=200))]
+    #[arg(long, value_name = "N", default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(1..=200))]
     nodes: u16,
 
     /// The port of the API on 127.0.0.1; any free one if left out
@@ -132,7 +134,8 @@ fn run_lab(args: &Args, place: &Place) -> Result<ExitCode> {
     let mut outside = None;
     if !Sandbox::is_again() {
         if !args.foreground {
-            // Away from the terminal, so that its end is not ours. It fails only for a leader, which is away already.
+            // Away from the terminal, so that its end is not ours. It fails only for a leader, which is away
+            // already.
             let _ = rustix::process::setsid();
         }
         let lock = place.take()?;

@@ -1,8 +1,8 @@
 //! KubeProxyConfiguration (`kubeproxy.config.k8s.io/v1alpha1`): the file that kube-proxy is configured with.
 //!
-//! Every field that means something here is in the types below. A field that kube-proxy knows and that has no meaning
-//! for this proxy is named in [`File::not_used`] if it is set; a field that nobody knows, in [`File::unknown`]. As
-//! kubeadm writes the file, an empty text, a zero and a null mean the default.
+//! Every field that means something here is in the types below. A field that kube-proxy knows and that has no
+//! meaning for this proxy is named in [`File::not_used`] if it is set; a field that nobody knows, in
+//! [`File::unknown`]. As kubeadm writes the file, an empty text, a zero and a null mean the default.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -198,18 +198,23 @@ mod tests {
     const KUBEADM: &str = r#"
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
-clientConnection: {acceptContentTypes: "", burst: 0, contentType: "", kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
+clientConnection: {acceptContentTypes: "", burst: 0, contentType: "",
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
 clusterCIDR: 10.244.0.0/16
 configSyncPeriod: 0s
-conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
+conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null,
+  tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
 detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
 detectLocalMode: ""
 enableProfiling: false
 healthzBindAddress: ""
 hostnameOverride: ""
-iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
-ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
-logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
+iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s,
+  syncPeriod: 0s}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s,
+  tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}},
+  verbosity: 0}
 metricsBindAddress: ""
 mode: ""
 nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
@@ -217,7 +222,8 @@ nodePortAddresses: null
 oomScoreAdj: null
 portRange: ""
 showHiddenMetricsForVersion: ""
-winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "", sourceVip: ""}
+winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", rootHnsEndpointName: "",
+  sourceVip: ""}
 "#;
 
     #[test]
@@ -232,7 +238,8 @@ winkernel: {enableDSR: false, forwardHealthCheckVip: false, networkName: "", roo
 
     #[test]
     fn unknown_fields_and_fields_without_a_meaning_are_named() {
-        let text = "detectLokal: {}\nnftables: {masqueradeAl: true}\nipvs: {scheduler: rr}\nconfigSyncPeriod: 15m\n\
+        let text = "detectLokal: {}\nnftables: {masqueradeAl: true}\nipvs: \
+                    {scheduler: rr}\nconfigSyncPeriod: 15m\n\
                     oomScoreAdj: -999\nwinkernel: {enableDSR: true}\n";
         let file = File::parse(&format!("{HEAD}{text}")).unwrap();
         assert_eq!(file.unknown, ["detectLokal", "nftables.masqueradeAl"]);

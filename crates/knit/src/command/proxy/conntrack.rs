@@ -46,7 +46,8 @@ mod tests {
         assert_eq!(plan("", 8), with("nf_conntrack_max=262144"), "per core");
         assert_eq!(plan("", 128), with("nf_conntrack_max=1048576"), "the cap");
         assert_eq!(plan("conntrack: {maxPerCore: 0}", 8), timeouts, "left alone");
-        let all = "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 90s, tcpBeLiberal: true, \
+        let all = "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 90s, \
+                   tcpBeLiberal: true, \
                    udpTimeout: 10s, udpStreamTimeout: 1m}";
         let expected = [
             "nf_conntrack_tcp_timeout_close_wait=90",

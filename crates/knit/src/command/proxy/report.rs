@@ -68,8 +68,8 @@ impl Observer for Log {
 }
 
 impl Orphans {
-    /// What to tell of now: groups that had no Service at the last look either, and were not told of since they lost
-    /// it. `found` has the group's name and its Service's.
+    /// What to tell of now: groups that had no Service at the last look either, and were not told of since
+    /// they lost it. `found` has the group's name and its Service's.
     pub fn look(&mut self, found: &[(Arc<str>, Arc<str>)]) -> Vec<String> {
         let now: HashSet<Arc<str>> = found.iter().map(|(group, _)| Arc::clone(group)).collect();
         self.told.retain(|group| now.contains(group));
@@ -84,7 +84,8 @@ impl Orphans {
 /// What is to be said of an endpoint group without a Service.
 pub fn orphan(group: &str, service: &str) -> String {
     format!(
-        "EndpointSlice {group}: metadata.labels[kubernetes.io/service-name]: there is no Service {service} that is \
+        "EndpointSlice {group}: metadata.labels[kubernetes.io/service-name]: there is no Service {service} \
+         that is \
          served here; its endpoints are not used"
     )
 }

@@ -1,4 +1,5 @@
-//! How `get` and `explain` ask the proxy that runs on this node: one line of JSON each way through a Unix socket.
+//! How `get` and `explain` ask the proxy that runs on this node: one line of JSON each way through a Unix
+//! socket.
 //!
 //! Only the user the proxy runs as, and root, may ask.
 
@@ -42,7 +43,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<T> {
     let name = path.display();
     let stream = StdStream::connect(path).with_context(|| {
-        format!("no proxy answers at {name}; start one, or say where objects come from: --from-files or --kubeconfig")
+        format!(
+            "no proxy answers at {name}; start one, or say where objects come from: --from-files or \
+                 --kubeconfig"
+        )
     })?;
     let asked = || -> std::io::Result<String> {
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,8 +1,8 @@
 //! Events on Services: told by one node, although every node sees the same.
 //!
-//! A proxy does not know the other nodes, but it knows where a Service's endpoints are. Of those nodes one speaks, which
-//! all of them work out for themselves. A problem of a Service without endpoints waits for the first; until then it is in
-//! every proxy's log, and in `knit proxy get`.
+//! A proxy does not know the other nodes, but it knows where a Service's endpoints are. Of those nodes one
+//! speaks, which all of them work out for themselves. A problem of a Service without endpoints waits for the
+//! first; until then it is in every proxy's log, and in `knit proxy get`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What would keep a cluster from forgetting Knit: finalizers that nobody removes any more, and taints that nobody takes
-//! back.
+//! What would keep a cluster from forgetting Knit: finalizers that nobody removes any more, and taints that
+//! nobody takes back.
 
 use anyhow::{Context as _, Result, bail};
 use jiff::Timestamp;
@@ -27,7 +27,8 @@ pub async fn clean(from: &From) -> Result<()> {
     let lease = objects.get::<Lease>(&Key::namespaced(LEASE.0, LEASE.1)).await?;
     if let Some(holder) = lease.as_ref().and_then(|lease| leader(lease, Timestamp::now())) {
         bail!(
-            "the controller {holder} is at work, and would put everything back: delete the Deployment knit-controller first"
+            "the controller {holder} is at work, and would put everything back: delete the Deployment \
+             knit-controller first"
         );
     }
     finalizers::<Network>(&objects, NETWORK_FINALIZER).await?;

@@ -1,5 +1,5 @@
-//! `knit uninstall`: takes away what `knit install` and the agent put on a node, and what would keep a cluster from
-//! forgetting Knit.
+//! `knit uninstall`: takes away what `knit install` and the agent put on a node, and what would keep a
+//! cluster from forgetting Knit.
 
 mod cluster;
 
@@ -18,8 +18,8 @@ use super::objects::From;
 
 /// Take Knit away from this node, or what is left of it from a cluster
 ///
-/// Without --purge only the CNI configuration and the shim go: new pods get no network from Knit any more, and those
-/// that run keep theirs.
+/// Without --purge only the CNI configuration and the shim go: new pods get no network from Knit any more,
+/// and those that run keep theirs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # On a node: the configuration and the shim go
@@ -34,8 +34,8 @@ pub struct Args {
     #[command(flatten)]
     places: Places,
 
-    /// Take everything else away that the agent made on this node: interfaces, routes, rules, namespaces, files.
-    /// Pods that run lose their network
+    /// Take everything else away that the agent made on this node: interfaces, routes, rules, namespaces,
+    /// files. Pods that run lose their network
     #[arg(long)]
     purge: bool,
 
@@ -115,7 +115,8 @@ fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
             Err(LedgerError::Locked { holder, .. }) => {
                 let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
                 bail!(
-                    "a node agent runs here{who}: stop it first, in a cluster by deleting the DaemonSet knit-node"
+                    "a node agent runs here{who}: stop it first, in a cluster by deleting the DaemonSet \
+                     knit-node"
                 );
             }
             // It is about to be deleted: what is in it does not matter.
@@ -141,7 +142,8 @@ fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes a folder with all that is in it. One that is mounted here, as in a container, stays and is emptied.
+/// Removes a folder with all that is in it. One that is mounted here, as in a container, stays and is
+/// emptied.
 fn clear(folder: &Path) -> Result<()> {
     let failed = |path: &Path| format!("{} cannot be removed", path.display());
     let entries = match fs::read_dir(folder) {

@@ -70,7 +70,8 @@ impl Node {
         let counted = records.iter().map(|r| (r.sandbox(), r.attachments().len())).collect();
         assert_eq!(*pods, counted, "what the ledger has");
         assert_eq!(self.in_kernel(), recorded, "what the kernel has, and what the ledger has");
-        // Routes and neighbours of ours lead to those pods, to other nodes' blocks and through uplinks, and nowhere else.
+        // Routes and neighbours of ours lead to those pods, to other nodes' blocks and through uplinks, and
+        // nowhere else.
         let addresses: BTreeSet<IpAddr> = taken.into_iter().map(|(_, address)| address).collect();
         let handle = Handle::open(&self.space).expect("a handle");
         let ours = RouteFilter { protocol: Some(owner::PROTOCOL), ..RouteFilter::default() };

@@ -118,8 +118,8 @@ impl Cluster {
     }
 }
 
-/// A default Network, and two that overlap: blue is switched, green is routed, and what is blue's block on one node is
-/// green's on the other.
+/// A default Network, and two that overlap: blue is switched, green is routed, and what is blue's block on
+/// one node is green's on the other.
 fn objects_of_cluster() -> Vec<Value> {
     let network = |name: &str, id: u32, topology: &str, subnets: [&str; 2], more: Value| {
         let subnets: Vec<Value> = subnets.iter().map(|cidr| json!({"cidr": cidr})).collect();
@@ -252,7 +252,8 @@ impl Node {
         eventually(&format!("agent {} serves", self.name), SOON, || self.serves());
     }
 
-    /// Whether the agent itself says that it is ready. The shim's STATUS would also speak for one that is away.
+    /// Whether the agent itself says that it is ready. The shim's STATUS would also speak for one that is
+    /// away.
     pub fn serves(&self) -> bool {
         let Ok(mut stream) = UnixStream::connect(self.socket()) else { return false };
         let config = json!({"cniVersion": "1.1.0", "name": "knit"}).to_string();
