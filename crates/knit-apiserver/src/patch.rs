@@ -55,7 +55,9 @@ pub fn patched(base: &Value, patch: &Value, patch_type: PatchType, shape: &Shape
             };
             merge_map(map, patch, shape)?;
         }
-        PatchType::Apply => return Err(ApiError::bad_request("an apply is no patch of a value")),
+        PatchType::Apply => {
+            return Err(ApiError::bad_request("an apply patch does not work on a single value"));
+        }
     }
     Ok(value)
 }

@@ -44,7 +44,7 @@ impl Agent {
                 _ => (
                     code::INVALID_CONFIG,
                     format!(
-                        "{} cannot be the node agent's socket: mend \"socket\" in the network configuration",
+                        "{} cannot be the node agent's socket: fix \"socket\" in the network configuration",
                         path.display()
                     ),
                 ),

@@ -214,7 +214,7 @@ fn macs_that_are_asked_for() {
         (own, "is in use by pod shop/pod-a"),
         (gateway_mac(1), "is the gateway's"),
         (pod_mac(1, ip("10.0.0.200")), "is kept for another address"),
-        (Mac([1, 0, 0, 0, 0, 1]), "is no unicast address"),
+        (Mac([1, 0, 0, 0, 0, 1]), "is not a unicast address"),
     ] {
         let error = node.lease(&ask("b", vec![with(mac, "eth0")]), Millis(0)).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

@@ -65,7 +65,7 @@ impl FdbEntry {
         if self.mac.is_unicast() || any {
             return Ok(());
         }
-        let problem = format!("{} is no address of a single link", self.mac);
+        let problem = format!("{} is not a unicast MAC address", self.mac);
         Err(Error::invalid(self, problem, "the first byte must be even, and not all bytes zero"))
     }
 

@@ -49,7 +49,7 @@ impl Neighbour {
     pub fn validate(&self) -> Result<()> {
         match self.mac {
             Some(mac) if !mac.is_unicast() => {
-                let problem = format!("{mac} is no address of a single link");
+                let problem = format!("{mac} is not a unicast MAC address");
                 Err(Error::invalid(self, problem, "use the neighbour's own MAC address"))
             }
             _ => Ok(()),

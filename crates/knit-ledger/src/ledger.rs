@@ -286,7 +286,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
     pub fn compact(&mut self) -> Result<(), LedgerError> {
         let bytes = snapshot(&self.records)
             .map_err(|source| LedgerError::Encode { path: self.path.clone(), source })?;
-        self.replace(&bytes).map_err(|source| io_error(&self.path, "writing it anew", source))
+        self.replace(&bytes).map_err(|source| io_error(&self.path, "writing it again", source))
     }
 
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {

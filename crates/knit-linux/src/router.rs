@@ -121,10 +121,7 @@ impl Net {
         }
         let taken: BTreeSet<Place> = addresses.iter().filter_map(place_of).collect();
         let place = Place::choose(shape.id(), |place| taken.contains(&place)).ok_or_else(|| {
-            Error::new(
-                Reason::Internal,
-                "every place of an uplink on this node is taken: remove unused Networks",
-            )
+            Error::new(Reason::Internal, "there is no free uplink slot on this node: remove unused Networks")
         })?;
         let mut peer = Peer::new(router_end(), self.space.namespace());
         peer.mac = Some(kernel_mac(place.mac(End::Router)));

@@ -86,8 +86,10 @@ pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>)
             Err(error) => return Err(failed()(error)),
         }
     }
-    Err(last
-        .map_or_else(|| Error::new(Reason::Internal, format!("table {table} never came to rest")), failed()))
+    Err(last.map_or_else(
+        || Error::new(Reason::Internal, format!("table {table} kept changing while it was written")),
+        failed(),
+    ))
 }
 
 /// Exchanges one part of a table's elements for another, without reading the table. False if they were not

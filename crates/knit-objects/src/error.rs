@@ -148,7 +148,7 @@ pub enum Error {
     },
 
     /// Somebody else changed the object in between.
-    #[error("{attempt}: somebody else changed it in between; read it again and decide anew")]
+    #[error("{attempt}: somebody else changed it in between; read it again and retry")]
     Conflict {
         /// What was tried.
         attempt: Box<Attempt>,

@@ -167,7 +167,9 @@ impl Pair {
 }
 
 fn dns(name: &str) -> Result<SanType> {
-    Ok(SanType::DnsName(name.try_into().with_context(|| format!("{name} is no name for a certificate"))?))
+    Ok(SanType::DnsName(
+        name.try_into().with_context(|| format!("{name} is not a valid name for a certificate"))?,
+    ))
 }
 
 /// Only for its owner: there are keys in most of these files.

@@ -207,7 +207,7 @@ impl Choice<'_> {
         let id = self.state.pool.id();
         let leases = || self.allocator.leases().chain(self.staged).filter(|l| l.network == self.want.network);
         let why = if !mac.is_unicast() {
-            "is no unicast address".to_owned()
+            "is not a unicast address".to_owned()
         } else if mac == derived {
             return Ok(());
         } else if mac == gateway_mac(id) {

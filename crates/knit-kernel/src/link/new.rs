@@ -202,7 +202,7 @@ pub(super) fn check_alias(object: &str, alias: Option<&str>) -> Result<()> {
 pub(super) fn check_mac(object: &str, mac: Option<Mac>) -> Result<()> {
     match mac {
         Some(mac) if !mac.is_unicast() => {
-            let problem = format!("{mac} is no address of a single link");
+            let problem = format!("{mac} is not a unicast MAC address");
             Err(Error::invalid(object, problem, "the first byte must be even, and not all bytes zero"))
         }
         _ => Ok(()),

@@ -36,7 +36,7 @@ impl Manifests {
                     objects.extend(value["items"].as_array().cloned().unwrap_or_default());
                 }
                 Value::Object(_) => objects.push(value),
-                _ => return Err(failed("a document is no Kubernetes object".to_owned())),
+                _ => return Err(failed("a document is not a Kubernetes object".to_owned())),
             }
         }
         for object in &mut objects {

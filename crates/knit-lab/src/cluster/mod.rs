@@ -348,7 +348,7 @@ impl Lab {
         self.write_node(&node)
     }
 
-    /// Boots a node: its agent starts, and its pods start anew.
+    /// Boots a node: its agent starts, and its pods start again.
     pub async fn return_node(&self, name: &str) -> Result<()> {
         let node = self.node(name)?;
         if node.namespace().is_none() {

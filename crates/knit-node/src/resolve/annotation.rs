@@ -106,7 +106,7 @@ fn parse_name(part: &str) -> Result<Asked, String> {
 fn parse_json(text: &str) -> Result<Vec<Asked>, String> {
     let entries: Vec<Entry> = serde_json::from_str(text).map_err(|error| {
         format!(
-            "it is no JSON list of Networks ({error}): write [{{\"name\": \"blue\"}}] with interface, \
+            "it is not a JSON list of Networks ({error}): write [{{\"name\": \"blue\"}}] with interface, \
                  ips, mac or default-route as needed"
         )
     })?;
@@ -150,7 +150,7 @@ pub fn parse_address(text: &str) -> Result<IpAddr, String> {
     let text = text.trim();
     text.parse::<IpAddr>()
         .or_else(|_| text.parse::<IpNet>().map(|net| net.addr()))
-        .map_err(|_| format!("{} is no address: write one such as 10.77.0.9", shown(text)))
+        .map_err(|_| format!("{} is not an IP address; write one such as 10.77.0.9", shown(text)))
 }
 
 fn parse_interface(name: &str) -> Result<InterfaceName, String> {

@@ -150,7 +150,10 @@ fn documents(text: &str) -> Vec<Document<'_>> {
 fn add(value: Value, document: &Document<'_>, kinds: &Kinds, parsed: &mut Parsed) {
     let line = Some(document.line);
     let Value::Object(mut map) = value else {
-        parsed.fail(Problem::error("this is no object: write apiVersion, kind and metadata").at_line(line));
+        parsed.fail(
+            Problem::error("this is not a Kubernetes object; write apiVersion, kind and metadata")
+                .at_line(line),
+        );
         return;
     };
     let text = |field: &str| map.get(field).and_then(Value::as_str).map(str::to_owned);
@@ -417,7 +420,7 @@ metadata: {name: n, namespace: x}
         net.yaml:12: Deployment web: apps/v1 Deployment is a kind that Knit does not read: leave it out
         net.yaml:16: Service default/web: spec.clusterIp: no such field here: misspelt, or newer than this version; it is left out
         net.yaml:22: Node ../../etc/passwd: metadata.name: name and namespace must be lower case letters, digits, '-' and '.', at most 253
-        net.yaml:26: this is no object: write apiVersion, kind and metadata
+        net.yaml:26: this is not a Kubernetes object; write apiVersion, kind and metadata
         net.yaml:28: Node n: metadata.namespace: a Node is in no namespace: this is left out
         "#);
     }

@@ -31,7 +31,7 @@ fn unusable<T>(field: &'static str, message: impl Into<String>) -> Result<T> {
 }
 
 fn parse<T: FromStr>(field: &'static str, what: &str, text: &str) -> Result<T> {
-    text.parse().or_else(|_| unusable(field, format!("{text:?} is no {what}")))
+    text.parse().or_else(|_| unusable(field, format!("{text:?} is not a valid {what}")))
 }
 
 fn list<T: FromStr, C: FromIterator<T>>(field: &'static str, what: &str, texts: &[String]) -> Result<C> {
@@ -41,7 +41,7 @@ fn list<T: FromStr, C: FromIterator<T>>(field: &'static str, what: &str, texts: 
 fn number(field: &'static str, number: u32) -> Result<u16> {
     match u16::try_from(number) {
         Ok(number @ 1..) => Ok(number),
-        _ => unusable(field, format!("{number} is no port; ports are 1 to 65535")),
+        _ => unusable(field, format!("{number} is not a valid port; ports are 1 to 65535")),
     }
 }
 
@@ -49,7 +49,7 @@ fn family(field: &'static str, family: i32) -> Result<Family> {
     match proto::Family::try_from(family) {
         Ok(proto::Family::Ipv4) => Ok(Family::V4),
         Ok(proto::Family::Ipv6) => Ok(Family::V6),
-        _ => unusable(field, format!("{family} is no family")),
+        _ => unusable(field, format!("{family} is not a known address family")),
     }
 }
 
@@ -70,7 +70,7 @@ pub fn key(key: &proto::PortKey) -> Result<PortKey> {
         Ok(proto::Protocol::Tcp) => Protocol::Tcp,
         Ok(proto::Protocol::Udp) => Protocol::Udp,
         Ok(proto::Protocol::Sctp) => Protocol::Sctp,
-        _ => return unusable("key.protocol", format!("{} is no protocol", key.protocol)),
+        _ => return unusable("key.protocol", format!("{} is not a known protocol", key.protocol)),
     };
     Ok(PortKey {
         service: service("key.service", &key.namespace, &key.service)?,
@@ -127,7 +127,7 @@ fn frontend(from: &proto::Frontend, family: Family, endpoints: [usize; 2]) -> Re
         Ok(proto::frontend::Kind::LoadBalancerIp) => FrontendKind::LoadBalancerIp,
         Ok(proto::frontend::Kind::ExternalIp) => FrontendKind::ExternalIp,
         Ok(proto::frontend::Kind::NodePort) => FrontendKind::NodePort,
-        _ => return unusable("frontends.kind", format!("{} is no kind of frontend", from.kind)),
+        _ => return unusable("frontends.kind", format!("{} is not a known kind of frontend", from.kind)),
     };
     let address = match kind {
         FrontendKind::NodePort if from.address.is_empty() => None,
@@ -165,7 +165,7 @@ fn route(from: proto::Route, [cluster, local]: [usize; 2]) -> Result<Route> {
         Ok(proto::route::Action::LocalEndpoints) => some(Scope::Local, local)?,
         Ok(proto::route::Action::Reject) => Action::Reject,
         Ok(proto::route::Action::Drop) => Action::Drop,
-        _ => return unusable("frontends.route.action", format!("{} is no action", from.action)),
+        _ => return unusable("frontends.route.action", format!("{} is not a known action", from.action)),
     };
     let masquerade = match proto::route::Masquerade::try_from(from.masquerade) {
         Ok(proto::route::Masquerade::HairpinOnly) => Masquerade::HairpinOnly,

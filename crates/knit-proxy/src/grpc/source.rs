@@ -54,7 +54,7 @@ pub enum Link {
 
 /// A feeder's address that is none.
 #[derive(Debug, thiserror::Error)]
-#[error("{address:?} is no address of a feeder; write http://HOST:PORT, or unix:PATH")]
+#[error("{address:?} is not the address of a feeder; write http://HOST:PORT, or unix:PATH")]
 pub struct BadAddress {
     address: String,
     source: tonic::transport::Error,

@@ -292,20 +292,20 @@ fn what_another_process_sends_is_not_believed_blindly() {
     };
     let message = |change: &dyn Fn(&mut Port), wanted: &str| assert_eq!(with(change), wanted);
     message(&|p| p.key = None, "key: it is missing");
-    message(&|p| p.key.as_mut().unwrap().protocol = 9, "key.protocol: 9 is no protocol");
-    message(&|p| p.key.as_mut().unwrap().family = 0, "key.family: 0 is no family");
+    message(&|p| p.key.as_mut().unwrap().protocol = 9, "key.protocol: 9 is not a known protocol");
+    message(&|p| p.key.as_mut().unwrap().family = 0, "key.family: 0 is not a known address family");
     message(
         &|p| p.key.as_mut().unwrap().namespace = "a/b".to_owned(),
         "key.service: \"a/b\" and \"web\" are not the namespace and name of a service",
     );
-    message(&|p| p.cluster[0].address = "10.1".to_owned(), "cluster: \"10.1\" is no IP address");
+    message(&|p| p.cluster[0].address = "10.1".to_owned(), "cluster: \"10.1\" is not a valid IP address");
     message(
         &|p| p.cluster[0].address = "fd00::1".to_owned(),
         "cluster: fd00::1 is not of the family IPv4, which the key has",
     );
-    message(&|p| p.cluster[0].port = 65536, "cluster: 65536 is no port; ports are 1 to 65535");
-    message(&|p| p.frontends[0].port = 0, "frontends.port: 0 is no port; ports are 1 to 65535");
-    message(&|p| p.frontends[0].kind = 0, "frontends.kind: 0 is no kind of frontend");
+    message(&|p| p.cluster[0].port = 65536, "cluster: 65536 is not a valid port; ports are 1 to 65535");
+    message(&|p| p.frontends[0].port = 0, "frontends.port: 0 is not a valid port; ports are 1 to 65535");
+    message(&|p| p.frontends[0].kind = 0, "frontends.kind: 0 is not a known kind of frontend");
     message(&|p| p.frontends[0].route = None, "frontends.route: it is missing");
     message(&|p| p.cluster.clear(), "frontends.route: it leads to endpoints, of which there are none");
     message(
@@ -313,7 +313,7 @@ fn what_another_process_sends_is_not_believed_blindly() {
             p.frontends[0].sources =
                 Some(proto::Sources { ranges: vec!["10.0.0.0/33".to_owned()], and_itself: false });
         },
-        "frontends.sources: \"10.0.0.0/33\" is no range of addresses",
+        "frontends.sources: \"10.0.0.0/33\" is not a valid range of addresses",
     );
     let check = HealthCheck { service: "web".to_owned(), port: 1, ..HealthCheck::default() };
     assert!(decode::health_check(&check).is_err());

@@ -113,9 +113,9 @@ fn plain(text: &str) -> Cell {
 
 fn parse_address(text: &str) -> Result<Address> {
     let (net, gateway) = match text.split_once('@') {
-        Some((net, gateway)) => (net, Some(gateway.parse().context("the gateway is no address")?)),
+        Some((net, gateway)) => (net, Some(gateway.parse().context("the gateway is not an IP address")?)),
         None => (text, None),
     };
-    let Ok(net) = net.parse() else { bail!("{net:?} is no address with a prefix, as in 10.1.0.20/24") };
+    let Ok(net) = net.parse() else { bail!("{net:?} is not an address with a prefix, as in 10.1.0.20/24") };
     Ok(Address { net, gateway })
 }

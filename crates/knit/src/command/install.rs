@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let places = &args.places;
     if !is_plain_conflist(&places.conf_name) {
         bail!(
-            "--conf-name {:?} is no name of a configuration: write one such as {CONFIGURATION}",
+            "--conf-name {:?} is not a file name for a CNI configuration; write one such as {CONFIGURATION}",
             places.conf_name
         );
     }

@@ -17,8 +17,9 @@ pub struct LogArgs {
 impl LogArgs {
     /// Starts the log.
     pub fn start(&self) -> Result<()> {
-        let filter = tracing_subscriber::EnvFilter::try_new(&self.log)
-            .with_context(|| format!("--log {:?} is no filter: write a level such as info", self.log))?;
+        let filter = tracing_subscriber::EnvFilter::try_new(&self.log).with_context(|| {
+            format!("--log {:?} is not a valid log filter; write a level such as info", self.log)
+        })?;
         let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let log = log.with_ansi(colours);

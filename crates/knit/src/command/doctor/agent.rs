@@ -62,7 +62,11 @@ fn directory(node: &mut Node) -> bool {
     let shown = path.display();
     match std::fs::metadata(&path) {
         Ok(found) if !found.is_dir() => {
-            node.wrong(check, format!("{shown} is no directory"), "remove it; the agent makes the directory");
+            node.wrong(
+                check,
+                format!("{shown} is not a directory"),
+                "remove it; the agent makes the directory",
+            );
             false
         }
         Ok(found) if found.permissions().mode() & 0o022 != 0 => {

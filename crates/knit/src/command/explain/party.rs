@@ -63,7 +63,7 @@ impl std::str::FromStr for Port {
         let (number, protocol) = match text.split_once('/') {
             Some((number, protocol)) => {
                 let known = Protocol::parse(&protocol.to_ascii_uppercase());
-                (number, Some(known.ok_or_else(|| format!("{protocol:?} is none of tcp, udp and sctp"))?))
+                (number, Some(known.ok_or_else(|| format!("{protocol:?} is not tcp, udp or sctp"))?))
             }
             None => (text, None),
         };

@@ -80,7 +80,7 @@ fn ask_once(to: SocketAddr, timeout: Duration) -> std::io::Result<String> {
 pub fn stream(args: &StreamArgs) -> Result<ExitCode> {
     let any: IpAddr =
         if args.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0)).context("no UDP socket can be had")?;
+    let socket = UdpSocket::bind((any, 0)).context("cannot open a UDP socket")?;
     socket.connect(args.to).with_context(|| format!("{} cannot be sent to", args.to))?;
     socket.set_read_timeout(Some(LOOK)).context("the socket takes no timeout")?;
     let receiver = socket.try_clone().context("the socket cannot be shared")?;

@@ -99,8 +99,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
     }
     let started = Instant::now();
-    let (lines, said) = std::io::pipe().context("no pipe can be had")?;
-    command.stdin(Stdio::null()).stdout(said.try_clone().context("no pipe can be had")?).stderr(said);
+    let (lines, said) = std::io::pipe().context("cannot open a pipe")?;
+    command.stdin(Stdio::null()).stdout(said.try_clone().context("cannot open a pipe")?).stderr(said);
     let mut child = command.spawn().context("the lab cannot be started")?;
     drop(command); // holds our copies of the pipe's writing end
     for line in BufReader::new(lines).lines() {
