@@ -407,6 +407,11 @@ impl Core {
         self.networks_changed();
     }
 
+    /// Has the service proxies compare what they made, as runtimes do.
+    pub(crate) fn compare_services(&self) {
+        self.inner.proxy.iter().for_each(|proxy| proxy.compare());
+    }
+
     pub(crate) async fn start_proxy(&self, network: &Arc<knit_runtime::Network>) -> Option<Box<dyn Running>> {
         let proxy = self.inner.proxy.as_ref()?;
         let world = self.world().get();

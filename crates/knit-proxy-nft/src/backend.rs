@@ -15,6 +15,7 @@ use knit_proxy::view::{Changes, NodeView};
 use crate::conntrack::delete_stale;
 use crate::ip::table_family;
 use crate::layout::Layout;
+use crate::others::{Others, after};
 use crate::table::{FamilyTable, report};
 
 /// The settings of an [`NftBackend`].
@@ -34,6 +35,9 @@ pub struct Config {
     /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs and load
     /// balancers' addresses do not take what comes from there: it is other Networks'.
     pub routers: Option<String>,
+    /// External IPs do not take addresses that this namespace itself has, on any interface: what is sent there is for
+    /// whoever listens there. kube-proxy takes them, and so does this backend unless told otherwise.
+    pub keeps_own_addresses: bool,
 }
 
 /// Addresses to masquerade with, where the kernel would choose one that answers do not come back to.
@@ -61,17 +65,47 @@ pub struct Cleaned {
 /// Is told of each look at stale flows.
 pub type OnClean = Box<dyn FnMut(Cleaned) + Send>;
 
+/// A table that somebody else had changed, and that is as it should be again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repaired {
+    /// Its family.
+    pub family: Family,
+    /// How many changes that took.
+    pub changes: usize,
+}
+
+/// Is told of each repair.
+pub type OnRepair = Box<dyn FnMut(Repaired) + Send>;
+
+/// Why a family is brought to a state as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Because {
+    /// Somebody asked for a sync.
+    Asked,
+    /// What holds for the whole node is different, or the family is tried again.
+    Changed,
+    /// The kernel refused a change, because something was there or was not.
+    Contradicted,
+    /// The kernel refused a change for another reason.
+    Refused,
+}
+
 /// Makes a node view true with nftables. See the [crate](crate).
 pub struct NftBackend {
     config: Config,
     nft: Box<dyn Nftables + Send>,
     conntrack: Option<Conntrack>,
+    /// Where it is; none if nobody else can be there.
+    namespace: Option<NetNs>,
+    others: Others,
     tables: PerFamily<Option<FamilyTable>>,
     /// Why a family is not in force.
     broken: PerFamily<Option<String>>,
     cleaned: u64,
     changes: u64,
+    commits: usize,
     on_clean: Option<OnClean>,
+    on_repair: Option<OnRepair>,
 }
 
 /// A backend that could not be opened.
@@ -86,6 +120,9 @@ pub enum OpenError {
         "cannot reach connection tracking of the network namespace; set clean_conntrack to false to do without"
     )]
     Conntrack(#[source] knit_kernel::conntrack::Error),
+    /// There is no way to the network namespace itself.
+    #[error("cannot open the network namespace")]
+    Namespace(#[source] knit_kernel::netns::Error),
 }
 
 impl Default for Config {
@@ -98,6 +135,7 @@ impl Default for Config {
             masquerade_as: MasqueradeAs::default(),
             node_sources: Vec::new(),
             routers: None,
+            keeps_own_addresses: false,
         }
     }
 }
@@ -116,9 +154,7 @@ impl NftBackend {
     /// # Errors
     /// If the kernel gives no sockets for nftables or connection tracking.
     pub fn new(config: Config) -> Result<Self, OpenError> {
-        let nft = Kernel::open().map_err(OpenError::Nftables)?;
-        let conntrack = config.clean_conntrack.then(Conntrack::open).transpose();
-        Ok(Self::with(config, Box::new(nft), conntrack.map_err(OpenError::Conntrack)?))
+        Self::new_in(&NetNs::current().map_err(OpenError::Namespace)?, config)
     }
 
     /// For another network namespace.
@@ -128,24 +164,41 @@ impl NftBackend {
     pub fn new_in(namespace: &NetNs, config: Config) -> Result<Self, OpenError> {
         let nft = Kernel::open_in(namespace).map_err(OpenError::Nftables)?;
         let conntrack = config.clean_conntrack.then(|| Conntrack::open_in(namespace)).transpose();
-        Ok(Self::with(config, Box::new(nft), conntrack.map_err(OpenError::Conntrack)?))
+        let conntrack = conntrack.map_err(OpenError::Conntrack)?;
+        let namespace = namespace.try_clone().map_err(OpenError::Namespace)?;
+        Ok(Self { conntrack, namespace: Some(namespace), ..Self::over(nft, config) })
     }
 
     /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection tracking.
     #[must_use]
     pub fn over(nft: impl Nftables + Send + 'static, config: Config) -> Self {
-        Self::with(config, Box::new(nft), None)
-    }
-
-    fn with(config: Config, nft: Box<dyn Nftables + Send>, conntrack: Option<Conntrack>) -> Self {
-        let (tables, broken) = (PerFamily { v4: None, v6: None }, PerFamily::default());
-        Self { config, nft, conntrack, tables, broken, cleaned: 0, changes: 0, on_clean: None }
+        Self {
+            config,
+            nft: Box::new(nft),
+            conntrack: None,
+            namespace: None,
+            others: Others::default(),
+            tables: PerFamily { v4: None, v6: None },
+            broken: PerFamily::default(),
+            cleaned: 0,
+            changes: 0,
+            commits: 0,
+            on_clean: None,
+            on_repair: None,
+        }
     }
 
     /// Has somebody told of each look at stale flows.
     #[must_use]
     pub fn on_clean(mut self, told: OnClean) -> Self {
         self.on_clean = Some(told);
+        self
+    }
+
+    /// Has somebody told of each table that others had changed, when it is as it should be again.
+    #[must_use]
+    pub fn on_repair(mut self, told: OnRepair) -> Self {
+        self.on_repair = Some(told);
         self
     }
 
@@ -167,12 +220,19 @@ impl NftBackend {
     }
 
     /// Brings one family to a state, from whatever is there.
-    fn sync_family(&mut self, family: Family, state: &NodeView) -> Vec<Failure> {
-        *self.tables.get_mut(family) = None;
+    fn sync_family(&mut self, family: Family, state: &NodeView, because: Because) -> Vec<Failure> {
+        let before = self.tables.get_mut(family).take();
+        let expected = because == Because::Asked && before.is_some_and(|table| table.is_for(state));
         let layout = self.layout(family, state);
         match FamilyTable::sync(&mut *self.nft, &layout, state) {
             Ok(synced) => {
                 self.changes += synced.changes as u64;
+                self.commits += synced.commits;
+                if (expected && synced.changes > 0) || because == Because::Contradicted {
+                    let (table, changes) = (&layout.id, synced.changes);
+                    tracing::warn!(%table, changes, "somebody else changed the rules of Services; they are put right");
+                    self.on_repair.iter_mut().for_each(|told| told(Repaired { family, changes }));
+                }
                 *self.tables.get_mut(family) = Some(synced.table);
                 *self.broken.get_mut(family) = None;
                 let failed = |(key, reason)| Failure { key, reason, retry: Retry::Later };
@@ -190,9 +250,15 @@ impl NftBackend {
         *self.tables.get_mut(family) = None;
         *self.broken.get_mut(family) = None;
         let id = TableId::new(table_family(family), self.config.table.as_str());
-        if let Err(error) = delete_table(&mut *self.nft, &id) {
+        match delete_table(&mut *self.nft, &id) {
+            Ok(was_there) => self.commits += usize::from(was_there),
             // A kernel without the family has nothing of it, and cannot say so.
-            tracing::info!(error = report(&error), "cannot tell whether {id} is there, which is not wanted");
+            Err(error) => {
+                tracing::info!(
+                    error = report(&error),
+                    "cannot tell whether {id} is there, which is not wanted"
+                );
+            }
         }
     }
 
@@ -232,18 +298,44 @@ impl NftBackend {
     }
 }
 
-impl Backend for NftBackend {
-    fn sync(&mut self, state: &NodeView) -> Outcome {
+impl NftBackend {
+    fn sync_because(&mut self, state: &NodeView, because: Because) -> Outcome {
         let mut failures = Vec::new();
+        self.others.looking();
+        // If this cannot be said, the first reading says why.
+        let before = self.nft.generation().ok();
+        self.commits = 0;
         for family in Family::BOTH {
             if *state.node.families.get(family) {
-                failures.extend(self.sync_family(family, state));
+                failures.extend(self.sync_family(family, state, because));
             } else {
                 self.remove_family(family);
             }
         }
+        let expected = before.map(|before| after(before, self.commits));
+        self.others.looked(self.nft.generation().ok().filter(|now| Some(*now) == expected));
         self.clean(&Cleanup::full(state));
         self.outcome(state, failures)
+    }
+}
+
+impl Backend for NftBackend {
+    fn sync(&mut self, state: &NodeView) -> Outcome {
+        self.sync_because(state, Because::Asked)
+    }
+
+    fn is_intact(&mut self) -> bool {
+        let known = |family| self.tables.get(family).is_some() || self.broken.get(family).is_some();
+        if !Family::BOTH.into_iter().any(known) {
+            return false;
+        }
+        self.nft.generation().is_ok_and(|now| self.others.left_alone(now))
+    }
+
+    fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
+        if let Some(namespace) = &self.namespace {
+            self.others.watch(namespace, &self.config.table, tell);
+        }
     }
 
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
@@ -253,15 +345,16 @@ impl Backend for NftBackend {
             known != served(family)
         };
         if changes.node || Family::BOTH.into_iter().any(strange) {
-            return self.sync(state);
+            return self.sync_because(state, Because::Changed);
         }
+        self.others.written();
         let mut failures = Vec::new();
         for family in Family::BOTH.into_iter().filter(|family| served(*family)) {
             let again = match self.tables.get_mut(family) {
                 Some(table) => match table.apply(&mut *self.nft, changes) {
                     Ok(count) => {
                         self.changes += count as u64;
-                        false
+                        None
                     }
                     // What is there now is anybody's guess: look, and begin from that (rule 57).
                     Err(error) => {
@@ -269,13 +362,14 @@ impl Backend for NftBackend {
                             error = report(&error),
                             "a change of {family} was refused; doing all of it again"
                         );
-                        true
+                        let contradicted = error.is_not_found() || error.is_exists();
+                        Some(if contradicted { Because::Contradicted } else { Because::Refused })
                     }
                 },
-                None => changes.retry == Some(family),
+                None => (changes.retry == Some(family)).then_some(Because::Changed),
             };
-            if again {
-                failures.extend(self.sync_family(family, state));
+            if let Some(because) = again {
+                failures.extend(self.sync_family(family, state, because));
             }
         }
         self.clean(&Cleanup::after(changes, state));

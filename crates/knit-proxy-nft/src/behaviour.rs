@@ -8,6 +8,8 @@ use std::fmt;
 
 use knit_proxy::view::{Action, Frontend, FrontendKind, Masquerade, PortView, Route, Scope, Sources};
 
+use crate::layout::Layout;
+
 /// The slots of local endpoints begin here, those of cluster endpoints at 0.
 pub(crate) const LOCAL_SLOTS: u32 = 0x8000_0000;
 
@@ -38,6 +40,8 @@ pub(crate) struct Sticky {
 /// What is done with the traffic of one frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Behaviour {
+    /// Nothing is taken that goes to an address of the namespace itself.
+    pub not_own: bool,
     /// What comes from routers apart from the node is not taken.
     pub not_routers: bool,
     /// Sources are checked first.
@@ -58,7 +62,7 @@ impl Leaf {
 }
 
 impl Behaviour {
-    pub(crate) fn of(frontend: &Frontend, view: &PortView, any_address: bool, routers: bool) -> Self {
+    pub(crate) fn of(frontend: &Frontend, view: &PortView, any_address: bool, layout: &Layout) -> Self {
         let leaf = |route: Route| match route.action {
             Action::Reject => Leaf::Reject,
             Action::Drop => Leaf::Drop,
@@ -78,8 +82,9 @@ impl Behaviour {
         // A short cut that leads where everybody goes is none.
         let other = |short: Option<Route>| short.map(leaf).filter(|short| *short != route);
         Self {
+            not_own: layout.keeps_own_addresses && frontend.kind == FrontendKind::ExternalIp,
             // These are addresses outside: what other Networks send there goes there.
-            not_routers: routers
+            not_routers: layout.has_routers()
                 && matches!(frontend.kind, FrontendKind::ExternalIp | FrontendKind::LoadBalancerIp),
             checked: frontend.kind == FrontendKind::LoadBalancerIp && frontend.sources != Sources::Any,
             route,
@@ -101,7 +106,11 @@ impl Behaviour {
 
     /// Whether it is nothing but its leaf.
     pub(crate) fn is_plain(&self) -> bool {
-        !self.not_routers && !self.checked && self.from_node.is_none() && self.from_pods.is_none()
+        !self.not_own
+            && !self.not_routers
+            && !self.checked
+            && self.from_node.is_none()
+            && self.from_pods.is_none()
     }
 
     /// Whether it draws from the frontend's own endpoints of a scope. With affinity it does not: then the service port
@@ -161,6 +170,9 @@ impl fmt::Display for Leaf {
 /// The chain's name.
 impl fmt::Display for Behaviour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.not_own {
+            f.write_str("not-own+")?;
+        }
         if self.not_routers {
             f.write_str("not-routers+")?;
         }

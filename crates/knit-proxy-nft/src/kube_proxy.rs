@@ -136,6 +136,10 @@ mod tests {
             self.0.commit_chunked(transaction)
         }
 
+        fn generation(&mut self) -> Result<knit_kernel::nft::Generation, NftError> {
+            self.0.generation()
+        }
+
         fn tables(&mut self) -> Result<Vec<TableId>, NftError> {
             self.0.tables()
         }

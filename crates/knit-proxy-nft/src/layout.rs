@@ -72,7 +72,12 @@ pub(crate) struct Layout {
     masquerade_as: MasqueradeAs,
     node_sources: Vec<IpNet>,
     routers: Option<String>,
+    /// External IPs leave addresses of this namespace alone.
+    pub keeps_own_addresses: bool,
 }
+
+/// Where traffic to an address of the namespace goes that an external IP does not take.
+const OWN_ADDRESS: &str = "own-address";
 
 /// Where the packet's own mark is kept while it carries something else.
 const SAVED: Reg = Reg::LAST;
@@ -94,7 +99,8 @@ impl Layout {
         let masquerade_as = config.masquerade_as.clone();
         let node_sources = config.node_sources.clone();
         let routers = config.routers.clone();
-        Self { family, id, sets, mark, pods, masquerade_as, node_sources, routers }
+        let keeps_own_addresses = config.keeps_own_addresses;
+        Self { family, id, sets, mark, pods, masquerade_as, node_sources, routers, keeps_own_addresses }
     }
 
     /// One of the sets of remembered clients.
@@ -134,7 +140,10 @@ impl Layout {
         }
         let to_services = || [Rule::new().jump("services")];
         // A service address that an interface of this namespace has is served by whoever listens there (NodeLocal DNSCache).
-        let own = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL).ret();
+        let own = || to_own_address().ret();
+        if self.keeps_own_addresses {
+            state = state.chain(Chain::regular(OWN_ADDRESS), self.node_ports::<I>(node));
+        }
         state
             .chain(Chain::base("prerouting", ChainKind::Nat, Hook::Prerouting, DSTNAT), to_services())
             .chain(Chain::base("output", ChainKind::Nat, Hook::Output, DSTNAT), to_services())
@@ -150,24 +159,28 @@ impl Layout {
             .chain(Chain::regular("no-such-service"), [own(), Rule::new().drop()])
     }
 
+    /// Does what is to be done at a place, if it is a frontend.
+    fn act<I: Ip>(&self, rule: Rule, key: &(Field<I::Address>, Field<L4Proto>, Field<Port>)) -> Rule {
+        let found = save_mark(rule).map(key, self.sets.frontends.name.clone());
+        through_mark(found, Reg::FIRST, &[Reg::FIRST]).expr(Expr::Lookup {
+            set: SetRef::Named(self.sets.actions.name.clone()),
+            sreg: Reg::FIRST,
+            result: LookupResult::Verdict,
+        })
+    }
+
+    /// Node ports that answer on every address of the namespace.
+    fn node_ports<I: Ip>(&self, node: &NodeSettings) -> Option<Rule> {
+        let any = *node.node_ports.get(self.family) == NodePortMatch::AnyLocal;
+        any.then(|| {
+            let here = to_own_address().not_in_prefix(I::daddr(), I::LOOPBACK.0, I::LOOPBACK.1);
+            self.act::<I>(here, &key::<I>(true)).comment("node ports")
+        })
+    }
+
     fn services<I: Ip>(&self, node: &NodeSettings) -> Vec<Rule> {
-        let act = |rule: Rule, key: &(Field<I::Address>, Field<L4Proto>, Field<Port>)| {
-            let found = save_mark(rule).map(key, self.sets.frontends.name.clone());
-            through_mark(found, Reg::FIRST, &[Reg::FIRST]).expr(Expr::Lookup {
-                set: SetRef::Named(self.sets.actions.name.clone()),
-                sreg: Reg::FIRST,
-                result: LookupResult::Verdict,
-            })
-        };
-        let mut rules = vec![act(Rule::new(), &key::<I>(false))];
-        if *node.node_ports.get(self.family) == NodePortMatch::AnyLocal {
-            let here = Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL).not_in_prefix(
-                I::daddr(),
-                I::LOOPBACK.0,
-                I::LOOPBACK.1,
-            );
-            rules.push(act(here, &key::<I>(true)).comment("node ports"));
-        }
+        let mut rules = vec![self.act::<I>(Rule::new(), &key::<I>(false))];
+        rules.extend(self.node_ports::<I>(node));
         let exempt: Vec<_> = node.exempt.iter().filter(|a| Family::of(**a) == self.family).collect();
         if !exempt.is_empty() {
             let ranges = exempt.into_iter().map(|a| Element::prefix(*a, max_prefix(self.family))).collect();
@@ -280,6 +293,9 @@ impl Layout {
 
     fn behaviour_rules<I: Ip>(&self, behaviour: &Behaviour) -> Vec<Rule> {
         let mut rules = Vec::new();
+        if behaviour.not_own {
+            rules.push(to_own_address().goto(OWN_ADDRESS));
+        }
         if let Some(prefix) = self.routers.as_deref().filter(|_| behaviour.not_routers) {
             rules.push(begins_with(from_ours(), &field::iifname(), prefix).ret());
         }
@@ -328,6 +344,11 @@ fn sets<I: Ip>() -> Sets {
         cluster_ips: Set::of::<I::Address>("cluster-ips"),
         sources: Set::of::<(I::Address, L4Proto, Port, I::Address)>("sources").interval(),
     }
+}
+
+/// A packet goes to an address that an interface of the namespace has.
+fn to_own_address() -> Rule {
+    Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL)
 }
 
 /// A packet came in by a link of Knit's own: a pod's, or a router's.

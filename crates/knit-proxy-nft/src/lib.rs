@@ -40,13 +40,16 @@ mod ip;
 mod kube_proxy;
 mod layout;
 mod limits;
+mod others;
 mod ports;
 mod start;
 mod steer;
 mod sticky;
 mod table;
 
-pub use backend::{Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OpenError, remove_table};
+pub use backend::{
+    Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OnRepair, OpenError, Repaired, remove_table,
+};
 pub use kube_proxy::{KubeProxy, LookError};
 pub use limits::{Limits, RefusedLimits};
 pub use start::{Options, Running, StartError, Summary, kernel_families, start};

@@ -193,7 +193,7 @@ pub(crate) fn entries(key: &PortKey, view: &PortView, node: &NodeSettings, layou
     for frontend in &view.frontends {
         let mut add = |address, any: bool| {
             let place = ip::place(address, key.protocol, frontend.port);
-            found.push((place, Behaviour::of(frontend, view, any, layout.has_routers())));
+            found.push((place, Behaviour::of(frontend, view, any, layout)));
         };
         match (frontend.address, node.node_ports.get(key.family)) {
             (Some(address), _) => add(address, false),

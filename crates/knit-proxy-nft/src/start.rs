@@ -4,14 +4,13 @@ use std::net::{Ipv6Addr, UdpSocket};
 use std::thread::JoinHandle;
 
 use knit_kernel::NetNs;
-use knit_kernel::watch::{Listen, News, Watcher};
+use knit_proxy::backend::Backend as _;
 use knit_proxy::engine::{Engine, EngineConfig, Inspect, Observer, run};
 use knit_proxy::model::{NodeInfo, PerFamily};
 use knit_proxy::source::{Handle, Stopped, handle};
 use knit_proxy::view::PortKey;
 
-use crate::backend::{Config, NftBackend, OnClean, OpenError};
-use crate::table::report;
+use crate::backend::{Config, NftBackend, OnClean, OnRepair, OpenError};
 
 /// The settings of a proxy that [`start`] runs.
 #[derive(Default)]
@@ -25,8 +24,8 @@ pub struct Options {
     pub observer: Option<Box<dyn Observer + Send>>,
     /// Is told of each look at stale flows.
     pub on_clean: Option<OnClean>,
-    /// Is told when somebody else changed its tables, before they are looked at.
-    pub on_touched: Option<Box<dyn Fn() + Send>>,
+    /// Is told of each table that somebody else had changed, when it is as it should be again.
+    pub on_repair: Option<OnRepair>,
 }
 
 /// A proxy that runs. Dropping it stops the thread; what it made in the kernel stays, and so do connections.
@@ -34,8 +33,6 @@ pub struct Options {
 pub struct Running {
     handle: HandleOf,
     thread: Option<JoinHandle<()>>,
-    /// Hears of changes by others. None where the kernel does not tell: then a full sync finds them.
-    _watcher: Option<Watcher>,
 }
 
 /// Like [`Handle`], with a word to print.
@@ -75,8 +72,7 @@ pub struct Summary {
 /// # Errors
 /// If nftables or connection tracking of that namespace cannot be reached.
 pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<Running, StartError> {
-    let Options { mut engine, nft, observer, on_clean, on_touched } = options;
-    let table = nft.table.clone();
+    let Options { mut engine, nft, observer, on_clean, on_repair } = options;
     engine.view.families.v6 &= kernel_families().v6;
     let backend = match netns {
         Some(netns) => NftBackend::new_in(netns, nft),
@@ -86,8 +82,16 @@ pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<
     if let Some(told) = on_clean {
         backend = backend.on_clean(told);
     }
+    if let Some(told) = on_repair {
+        backend = backend.on_repair(told);
+    }
     // The backend's sockets belong to the namespace; the thread may run in any.
     let (handle, inbox) = handle();
+    let touched = handle.clone();
+    backend.watch(Box::new(move || {
+        // One that has stopped has nothing to look at.
+        let _ = touched.look_again();
+    }));
     let mut engine = Engine::new(engine, node, backend);
     if let Some(observer) = observer {
         engine = engine.observed_by(observer);
@@ -96,49 +100,7 @@ pub fn start(netns: Option<&NetNs>, node: NodeInfo, options: Options) -> Result<
         let _ = run(engine, &inbox);
     });
     let thread = thread.map_err(StartError::Thread)?;
-    let watcher = watch(netns, table, handle.clone(), on_touched);
-    Ok(Running { handle: HandleOf(handle), thread: Some(thread), _watcher: watcher })
-}
-
-/// Has the engine look at everything when somebody else changes its tables.
-fn watch(
-    netns: Option<&NetNs>,
-    table: String,
-    handle: Handle,
-    on_touched: Option<Box<dyn Fn() + Send>>,
-) -> Option<Watcher> {
-    let tell = move |_, news| {
-        let touched = match news {
-            News::Table(id) => *id.name == *table,
-            News::Network => false,
-            News::Lost => true,
-        };
-        if touched {
-            tracing::debug!(table, "somebody else changed the rules of Services; they are compared");
-            if let Some(told) = &on_touched {
-                told();
-            }
-            // One that has stopped has nothing to look at.
-            let _ = handle.look_again();
-        }
-    };
-    let listen = || -> Result<Watcher, String> {
-        let watcher = Watcher::start(tell).map_err(|error| error.to_string())?;
-        let netns = match netns {
-            Some(netns) => netns.try_clone(),
-            None => NetNs::current(),
-        };
-        let netns = netns.map_err(|error| report(&error))?;
-        watcher.add(&netns, Listen::Tables).map_err(|error| report(&error))?;
-        Ok(watcher)
-    };
-    match listen() {
-        Ok(watcher) => Some(watcher),
-        Err(error) => {
-            tracing::warn!(error, "what others change of the rules of Services is noticed late");
-            None
-        }
-    }
+    Ok(Running { handle: HandleOf(handle), thread: Some(thread) })
 }
 
 /// The families that this kernel has. One without IPv6 (`ipv6.disable=1`, or built without it) refuses all of it for ever.

@@ -26,6 +26,7 @@ use knit_proxy::model::{Family, Protocol};
 use crate::backend::delete_table;
 use crate::ip;
 use crate::layout::{begins_with, elements_of, from_ours};
+use crate::others::{Others, after};
 use crate::table::report;
 
 /// Where clients come to: an address and a port that lead into a router.
@@ -53,9 +54,11 @@ pub struct Steered {
 /// Who chose the address of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chosen {
-    /// The operator: a node port, or a load balancer's address that may be the node's own. Taken from the outside, the
-    /// node and its pods.
+    /// The operator: a node port. Taken from the outside, the node and its pods, unless a pod has that port of the node.
     ByOperator,
+    /// A load balancer that the operator lets have addresses of nodes. Taken like a node port, and also where a pod has
+    /// that port of the node: the pods of k3s' ServiceLB have the ports of the Services that they are there for.
+    OnNode,
     /// A load balancer. The same, but never where the address is one of this namespace's own.
     ByProvider,
     /// A tenant. Taken only from the outside, and never where the address is one of this namespace's own.
@@ -91,12 +94,19 @@ pub struct SteerTable {
     mark: u32,
     /// How the names of links to routers begin.
     uplinks: String,
-    /// What is in the kernel; none if that is not known.
+    /// What is in the kernel; none if that is not known, or is no table at all.
     known: Option<BTreeMap<Place, Steered>>,
+    /// Somebody else may have changed that.
+    doubted: bool,
+    others: Others,
+    /// How many changes put right what somebody else had changed.
+    repairs: usize,
 }
 
-/// After ports of the node, before service proxies.
+/// After ports of the node that pods have, before service proxies.
 const BEFORE_PROXIES: i32 = -105;
+/// Before ports of the node that pods have.
+const BEFORE_HOST_PORTS: i32 = -115;
 /// Each is a walk through the kernel's whole table: beyond a few, one that sees all is cheaper.
 const MAX_FILTERS: usize = 4;
 
@@ -109,12 +119,13 @@ struct Sets {
 }
 
 impl Chosen {
-    const ALL: [Self; 3] = [Self::ByOperator, Self::ByProvider, Self::ByTenant];
+    const ALL: [Self; 4] = [Self::ByOperator, Self::OnNode, Self::ByProvider, Self::ByTenant];
 
     /// How its sets are called.
     fn name(self) -> &'static str {
         match self {
             Self::ByOperator => "node",
+            Self::OnNode => "on-node",
             Self::ByProvider => "balanced",
             Self::ByTenant => "external",
         }
@@ -137,7 +148,32 @@ impl SteerTable {
     #[must_use]
     pub fn over(nft: impl Nftables + Send + 'static, table: &str, mark: u32, uplinks: &str) -> Self {
         let id = TableId::new(TableFamily::Inet, table);
-        Self { nft: Box::new(nft), conntrack: None, id, mark, uplinks: uplinks.to_owned(), known: None }
+        Self {
+            nft: Box::new(nft),
+            conntrack: None,
+            id,
+            mark,
+            uplinks: uplinks.to_owned(),
+            known: None,
+            doubted: false,
+            others: Others::default(),
+            repairs: 0,
+        }
+    }
+
+    /// Listens to changes by others in the table's namespace: `tell` is called at each.
+    pub fn watch(&mut self, namespace: &NetNs, tell: Box<dyn Fn() + Send>) {
+        self.others.watch(namespace, &self.id.name, tell);
+    }
+
+    /// Whether the table is certainly as the last call of [`set`](Self::set) left it, without a look into it.
+    pub fn is_intact(&mut self) -> bool {
+        !self.doubted && self.nft.generation().is_ok_and(|now| self.others.left_alone(now))
+    }
+
+    /// How many changes it took to put right what others had changed, since the last call of this.
+    pub fn take_repairs(&mut self) -> usize {
+        std::mem::take(&mut self.repairs)
     }
 
     /// Makes true what is wanted, of which these places may be other ones than at the last call. Returns how many
@@ -150,6 +186,9 @@ impl SteerTable {
         wanted: &BTreeMap<Place, Steered>,
         changed: &BTreeSet<Place>,
     ) -> Result<usize, SteerError> {
+        if std::mem::take(&mut self.doubted) {
+            self.restore()?;
+        }
         let Some(mut known) = self.known.take() else { return self.set_all(wanted) };
         let changed: Vec<Place> =
             changed.iter().filter(|place| known.get(place) != wanted.get(place)).copied().collect();
@@ -158,6 +197,7 @@ impl SteerTable {
             return Ok(0);
         }
         let tx = self.transaction(&changed, &known, wanted);
+        self.others.written();
         if let Err(error) = self.nft.commit_chunked(&tx) {
             tracing::info!(error = report(&error), "a change of steering was refused; looking at all of it");
             return self.set_all(wanted);
@@ -175,23 +215,50 @@ impl SteerTable {
         Ok(tx.len())
     }
 
-    /// Somebody else may have changed the table: the next call looks at all of it.
+    /// Somebody else may have changed the table: the next call looks at all of it, and puts it right.
     pub fn look_again(&mut self) {
-        self.known = None;
+        self.doubted = true;
+    }
+
+    /// Brings the table back to what it was, so that nothing but damage is counted as such.
+    fn restore(&mut self) -> Result<(), SteerError> {
+        let Some(known) = self.known.take() else { return Ok(()) };
+        let repairs = self.make(&known)?;
+        if repairs > 0 {
+            let all: Vec<Place> = known.keys().copied().collect();
+            self.clean(&all, &BTreeMap::new(), &known);
+        }
+        self.repairs += repairs;
+        self.known = Some(known);
+        Ok(())
+    }
+
+    /// Makes the table so, from whatever is there.
+    fn make(&mut self, wanted: &BTreeMap<Place, Steered>) -> Result<usize, SteerError> {
+        let failed = |source| SteerError::Write { table: self.id.clone(), source };
+        self.others.looking();
+        let before = self.nft.generation().map_err(failed)?;
+        let changes = if wanted.is_empty() {
+            delete_table(&mut *self.nft, &self.id).map(usize::from).map_err(failed)?
+        } else {
+            let state = self.state(wanted);
+            self.nft.apply(&state).map_err(failed)?.len()
+        };
+        let expected = after(before, usize::from(changes > 0));
+        let now = self.nft.generation().map_err(failed)?;
+        self.others.looked((now == expected).then_some(now));
+        Ok(changes)
     }
 
     /// Looks at what is there, and makes true what is wanted. A node where nothing is steered has no table.
     fn set_all(&mut self, wanted: &BTreeMap<Place, Steered>) -> Result<usize, SteerError> {
-        let failed = |source| SteerError::Write { table: self.id.clone(), source };
-        if wanted.is_empty() {
-            return delete_table(&mut *self.nft, &self.id).map(usize::from).map_err(failed);
+        let changes = self.make(wanted)?;
+        if !wanted.is_empty() {
+            self.known = Some(wanted.clone());
+            let all: Vec<Place> = wanted.keys().copied().collect();
+            self.clean(&all, &BTreeMap::new(), wanted);
         }
-        let state = self.state(wanted);
-        let plan = self.nft.apply(&state).map_err(failed)?;
-        self.known = Some(wanted.clone());
-        let all: Vec<Place> = wanted.keys().copied().collect();
-        self.clean(&all, &BTreeMap::new(), wanted);
-        Ok(plan.len())
+        Ok(changes)
     }
 
     fn state(&self, wanted: &BTreeMap<Place, Steered>) -> TableState {
@@ -208,13 +275,22 @@ impl SteerTable {
         let local = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL);
         let not_local = || local().ret().comment("an address of this node");
         let by_provider = [not_local()].into_iter().chain(self.rules(Chosen::ByProvider));
+        let of_routers =
+            || begins_with(from_ours(), &field::iifname(), &self.uplinks).ret().comment("another Network's");
         let mut state = state
+            .chain(
+                Chain::base("first-in", ChainKind::Nat, Hook::Prerouting, BEFORE_HOST_PORTS),
+                [of_routers(), Rule::new().jump("on-node")],
+            )
+            .chain(
+                Chain::base("first-out", ChainKind::Nat, Hook::Output, BEFORE_HOST_PORTS),
+                [Rule::new().jump("on-node")],
+            )
+            .chain(Chain::regular("on-node"), self.rules(Chosen::OnNode))
             .chain(
                 Chain::base("prerouting", ChainKind::Nat, Hook::Prerouting, BEFORE_PROXIES),
                 [
-                    begins_with(from_ours(), &field::iifname(), &self.uplinks)
-                        .ret()
-                        .comment("another Network's"),
+                    of_routers(),
                     Rule::new().jump("steer"),
                     from_ours().ret().comment("pods"),
                     local().ret().comment("an address of this node"),
@@ -409,6 +485,10 @@ mod tests {
 
         fn commit_chunked(&mut self, transaction: &Transaction) -> Result<usize> {
             self.0.lock().unwrap().commit_chunked(transaction)
+        }
+
+        fn generation(&mut self) -> Result<Generation> {
+            self.0.lock().unwrap().generation()
         }
 
         fn tables(&mut self) -> Result<Vec<TableId>> {

@@ -59,6 +59,8 @@ pub(crate) struct Synced {
     pub refused: Vec<(PortKey, String)>,
     /// What was committed, for those who count.
     pub changes: usize,
+    /// In how many transactions.
+    pub commits: usize,
 }
 
 impl FamilyTable {
@@ -76,8 +78,8 @@ impl FamilyTable {
                 let committed =
                     if attempts < ATTEMPTS { nft.commit_if(generation, plan) } else { nft.commit(plan) };
                 match committed {
-                    Err(Error::TooBig { .. }) => nft.commit_chunked(plan).map(|_| ()),
-                    other => other,
+                    Err(Error::TooBig { .. }) => nft.commit_chunked(plan),
+                    other => other.map(|()| usize::from(!plan.is_empty())),
                 }
             };
             let committed = match commit(&plan) {
@@ -89,7 +91,7 @@ impl FamilyTable {
                 other => other,
             };
             match committed {
-                Ok(()) => return Ok(Synced { table, refused, changes: plan.len() }),
+                Ok(commits) => return Ok(Synced { table, refused, changes: plan.len(), commits }),
                 Err(error) if error.is_stale() => attempts += 1,
                 Err(error) => match table.culprit(&error) {
                     Some(key) if refused.iter().all(|(known, _)| *known != key) => {
@@ -99,6 +101,15 @@ impl FamilyTable {
                 },
             }
         }
+    }
+
+    /// Whether it is a table for this state and no other.
+    pub(crate) fn is_for(&self, state: &NodeView) -> bool {
+        let own = state.ports.iter().filter(|(key, _)| key.family == self.layout.family);
+        let same = |(key, view): (&PortKey, &Arc<PortView>)| {
+            self.ports.get(key).is_some_and(|port| Arc::ptr_eq(&port.view, view) || port.view == *view)
+        };
+        self.node == state.node && own.clone().count() == self.ports.len() && own.into_iter().all(same)
     }
 
     fn build(

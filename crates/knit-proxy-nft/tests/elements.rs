@@ -112,6 +112,10 @@ impl Nftables for Shared {
         self.with(|fake| fake.commit_chunked(tx))
     }
 
+    fn generation(&mut self) -> Result<Generation> {
+        self.with(Nftables::generation)
+    }
+
     fn tables(&mut self) -> Result<Vec<TableId>> {
         self.with(Nftables::tables)
     }

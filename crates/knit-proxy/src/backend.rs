@@ -28,6 +28,20 @@ pub trait Backend {
         let _ = changes;
         self.sync(state)
     }
+
+    /// Whether all that it made is certainly as it left it, by a look that costs little whatever is served. A backend
+    /// that cannot tell says no, and gets a [`sync`](Self::sync) each time that somebody asks
+    /// ([`Handle::compare`](crate::source::Handle::compare)).
+    fn is_intact(&mut self) -> bool {
+        false
+    }
+
+    /// Called once, before anything else: from then on `tell` is to be called whenever somebody else changes what the
+    /// backend made, from any thread. A backend that does not hear of that leaves it out; then only those who compare
+    /// find out.
+    fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
+        drop(tell);
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -37,6 +51,14 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
         (**self).apply(changes, state)
+    }
+
+    fn is_intact(&mut self) -> bool {
+        (**self).is_intact()
+    }
+
+    fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
+        (**self).watch(tell);
     }
 }
 

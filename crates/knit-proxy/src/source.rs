@@ -67,6 +67,7 @@ pub(crate) enum Message {
     Events(Vec<Event>),
     Inspect(Box<dyn FnOnce(Inspect<'_>) + Send>),
     LookAgain,
+    Compare,
     Stop,
 }
 
@@ -143,6 +144,15 @@ impl Handle {
     /// If the engine has stopped.
     pub fn look_again(&self) -> Result<(), Stopped> {
         self.sender.send(Message::LookAgain).map_err(|_| Stopped)
+    }
+
+    /// Has the backend compare what is there with what it made, and put right what differs. It costs next to nothing
+    /// where the backend can tell that nobody else changed anything.
+    ///
+    /// # Errors
+    /// If the engine has stopped.
+    pub fn compare(&self) -> Result<(), Stopped> {
+        self.sender.send(Message::Compare).map_err(|_| Stopped)
     }
 
     /// Looks into the engine from its own thread, after all events sent so far, and hands back what was found.

@@ -15,7 +15,7 @@ use knit_proxy::health::{
     CheckPlaces, Health, bind, is_no_family, serve_checks_at, serve_metrics, serve_proxy,
 };
 use knit_proxy::metrics::Metrics;
-use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
+use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem, Protocol};
 use knit_proxy::source::{Event, Stopped};
 use knit_proxy::view::{LocalTraffic, NodePorts, PortKey, PortView, ViewConfig};
 use knit_proxy_nft::{Cleaned, Config, Limits, LookError, MasqueradeAs, Options, RefusedLimits, StartError};
@@ -24,6 +24,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use crate::internal_ports::TUNNEL_PORT;
 use crate::services::Registries;
 use crate::steering::Ends;
 
@@ -53,12 +54,14 @@ pub(crate) struct Proxy {
     servers: Vec<AbortHandle>,
 }
 
-/// Where an instance is. For the node's own namespace there is nothing to know.
+/// Where an instance is, and what it may have there.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
     pub ends: Ends,
     /// Sources that are as good as the node itself: what answers them must come back through this router.
     pub near: Vec<IpNet>,
+    /// External IPs may be addresses of the node's own.
+    pub takes_own: bool,
 }
 
 /// What an instance that runs answers over HTTP.
@@ -75,7 +78,7 @@ pub(crate) struct Setup {
     own: bool,
     observer: Box<dyn Observer + Send>,
     metrics: Metrics,
-    touched: Box<dyn Fn() + Send>,
+    repaired: Box<dyn Fn() + Send>,
 }
 
 /// These ports are in force in a router; none: no longer.
@@ -168,7 +171,7 @@ impl Instance {
         &self,
         changed: &Changed,
         news: &mpsc::UnboundedSender<News>,
-        touched: Box<dyn Fn() + Send>,
+        repaired: Box<dyn Fn() + Send>,
     ) -> Setup {
         let watcher = Watcher {
             network: self.network.name.clone(),
@@ -185,7 +188,7 @@ impl Instance {
             own: self.router.is_none(),
             observer: Box::new(observers),
             metrics: self.metrics.clone(),
-            touched,
+            repaired,
         }
     }
 
@@ -227,13 +230,17 @@ impl Instance {
 }
 
 impl Facts {
+    /// Of the node's own namespace.
+    pub(crate) fn of_node(takes_own: bool) -> Self {
+        Self { takes_own, ..Self::default() }
+    }
+
     /// Looks at a router's namespace; `node` are the addresses of the node, `near` those of its own pods.
-    pub(crate) fn of(router: Option<&NetNs>, node: &NodeInfo, near: &[IpNet]) -> Result<Self, Trouble> {
-        let Some(router) = router else { return Ok(Self::default()) };
+    pub(crate) fn of_router(router: &NetNs, node: &NodeInfo, near: &[IpNet]) -> Result<Self, Trouble> {
         let router = knit_linux::router_uplink(router).map_err(Trouble::Links)?;
         let node: Vec<IpAddr> = Family::BOTH.into_iter().filter_map(|family| node.primary(family)).collect();
         let near = node.iter().copied().map(IpNet::from).chain(near.iter().copied()).collect();
-        Ok(Self { ends: Ends { router, node }, near })
+        Ok(Self { ends: Ends { router, node }, near, takes_own: false })
     }
 
     /// The node as an instance is to know it. Only the default Network's router has the node's addresses; any other
@@ -252,6 +259,7 @@ impl Setup {
         let network = self.network;
         let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
         let mut view = ViewConfig {
+            reserved: vec![(Protocol::Udp, TUNNEL_PORT)],
             network: NetworkName::from(network.name.as_str()),
             local_traffic: LocalTraffic::Sources(subnets.clone()),
             exempt_vips: network.cluster_service_ips,
@@ -260,6 +268,7 @@ impl Setup {
         let mut nft = Config::default();
         if self.own {
             nft.routers = Some(knit_linux::UPLINK_PREFIX.to_owned());
+            nft.keeps_own_addresses = !facts.takes_own;
         } else {
             let ends = facts.ends.router.iter().chain(&facts.ends.node).copied();
             // A family without any range would answer everywhere.
@@ -268,7 +277,7 @@ impl Setup {
             nft.masquerade_as = MasqueradeAs { addresses: network.router_addresses, towards: subnets };
             nft.node_sources = facts.near.clone();
         }
-        let metrics = self.metrics;
+        let (metrics, repaired) = (self.metrics, self.repaired);
         Options {
             engine: EngineConfig { view, ..EngineConfig::default() },
             nft,
@@ -276,7 +285,7 @@ impl Setup {
             on_clean: Some(Box::new(move |cleaned: Cleaned| {
                 metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
             })),
-            on_touched: Some(self.touched),
+            on_repair: Some(Box::new(move |_| repaired())),
         }
     }
 }
@@ -284,6 +293,10 @@ impl Setup {
 impl Proxy {
     pub(crate) fn send(&self, event: Event) -> Result<(), Stopped> {
         self.running.handle().send(event)
+    }
+
+    pub(crate) fn compare(&self) -> Result<(), Stopped> {
+        self.running.handle().compare()
     }
 
     pub(crate) fn all_listed(&self) -> Result<(), Stopped> {

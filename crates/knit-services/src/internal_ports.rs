@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use knit_kernel::link::Vxlan;
 use knit_proxy::model::{Protocol, Service, ServiceName};
 
 /// The ports of one router.
@@ -31,6 +32,14 @@ const FIRST: u16 = 1024;
 /// Where the API server gives Services their node ports, unless it is told another range: one that is given here would be taken
 /// away again.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
+
+/// The port of the tunnels between nodes: no Service has it, neither on a node nor in a router.
+pub(crate) const TUNNEL_PORT: u16 = Vxlan::PORT;
+
+/// Whether a port is the tunnels'.
+pub(crate) fn is_tunnels(protocol: Protocol, port: u16) -> bool {
+    protocol == Protocol::Udp && port == TUNNEL_PORT
+}
 
 impl Default for InternalPorts {
     fn default() -> Self {
@@ -56,6 +65,9 @@ impl InternalPorts {
     pub(crate) fn prepare(&mut self, service: &mut Service) -> Vec<ServiceName> {
         self.taken.retain(|_, owner| owner.service != service.name);
         let mut evicted = Vec::new();
+        for port in &mut service.ports {
+            port.node_port = port.node_port.filter(|number| !is_tunnels(port.protocol, number.get()));
+        }
         for port in &service.ports {
             let Some(number) = port.node_port else { continue };
             let owner = Owner { service: service.name.clone(), named: true };
@@ -96,7 +108,8 @@ impl InternalPorts {
         for _ in FIRST..=u16::MAX {
             let number = self.next;
             self.next = number.checked_add(1).unwrap_or(FIRST);
-            if !NODE_PORTS.contains(&number) && !self.taken.contains_key(&(protocol, number)) {
+            let free = !NODE_PORTS.contains(&number) && !is_tunnels(protocol, number);
+            if free && !self.taken.contains_key(&(protocol, number)) {
                 return Some(number);
             }
         }
@@ -142,6 +155,22 @@ mod tests {
         let mut ports = InternalPorts { next: 29_999, ..InternalPorts::default() };
         assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(29_999), vec![]));
         assert_eq!(prepared(&mut ports, service("a/two", 0, true)), (Some(32_768), vec![]));
+    }
+
+    #[test]
+    fn nobody_is_given_the_port_of_the_tunnels() {
+        let mut ports = InternalPorts { next: TUNNEL_PORT, ..InternalPorts::default() };
+        let udp = |node_port| {
+            let mut service = service("a/udp", node_port, true);
+            service.ports[0].protocol = Protocol::Udp;
+            service
+        };
+        let given = prepared(&mut ports, udp(0)).0.expect("a port");
+        assert_ne!(given, TUNNEL_PORT);
+        let named = prepared(&mut ports, udp(TUNNEL_PORT)).0;
+        assert_eq!(named, Some(given), "one that names it is reached by its addresses all the same");
+        ports.next = TUNNEL_PORT;
+        assert_eq!(prepared(&mut ports, service("a/tcp", 0, true)), (Some(TUNNEL_PORT), vec![]));
     }
 
     #[test]

@@ -14,6 +14,8 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_proxy::elect::speaks;
 use knit_proxy::model::{NetworkName, ServiceName};
 
+use crate::steering::Refusal;
+
 /// How many nodes tell.
 const SPEAKERS: usize = 2;
 /// How often something else is said of one Service.
@@ -72,19 +74,30 @@ impl Refusals {
                 list.join(", ")
             )
         });
-        self.say(world, service, Why::ExternalIPsDenied, text);
+        self.say(world, service, Why::ExternalIPsDenied, text, false);
     }
 
     /// The addresses of a Service that lead elsewhere or nowhere; none of them: nothing is wrong.
-    pub(crate) fn addresses(&mut self, world: &World, service: &ServiceName, whys: &[String]) {
+    pub(crate) fn addresses(&mut self, world: &World, service: &ServiceName, refused: &[Refusal]) {
+        let whys: Vec<&str> = refused.iter().map(|refusal| &*refusal.why).collect();
         let text = (!whys.is_empty()).then(|| format!("not served from outside: {}", whys.join("; ")));
-        self.say(world, service, Why::AddressRefused, text);
+        // What only this node knows nobody else tells.
+        let only_here = refused.iter().any(|refusal| refusal.only_here);
+        let text = text.map(|text| if only_here { format!("on node {}, {text}", self.node) } else { text });
+        self.say(world, service, Why::AddressRefused, text, only_here);
     }
 
-    fn say(&mut self, world: &World, service: &ServiceName, why: Why, text: Option<String>) {
+    fn say(
+        &mut self,
+        world: &World,
+        service: &ServiceName,
+        why: Why,
+        text: Option<String>,
+        only_here: bool,
+    ) {
         let now = Instant::now();
         let nodes = world.nodes.keys().map(String::as_str);
-        let speaks = text.is_some() && speaks(&self.node, nodes, service.as_str(), SPEAKERS);
+        let speaks = text.is_some() && (only_here || speaks(&self.node, nodes, service.as_str(), SPEAKERS));
         let mut due = self.said.waited(now);
         due.extend(self.said.takes((service.clone(), why), text, speaks, now));
         for ((service, why), text) in due {

@@ -73,6 +73,7 @@ pub(crate) enum Command {
     Start { id: u64, router: Option<PathBuf>, network: Network, state: Arc<watch::Sender<ServicesState>> },
     Update { id: u64, network: Network },
     Stop { id: u64 },
+    Compare,
 }
 
 /// One instance, as the agent holds it.
@@ -142,6 +143,11 @@ impl ServiceProxy for Services {
             tracing::info!(network = %network.name, "going on before the Services of this Network are known");
         }
         Ok(Box::new(held))
+    }
+
+    fn compare(&self) {
+        // Without a supervisor the agent is stopping.
+        let _ = self.commands.send(Command::Compare);
     }
 
     fn metrics(&self) -> String {

@@ -5,7 +5,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use knit_kernel::NetNs;
-use knit_kernel::watch::{self, Listen, Watcher};
 use knit_node::level::{Backoff, Turn};
 use knit_proxy_nft::{Place, SteerError, SteerTable, Steered};
 
@@ -22,9 +21,10 @@ const REPAIR: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Steerer {
     updates: Sender<News>,
-    /// Hears of changes by others. None where the kernel does not tell.
-    _watcher: Option<Watcher>,
 }
+
+/// Is told of each repair of what somebody else had changed.
+pub(crate) type OnRepair = Box<dyn Fn() + Send>;
 
 /// What the thread is told.
 enum News {
@@ -32,10 +32,17 @@ enum News {
     Changed(Vec<(Place, Option<Steered>)>),
     /// Somebody else changed the table.
     Touched,
+    /// The table is to be compared with what it should be.
+    Compare,
+    /// Nobody is left to tell anything.
+    Stop,
 }
 
 struct Work {
     namespace: NetNs,
+    /// For those who hear of changes by others.
+    tell: Sender<News>,
+    on_repair: OnRepair,
     table: Option<SteerTable>,
     wanted: BTreeMap<Place, Steered>,
     changed: BTreeSet<Place>,
@@ -49,11 +56,16 @@ struct Work {
 
 impl Steerer {
     /// Starts it for the node's namespace, with all that is wanted now.
-    pub(crate) fn start(namespace: NetNs, wanted: BTreeMap<Place, Steered>) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        namespace: NetNs,
+        wanted: BTreeMap<Place, Steered>,
+        on_repair: OnRepair,
+    ) -> std::io::Result<Self> {
         let (updates, inbox) = channel();
-        let watcher = watch(&namespace, updates.clone());
         let work = Work {
             namespace,
+            tell: updates.clone(),
+            on_repair,
             table: None,
             wanted,
             changed: BTreeSet::new(),
@@ -62,7 +74,7 @@ impl Steerer {
             touched: false,
         };
         std::thread::Builder::new().name("steering".to_owned()).spawn(move || work.run(&inbox))?;
-        Ok(Self { updates, _watcher: watcher })
+        Ok(Self { updates })
     }
 
     /// These places lead elsewhere now.
@@ -70,33 +82,17 @@ impl Steerer {
         // It never ends before this one does.
         let _ = self.updates.send(News::Changed(changes));
     }
+
+    /// Has the table compared with what it should be, and put right.
+    pub(crate) fn compare(&self) {
+        let _ = self.updates.send(News::Compare);
+    }
 }
 
-/// Tells the thread when somebody else changes the table.
-fn watch(namespace: &NetNs, tell: Sender<News>) -> Option<Watcher> {
-    let touched = move |_, news| {
-        let ours = match news {
-            watch::News::Table(table) => &*table.name == TABLE,
-            watch::News::Network => false,
-            watch::News::Lost => true,
-        };
-        if ours {
-            // It ends when the thread does.
-            let _ = tell.send(News::Touched);
-        }
-    };
-    let watcher = match Watcher::start(touched) {
-        Ok(watcher) => watcher,
-        Err(error) => {
-            tracing::warn!(%error, "what others change of steering is not noticed");
-            return None;
-        }
-    };
-    if let Err(error) = watcher.add(namespace, Listen::Tables) {
-        let error = &error as &dyn std::error::Error;
-        tracing::warn!(error, "what others change of steering is not noticed");
+impl Drop for Steerer {
+    fn drop(&mut self) {
+        let _ = self.updates.send(News::Stop);
     }
-    Some(watcher)
 }
 
 impl Work {
@@ -118,6 +114,8 @@ impl Work {
                 match news {
                     News::Changed(changes) => changes.into_iter().for_each(|change| self.take(change)),
                     News::Touched => self.touched = true,
+                    News::Compare => self.compare(),
+                    News::Stop => return,
                 }
             }
             let later = self.look_again();
@@ -133,6 +131,15 @@ impl Work {
         };
     }
 
+    /// Has the next attempt look at the whole table unless it is certain that nobody else changed it.
+    fn compare(&mut self) {
+        if let Some(table) = &mut self.table
+            && !table.is_intact()
+        {
+            table.look_again();
+        }
+    }
+
     /// Has the next attempt look at the whole table if somebody else changed it; says when, if that is not now.
     fn look_again(&mut self) -> Option<Duration> {
         if !self.touched {
@@ -141,9 +148,8 @@ impl Work {
         let now = tokio::time::Instant::now();
         match self.repairs.turn(&(), now) {
             Turn::Later(at) => return Some(at.saturating_duration_since(now)),
-            Turn::Now { first: true, fight } => {
-                let again = if fight { " again and again" } else { "" };
-                tracing::warn!("somebody else changes table {TABLE}{again}: it is put right");
+            Turn::Now { first: true, fight: true } => {
+                tracing::warn!("somebody else changes table {TABLE} again and again");
             }
             Turn::Now { .. } => {}
         }
@@ -183,9 +189,19 @@ impl Work {
             Some(table) => table,
             none => {
                 let (mark, uplinks) = (knit_linux::STEERED, knit_linux::UPLINK_PREFIX);
-                none.insert(SteerTable::new_in(&self.namespace, TABLE, mark, uplinks)?)
+                let table = none.insert(SteerTable::new_in(&self.namespace, TABLE, mark, uplinks)?);
+                let tell = self.tell.clone();
+                // It ends when the thread does.
+                table.watch(&self.namespace, Box::new(move || drop(tell.send(News::Touched))));
+                table
             }
         };
-        table.set(&self.wanted, &self.changed).map(|_| ())
+        let written = table.set(&self.wanted, &self.changed).map(|_| ());
+        let repairs = table.take_repairs();
+        if repairs > 0 {
+            tracing::warn!("somebody else changed table {TABLE}; {repairs} changes put it right");
+            (self.on_repair)();
+        }
+        written
     }
 }

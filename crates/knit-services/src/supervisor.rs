@@ -83,6 +83,9 @@ impl Supervisor {
         let shown = core.clone();
         let changed: Changed = Arc::new(move || shown.networks_changed());
         let (news, inbox) = mpsc::unbounded_channel();
+        let mut steering = Steering::default();
+        // Until it is known.
+        steering.set_left_to_others(config.mode == Mode::Auto);
         Ok(Self {
             config,
             node,
@@ -95,7 +98,7 @@ impl Supervisor {
             registries,
             node_ports,
             internal: BTreeMap::new(),
-            steering: Steering::default(),
+            steering,
             refusals,
             steerer: None,
             news,
@@ -139,6 +142,7 @@ impl Supervisor {
                 Some(news) = self.inbox.recv() => self.in_force(&news),
                 _ = look.tick() => {
                     self.look_after_all().await;
+                    self.look_at_own_addresses();
                     self.keep_networks();
                 }
             }
@@ -157,6 +161,14 @@ impl Supervisor {
                 self.start(id).await;
             }
             Command::Update { id, network } => self.update(id, network).await,
+            Command::Compare => {
+                let running = self.instances.values().filter_map(|instance| instance.running.as_ref());
+                // One that has stopped is started again, and compares then.
+                for proxy in running {
+                    let _ = proxy.compare();
+                }
+                self.steerer.iter().for_each(Steerer::compare);
+            }
             Command::Stop { id } => {
                 self.registries.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
                 if let Some(instance) = self.instances.remove(&id) {
@@ -190,11 +202,9 @@ impl Supervisor {
         let Some(instance) = self.instances.get(&id) else { return };
         let own = instance.router.is_none();
         let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
-        let counts = self.core.clone();
-        let touched = Box::new(move || counts.metrics().repaired("services", 1));
-        let setup = instance.setup(&self.changed, &self.news, touched);
+        let setup = instance.setup(&self.changed, &self.news, self.counts_repairs());
         let (router, given) = (instance.router.clone(), Arc::clone(&self.node));
-        let near = self.near();
+        let (near, takes_own) = (self.near(), self.takes_own());
         let yields = own && self.config.mode == Mode::Auto;
         let started = tokio::task::spawn_blocking(move || {
             let namespace = instance::namespace(router.as_deref(), &given)?;
@@ -202,7 +212,10 @@ impl Supervisor {
                 give_way(&namespace)?;
                 return Ok(None);
             }
-            let facts = Facts::of((!own).then_some(&namespace), &node, &near)?;
+            let facts = match own {
+                true => Facts::of_node(takes_own),
+                false => Facts::of_router(&namespace, &node, &near)?,
+            };
             let node = facts.node(own, &node);
             let running = knit_proxy_nft::start(Some(&namespace), node, setup.options(&facts));
             running.map(|running| Some((running, namespace.id(), facts))).map_err(Trouble::Start)
@@ -226,8 +239,14 @@ impl Supervisor {
                 if self.told.is_some() {
                     self.replay(id);
                 }
+                if own {
+                    self.leave_to_others(false);
+                }
             }
-            Ok(None) => instance.set_state(ServicesState::Off(KUBE_PROXY.to_owned()), &self.changed),
+            Ok(None) => {
+                instance.set_state(ServicesState::Off(KUBE_PROXY.to_owned()), &self.changed);
+                self.leave_to_others(true);
+            }
             Err(trouble) => instance.set_state(ServicesState::Broken(chain(&trouble)), &self.changed),
         }
     }
@@ -250,16 +269,26 @@ impl Supervisor {
         }
     }
 
+    /// Counts what somebody else had changed and is put right.
+    fn counts_repairs(&self) -> Box<dyn Fn() + Send> {
+        let core = self.core.clone();
+        Box::new(move || core.metrics().repaired("services", 1))
+    }
+
     /// Starts what does not run, and anew what runs in a namespace that is gone or beside kube-proxy.
     async fn look_after_all(&mut self) {
         let ids: Vec<u64> = self.instances.keys().copied().collect();
         let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
-        let near = self.near();
+        let (near, takes_own) = (self.near(), self.takes_own());
         for id in ids {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
             if let Some(proxy) = &instance.running {
                 let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
-                match out_of_place(instance, proxy, &self.node, yields, (&node, &near)) {
+                let looked = match instance.router.is_some() {
+                    true => out_of_place(instance, proxy, &self.node, (&node, &near)),
+                    false => is_in_the_way(proxy, &self.node, yields, takes_own),
+                };
+                match looked {
                     Ok(false) => {
                         self.keep_limits(id);
                         continue;
@@ -294,7 +323,7 @@ impl Supervisor {
         let before = self.node_addresses();
         let taken = self.table.take(event, |namespace| network_of(&world, namespace));
         if let Some(name) = service.filter(|_| self.told.is_some()) {
-            self.refusals.denied(&world, &name, self.table.denied(&name));
+            self.tell_denied(&world, &name);
         }
         let Some((to, event)) = taken else { return };
         if self.told.is_some() && self.node_addresses() != before {
@@ -329,7 +358,7 @@ impl Supervisor {
         moved.extend(self.table.reassign(|namespace| network_of(world, namespace)));
         if self.told.is_some() {
             moved.into_iter().for_each(|(network, event)| self.send_to(&network, event));
-            self.tell_denied(world);
+            self.tell_all_denied(world);
             self.keep_networks();
         }
     }
@@ -389,7 +418,7 @@ impl Supervisor {
             self.steering.set_forbidden(forbidden);
             self.told = Some(Instant::now());
             self.set_defaults();
-            self.tell_denied(&world);
+            self.tell_all_denied(&world);
             let ids: Vec<u64> = self.instances.keys().copied().collect();
             ids.into_iter().for_each(|id| self.replay(id));
             self.keep_networks();
@@ -431,7 +460,8 @@ impl Supervisor {
             return;
         }
         let started = self.node.try_clone().map_err(std::io::Error::other);
-        match started.and_then(|node| Steerer::start(node, self.steering.wanted().clone())) {
+        let counts = self.counts_repairs();
+        match started.and_then(|node| Steerer::start(node, self.steering.wanted().clone(), counts)) {
             Ok(steerer) => {
                 let _ = self.steering.take_changed();
                 self.steerer = Some(steerer);
@@ -526,22 +556,23 @@ fn network_of(world: &World, namespace: &str) -> Option<NetworkName> {
     primary_network(world, namespace).map(|name| NetworkName::from(name.as_str()))
 }
 
-/// Whether a proxy runs where it should not: its router was made anew or has other addresses, or kube-proxy has come.
+/// Whether a router's proxy runs where it should not: the router was made again, or has other addresses.
 fn out_of_place(
     instance: &Instance,
     proxy: &Proxy,
     node: &NetNs,
-    yields: bool,
     (info, near): (&NodeInfo, &[IpNet]),
 ) -> Result<bool, Trouble> {
     let namespace = instance::namespace(instance.router.as_deref(), node)?;
-    if namespace.id() != proxy.namespace {
+    Ok(namespace.id() != proxy.namespace || Facts::of_router(&namespace, info, near)? != proxy.facts)
+}
+
+/// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other addresses.
+fn is_in_the_way(proxy: &Proxy, node: &NetNs, yields: bool, takes_own: bool) -> Result<bool, Trouble> {
+    if node.id() != proxy.namespace || proxy.facts.takes_own != takes_own {
         return Ok(true);
     }
-    if instance.router.is_some() {
-        return Ok(Facts::of(Some(&namespace), info, near)? != proxy.facts);
-    }
-    Ok(yields && !KubeProxy::look_in(&namespace).map_err(Trouble::Look)?.is_empty())
+    Ok(yields && !KubeProxy::look_in(node).map_err(Trouble::Look)?.is_empty())
 }
 
 /// Sends to one that runs. One that has stopped is started again at the next look, with everything.

@@ -248,6 +248,10 @@ impl Nftables for Fake {
         }
     }
 
+    fn generation(&mut self) -> Result<Generation> {
+        Ok(Generation(self.generation))
+    }
+
     fn tables(&mut self) -> Result<Vec<TableId>> {
         Ok(self.tables.keys().cloned().collect())
     }

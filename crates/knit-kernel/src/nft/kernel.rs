@@ -257,6 +257,10 @@ impl Nftables for Kernel {
         Ok(chunks)
     }
 
+    fn generation(&mut self) -> Result<Generation> {
+        Self::generation(self)
+    }
+
     fn tables(&mut self) -> Result<Vec<TableId>> {
         let mut found = Vec::new();
         for family in [Family::Ip, Family::Ip6, Family::Inet, Family::Netdev, Family::Bridge, Family::Arp] {

@@ -107,6 +107,9 @@ pub trait Nftables {
     /// [`Error::Partial`] and leaves those before it in force.
     fn commit_chunked(&mut self, transaction: &Transaction) -> Result<usize>;
 
+    /// The state that the rule set has now. It costs one system call, whatever there is.
+    fn generation(&mut self) -> Result<Generation>;
+
     /// All tables of all families.
     fn tables(&mut self) -> Result<Vec<TableId>>;
 

@@ -94,6 +94,7 @@ impl Core {
     /// attachments are to be attached again.
     pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> Damaged {
         let mut damaged = Damaged::new();
+        self.compare_services();
         for (name, runtime) in self.runtimes().all() {
             let limit = self.config().runtime_deadline;
             match tokio::time::timeout(limit, runtime.survey()).await {

@@ -42,6 +42,8 @@ pub struct Engine<B> {
     waiting: WaitFor,
     /// Ports that the backend could not make true. All others are.
     failed: BTreeMap<PortKey, Failed>,
+    /// All was done once.
+    synced: bool,
     /// The last call failed altogether, for this reason.
     broken: Option<String>,
     /// A family that failed altogether, while the other goes on.
@@ -161,6 +163,7 @@ impl<B: Backend> Engine<B> {
             pacer: Pacer::new(config.pace),
             waiting: config.wait_for,
             failed: BTreeMap::new(),
+            synced: false,
             broken: None,
             family: None,
             observer: None,
@@ -260,6 +263,14 @@ impl<B: Backend> Engine<B> {
         self.pacer.look_again(now);
     }
 
+    /// A full sync is due if the backend cannot tell that all that it made is as it left it.
+    pub fn compare(&mut self, now: Instant) {
+        // What failed is tried again anyway, from whatever is there.
+        if self.waiting.nothing() && self.broken.is_none() && !self.backend.is_intact() {
+            self.look_again(now);
+        }
+    }
+
     /// Does what is due, and says when to call again; `None`: not before the next event.
     pub fn poll(&mut self, clock: &dyn Clock) -> Option<Instant> {
         if !self.waiting.nothing() {
@@ -275,7 +286,13 @@ impl<B: Backend> Engine<B> {
         }
         match self.pacer.due(now) {
             Due::At(at) => return self.wake(at, now),
-            Due::Full => self.work(true, now, clock),
+            Due::Full => {
+                // What changed goes first, by itself: whatever a look at everything finds then is somebody else's doing.
+                if self.synced && self.broken.is_none() && self.view.is_dirty() {
+                    self.work(false, now, clock);
+                }
+                self.work(true, now, clock);
+            }
             Due::Changes => self.work(false, now, clock),
         }
         let now = clock.now();
@@ -364,6 +381,7 @@ impl<B: Backend> Engine<B> {
     }
 
     fn settled(&mut self, full: bool, changes: &Changes, failures: &[Failure], now: Instant) {
+        self.synced |= full;
         self.broken = None;
         self.family = None;
         self.pacer.done(now, full);

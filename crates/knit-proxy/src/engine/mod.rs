@@ -62,6 +62,7 @@ pub fn run<B: Backend>(mut engine: Engine<B>, inbox: &Inbox) -> Engine<B> {
                     events.into_iter().for_each(|event| engine.handle(event, now));
                 }
                 Message::Inspect(look) => look(engine.inspect()),
+                Message::Compare => engine.compare(clock.now()),
                 Message::LookAgain => engine.look_again(clock.now()),
                 Message::Stop => return engine,
             }

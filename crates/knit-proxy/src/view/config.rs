@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::model::{Family, NetworkName, NodeInfo, PerFamily};
+use crate::model::{Family, NetworkName, NodeInfo, PerFamily, Protocol};
 
 /// The settings of a [`View`](super::View).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct ViewConfig {
     /// Service addresses that are not ours, although they are in the service ranges: those which this Network sends
     /// up its uplink to the default Network, such as the Kubernetes API and DNS. They are neither served nor dropped.
     pub exempt_vips: Vec<IpAddr>,
+    /// Ports that somebody else has on this node, such as a tunnel: on those, only cluster IPs are served.
+    pub reserved: Vec<(Protocol, u16)>,
 }
 
 /// On which addresses of the node its node ports answer (rule 24).
@@ -65,6 +67,7 @@ impl Default for ViewConfig {
             masquerade_all: false,
             external_ips: true,
             exempt_vips: Vec::new(),
+            reserved: Vec::new(),
         }
     }
 }

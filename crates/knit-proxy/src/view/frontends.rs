@@ -21,12 +21,14 @@ pub(super) fn wanted<'a>(
     let Some(cluster_ip) = service.cluster_ip_of(family).filter(|_| *config.families.get(family)) else {
         return Vec::new();
     };
+    let free = |number: u16| !config.reserved.contains(&(port.protocol, number));
     let external: &[IpAddr] = if config.external_ips { &service.external_ips } else { &[] };
     let of_kind = |kind, list: &'a [IpAddr]| list.iter().map(move |address| (kind, *address));
     let mut found: Vec<(FrontendKind, FrontendKey)> = Vec::with_capacity(2);
     let addresses = std::iter::once((FrontendKind::ClusterIp, cluster_ip))
         .chain(of_kind(FrontendKind::LoadBalancerIp, &service.load_balancer_ips))
         .chain(of_kind(FrontendKind::ExternalIp, external))
+        .filter(|(kind, _)| *kind == FrontendKind::ClusterIp || free(port.port))
         .filter(|(_, address)| Family::of(*address) == family && !config.exempt_vips.contains(address));
     for (kind, address) in addresses {
         let key = FrontendKey { family, protocol: port.protocol, port: port.port, address: Some(address) };
@@ -35,7 +37,7 @@ pub(super) fn wanted<'a>(
             found.push((kind, key));
         }
     }
-    if let Some(node_port) = port.node_port {
+    if let Some(node_port) = port.node_port.filter(|number| free(number.get())) {
         let key = |address| FrontendKey { family, protocol: port.protocol, port: node_port.get(), address };
         // The number as such, and each address where it answers: somebody may have that as an external one.
         let places = node_ports.addresses.iter().map(|address| Some(*address));

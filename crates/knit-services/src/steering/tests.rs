@@ -124,8 +124,8 @@ fn nobody_has_an_address_of_pods_services_or_nodes() {
     let refused = steering.take_refused();
     let [(evil, whys), (worse, more)] = &refused[..] else { panic!("{refused:?}") };
     assert_eq!((evil.as_str(), worse.as_str(), whys.len(), more.len()), ("t/evil", "t/worse", 3, 3));
-    assert_eq!(whys[1], "192.0.2.1 port 80/TCP: it is an address of a node");
-    assert!(more[1].contains("spec.services.nodeAddresses"), "{more:?}");
+    assert_eq!(whys[1].why, "192.0.2.1 port 80/TCP: it is an address of a node");
+    assert!(more[1].why.contains("spec.services.nodeAddresses"), "{more:?}");
     assert_eq!(steering.take_refused(), []);
 }
 
@@ -138,7 +138,7 @@ fn a_load_balancer_has_a_nodes_address_only_where_the_network_allows_it() {
     assert_eq!(steering.wanted().len(), 0);
     steering.set_on_nodes(BTreeSet::from(["blue".into()]));
     assert_eq!(steering.wanted().len(), 2);
-    assert!(steering.wanted().values().all(|to| to.chosen == Chosen::ByOperator));
+    assert!(steering.wanted().values().all(|to| to.chosen == Chosen::OnNode));
     // External IPs never.
     let service = Service { external_ips: Box::new([NODE]), ..web("t/ext", 1, 0) };
     put(&mut steering, "blue", &Service { ports: [service.ports[0].clone()].into(), ..service });
@@ -151,7 +151,7 @@ fn a_load_balancer_has_a_nodes_address_only_where_the_network_allows_it() {
 #[test]
 fn nobody_has_the_port_of_the_tunnel() {
     let mut steering = Steering::default();
-    let port = ServicePort::new("", Protocol::Udp, Vxlan::PORT).node_port(Vxlan::PORT);
+    let port = ServicePort::new("", Protocol::Udp, TUNNEL_PORT).node_port(TUNNEL_PORT);
     let mut service = web("t/evil", 1, 0);
     service.ports = [port].into();
     service.external_ips = Box::new([[203, 0, 113, 1].into()]);
@@ -170,7 +170,7 @@ fn what_a_load_balancer_gave_comes_before_what_a_tenant_wrote() {
     let lb = Service { load_balancer_ips: Box::new([address]), ..web("t/young", 9, 0) };
     let key = put(&mut steering, "blue", &lb);
     assert_eq!(to(&steering), [Chosen::ByProvider]);
-    assert_eq!(steering.take_refused()[0].1, ["203.0.113.1 port 80/TCP: Service t/young has it"]);
+    assert_eq!(steering.take_refused()[0].1[0].why, "203.0.113.1 port 80/TCP: Service t/young has it");
     steering.set_port(&"blue".into(), &key, None, &ends());
     assert_eq!(to(&steering), [Chosen::ByTenant]);
     assert_eq!(steering.take_refused(), [("u/old".into(), Vec::new())]);
@@ -221,7 +221,7 @@ fn an_external_ip_of_a_node_is_refused_to_the_default_network_too_and_its_load_b
     let refused = steering.take_refused();
     assert_eq!(refused.len(), 1, "{refused:?}");
     assert_eq!(refused[0].0, "shop/grab".into());
-    assert_eq!(refused[0].1, ["192.0.2.1 port 80/TCP: it is an address of a node"]);
+    assert_eq!(refused[0].1[0].why, "192.0.2.1 port 80/TCP: it is an address of a node");
     // The node leaves: it is nobody's now.
     steering.set_forbidden(Forbidden::default());
     assert!(steering.take_refused().iter().all(|(_, whys)| whys.is_empty()));
@@ -236,5 +236,77 @@ fn an_external_ip_that_the_router_was_not_told_of_is_refused_with_the_reason() {
     let (key, view) = resolved(&told);
     steering.set_port(&"blue".into(), &key, Some((&view, &written)), &ends());
     let refused = steering.take_refused();
-    assert_eq!(refused[0].1, ["192.0.2.1 port 80/TCP: it is an address of a node"]);
+    assert_eq!(refused[0].1[0].why, "192.0.2.1 port 80/TCP: it is an address of a node");
+}
+
+#[test]
+fn services_that_somebody_else_serves_all_the_same_are_not_said_to_be_refused() {
+    let mut steering = Steering::default();
+    steering.set_forbidden(forbidden());
+    steering.set_own(HashSet::from([[198, 51, 100, 9].into()]));
+    let addresses = Box::new([NODE, [198, 51, 100, 9].into()]);
+    let service = Service { external_ips: addresses.clone(), ..web("shop/grab", 1, 30080) };
+    steering.set_default(&service, &[NODE]);
+    let whys = |steering: &mut Steering| -> usize {
+        steering.take_refused().iter().map(|(_, whys)| whys.len()).sum()
+    };
+    assert_eq!(whys(&mut steering), 2, "this agent does not serve them");
+    assert!(steering.set_left_to_others(true));
+    assert_eq!(whys(&mut steering), 0, "kube-proxy does");
+    // A tenant's are this agent's, whoever serves the default Network.
+    put(&mut steering, "blue", &Service { external_ips: addresses, ..web("t/evil", 2, 0) });
+    assert_eq!(steering.take_refused()[0].1.len(), 2);
+    assert!(!steering.set_left_to_others(true));
+}
+
+#[test]
+fn the_port_of_the_tunnels_is_refused_to_every_service_and_the_event_says_what_to_do() {
+    let mut steering = Steering::default();
+    // Even where somebody else serves them: what goes to that port is not translated by anybody.
+    steering.set_left_to_others(true);
+    let mut service = web("shop/vx", 1, 0);
+    service.ports = [ServicePort::new("", Protocol::Udp, 80).node_port(TUNNEL_PORT)].into();
+    steering.set_default(&service, &[NODE]);
+    let refused = steering.take_refused();
+    let [(name, whys)] = &refused[..] else { panic!("{refused:?}") };
+    assert_eq!(name.as_str(), "shop/vx");
+    let expected = "192.0.2.1 port 4789/UDP: UDP port 4789 is the port of the tunnels between nodes, which all \
+                    Networks share; give the Service another nodePort";
+    assert_eq!(whys[0].why, expected);
+    service.ports = [ServicePort::new("", Protocol::Udp, TUNNEL_PORT)].into();
+    service.load_balancer_ips = Box::new([[203, 0, 113, 1].into()]);
+    service.external_ips = Box::new([[203, 0, 113, 2].into()]);
+    steering.set_default(&service, &[NODE]);
+    let whys = steering.take_refused().remove(0).1;
+    assert_eq!(whys.len(), 2);
+    assert!(whys.iter().all(|refusal| refusal.why.ends_with("give the Service another port")), "{whys:?}");
+    // A tenant's too, of which its router was not told; what else it has leads there.
+    let mut service = web("t/vx", 1, 0);
+    service.ports = [ServicePort::new("", Protocol::Udp, 80).node_port(TUNNEL_PORT)].into();
+    service.load_balancer_ips = Box::new([[203, 0, 113, 3].into()]);
+    put(&mut steering, "blue", &service);
+    assert_eq!(changes(&mut steering), ["203.0.113.3:80 -> 169.254.192.6:1024"]);
+    assert_eq!(steering.take_refused()[0].1[0].why, expected);
+}
+
+#[test]
+fn an_address_that_this_node_has_and_no_node_lists_is_refused_here() {
+    let mut steering = Steering::default();
+    let address: IpAddr = [198, 51, 100, 9].into();
+    let external = |name| Service { external_ips: Box::new([address]), ..web(name, 1, 0) };
+    steering.set_default(&external("shop/vip"), &[NODE]);
+    put(&mut steering, "blue", &external("t/vip"));
+    assert_eq!(steering.take_refused().len(), 1, "the default Network's has it");
+    steering.set_own(HashSet::from([address]));
+    let refused = steering.take_refused();
+    let [(_, ours), (_, tenants)] = &refused[..] else { panic!("{refused:?}") };
+    assert!(ours[0].only_here && ours[0].why.contains("nodeAddresses: Allow"), "{ours:?}");
+    assert!(tenants[0].only_here && !tenants[0].why.contains("Allow"), "{tenants:?}");
+    assert_eq!(steering.wanted().len(), 0);
+    // The operator of the default Network may allow it: an address that moves between nodes, for example.
+    steering.set_on_nodes(BTreeSet::from([NetworkName::default()]));
+    let refused = steering.take_refused();
+    assert!(refused.iter().all(|(name, whys)| name.as_str() != "shop/vip" || whys.is_empty()), "{refused:?}");
+    steering.set_own(HashSet::new());
+    assert_eq!(steering.wanted().len(), 0, "the default Network's is as old, and comes first by its name");
 }

@@ -57,8 +57,13 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
         // One of the default Network, which every pod of that one may use.
         let ours = [ip("203.0.113.70"), ip("2001:db8:50::70")];
         let nodes = A.iter().chain(&B).map(|address| ip(address));
-        let grabbed: Vec<IpAddr> =
-            nodes.clone().chain(public).chain(sky.addresses.iter().copied()).chain(ours).collect();
+        let grabbed: Vec<IpAddr> = nodes
+            .clone()
+            .chain(public)
+            .chain(unlisted)
+            .chain(sky.addresses.iter().copied())
+            .chain(ours)
+            .collect();
         // A load balancer's address may be a node's there.
         let nodes: Vec<IpAddr> = nodes.collect();
         let lb = ServiceSpec::new("shop", "lb").ports(&[("tcp", "TCP", 8443, 30443)]).kind("LoadBalancer");
@@ -121,8 +126,49 @@ fn nobody_takes_a_nodes_address_or_anothers_outside() {
         }
         wait("an event says why", || told(&a, "AddressRefused").or_else(|_| told(&b, "AddressRefused")))
             .await;
+        wait("the node that has it says so", || told(&b, "though its Node does not list it")).await;
+        wait("and whose the tunnels' port is", || {
+            let port = "give the Service another port";
+            told(&a, port).or_else(|_| told(&b, port))
+        })
+        .await;
         agent_a.stop(STOP).await;
         agent_b.stop(STOP).await;
+    });
+}
+
+#[test]
+fn an_address_that_comes_to_a_node_is_an_external_ip_there_only_where_the_default_network_allows_it() {
+    with_bed(|Bed { objects, nodes: [a, _], client, .. }| async move {
+        let moving = [ip("203.0.113.80"), ip("2001:db8:50::80")];
+        ServiceSpec::new("shop", "vip")
+            .ports(&[("tcp", "TCP", 80, 0)])
+            .external(&moving)
+            .ip(63)
+            .write(&objects);
+        let agent = a.start().await;
+        let (plain, _) = a.pod("plain", "shop").await;
+        serve_tcp(&plain.space, 9080, plain.name);
+        slices(&objects, ("shop", "vip"), &[("tcp", "TCP", 9080)], &[(&plain, "a")]);
+        for family in [0, 1] {
+            via(&client, moving[family], ip(A[family]));
+            wait("nobody else's", || names_at(&client, Tcp, (moving[family], 80), &["plain"])).await;
+            // From now on it is the node's own, and what is sent there is for the node, from the first packet on.
+            add_address(&a.space, moving[family]);
+            for from in [&client, &plain.space, &a.space] {
+                assert_eq!(
+                    ask_once(from, Tcp, (moving[family], 80)),
+                    Err(No::Refused),
+                    "nobody listens there"
+                );
+            }
+        }
+        wait("an event says what to do", || told(&a, "nodeAddresses: Allow")).await;
+        write_network(&objects, "default", &json!({"nodeAddresses": "Allow"}));
+        for address in moving {
+            wait("allowed", || names_at(&client, Tcp, (address, 80), &["plain"])).await;
+        }
+        agent.stop(STOP).await;
     });
 }
 
@@ -193,5 +239,32 @@ fn a_load_balancer_has_a_nodes_address_only_where_the_network_allows_it() {
         }
         agent_a.stop(STOP).await;
         agent_b.stop(STOP).await;
+    });
+}
+
+#[test]
+fn a_load_balancer_on_a_nodes_address_comes_before_the_host_port_of_its_own_pod() {
+    with_bed(|Bed { objects, nodes: [a, _], client, .. }| async move {
+        // As k3s' ServiceLB does it: a pod of the default Network has the Service's port on the node, which is the
+        // load balancer's address. The Service has the traffic policy Cluster.
+        let nodes: Vec<IpAddr> = A.iter().map(|address| ip(address)).collect();
+        let service = ServiceSpec::new("sky", "lb").ports(&[("tcp", "TCP", 8443, 30443)]);
+        service.kind("LoadBalancer").load_balancer(&nodes, &[]).ip(30).write(&objects);
+        let agent = a.start().await;
+        let (svclb, _) = a.pod_with_port("svclb", "shop", Some((8443, 9080))).await;
+        let (sky, _) = a.pod("sky-a", "sky").await;
+        [&svclb, &sky].iter().for_each(|pod| serve_tcp(&pod.space, 9080, pod.name));
+        slices(&objects, ("sky", "lb"), &[("tcp", "TCP", 9080)], &[(&sky, "a")]);
+        for address in &nodes {
+            wait("its node port", || names_at(&client, Tcp, (*address, 30443), &["sky-a"])).await;
+            names_at(&client, Tcp, (*address, 8443), &["svclb"]).expect("the host port has it");
+        }
+        write_network(&objects, "blue", &json!({"nodeAddresses": "Allow"}));
+        for address in &nodes {
+            for (from, who) in [(&client, "outside"), (&a.space, "the node")] {
+                wait(who, || names_at(from, Tcp, (*address, 8443), &["sky-a"])).await;
+            }
+        }
+        agent.stop(STOP).await;
     });
 }

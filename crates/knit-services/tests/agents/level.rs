@@ -397,6 +397,7 @@ fn a_flushed_rule_set_is_back_without_a_pass_and_networks_are_apart_again() {
         wait("Services are back", || bed.works()).await;
         let text = bed.agents[0].core().metrics_text();
         assert!(text.contains("knit_node_repairs_total{what=\"rules\"}"), "{text}");
+        assert!(repairs(&bed.agents[0], "services") > 0, "{text}");
         bed.stop().await;
     });
 }

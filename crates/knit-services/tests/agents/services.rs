@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::flows::{ServiceSpec, ip};
 use crate::support::*;
 use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
 use knit_kernel::testing::in_namespaces;
@@ -114,6 +115,9 @@ fn the_default_network_is_left_to_kube_proxy() {
         for (space, at) in [("shop", SHOP), ("sky", TENANT)] {
             write_service(&objects, (space, "web"), at.0, at.1);
         }
+        // What this agent would not serve, and kube-proxy does.
+        let grab = ServiceSpec::new("shop", "grab").ports(&[("ssh", "TCP", 22, 0)]);
+        grab.external(&[ip("192.168.7.2")]).ip(40).write(&objects);
         let agent = a.start().await;
         let (shop, at) = a.pod("shop-a", "shop").await;
         write_slice(&objects, ("shop", "web"), 8080, &[(at, "a")]);
@@ -128,11 +132,13 @@ fn the_default_network_is_left_to_kube_proxy() {
         .await;
         assert!(connect(&shop.space, SHOP, NEVER).is_err());
         assert!(!nft.tables().expect("tables").iter().any(|t| &*t.name == "knit-proxy"));
+        assert!(told(&a, "AddressRefused").is_err(), "kube-proxy serves it");
         // Without it, the default Network's are ours too.
         let mut delete = Transaction::new();
         delete.delete_table(&table);
         nft.commit(&delete).expect("gone");
         wait_for(&shop, SHOP, &["shop-a"]).await;
+        wait_until("and what they do not get is told", || told(&a, "AddressRefused")).await;
         agent.stop(STOP).await;
     });
 }

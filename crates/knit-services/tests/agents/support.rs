@@ -84,11 +84,26 @@ impl Node {
 
     /// Makes a pod, and a server in it that says the pod's name; returns its address too.
     pub async fn pod(&self, name: &'static str, namespace: &'static str) -> (Pod, IpAddr) {
+        self.pod_with_port(name, namespace, None).await
+    }
+
+    /// The same, with a TCP port of the node that leads to one of its own.
+    pub async fn pod_with_port(
+        &self,
+        name: &'static str,
+        namespace: &'static str,
+        port: Option<(u16, u16)>,
+    ) -> (Pod, IpAddr) {
         std::fs::create_dir_all("/run/pods").expect("a directory");
         let path = PathBuf::from(format!("/run/pods/{name}"));
         let space = NetNs::create(&path).expect("a namespace");
         let mut pod = Pod { space, path, name, namespace, addresses: Vec::new() };
-        let config = json!({"cniVersion": "1.1.0", "name": "knit", "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}}});
+        let ports: Vec<Value> = port
+            .iter()
+            .map(|(host, own)| json!({"hostPort": host, "containerPort": own, "protocol": "tcp"}))
+            .collect();
+        let config = json!({"cniVersion": "1.1.0", "name": "knit",
+            "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}, "portMappings": ports}});
         let request = Request {
             version: PROTOCOL_VERSION,
             command: Command::Add,

@@ -469,3 +469,24 @@ fn rule_43_a_load_balancers_address_that_is_the_nodes_keeps_its_source_ranges() 
     assert_eq!(shown, ["cluster IP 10.0.0.2:30080", "load-balancer IP 198.51.100.1:30080"]);
     assert_eq!(view.problems().count(), 0);
 }
+
+#[test]
+fn on_a_port_that_somebody_else_has_only_the_cluster_ip_is_served() {
+    let config = ViewConfig { reserved: vec![(Protocol::Udp, 4789)], ..ViewConfig::default() };
+    let kinds = |protocol, port: u16, node_port: u16| {
+        let mut view = View::new(config.clone(), NodeInfo::new("here"));
+        let mut service = Service::new("shop/vx")
+            .cluster_ip([10, 96, 0, 1].into())
+            .add_port(ServicePort::new("", protocol, port).node_port(node_port));
+        service.external_ips = Box::new([[203, 0, 113, 1].into()]);
+        service.load_balancer_ips = Box::new([[203, 0, 113, 2].into()]);
+        view.set_service(service);
+        view.take_changes();
+        let (_, view) = view.current().ports.first_key_value().expect("a port");
+        view.frontends.iter().map(|frontend| frontend.kind).collect::<Vec<_>>()
+    };
+    use FrontendKind::{ClusterIp, ExternalIp, LoadBalancerIp, NodePort};
+    assert_eq!(kinds(Protocol::Udp, 4789, 30080), [ClusterIp, NodePort]);
+    assert_eq!(kinds(Protocol::Udp, 80, 4789), [ClusterIp, LoadBalancerIp, ExternalIp]);
+    assert_eq!(kinds(Protocol::Tcp, 4789, 4789), [ClusterIp, LoadBalancerIp, ExternalIp, NodePort]);
+}

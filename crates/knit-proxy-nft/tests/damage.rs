@@ -1,0 +1,234 @@
+//! Against the kernel: what others do to the tables of Services and of steering is found by comparing, without a
+//! notification; it is put right, counted as what it is, and not looked for where nobody can have been.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use knit_kernel::NetNs;
+use knit_kernel::nft::{
+    Chain, Data, Element, ElementValue, Family as TableFamily, Kernel, Nftables, Rule, SetState, TableId,
+    TableState, Transaction,
+};
+use knit_kernel::testing::{as_stranger, eventually, in_namespaces, namespace};
+use knit_proxy::backend::{Backend, Outcome};
+use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
+use knit_proxy::view::{View, ViewConfig};
+use knit_proxy_nft::{Chosen, Config, NftBackend, Place, SteerTable, Steered};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn view() -> View {
+    let mut view = View::new(ViewConfig::default(), NodeInfo::new("node-a"));
+    for n in 1..=3_u8 {
+        let name = format!("shop/web-{n}");
+        let service = Service::new(name.as_str()).cluster_ip([10, 96, 0, n].into());
+        view.set_service(service.port(Protocol::Tcp, 80));
+        let addresses = [[10, 1, 0, n].into(), [10, 1, 1, n].into()];
+        let group = format!("{name}-1");
+        view.set_group(EndpointGroup::of_addresses(
+            group.as_str(),
+            name.as_str(),
+            Protocol::Tcp,
+            8080,
+            &addresses,
+        ));
+    }
+    view.take_changes();
+    view
+}
+
+/// A backend that counts what it put right.
+fn backend(space: &NetNs) -> (NftBackend, Arc<AtomicUsize>) {
+    let repairs = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&repairs);
+    let backend = NftBackend::new_in(space, Config::default()).expect("a backend");
+    let backend = backend.on_repair(Box::new(move |_| {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }));
+    (backend, repairs)
+}
+
+fn services() -> TableId {
+    TableId::new(TableFamily::Ip, "knit-proxy")
+}
+
+fn steering() -> TableId {
+    TableId::new(TableFamily::Inet, "knit-steer")
+}
+
+fn read(space: &NetNs, id: &TableId) -> String {
+    let table = Kernel::open_in(space).expect("nftables").table(id).expect("read");
+    table.expect("the table is there").without_handles().to_string()
+}
+
+/// Another element for the same key.
+fn elsewhere(element: &Element) -> Element {
+    let ElementValue::Data(value) = &element.value else { panic!("{element:?} has no value") };
+    let mut bytes = value.as_slice().to_vec();
+    bytes[0] ^= 1;
+    Element { value: ElementValue::Data(Data::from_slice(&bytes)), ..element.clone() }
+}
+
+/// The first set of a table whose name begins like this and that has something in it.
+fn filled<'a>(state: &'a TableState, name: &str) -> &'a SetState {
+    let mut sets = state.sets.values().filter(|set| !set.elements.is_empty());
+    sets.find(|set| set.set.name.starts_with(name)).unwrap_or_else(|| panic!("elements in {name} of {state}"))
+}
+
+/// What others may do to a table: `map` is a set of it with values, `chain` a chain of it with rules.
+fn damages(space: &NetNs, id: &TableId, map: &str, chain: &str) -> Vec<(&'static str, Transaction)> {
+    let state = Kernel::open_in(space).expect("nftables").table(id).expect("read").expect("a table");
+    let SetState { set, elements } = filled(&state, map);
+    let element = elements.values().next().expect("an element");
+    let change = |what: &dyn Fn(&mut Transaction)| {
+        let mut tx = Transaction::new();
+        what(&mut tx);
+        tx
+    };
+    vec![
+        ("an element is deleted", change(&|tx| _ = tx.delete_elements(id, set, vec![element.clone()]))),
+        ("an element leads elsewhere", {
+            change(&|tx| {
+                tx.delete_elements(id, set, vec![element.clone()]);
+                tx.create_elements(id, set, vec![elsewhere(element)]);
+            })
+        }),
+        ("a chain is flushed", change(&|tx| _ = tx.flush_chain(id, chain))),
+        ("a rule is added", change(&|tx| _ = tx.insert_rule(id, chain, Rule::new().accept()))),
+        ("a chain is added", change(&|tx| _ = tx.add_chain(id, Chain::regular("strange")))),
+        ("the table is deleted", change(&|tx| _ = tx.delete_table(id))),
+    ]
+}
+
+fn commit_as_stranger(space: &NetNs, tx: &Transaction) {
+    as_stranger(|| Kernel::open_in(space).expect("nftables").commit(tx).expect("done"));
+}
+
+/// A change that has nothing to do with us.
+fn elsewhere_in_the_rule_set(name: &str) -> Transaction {
+    let mut tx = Transaction::new();
+    tx.add_table(TableId::new(TableFamily::Inet, name));
+    tx
+}
+
+#[test]
+fn damage_to_the_tables_of_services_is_found_by_comparing_and_counted_once() {
+    in_namespaces(|| {
+        let (space, view) = (namespace(), view());
+        // Nobody tells it anything: it compares.
+        let (mut backend, repairs) = backend(&space);
+        assert_eq!(backend.sync(view.current()), Outcome::Done);
+        assert_eq!(repairs.load(Ordering::Relaxed), 0, "to begin is no repair");
+        let before = read(&space, &services());
+        for (count, (what, damage)) in
+            damages(&space, &services(), "endpoints", "services").iter().enumerate()
+        {
+            assert!(backend.is_intact(), "before {what}");
+            commit_as_stranger(&space, damage);
+            assert!(!backend.is_intact(), "{what}");
+            assert_eq!(backend.sync(view.current()), Outcome::Done, "{what}");
+            assert_eq!(read(&space, &services()), before, "{what}");
+            assert_eq!(repairs.load(Ordering::Relaxed), count + 1, "{what}");
+        }
+    });
+}
+
+#[test]
+fn a_change_that_meets_damage_puts_it_right_and_is_counted() {
+    in_namespaces(|| {
+        let (space, mut view) = (namespace(), view());
+        let (mut backend, repairs) = backend(&space);
+        assert_eq!(backend.sync(view.current()), Outcome::Done);
+        let mut tx = Transaction::new();
+        tx.delete_table(&services());
+        commit_as_stranger(&space, &tx);
+        view.set_service(Service::new("shop/new").cluster_ip([10, 96, 0, 9].into()).port(Protocol::Tcp, 80));
+        let changes = view.take_changes();
+        assert_eq!(backend.apply(&changes, view.current()), Outcome::Done);
+        assert_eq!(repairs.load(Ordering::Relaxed), 1);
+        assert!(read(&space, &services()).contains("10.96.0.9"));
+    });
+}
+
+#[test]
+fn changes_of_services_and_of_the_node_are_no_repairs() {
+    in_namespaces(|| {
+        let (space, mut view) = (namespace(), view());
+        let (mut backend, repairs) = backend(&space);
+        assert_eq!(backend.sync(view.current()), Outcome::Done);
+        view.set_service(Service::new("shop/new").cluster_ip([10, 96, 0, 9].into()).port(Protocol::Tcp, 80));
+        view.take_changes();
+        assert_eq!(backend.sync(view.current()), Outcome::Done);
+        view.set_service_ranges("kubernetes", vec!["10.96.0.0/16".parse().expect("a range")]);
+        let changes = view.take_changes();
+        assert_eq!(backend.apply(&changes, view.current()), Outcome::Done);
+        assert_eq!(repairs.load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn tables_that_nobody_touched_are_not_read_again_whatever_others_do_to_theirs() {
+    in_namespaces(|| {
+        let (space, mut view) = (namespace(), view());
+        let (mut backend, repairs) = backend(&space);
+        let (tell, told) = mpsc::channel();
+        backend.watch(Box::new(move || _ = tell.send(())));
+        assert_eq!(backend.sync(view.current()), Outcome::Done);
+        assert!(backend.is_intact());
+        // Our own changes, and others' to what is theirs.
+        view.delete_service(&"shop/web-3".into());
+        let changes = view.take_changes();
+        assert_eq!(backend.apply(&changes, view.current()), Outcome::Done);
+        commit_as_stranger(&space, &elsewhere_in_the_rule_set("firewall"));
+        eventually("all of that is heard", SOON, || backend.is_intact());
+        assert!(told.try_recv().is_err(), "nobody touched our tables");
+        // What changes nothing is a touch, and no repair.
+        let mut tx = Transaction::new();
+        tx.add_chain(&services(), Chain::regular("strange"));
+        commit_as_stranger(&space, &tx);
+        let mut tx = Transaction::new();
+        tx.delete_chain(&services(), "strange");
+        commit_as_stranger(&space, &tx);
+        told.recv_timeout(SOON).expect("the touch is heard");
+        assert!(!backend.is_intact());
+        assert_eq!(backend.sync(view.current()), Outcome::Done);
+        assert_eq!(repairs.load(Ordering::Relaxed), 0);
+        eventually("it is known again", SOON, || backend.is_intact());
+    });
+}
+
+#[test]
+fn damage_to_the_table_of_steering_is_found_by_comparing_and_counted() {
+    in_namespaces(|| {
+        let space = namespace();
+        let mut table = SteerTable::new_in(&space, "knit-steer", 0x10_0000, "up-").expect("a table");
+        let place = |port| Place { address: [192, 0, 2, 1].into(), protocol: Protocol::Tcp, port };
+        let to = |port: u16| Steered {
+            to: ([169, 254, 192, 2], port).into(),
+            sources: None,
+            chosen: Chosen::ByOperator,
+        };
+        let mut wanted = BTreeMap::from([(place(30080), to(30080)), (place(30090), to(30090))]);
+        let (none, all) = (BTreeSet::new(), wanted.keys().copied().collect());
+        table.set(&wanted, &all).expect("written");
+        let before = read(&space, &steering());
+        for (what, damage) in damages(&space, &steering(), "node", "steer") {
+            assert!(table.is_intact(), "before {what}");
+            commit_as_stranger(&space, &damage);
+            assert!(!table.is_intact(), "{what}");
+            table.look_again();
+            table.set(&wanted, &none).expect("put right");
+            assert_eq!(read(&space, &steering()), before, "{what}");
+            assert!(table.take_repairs() > 0, "{what}");
+        }
+        // What is wanted besides is no repair.
+        wanted.insert(place(30100), to(30100));
+        commit_as_stranger(&space, &elsewhere_in_the_rule_set("firewall"));
+        table.look_again();
+        table.set(&wanted, &BTreeSet::from([place(30100)])).expect("written");
+        assert_eq!(table.take_repairs(), 0);
+        assert!(read(&space, &steering()).contains("30100"));
+    });
+}
