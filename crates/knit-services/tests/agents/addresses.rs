@@ -153,8 +153,14 @@ fn an_address_that_comes_to_a_node_is_an_external_ip_there_only_where_the_defaul
         for family in [0, 1] {
             via(&client, moving[family], ip(A[family]));
             wait("nobody else's", || names_at(&client, Tcp, (moving[family], 80), &["plain"])).await;
-            // From now on it is the node's own, and what is sent there is for the node, from the first packet on.
+            // From now on it is the node's own, as soon as the kernel has seen that nobody else has it (IPv6), and what is
+            // sent there is for the node. No agent has to notice.
             add_address(&a.space, moving[family]);
+            wait("it is the node's", || match ask(&client, Tcp, (moving[family], 80)) {
+                Err(No::Refused) => Ok(()),
+                other => Err(format!("{other:?}")),
+            })
+            .await;
             for from in [&client, &plain.space, &a.space] {
                 assert_eq!(
                     ask_once(from, Tcp, (moving[family], 80)),
