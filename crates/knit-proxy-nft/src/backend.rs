@@ -1,18 +1,17 @@
 //! The backend: both tables, and the flows that a change leaves behind.
 
-use std::net::IpAddr;
-use std::time::Duration;
-
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::Conntrack;
 use knit_kernel::nft::{Error, Kernel, Nftables, TableId, Transaction};
 use knit_proxy::backend::{Backend, Failure, Outcome, Retry};
+use knit_proxy::backends::{MasqueradeAs, OnClean, OnRepair, Repaired};
 use knit_proxy::conntrack::Cleanup;
 use knit_proxy::model::{Family, PerFamily};
 use knit_proxy::view::{Changes, NodeView};
 
 use crate::conntrack::delete_stale;
+use crate::families::kernel_families;
 use crate::ip::table_family;
 use crate::layout::Layout;
 use crate::others::{Others, after};
@@ -39,43 +38,6 @@ pub struct Config {
     /// whoever listens there. kube-proxy takes them, and so does this backend unless told otherwise.
     pub keeps_own_addresses: bool,
 }
-
-/// Addresses to masquerade with, where the kernel would choose one that answers do not come back to.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MasqueradeAs {
-    /// The addresses, one per family.
-    pub addresses: Vec<IpAddr>,
-    /// What they are for: traffic to anywhere else looks as the kernel chooses.
-    pub towards: Vec<IpNet>,
-}
-
-/// What a look at stale flows of one family came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cleaned {
-    /// The family.
-    pub family: Family,
-    /// How long it took.
-    pub took: Duration,
-    /// How many flows were deleted.
-    pub deleted: usize,
-    /// Whether all of it was done.
-    pub complete: bool,
-}
-
-/// Is told of each look at stale flows.
-pub type OnClean = Box<dyn FnMut(Cleaned) + Send>;
-
-/// A table that somebody else had changed, and that is as it should be again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Repaired {
-    /// Its family.
-    pub family: Family,
-    /// How many changes that took.
-    pub changes: usize,
-}
-
-/// Is told of each repair.
-pub type OnRepair = Box<dyn FnMut(Repaired) + Send>;
 
 /// Why a family is brought to a state as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -322,6 +284,10 @@ impl NftBackend {
 impl Backend for NftBackend {
     fn sync(&mut self, state: &NodeView) -> Outcome {
         self.sync_because(state, Because::Asked)
+    }
+
+    fn families(&self) -> PerFamily<bool> {
+        kernel_families()
     }
 
     fn is_intact(&mut self) -> bool {

@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use knit_kernel::conntrack::{Conntrack, Filter, Flow, L4, Result, TupleFilter};
+use knit_proxy::backends::Cleaned;
 use knit_proxy::conntrack::{Cleanup, DumpFilter, Flow as UdpFlow};
 use knit_proxy::model::{Family, PerFamily, Protocol};
-
-use crate::backend::Cleaned;
 
 /// Each filter is a walk through the kernel's whole table: beyond a few, one walk that sees all is cheaper.
 const MAX_FILTERS: usize = 4;

@@ -25,10 +25,11 @@ use knit_kernel::nft::{
     TableState, field,
 };
 use knit_kernel::owner;
+use knit_proxy::backends::MasqueradeAs;
 use knit_proxy::model::Family;
 use knit_proxy::view::{Masquerade, NodePortMatch, NodeSettings, PodTraffic, Scope};
 
-use crate::backend::{Config, MasqueradeAs};
+use crate::backend::Config;
 use crate::behaviour::{Behaviour, LOCAL_SLOTS, Leaf, Sticky};
 use crate::ip::{self, Ip, V4, V6};
 

@@ -4,13 +4,16 @@
 //! one table of each family (`ip knit-proxy`, `ip6 knit-proxy`) and touches nothing else. There is one map of frontends
 //! and one of endpoints for all services, so that a changed endpoint is one element to write, whatever the number of
 //! services. At the start it reads what is there and writes the difference, so a restart breaks no connection.
-//! [`start`](fn@start) runs it on a thread of its own for one network namespace and one Network.
+//! [`knit_proxy::start`](mod@knit_proxy::start) runs it on a thread of its own; [`NftBackends`] is what programs are handed
+//! that do not know it by name.
 //!
 //! ```no_run
 //! use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
-//! use knit_proxy_nft::{Options, start};
+//! use knit_proxy::start::{Options, start};
+//! use knit_proxy_nft::{Config, NftBackend};
 //!
-//! let running = start(None, NodeInfo::new("node-a"), Options::default())?;
+//! let backend = NftBackend::new(Config::default())?;
+//! let running = start(backend, NodeInfo::new("node-a"), Options::default())?;
 //! running.handle().set_service(
 //!     Service::new("shop/web").cluster_ip("10.96.0.1".parse()?).port(Protocol::Tcp, 80),
 //! )?;
@@ -34,23 +37,23 @@
 //! hairpin on the pods' ports.
 
 mod backend;
+mod backends;
 mod behaviour;
 mod conntrack;
+mod families;
 mod ip;
 mod kube_proxy;
 mod layout;
 mod limits;
 mod others;
 mod ports;
-mod start;
 mod steer;
 mod sticky;
 mod table;
 
-pub use backend::{
-    Cleaned, Config, MasqueradeAs, NftBackend, OnClean, OnRepair, OpenError, Repaired, remove_table,
-};
+pub use backend::{Config, NftBackend, OpenError, remove_table};
+pub use backends::NftBackends;
+pub use families::kernel_families;
 pub use kube_proxy::{KubeProxy, LookError};
 pub use limits::{Limits, RefusedLimits};
-pub use start::{Options, Running, StartError, Summary, kernel_families, start};
 pub use steer::{Chosen, Place, SteerError, SteerTable, Steered};

@@ -16,11 +16,13 @@ use knit_kernel::nft::{
 use knit_kernel::testing::{eventually, in_namespaces, skip};
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_proxy::backend::{Backend, Outcome};
+use knit_proxy::backends::Cleaned;
 use knit_proxy::model::{
     Affinity, EndpointGroup, Family, NetworkName, NodeInfo, Protocol, Service, ServicePort,
 };
+use knit_proxy::start::{Options, start};
 use knit_proxy::view::{View, ViewConfig};
-use knit_proxy_nft::{Cleaned, Config, NftBackend, Options, start};
+use knit_proxy_nft::{Config, NftBackend};
 use knit_proxy_testkit::World;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -268,7 +270,7 @@ fn a_proxy_of_its_own_serves_one_network_of_one_namespace() {
         echo(&world, "pod-a", "10.1.0.1:8080");
         let mut options = Options::default();
         options.engine.view.network = NetworkName::from("red");
-        let running = start(Some(world.node()), World::node_info(), options).expect("it starts");
+        let running = start(backend(world.node()), World::node_info(), options).expect("it starts");
         let mut red = web();
         red.network = NetworkName::from("red");
         let mut blue =
@@ -287,7 +289,7 @@ fn a_proxy_of_its_own_serves_one_network_of_one_namespace() {
         ping(&mut stream, b"one.");
         let status = running.status().expect("it runs");
         assert_eq!((status.ports, status.failed.len(), status.broken), (1, 0, None));
-        running.stop();
+        assert!(running.stop());
         ping(&mut stream, b"two.");
         let mut other = connect(&world, "pod-b", "10.96.0.1:80");
         ping(&mut other, b"thre");

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::model::Family;
+use crate::model::{Family, PerFamily};
 use crate::view::{Changes, NodeView, PortKey};
 
 /// Makes a [`NodeView`] true: in a kernel, in a process, in a device.
@@ -27,6 +27,11 @@ pub trait Backend {
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
         let _ = changes;
         self.sync(state)
+    }
+
+    /// The families that it can serve at all: of others it is told nothing.
+    fn families(&self) -> PerFamily<bool> {
+        PerFamily { v4: true, v6: true }
     }
 
     /// Whether all that it made is certainly as it left it, by a look that costs little whatever is served. A backend
@@ -51,6 +56,10 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
         (**self).apply(changes, state)
+    }
+
+    fn families(&self) -> PerFamily<bool> {
+        (**self).families()
     }
 
     fn is_intact(&mut self) -> bool {

@@ -50,8 +50,10 @@
 //! - [`model`]: plain types for services, endpoints and the node.
 //! - [`view`]: told of them, says what this node has to do, all decisions made; incremental.
 //! - [`diff`]: a generic store that turns states into differences, and slots for endpoints.
-//! - [`backend`]: the trait to write; it gets differences, full state, or both.
+//! - [`backend`]: the trait to write; it gets differences, full state, or both. [`backends`]: what a crate offers that
+//!   has one, so that programs need not know it by name.
 //! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of its own.
+//! - [`start`](mod@start): all of it on a thread.
 //! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects, feature `objects`
 //!   a source that reads and follows them in a cluster or a folder.
 //! - [`health`]: what to answer on /healthz, /livez and health check node ports; feature `server` has the servers.
@@ -64,6 +66,7 @@
 //! Nothing here needs Kubernetes, an async runtime, or privilege. No feature is on by default.
 
 pub mod backend;
+pub mod backends;
 pub mod conntrack;
 pub mod diff;
 pub mod elect;
@@ -80,4 +83,5 @@ pub mod model;
 #[cfg(feature = "objects")]
 pub mod objects;
 pub mod source;
+pub mod start;
 pub mod view;

@@ -1,6 +1,7 @@
 //! The proxy of one router: how it is configured, and what it says about itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
 use knit_proxy::backend::Outcome;
+use knit_proxy::backends::{BackendSetup, Backends, Cleaned, Limits, MasqueradeAs, OpenError};
 use knit_proxy::engine::{EngineConfig, Observer, Run};
 use knit_proxy::health::{
     CheckPlaces, Health, bind, is_no_family, serve_checks_at, serve_metrics, serve_proxy,
@@ -17,8 +19,8 @@ use knit_proxy::health::{
 use knit_proxy::metrics::Metrics;
 use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem, Protocol};
 use knit_proxy::source::{Event, Stopped};
+use knit_proxy::start::{Options, Running, start};
 use knit_proxy::view::{LocalTraffic, NodePorts, PortKey, PortView, ViewConfig};
-use knit_proxy_nft::{Cleaned, Config, Limits, LookError, MasqueradeAs, Options, RefusedLimits, StartError};
 use knit_runtime::Network;
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
@@ -40,13 +42,13 @@ pub(crate) struct Instance {
     metrics: Metrics,
     /// All that it serves was once in force.
     pub reported: bool,
-    /// The limits of the connection table that the kernel refused; none while they were not looked at yet.
-    pub limits: Option<RefusedLimits>,
+    /// Keeps the limits of the kernel that it needs; none while they were not looked at yet.
+    pub limits: Option<Box<dyn Limits>>,
 }
 
 /// One that runs.
 pub(crate) struct Proxy {
-    running: knit_proxy_nft::Running,
+    running: Running,
     /// The namespace it runs in: one that was made anew under the same path is another one.
     pub namespace: NsId,
     /// What it was told about where it is.
@@ -70,13 +72,15 @@ pub(crate) struct Servers {
     pub healthz: Option<SocketAddr>,
     pub metrics: Option<SocketAddr>,
     pub registries: Registries,
+    /// What makes Services true, as kube-proxy would call it.
+    pub mode: &'static str,
 }
 
 /// What is needed to start an instance.
 pub(crate) struct Setup {
     network: Network,
     own: bool,
-    observer: Box<dyn Observer + Send>,
+    observers: Vec<Box<dyn Observer + Send>>,
     metrics: Metrics,
     repaired: Box<dyn Fn() + Send>,
 }
@@ -103,9 +107,10 @@ pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
 pub(crate) enum Trouble {
     Namespace(knit_kernel::netns::Error),
     Objects(knit_objects::Error),
-    Start(StartError),
-    Look(LookError),
-    GiveWay(knit_kernel::nft::Error),
+    Open(OpenError),
+    Start(std::io::Error),
+    Look(OpenError),
+    GiveWay(OpenError),
     Links(knit_kernel::Error),
 }
 
@@ -141,13 +146,6 @@ impl Instance {
 
     pub(crate) fn name(&self) -> NetworkName {
         NetworkName::from(self.network.name.as_str())
-    }
-
-    /// Sets the limits of the connection table that are not as they should be: how many that were.
-    pub(crate) fn keep_limits(&mut self, namespace: &NetNs) -> usize {
-        let limits = Limits::default();
-        let limits = if self.router.is_none() { limits } else { limits.of_router() };
-        limits.keep(namespace, self.limits.get_or_insert_default())
     }
 
     /// Says how it stands.
@@ -186,7 +184,7 @@ impl Instance {
         Setup {
             network: self.network.clone(),
             own: self.router.is_none(),
-            observer: Box::new(observers),
+            observers,
             metrics: self.metrics.clone(),
             repaired,
         }
@@ -196,8 +194,8 @@ impl Instance {
     /// health of the proxy and what it counts.
     pub(crate) fn started(
         &mut self,
-        (running, namespace, facts): (knit_proxy_nft::Running, NsId, Facts),
-        Servers { node, healthz, metrics, registries }: Servers,
+        (running, namespace, facts): (Running, NsId, Facts),
+        Servers { node, healthz, metrics, registries, mode }: Servers,
     ) {
         let mut servers = Vec::new();
         let own = self.router.is_none();
@@ -212,7 +210,7 @@ impl Instance {
         if let Some(at) = metrics.filter(|_| own) {
             let serving = keep_serving(Arc::clone(&node), at, "/metrics", move |listener| {
                 let registries = Arc::clone(&registries);
-                serve_metrics(listener, move || crate::services::metrics(&registries))
+                serve_metrics(listener, mode, move || crate::services::metrics(&registries))
             });
             servers.push(tokio::spawn(serving).abort_handle());
         }
@@ -255,7 +253,14 @@ impl Facts {
 }
 
 impl Setup {
-    pub(crate) fn options(self, facts: &Facts) -> Options {
+    /// Starts the proxy in a namespace.
+    pub(crate) fn start(
+        self,
+        backends: &dyn Backends,
+        namespace: &NetNs,
+        node: &NodeInfo,
+        facts: &Facts,
+    ) -> Result<Running, Trouble> {
         let network = self.network;
         let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
         let mut view = ViewConfig {
@@ -265,28 +270,30 @@ impl Setup {
             exempt_vips: network.cluster_service_ips,
             ..ViewConfig::default()
         };
-        let mut nft = Config::default();
+        let (metrics, repaired) = (self.metrics, self.repaired);
+        let mut setup = BackendSetup {
+            namespace: Some(namespace.as_fd()),
+            on_clean: Some(Box::new(move |cleaned: Cleaned| {
+                metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
+            })),
+            on_repair: Some(Box::new(move |_| repaired())),
+            ..BackendSetup::default()
+        };
         if self.own {
-            nft.routers = Some(knit_linux::UPLINK_PREFIX.to_owned());
-            nft.keeps_own_addresses = !facts.takes_own;
+            setup.routers = Some(knit_linux::UPLINK_PREFIX.to_owned());
+            setup.keeps_own_addresses = !facts.takes_own;
         } else {
             let ends = facts.ends.router.iter().chain(&facts.ends.node).copied();
             // A family without any range would answer everywhere.
             let nowhere = [IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST)];
             view.node_ports = NodePorts::Ranges(ends.chain(nowhere).map(IpNet::from).collect());
-            nft.masquerade_as = MasqueradeAs { addresses: network.router_addresses, towards: subnets };
-            nft.node_sources = facts.near.clone();
+            setup.masquerade_as = MasqueradeAs { addresses: network.router_addresses, towards: subnets };
+            setup.node_sources = facts.near.clone();
         }
-        let (metrics, repaired) = (self.metrics, self.repaired);
-        Options {
-            engine: EngineConfig { view, ..EngineConfig::default() },
-            nft,
-            observer: Some(self.observer),
-            on_clean: Some(Box::new(move |cleaned: Cleaned| {
-                metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
-            })),
-            on_repair: Some(Box::new(move |_| repaired())),
-        }
+        let backend = backends.open(setup).map_err(Trouble::Open)?;
+        let engine = EngineConfig { view, ..EngineConfig::default() };
+        let options = Options { engine, observers: self.observers, on_end: None };
+        start(backend, facts.node(self.own, node), options).map_err(Trouble::Start)
     }
 }
 
@@ -434,7 +441,7 @@ impl std::fmt::Display for Trouble {
         f.write_str(match self {
             Self::Namespace(_) => "the router's namespace cannot be opened",
             Self::Objects(_) => "Services cannot be read",
-            Self::Start(_) => "the service proxy does not start",
+            Self::Open(_) | Self::Start(_) => "the service proxy does not start",
             Self::Look(_) => "it cannot be said whether kube-proxy serves this node",
             Self::GiveWay(_) => {
                 "the tables of this agent cannot be removed, although kube-proxy serves this node"
@@ -450,8 +457,7 @@ impl std::error::Error for Trouble {
             Self::Namespace(error) => error,
             Self::Objects(error) => error,
             Self::Start(error) => error,
-            Self::Look(error) => error,
-            Self::GiveWay(error) => error,
+            Self::Open(error) | Self::Look(error) | Self::GiveWay(error) => error,
             Self::Links(error) => error,
         })
     }

@@ -13,6 +13,7 @@ use knit_kernel::NetNs;
 use knit_node::Core;
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
 use knit_objects::Objects;
+use knit_proxy::backends::Backends;
 use knit_proxy::metrics::merge_texts;
 use knit_runtime::{Network, Protocol};
 use prometheus_client::registry::Registry;
@@ -46,6 +47,8 @@ pub struct Config {
     pub healthz: Option<SocketAddr>,
     /// Where /metrics and /proxyMode are answered as kube-proxy does, at the same times. Nowhere if there is none.
     pub metrics: Option<SocketAddr>,
+    /// What makes Services true in a router.
+    pub backends: Arc<dyn Backends>,
 }
 
 /// Where kube-proxy answers /healthz unless told otherwise.

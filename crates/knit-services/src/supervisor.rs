@@ -1,6 +1,7 @@
 //! The task that feeds all instances, and starts again those that stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,16 +9,15 @@ use ipnet::IpNet;
 use knit_api::{AddressBlockSpec, names};
 use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
-use knit_kernel::nft::Kernel;
 use knit_node::Core;
 use knit_node::proxy::ServicesState;
 use knit_node::resolve::primary_network;
 use knit_node::world::World;
 use knit_objects::Objects;
+use knit_proxy::backends::Backends;
 use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
-use knit_proxy_nft::KubeProxy;
 use knit_runtime::Network;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -206,19 +206,21 @@ impl Supervisor {
         let (router, given) = (instance.router.clone(), Arc::clone(&self.node));
         let (near, takes_own) = (self.near(), self.takes_own());
         let yields = own && self.config.mode == Mode::Auto;
+        let backends = Arc::clone(&self.config.backends);
         let started = tokio::task::spawn_blocking(move || {
             let namespace = instance::namespace(router.as_deref(), &given)?;
-            if yields && !KubeProxy::look_in(&namespace).map_err(Trouble::Look)?.is_empty() {
-                give_way(&namespace)?;
+            let at = Some(namespace.as_fd());
+            // Two would both balance, and one of them is not kept up to date.
+            if yields && backends.others_at_work(at).map_err(Trouble::Look)?.is_some() {
+                backends.remove(at).map_err(Trouble::GiveWay)?;
                 return Ok(None);
             }
             let facts = match own {
                 true => Facts::of_node(takes_own),
                 false => Facts::of_router(&namespace, &node, &near)?,
             };
-            let node = facts.node(own, &node);
-            let running = knit_proxy_nft::start(Some(&namespace), node, setup.options(&facts));
-            running.map(|running| Some((running, namespace.id(), facts))).map_err(Trouble::Start)
+            let running = setup.start(&*backends, &namespace, &node, &facts)?;
+            Ok(Some((running, namespace.id(), facts)))
         });
         let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
             Ok(started) => started,
@@ -232,6 +234,7 @@ impl Supervisor {
                     healthz: self.config.healthz,
                     metrics: self.config.metrics,
                     registries: Arc::clone(&self.registries),
+                    mode: self.config.backends.name(),
                 };
                 instance.started(started, servers);
                 // Not for one that does not start, which is tried again and again.
@@ -254,18 +257,17 @@ impl Supervisor {
     /// Keeps the limits of the connection table where a proxy runs as they should be; what somebody changed is a repair.
     fn keep_limits(&mut self, id: u64) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
-        let first = instance.limits.is_none();
-        let written = instance::namespace(instance.router.as_deref(), &self.node)
-            .map(|namespace| instance.keep_limits(&namespace));
-        match written {
-            Ok(0) => {}
-            Ok(_) if first => {}
-            Ok(written) => self.core.metrics().repaired("sysctls", written as u64),
+        let Ok(namespace) = instance::namespace(instance.router.as_deref(), &self.node) else {
             // The next look says what is wrong with it.
-            Err(trouble) => {
-                let error = &trouble as &dyn std::error::Error;
-                tracing::debug!(error, "the limits of a connection table cannot be looked at");
-            }
+            return;
+        };
+        let first = instance.limits.is_none();
+        if first {
+            instance.limits = self.config.backends.limits(instance.router.is_some());
+        }
+        let written = instance.limits.as_mut().map_or(0, |limits| limits.keep(Some(namespace.as_fd())));
+        if written > 0 && !first {
+            self.core.metrics().repaired("sysctls", written as u64);
         }
     }
 
@@ -286,7 +288,10 @@ impl Supervisor {
                 let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
                 let looked = match instance.router.is_some() {
                     true => out_of_place(instance, proxy, &self.node, (&node, &near)),
-                    false => is_in_the_way(proxy, &self.node, yields, takes_own),
+                    false => {
+                        let others = yields.then_some(&*self.config.backends);
+                        is_in_the_way(proxy, &self.node, others, takes_own)
+                    }
                 };
                 match looked {
                     Ok(false) => {
@@ -545,13 +550,6 @@ fn prepared(
     }
 }
 
-/// Removes our own tables, where kube-proxy serves: two would both balance, and one of them is not kept up to date.
-fn give_way(namespace: &NetNs) -> Result<bool, Trouble> {
-    let table = knit_proxy_nft::Config::default().table;
-    let mut nft = Kernel::open_in(namespace).map_err(Trouble::GiveWay)?;
-    knit_proxy_nft::remove_table(&mut nft, &table).map_err(Trouble::GiveWay)
-}
-
 fn network_of(world: &World, namespace: &str) -> Option<NetworkName> {
     primary_network(world, namespace).map(|name| NetworkName::from(name.as_str()))
 }
@@ -568,11 +566,17 @@ fn out_of_place(
 }
 
 /// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other addresses.
-fn is_in_the_way(proxy: &Proxy, node: &NetNs, yields: bool, takes_own: bool) -> Result<bool, Trouble> {
+fn is_in_the_way(
+    proxy: &Proxy,
+    node: &NetNs,
+    yields_to_others: Option<&dyn Backends>,
+    takes_own: bool,
+) -> Result<bool, Trouble> {
     if node.id() != proxy.namespace || proxy.facts.takes_own != takes_own {
         return Ok(true);
     }
-    Ok(yields && !KubeProxy::look_in(node).map_err(Trouble::Look)?.is_empty())
+    let Some(backends) = yields_to_others else { return Ok(false) };
+    Ok(backends.others_at_work(Some(node.as_fd())).map_err(Trouble::Look)?.is_some())
 }
 
 /// Sends to one that runs. One that has stopped is started again at the next look, with everything.

@@ -63,12 +63,13 @@ pub async fn serve_proxy(
 }
 
 /// Answers /metrics, /healthz and /proxyMode, as kube-proxy does where its metrics are, until it is dropped. `metrics`
-/// is their text.
+/// is their text, `mode` the name of the backend.
 ///
 /// # Errors
 /// When the listener fails for good.
 pub async fn serve_metrics(
     listener: TcpListener,
+    mode: &'static str,
     metrics: impl Fn() -> String + Clone + Send + Sync + 'static,
 ) -> io::Result<()> {
     let error = accept_all(&listener, |stream| {
@@ -81,7 +82,7 @@ pub async fn serve_metrics(
                     reply
                 }
                 "/healthz" => plain(StatusCode::OK, "ok"),
-                "/proxyMode" => plain(StatusCode::OK, "nftables"),
+                "/proxyMode" => plain(StatusCode::OK, mode),
                 _ => plain(StatusCode::NOT_FOUND, "not found; ask for /metrics\n"),
             })
             .await;

@@ -58,6 +58,7 @@ impl Node {
             mode: Mode::Auto,
             healthz: Some(knit_services::HEALTHZ),
             metrics: Some(knit_services::METRICS),
+            backends: Arc::new(knit_proxy_nft::NftBackends),
         };
         let config = AgentConfig {
             core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),

@@ -229,6 +229,7 @@ fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn Servic
         mode,
         healthz: Some(args.services_healthz_addr),
         metrics: Some(args.services_metrics_addr),
+        backends: Arc::new(knit_proxy_nft::NftBackends),
     };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
 }

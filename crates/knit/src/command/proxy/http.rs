@@ -34,7 +34,7 @@ pub async fn listen(address: SocketAddr, what: &str, hard_fail: bool) -> Result<
 }
 
 /// Answers /metrics and what kube-proxy has beside them.
-pub async fn serve_metrics(listener: TcpListener, registry: Arc<Registry>) -> Result<()> {
+pub async fn serve_metrics(listener: TcpListener, mode: &'static str, registry: Arc<Registry>) -> Result<()> {
     let text = move || {
         let mut text = String::new();
         if let Err(error) = prometheus_client::encoding::text::encode(&mut text, &registry) {
@@ -42,5 +42,5 @@ pub async fn serve_metrics(listener: TcpListener, registry: Arc<Registry>) -> Re
         }
         text
     };
-    health::serve_metrics(listener, text).await.context("cannot accept connections for metrics")
+    health::serve_metrics(listener, mode, text).await.context("cannot accept connections for metrics")
 }

@@ -10,14 +10,16 @@ use knit_kernel::nft::Kernel;
 use knit_objects::Objects;
 use knit_output::{Note, note};
 use knit_proxy::backend::Backend;
-use knit_proxy::engine::{Engine, Observer, run};
+use knit_proxy::backends::{BackendSetup, Backends as _, Cleaned};
+use knit_proxy::engine::Observer;
 use knit_proxy::grpc::{self, Link, Stream};
 use knit_proxy::health::{Health, serve_checks, serve_proxy};
 use knit_proxy::metrics::Metrics;
 use knit_proxy::model::NodeInfo;
 use knit_proxy::objects::{Feed, Source};
-use knit_proxy::source::{self, Event, Handle, Stopped};
-use knit_proxy_nft::{Cleaned, Config, KubeProxy, NftBackend};
+use knit_proxy::source::{Event, Handle, Stopped};
+use knit_proxy::start::{Options, start};
+use knit_proxy_nft::{Config, KubeProxy, NftBackends};
 use prometheus_client::registry::Registry;
 use tokio::sync::{oneshot, watch};
 use tracing_subscriber::EnvFilter;
@@ -80,14 +82,15 @@ fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics, stream: &S
         BackendKind::Stream => Box::new(stream.clone()),
         BackendKind::Print => Box::new(print::Print(std::io::stdout())),
         BackendKind::Nftables => {
-            let config = nft_config(settings.common.proxy_name.as_deref());
-            let config = Config { masquerade_bit: 1 << settings.masquerade_bit, ..config };
-            let backend = NftBackend::new(config);
-            let backend = backend.context("cannot program nftables; run as root, or with CAP_NET_ADMIN")?;
             let metrics = metrics.clone();
-            Box::new(backend.on_clean(Box::new(move |cleaned: Cleaned| {
-                metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
-            })))
+            NftBackends.open(BackendSetup {
+                proxy_name: settings.common.proxy_name.as_deref(),
+                masquerade_mark: 1 << settings.masquerade_bit,
+                on_clean: Some(Box::new(move |cleaned: Cleaned| {
+                    metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
+                })),
+                ..BackendSetup::default()
+            })?
         }
     })
 }
@@ -221,20 +224,18 @@ async fn serve_with(
     if let Input::Stream(source) = &input {
         observers.push(source.observer());
     }
-    let mut engine = settings.engine.clone();
-    if args.backend == BackendKind::Nftables && !knit_proxy_nft::kernel_families().v6 {
+    if !backend.families().v6 {
         tracing::info!("this kernel has no IPv6: it is left out");
-        engine.view.families.v6 = false;
     }
-    let engine =
-        Engine::new(engine, NodeInfo::new(&common.node_name), backend).observed_by(Box::new(observers));
-    let (handle, inbox) = source::handle();
     let (ended, mut engine_ended) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("proxy".to_owned()).spawn(move || {
-        run(engine, &inbox);
+    let options = Options {
+        engine: settings.engine.clone(),
+        observers,
         // Nobody listens when the program ends anyway.
-        let _ = ended.send(());
-    })?;
+        on_end: Some(Box::new(move || _ = ended.send(()))),
+    };
+    let running = start(backend, NodeInfo::new(&common.node_name), options)?;
+    let handle = running.handle().clone();
 
     let mut servers = tokio::task::JoinSet::new();
     let (counting, well) = (metrics.clone(), health.clone());
@@ -246,7 +247,7 @@ async fn serve_with(
     let (address, registry) = (settings.metrics, Arc::new(registry));
     servers.spawn(async move {
         let listener = http::listen(address, "metrics", hard).await?;
-        http::serve_metrics(listener, registry).await
+        http::serve_metrics(listener, NftBackends.name(), registry).await
     });
     let watched = stream.clone();
     match stream {
@@ -284,11 +285,11 @@ async fn serve_with(
         Some(ended) = servers.join_next() => ended.context("a server has ended").flatten(),
     };
     feeding.abort();
-    handle.stop();
     if result.is_ok() {
         tracing::info!("stopping; what is in force stays in force");
-        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
     }
+    // It may be busy in the kernel for a while. That it panicked was printed.
+    let _ = tokio::task::spawn_blocking(move || running.stop()).await;
     // Left behind, it is replaced by the next start.
     let _ = std::fs::remove_file(&settings.socket);
     result
