@@ -25,6 +25,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::netns::NetNs;
+use crate::nft::{
+    Chain, Data, Element, ElementValue, Kernel, Nftables as _, Rule, SetState, TableId, TableState,
+    Transaction,
+};
 pub use crate::sandbox::loopback_up;
 use crate::sandbox::{self, forbidden, restrictions, unshare_before_exec};
 
@@ -305,4 +309,52 @@ fn why_forbidden(error: &io::Error) -> String {
 fn read(path: &str) -> String {
     // A file that is not there on this kernel says nothing, which is the answer.
     std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Another element for the same key.
+fn elsewhere(element: &Element) -> Element {
+    let ElementValue::Data(value) = &element.value else { panic!("{element:?} has no value") };
+    let mut bytes = value.as_slice().to_vec();
+    bytes[0] ^= 1;
+    Element { value: ElementValue::Data(Data::from_slice(&bytes)), ..element.clone() }
+}
+
+/// The first set of a table whose name begins like this and that has something in it.
+fn filled<'a>(state: &'a TableState, name: &str) -> &'a SetState {
+    let mut sets = state.sets.values().filter(|set| !set.elements.is_empty());
+    sets.find(|set| set.set.name.starts_with(name)).unwrap_or_else(|| panic!("elements in {name} of {state}"))
+}
+
+/// What others may do to a table: `map` is how a set of it with values begins, `chain` a chain of it with rules.
+///
+/// # Panics
+/// If the table has no such things.
+#[must_use]
+pub fn table_damages(
+    space: &NetNs,
+    id: &TableId,
+    map: &str,
+    chain: &str,
+) -> Vec<(&'static str, Transaction)> {
+    let state = Kernel::open_in(space).expect("nftables").table(id).expect("read").expect("a table");
+    let SetState { set, elements } = filled(&state, map);
+    let element = elements.values().next().expect("an element");
+    let change = |what: &dyn Fn(&mut Transaction)| {
+        let mut tx = Transaction::new();
+        what(&mut tx);
+        tx
+    };
+    vec![
+        ("an element is deleted", change(&|tx| _ = tx.delete_elements(id, set, vec![element.clone()]))),
+        ("an element leads elsewhere", {
+            change(&|tx| {
+                tx.delete_elements(id, set, vec![element.clone()]);
+                tx.create_elements(id, set, vec![elsewhere(element)]);
+            })
+        }),
+        ("a chain is flushed", change(&|tx| _ = tx.flush_chain(id, chain))),
+        ("a rule is added", change(&|tx| _ = tx.insert_rule(id, chain, Rule::new().accept()))),
+        ("a chain is added", change(&|tx| _ = tx.add_chain(id, Chain::regular("strange")))),
+        ("the table is deleted", change(&|tx| _ = tx.delete_table(id))),
+    ]
 }

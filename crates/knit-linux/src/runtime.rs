@@ -7,6 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream;
+use knit_runtime::routers::Routers;
 use knit_runtime::{
     AttachRequest, Attachment, Change, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod,
     Reason, Result, Runtime, SandboxId, Status, Survey, feature,
@@ -17,6 +18,8 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
 use crate::config::Config;
 use crate::core::Core;
+use crate::fail::internal;
+use crate::routers::LinuxRouters;
 
 /// A bug in it, which must not take the agent along.
 const FAILED_INSIDE: &str = "the runtime failed inside: the agent's log says where";
@@ -25,6 +28,7 @@ const FAILED_INSIDE: &str = "the runtime failed inside: the agent's log says whe
 #[derive(Clone, Debug)]
 pub struct LinuxRuntime {
     core: Arc<Core>,
+    routers: Arc<LinuxRouters>,
 }
 
 impl LinuxRuntime {
@@ -36,7 +40,9 @@ impl LinuxRuntime {
     /// # Errors
     /// When the node's network namespace cannot be used.
     pub fn new(config: Config) -> Result<Self> {
-        Core::new(config).map(|core| Self { core: Arc::new(core) })
+        let node = config.namespace.try_clone().map_err(internal("open the node's network namespace"))?;
+        let routers = Arc::new(LinuxRouters { node, vxlan_port: config.vxlan_port });
+        Core::new(config).map(|core| Self { core: Arc::new(core), routers })
     }
 
     /// Work that waits for the kernel. On a worker of a runtime with several it is done right there, while another
@@ -58,6 +64,10 @@ impl LinuxRuntime {
 
 #[async_trait]
 impl Runtime for LinuxRuntime {
+    fn routers(&self) -> Option<Arc<dyn Routers>> {
+        Some(Arc::clone(&self.routers) as Arc<dyn Routers>)
+    }
+
     async fn info(&self) -> Result<Info> {
         let features = [
             feature::NETWORK_SETUP,

@@ -143,14 +143,15 @@ impl Agent {
         let objects = Objects::open(source).await.map_err(objects_failed)?;
         feed::start(&core, &objects, &mut tasks).map_err(objects_failed)?;
         tasks.spawn(feed::keep(core.clone(), boot));
-        if let Some(proxy) = proxy {
-            proxy.follow(&core, &objects, &mut tasks);
-        }
 
         let addresses = wait_for_addresses(&core, node_addresses).await;
         let runtime_failed = |error| StartError::Runtime(Box::new(error));
         let runtime = runtime(addresses).map_err(runtime_failed)?;
         core.runtimes().add(runtime).await.map_err(runtime_failed)?;
+        // Services are served in the routers of a runtime: after it, and before the first Network is set up.
+        if let Some(proxy) = proxy {
+            proxy.follow(&core, &objects, &mut tasks);
+        }
         let limit = core.config().runtime_deadline;
         core.runtimes().refresh(&core.config().runtimes_dir(), limit).await;
         wait_for_objects(&core).await;

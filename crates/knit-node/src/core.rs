@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use knit_ledger::SandboxRecord;
+use knit_runtime::routers::Routers;
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -407,6 +408,12 @@ impl Core {
         self.networks_changed();
     }
 
+    /// The routers of the runtime here that has some which the agent serves Services in.
+    #[must_use]
+    pub fn routers(&self) -> Option<Arc<dyn Routers>> {
+        self.runtimes().all().into_iter().find_map(|(_, runtime)| runtime.routers())
+    }
+
     /// Has the service proxies compare what they made, as runtimes do.
     pub(crate) fn compare_services(&self) {
         self.inner.proxy.iter().for_each(|proxy| proxy.compare());
@@ -416,7 +423,8 @@ impl Core {
         let proxy = self.inner.proxy.as_ref()?;
         let world = self.world().get();
         let runtime = world.networks.get(&network.name).and_then(|n| world.runtime_of(n));
-        if let Some(runtime) = runtime.filter(|name| name != knit_api::names::LINUX_RUNTIME) {
+        let has_routers = |name: &String| self.runtimes().get(name).is_some_and(|r| r.routers().is_some());
+        if let Some(runtime) = runtime.filter(|name| !has_routers(name)) {
             return Some(Box::new(Foreign { runtime }));
         }
         let own = network.name == knit_api::names::DEFAULT_NETWORK;

@@ -3,7 +3,8 @@
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::Conntrack;
-use knit_kernel::nft::{Error, Kernel, Nftables, TableId, Transaction};
+use knit_kernel::nft::{Error, Kernel, Nftables, TableId};
+use knit_kernel::watch::Untouched;
 use knit_proxy::backend::{Backend, Failure, Outcome, Retry};
 use knit_proxy::backends::{MasqueradeAs, OnClean, OnRepair, Repaired};
 use knit_proxy::conntrack::Cleanup;
@@ -14,7 +15,6 @@ use crate::conntrack::delete_stale;
 use crate::families::kernel_families;
 use crate::ip::table_family;
 use crate::layout::Layout;
-use crate::others::{Others, after};
 use crate::table::{FamilyTable, report};
 
 /// The settings of an [`NftBackend`].
@@ -59,7 +59,7 @@ pub struct NftBackend {
     conntrack: Option<Conntrack>,
     /// Where it is; none if nobody else can be there.
     namespace: Option<NetNs>,
-    others: Others,
+    others: Untouched,
     tables: PerFamily<Option<FamilyTable>>,
     /// Why a family is not in force.
     broken: PerFamily<Option<String>>,
@@ -139,7 +139,7 @@ impl NftBackend {
             nft: Box::new(nft),
             conntrack: None,
             namespace: None,
-            others: Others::default(),
+            others: Untouched::default(),
             tables: PerFamily { v4: None, v6: None },
             broken: PerFamily::default(),
             cleaned: 0,
@@ -212,7 +212,7 @@ impl NftBackend {
         *self.tables.get_mut(family) = None;
         *self.broken.get_mut(family) = None;
         let id = TableId::new(table_family(family), self.config.table.as_str());
-        match delete_table(&mut *self.nft, &id) {
+        match self.nft.remove_table(&id) {
             Ok(was_there) => self.commits += usize::from(was_there),
             // A kernel without the family has nothing of it, and cannot say so.
             Err(error) => {
@@ -274,7 +274,7 @@ impl NftBackend {
                 self.remove_family(family);
             }
         }
-        let expected = before.map(|before| after(before, self.commits));
+        let expected = before.map(|before| before.after(self.commits));
         self.others.looked(self.nft.generation().ok().filter(|now| Some(*now) == expected));
         self.clean(&Cleanup::full(state));
         self.outcome(state, failures)
@@ -299,8 +299,9 @@ impl Backend for NftBackend {
     }
 
     fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
-        if let Some(namespace) = &self.namespace {
-            self.others.watch(namespace, &self.config.table, tell);
+        let Some(namespace) = &self.namespace else { return };
+        if let Err(error) = self.others.watch(namespace, &self.config.table, tell) {
+            tracing::warn!(error = report(&error), "changes that others make to the rules are noticed late");
         }
     }
 
@@ -349,18 +350,6 @@ impl std::fmt::Debug for NftBackend {
     }
 }
 
-pub(crate) fn delete_table(nft: &mut dyn Nftables, id: &TableId) -> Result<bool, Error> {
-    if !nft.tables()?.contains(id) {
-        return Ok(false);
-    }
-    let mut tx = Transaction::new();
-    tx.delete_table(id);
-    match nft.commit(&tx) {
-        Err(error) if error.is_not_found() => Ok(false),
-        other => other.map(|()| true),
-    }
-}
-
 /// Deletes the tables of this name in both families: what a proxy leaves behind that is not to come back, ours or
 /// another one's (`kube-proxy`; rule 62). Says whether there were any.
 ///
@@ -369,7 +358,7 @@ pub(crate) fn delete_table(nft: &mut dyn Nftables, id: &TableId) -> Result<bool,
 pub fn remove_table(nft: &mut dyn Nftables, name: &str) -> Result<bool, Error> {
     let mut any = false;
     for family in Family::BOTH {
-        any |= delete_table(nft, &TableId::new(table_family(family), name))?;
+        any |= nft.remove_table(&TableId::new(table_family(family), name))?;
     }
     Ok(any)
 }

@@ -18,7 +18,7 @@
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_kernel::nft::expr::{CmpOp, LookupResult, MetaKey, SetRef};
+use knit_kernel::nft::expr::{LookupResult, MetaKey, SetRef};
 use knit_kernel::nft::{
     AddrType, Chain, ChainKind, ChainState, CtStatus, DynsetOp, Element, Expr, FibFlags, Field, Hook, IfName,
     L4Proto, Mark, Name, NatFlags, Port, Reg, Reject, Rule, RuleState, Scalar, Set, SetState, Table, TableId,
@@ -236,7 +236,7 @@ impl Layout {
                 Some(ranges_rule::<I>(&I::saddr(), ranges(sources.iter().copied(), self.family)))
             }
             PodTraffic::Bridge(name) => Some(Rule::new().eq(field::iifname(), &IfName::new(name))),
-            PodTraffic::InterfacePrefix(prefix) => Some(begins_with(Rule::new(), &field::iifname(), prefix)),
+            PodTraffic::InterfacePrefix(prefix) => Some(Rule::new().begins_with(&field::iifname(), prefix)),
         }
     }
 
@@ -298,7 +298,7 @@ impl Layout {
             rules.push(to_own_address().goto(OWN_ADDRESS));
         }
         if let Some(prefix) = self.routers.as_deref().filter(|_| behaviour.not_routers) {
-            rules.push(begins_with(from_ours(), &field::iifname(), prefix).ret());
+            rules.push(from_ours().begins_with(&field::iifname(), prefix).ret());
         }
         if behaviour.checked {
             let source = (I::daddr(), field::l4proto(), field::th_dport(), I::saddr());
@@ -353,18 +353,10 @@ fn to_own_address() -> Rule {
 }
 
 /// A packet came in by a link of Knit's own: a pod's, or a router's.
-pub(crate) fn from_ours() -> Rule {
+fn from_ours() -> Rule {
     // Without the bit that the group of a link has which is about to be deleted.
     let group = |bits: u32| Mark(bits & !1);
     Rule::new().masked_eq(field::iifgroup(), &group(u32::MAX), &group(owner::GROUP))
-}
-
-/// Matches interfaces whose names begin like this.
-pub(crate) fn begins_with(rule: Rule, field: &Field<IfName>, prefix: &str) -> Rule {
-    let data = IfName::new(prefix).bytes();
-    let used = prefix.len().min(15);
-    let data = knit_kernel::nft::Data::from_slice(&data.as_slice()[..used]);
-    rule.load_at(Reg::FIRST, field).expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data })
 }
 
 fn affinity_name(set: u32) -> Name {

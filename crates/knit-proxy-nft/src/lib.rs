@@ -45,9 +45,7 @@ mod ip;
 mod kube_proxy;
 mod layout;
 mod limits;
-mod others;
 mod ports;
-mod steer;
 mod sticky;
 mod table;
 
@@ -56,4 +54,3 @@ pub use backends::NftBackends;
 pub use families::kernel_families;
 pub use kube_proxy::{KubeProxy, LookError};
 pub use limits::{Limits, RefusedLimits};
-pub use steer::{Chosen, Place, SteerError, SteerTable, Steered};

@@ -1,21 +1,17 @@
-//! Against the kernel: what others do to the tables of Services and of steering is found by comparing, without a
-//! notification; it is put right, counted as what it is, and not looked for where nobody can have been.
+//! Against the kernel: what others do to the tables of Services is found by comparing, without a notification; it
+//! is put right, counted as what it is, and not looked for where nobody can have been.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use knit_kernel::NetNs;
-use knit_kernel::nft::{
-    Chain, Data, Element, ElementValue, Family as TableFamily, Kernel, Nftables, Rule, SetState, TableId,
-    TableState, Transaction,
-};
-use knit_kernel::testing::{as_stranger, eventually, in_namespaces, namespace};
+use knit_kernel::nft::{Chain, Family as TableFamily, Kernel, Nftables, TableId, Transaction};
+use knit_kernel::testing::{as_stranger, eventually, in_namespaces, namespace, table_damages};
 use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
 use knit_proxy::view::{View, ViewConfig};
-use knit_proxy_nft::{Chosen, Config, NftBackend, Place, SteerTable, Steered};
+use knit_proxy_nft::{Config, NftBackend};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -54,52 +50,9 @@ fn services() -> TableId {
     TableId::new(TableFamily::Ip, "knit-proxy")
 }
 
-fn steering() -> TableId {
-    TableId::new(TableFamily::Inet, "knit-steer")
-}
-
 fn read(space: &NetNs, id: &TableId) -> String {
     let table = Kernel::open_in(space).expect("nftables").table(id).expect("read");
     table.expect("the table is there").without_handles().to_string()
-}
-
-/// Another element for the same key.
-fn elsewhere(element: &Element) -> Element {
-    let ElementValue::Data(value) = &element.value else { panic!("{element:?} has no value") };
-    let mut bytes = value.as_slice().to_vec();
-    bytes[0] ^= 1;
-    Element { value: ElementValue::Data(Data::from_slice(&bytes)), ..element.clone() }
-}
-
-/// The first set of a table whose name begins like this and that has something in it.
-fn filled<'a>(state: &'a TableState, name: &str) -> &'a SetState {
-    let mut sets = state.sets.values().filter(|set| !set.elements.is_empty());
-    sets.find(|set| set.set.name.starts_with(name)).unwrap_or_else(|| panic!("elements in {name} of {state}"))
-}
-
-/// What others may do to a table: `map` is a set of it with values, `chain` a chain of it with rules.
-fn damages(space: &NetNs, id: &TableId, map: &str, chain: &str) -> Vec<(&'static str, Transaction)> {
-    let state = Kernel::open_in(space).expect("nftables").table(id).expect("read").expect("a table");
-    let SetState { set, elements } = filled(&state, map);
-    let element = elements.values().next().expect("an element");
-    let change = |what: &dyn Fn(&mut Transaction)| {
-        let mut tx = Transaction::new();
-        what(&mut tx);
-        tx
-    };
-    vec![
-        ("an element is deleted", change(&|tx| _ = tx.delete_elements(id, set, vec![element.clone()]))),
-        ("an element leads elsewhere", {
-            change(&|tx| {
-                tx.delete_elements(id, set, vec![element.clone()]);
-                tx.create_elements(id, set, vec![elsewhere(element)]);
-            })
-        }),
-        ("a chain is flushed", change(&|tx| _ = tx.flush_chain(id, chain))),
-        ("a rule is added", change(&|tx| _ = tx.insert_rule(id, chain, Rule::new().accept()))),
-        ("a chain is added", change(&|tx| _ = tx.add_chain(id, Chain::regular("strange")))),
-        ("the table is deleted", change(&|tx| _ = tx.delete_table(id))),
-    ]
 }
 
 fn commit_as_stranger(space: &NetNs, tx: &Transaction) {
@@ -123,7 +76,7 @@ fn damage_to_the_tables_of_services_is_found_by_comparing_and_counted_once() {
         assert_eq!(repairs.load(Ordering::Relaxed), 0, "to begin is no repair");
         let before = read(&space, &services());
         for (count, (what, damage)) in
-            damages(&space, &services(), "endpoints", "services").iter().enumerate()
+            table_damages(&space, &services(), "endpoints", "services").iter().enumerate()
         {
             assert!(backend.is_intact(), "before {what}");
             commit_as_stranger(&space, damage);
@@ -196,39 +149,5 @@ fn tables_that_nobody_touched_are_not_read_again_whatever_others_do_to_theirs() 
         assert_eq!(backend.sync(view.current()), Outcome::Done);
         assert_eq!(repairs.load(Ordering::Relaxed), 0);
         eventually("it is known again", SOON, || backend.is_intact());
-    });
-}
-
-#[test]
-fn damage_to_the_table_of_steering_is_found_by_comparing_and_counted() {
-    in_namespaces(|| {
-        let space = namespace();
-        let mut table = SteerTable::new_in(&space, "knit-steer", 0x10_0000, "up-").expect("a table");
-        let place = |port| Place { address: [192, 0, 2, 1].into(), protocol: Protocol::Tcp, port };
-        let to = |port: u16| Steered {
-            to: ([169, 254, 192, 2], port).into(),
-            sources: None,
-            chosen: Chosen::ByOperator,
-        };
-        let mut wanted = BTreeMap::from([(place(30080), to(30080)), (place(30090), to(30090))]);
-        let (none, all) = (BTreeSet::new(), wanted.keys().copied().collect());
-        table.set(&wanted, &all).expect("written");
-        let before = read(&space, &steering());
-        for (what, damage) in damages(&space, &steering(), "node", "steer") {
-            assert!(table.is_intact(), "before {what}");
-            commit_as_stranger(&space, &damage);
-            assert!(!table.is_intact(), "{what}");
-            table.look_again();
-            table.set(&wanted, &none).expect("put right");
-            assert_eq!(read(&space, &steering()), before, "{what}");
-            assert!(table.take_repairs() > 0, "{what}");
-        }
-        // What is wanted besides is no repair.
-        wanted.insert(place(30100), to(30100));
-        commit_as_stranger(&space, &elsewhere_in_the_rule_set("firewall"));
-        table.look_again();
-        table.set(&wanted, &BTreeSet::from([place(30100)])).expect("written");
-        assert_eq!(table.take_repairs(), 0);
-        assert!(read(&space, &steering()).contains("30100"));
     });
 }

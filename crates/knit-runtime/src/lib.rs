@@ -6,6 +6,7 @@
 
 mod error;
 mod request;
+pub mod routers;
 mod runtime;
 mod types;
 pub mod wire;

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use crate::error::{Error, Reason, Result};
 use crate::request::{AttachRequest, Pod};
+use crate::routers::Routers;
 use crate::types::{Attachment, InterfaceName, Network, SandboxId};
 
 /// Something that can join pods to Networks.
@@ -78,6 +80,12 @@ pub trait Runtime: Send + Sync {
     /// the last call: time for a [`survey`](Self::survey). A runtime that is not told of such things never returns.
     async fn disturbed(&self) -> Disturbance {
         std::future::pending().await
+    }
+
+    /// Its routers on this node, for the agent's services. None: it has none that the agent could serve Services in, and
+    /// does that itself or not at all.
+    fn routers(&self) -> Option<Arc<dyn Routers>> {
+        None
     }
 }
 

@@ -17,16 +17,17 @@ use knit_proxy::health::{
     CheckPlaces, Health, bind, is_no_family, serve_checks_at, serve_metrics, serve_proxy,
 };
 use knit_proxy::metrics::Metrics;
-use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem, Protocol};
+use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
 use knit_proxy::start::{Options, Running, start};
 use knit_proxy::view::{LocalTraffic, NodePorts, PortKey, PortView, ViewConfig};
 use knit_runtime::Network;
+use knit_runtime::routers::Routers;
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::internal_ports::TUNNEL_PORT;
+use crate::internal_ports::reserved;
 use crate::services::Registries;
 use crate::steering::Ends;
 
@@ -111,7 +112,7 @@ pub(crate) enum Trouble {
     Start(std::io::Error),
     Look(OpenError),
     GiveWay(OpenError),
-    Links(knit_kernel::Error),
+    Uplink(knit_runtime::Error),
 }
 
 /// Turns what an engine does into a state and a log.
@@ -234,8 +235,13 @@ impl Facts {
     }
 
     /// Looks at a router's namespace; `node` are the addresses of the node, `near` those of its own pods.
-    pub(crate) fn of_router(router: &NetNs, node: &NodeInfo, near: &[IpNet]) -> Result<Self, Trouble> {
-        let router = knit_linux::router_uplink(router).map_err(Trouble::Links)?;
+    pub(crate) fn of_router(
+        routers: &dyn Routers,
+        router: &NetNs,
+        node: &NodeInfo,
+        near: &[IpNet],
+    ) -> Result<Self, Trouble> {
+        let router = routers.uplink(router.as_fd()).map_err(Trouble::Uplink)?;
         let node: Vec<IpAddr> = Family::BOTH.into_iter().filter_map(|family| node.primary(family)).collect();
         let near = node.iter().copied().map(IpNet::from).chain(near.iter().copied()).collect();
         Ok(Self { ends: Ends { router, node }, near, takes_own: false })
@@ -256,7 +262,7 @@ impl Setup {
     /// Starts the proxy in a namespace.
     pub(crate) fn start(
         self,
-        backends: &dyn Backends,
+        (backends, routers): (&dyn Backends, &dyn Routers),
         namespace: &NetNs,
         node: &NodeInfo,
         facts: &Facts,
@@ -264,7 +270,7 @@ impl Setup {
         let network = self.network;
         let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
         let mut view = ViewConfig {
-            reserved: vec![(Protocol::Udp, TUNNEL_PORT)],
+            reserved: reserved(routers),
             network: NetworkName::from(network.name.as_str()),
             local_traffic: LocalTraffic::Sources(subnets.clone()),
             exempt_vips: network.cluster_service_ips,
@@ -280,7 +286,7 @@ impl Setup {
             ..BackendSetup::default()
         };
         if self.own {
-            setup.routers = Some(knit_linux::UPLINK_PREFIX.to_owned());
+            setup.routers = Some(routers.uplink_prefix());
             setup.keeps_own_addresses = !facts.takes_own;
         } else {
             let ends = facts.ends.router.iter().chain(&facts.ends.node).copied();
@@ -446,7 +452,7 @@ impl std::fmt::Display for Trouble {
             Self::GiveWay(_) => {
                 "the tables of this agent cannot be removed, although kube-proxy serves this node"
             }
-            Self::Links(_) => "the links of a namespace cannot be read",
+            Self::Uplink(_) => "it cannot be said where a router is reached",
         })
     }
 }
@@ -458,7 +464,7 @@ impl std::error::Error for Trouble {
             Self::Objects(error) => error,
             Self::Start(error) => error,
             Self::Open(error) | Self::Look(error) | Self::GiveWay(error) => error,
-            Self::Links(error) => error,
+            Self::Uplink(error) => error,
         })
     }
 }

@@ -8,12 +8,14 @@ use std::collections::HashMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use knit_kernel::link::Vxlan;
 use knit_proxy::model::{Protocol, Service, ServiceName};
+use knit_runtime::routers::Routers;
 
 /// The ports of one router.
 #[derive(Debug)]
 pub(crate) struct InternalPorts {
+    /// Ports that nobody is given.
+    reserved: Reserved,
     /// Who has a port.
     taken: HashMap<(Protocol, u16), Owner>,
     /// What was given to whom.
@@ -33,18 +35,18 @@ const FIRST: u16 = 1024;
 /// away again.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 
-/// The port of the tunnels between nodes: no Service has it, neither on a node nor in a router.
-pub(crate) const TUNNEL_PORT: u16 = Vxlan::PORT;
+/// Ports that are a runtime's own, such as that of the tunnels between nodes: no Service has them, neither on a node nor in
+/// a router.
+pub(crate) type Reserved = Vec<(Protocol, u16)>;
 
-/// Whether a port is the tunnels'.
-pub(crate) fn is_tunnels(protocol: Protocol, port: u16) -> bool {
-    protocol == Protocol::Udp && port == TUNNEL_PORT
-}
-
-impl Default for InternalPorts {
-    fn default() -> Self {
-        Self { taken: HashMap::new(), given: HashMap::new(), next: FIRST }
-    }
+/// The ports that are a runtime's own.
+pub(crate) fn reserved(routers: &dyn Routers) -> Reserved {
+    let protocol = |protocol| match protocol {
+        knit_runtime::Protocol::Tcp => Protocol::Tcp,
+        knit_runtime::Protocol::Udp => Protocol::Udp,
+        knit_runtime::Protocol::Sctp => Protocol::Sctp,
+    };
+    routers.reserved_ports().into_iter().map(|(of, port)| (protocol(of), port)).collect()
 }
 
 /// Whether clients outside reach a Service by more than node ports.
@@ -60,13 +62,22 @@ pub(crate) fn is_external(service: &Service, open: bool) -> bool {
 }
 
 impl InternalPorts {
+    /// The ports of one router, of which some are not to be had.
+    pub(crate) fn new(reserved: Reserved) -> Self {
+        Self { reserved, taken: HashMap::new(), given: HashMap::new(), next: FIRST }
+    }
+
+    fn is_reserved(&self, protocol: Protocol, port: u16) -> bool {
+        self.reserved.contains(&(protocol, port))
+    }
+
     /// Gives a Service the ports that it lacks. Answers with the Services that lost theirs, because this one names it:
     /// they are to be prepared again.
     pub(crate) fn prepare(&mut self, service: &mut Service) -> Vec<ServiceName> {
         self.taken.retain(|_, owner| owner.service != service.name);
         let mut evicted = Vec::new();
         for port in &mut service.ports {
-            port.node_port = port.node_port.filter(|number| !is_tunnels(port.protocol, number.get()));
+            port.node_port = port.node_port.filter(|number| !self.is_reserved(port.protocol, number.get()));
         }
         for port in &service.ports {
             let Some(number) = port.node_port else { continue };
@@ -108,7 +119,7 @@ impl InternalPorts {
         for _ in FIRST..=u16::MAX {
             let number = self.next;
             self.next = number.checked_add(1).unwrap_or(FIRST);
-            let free = !NODE_PORTS.contains(&number) && !is_tunnels(protocol, number);
+            let free = !NODE_PORTS.contains(&number) && !self.is_reserved(protocol, number);
             if free && !self.taken.contains_key(&(protocol, number)) {
                 return Some(number);
             }
@@ -140,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_service_without_a_node_port_gets_one_and_keeps_it() {
-        let mut ports = InternalPorts::default();
+        let mut ports = InternalPorts::new(Vec::new());
         assert_eq!(prepared(&mut ports, service("a/plain", 0, false)), (None, vec![]));
         assert_eq!(prepared(&mut ports, service("a/node", 30080, true)), (Some(30080), vec![]));
         assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(FIRST), vec![]));
@@ -152,14 +163,16 @@ mod tests {
 
     #[test]
     fn nobody_is_given_a_port_that_the_api_server_gives_others() {
-        let mut ports = InternalPorts { next: 29_999, ..InternalPorts::default() };
+        let mut ports = InternalPorts { next: 29_999, ..InternalPorts::new(Vec::new()) };
         assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(29_999), vec![]));
         assert_eq!(prepared(&mut ports, service("a/two", 0, true)), (Some(32_768), vec![]));
     }
 
     #[test]
     fn nobody_is_given_the_port_of_the_tunnels() {
-        let mut ports = InternalPorts { next: TUNNEL_PORT, ..InternalPorts::default() };
+        const TUNNEL_PORT: u16 = 4789;
+        let mut ports = InternalPorts::new(vec![(Protocol::Udp, TUNNEL_PORT)]);
+        ports.next = TUNNEL_PORT;
         let udp = |node_port| {
             let mut service = service("a/udp", node_port, true);
             service.ports[0].protocol = Protocol::Udp;
@@ -175,7 +188,7 @@ mod tests {
 
     #[test]
     fn who_names_a_port_has_it() {
-        let mut ports = InternalPorts::default();
+        let mut ports = InternalPorts::new(Vec::new());
         assert_eq!(prepared(&mut ports, service("a/one", 0, true)), (Some(FIRST), vec![]));
         let named = prepared(&mut ports, service("a/two", FIRST, false));
         assert_eq!(named, (Some(FIRST), vec!["a/one".to_owned()]));

@@ -110,8 +110,12 @@ impl ServiceProxy for Services {
     fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) {
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((config, inbox)) = start else { return };
+        let Some(routers) = core.routers() else {
+            tracing::error!("no network runtime of this node has routers that Services could be served in");
+            return;
+        };
         let shared = (Arc::clone(&self.registries), Arc::clone(&self.node_ports));
-        match Supervisor::new(config, core.clone(), objects, shared) {
+        match Supervisor::new(config, core.clone(), routers, objects, shared) {
             Ok(supervisor) => drop(tasks.spawn(supervisor.run(inbox))),
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "Services cannot be followed");

@@ -1,15 +1,12 @@
 //! The thread that writes what leads into routers to the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use knit_kernel::NetNs;
 use knit_node::level::{Backoff, Turn};
-use knit_proxy_nft::{Place, SteerError, SteerTable, Steered};
-
-/// The name of the table.
-const TABLE: &str = "knit-steer";
+use knit_runtime::routers::{Entrance, Routers, Steered, Steering};
 
 /// How long to wait before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -29,7 +26,7 @@ pub(crate) type OnRepair = Box<dyn Fn() + Send>;
 /// What the thread is told.
 enum News {
     /// These places lead elsewhere now.
-    Changed(Vec<(Place, Option<Steered>)>),
+    Changed(Vec<(Entrance, Option<Steered>)>),
     /// Somebody else changed the table.
     Touched,
     /// The table is to be compared with what it should be.
@@ -39,13 +36,13 @@ enum News {
 }
 
 struct Work {
-    namespace: NetNs,
+    routers: Arc<dyn Routers>,
     /// For those who hear of changes by others.
     tell: Sender<News>,
     on_repair: OnRepair,
-    table: Option<SteerTable>,
-    wanted: BTreeMap<Place, Steered>,
-    changed: BTreeSet<Place>,
+    table: Option<Box<dyn Steering>>,
+    wanted: BTreeMap<Entrance, Steered>,
+    changed: BTreeSet<Entrance>,
     /// It failed, and that was said.
     failing: bool,
     /// How often the table is put right that others change.
@@ -55,15 +52,15 @@ struct Work {
 }
 
 impl Steerer {
-    /// Starts it for the node's namespace, with all that is wanted now.
+    /// Starts it for the routers of a runtime, with all that is wanted now.
     pub(crate) fn start(
-        namespace: NetNs,
-        wanted: BTreeMap<Place, Steered>,
+        routers: Arc<dyn Routers>,
+        wanted: BTreeMap<Entrance, Steered>,
         on_repair: OnRepair,
     ) -> std::io::Result<Self> {
         let (updates, inbox) = channel();
         let work = Work {
-            namespace,
+            routers,
             tell: updates.clone(),
             on_repair,
             table: None,
@@ -78,7 +75,7 @@ impl Steerer {
     }
 
     /// These places lead elsewhere now.
-    pub(crate) fn update(&self, changes: Vec<(Place, Option<Steered>)>) {
+    pub(crate) fn update(&self, changes: Vec<(Entrance, Option<Steered>)>) {
         // It never ends before this one does.
         let _ = self.updates.send(News::Changed(changes));
     }
@@ -123,7 +120,7 @@ impl Work {
         }
     }
 
-    fn take(&mut self, (place, to): (Place, Option<Steered>)) {
+    fn take(&mut self, (place, to): (Entrance, Option<Steered>)) {
         self.changed.insert(place);
         match to {
             Some(to) => self.wanted.insert(place, to),
@@ -149,7 +146,7 @@ impl Work {
         match self.repairs.turn(&(), now) {
             Turn::Later(at) => return Some(at.saturating_duration_since(now)),
             Turn::Now { first: true, fight: true } => {
-                tracing::warn!("somebody else changes table {TABLE} again and again");
+                tracing::warn!("somebody else changes what leads into routers again and again");
             }
             Turn::Now { .. } => {}
         }
@@ -184,22 +181,21 @@ impl Work {
         }
     }
 
-    fn write(&mut self) -> Result<(), SteerError> {
+    fn write(&mut self) -> knit_runtime::Result<()> {
         let table = match &mut self.table {
             Some(table) => table,
             none => {
-                let (mark, uplinks) = (knit_linux::STEERED, knit_linux::UPLINK_PREFIX);
-                let table = none.insert(SteerTable::new_in(&self.namespace, TABLE, mark, uplinks)?);
+                let mut table = self.routers.steering()?;
                 let tell = self.tell.clone();
                 // It ends when the thread does.
-                table.watch(&self.namespace, Box::new(move || drop(tell.send(News::Touched))));
-                table
+                table.watch(Box::new(move || _ = tell.send(News::Touched)));
+                none.insert(table)
             }
         };
-        let written = table.set(&self.wanted, &self.changed).map(|_| ());
+        let written = table.set(&self.wanted, &self.changed);
         let repairs = table.take_repairs();
         if repairs > 0 {
-            tracing::warn!("somebody else changed table {TABLE}; {repairs} changes put it right");
+            tracing::warn!("somebody else changed what leads into routers; {repairs} changes put it right");
             (self.on_repair)();
         }
         written

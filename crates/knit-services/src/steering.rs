@@ -13,14 +13,24 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
 use knit_proxy::view::{FrontendKind, PortKey, PortView, Sources};
-use knit_proxy_nft::{Chosen, Place, Steered};
+use knit_runtime::routers::{Chosen, Entrance, Steered};
 
 use crate::forbidden::{Forbidden, Whose};
-use crate::internal_ports::{TUNNEL_PORT, is_tunnels};
+use crate::internal_ports::Reserved;
+
+/// Where clients come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Place {
+    pub address: IpAddr,
+    pub protocol: Protocol,
+    pub port: u16,
+}
 
 /// All places, and who wants them.
 #[derive(Debug, Default)]
 pub(crate) struct Steering {
+    /// Ports that nobody has.
+    reserved: Reserved,
     claims: HashMap<Place, BTreeMap<Rank, Claim>>,
     /// What is claimed by whom, to take it back.
     by_owner: BTreeMap<Owner, Vec<(Place, Rank)>>,
@@ -79,7 +89,7 @@ enum Objection {
     /// This node has it, and no Node lists it. The Service's Network could allow that, if it says so.
     Unlisted { allowable: bool },
     /// The tunnels have it; said of a node port, or of a Service's own port.
-    Tunnel { node_port: bool },
+    Tunnel { protocol: Protocol, port: u16, node_port: bool },
 }
 
 /// Why somebody does not get a place.
@@ -105,6 +115,18 @@ pub(crate) struct Ends {
     pub node: Vec<IpAddr>,
 }
 
+impl Place {
+    /// As the runtime has it.
+    fn entrance(self) -> Entrance {
+        let protocol = match self.protocol {
+            Protocol::Tcp => knit_runtime::Protocol::Tcp,
+            Protocol::Udp => knit_runtime::Protocol::Udp,
+            Protocol::Sctp => knit_runtime::Protocol::Sctp,
+        };
+        Entrance { address: self.address, protocol, port: self.port }
+    }
+}
+
 impl Ends {
     fn of(addresses: &[IpAddr], family: Family) -> Option<IpAddr> {
         addresses.iter().copied().find(|address| Family::of(*address) == family)
@@ -112,6 +134,15 @@ impl Ends {
 }
 
 impl Steering {
+    /// Nobody has any place yet, and nobody gets the ports that are reserved.
+    pub(crate) fn new(reserved: Reserved) -> Self {
+        Self { reserved, ..Self::default() }
+    }
+
+    fn is_reserved(&self, protocol: Protocol, port: u16) -> bool {
+        self.reserved.contains(&(protocol, port))
+    }
+
     /// A port of a Service is in force in a router like this; none: no longer.
     pub(crate) fn set_port(
         &mut self,
@@ -137,14 +168,16 @@ impl Steering {
             };
             if let Some(port) = service.ports.iter().find(|port| port.name == key.port) {
                 let of_family = |address: &IpAddr| Family::of(*address) == key.family;
-                let tunnels = is_tunnels(key.protocol, port.port);
+                let tunnels = self.is_reserved(key.protocol, port.port);
                 let taken = |address: &IpAddr| tunnels || self.forbidden.whose(*address).is_some();
                 let external = service.external_ips.iter().copied().filter(of_family).filter(taken);
                 external.for_each(|address| refuse(address, port.port, FrontendKind::ExternalIp));
                 let balanced = service.load_balancer_ips.iter().copied().filter(of_family);
                 let balanced = balanced.filter(|_| tunnels);
                 balanced.for_each(|address| refuse(address, port.port, FrontendKind::LoadBalancerIp));
-                if let Some(number) = port.node_port.filter(|number| is_tunnels(key.protocol, number.get())) {
+                if let Some(number) =
+                    port.node_port.filter(|number| self.is_reserved(key.protocol, number.get()))
+                {
                     let node = Ends::of(&ends.node, key.family);
                     node.into_iter().for_each(|node| refuse(node, number.get(), FrontendKind::NodePort));
                 }
@@ -184,7 +217,7 @@ impl Steering {
             };
             service.external_ips.iter().for_each(|a| add(FrontendKind::ExternalIp, a, port.port));
             service.load_balancer_ips.iter().for_each(|a| add(FrontendKind::LoadBalancerIp, a, port.port));
-            let counts = |number: u16| contested || is_tunnels(port.protocol, number);
+            let counts = |number: u16| contested || self.is_reserved(port.protocol, number);
             if let Some(number) = port.node_port.filter(|number| counts(number.get())) {
                 node.iter().for_each(|address| add(FrontendKind::NodePort, address, number.get()));
             }
@@ -238,14 +271,14 @@ impl Steering {
     }
 
     /// All that leads into routers.
-    pub(crate) fn wanted(&self) -> &BTreeMap<Place, Steered> {
-        &self.wanted
+    pub(crate) fn wanted(&self) -> BTreeMap<Entrance, Steered> {
+        self.wanted.iter().map(|(place, to)| (place.entrance(), to.clone())).collect()
     }
 
     /// What is another one since the last call.
-    pub(crate) fn take_changed(&mut self) -> Vec<(Place, Option<Steered>)> {
+    pub(crate) fn take_changed(&mut self) -> Vec<(Entrance, Option<Steered>)> {
         let changed = std::mem::take(&mut self.changed);
-        changed.into_iter().map(|place| (place, self.wanted.get(&place).cloned())).collect()
+        changed.into_iter().map(|place| (place.entrance(), self.wanted.get(&place).cloned())).collect()
     }
 
     /// Services that were refused something else since the last call, and what they are refused now.
@@ -302,8 +335,9 @@ impl Steering {
     /// Why a claim does not count; none if it does.
     fn objection(&self, place: &Place, claim: &Claim) -> Option<Objection> {
         let Claim { network, kind, to } = claim;
-        if is_tunnels(place.protocol, place.port) {
-            return Some(Objection::Tunnel { node_port: *kind == FrontendKind::NodePort });
+        if self.is_reserved(place.protocol, place.port) {
+            let node_port = *kind == FrontendKind::NodePort;
+            return Some(Objection::Tunnel { protocol: place.protocol, port: place.port, node_port });
         }
         let default = *network == NetworkName::default();
         if default && self.left_to_others {
@@ -384,7 +418,7 @@ impl From<Objection> for Refusal {
 
 impl fmt::Display for Objection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let other = match self {
+        let (protocol, port, node_port) = match self {
             Self::InCluster => {
                 return f.write_str("the address is inside a Network or a range of service addresses");
             }
@@ -402,12 +436,13 @@ impl fmt::Display for Objection {
                 let allow = ", or set spec.services.nodeAddresses: Allow of the Service's Network";
                 return f.write_str(if *allowable { allow } else { "" });
             }
-            Self::Tunnel { node_port: true } => "give the Service another nodePort",
-            Self::Tunnel { node_port: false } => "give the Service another port",
+            Self::Tunnel { protocol, port, node_port } => (protocol, port, *node_port),
         };
+        let what = if node_port { "nodePort" } else { "port" };
         write!(
             f,
-            "UDP port {TUNNEL_PORT} is the port of the tunnels between nodes, which all Networks share; {other}"
+            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give the \
+             Service another {what}"
         )
     }
 }

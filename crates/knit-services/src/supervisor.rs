@@ -15,17 +15,18 @@ use knit_node::resolve::primary_network;
 use knit_node::world::World;
 use knit_objects::Objects;
 use knit_proxy::backends::Backends;
-use knit_proxy::model::{NetworkName, NodeInfo, ServiceName};
+use knit_proxy::model::{NetworkName, NodeInfo, Protocol, ServiceName};
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
 use knit_runtime::Network;
+use knit_runtime::routers::Routers;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::forbidden::Forbidden;
 use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Trouble};
-use crate::internal_ports::{InternalPorts, is_external};
+use crate::internal_ports::{InternalPorts, Reserved, is_external, reserved};
 use crate::node_ports::NodePorts;
 use crate::refusals::Refusals;
 use crate::services::{Command, Config, Mode, Registries};
@@ -48,6 +49,8 @@ mod permissions;
 pub(crate) struct Supervisor {
     config: Config,
     node: Arc<NetNs>,
+    /// The routers of the runtime that makes them.
+    routers: Arc<dyn Routers>,
     core: Core,
     feed: Feed,
     table: Table,
@@ -59,6 +62,8 @@ pub(crate) struct Supervisor {
     node_ports: Arc<Mutex<NodePorts>>,
     /// Ports of routers that stand for Services without a node port.
     internal: BTreeMap<NetworkName, InternalPorts>,
+    /// Ports that no Service has.
+    reserved: Reserved,
     steering: Steering,
     refusals: Refusals,
     steerer: Option<Steerer>,
@@ -73,6 +78,7 @@ impl Supervisor {
     pub(crate) fn new(
         config: Config,
         core: Core,
+        routers: Arc<dyn Routers>,
         objects: &Objects,
         (registries, node_ports): (Registries, Arc<Mutex<NodePorts>>),
     ) -> Result<Self, Trouble> {
@@ -83,12 +89,14 @@ impl Supervisor {
         let shown = core.clone();
         let changed: Changed = Arc::new(move || shown.networks_changed());
         let (news, inbox) = mpsc::unbounded_channel();
-        let mut steering = Steering::default();
+        let reserved = reserved(&*routers);
+        let mut steering = Steering::new(reserved.clone());
         // Until it is known.
         steering.set_left_to_others(config.mode == Mode::Auto);
         Ok(Self {
             config,
             node,
+            routers,
             core,
             feed,
             table: Table::default(),
@@ -98,6 +106,7 @@ impl Supervisor {
             registries,
             node_ports,
             internal: BTreeMap::new(),
+            reserved,
             steering,
             refusals,
             steerer: None,
@@ -206,7 +215,7 @@ impl Supervisor {
         let (router, given) = (instance.router.clone(), Arc::clone(&self.node));
         let (near, takes_own) = (self.near(), self.takes_own());
         let yields = own && self.config.mode == Mode::Auto;
-        let backends = Arc::clone(&self.config.backends);
+        let (backends, routers) = (Arc::clone(&self.config.backends), Arc::clone(&self.routers));
         let started = tokio::task::spawn_blocking(move || {
             let namespace = instance::namespace(router.as_deref(), &given)?;
             let at = Some(namespace.as_fd());
@@ -217,9 +226,9 @@ impl Supervisor {
             }
             let facts = match own {
                 true => Facts::of_node(takes_own),
-                false => Facts::of_router(&namespace, &node, &near)?,
+                false => Facts::of_router(&*routers, &namespace, &node, &near)?,
             };
-            let running = setup.start(&*backends, &namespace, &node, &facts)?;
+            let running = setup.start((&*backends, &*routers), &namespace, &node, &facts)?;
             Ok(Some((running, namespace.id(), facts)))
         });
         let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
@@ -287,7 +296,7 @@ impl Supervisor {
             if let Some(proxy) = &instance.running {
                 let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
                 let looked = match instance.router.is_some() {
-                    true => out_of_place(instance, proxy, &self.node, (&node, &near)),
+                    true => out_of_place(instance, proxy, (&self.node, &*self.routers), (&node, &near)),
                     false => {
                         let others = yields.then_some(&*self.config.backends);
                         is_in_the_way(proxy, &self.node, others, takes_own)
@@ -346,7 +355,7 @@ impl Supervisor {
     fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
         let before = seen.replace(Arc::clone(world));
         if !before.as_ref().is_some_and(|seen| Forbidden::same(seen, world)) {
-            let forbidden = Forbidden::of(world);
+            let forbidden = Forbidden::of(world, &self.routers.uplink_ranges());
             self.steering.set_forbidden(forbidden.clone());
             let filtered = self.table.set_forbidden(forbidden);
             if self.told.is_some() {
@@ -389,7 +398,7 @@ impl Supervisor {
         {
             self.keep_networks();
         }
-        for event in prepared(&mut self.internal, &self.table, network, event) {
+        for event in prepared(&mut self.internal, &self.reserved, &self.table, network, event) {
             self.instances.values_mut().filter(|i| i.name() == *network).for_each(|i| send(i, event.clone()));
         }
     }
@@ -400,7 +409,7 @@ impl Supervisor {
         let name = instance.name();
         let node = self.table.node().map(|node| Event::SetNode(Box::new(node.clone())));
         for event in node.into_iter().chain(self.table.replay(&name)) {
-            for event in prepared(&mut self.internal, &self.table, &name, event) {
+            for event in prepared(&mut self.internal, &self.reserved, &self.table, &name, event) {
                 send(instance, event);
             }
         }
@@ -418,7 +427,7 @@ impl Supervisor {
             // Nobody was told anything yet.
             let _ = self.permit(&world);
             let _ = self.table.reassign(|namespace| network_of(&world, namespace));
-            let forbidden = Forbidden::of(&world);
+            let forbidden = Forbidden::of(&world, &self.routers.uplink_ranges());
             let _ = self.table.set_forbidden(forbidden.clone());
             self.steering.set_forbidden(forbidden);
             self.told = Some(Instant::now());
@@ -464,9 +473,8 @@ impl Supervisor {
         if told.elapsed() < PATIENCE && !self.table.external_networks().iter().all(reported) {
             return;
         }
-        let started = self.node.try_clone().map_err(std::io::Error::other);
-        let counts = self.counts_repairs();
-        match started.and_then(|node| Steerer::start(node, self.steering.wanted().clone(), counts)) {
+        let routers = Arc::clone(&self.routers);
+        match Steerer::start(routers, self.steering.wanted(), self.counts_repairs()) {
             Ok(steerer) => {
                 let _ = self.steering.take_changed();
                 self.steerer = Some(steerer);
@@ -518,6 +526,7 @@ impl Supervisor {
 /// What an instance is to be told: in a router apart from the node, every Service that clients outside reach has a port.
 fn prepared(
     internal: &mut BTreeMap<NetworkName, InternalPorts>,
+    reserved: &[(Protocol, u16)],
     table: &Table,
     network: &NetworkName,
     event: Event,
@@ -525,7 +534,7 @@ fn prepared(
     if *network == NetworkName::default() {
         return vec![event];
     }
-    let ports = internal.entry(network.clone()).or_default();
+    let ports = internal.entry(network.clone()).or_insert_with(|| InternalPorts::new(reserved.to_vec()));
     match event {
         Event::SetService(mut service) => {
             let evicted: Vec<ServiceName> = ports.prepare(&mut service);
@@ -558,11 +567,11 @@ fn network_of(world: &World, namespace: &str) -> Option<NetworkName> {
 fn out_of_place(
     instance: &Instance,
     proxy: &Proxy,
-    node: &NetNs,
+    (node, routers): (&NetNs, &dyn Routers),
     (info, near): (&NodeInfo, &[IpNet]),
 ) -> Result<bool, Trouble> {
     let namespace = instance::namespace(instance.router.as_deref(), node)?;
-    Ok(namespace.id() != proxy.namespace || Facts::of_router(&namespace, info, near)? != proxy.facts)
+    Ok(namespace.id() != proxy.namespace || Facts::of_router(routers, &namespace, info, near)? != proxy.facts)
 }
 
 /// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other addresses.

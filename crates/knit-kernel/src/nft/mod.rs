@@ -79,6 +79,15 @@ pub fn decode_any(bytes: &[u8]) -> usize {
 pub struct Generation(pub u32);
 
 impl Generation {
+    /// The state after so many transactions, if nobody else has any in between.
+    #[must_use]
+    pub fn after(self, transactions: usize) -> Self {
+        let transactions = u32::try_from(transactions).unwrap_or(u32::MAX);
+        Self(self.0.wrapping_add(transactions))
+    }
+}
+
+impl Generation {
     /// Whether it is that one or a later one. The kernel counts around.
     #[must_use]
     pub fn reaches(self, other: Self) -> bool {
@@ -124,6 +133,19 @@ pub trait Nftables {
     /// A table with everything in it.
     fn table(&mut self, table: &TableId) -> Result<Option<TableState>> {
         self.snapshot(table).map(|(_, state)| state)
+    }
+
+    /// Removes a table with everything in it. Says whether it was there.
+    fn remove_table(&mut self, table: &TableId) -> Result<bool> {
+        if !self.tables()?.contains(table) {
+            return Ok(false);
+        }
+        let mut transaction = Transaction::new();
+        transaction.delete_table(table);
+        match self.commit(&transaction) {
+            Err(error) if error.is_not_found() => Ok(false),
+            other => other.map(|()| true),
+        }
     }
 
     /// Brings a table to the wanted state with the smallest transaction, and returns it: empty if all was right.

@@ -20,7 +20,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::data::{Data, Key, Mark, Port, Scalar, Zone, prefix_bounds};
+use super::data::{Data, IfName, Key, Mark, Port, Scalar, Zone, prefix_bounds};
 use super::expr::{
     AnonymousSet, CmpOp, CtKey, DynsetOp, Expr, LimitUnit, LogTarget, LookupResult, MetaKey, NatFlags,
     NatKind, Reg, Reject, SetRef,
@@ -112,6 +112,14 @@ impl Rule {
     /// No bit of the value is set in the field.
     pub fn none_of<T: Scalar>(self, field: Field<T>, bits: &T) -> Self {
         self.masked(field, bits, CmpOp::Eq, &vec![0; bits.bytes().len()])
+    }
+
+    /// The name of an interface begins like this; 15 bytes of it count.
+    pub fn begins_with(self, field: &Field<IfName>, prefix: &str) -> Self {
+        let data = IfName::new(prefix).bytes();
+        let used = prefix.len().min(15);
+        let data = Data::from_slice(&data.as_slice()[..used]);
+        self.load_at(Reg::FIRST, field).expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data })
     }
 
     /// The bits of `mask` in the field are those of `value`.

@@ -8,6 +8,7 @@
 
 mod links;
 mod thread;
+mod untouched;
 
 use crate::addr::{RTM_DELADDR, RTM_NEWADDR};
 use crate::link::{RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK};
@@ -19,6 +20,7 @@ use crate::owner;
 use crate::route::{RTM_DELROUTE, RTM_NEWROUTE, Route};
 use links::Links;
 pub use thread::Watcher;
+pub use untouched::Untouched;
 
 const RTM_NEWNETCONF: u16 = 80;
 const NETCONFA_IFINDEX: u16 = 1;

@@ -41,7 +41,7 @@ const GROUP_MASK: Mark = Mark(!1);
 const GROUP: Mark = Mark(owner::GROUP & !1);
 
 /// A packet came in by an interface of ours.
-fn from_ours(rule: Rule) -> Rule {
+pub(crate) fn from_ours(rule: Rule) -> Rule {
     rule.masked_eq(field::iifgroup(), &GROUP_MASK, &GROUP)
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use knit_runtime::routers::Routers;
 use knit_runtime::{
     AttachRequest, Attachment, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod, Reason,
     Result, Runtime, SandboxId, Status, Survey, Topology, feature,
@@ -59,6 +60,10 @@ impl Announced {
 
 #[async_trait]
 impl Runtime for Announced {
+    fn routers(&self) -> Option<Arc<dyn Routers>> {
+        self.inner.routers()
+    }
+
     async fn info(&self) -> Result<Info> {
         self.within("say who it is", self.inner.info()).await
     }
@@ -157,6 +162,31 @@ mod tests {
     /// A runtime whose optional calls answer.
     struct Able;
 
+    #[derive(Debug)]
+    struct SomeRouters;
+
+    impl Routers for SomeRouters {
+        fn uplink(&self, _: std::os::fd::BorrowedFd<'_>) -> Result<Vec<std::net::IpAddr>> {
+            Ok(Vec::new())
+        }
+
+        fn uplink_ranges(&self) -> Vec<ipnet::IpNet> {
+            Vec::new()
+        }
+
+        fn uplink_prefix(&self) -> String {
+            "able-".to_owned()
+        }
+
+        fn reserved_ports(&self) -> Vec<(knit_runtime::Protocol, u16)> {
+            Vec::new()
+        }
+
+        fn steering(&self) -> Result<Box<dyn knit_runtime::routers::Steering>> {
+            Err(Error::new(Reason::Internal, "steering"))
+        }
+    }
+
     #[async_trait]
     impl Runtime for Able {
         async fn info(&self) -> Result<Info> {
@@ -207,6 +237,10 @@ mod tests {
         async fn disturbed(&self) -> Disturbance {
             Disturbance::Rules
         }
+
+        fn routers(&self) -> Option<Arc<dyn Routers>> {
+            Some(Arc::new(SomeRouters))
+        }
     }
 
     #[tokio::test]
@@ -215,6 +249,7 @@ mod tests {
         let announced = Announced::new(Arc::new(Able), info.clone());
         assert_eq!(announced.survey().await.expect("its own"), Survey::default());
         assert_eq!(announced.disturbed().await, Disturbance::Rules);
+        assert_eq!(announced.routers().expect("its own").uplink_prefix(), "able-");
         assert_eq!(announced.watch().await.err().expect("its own").reason, Reason::Internal);
         // And not where it has announced nothing.
         let silent = Announced::new(Arc::new(Able), Info { features: Vec::new(), ..info });

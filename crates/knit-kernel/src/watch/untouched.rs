@@ -1,23 +1,21 @@
 //! Whether anybody else changed our tables since we last looked at them, without reading them.
 //!
-//! Two things say so. The kernel counts the changes to all rules of a namespace, whoever makes them: as long as the count
-//! is the one at which the tables were as we made them, they still are. And it tells of each change, with the table and
-//! the socket that made it: if all was heard up to the present count and none of it was a stranger's change of our
-//! tables, they are as we made them, whatever others did to theirs. Where neither is certain, the tables are read.
+//! Two things say so. The kernel counts the changes to all rules of a namespace, whoever makes them: as long as
+//! the count is the one at which the tables were as we made them, they still are. And it tells of each change,
+//! with the table and the socket that made it: if all was heard up to the present count and none of it was a
+//! stranger's change of our tables, they are as we made them, whatever others did to theirs. Where neither is
+//! certain, the tables are to be read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use knit_kernel::NetNs;
-use knit_kernel::netns::NsId;
-use knit_kernel::nft::Generation;
-use knit_kernel::watch::{Listen, News, Watcher};
-
-use crate::table::report;
+use super::{Listen, News, Watcher};
+use crate::netns::{NetNs, NsId};
+use crate::nft::Generation;
 
 /// What is known of what others do to tables of one name.
 #[derive(Debug, Default)]
-pub(crate) struct Others {
+pub struct Untouched {
     heard: Option<Heard>,
     /// The state of the rule set at which the tables were as we made them.
     as_made: Option<Generation>,
@@ -31,9 +29,18 @@ struct Heard {
     touched: Arc<AtomicBool>,
 }
 
-impl Others {
-    /// Listens from now on; `tell` is called when somebody else changes a table of this name.
-    pub(crate) fn watch(&mut self, namespace: &NetNs, table: &str, tell: Box<dyn Fn() + Send>) {
+impl Untouched {
+    /// Listens from now on; `tell` is called when somebody else changes a table of this name. Without it only the count
+    /// says something.
+    ///
+    /// # Errors
+    /// When the kernel gives no sockets there, or there is no thread.
+    pub fn watch(
+        &mut self,
+        namespace: &NetNs,
+        table: &str,
+        tell: Box<dyn Fn() + Send>,
+    ) -> std::io::Result<()> {
         let touched = Arc::new(AtomicBool::new(false));
         let (flag, table) = (Arc::clone(&touched), table.to_owned());
         let hear = move |_, news| {
@@ -48,19 +55,14 @@ impl Others {
                 tell();
             }
         };
-        let listen = || -> Result<Watcher, String> {
-            let watcher = Watcher::start(hear).map_err(|error| error.to_string())?;
-            watcher.add(namespace, Listen::Tables).map_err(|error| report(&error))?;
-            Ok(watcher)
-        };
-        match listen() {
-            Ok(watcher) => self.heard = Some(Heard { namespace: namespace.id(), watcher, touched }),
-            Err(error) => tracing::warn!(error, "changes that others make to the rules are noticed late"),
-        }
+        let watcher = Watcher::start(hear)?;
+        watcher.add(namespace, Listen::Tables).map_err(std::io::Error::other)?;
+        self.heard = Some(Heard { namespace: namespace.id(), watcher, touched });
+        Ok(())
     }
 
     /// The tables are about to be read, or are not known any more.
-    pub(crate) fn looking(&mut self) {
+    pub fn looking(&mut self) {
         self.as_made = None;
         if let Some(heard) = &self.heard {
             heard.touched.store(false, Ordering::Release);
@@ -68,17 +70,18 @@ impl Others {
     }
 
     /// They are as we want them, at this state of the rule set if it is known.
-    pub(crate) fn looked(&mut self, at: Option<Generation>) {
+    pub fn looked(&mut self, at: Option<Generation>) {
         self.as_made = at;
     }
 
     /// We changed them without looking.
-    pub(crate) fn written(&mut self) {
+    pub fn written(&mut self) {
         self.as_made = None;
     }
 
     /// Whether nobody else changed the tables, if this is the state of the rule set.
-    pub(crate) fn left_alone(&self, now: Generation) -> bool {
+    #[must_use]
+    pub fn left_alone(&self, now: Generation) -> bool {
         if self.as_made == Some(now) {
             return true;
         }
@@ -86,10 +89,4 @@ impl Others {
         let all_heard = |heard: &&Heard| heard.watcher.heard(heard.namespace) == Some(now);
         self.heard.as_ref().filter(all_heard).is_some_and(|heard| !heard.touched.load(Ordering::Acquire))
     }
-}
-
-/// The state after this many changes of ours and nobody else's.
-pub(crate) fn after(state: Generation, commits: usize) -> Generation {
-    let commits = u32::try_from(commits).unwrap_or(u32::MAX);
-    Generation(state.0.wrapping_add(commits))
 }

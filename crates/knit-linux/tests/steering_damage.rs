@@ -1,0 +1,67 @@
+//! Against the kernel: what others do to the table of steering is found by comparing, without a notification, and put
+//! right.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use knit_kernel::NetNs;
+use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
+use knit_kernel::testing::{as_stranger, in_namespaces, namespace, table_damages};
+use knit_linux::{Config, LinuxRuntime};
+use knit_runtime::routers::{Chosen, Entrance, Steered};
+use knit_runtime::{Protocol, Runtime as _};
+
+fn steering() -> TableId {
+    TableId::new(Family::Inet, "knit-steer")
+}
+
+fn read(space: &NetNs, id: &TableId) -> String {
+    let table = Kernel::open_in(space).expect("nftables").table(id).expect("read");
+    table.expect("the table is there").without_handles().to_string()
+}
+
+fn commit_as_stranger(space: &NetNs, tx: &Transaction) {
+    as_stranger(|| Kernel::open_in(space).expect("nftables").commit(tx).expect("done"));
+}
+
+/// A change that has nothing to do with us.
+fn elsewhere_in_the_rule_set(name: &str) -> Transaction {
+    let mut tx = Transaction::new();
+    tx.add_table(TableId::new(Family::Inet, name));
+    tx
+}
+
+#[test]
+fn damage_to_the_table_of_steering_is_found_by_comparing_and_counted() {
+    in_namespaces(|| {
+        let space = namespace();
+        let runtime = LinuxRuntime::new(Config::new("a", Vec::new(), space.try_clone().expect("a clone")));
+        let routers = runtime.expect("a runtime").routers().expect("routers");
+        let mut table = routers.steering().expect("a table");
+        let place = |port| Entrance { address: [192, 0, 2, 1].into(), protocol: Protocol::Tcp, port };
+        let to = |port: u16| Steered {
+            to: ([169, 254, 192, 2], port).into(),
+            sources: None,
+            chosen: Chosen::ByOperator,
+        };
+        let mut wanted = BTreeMap::from([(place(30080), to(30080)), (place(30090), to(30090))]);
+        let (none, all) = (BTreeSet::new(), wanted.keys().copied().collect());
+        table.set(&wanted, &all).expect("written");
+        let before = read(&space, &steering());
+        for (what, damage) in table_damages(&space, &steering(), "node", "steer") {
+            assert!(table.is_intact(), "before {what}");
+            commit_as_stranger(&space, &damage);
+            assert!(!table.is_intact(), "{what}");
+            table.look_again();
+            table.set(&wanted, &none).expect("put right");
+            assert_eq!(read(&space, &steering()), before, "{what}");
+            assert!(table.take_repairs() > 0, "{what}");
+        }
+        // What is wanted besides is no repair.
+        wanted.insert(place(30100), to(30100));
+        commit_as_stranger(&space, &elsewhere_in_the_rule_set("firewall"));
+        table.look_again();
+        table.set(&wanted, &BTreeSet::from([place(30100)])).expect("written");
+        assert_eq!(table.take_repairs(), 0);
+        assert!(read(&space, &steering()).contains("30100"));
+    });
+}

@@ -1,0 +1,101 @@
+//! What the agent's services have of a runtime's routers: where they are reached, what is the runtime's own there, and
+//! the way from the node into them.
+//!
+//! A Network's services are balanced in its router, by a proxy of the agent's. Clients outside do not know routers: they
+//! come to an address of the node, or to one of a load balancer, and those arrive in the node's own namespace. Who leads
+//! them on is the runtime, because its rules decide who may enter a router at all: [`Steering`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use ipnet::IpNet;
+
+use crate::error::Result;
+use crate::request::Protocol;
+
+/// The routers of one runtime on this node.
+pub trait Routers: Debug + Send + Sync {
+    /// The router's own addresses at its end of the link to the node, at most one per family; `router` is its network
+    /// namespace.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    fn uplink(&self, router: BorrowedFd<'_>) -> Result<Vec<IpAddr>>;
+
+    /// Where the addresses of such links come from: nobody else may have them.
+    fn uplink_ranges(&self) -> Vec<IpNet>;
+
+    /// How the names of such links begin, in the node's namespace.
+    fn uplink_prefix(&self) -> String;
+
+    /// Ports of the node that are the runtime's, such as that of its tunnels: no Service has them, on no address but its
+    /// cluster IP.
+    fn reserved_ports(&self) -> Vec<(Protocol, u16)>;
+
+    /// Opens the way into routers. What an agent before this one wrote is in force until the first
+    /// [`set`](Steering::set).
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    fn steering(&self) -> Result<Box<dyn Steering>>;
+}
+
+/// The way from the node's own namespace into routers: a table of entrances.
+pub trait Steering: Send {
+    /// Makes true what is wanted, of which these entrances may lead elsewhere than at the last call. After a failure the
+    /// next call looks at all of it.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn set(&mut self, wanted: &BTreeMap<Entrance, Steered>, changed: &BTreeSet<Entrance>) -> Result<()>;
+
+    /// Listens to changes by others: `tell` is called at each.
+    fn watch(&mut self, tell: Box<dyn Fn() + Send>);
+
+    /// Whether all is certainly as the last call of [`set`](Self::set) left it, by a look that costs little.
+    fn is_intact(&mut self) -> bool;
+
+    /// Somebody else may have changed something: the next call of [`set`](Self::set) looks at all, and puts it right.
+    fn look_again(&mut self);
+
+    /// How many changes it took to put right what others had changed, since the last call of this.
+    fn take_repairs(&mut self) -> usize;
+}
+
+/// Where clients come to: an address and a port that lead into a router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Entrance {
+    /// The address, the node's own or one that somebody routes to it.
+    pub address: IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+/// Where an entrance leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Steered {
+    /// The router's own address, and a port of it; of the entrance's family.
+    pub to: SocketAddr,
+    /// Who may come; `None`: anyone. Others are dropped.
+    pub sources: Option<Box<[IpNet]>>,
+    /// Who chose the address, and so whose traffic is taken.
+    pub chosen: Chosen,
+}
+
+/// Who chose the address of an entrance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Chosen {
+    /// The operator: a node port. Taken from the outside, the node and its pods, unless a pod has that port of the node.
+    ByOperator,
+    /// A load balancer that the operator lets have addresses of nodes. Taken like a node port, and also where a pod has
+    /// that port of the node: the pods of k3s' ServiceLB have the ports of the Services that they are there for.
+    OnNode,
+    /// A load balancer. Taken like a node port, but never where the address is one of the node's own.
+    ByProvider,
+    /// A tenant. Taken only from the outside, and never where the address is one of the node's own.
+    ByTenant,
+}
