@@ -222,7 +222,10 @@ impl Metrics {
             let labels = NetworkLabels { network: name.clone() };
             let (ready, ports) = match state {
                 ServicesState::Serving { ports, failed } => (*failed == 0, ports - failed),
-                ServicesState::Waiting | ServicesState::Off(_) | ServicesState::Broken(_) => (false, 0),
+                ServicesState::Waiting
+                | ServicesState::Kept
+                | ServicesState::Off(_)
+                | ServicesState::Broken(_) => (false, 0),
             };
             self.services_ready.get_or_create(&labels).set(i64::from(ready));
             self.service_ports.get_or_create(&labels).set(i64::try_from(ports).unwrap_or(i64::MAX));

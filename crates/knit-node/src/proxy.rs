@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use knit_objects::Objects;
 use knit_runtime::{Network, Protocol};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::core::Core;
@@ -44,7 +45,12 @@ pub trait Running: Debug + Send + Sync {
     fn update(&self, network: &Network);
 
     /// How it stands.
-    fn state(&self) -> ServicesState;
+    fn state(&self) -> ServicesState {
+        self.watch().borrow().clone()
+    }
+
+    /// How it stands, now and from now on: what a pod must find in force is waited for here.
+    fn watch(&self) -> watch::Receiver<ServicesState>;
 }
 
 /// In place of a proxy, for a Network of a runtime that makes no router: there the agent has nowhere to put one.
@@ -57,19 +63,24 @@ pub(crate) struct Foreign {
 impl Running for Foreign {
     fn update(&self, _: &Network) {}
 
-    fn state(&self) -> ServicesState {
-        ServicesState::Off(format!(
+    fn watch(&self) -> watch::Receiver<ServicesState> {
+        watch::channel(ServicesState::Off(format!(
             "not served by Knit here; network runtime {} makes this Network, and serves Services in it or does not",
             self.runtime
-        ))
+        )))
+        .1
     }
 }
+
+const NOT_ARRIVED: &str = "the objects have not all arrived yet";
 
 /// How the Services of a Network are on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ServicesState {
-    /// What was there before is in force; the objects have not all arrived.
+    /// Nothing is in force; the objects have not all arrived.
     Waiting,
+    /// What an agent before this one made is in force; the objects have not all arrived.
+    Kept,
     /// They are in force.
     Serving {
         /// How many ports of Services.
@@ -97,11 +108,21 @@ pub struct ProxyError {
 // === impl ServicesState ===
 
 impl ServicesState {
+    /// Why a pod is not answered yet; none if it may be. A proxy that cannot do its work holds up nobody: that is a
+    /// matter for the operator, and the pod may not need any Service.
+    #[must_use]
+    pub fn holds_up_pods(&self) -> Option<&'static str> {
+        match self {
+            Self::Waiting => Some(NOT_ARRIVED),
+            Self::Kept | Self::Serving { .. } | Self::Off(_) | Self::Broken(_) => None,
+        }
+    }
+
     /// What people should know; nothing if all is as usual.
     #[must_use]
     pub fn message(&self) -> Option<String> {
         match self {
-            Self::Waiting => Some("Services: the objects have not all arrived yet".to_owned()),
+            Self::Waiting | Self::Kept => Some(format!("Services: {NOT_ARRIVED}")),
             Self::Serving { failed: 0, .. } => None,
             Self::Serving { ports, failed } => Some(format!(
                 "Services: {failed} of {ports} ports are not in force; the agent's log says why"

@@ -410,7 +410,7 @@ fn show(network: &str, sender: &watch::Sender<ServicesState>, state: ServicesSta
             ServicesState::Serving { ports, failed } => {
                 tracing::error!(network, ports, failed, "not all Services are in force");
             }
-            ServicesState::Waiting => {}
+            ServicesState::Waiting | ServicesState::Kept => {}
         }
         changed();
     }

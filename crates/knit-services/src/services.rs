@@ -6,7 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use knit_kernel::NetNs;
@@ -87,9 +86,6 @@ struct Held {
     state: Arc<watch::Sender<ServicesState>>,
 }
 
-/// How long a Network that is being set up waits for its Services.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 impl Services {
     /// For one node. Nothing runs before the agent asks for it.
     #[must_use]
@@ -130,7 +126,6 @@ impl ServiceProxy for Services {
     ) -> Result<Box<dyn Running>, ProxyError> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let state = Arc::new(watch::Sender::new(ServicesState::Waiting));
-        let mut changes = state.subscribe();
         let held = Held {
             id,
             network: network.name.clone(),
@@ -143,12 +138,6 @@ impl ServiceProxy for Services {
             source: error.to_string().into(),
         };
         self.commands.send(command).map_err(stopped)?;
-        // A pod finds the Services in force when it starts. They are not worth more time than this: what a router has
-        // from before stays, and they come when they can.
-        let ready = changes.wait_for(|state| *state != ServicesState::Waiting);
-        if tokio::time::timeout(PATIENCE, ready).await.is_err() {
-            tracing::info!(network = %network.name, "going on before the Services of this Network are known");
-        }
         Ok(Box::new(held))
     }
 
@@ -191,8 +180,8 @@ impl Running for Held {
         let _ = self.commands.send(Command::Update { id: self.id, network: network.clone() });
     }
 
-    fn state(&self) -> ServicesState {
-        self.state.borrow().clone()
+    fn watch(&self) -> watch::Receiver<ServicesState> {
+        self.state.subscribe()
     }
 }
 

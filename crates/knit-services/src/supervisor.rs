@@ -229,15 +229,20 @@ impl Supervisor {
                 false => Facts::of_router(&*routers, &namespace, &node, &near)?,
             };
             let running = setup.start((&*backends, &*routers), &namespace, &node, &facts)?;
-            Ok(Some((running, namespace.id(), facts)))
+            // Nothing is programmed before all objects have arrived: until then, what is there is in force.
+            let left_over = backends.is_left_over(at).map_err(Trouble::Look)?;
+            Ok(Some((left_over, (running, namespace.id(), facts))))
         });
-        let started: Result<Option<(_, NsId, Facts)>, Trouble> = match started.await {
+        let started: Result<Option<(bool, (_, NsId, Facts))>, Trouble> = match started.await {
             Ok(started) => started,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
         let Some(instance) = self.instances.get_mut(&id) else { return };
         match started {
-            Ok(Some(started)) => {
+            Ok(Some((left_over, started))) => {
+                if left_over && *instance.state.borrow() == ServicesState::Waiting {
+                    instance.set_state(ServicesState::Kept, &self.changed);
+                }
                 let servers = Servers {
                     node: Arc::clone(&self.node),
                     healthz: self.config.healthz,

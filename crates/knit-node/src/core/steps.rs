@@ -65,7 +65,11 @@ impl Core {
         self.check_host_ports(pod, &wanted)?;
         let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
         let block_deadline = deadline.min(Instant::now() + self.inner.config.block_wait);
-        let ready = networks.iter().map(|network| self.ensure_network(network, block_deadline));
+        let ready = networks.iter().map(|network| async move {
+            self.ensure_network(network, block_deadline).await?;
+            let in_force = self.inner.networks.in_force(network, block_deadline).await;
+            in_force.map_err(|problem| problem.into_error(network))
+        });
         for result in futures::future::join_all(ready).await {
             result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
         }

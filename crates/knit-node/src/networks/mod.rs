@@ -2,6 +2,7 @@
 //! away when nobody has used it for a while. Node set-up is apart from pod set-up.
 
 pub mod compute;
+mod in_force;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -176,7 +177,7 @@ impl Networks {
 
 impl Unready {
     /// What a request for the Network is told.
-    fn into_error(self, network: &str) -> Error {
+    pub(crate) fn into_error(self, network: &str) -> Error {
         let reason = match self.reason {
             conditions::node_network::REASON_NO_ADDRESS => Reason::AddressesExhausted,
             _ => Reason::NotReady,

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod flows;
+mod in_force;
 mod level;
 mod services;
 mod steering;

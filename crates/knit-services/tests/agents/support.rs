@@ -20,6 +20,7 @@ use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_node::proxy::ServicesState;
 use knit_objects::{FolderOptions, Source};
+use knit_proxy::backends::Backends;
 use knit_services::{Config, Mode, Services};
 use serde_json::{Value, json};
 
@@ -46,6 +47,11 @@ pub struct Pod {
 
 impl Node {
     pub async fn start(&self) -> Agent {
+        self.start_with(Arc::new(knit_proxy_nft::NftBackends)).await
+    }
+
+    /// The same with other backends of its proxies.
+    pub async fn start_with(&self, backends: Arc<dyn Backends>) -> Agent {
         let clone = || self.space.try_clone().expect("a clone");
         let (space, name, routers) = (clone(), self.name, self.dir.join("run").join("netns"));
         let folder = FolderOptions {
@@ -58,7 +64,7 @@ impl Node {
             mode: Mode::Auto,
             healthz: Some(knit_services::HEALTHZ),
             metrics: Some(knit_services::METRICS),
-            backends: Arc::new(knit_proxy_nft::NftBackends),
+            backends,
         };
         let config = AgentConfig {
             core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),
