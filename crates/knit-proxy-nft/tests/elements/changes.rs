@@ -1,181 +1,12 @@
-//! What is written for which change, against nftables in memory.
+//! What is written for which change.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-
-use knit_kernel::nft::{
-    Error, Fake, Family, Generation, Nftables, Op, Result, TableId, TableState, Transaction,
-};
+use knit_kernel::nft::{Family, Nftables};
 use knit_proxy::backend::{Backend, Outcome};
-use knit_proxy::model::{Endpoint, EndpointGroup, NodeInfo, Protocol, Service, ServicePort, TrafficPolicy};
-use knit_proxy::view::{LocalTraffic, View, ViewConfig};
+use knit_proxy::model::{Endpoint, Protocol, Service, ServicePort, TrafficPolicy};
+use knit_proxy::view::View;
 use knit_proxy_nft::{Config, NftBackend, remove_table};
 
-/// nftables in memory that test and backend share.
-#[derive(Clone, Default)]
-struct Shared {
-    fake: Arc<Mutex<Fake>>,
-    /// Transactions that mention this text are refused, as by a kernel that does not like an element.
-    refuse: Arc<Mutex<Option<String>>>,
-    /// Everything about this family is refused, as by a kernel that does not have it.
-    without: Arc<Mutex<Option<Family>>>,
-    /// Somebody else commits after each look, as on a node where other programs are busy.
-    busy: Arc<Mutex<bool>>,
-    /// Chains are not deleted together with elements that led there, as by kernels before 6.2.
-    old: Arc<Mutex<bool>>,
-    /// How often a whole table was read: a full sync does, and a change does not.
-    reads: Arc<AtomicUsize>,
-}
-
-const OTHERS: &str = "somebody-elses";
-
-impl Shared {
-    fn with<T>(&self, f: impl FnOnce(&mut Fake) -> T) -> T {
-        f(&mut self.fake.lock().unwrap())
-    }
-
-    fn check(&self, tx: &Transaction) -> Result<()> {
-        if let Some(family) = *self.without.lock().unwrap()
-            && tx.ops().iter().any(|op| op.to_string().contains(&format!(" {family} knit-proxy")))
-        {
-            // A table that is not there is refused in much the same way.
-            let mut wrong = Transaction::new();
-            wrong.delete_table(&TableId::new(family, "missing"));
-            return self.with(|fake| fake.commit(&wrong));
-        }
-        let deletes = |what: &str| tx.ops().iter().any(|op| op.to_string().starts_with(what));
-        if *self.old.lock().unwrap() && deletes("delete chain") && tx.to_string().contains(" actions") {
-            // A chain that something still leads to.
-            let mut wrong = Transaction::new();
-            wrong.delete_chain(&TableId::new(Family::Ip, "knit-proxy"), "services");
-            return self.with(|fake| fake.commit(&wrong));
-        }
-        let Some(bad) = self.refuse.lock().unwrap().clone() else { return Ok(()) };
-        for op in tx.ops() {
-            if let Op::AddElements { shape, elements, table, .. } = op
-                && let Some(element) = elements.iter().find(|e| format!("{:?}", e.key).contains(&bad))
-            {
-                // A set that is not there makes the fake refuse the element, and name it.
-                let mut shape = shape.clone();
-                shape.set = "missing".into();
-                let mut wrong = Transaction::new();
-                wrong.push(Op::AddElements {
-                    table: table.clone(),
-                    shape,
-                    elements: vec![element.clone()],
-                    if_exists: knit_kernel::nft::IfExists::Keep,
-                });
-                return self.with(|fake| fake.commit(&wrong));
-            }
-        }
-        Ok(())
-    }
-
-    fn table(&self, family: Family) -> TableState {
-        let id = TableId::new(family, "knit-proxy");
-        self.with(|fake| fake.table(&id)).expect("a listing").expect("the table is there")
-    }
-
-    /// How many elements a set has.
-    fn count(&self, set: &str) -> usize {
-        self.table(Family::Ip).sets[set].elements.len()
-    }
-
-    fn commits(&self) -> usize {
-        self.with(|fake| fake.committed().len())
-    }
-
-    /// How often a whole table was read.
-    fn reads(&self) -> usize {
-        self.reads.load(Ordering::Relaxed)
-    }
-
-    /// The last transaction, as text.
-    fn last(&self) -> String {
-        self.with(|fake| fake.committed().last().expect("something was committed").to_string())
-    }
-}
-
-impl Nftables for Shared {
-    fn commit(&mut self, tx: &Transaction) -> Result<()> {
-        self.check(tx)?;
-        self.with(|fake| fake.commit(tx))
-    }
-
-    fn commit_if(&mut self, generation: Generation, tx: &Transaction) -> Result<()> {
-        self.check(tx)?;
-        self.with(|fake| fake.commit_if(generation, tx))
-    }
-
-    fn commit_chunked(&mut self, tx: &Transaction) -> Result<usize> {
-        self.check(tx)?;
-        self.with(|fake| fake.commit_chunked(tx))
-    }
-
-    fn generation(&mut self) -> Result<Generation> {
-        self.with(Nftables::generation)
-    }
-
-    fn tables(&mut self) -> Result<Vec<TableId>> {
-        self.with(Nftables::tables)
-    }
-
-    fn snapshot(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        let found = self.with(|fake| fake.snapshot(table))?;
-        if *self.busy.lock().unwrap() {
-            let mut tx = Transaction::new();
-            tx.add_table(TableId::new(Family::Inet, OTHERS));
-            self.with(|fake| fake.commit(&tx))?;
-        }
-        Ok(found)
-    }
-}
-
-struct Setup {
-    nft: Shared,
-    view: View,
-    backend: NftBackend,
-}
-
-fn group(service: &str, addresses: &[&str]) -> EndpointGroup {
-    let addresses: Vec<_> = addresses.iter().map(|a| a.parse().unwrap()).collect();
-    EndpointGroup::of_addresses(format!("{service}-1").as_str(), service, Protocol::Tcp, 8080, &addresses)
-}
-
-fn web(name: &str, ip: &str) -> Service {
-    Service::new(name).cluster_ip(ip.parse().unwrap()).port(Protocol::Tcp, 80)
-}
-
-impl Setup {
-    fn new() -> Self {
-        let nft = Shared::default();
-        let node = NodeInfo { addresses: vec!["192.0.2.1".parse().unwrap()], ..NodeInfo::new("node") };
-        let pods = LocalTraffic::Sources(vec!["10.1.0.0/16".parse().unwrap()]);
-        let config = ViewConfig { local_traffic: pods, ..ViewConfig::default() };
-        let backend = NftBackend::over(nft.clone(), Config::default());
-        Self { nft, view: View::new(config, node), backend }
-    }
-
-    fn sync(&mut self) {
-        self.view.take_changes();
-        assert_eq!(self.backend.sync(self.view.current()), Outcome::Done);
-    }
-
-    fn apply(&mut self) {
-        let changes = self.view.take_changes();
-        assert_eq!(self.backend.apply(&changes, self.view.current()), Outcome::Done);
-    }
-
-    /// What a backend that is started now would change: nothing, if all is right.
-    fn settled(&mut self) {
-        let before = self.nft.commits();
-        let mut again = NftBackend::over(self.nft.clone(), Config::default());
-        assert_eq!(again.sync(self.view.current()), Outcome::Done);
-        let text = if self.nft.commits() > before { self.nft.last() } else { String::new() };
-        assert_eq!(text.trim(), "", "a restart changes nothing");
-    }
-}
+use crate::support::*;
 
 #[test]
 fn rule_57_endpoint_changes_are_a_few_elements_whatever_the_size() {
@@ -310,29 +141,6 @@ fn sctp_and_source_ranges_are_written_as_they_should() {
 }
 
 #[test]
-fn a_service_that_is_refused_does_not_take_others_down() {
-    let mut s = Setup::new();
-    s.view.set_service(web("ns/good", "10.96.0.1"));
-    s.view.set_group(group("ns/good", &["10.1.0.1"]));
-    s.sync();
-    *s.nft.refuse.lock().unwrap() = Some("0a60000206".to_owned());
-    s.view.set_service(web("ns/bad", "10.96.0.2"));
-    s.view.set_service(web("ns/later", "10.96.0.3"));
-    let changes = s.view.take_changes();
-    let Outcome::Partly(failures) = s.backend.apply(&changes, s.view.current()) else {
-        panic!("one is refused")
-    };
-    assert_eq!(failures.len(), 1);
-    assert_eq!(failures[0].key.service.as_str(), "ns/bad");
-    assert!(failures[0].reason.contains("element"), "{}", failures[0].reason);
-    assert_eq!(s.nft.count("frontends"), 2);
-    // Once the kernel takes it, it is tried again.
-    *s.nft.refuse.lock().unwrap() = None;
-    s.sync();
-    assert_eq!(s.nft.count("frontends"), 3);
-}
-
-#[test]
 fn rule_62_tables_that_are_not_wanted_any_more_go() {
     let mut s = Setup::new();
     s.sync();
@@ -345,18 +153,6 @@ fn rule_62_tables_that_are_not_wanted_any_more_go() {
     assert!(remove_table(&mut s.nft, "knit-proxy").unwrap());
     assert!(!remove_table(&mut s.nft, "knit-proxy").unwrap());
     assert_eq!(s.nft.with(Nftables::tables).unwrap(), []);
-}
-
-#[test]
-fn rule_57_somebody_deletes_the_table_and_the_next_change_brings_it_back() {
-    let mut s = Setup::new();
-    s.view.set_service(web("ns/a", "10.96.0.1"));
-    s.view.set_group(group("ns/a", &["10.1.0.1"]));
-    s.sync();
-    remove_table(&mut s.nft, "knit-proxy").unwrap();
-    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.2"]));
-    s.apply();
-    assert_eq!((s.nft.count("frontends"), s.nft.count("endpoints")), (1, 2));
 }
 
 #[test]
@@ -385,27 +181,6 @@ fn rule_64_names_stay_within_limits() {
     let longest = s.nft.table(Family::Ip).chains.into_keys().map(|n| n.len()).max().unwrap();
     assert!(longest < 255, "{longest}");
     s.settled();
-}
-
-#[test]
-fn errors_name_the_element() {
-    let mut fake = Fake::new();
-    let mut tx = Transaction::new();
-    let set = knit_kernel::nft::Set::of::<knit_kernel::nft::Mark>("none");
-    let id = TableId::new(Family::Ip, "none");
-    tx.add_elements(&id, &set, vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))]);
-    let error: Error = fake.commit(&tx).unwrap_err();
-    assert!(error.is_not_found());
-    // There is no table, so it is not about the element.
-    assert_eq!(error.element(), None);
-    let mut tx = Transaction::new();
-    tx.add_table(id.clone()).add_elements(
-        &id,
-        &set,
-        vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))],
-    );
-    let error: Error = fake.commit(&tx).unwrap_err();
-    assert_eq!(error.element().map(|key| key.as_slice().to_vec()), Some(1u32.to_ne_bytes().to_vec()));
 }
 
 #[test]
@@ -525,48 +300,6 @@ fn rules_21_24_who_takes_a_node_ports_address_and_goes_leaves_the_node_port_as_i
 }
 
 #[test]
-fn rule_18_one_familys_failure_leaves_the_other_with_its_changes() {
-    let mut s = Setup::new();
-    *s.nft.without.lock().unwrap() = Some(Family::Ip6);
-    s.view.set_service(web("ns/a", "10.96.0.1"));
-    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.2"]));
-    s.view.take_changes();
-    let broken = |outcome: Outcome| match outcome {
-        Outcome::FamilyFailed { family, failures, .. } => {
-            assert_eq!((family, failures.len()), (knit_proxy::model::Family::V6, 0));
-        }
-        other => panic!("{other:?}"),
-    };
-    broken(s.backend.sync(s.view.current()));
-    s.view.set_group(group("ns/a", &["10.1.0.1", "10.1.0.9"]));
-    let changes = s.view.take_changes();
-    let commits = s.nft.commits();
-    broken(s.backend.apply(&changes, s.view.current()));
-    assert_eq!(s.nft.commits(), commits + 1);
-    assert_eq!(
-        s.nft.last(),
-        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy endpoints\n"
-    );
-    // IPv6 comes by itself once it is asked for again.
-    *s.nft.without.lock().unwrap() = None;
-    let mut changes = s.view.take_changes();
-    broken(s.backend.apply(&changes, s.view.current()));
-    changes.retry = Some(knit_proxy::model::Family::V6);
-    assert_eq!(s.backend.apply(&changes, s.view.current()), Outcome::Done);
-    s.settled();
-}
-
-#[test]
-fn rule_57_where_others_commit_all_the_time_a_full_sync_still_gets_through() {
-    let mut s = Setup::new();
-    *s.nft.busy.lock().unwrap() = true;
-    s.view.set_service(web("ns/a", "10.96.0.1"));
-    s.view.set_group(group("ns/a", &["10.1.0.1"]));
-    s.sync();
-    assert_eq!(s.nft.count("frontends"), 1);
-}
-
-#[test]
 fn rule_43_narrower_source_ranges_are_a_few_elements() {
     let mut s = Setup::new();
     let lb = |range: &str| Service {
@@ -587,37 +320,4 @@ fn rule_43_narrower_source_ranges_are_a_few_elements() {
         assert!(text.lines().count() <= 2, "{range}: {text}");
         s.settled();
     }
-}
-
-#[test]
-fn before_linux_6_2_chains_go_after_what_led_there() {
-    let mut s = Setup::new();
-    *s.nft.old.lock().unwrap() = true;
-    s.view.set_service(web("ns/a", "10.96.0.1"));
-    s.sync();
-    let all: Vec<String> = (1..=100).map(|n| format!("10.1.0.{n}")).collect();
-    for count in 1..=100 {
-        let some: Vec<&str> = all[..count].iter().map(String::as_str).collect();
-        s.view.set_group(group("ns/a", &some));
-        let (commits, reads) = (s.nft.commits(), s.nft.reads());
-        s.apply();
-        // A full sync reads and writes everything; this is a change, and the chains that are left from before.
-        assert!(s.nft.commits() <= commits + 2, "{count}");
-        assert_eq!(s.nft.reads(), reads, "{count}: no full sync");
-    }
-    let chains = s.nft.table(Family::Ip).chains.len();
-    assert!(chains < 60, "{chains} chains");
-    // Those that are wanted again have their rules once.
-    for count in (1..=100).rev() {
-        let some: Vec<&str> = all[..count].iter().map(String::as_str).collect();
-        s.view.set_group(group("ns/a", &some));
-        s.apply();
-    }
-    let table = s.nft.table(Family::Ip);
-    let rules = |name: &str| table.chains.get(name).map(|chain| chain.rules.len());
-    assert_eq!(rules("cluster-1-masquerade-unless-pod"), Some(2));
-    // A full sync has no way around it either, and finds one.
-    s.sync();
-    s.sync();
-    s.settled();
 }
