@@ -87,14 +87,7 @@ impl Refusals {
         self.say(world, service, Why::AddressRefused, text, only_here);
     }
 
-    fn say(
-        &mut self,
-        world: &World,
-        service: &ServiceName,
-        why: Why,
-        text: Option<String>,
-        only_here: bool,
-    ) {
+    fn say(&mut self, world: &World, service: &ServiceName, why: Why, text: Option<String>, only_here: bool) {
         let now = Instant::now();
         let nodes = world.nodes.keys().map(String::as_str);
         let speaks = text.is_some() && (only_here || speaks(&self.node, nodes, service.as_str(), SPEAKERS));

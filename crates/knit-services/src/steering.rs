@@ -238,6 +238,11 @@ impl Steering {
         }
     }
 
+    /// Whether the addresses that this node has were ever looked at.
+    pub(crate) fn knows_own(&self) -> bool {
+        !self.own.is_empty()
+    }
+
     /// The addresses that this node has.
     pub(crate) fn set_own(&mut self, own: HashSet<IpAddr>) {
         if self.own != own {

@@ -333,6 +333,12 @@ impl Supervisor {
             tracing::warn!("{problem}");
         }
         self.node_ports.lock().unwrap_or_else(PoisonError::into_inner).hear(&event);
+        if let Event::SetService(service) = &event
+            && !service.external_ips.is_empty()
+            && !self.steering.knows_own()
+        {
+            self.read_own_addresses();
+        }
         let service = match &event {
             Event::SetService(service) => Some(service.name.clone()),
             Event::DeleteService(name) => Some(name.clone()),
@@ -647,7 +653,7 @@ mod tests {
         let mut told = |service: Service| -> Vec<Service> {
             let event = Event::SetService(Box::new(service));
             let (_, event) = table.take(event, |_| Some(blue.clone())).expect("an event");
-            let events = prepared(&mut internal, &table, &blue, event);
+            let events = prepared(&mut internal, &[], &table, &blue, event);
             let services = events.into_iter().map(|event| match event {
                 Event::SetService(service) => *service,
                 other => panic!("{other:?}"),

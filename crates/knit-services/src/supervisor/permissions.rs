@@ -56,9 +56,13 @@ impl Supervisor {
     /// Looks at the addresses that this node has, so that authors of Services hear of those that they cannot have. What
     /// counts is decided for each packet by the kernel, which knows them at any time.
     pub(super) fn look_at_own_addresses(&mut self) {
-        if self.table.with_external_ips().next().is_none() {
-            return;
+        if self.table.with_external_ips().next().is_some() {
+            self.read_own_addresses();
         }
+    }
+
+    /// Reads them, whether or not a Service has external IPs.
+    pub(super) fn read_own_addresses(&mut self) {
         match Handle::open(&self.node).and_then(|handle| handle.addresses(None)) {
             Ok(found) => self.steering.set_own(found.iter().map(|found| found.address.addr()).collect()),
             Err(error) => {
