@@ -27,9 +27,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
+use crate::entrances::Ends;
 use crate::internal_ports::reserved;
 use crate::services::Registries;
-use crate::steering::Ends;
 
 /// The proxy of one router, whether or not it runs.
 pub(crate) struct Instance {

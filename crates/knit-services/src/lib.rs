@@ -7,12 +7,13 @@
 //! by; pods are attached all the same.
 //!
 //! A Service of another Network is balanced in that Network's router, but clients outside come to the node: what leads
-//! from there into the routers is worked out of what the instances have in force (`steering`), and written by a thread of
+//! from there into the routers is worked out of what the instances have in force (`entrances`), and written by a thread of
 //! its own (`steerer`).
 //!
 //! Where kube-proxy's tables are found on the node, the default Network's instance is not started, unless
 //! [`Mode::On`] says so.
 
+mod entrances;
 mod forbidden;
 mod instance;
 mod internal_ports;
@@ -20,7 +21,6 @@ mod node_ports;
 mod refusals;
 mod services;
 mod steerer;
-mod steering;
 mod supervisor;
 mod table;
 

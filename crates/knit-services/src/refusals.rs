@@ -14,7 +14,7 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_proxy::elect::speaks;
 use knit_proxy::model::{NetworkName, ServiceName};
 
-use crate::steering::Refusal;
+use crate::entrances::Refusal;
 
 /// How many nodes tell.
 const SPEAKERS: usize = 2;

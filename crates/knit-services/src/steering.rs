@@ -3,48 +3,33 @@
 //! Routers say which of their Services are in force, with the places that clients outside know; Services of the default
 //! Network want such places too, and are served on the node itself. Where two want one, the older Service has it, as
 //! within one Network; but what a tenant wrote comes after what a load balancer gave. Nobody has an address that belongs
-//! to a pod, a Service or, unless the operator allows it, a node; and nobody has the port of the tunnel ([`Objection`]).
+//! to a pod, a Service or, unless the operator allows it, a node; and nobody has the port of the tunnel.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use knit_kernel::link::Vxlan;
 use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
 use knit_proxy::view::{FrontendKind, PortKey, PortView, Sources};
-use knit_runtime::routers::{Chosen, Entrance, Steered};
+use knit_proxy_nft::{Chosen, Place, Steered};
 
 use crate::forbidden::{Forbidden, Whose};
-use crate::internal_ports::Reserved;
-
-/// Where clients come to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Place {
-    pub address: IpAddr,
-    pub protocol: Protocol,
-    pub port: u16,
-}
 
 /// All places, and who wants them.
 #[derive(Debug, Default)]
 pub(crate) struct Steering {
-    /// Ports that nobody has.
-    reserved: Reserved,
     claims: HashMap<Place, BTreeMap<Rank, Claim>>,
     /// What is claimed by whom, to take it back.
     by_owner: BTreeMap<Owner, Vec<(Place, Rank)>>,
     forbidden: Forbidden,
-    /// Addresses that this node has, whether or not its Node lists them.
-    own: HashSet<IpAddr>,
     /// Networks whose load balancers may have addresses of nodes.
     on_nodes: BTreeSet<NetworkName>,
-    /// Somebody else serves the default Network on this node, by rules of their own.
-    left_to_others: bool,
     wanted: BTreeMap<Place, Steered>,
     changed: BTreeSet<Place>,
     /// What was refused to whom, and why.
-    refused: BTreeMap<(ServiceName, Place), Refusal>,
+    refused: BTreeMap<(ServiceName, Place), String>,
     news: BTreeSet<ServiceName>,
 }
 
@@ -70,38 +55,15 @@ struct Rank {
 /// What somebody wants a place for.
 #[derive(Debug, Clone)]
 struct Claim {
-    network: NetworkName,
     kind: FrontendKind,
     /// Where it leads; none for Services of the default Network, which the node itself serves, and for what no proxy was
     /// told of.
     to: Option<To>,
 }
 
-/// Why a claim does not count, whoever else wants the place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Objection {
-    /// Pods and Services have such addresses.
-    InCluster,
-    /// A node has it.
-    OfNode,
-    /// A node has it, and the Service's Network could allow that to load balancers.
-    OfNodeDenied,
-    /// This node has it, and no Node lists it. The Service's Network could allow that, if it says so.
-    Unlisted { allowable: bool },
-    /// The tunnels have it; said of a node port, or of a Service's own port.
-    Tunnel { protocol: Protocol, port: u16, node_port: bool },
-}
-
-/// Why somebody does not get a place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub why: String,
-    /// It is so on this node, and others may not know.
-    pub only_here: bool,
-}
-
 #[derive(Debug, Clone)]
 struct To {
+    network: NetworkName,
     at: std::net::SocketAddr,
     sources: Option<Box<[IpNet]>>,
 }
@@ -115,18 +77,6 @@ pub(crate) struct Ends {
     pub node: Vec<IpAddr>,
 }
 
-impl Place {
-    /// As the runtime has it.
-    fn entrance(self) -> Entrance {
-        let protocol = match self.protocol {
-            Protocol::Tcp => knit_runtime::Protocol::Tcp,
-            Protocol::Udp => knit_runtime::Protocol::Udp,
-            Protocol::Sctp => knit_runtime::Protocol::Sctp,
-        };
-        Entrance { address: self.address, protocol, port: self.port }
-    }
-}
-
 impl Ends {
     fn of(addresses: &[IpAddr], family: Family) -> Option<IpAddr> {
         addresses.iter().copied().find(|address| Family::of(*address) == family)
@@ -134,15 +84,6 @@ impl Ends {
 }
 
 impl Steering {
-    /// Nobody has any place yet, and nobody gets the ports that are reserved.
-    pub(crate) fn new(reserved: Reserved) -> Self {
-        Self { reserved, ..Self::default() }
-    }
-
-    fn is_reserved(&self, protocol: Protocol, port: u16) -> bool {
-        self.reserved.contains(&(protocol, port))
-    }
-
     /// A port of a Service is in force in a router like this; none: no longer.
     pub(crate) fn set_port(
         &mut self,
@@ -154,32 +95,21 @@ impl Steering {
         let owner = Owner::Router(network.clone(), key.clone());
         let places = found.map_or_else(Vec::new, |(view, service)| {
             let claim = |(place, kind, at, sources)| {
-                let claim = Claim { network: network.clone(), kind, to: Some(To { at, sources }) };
-                (place, Rank::new(service, &key.port, kind), claim)
+                let to = Some(To { network: network.clone(), at, sources });
+                (place, Rank::new(service, &key.port, kind), Claim { kind, to })
             };
             let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
             // The router was not told of these. They are refused, so that the author hears of it.
-            let mut refuse = |address: IpAddr, port: u16, kind| {
-                let place = Place { address, protocol: key.protocol, port };
-                if all.iter().all(|(known, ..)| *known != place) {
-                    let claim = Claim { network: network.clone(), kind, to: None };
-                    all.push((place, Rank::new(service, &key.port, kind), claim));
-                }
+            let taken = |address: &&IpAddr| {
+                Family::of(**address) == key.family && self.forbidden.whose(**address).is_some()
             };
-            if let Some(port) = service.ports.iter().find(|port| port.name == key.port) {
-                let of_family = |address: &IpAddr| Family::of(*address) == key.family;
-                let tunnels = self.is_reserved(key.protocol, port.port);
-                let taken = |address: &IpAddr| tunnels || self.forbidden.whose(*address).is_some();
-                let external = service.external_ips.iter().copied().filter(of_family).filter(taken);
-                external.for_each(|address| refuse(address, port.port, FrontendKind::ExternalIp));
-                let balanced = service.load_balancer_ips.iter().copied().filter(of_family);
-                let balanced = balanced.filter(|_| tunnels);
-                balanced.for_each(|address| refuse(address, port.port, FrontendKind::LoadBalancerIp));
-                if let Some(number) =
-                    port.node_port.filter(|number| self.is_reserved(key.protocol, number.get()))
-                {
-                    let node = Ends::of(&ends.node, key.family);
-                    node.into_iter().for_each(|node| refuse(node, number.get(), FrontendKind::NodePort));
+            let port = service.ports.iter().find(|port| port.name == key.port);
+            for address in service.external_ips.iter().filter(taken) {
+                let Some(port) = port.map(|port| port.port) else { break };
+                let place = Place { address: *address, protocol: key.protocol, port };
+                let kind = FrontendKind::ExternalIp;
+                if all.iter().all(|(known, ..)| *known != place) {
+                    all.push((place, Rank::new(service, &key.port, kind), Claim { kind, to: None }));
                 }
             }
             all
@@ -207,18 +137,14 @@ impl Steering {
     /// addresses where its node ports answer.
     pub(crate) fn set_default(&mut self, service: &Service, node: &[IpAddr]) {
         let mut places = Vec::new();
-        // Where only node ports may have those addresses, nobody else can want the place.
-        let contested = !self.on_nodes.is_empty();
         for port in &service.ports {
             let mut add = |kind, address: &IpAddr, port_number| {
                 let place = Place { address: *address, protocol: port.protocol, port: port_number };
-                let claim = Claim { network: NetworkName::default(), kind, to: None };
-                places.push((place, Rank::new(service, &port.name, kind), claim));
+                places.push((place, Rank::new(service, &port.name, kind), Claim { kind, to: None }));
             };
             service.external_ips.iter().for_each(|a| add(FrontendKind::ExternalIp, a, port.port));
             service.load_balancer_ips.iter().for_each(|a| add(FrontendKind::LoadBalancerIp, a, port.port));
-            let counts = |number: u16| contested || self.is_reserved(port.protocol, number);
-            if let Some(number) = port.node_port.filter(|number| counts(number.get())) {
+            if let Some(number) = port.node_port {
                 node.iter().for_each(|address| add(FrontendKind::NodePort, address, number.get()));
             }
         }
@@ -238,33 +164,6 @@ impl Steering {
         }
     }
 
-    /// Whether the addresses that this node has were ever looked at.
-    pub(crate) fn knows_own(&self) -> bool {
-        !self.own.is_empty()
-    }
-
-    /// The addresses that this node has.
-    pub(crate) fn set_own(&mut self, own: HashSet<IpAddr>) {
-        if self.own != own {
-            self.own = own;
-            self.decide_all();
-        }
-    }
-
-    /// Whether somebody else serves the default Network here. Says whether that is another answer than before.
-    pub(crate) fn set_left_to_others(&mut self, left: bool) -> bool {
-        let other = std::mem::replace(&mut self.left_to_others, left) != left;
-        if other {
-            self.decide_all();
-        }
-        other
-    }
-
-    /// Whether somebody else serves the default Network here.
-    pub(crate) fn left_to_others(&self) -> bool {
-        self.left_to_others
-    }
-
     /// Networks whose load balancers may have addresses of nodes. Says whether they are other ones.
     pub(crate) fn set_on_nodes(&mut self, networks: BTreeSet<NetworkName>) -> bool {
         let other = self.on_nodes != networks;
@@ -275,32 +174,33 @@ impl Steering {
         other
     }
 
+    /// Whether there is such a Network.
+    pub(crate) fn shares_nodes(&self) -> bool {
+        !self.on_nodes.is_empty()
+    }
+
     /// All that leads into routers.
-    pub(crate) fn wanted(&self) -> BTreeMap<Entrance, Steered> {
-        self.wanted.iter().map(|(place, to)| (place.entrance(), to.clone())).collect()
+    pub(crate) fn wanted(&self) -> &BTreeMap<Place, Steered> {
+        &self.wanted
     }
 
     /// What is another one since the last call.
-    pub(crate) fn take_changed(&mut self) -> Vec<(Entrance, Option<Steered>)> {
+    pub(crate) fn take_changed(&mut self) -> Vec<(Place, Option<Steered>)> {
         let changed = std::mem::take(&mut self.changed);
-        changed.into_iter().map(|place| (place.entrance(), self.wanted.get(&place).cloned())).collect()
+        changed.into_iter().map(|place| (place, self.wanted.get(&place).cloned())).collect()
     }
 
     /// Services that were refused something else since the last call, and what they are refused now.
-    pub(crate) fn take_refused(&mut self) -> Vec<(ServiceName, Vec<Refusal>)> {
+    pub(crate) fn take_refused(&mut self) -> Vec<(ServiceName, Vec<String>)> {
         let texts = |service: &ServiceName| {
             let first =
                 Place { address: std::net::Ipv4Addr::UNSPECIFIED.into(), protocol: Protocol::Tcp, port: 0 };
             let of_service = self.refused.range((service.clone(), first)..);
             let of_service = of_service.take_while(|((name, _), _)| name == service);
-            let text = |place: &Place, refusal: &Refusal| {
-                let Place { address, protocol, port } = place;
-                Refusal {
-                    why: format!("{address} port {port}/{protocol}: {}", refusal.why),
-                    ..refusal.clone()
-                }
+            let text = |place: &Place, why: &str| {
+                format!("{} port {}/{}: {why}", place.address, place.port, place.protocol)
             };
-            of_service.map(|((_, place), refusal)| text(place, refusal)).collect()
+            of_service.map(|((_, place), why)| text(place, why)).collect()
         };
         let news: Vec<ServiceName> = std::mem::take(&mut self.news).into_iter().collect();
         news.into_iter().map(|service| (service.clone(), texts(&service))).collect()
@@ -338,29 +238,29 @@ impl Steering {
     }
 
     /// Why a claim does not count; none if it does.
-    fn objection(&self, place: &Place, claim: &Claim) -> Option<Objection> {
-        let Claim { network, kind, to } = claim;
-        if self.is_reserved(place.protocol, place.port) {
-            let node_port = *kind == FrontendKind::NodePort;
-            return Some(Objection::Tunnel { protocol: place.protocol, port: place.port, node_port });
+    fn objection(&self, place: &Place, claim: &Claim) -> Option<&'static str> {
+        const CLUSTER: &str = "the address is inside a Network or a range of service addresses";
+        const NODE: &str = "it is an address of a node";
+        let Some(to) = &claim.to else {
+            // What the node itself serves is not steered; but these it does not serve.
+            return match (claim.kind, self.forbidden.whose(place.address)?) {
+                (FrontendKind::ExternalIp, Whose::Cluster) => Some(CLUSTER),
+                (FrontendKind::ExternalIp, Whose::Node) => Some(NODE),
+                _ => None,
+            };
+        };
+        if place.protocol == Protocol::Udp && place.port == Vxlan::PORT {
+            return Some("it is the port of the tunnel between nodes");
         }
-        let default = *network == NetworkName::default();
-        if default && self.left_to_others {
-            return None;
-        }
-        let allowed = self.on_nodes.contains(network);
-        match (kind, self.forbidden.whose(place.address)) {
-            (FrontendKind::NodePort | FrontendKind::ClusterIp, _) => None,
-            // What the node itself serves is not steered, and it serves what load balancers have.
-            (FrontendKind::LoadBalancerIp, _) if to.is_none() => None,
-            (_, Some(Whose::Cluster)) => Some(Objection::InCluster),
-            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) if allowed => None,
-            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) => Some(Objection::OfNodeDenied),
-            (FrontendKind::ExternalIp, Some(Whose::Node)) => Some(Objection::OfNode),
-            (FrontendKind::ExternalIp, None) if self.own.contains(&place.address) => {
-                (!default || !allowed).then_some(Objection::Unlisted { allowable: default })
-            }
-            (_, None) => None,
+        match (claim.kind, self.forbidden.whose(place.address)?) {
+            (FrontendKind::NodePort, _) => None,
+            (_, Whose::Cluster) => Some(CLUSTER),
+            (FrontendKind::LoadBalancerIp, Whose::Node) if self.on_nodes.contains(&to.network) => None,
+            (FrontendKind::LoadBalancerIp, Whose::Node) => Some(
+                "it is an address of a node, which the Service's Network does not allow \
+                 (spec.services.nodeAddresses)",
+            ),
+            (_, Whose::Node) => Some(NODE),
         }
     }
 
@@ -372,21 +272,19 @@ impl Steering {
         for ((rank, claim), objection) in claims.iter().zip(&objections) {
             let why = match (objection, winner) {
                 (_, Some(winner)) if claims[winner].0.service == rank.service => None,
-                (Some(objection), _) => Some(Refusal::from(*objection)),
-                (None, Some(winner)) if claim.to.is_some() => Some(Refusal {
-                    why: format!("Service {} has it", claims[winner].0.service),
-                    only_here: false,
-                }),
+                (Some(why), _) => Some((*why).to_owned()),
+                (None, Some(winner)) if claim.to.is_some() => {
+                    Some(format!("Service {} has it", claims[winner].0.service))
+                }
                 _ => None,
             };
             self.set_refused(place, &rank.service, why);
         }
         let to = winner.and_then(|at| {
-            let Claim { network, kind, to } = &claims[at].1;
+            let Claim { kind, to } = &claims[at].1;
             let to = to.as_ref()?;
             let chosen = match kind {
-                FrontendKind::LoadBalancerIp if self.on_nodes.contains(network) => Chosen::OnNode,
-                FrontendKind::LoadBalancerIp => Chosen::ByProvider,
+                FrontendKind::LoadBalancerIp if !self.on_nodes.contains(&to.network) => Chosen::ByProvider,
                 FrontendKind::ExternalIp => Chosen::ByTenant,
                 _ => Chosen::ByOperator,
             };
@@ -401,54 +299,16 @@ impl Steering {
         }
     }
 
-    fn set_refused(&mut self, place: Place, service: &ServiceName, refusal: Option<Refusal>) {
+    fn set_refused(&mut self, place: Place, service: &ServiceName, why: Option<String>) {
         let key = (service.clone(), place);
-        if self.refused.get(&key) == refusal.as_ref() {
+        if self.refused.get(&key) == why.as_ref() {
             return;
         }
-        match refusal {
-            Some(refusal) => self.refused.insert(key, refusal),
+        match why {
+            Some(why) => self.refused.insert(key, why),
             None => self.refused.remove(&key),
         };
         self.news.insert(service.clone());
-    }
-}
-
-impl From<Objection> for Refusal {
-    fn from(objection: Objection) -> Self {
-        let only_here = matches!(objection, Objection::Unlisted { .. });
-        Self { why: objection.to_string(), only_here }
-    }
-}
-
-impl fmt::Display for Objection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (protocol, port, node_port) = match self {
-            Self::InCluster => {
-                return f.write_str("the address is inside a Network or a range of service addresses");
-            }
-            Self::OfNode => return f.write_str("it is an address of a node"),
-            Self::OfNodeDenied => {
-                return f.write_str(
-                    "it is an address of a node, which the Service's Network does not allow \
-                     (spec.services.nodeAddresses)",
-                );
-            }
-            Self::Unlisted { allowable } => {
-                f.write_str(
-                    "an interface of this node has the address, though its Node does not list it; remove it there",
-                )?;
-                let allow = ", or set spec.services.nodeAddresses: Allow of the Service's Network";
-                return f.write_str(if *allowable { allow } else { "" });
-            }
-            Self::Tunnel { protocol, port, node_port } => (protocol, port, *node_port),
-        };
-        let what = if node_port { "nodePort" } else { "port" };
-        write!(
-            f,
-            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give the \
-             Service another {what}"
-        )
     }
 }
 

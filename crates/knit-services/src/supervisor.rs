@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::entrances::Steering;
 use crate::forbidden::Forbidden;
 use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Trouble};
 use crate::internal_ports::{InternalPorts, Reserved, is_external, reserved};
@@ -31,7 +32,6 @@ use crate::node_ports::NodePorts;
 use crate::refusals::Refusals;
 use crate::services::{Command, Config, Mode, Registries};
 use crate::steerer::Steerer;
-use crate::steering::Steering;
 use crate::table::{Table, To};
 
 /// How often what failed is tried again, and kube-proxy is looked for.
@@ -366,7 +366,7 @@ impl Supervisor {
     fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
         let before = seen.replace(Arc::clone(world));
         if !before.as_ref().is_some_and(|seen| Forbidden::same(seen, world)) {
-            let forbidden = Forbidden::of(world, &self.routers.uplink_ranges());
+            let forbidden = Forbidden::of(world);
             self.steering.set_forbidden(forbidden.clone());
             let filtered = self.table.set_forbidden(forbidden);
             if self.told.is_some() {
@@ -438,7 +438,7 @@ impl Supervisor {
             // Nobody was told anything yet.
             let _ = self.permit(&world);
             let _ = self.table.reassign(|namespace| network_of(&world, namespace));
-            let forbidden = Forbidden::of(&world, &self.routers.uplink_ranges());
+            let forbidden = Forbidden::of(&world);
             let _ = self.table.set_forbidden(forbidden.clone());
             self.steering.set_forbidden(forbidden);
             self.told = Some(Instant::now());

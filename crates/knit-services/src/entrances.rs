@@ -1,0 +1,517 @@
+//! Which address and port of the node leads into which router: pure bookkeeping.
+//!
+//! Routers say which of their Services are in force, with the places that clients outside know; Services of the default
+//! Network want such places too, and are served on the node itself. Where two want one, the older Service has it, as
+//! within one Network; but what a tenant wrote comes after what a load balancer gave. Nobody has an address that belongs
+//! to a pod, a Service or, unless the operator allows it, a node; and nobody has the port of the tunnel ([`Objection`]).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
+use knit_proxy::view::{FrontendKind, PortKey, PortView, Sources};
+use knit_runtime::routers::{Chosen, Entrance, Steered};
+
+use crate::forbidden::{Forbidden, Whose};
+use crate::internal_ports::Reserved;
+
+/// Where clients come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Place {
+    pub address: IpAddr,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+/// All places, and who wants them.
+#[derive(Debug, Default)]
+pub(crate) struct Steering {
+    /// Ports that nobody has.
+    reserved: Reserved,
+    claims: HashMap<Place, BTreeMap<Rank, Claim>>,
+    /// What is claimed by whom, to take it back.
+    by_owner: BTreeMap<Owner, Vec<(Place, Rank)>>,
+    forbidden: Forbidden,
+    /// Addresses that this node has, whether or not its Node lists them.
+    own: HashSet<IpAddr>,
+    /// Networks whose load balancers may have addresses of nodes.
+    on_nodes: BTreeSet<NetworkName>,
+    /// Somebody else serves the default Network on this node, by rules of their own.
+    left_to_others: bool,
+    wanted: BTreeMap<Place, Steered>,
+    changed: BTreeSet<Place>,
+    /// What was refused to whom, and why.
+    refused: BTreeMap<(ServiceName, Place), Refusal>,
+    news: BTreeSet<ServiceName>,
+}
+
+/// Who claims: a port in a router, or a Service of the default Network.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Router(NetworkName, PortKey),
+    Node(ServiceName),
+}
+
+/// The order of precedence.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// The address is one that whoever wrote the Service chose: it comes after those that were given.
+    by_tenant: bool,
+    created: u64,
+    service: ServiceName,
+    port: Arc<str>,
+    /// Of one port's, a load balancer's address comes first: it brings who may come.
+    node_port: bool,
+}
+
+/// What somebody wants a place for.
+#[derive(Debug, Clone)]
+struct Claim {
+    network: NetworkName,
+    kind: FrontendKind,
+    /// Where it leads; none for Services of the default Network, which the node itself serves, and for what no proxy was
+    /// told of.
+    to: Option<To>,
+}
+
+/// Why a claim does not count, whoever else wants the place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Objection {
+    /// Pods and Services have such addresses.
+    InCluster,
+    /// A node has it.
+    OfNode,
+    /// A node has it, and the Service's Network could allow that to load balancers.
+    OfNodeDenied,
+    /// This node has it, and no Node lists it. The Service's Network could allow that, if it says so.
+    Unlisted { allowable: bool },
+    /// The tunnels have it; said of a node port, or of a Service's own port.
+    Tunnel { protocol: Protocol, port: u16, node_port: bool },
+}
+
+/// Why somebody does not get a place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub why: String,
+    /// It is so on this node, and others may not know.
+    pub only_here: bool,
+}
+
+#[derive(Debug, Clone)]
+struct To {
+    at: std::net::SocketAddr,
+    sources: Option<Box<[IpNet]>>,
+}
+
+/// Where a router and its node are reached.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Ends {
+    /// The router's end of its uplink, one per family.
+    pub router: Vec<IpAddr>,
+    /// The node's addresses where node ports answer, one per family.
+    pub node: Vec<IpAddr>,
+}
+
+impl Place {
+    /// As the runtime has it.
+    fn entrance(self) -> Entrance {
+        let protocol = match self.protocol {
+            Protocol::Tcp => knit_runtime::Protocol::Tcp,
+            Protocol::Udp => knit_runtime::Protocol::Udp,
+            Protocol::Sctp => knit_runtime::Protocol::Sctp,
+        };
+        Entrance { address: self.address, protocol, port: self.port }
+    }
+}
+
+impl Ends {
+    fn of(addresses: &[IpAddr], family: Family) -> Option<IpAddr> {
+        addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+}
+
+impl Steering {
+    /// Nobody has any place yet, and nobody gets the ports that are reserved.
+    pub(crate) fn new(reserved: Reserved) -> Self {
+        Self { reserved, ..Self::default() }
+    }
+
+    fn is_reserved(&self, protocol: Protocol, port: u16) -> bool {
+        self.reserved.contains(&(protocol, port))
+    }
+
+    /// A port of a Service is in force in a router like this; none: no longer.
+    pub(crate) fn set_port(
+        &mut self,
+        network: &NetworkName,
+        key: &PortKey,
+        found: Option<(&PortView, &Service)>,
+        ends: &Ends,
+    ) {
+        let owner = Owner::Router(network.clone(), key.clone());
+        let places = found.map_or_else(Vec::new, |(view, service)| {
+            let claim = |(place, kind, at, sources)| {
+                let claim = Claim { network: network.clone(), kind, to: Some(To { at, sources }) };
+                (place, Rank::new(service, &key.port, kind), claim)
+            };
+            let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
+            // The router was not told of these. They are refused, so that the author hears of it.
+            let mut refuse = |address: IpAddr, port: u16, kind| {
+                let place = Place { address, protocol: key.protocol, port };
+                if all.iter().all(|(known, ..)| *known != place) {
+                    let claim = Claim { network: network.clone(), kind, to: None };
+                    all.push((place, Rank::new(service, &key.port, kind), claim));
+                }
+            };
+            if let Some(port) = service.ports.iter().find(|port| port.name == key.port) {
+                let of_family = |address: &IpAddr| Family::of(*address) == key.family;
+                let tunnels = self.is_reserved(key.protocol, port.port);
+                let taken = |address: &IpAddr| tunnels || self.forbidden.whose(*address).is_some();
+                let external = service.external_ips.iter().copied().filter(of_family).filter(taken);
+                external.for_each(|address| refuse(address, port.port, FrontendKind::ExternalIp));
+                let balanced = service.load_balancer_ips.iter().copied().filter(of_family);
+                let balanced = balanced.filter(|_| tunnels);
+                balanced.for_each(|address| refuse(address, port.port, FrontendKind::LoadBalancerIp));
+                if let Some(number) =
+                    port.node_port.filter(|number| self.is_reserved(key.protocol, number.get()))
+                {
+                    let node = Ends::of(&ends.node, key.family);
+                    node.into_iter().for_each(|node| refuse(node, number.get(), FrontendKind::NodePort));
+                }
+            }
+            all
+        });
+        self.replace(owner, places);
+    }
+
+    /// Nothing of a Network leads into its router any more.
+    pub(crate) fn forget_network(&mut self, network: &NetworkName) {
+        let of_network = |owner: &&Owner| matches!(owner, Owner::Router(name, _) if name == network);
+        let owners: Vec<Owner> = self.by_owner.keys().filter(of_network).cloned().collect();
+        owners.into_iter().for_each(|owner| self.replace(owner, Vec::new()));
+    }
+
+    /// The ports of a Network that lead into its router.
+    pub(crate) fn ports_of(&self, network: &NetworkName) -> Vec<PortKey> {
+        let key = |owner: &Owner| match owner {
+            Owner::Router(name, key) if name == network => Some(key.clone()),
+            _ => None,
+        };
+        self.by_owner.keys().filter_map(key).collect()
+    }
+
+    /// A Service of the default Network wants its places like anybody else, but they lead nowhere. `node` are the
+    /// addresses where its node ports answer.
+    pub(crate) fn set_default(&mut self, service: &Service, node: &[IpAddr]) {
+        let mut places = Vec::new();
+        // Where only node ports may have those addresses, nobody else can want the place.
+        let contested = !self.on_nodes.is_empty();
+        for port in &service.ports {
+            let mut add = |kind, address: &IpAddr, port_number| {
+                let place = Place { address: *address, protocol: port.protocol, port: port_number };
+                let claim = Claim { network: NetworkName::default(), kind, to: None };
+                places.push((place, Rank::new(service, &port.name, kind), claim));
+            };
+            service.external_ips.iter().for_each(|a| add(FrontendKind::ExternalIp, a, port.port));
+            service.load_balancer_ips.iter().for_each(|a| add(FrontendKind::LoadBalancerIp, a, port.port));
+            let counts = |number: u16| contested || self.is_reserved(port.protocol, number);
+            if let Some(number) = port.node_port.filter(|number| counts(number.get())) {
+                node.iter().for_each(|address| add(FrontendKind::NodePort, address, number.get()));
+            }
+        }
+        self.replace(Owner::Node(service.name.clone()), places);
+    }
+
+    /// A Service of the default Network is gone.
+    pub(crate) fn forget_default(&mut self, name: &ServiceName) {
+        self.replace(Owner::Node(name.clone()), Vec::new());
+    }
+
+    /// Addresses that no Service may have besides its cluster IP.
+    pub(crate) fn set_forbidden(&mut self, forbidden: Forbidden) {
+        if self.forbidden != forbidden {
+            self.forbidden = forbidden;
+            self.decide_all();
+        }
+    }
+
+    /// Whether the addresses that this node has were ever looked at.
+    pub(crate) fn knows_own(&self) -> bool {
+        !self.own.is_empty()
+    }
+
+    /// The addresses that this node has.
+    pub(crate) fn set_own(&mut self, own: HashSet<IpAddr>) {
+        if self.own != own {
+            self.own = own;
+            self.decide_all();
+        }
+    }
+
+    /// Whether somebody else serves the default Network here. Says whether that is another answer than before.
+    pub(crate) fn set_left_to_others(&mut self, left: bool) -> bool {
+        let other = std::mem::replace(&mut self.left_to_others, left) != left;
+        if other {
+            self.decide_all();
+        }
+        other
+    }
+
+    /// Whether somebody else serves the default Network here.
+    pub(crate) fn left_to_others(&self) -> bool {
+        self.left_to_others
+    }
+
+    /// Networks whose load balancers may have addresses of nodes. Says whether they are other ones.
+    pub(crate) fn set_on_nodes(&mut self, networks: BTreeSet<NetworkName>) -> bool {
+        let other = self.on_nodes != networks;
+        if other {
+            self.on_nodes = networks;
+            self.decide_all();
+        }
+        other
+    }
+
+    /// All that leads into routers.
+    pub(crate) fn wanted(&self) -> BTreeMap<Entrance, Steered> {
+        self.wanted.iter().map(|(place, to)| (place.entrance(), to.clone())).collect()
+    }
+
+    /// What is another one since the last call.
+    pub(crate) fn take_changed(&mut self) -> Vec<(Entrance, Option<Steered>)> {
+        let changed = std::mem::take(&mut self.changed);
+        changed.into_iter().map(|place| (place.entrance(), self.wanted.get(&place).cloned())).collect()
+    }
+
+    /// Services that were refused something else since the last call, and what they are refused now.
+    pub(crate) fn take_refused(&mut self) -> Vec<(ServiceName, Vec<Refusal>)> {
+        let texts = |service: &ServiceName| {
+            let first =
+                Place { address: std::net::Ipv4Addr::UNSPECIFIED.into(), protocol: Protocol::Tcp, port: 0 };
+            let of_service = self.refused.range((service.clone(), first)..);
+            let of_service = of_service.take_while(|((name, _), _)| name == service);
+            let text = |place: &Place, refusal: &Refusal| {
+                let Place { address, protocol, port } = place;
+                Refusal {
+                    why: format!("{address} port {port}/{protocol}: {}", refusal.why),
+                    ..refusal.clone()
+                }
+            };
+            of_service.map(|((_, place), refusal)| text(place, refusal)).collect()
+        };
+        let news: Vec<ServiceName> = std::mem::take(&mut self.news).into_iter().collect();
+        news.into_iter().map(|service| (service.clone(), texts(&service))).collect()
+    }
+
+    fn replace(&mut self, owner: Owner, places: Vec<(Place, Rank, Claim)>) {
+        let mut touched = BTreeSet::new();
+        for (place, rank) in self.by_owner.remove(&owner).unwrap_or_default() {
+            if let Some(claims) = self.claims.get_mut(&place) {
+                claims.remove(&rank);
+                if claims.is_empty() {
+                    self.claims.remove(&place);
+                }
+            }
+            if places.iter().all(|(still, _, _)| *still != place) {
+                self.set_refused(place, &rank.service, None);
+            }
+            touched.insert(place);
+        }
+        let mut own = Vec::with_capacity(places.len());
+        for (place, rank, claim) in places {
+            self.claims.entry(place).or_default().insert(rank.clone(), claim);
+            own.push((place, rank));
+            touched.insert(place);
+        }
+        if !own.is_empty() {
+            self.by_owner.insert(owner, own);
+        }
+        touched.into_iter().for_each(|place| self.decide(place));
+    }
+
+    fn decide_all(&mut self) {
+        let all: Vec<Place> = self.claims.keys().copied().collect();
+        all.into_iter().for_each(|place| self.decide(place));
+    }
+
+    /// Why a claim does not count; none if it does.
+    fn objection(&self, place: &Place, claim: &Claim) -> Option<Objection> {
+        let Claim { network, kind, to } = claim;
+        if self.is_reserved(place.protocol, place.port) {
+            let node_port = *kind == FrontendKind::NodePort;
+            return Some(Objection::Tunnel { protocol: place.protocol, port: place.port, node_port });
+        }
+        let default = *network == NetworkName::default();
+        if default && self.left_to_others {
+            return None;
+        }
+        let allowed = self.on_nodes.contains(network);
+        match (kind, self.forbidden.whose(place.address)) {
+            (FrontendKind::NodePort | FrontendKind::ClusterIp, _) => None,
+            // What the node itself serves is not steered, and it serves what load balancers have.
+            (FrontendKind::LoadBalancerIp, _) if to.is_none() => None,
+            (_, Some(Whose::Cluster)) => Some(Objection::InCluster),
+            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) if allowed => None,
+            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) => Some(Objection::OfNodeDenied),
+            (FrontendKind::ExternalIp, Some(Whose::Node)) => Some(Objection::OfNode),
+            (FrontendKind::ExternalIp, None) if self.own.contains(&place.address) => {
+                (!default || !allowed).then_some(Objection::Unlisted { allowable: default })
+            }
+            (_, None) => None,
+        }
+    }
+
+    fn decide(&mut self, place: Place) {
+        let claims: Vec<(Rank, Claim)> =
+            self.claims.get(&place).into_iter().flatten().map(|(r, c)| (r.clone(), c.clone())).collect();
+        let objections: Vec<_> = claims.iter().map(|(_, claim)| self.objection(&place, claim)).collect();
+        let winner = objections.iter().position(Option::is_none);
+        for ((rank, claim), objection) in claims.iter().zip(&objections) {
+            let why = match (objection, winner) {
+                (_, Some(winner)) if claims[winner].0.service == rank.service => None,
+                (Some(objection), _) => Some(Refusal::from(*objection)),
+                (None, Some(winner)) if claim.to.is_some() => Some(Refusal {
+                    why: format!("Service {} has it", claims[winner].0.service),
+                    only_here: false,
+                }),
+                _ => None,
+            };
+            self.set_refused(place, &rank.service, why);
+        }
+        let to = winner.and_then(|at| {
+            let Claim { network, kind, to } = &claims[at].1;
+            let to = to.as_ref()?;
+            let chosen = match kind {
+                FrontendKind::LoadBalancerIp if self.on_nodes.contains(network) => Chosen::OnNode,
+                FrontendKind::LoadBalancerIp => Chosen::ByProvider,
+                FrontendKind::ExternalIp => Chosen::ByTenant,
+                _ => Chosen::ByOperator,
+            };
+            Some(Steered { to: to.at, sources: to.sources.clone(), chosen })
+        });
+        if to.as_ref() != self.wanted.get(&place) {
+            self.changed.insert(place);
+            match to {
+                Some(to) => self.wanted.insert(place, to),
+                None => self.wanted.remove(&place),
+            };
+        }
+    }
+
+    fn set_refused(&mut self, place: Place, service: &ServiceName, refusal: Option<Refusal>) {
+        let key = (service.clone(), place);
+        if self.refused.get(&key) == refusal.as_ref() {
+            return;
+        }
+        match refusal {
+            Some(refusal) => self.refused.insert(key, refusal),
+            None => self.refused.remove(&key),
+        };
+        self.news.insert(service.clone());
+    }
+}
+
+impl From<Objection> for Refusal {
+    fn from(objection: Objection) -> Self {
+        let only_here = matches!(objection, Objection::Unlisted { .. });
+        Self { why: objection.to_string(), only_here }
+    }
+}
+
+impl fmt::Display for Objection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (protocol, port, node_port) = match self {
+            Self::InCluster => {
+                return f.write_str("the address is inside a Network or a range of service addresses");
+            }
+            Self::OfNode => return f.write_str("it is an address of a node"),
+            Self::OfNodeDenied => {
+                return f.write_str(
+                    "it is an address of a node, which the Service's Network does not allow \
+                     (spec.services.nodeAddresses)",
+                );
+            }
+            Self::Unlisted { allowable } => {
+                f.write_str(
+                    "an interface of this node has the address, though its Node does not list it; remove it there",
+                )?;
+                let allow = ", or set spec.services.nodeAddresses: Allow of the Service's Network";
+                return f.write_str(if *allowable { allow } else { "" });
+            }
+            Self::Tunnel { protocol, port, node_port } => (protocol, port, *node_port),
+        };
+        let what = if node_port { "nodePort" } else { "port" };
+        write!(
+            f,
+            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give the \
+             Service another {what}"
+        )
+    }
+}
+
+impl Rank {
+    fn new(service: &Service, port: &Arc<str>, kind: FrontendKind) -> Self {
+        Self {
+            by_tenant: kind == FrontendKind::ExternalIp,
+            created: service.created,
+            service: service.name.clone(),
+            port: Arc::clone(port),
+            node_port: kind == FrontendKind::NodePort,
+        }
+    }
+}
+
+type Found = (Place, FrontendKind, std::net::SocketAddr, Option<Box<[IpNet]>>);
+
+/// The places that clients outside know of a port, and where the router takes them.
+fn places(key: &PortKey, view: &PortView, service: &Service, ends: &Ends) -> Vec<Found> {
+    let internal = view.frontends.iter().find(|frontend| frontend.kind == FrontendKind::NodePort);
+    let (Some(internal), Some(router)) = (internal, Ends::of(&ends.router, key.family)) else {
+        return Vec::new();
+    };
+    let to = (router, internal.port).into();
+    let at = |address, port| Place { address, protocol: key.protocol, port };
+    let node = Ends::of(&ends.node, key.family);
+    let mut found = Vec::new();
+    for frontend in &view.frontends {
+        let (FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp, Some(address)) =
+            (frontend.kind, frontend.address)
+        else {
+            continue;
+        };
+        let sources = sources(&frontend.sources, address, node);
+        found.push((at(address, frontend.port), frontend.kind, to, sources));
+    }
+    if names(service, &key.port, key.protocol, internal.port) {
+        found.extend(node.map(|node| {
+            let place = at(node, internal.port);
+            // Where it is the load balancer's address too, that one's list holds.
+            let same = found.iter().find(|(known, ..)| *known == place);
+            let sources = same.and_then(|(.., sources)| sources.clone());
+            (place, FrontendKind::NodePort, to, sources)
+        }));
+    }
+    found
+}
+
+/// Who may come. Rule 44: where the node itself may, its load-balancer address may too.
+fn sources(sources: &Sources, address: IpAddr, node: Option<IpAddr>) -> Option<Box<[IpNet]>> {
+    let Sources::Only { ranges, .. } = sources else { return None };
+    let looped = node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node)));
+    Some(ranges.iter().copied().chain(looped.then(|| IpNet::from(address))).collect())
+}
+
+/// Whether a Service itself names a node port: one that was only given to it for the router's use is no port of the node.
+fn names(service: &Service, port: &str, protocol: Protocol, number: u16) -> bool {
+    service.ports.iter().any(|found| {
+        *found.name == *port
+            && found.protocol == protocol
+            && found.node_port.is_some_and(|named| named.get() == number)
+    })
+}
+
+#[cfg(test)]
+mod tests;
