@@ -251,10 +251,7 @@ impl Core {
                 let _guard = core.inner.locks.lock(&sandbox).await;
                 let record = core.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
                 if let Some(record) = record {
-                    // The list alone is not enough, however long it is: where no process can be seen, the API must
-                    // say so, too.
-                    let in_the_dark = !core.is_deleted(&record);
-                    if let Some(why) = core.spared(&record, in_the_dark, &processes) {
+                    if let Some(why) = core.spared(&record, &processes) {
                         tracing::warn!(%sandbox, "it is not in the list of a garbage collection, but {why}: it stays");
                         continue;
                     }
@@ -269,14 +266,6 @@ impl Core {
             Err(Error::new(Reason::NotReady, message))
         })
         .await
-    }
-
-    /// Whether the API says that there is no such pod on this node. A static pod's object has another uid than its sandbox
-    /// says, so only names count.
-    fn is_deleted(&self, record: &SandboxRecord) -> bool {
-        let world = self.world().get();
-        let Some(pod) = record.pod().filter(|_| world.synced.pods) else { return false };
-        !world.pods.contains_key(&(pod.namespace.clone(), pod.name.clone()))
     }
 
     /// Whether containers can be added, in the sense of CNI STATUS: it never fails again once it succeeded since boot.

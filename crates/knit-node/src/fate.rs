@@ -24,17 +24,20 @@ pub(crate) enum Fate {
 impl Core {
     /// Why a sandbox that a garbage collection does not list is not removed all the same. A container runtime that has not
     /// found its sandboxes again yet sends a list without them, or none at all.
-    pub(crate) fn spared(
-        &self,
-        record: &SandboxRecord,
-        nothing_listed: bool,
-        processes: &Processes,
-    ) -> Option<&'static str> {
+    pub(crate) fn spared(&self, record: &SandboxRecord, processes: &Processes) -> Option<&'static str> {
         let grace = self.config().sandbox_grace;
         let verdict =
             self.cri().map_or(Verdict::Unknown, |cri| cri.verdict(record.sandbox(), grace, clock::now()));
-        let gone = netns::is_gone(record.netns());
-        spared(verdict, gone, processes.inhabit(record.netns()), nothing_listed && processes.blind)
+        let gone = netns::is_gone(record.netns()) || self.is_deleted(record);
+        spared(verdict, gone, processes.inhabit(record.netns()), processes.blind)
+    }
+
+    /// Whether the API says that there is no such pod on this node. A static pod's object has another uid than its sandbox
+    /// says, so only names count.
+    fn is_deleted(&self, record: &SandboxRecord) -> bool {
+        let world = self.world().get();
+        let Some(pod) = record.pod().filter(|_| world.synced.pods) else { return false };
+        !world.pods.contains_key(&(pod.namespace.clone(), pod.name.clone()))
     }
 
     /// What is to become of a sandbox. `left` says whether anything of it is left in the kernel; nothing if that cannot
@@ -72,8 +75,8 @@ impl Core {
     }
 }
 
-/// The same, of what is known: what the container runtime said before, whether the namespace is gone, whether a process is in
-/// it, and whether nobody was listed and no process could be seen.
+/// The same, of what is known: what the container runtime said before, whether namespace or pod are gone, whether a process is
+/// in the namespace, and whether no process could be seen: then the list alone is not enough, however long it is.
 fn spared(verdict: Verdict, gone: bool, inhabited: bool, in_the_dark: bool) -> Option<&'static str> {
     match verdict {
         _ if inhabited => Some("a process is in its network namespace"),

@@ -131,9 +131,12 @@ impl Core {
             }
         };
         for note in notes {
-            let done = match note.request.map(|r| SandboxId::new(r.container_id)) {
-                Ok(Ok(sandbox)) => self.detach(sandbox, None).await.is_ok(),
-                Ok(Err(_)) | Err(_) => {
+            let del = note.request.ok().and_then(|del| {
+                Some((SandboxId::new(del.container_id).ok()?, InterfaceName::new(del.ifname).ok()?))
+            });
+            let done = match del {
+                Some((sandbox, interface)) => self.detach(sandbox, Some(interface)).await.is_ok(),
+                None => {
                     tracing::warn!(file = %note.file.display(), "a noted DEL cannot be read, and is dropped: its sandbox is removed when its namespace is gone");
                     true
                 }
@@ -421,7 +424,8 @@ impl Core {
         }
     }
 
-    /// Takes what runtimes have into an empty ledger: running pods must not notice that it was lost.
+    /// Takes what runtimes have into a ledger that lost it, or some of it: running pods must not notice. A record that was cut
+    /// back may lack one interface only.
     fn adopt(&self, lists: &Lists, netns_dirs: &[PathBuf], outcome: &mut Outcome) {
         let mut sandboxes: BTreeMap<&SandboxId, Vec<(&str, &Attachment)>> = BTreeMap::new();
         for (runtime, by_key) in &lists.by_runtime {
@@ -431,8 +435,14 @@ impl Core {
         }
         let mut books = self.books();
         for (sandbox, attachments) in sandboxes {
-            if books.get(sandbox).is_some() {
-                continue;
+            let known = books.get(sandbox).cloned();
+            let mut attachments = attachments;
+            if let Some(record) = &known {
+                let inode = record.netns().inode;
+                attachments.retain(|(_, found)| {
+                    let same = found.pod_netns_inode == inode || found.pod_netns_inode == 0;
+                    same && record.attachment(found.interface.as_str()).is_none()
+                });
             }
             let Some((_, first)) = attachments.first() else { continue };
             let pod = match (&first.pod.namespace, &first.pod.name) {
@@ -447,8 +457,11 @@ impl Core {
             let namespace = find_netns(netns_dirs, inode)
                 // Unknown: never removed because a path is free, but by its DEL, or when nothing of it is left.
                 .unwrap_or(NetnsRef { path: PathBuf::new(), inode, device: 0 });
-            let plans = attachments.iter().map(|(runtime, attachment)| plan_of(runtime, attachment));
-            let record = SandboxRecord::planned(sandbox.as_str(), pod, namespace, clock::now().0, plans);
+            let mut plans = attachments.iter().map(|(runtime, attachment)| plan_of(runtime, attachment));
+            let record = match known {
+                Some(mut record) => plans.try_for_each(|plan| record.plan(plan)).map(|()| record),
+                None => SandboxRecord::planned(sandbox.as_str(), pod, namespace, clock::now().0, plans),
+            };
             let mut record = match record {
                 Ok(record) => record,
                 Err(error) => {
@@ -463,7 +476,10 @@ impl Core {
                     let _ = record.attached(attachment.interface.as_str(), made);
                 }
             }
-            let leases: Vec<knit_ipam::Lease> = record.leases().collect();
+            let found = |lease: &knit_ipam::Lease| {
+                attachments.iter().any(|(_, attachment)| attachment.interface.as_str() == lease.key.interface)
+            };
+            let leases: Vec<knit_ipam::Lease> = record.leases().filter(found).collect();
             if let Err(error) = books.put(record) {
                 tracing::error!(%sandbox, error = &error as &dyn std::error::Error, "a running sandbox cannot be recorded");
                 outcome.failed += 1;

@@ -75,12 +75,18 @@ impl From<RawObject> for ObjectDoor {
 }
 
 impl Door {
+    /// Whether nobody knows who asked: it was found running after the ledger was lost.
+    #[must_use]
+    pub fn is_forgotten(&self) -> bool {
+        matches!(self, Self::Cni(name) if name.is_empty())
+    }
+
     /// Whether a garbage collection through `door` is about what this one made. What was found after the ledger was lost
     /// has no configuration's name: it may be any one's.
     #[must_use]
     pub fn is_served_by(&self, door: &Self) -> bool {
         match (self, door) {
-            (Self::Cni(name), Self::Cni(_)) if name.is_empty() => true,
+            (_, Self::Cni(_)) if self.is_forgotten() => true,
             _ => self == door,
         }
     }

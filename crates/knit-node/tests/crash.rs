@@ -190,19 +190,25 @@ async fn a_del_that_came_while_the_agent_was_away() {
     let agent = node.start().await;
     agent.add(node.request("a", "shop", "blue")).await.expect("attached");
     drop(agent);
-    let del = knit_cni::protocol::Request {
+    let del = |ifname: &str| knit_cni::protocol::Request {
         version: knit_cni::protocol::PROTOCOL_VERSION,
         command: knit_cni::protocol::Command::Del,
         container_id: "a".into(),
         netns: String::new(),
-        ifname: "eth0".into(),
+        ifname: ifname.into(),
         args: knit_cni::Args::default(),
         path: String::new(),
         config: knit_cni::NetworkConfig { cni_version: "1.1.0".into(), ..Default::default() },
         timeout_ms: None,
     };
     let spool = knit_cni::paths::spool(&node.config().run_dir);
-    knit_cni::spool::leave(&spool, &del).expect("noted");
+    // One for another interface is not this pod's end.
+    knit_cni::spool::leave(&spool, &del("eth1")).expect("noted");
+    let agent = node.start().await;
+    assert_eq!(agent.core.list(None).len(), 2);
+    assert!(knit_cni::spool::notes(&spool).expect("read").is_empty(), "the note is done");
+    drop(agent);
+    knit_cni::spool::leave(&spool, &del("eth0")).expect("noted");
     let agent = node.start().await;
     assert!(node.is_clean());
     assert!(agent.core.list(None).is_empty());

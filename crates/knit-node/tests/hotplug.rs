@@ -216,6 +216,47 @@ async fn an_object_made_again_under_its_name_is_another_one() {
     following.abort();
 }
 
+/// The record of its pod was there, and lacked the interface: its address was given out again, and the interface removed.
+#[tokio::test(start_paused = true)]
+async fn an_interface_of_an_object_was_lost_with_a_part_of_the_ledger() {
+    let mut bed = Bed::new().await;
+    let ledger = bed.node.config().ledger();
+    let earlier = std::fs::read(&ledger).expect("the ledger");
+    let asked = json!({"spec": {"addresses": ["10.2.0.9"]}});
+    bed.put(vec![object("aaa", "x", "evil", "blue", asked)]);
+    let following = bed.follow();
+    bed.within(1, "its status", |bed| bed.status("aaa", "x").contains("10.2.0.9")).await;
+    following.abort();
+    assert!(following.await.is_err_and(|end| end.is_cancelled()));
+    let interfaces = bed.interfaces("evil");
+    assert_eq!(interfaces.len(), 2);
+    let Bed { node, agent, objects } = bed;
+    drop(agent);
+    std::fs::write(&ledger, [earlier, vec![0x5a; 64]].concat()).expect("damaged");
+    let agent = node.start().await;
+    assert_eq!((agent.outcome.adopted, agent.outcome.strays), (1, 0), "{:?}", agent.outcome);
+    bed = Bed { node, agent, objects };
+
+    let status = json!({"node": common::NODE, "sandboxId": "evil", "interface": interfaces[1]});
+    let known = json!({"spec": {"addresses": ["10.2.0.9"]}, "status": status});
+    let other = json!({"spec": {"addresses": ["10.2.0.9"]}});
+    bed.put(vec![object("aaa", "x", "evil", "blue", known), object("zzz", "y", "good", "blue", other)]);
+    let following = bed.follow();
+    bed.within(10, "the refusal", |bed| bed.status("zzz", "y").contains("RequestRefused")).await;
+    bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("Ready")).await;
+    assert!(!bed.status("aaa", "x").contains("RequestRefused"), "{}", bed.status("aaa", "x"));
+    for _ in 0..2 {
+        bed.agent.core.reconcile(&Default::default()).await;
+        assert_eq!(bed.interfaces("evil"), interfaces);
+        assert_eq!(bed.interfaces("good"), ["eth0"]);
+    }
+    bed.agent.core.world().update(|world| {
+        Arc::make_mut(&mut world.attachments).remove(&("aaa".to_owned(), "x".to_owned()));
+    });
+    bed.within(10, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
+    following.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_an_earlier_version_plugged_in_stays() {
     let bed = Bed::new().await;

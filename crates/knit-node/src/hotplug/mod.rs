@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::netns;
-use crate::record::{details, made};
+use crate::record::{Details, details, made};
 use crate::request::{Door, ObjectDoor};
 use crate::world::{Labels, World};
 use pace::{Facts, Pace};
@@ -256,6 +256,13 @@ impl HotPlug {
                     waiting.entry(&place.0).or_default().push((place, object, record));
                     continue;
                 }
+                // The ledger was damaged, and forgot what it was made for.
+                (Some(record), Some(own)) if is_forgotten(own) => {
+                    *plugged.entry(&place.0).or_default() += 1;
+                    let facts = self.facts(world, &place.0, record);
+                    add(place, object, false, Task::Plug(Box::new(record.clone())), facts);
+                    continue;
+                }
                 (Some(_), Some(own)) => {
                     *plugged.entry(&place.0).or_default() += 1;
                     made(own).map(|attachment| Told::Attached(Box::new(attachment)))
@@ -431,10 +438,32 @@ fn find<'r>(
     place: &Place,
     object: &NetworkAttachment,
 ) -> Option<&'r knit_ledger::Attachment> {
-    record.attachments().iter().find(|entry| match details(entry).map(|d| d.door) {
-        Some(Door::Object(door)) => is_of(&door, entry.plan(), place, object),
+    record.attachments().iter().find(|entry| belongs(record, entry, place, object))
+}
+
+/// Whether an interface was made for this very object. Where the ledger was damaged and forgot that, what the object's status
+/// says counts.
+fn belongs(
+    record: &SandboxRecord,
+    entry: &knit_ledger::Attachment,
+    place: &Place,
+    object: &NetworkAttachment,
+) -> bool {
+    let (plan, status) = (entry.plan(), object.status.as_ref());
+    match details(entry) {
+        Some(Details { door: Door::Object(door), .. }) => is_of(&door, plan, place, object),
+        Some(details) if !details.main && details.door.is_forgotten() => {
+            plan.network == object.spec.network
+                && status.and_then(|s| s.sandbox_id.as_deref()) == Some(record.sandbox())
+                && status.and_then(|s| s.interface.as_deref()) == Some(plan.interface.as_str())
+        }
         _ => false,
-    })
+    }
+}
+
+/// Whether nobody knows any more what an interface was made for.
+fn is_forgotten(entry: &knit_ledger::Attachment) -> bool {
+    details(entry).is_some_and(|details| details.door.is_forgotten())
 }
 
 /// Whether an interface was made for this very object, and not for one that had its name before. Where no uid is known (a

@@ -3,17 +3,20 @@
 use std::sync::{Arc, Mutex};
 
 use knit_api::{NetworkAttachment, NetworkAttachmentStatus, conditions, names};
-use knit_ledger::SandboxRecord;
+use knit_ledger::{AttachmentState, Opaque, SandboxRecord};
 use knit_objects::{Key, Objects, Write};
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Item, Job, PER_POD, Pace, Place, State, Task, by_objects, has_finalizer, is_of, lock, uid_of};
+use super::{
+    Item, Job, PER_POD, Pace, Place, State, Task, belongs, by_objects, find, has_finalizer, is_forgotten,
+    lock, uid_of,
+};
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 use crate::metrics::Operation;
-use crate::record::{Details, details, made, pod_of};
+use crate::record::{Details, details, ledger_error, made, pod_of};
 use crate::report::attachments;
 use crate::request::{Door, ObjectDoor, pod_name};
 use crate::resolve::annotation::{Asked, parse_address};
@@ -112,6 +115,9 @@ impl Worker {
         record: &SandboxRecord,
     ) -> Result<Attachment> {
         let pod = pod_of(record)?;
+        if find(record, &item.place, object).is_some_and(is_forgotten) {
+            return self.claim(item, object, &pod).await;
+        }
         // What is refused needs no finalizer; and no pod waits for a write to the API.
         self.wanted(item, object, record, &pod)?;
         self.hold(item, object).await?;
@@ -137,6 +143,36 @@ impl Worker {
         self.core.books_changed();
         let attachment = record.attachment(&interface).and_then(made);
         attachment.ok_or_else(|| Error::new(Reason::Internal, "the record lost an interface"))
+    }
+
+    /// Notes again that an interface is an object's: it was found running after the ledger was damaged.
+    async fn claim(&self, item: &Item, object: &NetworkAttachment, pod: &Pod) -> Result<Attachment> {
+        let who = pod_name(pod);
+        self.hold(item, object).await?;
+        let _guard = self.core.locks().lock(&pod.sandbox).await;
+        let mut books = self.core.books();
+        let gone = || Error::new(Reason::NotReady, format!("{who} is being attached or detached"));
+        let mut record = books.get(&pod.sandbox).cloned().ok_or_else(gone)?;
+        let entry = find(&record, &item.place, object).cloned().ok_or_else(gone)?;
+        let (Some(known), AttachmentState::Attached(state)) = (details(&entry), entry.state()) else {
+            return Err(gone());
+        };
+        let details = Details { door: Door::Object(door(item)), ..known };
+        let mut plan = entry.plan().clone();
+        plan.parameters = Opaque::of(&details).map_err(|error| {
+            Error::new(Reason::Internal, format!("{who} cannot be recorded")).because(error)
+        })?;
+        let interface = plan.interface.clone();
+        let noted = record
+            .detaching(&interface)
+            .and_then(|()| record.gone(&interface))
+            .and_then(|()| record.plan(plan))
+            .and_then(|()| record.attached(&interface, state.clone()));
+        noted.map_err(|error| {
+            Error::new(Reason::Internal, format!("{who} cannot be recorded")).because(error)
+        })?;
+        books.put(record).map_err(|error| ledger_error(&who, error))?;
+        made(&entry).ok_or_else(gone)
     }
 
     /// What an object asks for, if its pod may have it.
@@ -197,10 +233,9 @@ impl Worker {
         let _guard = self.core.locks().lock(&sandbox).await;
         let Some(record) = self.core.books().get(&sandbox).cloned() else { return Ok(()) };
         let wanted = door(item);
-        let own = |a: &&knit_ledger::Attachment| match (details(a).map(|d| d.door), object) {
-            (Some(Door::Object(door)), Some(object)) => is_of(&door, a.plan(), &item.place, object),
-            (Some(Door::Object(door)), None) => door == wanted,
-            _ => false,
+        let own = |a: &&knit_ledger::Attachment| match object {
+            Some(object) => belongs(&record, a, &item.place, object),
+            None => details(a).is_some_and(|d| d.door == Door::Object(wanted.clone())),
         };
         let plugged: Vec<String> =
             record.attachments().iter().filter(own).map(|a| a.plan().interface.clone()).collect();
