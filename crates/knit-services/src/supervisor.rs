@@ -550,15 +550,10 @@ fn prepared(
         Event::SetService(mut service) => {
             let evicted: Vec<ServiceName> = ports.prepare(&mut service);
             let mut events = vec![Event::SetService(service)];
-            // As the table hands them out: without addresses that are somebody else's.
-            let again = evicted.iter().flat_map(|name| {
-                table.replay(network).filter(move |e| matches!(e, Event::SetService(s) if s.name == *name))
-            });
-            for again in again {
-                let Event::SetService(mut again) = again else { continue };
+            for mut again in evicted.iter().filter_map(|name| table.handed(name)) {
                 // Who is given a port takes none away.
                 let _ = ports.prepare(&mut again);
-                events.push(Event::SetService(again));
+                events.push(Event::SetService(Box::new(again)));
             }
             events
         }

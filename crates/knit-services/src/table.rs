@@ -206,6 +206,14 @@ impl Table {
         home.services.get(name).map(|service| served(service, network, self.open.contains(network)))
     }
 
+    /// A Service as its proxy is told of it.
+    pub(crate) fn handed(&self, name: &ServiceName) -> Option<Service> {
+        let home = self.namespaces.get(name.namespace())?;
+        let network = home.network.as_ref()?;
+        let open = self.open.contains(network);
+        home.services.get(name).map(|service| handed(service, network, open, &self.forbidden))
+    }
+
     /// The Services of the default Network, with external IPs that are somebody else's.
     pub(crate) fn default_services(&self) -> impl Iterator<Item = Service> {
         let default = NetworkName::default();
