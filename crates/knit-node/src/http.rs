@@ -1,9 +1,11 @@
 //! A small HTTP server for health and numbers: answers GET, changes nothing, and lets no client keep it from others.
 //!
 //! One connection is one request and lasts a few seconds at most. A client has a few at once, all together have some more,
-//! and the node itself (kubelet's probes) has some of its own that nobody else can take.
+//! and the node itself (kubelet's probes) has some of its own that nobody else can take. When there is no room for somebody
+//! new, the oldest connection of whoever has most is closed.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -19,6 +21,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::metrics::counter::Counter;
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::core::Core;
@@ -62,8 +65,9 @@ pub struct Guests {
 #[derive(Debug, Default)]
 struct Connections {
     own: usize,
-    others: usize,
-    by_client: BTreeMap<IpAddr, usize>,
+    /// Of others, by their numbers: the oldest has the lowest.
+    by_client: BTreeMap<IpAddr, BTreeMap<u64, oneshot::Sender<Infallible>>>,
+    next: u64,
 }
 
 /// One connection, while it lasts.
@@ -71,7 +75,10 @@ struct Connections {
 struct Guest {
     guests: Arc<Guests>,
     client: IpAddr,
-    own: bool,
+    /// Its number; the node's own have none.
+    number: Option<u64>,
+    /// Ends when somebody else needs the place.
+    sent_away: oneshot::Receiver<Infallible>,
 }
 
 /// A text that is made again only when it is no longer fresh.
@@ -147,7 +154,7 @@ pub async fn serve(
         };
         let Ok(local) = stream.local_addr() else { continue };
         // Who is too many finds the connection closed.
-        let Some(guest) = guests.admit(client.ip(), local.ip()) else { continue };
+        let Some(mut guest) = guests.admit(client.ip(), local.ip()) else { continue };
         let answer = Arc::clone(&answer);
         tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
@@ -161,10 +168,13 @@ pub async fn serve(
             server.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 << 10);
             server.keep_alive(false);
             let served = server.serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(LIFETIME, served).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "a client was not served"),
-                Err(_) => tracing::debug!(%client, "a client took too long"),
+            tokio::select! {
+                served = tokio::time::timeout(LIFETIME, served) => match served {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "a client was not served"),
+                    Err(_) => tracing::debug!(%client, "a client took too long"),
+                },
+                () = guest.sent_away() => tracing::debug!(%client, "a client with many connections makes room"),
             }
             drop(guest);
         });
@@ -230,24 +240,29 @@ impl Guests {
         Self { refused, ..Self::default() }
     }
 
-    /// Lets a client in, unless there are too many of it or of all.
+    /// Lets a client in, unless there are too many of it. If there are too many of all, whoever has most makes room.
     fn admit(self: &Arc<Self>, client: IpAddr, local: IpAddr) -> Option<Guest> {
         let (client, local) = (client.to_canonical(), local.to_canonical());
         let own = client == local || client.is_loopback();
         let mut connections = self.connections();
-        let of_client = connections.by_client.get(&client).copied().unwrap_or_default();
-        let room = if own { connections.own < OWN } else { connections.others < ALL && of_client < EACH };
+        let of_client = connections.by_client.get(&client).map_or(0, BTreeMap::len);
+        let room =
+            if own { connections.own < OWN } else { of_client < EACH && connections.make_room(of_client) };
         if !room {
             self.refused.inc();
             return None;
         }
+        let (stay, sent_away) = oneshot::channel();
+        let mut number = None;
         if own {
             connections.own += 1;
         } else {
-            connections.others += 1;
-            connections.by_client.insert(client, of_client + 1);
+            let next = connections.next;
+            connections.next += 1;
+            connections.by_client.entry(client).or_default().insert(next, stay);
+            number = Some(next);
         }
-        Some(Guest { guests: Arc::clone(self), client, own })
+        Some(Guest { guests: Arc::clone(self), client, number, sent_away })
     }
 
     fn connections(&self) -> MutexGuard<'_, Connections> {
@@ -255,19 +270,55 @@ impl Guests {
     }
 }
 
+// === impl Connections ===
+
+impl Connections {
+    /// Sees that there is room for one more of a client that has so many; false if nobody has more than it would have.
+    fn make_room(&mut self, of_client: usize) -> bool {
+        if self.by_client.values().map(BTreeMap::len).sum::<usize>() < ALL {
+            return true;
+        }
+        // Of those that have most, whose oldest is the oldest of all.
+        let oldest = |numbers: &BTreeMap<u64, _>| numbers.keys().next().copied();
+        let most = self.by_client.iter().max_by_key(|(_, numbers)| (numbers.len(), Reverse(oldest(numbers))));
+        let Some((client, numbers)) = most.filter(|(_, numbers)| numbers.len() > of_client) else {
+            return false;
+        };
+        let (client, Some(number)) = (*client, oldest(numbers)) else { return false };
+        self.remove(client, number);
+        true
+    }
+
+    /// Forgets a connection; if it is still there, it ends.
+    fn remove(&mut self, client: IpAddr, number: u64) {
+        if let Some(numbers) = self.by_client.get_mut(&client) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.by_client.remove(&client);
+            }
+        }
+    }
+}
+
+// === impl Guest ===
+
+impl Guest {
+    /// Waits until somebody else needs the place. The node's own are never sent away.
+    async fn sent_away(&mut self) {
+        if self.number.is_none() {
+            std::future::pending::<()>().await;
+        }
+        // Nothing is ever sent: it ends when the other end is dropped.
+        let _ = (&mut self.sent_away).await;
+    }
+}
+
 impl Drop for Guest {
     fn drop(&mut self) {
         let mut connections = self.guests.connections();
-        if self.own {
-            connections.own -= 1;
-            return;
-        }
-        connections.others -= 1;
-        if let Some(of_client) = connections.by_client.get_mut(&self.client) {
-            *of_client -= 1;
-            if *of_client == 0 {
-                connections.by_client.remove(&self.client);
-            }
+        match self.number {
+            Some(number) => connections.remove(self.client, number),
+            None => connections.own -= 1,
         }
     }
 }
@@ -310,14 +361,48 @@ mod tests {
         assert_eq!(other.len(), 1, "another client is let in");
         assert_eq!(hold("::ffff:10.244.0.7", 1).len(), 0, "the same client by another name");
         let crowd: Vec<Guest> = (0..200).flat_map(|n| hold(&format!("10.244.1.{n}"), EACH)).collect();
-        assert_eq!(crowd.len() + greedy.len() + other.len(), ALL);
-        assert_eq!((hold("10.244.0.9", 1).len(), hold("192.0.2.1", 1).len()), (0, 1), "kubelet is the node");
+        let stays =
+            |guest: &mut Guest| guest.sent_away.try_recv() == Err(oneshot::error::TryRecvError::Empty);
+        let mut crowd = crowd;
+        let staying = crowd.iter_mut().filter_map(|guest| stays(guest).then_some(())).count();
+        assert!(staying <= ALL, "{staying}");
+        // As many pods as it takes to fill all places: whoever is new is let in, and whoever has most makes room.
+        let mut new = hold("10.244.0.9", 1);
+        assert!(new.len() == 1 && stays(&mut new[0]), "a few pods shut everybody out");
+        assert_eq!(hold("192.0.2.1", 1).len(), 1, "kubelet is the node");
         assert_eq!(hold("127.0.0.1", 500).len(), OWN);
-        drop(greedy);
-        assert_eq!(hold("10.244.0.9", 1).len(), 1, "who goes makes room");
-        drop((other, crowd));
+        let places = guests.connections().by_client.values().map(BTreeMap::len).sum::<usize>();
+        assert_eq!(places, ALL);
+        drop((greedy, other, crowd, new));
         let connections = guests.connections();
-        assert!(connections.by_client.is_empty() && connections.own == 0 && connections.others == 0);
+        assert!(connections.by_client.is_empty() && connections.own == 0);
+    }
+
+    #[test]
+    fn eight_pods_that_hold_all_places_shut_no_ninth_out() {
+        let guests = Arc::new(Guests::default());
+        let node = ip("192.0.2.1");
+        let admit = |client: String| guests.admit(ip(&client), node);
+        let mut held: Vec<Guest> = Vec::new();
+        for n in 0..ALL / EACH {
+            held.extend((0..EACH).filter_map(|_| admit(format!("10.244.1.{n}"))));
+        }
+        assert_eq!(held.len(), ALL);
+        for n in 0..3 {
+            let mut prometheus = admit(format!("10.244.2.{n}")).expect("somebody new is let in");
+            let closed = Err(oneshot::error::TryRecvError::Closed);
+            let gone =
+                held.iter_mut().filter_map(|guest| (guest.sent_away.try_recv() == closed).then_some(()));
+            assert_eq!(gone.count(), n + 1, "one makes room for each");
+            assert_eq!(prometheus.sent_away.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+            held.push(prometheus);
+        }
+        // Asking again costs those that have many, and nobody who has one.
+        let again: Vec<Guest> = (0..80).filter_map(|n| admit(format!("10.244.1.{}", n % 8))).collect();
+        for prometheus in &mut held[ALL..] {
+            assert_eq!(prometheus.sent_away.try_recv(), Err(oneshot::error::TryRecvError::Empty));
+        }
+        drop(again);
     }
 
     #[tokio::test(start_paused = true)]
