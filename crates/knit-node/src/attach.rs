@@ -21,6 +21,9 @@ use crate::request::pod_name;
 /// caller waits.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(5);
 
+/// How long an attach that was given up is followed: less than the addresses that it was asked for rest.
+const OUTLIVE: Duration = Duration::from_secs(170);
+
 impl Core {
     /// Makes all interfaces of a record that are planned, or none: on failure nothing of them is left, and they are no
     /// longer in the record.
@@ -140,7 +143,8 @@ impl Core {
         let (core, pod, interface) = (self.clone(), request.pod.clone(), request.interface.clone());
         self.late().insert((pod.sandbox.clone(), interface.to_string()));
         tokio::spawn(async move {
-            let made = call.await.is_ok();
+            // One that never ends is given up: what it makes after that, a pass finds.
+            let made = tokio::time::timeout(OUTLIVE, call).await.is_ok_and(|made| made.is_ok());
             core.late().remove(&(pod.sandbox.clone(), interface.to_string()));
             if !made {
                 return;

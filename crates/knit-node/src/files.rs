@@ -1,6 +1,9 @@
 //! What the agent keeps in its run-time directory: the ledger, and beside it the addresses that rest.
+//!
+//! Without the ledger an agent does not start: nothing may be made that is not recorded. What rests is worth less: if it cannot be
+//! read it is set aside, and all free addresses rest for a while instead.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use knit_ipam::{Cooling, Millis};
 use knit_ledger::{Batch, Ledger, LedgerError, Recovery, Resting, SandboxRecord};
@@ -11,7 +14,10 @@ use crate::record::Store;
 #[derive(Debug)]
 pub struct Files {
     ledger: Ledger<SandboxRecord>,
-    resting: Ledger<Resting>,
+    /// None if it can be neither read nor made: then what rests is known as long as this agent lives.
+    resting: Option<Ledger<Resting>>,
+    /// Whether it is known what rests.
+    resting_known: bool,
 }
 
 // === impl Files ===
@@ -20,12 +26,60 @@ impl Files {
     /// Opens the ledger at this path, and what rests beside it; with what was found of the ledger.
     ///
     /// # Errors
-    /// When one cannot be opened, or another agent has them.
+    /// When the ledger cannot be opened, or another agent has either.
     pub fn open(path: &Path) -> Result<(Self, Recovery), LedgerError> {
         let opened = Ledger::open(path)?;
-        let resting = Ledger::open(path.with_file_name("resting"))?.ledger;
-        Ok((Self { ledger: opened.ledger, resting }, opened.recovery))
+        let (resting, resting_known) = open_resting(&path.with_file_name("resting"))?;
+        Ok((Self { ledger: opened.ledger, resting, resting_known }, opened.recovery))
     }
+}
+
+/// Opens the file of what rests, or another one in its place; and whether it says all that rests.
+fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerError> {
+    let why = match Ledger::open(path) {
+        Ok(opened) => match opened.recovery {
+            // A record that was cut off is the last one, of an agent that was killed before it gave the address up.
+            Recovery::Fresh | Recovery::Clean | Recovery::TornTailCut { .. } => {
+                return Ok((Some(opened.ledger), true));
+            }
+            Recovery::SetAside { to, why, .. } => {
+                tracing::error!(
+                    file = %to.display(),
+                    "the list of resting addresses is damaged ({why:?}) and is set aside: no free address is given out \
+                     until it has rested"
+                );
+                return Ok((Some(opened.ledger), false));
+            }
+        },
+        Err(error @ LedgerError::Locked { .. }) => return Err(error),
+        Err(error) => error,
+    };
+    let aside = set_aside(path);
+    tracing::error!(
+        file = %path.display(),
+        set_aside = aside.as_ref().map(|to| tracing::field::display(to.display())),
+        error = &why as &dyn std::error::Error,
+        "the list of resting addresses cannot be opened: no free address is given out until it has rested"
+    );
+    match Ledger::open(path) {
+        Ok(opened) => Ok((Some(opened.ledger), false)),
+        Err(error) => {
+            tracing::error!(
+                file = %path.display(),
+                error = &error as &dyn std::error::Error,
+                "a new list of resting addresses cannot be made either: the next agent will not know what rests; remove \
+                 what is in its place"
+            );
+            Ok((None, false))
+        }
+    }
+}
+
+/// Gives what cannot be opened another name; nothing if that fails, too.
+fn set_aside(path: &Path) -> Option<PathBuf> {
+    let names = (1..=16).map(|n| path.with_file_name(format!("resting.unreadable-{n}")));
+    let free = names.into_iter().find(|to| std::fs::symlink_metadata(to).is_err())?;
+    std::fs::rename(path, &free).ok().map(|()| free)
 }
 
 impl Store for Files {
@@ -46,16 +100,18 @@ impl Store for Files {
     }
 
     fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError> {
+        let Some(resting) = &mut self.resting else { return Ok(()) };
         let mut batch = Batch::new();
         // Those that have rested go with the next that come: the file holds no more than what was freed a moment ago.
-        for old in self.resting.records().filter(|r| r.cooling().freed_at <= rested) {
+        for old in resting.records().filter(|r| r.cooling().freed_at <= rested) {
             batch = batch.remove(knit_ledger::Record::key(old));
         }
         let batch = freed.into_iter().fold(batch, |batch, cooling| batch.put(Resting::new(cooling)));
-        self.resting.commit(batch)
+        resting.commit(batch)
     }
 
-    fn resting(&self) -> Vec<Cooling> {
-        self.resting.records().map(|r| r.cooling().clone()).collect()
+    fn resting(&self) -> Option<Vec<Cooling>> {
+        let kept = self.resting.iter().flat_map(Ledger::records).map(|r| r.cooling().clone());
+        self.resting_known.then(|| kept.collect())
     }
 }

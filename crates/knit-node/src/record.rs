@@ -39,8 +39,8 @@ pub trait Store: Send {
     /// # Errors
     /// When it cannot be written; then nothing changed.
     fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError>;
-    /// The addresses that were kept.
-    fn resting(&self) -> Vec<Cooling>;
+    /// The addresses that were kept; nothing if it is not known any more which those were.
+    fn resting(&self) -> Option<Vec<Cooling>>;
 }
 
 /// Allocator and ledger.
@@ -93,9 +93,14 @@ impl Books {
     pub fn open(node: &str, store: Box<dyn Store>, now: Millis) -> Self {
         let leases = store.records().flat_map(SandboxRecord::leases).collect();
         // A time beyond this one is another boot's.
-        let cooling = store.resting().into_iter().filter(|c| c.freed_at <= now.plus(LATE)).collect();
+        let resting = store.resting();
+        let known = resting.is_some();
+        let cooling = resting.into_iter().flatten().filter(|c| c.freed_at <= now.plus(LATE)).collect();
         let snapshot = Snapshot { leases, cooling };
-        let restored = NodeAllocator::restore(node, NodeConfig::default(), [], [], snapshot);
+        let mut restored = NodeAllocator::restore(node, NodeConfig::default(), [], [], snapshot);
+        if !known {
+            restored.allocator.rest_all(now);
+        }
         for lease in &restored.clashing {
             tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two records hold the same address: the other one keeps it until its pod ends");
         }

@@ -453,7 +453,7 @@ impl Store for MortalStore {
         self.step()
     }
 
-    fn resting(&self) -> Vec<Cooling> {
+    fn resting(&self) -> Option<Vec<Cooling>> {
         self.store.resting()
     }
 }

@@ -446,3 +446,16 @@ async fn a_runtime_that_never_answers_kept_a_sandbox_locked_for_ever() {
         tokio::time::timeout(Duration::from_secs(300), agent.core.reconcile(&Pass::default())).await;
     assert_eq!(outcome.expect("a pass ends").failed, 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_attach_that_never_ends_is_not_followed_for_ever() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    node.kernel.fail(Faults { hang_on: Some("eth0".into()), ..Faults::default() });
+    agent.add(node.request("one", "shop", "")).await.expect_err("given up");
+    assert!(alive() > before, "it may still come");
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(alive(), before);
+}

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Agent, Node, addresses};
 use knit_ledger::{AttachmentState, SandboxRecord};
+use knit_node::Reason;
 use knit_node::testing::{Faults, Life};
 
 /// What the container runtime was told.
@@ -182,6 +183,50 @@ async fn an_address_rests_though_the_agent_restarts() {
     let after = agent.add(node.request("b", "shop", "blue")).await.expect("attached");
     let (before, after) = (addresses(&before), addresses(&after));
     assert!(before.iter().all(|address| !after.contains(address)), "{before:?} {after:?}");
+}
+
+/// Without it the agent did not start, and with a damaged one it gave out at once what had to rest.
+#[tokio::test(start_paused = true)]
+async fn a_list_of_resting_addresses_that_cannot_be_read_keeps_no_agent_from_starting() {
+    type Damage = fn(&std::path::Path);
+    let damages: [(&str, Damage); 2] = [
+        ("another thing in its place", |path| {
+            std::fs::remove_file(path).expect("removed");
+            std::fs::create_dir_all(path.join("something")).expect("made");
+        }),
+        ("damaged", |path| {
+            let mut bytes = std::fs::read(path).expect("read");
+            let end = bytes.len();
+            // In the middle of its first record, with a sound one behind it.
+            bytes[end / 4] ^= 0xff;
+            std::fs::write(path, bytes).expect("written");
+        }),
+    ];
+    for (what, damage) in damages {
+        let node = Node::new();
+        let agent = node.start().await;
+        agent.add(node.request("stays", "shop", "")).await.expect("attached");
+        for sandbox in ["a", "b"] {
+            agent.add(node.request(sandbox, "shop", "blue")).await.expect("attached");
+            agent.del(sandbox).await.expect("detached");
+        }
+        drop(agent);
+        let path = node.config().ledger().with_file_name("resting");
+        damage(&path);
+        let agent = node.start().await;
+        assert_eq!(agent.core.list(None).len(), 1, "{what}: what runs is there");
+        // Any free address may be one that has to rest.
+        let error = agent.add(node.request("c", "shop", "")).await.expect_err(what);
+        assert_eq!(error.reason, Reason::AddressesExhausted, "{what}: {error}");
+        agent.del("stays").await.expect("detached");
+        drop(agent);
+        // And the next agent knows what rests.
+        let agent = node.start().await;
+        agent.add(node.request("d", "shop", "")).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let aside = std::fs::read_dir(path.parent().expect("a folder")).expect("read").flatten();
+        let aside = aside.filter(|f| f.file_name().to_string_lossy().starts_with("resting.")).count();
+        assert!(aside >= 1, "{what}: it is kept for whoever wants to know");
+    }
 }
 
 #[tokio::test]

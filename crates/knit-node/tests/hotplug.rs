@@ -189,6 +189,32 @@ async fn what_is_refused_is_said_once_and_tried_ever_more_seldom() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_status_that_somebody_else_overwrote_was_never_told_again() {
+    let bed = Bed::new().await;
+    bed.put(vec![object("aaa", "x", "evil", "blue", json!({}))]);
+    let following = bed.follow();
+    bed.within(1, "its status", |bed| bed.status("aaa", "x").contains("Attached")).await;
+    let file = bed.written().into_keys().next().expect("a file");
+    let ready = |status: &str, reason: &str| {
+        let time = "2026-01-01T00:00:00Z";
+        let condition = json!({"type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": time});
+        json!({"status": {"conditions": [condition]}})
+    };
+    // Our own has not arrived yet, and something else of the object changes: nothing is to be said again.
+    std::fs::remove_file(&file).expect("removed");
+    let mut labelled = object("aaa", "x", "evil", "blue", json!({}));
+    labelled.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+    bed.put(vec![labelled]);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(bed.status("aaa", "x"), "", "it was told already");
+    // The node was taken for dead for a while: the controller forgot what it had said.
+    bed.put(vec![object("aaa", "x", "evil", "blue", ready("False", "PodNotFound"))]);
+    bed.within(5, "its status", |bed| bed.status("aaa", "x").contains("Attached")).await;
+    assert_eq!(bed.interfaces("evil"), ["eth0", "net1"]);
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_object_made_again_under_its_name_is_another_one() {
     let bed = Bed::new().await;
     let first = json!({"metadata": {"uid": "1"}, "spec": {"addresses": ["10.2.0.9"]}});

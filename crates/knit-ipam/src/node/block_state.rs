@@ -114,6 +114,15 @@ impl BlockState {
         }
     }
 
+    /// Notes that any index may have been freed at this time.
+    pub(super) fn rest_all(&mut self, freed_at: Millis) {
+        for index in 0..self.block.size().addresses() {
+            if self.freed_at(index).is_none_or(|before| before < freed_at) {
+                self.set_freed_at(index, freed_at);
+            }
+        }
+    }
+
     /// Ordinary indexes that nobody has, longest unused first, with the time they were freed.
     pub(super) fn idle(&self) -> impl Iterator<Item = (Option<Millis>, u32)> + '_ {
         self.idle.iter().copied()

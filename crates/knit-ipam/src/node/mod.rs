@@ -42,6 +42,8 @@ pub struct NodeAllocator {
     holders: BTreeMap<IpAddr, Vec<LeaseKey>>,
     /// Freed indexes by Network and first address. Kept apart from the blocks, so that it outlives them.
     cooling: BTreeMap<(String, IpAddr), Cooling>,
+    /// From when on it is known what was freed when; any address that nobody has may have been freed just before.
+    known_from: Option<Millis>,
 }
 
 /// What became of a block that was taken back.
@@ -98,6 +100,15 @@ impl NodeAllocator {
             leases: BTreeMap::new(),
             holders: BTreeMap::new(),
             cooling: BTreeMap::new(),
+            known_from: None,
+        }
+    }
+
+    /// What was freed before now is not known: every address that nobody has rests from now on.
+    pub fn rest_all(&mut self, now: Millis) {
+        self.known_from = Some(now);
+        for block in self.networks.values_mut().flat_map(|state| &mut state.blocks) {
+            block.rest_all(now);
         }
     }
 
@@ -301,6 +312,9 @@ impl NodeAllocator {
         let network = block.network().to_owned();
         let Some(state) = self.networks.get_mut(&network) else { return };
         let mut new = BlockState::new(block, &state.pool, withdrawn);
+        if let Some(known_from) = self.known_from {
+            new.rest_all(known_from);
+        }
         for lease in self.leases.values().filter(|lease| lease.network == network) {
             for address in lease.addresses.iter() {
                 if let Some(index) = new.block.index_of(address) {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use knit_api::{NetworkAttachment, conditions, names};
+use knit_api::{NetworkAttachment, NetworkAttachmentStatus, conditions, names};
 use knit_ledger::{AttachmentState, SandboxRecord};
 use knit_objects::Objects;
 use tokio::task::JoinSet;
@@ -24,7 +24,7 @@ use crate::record::{Details, details, made};
 use crate::request::{Door, ObjectDoor};
 use crate::world::{Labels, World};
 use pace::{Facts, Pace};
-use work::{Told, Worker};
+use work::{Told, Worker, says_the_same};
 
 /// How many pods of one namespace are plugged into at the same time.
 const AT_ONCE: usize = 4;
@@ -66,13 +66,21 @@ struct Lane {
 #[derive(Debug, Default)]
 struct State {
     /// What was said last in the status of each object.
-    told: BTreeMap<Item, Told>,
+    told: BTreeMap<Item, Said>,
     /// When each may be tried again.
     pace: BTreeMap<(bool, Item), Pace>,
     /// Objects that have our finalizer, as far as we wrote it.
     held: BTreeSet<Item>,
     /// Objects that we have let go, in this version: what comes of it has not arrived yet.
     let_go: BTreeMap<Item, Option<String>>,
+}
+
+/// What was said in the status of an object, and what that said before: while it still does, ours has not arrived. Whatever else
+/// it says was written by somebody else meanwhile.
+#[derive(Debug)]
+struct Said {
+    told: Told,
+    before: Option<NetworkAttachmentStatus>,
 }
 
 /// An object: another one of the same name is another object.
@@ -395,7 +403,8 @@ impl HotPlug {
     /// Whether an object's status says this already.
     fn was_told(&self, place: &Place, object: &NetworkAttachment, told: &Told) -> bool {
         let item = Item { place: place.clone(), uid: uid_of(object) };
-        lock(&self.state).told.get(&item) == Some(told)
+        let state = lock(&self.state);
+        state.told.get(&item).is_some_and(|said| said.holds(told, object, self.core.node()))
     }
 
     /// What a refusal depends on.
@@ -403,6 +412,17 @@ impl HotPlug {
         let labels: Option<Arc<Labels>> = world.namespaces.get(namespace).cloned();
         let has = record.attachments().iter().map(|a| (a.plan().interface.clone(), a.plan().network.clone()));
         Facts { networks: self.networks.0, labels, has: has.collect() }
+    }
+}
+
+// === impl Said ===
+
+impl Said {
+    /// Whether an object says this, or will as soon as it arrives.
+    fn holds(&self, told: &Told, object: &NetworkAttachment, node: &str) -> bool {
+        self.told == *told
+            && (object.status == self.before
+                || object.status.as_ref().is_some_and(|status| says_the_same(status, &told.status(node))))
     }
 }
 

@@ -10,8 +10,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    Item, Job, PER_POD, Pace, Place, State, Task, belongs, by_objects, find, has_finalizer, is_forgotten,
-    lock, uid_of,
+    Item, Job, PER_POD, Pace, Place, Said, State, Task, belongs, by_objects, find, has_finalizer,
+    is_forgotten, lock, uid_of,
 };
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
@@ -27,6 +27,17 @@ use crate::resolve::{Missing, Plug, Wanted, resolve_plug};
 pub(super) enum Told {
     Attached(Box<Attachment>),
     Failed(&'static str, String),
+}
+
+// === impl Told ===
+
+impl Told {
+    pub(super) fn status(&self, node: &str) -> NetworkAttachmentStatus {
+        match self {
+            Self::Attached(attachment) => attachments::status(node, attachment),
+            Self::Failed(reason, message) => attachments::failure(node, reason, message),
+        }
+    }
 }
 
 /// Does what is to be done for the objects of one pod, one after the other.
@@ -93,7 +104,7 @@ impl Worker {
             _ => conditions::network_attachment::REASON_FAILED,
         };
         let told = Told::Failed(reason, error.chain());
-        if lock(&self.state).told.get(item) != Some(&told) {
+        if lock(&self.state).told.get(item).is_none_or(|said| said.told != told) {
             tracing::warn!(
                 namespace = item.place.0,
                 name = item.place.1,
@@ -319,13 +330,11 @@ impl Worker {
     /// Writes an object's status, if it says something new. Only this very object's: one that has taken its name meanwhile
     /// asked for something else.
     async fn tell(&self, item: &Item, object: &NetworkAttachment, told: Told) -> Result<(), Again> {
-        if lock(&self.state).told.get(item) == Some(&told) {
+        let node = self.core.node();
+        if lock(&self.state).told.get(item).is_some_and(|said| said.holds(&told, object, node)) {
             return Ok(());
         }
-        let status = match &told {
-            Told::Attached(attachment) => attachments::status(self.core.node(), attachment),
-            Told::Failed(reason, message) => attachments::failure(self.core.node(), reason, message),
-        };
+        let status = told.status(node);
         if !object.status.as_ref().is_some_and(|before| says_the_same(before, &status)) {
             let mut write =
                 Write::status::<NetworkAttachment>(key_of(&item.place), &status, names::AGENT_MANAGER);
@@ -342,7 +351,8 @@ impl Worker {
                 return Err(Again { hopeless: false });
             }
         }
-        lock(&self.state).told.insert(item.clone(), told);
+        let before = object.status.clone();
+        lock(&self.state).told.insert(item.clone(), Said { told, before });
         Ok(())
     }
 }
@@ -363,7 +373,7 @@ fn key_of(place: &Place) -> Key {
 }
 
 /// Whether two statuses differ in the time of their conditions at most.
-fn says_the_same(before: &NetworkAttachmentStatus, now: &NetworkAttachmentStatus) -> bool {
+pub(super) fn says_the_same(before: &NetworkAttachmentStatus, now: &NetworkAttachmentStatus) -> bool {
     let mut before = before.clone();
     for (condition, known) in now.conditions.iter().zip(&mut before.conditions) {
         known.last_transition_time = condition.last_transition_time.clone();

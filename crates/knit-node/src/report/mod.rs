@@ -1,5 +1,6 @@
 //! What is told about pods afterwards, off their way: noted here at once, written by a task that may fail and try again.
 
+mod again;
 pub mod attachments;
 pub mod policy;
 pub mod published;

@@ -15,6 +15,7 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter
 use knit_runtime::SandboxId;
 use tokio::time::Instant;
 
+use super::again::Again;
 use super::{PodEvent, attachments};
 use crate::clock;
 use crate::core::Core;
@@ -36,6 +37,8 @@ const COUNTS: Duration = Duration::from_secs(5);
 const AFTER_YOU: Duration = Duration::from_millis(20);
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
+/// The longest pause after failures to write what is said of the node.
+const LONGEST: Duration = Duration::from_secs(30);
 /// The longest pause after failures of one sandbox's reports.
 const SELDOM: Duration = Duration::from_secs(300);
 /// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing tells when one
@@ -113,6 +116,9 @@ pub async fn write_node(core: Core, objects: Objects) {
     let mut written = Instant::now();
     let mut available: Option<bool> = None;
     let mut made: Option<Option<String>> = None;
+    let mut object_again = Again::new("NodeNetwork", LONGEST);
+    let mut status_again = Again::new("the status of NodeNetwork", LONGEST);
+    let mut condition_again = Again::new("the condition of the Node", LONGEST);
     loop {
         shown.borrow_and_update();
         core.assess();
@@ -131,10 +137,10 @@ pub async fn write_node(core: Core, objects: Objects) {
             let node = uid_of(&core);
             if made.as_ref() != Some(&node) {
                 let write = owned(Write::apply(&object, names::AGENT_MANAGER), core.node(), node.as_deref());
-                made = log(objects.write(&write).await, "NodeNetwork").then_some(node);
+                made = object_again.wrote(objects.write(&write).await).then_some(node);
             }
             let write = Write::status::<NodeNetwork>(key, &status, names::AGENT_MANAGER);
-            if made.is_some() && log(objects.write(&write).await, "the status of NodeNetwork") {
+            if made.is_some() && status_again.wrote(objects.write(&write).await) {
                 last = Some(status);
                 written = Instant::now();
             } else {
@@ -153,14 +159,14 @@ pub async fn write_node(core: Core, objects: Objects) {
             let manager = names::AGENT_MANAGER;
             let write =
                 Write::node_network_unavailable(core.node(), !now_available, reason, &message, now, manager);
-            if log(objects.write(&write).await, "the condition of the Node") {
+            if condition_again.wrote(objects.write(&write).await) {
                 available = Some(now_available);
             } else {
                 complete = false;
             }
         }
         let pause = match complete {
-            false => AGAIN,
+            false => object_again.pause().max(status_again.pause()).max(condition_again.pause()),
             true if waiting => counts_wait,
             true if out => COUNT,
             true => Duration::from_secs(60),
@@ -187,13 +193,14 @@ fn without_counts(status: &NodeNetworkStatus) -> NodeNetworkStatus {
 
 /// Renews the agent's Lease, for ever.
 pub async fn renew_lease(core: Core, objects: Objects) {
+    let mut again = Again::new("the agent's Lease", RENEW);
     loop {
         let node = core.node();
         let write = Write::lease(LEASE_NAMESPACE, node, node, HOLDS, Timestamp::now(), names::AGENT_MANAGER);
         let write = owned(write, node, uid_of(&core).as_deref());
-        let renewed = log(objects.write(&write).await, "the agent's Lease");
-        // Agents that were started together do not renew together for ever.
-        tokio::time::sleep(if renewed { RENEW.mul_f64(0.9 + 0.2 * jitter()) } else { AGAIN }).await;
+        let pause = if again.wrote(objects.write(&write).await) { RENEW } else { again.pause() };
+        // Agents that were started together do not renew, or try again, together for ever.
+        tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * jitter())).await;
     }
 }
 

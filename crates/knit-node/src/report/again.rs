@@ -1,0 +1,90 @@
+//! Writes that fail are tried again after a pause that doubles, and are logged when that changes only: an API server that is
+//! away for an hour is two lines of log, and not a line every two seconds from every node.
+
+use std::time::Duration;
+
+/// The first pause.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// One thing that is written again and again.
+#[derive(Debug)]
+pub(super) struct Again {
+    what: &'static str,
+    longest: Duration,
+    problem: Option<String>,
+    failures: u32,
+}
+
+/// What is to be logged.
+#[derive(Debug, Eq, PartialEq)]
+enum News {
+    None,
+    Fails,
+    FailsOtherwise,
+    Works,
+}
+
+// === impl Again ===
+
+impl Again {
+    pub(super) fn new(what: &'static str, longest: Duration) -> Self {
+        Self { what, longest, problem: None, failures: 0 }
+    }
+
+    /// Takes the result of a write; whether it went through.
+    pub(super) fn wrote<T>(&mut self, result: knit_objects::Result<T>) -> bool {
+        let what = self.what;
+        let problem = result.err().map(|error| error.with_causes());
+        let works = problem.is_none();
+        match self.note(problem) {
+            News::None => {}
+            News::Works => tracing::info!("{what} can be written again"),
+            News::Fails | News::FailsOtherwise => {
+                let problem = self.problem.as_deref().unwrap_or_default();
+                tracing::warn!("{what} cannot be written yet, and is tried again: {problem}");
+            }
+        }
+        works
+    }
+
+    /// How long to wait after a failure.
+    pub(super) fn pause(&self) -> Duration {
+        let doublings = self.failures.saturating_sub(1).min(16);
+        FIRST.saturating_mul(1 << doublings).min(self.longest)
+    }
+
+    fn note(&mut self, problem: Option<String>) -> News {
+        let before = std::mem::replace(&mut self.problem, problem);
+        self.failures = if self.problem.is_some() { self.failures.saturating_add(1) } else { 0 };
+        match (before, &self.problem) {
+            (None, None) => News::None,
+            (Some(_), None) => News::Works,
+            (None, Some(_)) => News::Fails,
+            (Some(before), Some(now)) if before == *now => News::None,
+            (Some(_), Some(_)) => News::FailsOtherwise,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_cannot_be_renewed_was_logged_every_two_seconds() {
+        let mut again = Again::new("the Lease", Duration::from_secs(25));
+        let away = || Some("connection refused".to_owned());
+        let mut pauses = Vec::new();
+        let mut lines = 0;
+        for _ in 0..8 {
+            lines += u32::from(again.note(away()) != News::None);
+            pauses.push(again.pause().as_secs());
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 25, 25, 25, 25], "in time for a Lease that holds for 100 s");
+        assert_eq!(lines, 1);
+        assert_eq!(again.note(Some("forbidden".into())), News::FailsOtherwise);
+        assert_eq!(again.note(None), News::Works);
+        assert_eq!(again.note(None), News::None);
+        assert_eq!((again.note(away()), again.pause().as_secs()), (News::Fails, 2));
+    }
+}
