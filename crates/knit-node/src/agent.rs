@@ -17,7 +17,7 @@ use crate::core::{Core, Parts};
 use crate::files::Files;
 use crate::front_door::cni::{CniDoor, DoorError};
 use crate::front_door::kni::{self, KniDoor, KniDoorError};
-use crate::hotplug::HotPlug;
+use crate::front_door::network_attachment::ObjectsDoor;
 use crate::http::HttpServer;
 use crate::proxy::ServiceProxy;
 use crate::reconcile::{Outcome, Pass};
@@ -210,8 +210,8 @@ fn spawn_loops(
     tasks: &mut JoinSet<()>,
 ) {
     let following = core.clone();
-    tasks.spawn(async move { following.follow_networks().await });
-    tasks.spawn(HotPlug::new(core.clone(), objects.clone()).run());
+    tasks.spawn(async move { following.networks().follow().await });
+    tasks.spawn(ObjectsDoor::new(core.clone(), objects.clone()).serve());
     tasks.spawn(writer::write_reports(core.clone(), objects.clone()));
     tasks.spawn(published::follow(core.clone(), objects.clone()));
     tasks.spawn(writer::write_node(core.clone(), objects.clone()));
@@ -241,7 +241,7 @@ fn spawn_loops(
         loop {
             tokio::time::sleep(Duration::from_secs(5)).await;
             if looking.runtimes().refresh(&directory, limit).await {
-                looking.pass_over_networks().await;
+                looking.networks().pass().await;
                 looking.networks_changed();
             }
         }

@@ -1,15 +1,23 @@
-//! The core: what every front door calls. One request is resolve, reserve, record, attach, verify, reply.
-
-mod steps;
+//! The core: a small handle on the parts of the agent, and what every front door calls.
+//!
+//! | part | owns |
+//! |---|---|
+//! | [`Sandboxes`] | ledger, allocator, and a lock for each sandbox |
+//! | [`Networks`] | what this node has of each Network |
+//! | `Pipeline` | nothing: it carries out requests |
+//! | `Reconciler` | how often what was repaired |
+//! | [`Report`] | what is to be told |
+//! | [`WorldStore`] | what is known of the cluster |
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use knit_api::names;
 use knit_ledger::SandboxRecord;
 use knit_runtime::routers::Routers;
-use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
-use tokio::sync::{Notify, watch};
+use knit_runtime::{Attachment, InterfaceName, Runtime, SandboxId};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock;
@@ -17,55 +25,37 @@ use crate::config::CoreConfig;
 use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
 use crate::level::Repairs;
-use crate::locks::SandboxLocks;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
-use crate::proxy::{Foreign, Running, ServiceProxy};
+use crate::pipeline::{Attached, Pipeline};
+use crate::proxy::ServiceProxy;
 use crate::readiness::Readiness;
-use crate::record::{Books, Store, details, made, pod_of};
+use crate::reconcile::{Outcome, Pass, Reconciler};
 use crate::report::Report;
 use crate::request::{Door, PodRequest};
 use crate::runtimes::Runtimes;
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::books::Store;
 use crate::world::{World, WorldStore};
 
-/// A handle on the core. Clones are the same one.
+/// A handle on the parts of an agent. Clones are the same one.
 #[derive(Clone)]
 pub struct Core {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    config: CoreConfig,
-    world: WorldStore,
-    books: Mutex<Books>,
-    runtimes: Runtimes,
-    networks: Networks,
-    locks: SandboxLocks,
-    repairs: Repairs,
+    /// With what all parts share: configuration, cluster, sandboxes, runtimes, Networks, reports.
+    pipeline: Pipeline,
+    reconciler: Reconciler,
     readiness: Readiness,
-    metrics: Metrics,
-    report: Report,
+    metrics: Arc<Metrics>,
     proxy: Option<Arc<dyn ServiceProxy>>,
-    /// The container runtime, if it is to be asked.
-    cri: Option<Cri>,
-    /// Told when addresses may have become free.
-    addresses: Notify,
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
     /// Requests that are being worked on.
     busy: watch::Sender<usize>,
-    /// Interfaces whose attach was given up, and still runs.
-    late: Mutex<BTreeSet<(SandboxId, String)>>,
-}
-
-/// What a pod got: its main interface first.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Attached {
-    /// The interfaces.
-    pub attachments: Vec<Attachment>,
-    /// The pod's network namespace.
-    pub netns: std::path::PathBuf,
 }
 
 /// What a core is made of.
@@ -87,7 +77,7 @@ impl Core {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let Parts { config, world, store, proxy } = parts;
-        let books = Books::open(&config.node, store, clock::now());
+        let shown = watch::Sender::new(0);
         let readiness = Readiness::new(&config.run_dir);
         let repairs = Repairs::new(config.reconcile_every);
         let cri = config.cri_socket.as_deref().and_then(|socket| match Cri::new(socket) {
@@ -97,114 +87,101 @@ impl Core {
                 None
             }
         });
-        Self {
-            inner: Arc::new(Inner {
-                config,
-                world: WorldStore::new(world),
-                books: Mutex::new(books),
-                runtimes: Runtimes::default(),
-                networks: Networks::default(),
-                locks: SandboxLocks::default(),
-                repairs,
-                readiness,
-                metrics: Metrics::default(),
-                report: Report::default(),
-                proxy,
-                cri,
-                addresses: Notify::new(),
-                shown: watch::Sender::new(0),
-                busy: watch::Sender::new(0),
-                late: Mutex::default(),
-            }),
-        }
+        let sandboxes = Arc::new(Sandboxes::open(&config.node, store, shown.clone()));
+        let (config, world) = (Arc::new(config), Arc::new(WorldStore::new(world)));
+        let (runtimes, report) = (Arc::new(Runtimes::default()), Arc::new(Report::default()));
+        let metrics = Arc::new(Metrics::default());
+        let networks = Arc::new(Networks::new(
+            Arc::clone(&config),
+            Arc::clone(&world),
+            Arc::clone(&sandboxes),
+            Arc::clone(&runtimes),
+            proxy.clone(),
+            shown.clone(),
+        ));
+        let pipeline = Pipeline { config, world, sandboxes, runtimes, networks, report };
+        let reconciler = Reconciler {
+            config: Arc::clone(&pipeline.config),
+            world: Arc::clone(&pipeline.world),
+            sandboxes: Arc::clone(&pipeline.sandboxes),
+            runtimes: Arc::clone(&pipeline.runtimes),
+            networks: Arc::clone(&pipeline.networks),
+            report: Arc::clone(&pipeline.report),
+            pipeline: pipeline.clone(),
+            metrics: Arc::clone(&metrics),
+            repairs,
+            cri,
+        };
+        let busy = watch::Sender::new(0);
+        Self { inner: Arc::new(Inner { pipeline, reconciler, readiness, metrics, proxy, shown, busy }) }
     }
 
-    /// Gives a pod its Networks. The same request again gives the same answer.
+    /// Gives a pod what a request is about. The same request again gives the same answer.
     ///
     /// The work goes on when the caller stops waiting: it ends with everything made, or with nothing.
     ///
     /// # Errors
-    /// When one of them cannot be had: then the pod has none.
+    /// When one of its interfaces cannot be had: then it gets none of them.
     pub async fn attach(&self, request: PodRequest, deadline: Instant) -> Result<Attached> {
         let core = self.clone();
-        self.run(Operation::Attach, async move {
-            let result = core.do_attach(&request, deadline).await;
-            match &result {
-                Ok(attached) => core.inner.report.attached(&request.pod, attached),
-                Err(error) => core.inner.report.failed(&request.pod, error),
+        let operation = if request.start.is_some() { Operation::Attach } else { Operation::Plug };
+        self.run(operation, async move {
+            let result = core.inner.pipeline.attach(&request, deadline).await;
+            // What a running pod gets is told by who asked for it.
+            if request.start.is_some() {
+                match &result {
+                    Ok(_) => core.report().changed(&request.pod.sandbox),
+                    Err(error) => core.report().failed(&request.pod, error),
+                }
             }
             result
         })
         .await
     }
 
-    /// Takes a pod's interfaces away. What is gone already is success.
+    /// Whether a pod that runs could get what a request is about, as far as can be told now. Nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// When it could not, with the reason.
+    pub fn could_get(&self, request: &PodRequest) -> Result<()> {
+        self.inner.pipeline.could_get(request)
+    }
+
+    /// Takes a pod's interfaces away. What is gone already is success. A `main` interface that the pod does
+    /// not have is another's, and nothing is done.
     ///
     /// # Errors
     /// When something could not be taken away now: try again; the agent does so by itself, too.
     pub async fn detach(&self, sandbox: SandboxId, main: Option<InterfaceName>) -> Result<()> {
         let core = self.clone();
-        self.run(Operation::Detach, async move {
-            let patience = core.inner.config.detach_deadline / 2;
-            let _guard =
-                tokio::time::timeout(patience, core.inner.locks.lock(&sandbox)).await.map_err(|_| {
-                    let message =
-                        format!("an earlier request for sandbox {sandbox} still runs: it tries again");
-                    Error::new(Reason::NotReady, message)
-                })?;
-            let Some(record) = core.books().get(&sandbox).cloned() else { return Ok(()) };
-            // A DEL for an interface that is not the pod's main one is not for us.
-            if let Some(main) = main
-                && !steps::is_main(&record, &main)
-            {
-                return Ok(());
-            }
-            core.remove_sandbox(&record).await
-        })
-        .await
+        self.run(Operation::Detach, async move { core.inner.pipeline.detach(&sandbox, main.as_ref()).await })
+            .await
     }
 
-    /// Takes some of a pod's further interfaces away. Its main one goes with the pod only, and what an object asks for
-    /// goes with that object.
+    /// Takes some of a pod's further interfaces away. Its main one goes with the pod only, and what an object
+    /// asks for goes with that object.
     ///
     /// # Errors
-    /// When one of them cannot go alone: then nothing changed. When something could not be taken away now: try again.
+    /// When one of them cannot go alone: then nothing changed. When something could not be taken away now:
+    /// try again.
     pub async fn detach_some(&self, sandbox: SandboxId, interfaces: BTreeSet<InterfaceName>) -> Result<()> {
         let core = self.clone();
-        self.run(Operation::Unplug, async move {
-            let _guard = core.inner.locks.lock(&sandbox).await;
-            let Some(record) = core.books().get(&sandbox).cloned() else { return Ok(()) };
-            let named = |a: &&knit_ledger::Attachment| {
-                interfaces.iter().any(|interface| interface.as_str() == a.plan().interface)
-            };
-            let mut leaving = Vec::new();
-            for attachment in record.attachments().iter().filter(named) {
-                let interface = attachment.plan().interface.clone();
-                let details = details(attachment);
-                if details.as_ref().is_none_or(|d| d.main) {
-                    let message = format!(
-                        "{interface} is the main interface of sandbox {sandbox}: detach the pod as a whole"
-                    );
-                    return Err(Error::new(Reason::Refused, message));
-                }
-                if let Some(Door::Object(object)) = details.map(|d| d.door) {
-                    let name = object.name;
-                    let message =
-                        format!("{interface} was asked for by NetworkAttachment {name}: delete that");
-                    return Err(Error::new(Reason::Refused, message));
-                }
-                leaving.push(interface);
-            }
-            let done = core.take_back(&record, &leaving).await;
-            core.inner.report.changed(&sandbox);
-            if done {
-                return Ok(());
-            }
-            let message =
-                format!("interfaces of sandbox {sandbox} could not be detached; the agent tries again");
-            Err(Error::new(Reason::NotReady, message))
-        })
-        .await
+        let work = async move { core.inner.pipeline.detach_some(&sandbox, &interfaces).await };
+        self.run(Operation::Unplug, work).await
+    }
+
+    /// Takes the interfaces of a pod away that an object asked for, and that `own` says are its.
+    ///
+    /// # Errors
+    /// When something could not be taken away now: try again.
+    pub(crate) async fn unplug(
+        &self,
+        sandbox: SandboxId,
+        own: impl Fn(&SandboxRecord, &knit_ledger::Attachment) -> bool + Send + Sync + 'static,
+    ) -> Result<()> {
+        let core = self.clone();
+        self.run(Operation::Unplug, async move { core.inner.pipeline.unplug(&sandbox, own).await }).await
     }
 
     /// Looks whether a pod's interfaces are as they were made.
@@ -213,11 +190,7 @@ impl Core {
     /// When they are not, or the pod is not known.
     pub async fn check(&self, sandbox: SandboxId) -> Result<Attached> {
         let core = self.clone();
-        self.run(Operation::Check, async move {
-            let _guard = core.inner.locks.lock(&sandbox).await;
-            core.do_check(&sandbox).await
-        })
-        .await
+        self.run(Operation::Check, async move { core.inner.pipeline.check(&sandbox).await }).await
     }
 
     /// Removes what belongs to a door and to no sandbox in the list.
@@ -235,40 +208,12 @@ impl Core {
     pub async fn gc_among(&self, door: Door, keep: BTreeSet<String>, processes: Processes) -> Result<()> {
         let core = self.clone();
         let before = clock::now();
-        self.run(Operation::Gc, async move {
-            let of_door = |r: &&SandboxRecord| {
-                r.attachments().iter().filter_map(details).any(|d| d.door.is_served_by(&door))
-            };
-            let unused: Vec<SandboxId> = core
-                .books()
-                .records()
-                .filter(of_door)
-                .filter(|r| r.created_at() <= before.0 && !keep.contains(r.sandbox()))
-                .filter_map(|r| SandboxId::new(r.sandbox()).ok())
-                .collect();
-            let mut left = 0_usize;
-            for sandbox in unused {
-                let _guard = core.inner.locks.lock(&sandbox).await;
-                let record = core.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
-                if let Some(record) = record {
-                    if let Some(why) = core.spared(&record, &processes) {
-                        tracing::warn!(%sandbox, "it is not in the list of a garbage collection, but {why}: it stays");
-                        continue;
-                    }
-                    tracing::info!(%sandbox, "removing what its runtime no longer lists");
-                    left += usize::from(core.remove_sandbox(&record).await.is_err());
-                }
-            }
-            if left == 0 {
-                return Ok(());
-            }
-            let message = format!("{left} sandboxes could not be removed completely; the agent tries again");
-            Err(Error::new(Reason::NotReady, message))
-        })
-        .await
+        let work = async move { core.inner.reconciler.gc(&door, &keep, before, &processes).await };
+        self.run(Operation::Gc, work).await
     }
 
-    /// Whether containers can be added, in the sense of CNI STATUS: it never fails again once it succeeded since boot.
+    /// Whether containers can be added, in the sense of CNI STATUS: it never fails again once it succeeded
+    /// since boot.
     ///
     /// # Errors
     /// When the agent was not ready since boot: with what is missing.
@@ -282,15 +227,56 @@ impl Core {
     /// All attachments, or those of one sandbox, from the ledger.
     #[must_use]
     pub fn list(&self, sandbox: Option<&SandboxId>) -> Vec<Attachment> {
-        let books = self.books();
-        let wanted = books.records().filter(|r| sandbox.is_none_or(|s| s.as_str() == r.sandbox()));
-        wanted.flat_map(|r| r.attachments().iter().filter_map(made)).collect()
+        self.sandboxes().list(sandbox)
     }
 
-    /// The pod of a sandbox, as the ledger knows it.
-    #[must_use]
-    pub fn pod_of_sandbox(&self, sandbox: &SandboxId) -> Option<Pod> {
-        self.books().get(sandbox).and_then(|record| pod_of(record).ok())
+    /// What comes before the first request: Networks in use are set up, and everything is compared once.
+    pub async fn begin(&self, pass: &Pass) -> Outcome {
+        self.networks().pass().await;
+        let outcome = self.reconcile(pass).await;
+        self.assess();
+        outcome
+    }
+
+    /// One pass that compares ledger, runtimes and what really runs, and repairs or removes the difference.
+    pub async fn reconcile(&self, pass: &Pass) -> Outcome {
+        self.inner.reconciler.pass(pass).await
+    }
+
+    /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
+    /// as a Service that clients outside reach by this node.
+    pub async fn keep_network(&self, name: &str) {
+        self.networks().keep(name).await;
+    }
+
+    /// Carries out the DELs that came while the agent was away.
+    pub(crate) async fn take_spooled(&self) {
+        self.inner.reconciler.take_spooled().await;
+    }
+
+    /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
+    pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
+        self.inner.reconciler.keep_right(runtime).await;
+    }
+
+    /// Whether pods can be attached, as far as it can be told now.
+    pub fn assess(&self) {
+        let world = self.world().get();
+        let states = self.networks().states();
+        let default = states.iter().find(|s| s.name == names::DEFAULT_NETWORK);
+        let problem = if self.networks().is_set_up(names::DEFAULT_NETWORK) {
+            None
+        } else if !world.networks.contains_key(names::DEFAULT_NETWORK) {
+            Some(if world.synced.networks {
+                "there is no Network named default: create it, or see that the controller runs".to_owned()
+            } else {
+                "the Kubernetes API does not answer, and no Network is known from before".to_owned()
+            })
+        } else {
+            let problem = default.and_then(|s| s.problem.as_ref()).map(|p| p.message.clone());
+            Some(problem.unwrap_or_else(|| "Network default is being set up".to_owned()))
+        };
+        self.inner.readiness.set(problem);
     }
 
     /// Waits until no request is being worked on.
@@ -303,19 +289,25 @@ impl Core {
     /// What is known of the cluster.
     #[must_use]
     pub fn world(&self) -> &WorldStore {
-        &self.inner.world
+        &self.inner.pipeline.world
+    }
+
+    /// The sandboxes of this node.
+    #[must_use]
+    pub fn sandboxes(&self) -> &Sandboxes {
+        &self.inner.pipeline.sandboxes
     }
 
     /// The runtimes of this node.
     #[must_use]
     pub fn runtimes(&self) -> &Runtimes {
-        &self.inner.runtimes
+        &self.inner.pipeline.runtimes
     }
 
     /// The Networks of this node.
     #[must_use]
     pub fn networks(&self) -> &Networks {
-        &self.inner.networks
+        &self.inner.pipeline.networks
     }
 
     /// Whether it is ready.
@@ -343,19 +335,19 @@ impl Core {
     /// This node's name.
     #[must_use]
     pub fn node(&self) -> &str {
-        &self.inner.config.node
+        &self.config().node
     }
 
     /// Names, paths and limits.
     #[must_use]
     pub fn config(&self) -> &CoreConfig {
-        &self.inner.config
+        &self.inner.pipeline.config
     }
 
     /// What is to be told about pods.
     #[must_use]
     pub fn report(&self) -> &Report {
-        &self.inner.report
+        &self.inner.pipeline.report
     }
 
     /// Tells of every change of what NodeNetwork shows.
@@ -364,67 +356,15 @@ impl Core {
         self.inner.shown.subscribe()
     }
 
-    /// Allocator and ledger. Never held over an await.
-    pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
-        self.inner.books.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Interfaces whose attach was given up, and still runs. Never held over an await.
-    pub(crate) fn late(&self) -> MutexGuard<'_, BTreeSet<(SandboxId, String)>> {
-        self.inner.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn cri(&self) -> Option<&Cri> {
-        self.inner.cri.as_ref()
-    }
-
-    pub(crate) fn repairs(&self) -> &Repairs {
-        &self.inner.repairs
-    }
-
-    pub(crate) fn locks(&self) -> &SandboxLocks {
-        &self.inner.locks
-    }
-
     /// Something that NodeNetwork shows of a Network may have changed.
     pub fn networks_changed(&self) {
         self.inner.shown.send_modify(|n| *n += 1);
-    }
-
-    /// Addresses may have become free, or attachments changed.
-    pub(crate) fn books_changed(&self) {
-        self.inner.addresses.notify_waiters();
-        self.networks_changed();
     }
 
     /// The routers of the runtime here that has some which the agent serves Services in.
     #[must_use]
     pub fn routers(&self) -> Option<Arc<dyn Routers>> {
         self.runtimes().all().into_iter().find_map(|(_, runtime)| runtime.routers())
-    }
-
-    /// Has the service proxies compare what they made, as runtimes do.
-    pub(crate) fn compare_services(&self) {
-        self.inner.proxy.iter().for_each(|proxy| proxy.compare());
-    }
-
-    pub(crate) async fn start_proxy(&self, network: &Arc<knit_runtime::Network>) -> Option<Box<dyn Running>> {
-        let proxy = self.inner.proxy.as_ref()?;
-        let world = self.world().get();
-        let runtime = world.networks.get(&network.name).and_then(|n| world.runtime_of(n));
-        let has_routers = |name: &String| self.runtimes().get(name).is_some_and(|r| r.routers().is_some());
-        if let Some(runtime) = runtime.filter(|name| !has_routers(name)) {
-            return Some(Box::new(Foreign { runtime }));
-        }
-        let own = network.name == knit_api::names::DEFAULT_NETWORK;
-        let router = (!own).then(|| self.inner.config.routers_dir().join(&network.name));
-        match proxy.start(router, network).await {
-            Ok(running) => Some(running),
-            Err(error) => {
-                tracing::error!(network = %network.name, error = &error as &dyn std::error::Error, "no Services in this Network");
-                None
-            }
-        }
     }
 
     /// Runs to its end, whether or not the caller still waits.
@@ -456,6 +396,6 @@ impl Core {
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Core").field("node", &self.inner.config.node).finish_non_exhaustive()
+        f.debug_struct("Core").field("node", &self.node()).finish_non_exhaustive()
     }
 }

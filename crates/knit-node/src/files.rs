@@ -1,14 +1,14 @@
 //! What the agent keeps in its run-time directory: the ledger, and beside it the addresses that rest.
 //!
-//! Without the ledger an agent does not start: nothing may be made that is not recorded. What rests is worth less: if it cannot be
-//! read it is set aside, and all free addresses rest for a while instead.
+//! Without the ledger an agent does not start: nothing may be made that is not recorded. What rests is worth
+//! less: if it cannot be read it is set aside, and all free addresses rest for a while instead.
 
 use std::path::{Path, PathBuf};
 
 use knit_ipam::{Cooling, Millis};
 use knit_ledger::{Batch, Ledger, LedgerError, Recovery, Resting, SandboxRecord};
 
-use crate::record::Store;
+use crate::sandboxes::books::Store;
 
 /// Both files.
 #[derive(Debug)]
@@ -38,15 +38,16 @@ impl Files {
 fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerError> {
     let why = match Ledger::open(path) {
         Ok(opened) => match opened.recovery {
-            // A record that was cut off is the last one, of an agent that was killed before it gave the address up.
+            // A record that was cut off is the last one, of an agent that was killed before it gave the
+            // address up.
             Recovery::Fresh | Recovery::Clean | Recovery::TornTailCut { .. } => {
                 return Ok((Some(opened.ledger), true));
             }
             Recovery::SetAside { to, why, .. } => {
                 tracing::error!(
                     file = %to.display(),
-                    "the list of resting addresses is damaged ({why:?}) and is set aside: no free address is given out \
-                     until it has rested"
+                    "the list of resting addresses is damaged ({why:?}) and is set aside: no free \
+                     address is given out until it has rested"
                 );
                 return Ok((Some(opened.ledger), false));
             }
@@ -67,8 +68,8 @@ fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerEr
             tracing::error!(
                 file = %path.display(),
                 error = &error as &dyn std::error::Error,
-                "a new list of resting addresses cannot be made either: the next agent will not know what rests; remove \
-                 what is in its place"
+                "a new list of resting addresses cannot be made either: the next agent \
+                 will not know what rests; remove what is in its place"
             );
             Ok((None, false))
         }
@@ -102,7 +103,8 @@ impl Store for Files {
     fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError> {
         let Some(resting) = &mut self.resting else { return Ok(()) };
         let mut batch = Batch::new();
-        // Those that have rested go with the next that come: the file holds no more than what was freed a moment ago.
+        // Those that have rested go with the next that come: the file holds no more than what was freed a
+        // moment ago.
         for old in resting.records().filter(|r| r.cooling().freed_at <= rested) {
             batch = batch.remove(knit_ledger::Record::key(old));
         }

@@ -1,6 +1,5 @@
-//! The one internal request that every front door translates into.
+//! The one internal request that every front door makes.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -8,17 +7,26 @@ use knit_ipam::Mac;
 use knit_runtime::{Dns, InterfaceName, Pod, PortMapping};
 use serde::{Deserialize, Serialize};
 
-/// This pod, this sandbox, this network namespace: give it its Networks.
+/// This pod, in this sandbox, is to have these interfaces.
 #[derive(Clone, Debug)]
 pub struct PodRequest {
-    /// Who.
+    /// The pod and its sandbox.
     pub pod: Pod,
+    /// What a sandbox gets that starts. None for one that runs, which gets more of what it has.
+    pub start: Option<Start>,
+    /// What the pod asks for.
+    pub wishes: Wishes,
+    /// Who asks.
+    pub door: Door,
+}
+
+/// What a sandbox gets when it starts: its namespace gets its main interface, whatever else it asks for.
+#[derive(Clone, Debug)]
+pub struct Start {
     /// Where its network namespace can be opened.
     pub netns: PathBuf,
     /// The name of its main interface.
     pub interface: InterfaceName,
-    /// The pod's annotations, where the caller sent them.
-    pub annotations: Option<BTreeMap<String, String>>,
     /// Ports of the node that lead to the main interface.
     pub ports: Vec<PortMapping>,
     /// Addresses that the main interface must have.
@@ -27,8 +35,59 @@ pub struct PodRequest {
     pub mac: Option<Mac>,
     /// Name servers, for the answer.
     pub dns: Dns,
-    /// Who asks.
-    pub door: Door,
+}
+
+/// What a pod asks for, as far as whoever calls knows. A door parses; what is wrong is answered where
+/// everything else is that a pod cannot have, so that its events say so.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Wishes {
+    /// This.
+    Said(Wish),
+    /// Something that cannot be understood, and what to write instead.
+    Wrong(String),
+    /// The caller does not know: the pod's own object says it.
+    AsThePodSays,
+}
+
+/// Networks that a pod asks for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Wish {
+    /// The Network of its main interface, in place of its namespace's primary one.
+    pub primary: Option<String>,
+    /// Further ones.
+    pub further: Vec<Asked>,
+}
+
+/// One further Network that a pod asks for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Asked {
+    /// The Network's name.
+    pub network: String,
+    /// The interface's name, if the pod cares.
+    pub interface: Option<InterfaceName>,
+    /// Addresses that the interface must have.
+    pub addresses: Vec<IpAddr>,
+    /// The MAC that the interface must have.
+    pub mac: Option<Mac>,
+    /// Whether the pod's default route goes out here.
+    pub default_route: bool,
+}
+
+// === impl Wishes ===
+
+impl Wishes {
+    /// These further Networks, and the namespace's primary one.
+    #[must_use]
+    pub fn further(asked: Vec<Asked>) -> Self {
+        Self::Said(Wish { primary: None, further: asked })
+    }
+}
+
+impl Default for Wishes {
+    /// Nothing beyond what its namespace has.
+    fn default() -> Self {
+        Self::Said(Wish::default())
+    }
 }
 
 /// A way a request reaches the agent.

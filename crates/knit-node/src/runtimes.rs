@@ -13,7 +13,7 @@ use knit_runtime::wire::RemoteRuntime;
 use knit_runtime::{Info, Runtime, feature};
 
 use crate::error::{Error, Reason, Result};
-use crate::resolve::Wanted;
+use crate::pipeline::resolve::Wanted;
 use features::{Announced, has};
 
 /// All runtimes that this agent can use, by the names that NetworkClasses use.

@@ -17,7 +17,7 @@ use knit_runtime::{
 use tokio::sync::{Notify, watch};
 
 use crate::netns;
-use crate::record::Store;
+use crate::sandboxes::books::Store;
 
 /// What stands in for the kernel: it outlives the runtimes that change it. Clones are the same one.
 #[derive(Clone, Debug, Default)]

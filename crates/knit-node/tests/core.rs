@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Node, addresses, block, id, network};
+use common::{Node, addresses, block, id, in_namespace, netns_of, network};
 use knit_node::reconcile::Pass;
 use knit_node::testing::Faults;
 use knit_node::{Door, Reason};
@@ -191,7 +191,7 @@ async fn add_after_a_del_that_never_came() {
     agent.add(request.clone()).await.expect("attached");
     // The same pod comes with a new sandbox and wants the same address.
     request.pod.sandbox = id("b");
-    request.netns = node.netns("b");
+    let request = in_namespace(request, node.netns("b"));
     let attached = agent.add(request).await.expect("attached again");
     assert_eq!(addresses(&attached)[1].1, "10.2.0.9/32");
     assert_eq!(node.attachments().len(), 2);
@@ -205,7 +205,7 @@ async fn a_namespace_that_is_gone_is_cleared_away() {
     let (gone, stays) = (node.request("gone", "shop", "blue"), node.request("stays", "shop", "blue"));
     agent.add(gone.clone()).await.expect("attached");
     agent.add(stays).await.expect("attached");
-    std::fs::remove_file(&gone.netns).expect("removed");
+    std::fs::remove_file(netns_of(&gone)).expect("removed");
     let outcome = agent.core.reconcile(&Default::default()).await;
     assert_eq!((outcome.removed, outcome.failed), (1, 0));
     assert_eq!(agent.core.list(None).len(), 2);
@@ -248,9 +248,8 @@ async fn garbage_collection_keeps_what_is_listed_and_what_others_made() {
 async fn garbage_collection_with_an_empty_list_leaves_pods_that_live() {
     let node = Node::new();
     let agent = node.start().await;
-    let mut lives = node.request("lives", "shop", "");
     // This very process is in it.
-    lives.netns = "/proc/self/ns/net".into();
+    let lives = in_namespace(node.request("lives", "shop", ""), "/proc/self/ns/net");
     agent.add(lives).await.expect("attached");
     agent.add(node.request("empty", "shop", "")).await.expect("attached");
     for keep in [BTreeSet::new(), BTreeSet::from(["somebody".to_owned()])] {
@@ -298,8 +297,8 @@ async fn a_call_that_names_another_interface_took_the_running_pods_networks_away
     let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
     let further = before.attachments[1].interface.clone();
     for interface in [InterfaceName::new("eth1").expect("a name"), further] {
-        let request =
-            knit_node::PodRequest { interface: interface.clone(), ..node.request("a", "shop", "blue") };
+        let mut request = node.request("a", "shop", "blue");
+        request.start.as_mut().expect("a pod that starts").interface = interface.clone();
         let error = agent.add(request).await.expect_err("it has its networks");
         assert_eq!(error.reason, Reason::Refused);
         assert!(error.chain().contains("detach the pod first"), "{}", error.chain());
@@ -334,7 +333,7 @@ async fn an_empty_pool_waits_for_a_block_and_then_says_so() {
 
     // A further block comes while a pod waits.
     let core = agent.core.clone();
-    let following = tokio::spawn(async move { core.follow_networks().await });
+    let following = tokio::spawn(async move { core.networks().follow().await });
     let (waiting, ()) = tokio::join!(agent.add(node.request("w", "shop", "blue")), async {
         agent.core.world().update_networks(|world| {
             Arc::make_mut(&mut world.blocks)
@@ -371,7 +370,7 @@ async fn networks_follow_their_objects_and_unused_ones_go() {
     assert_eq!(node.kernel.networks().keys().collect::<Vec<_>>(), ["default"], "only what is needed");
     agent.add(node.request("a", "shop", "blue")).await.expect("attached");
     let set_ups = node.kernel.set_ups();
-    agent.core.pass_over_networks().await;
+    agent.core.networks().pass().await;
     assert_eq!(node.kernel.set_ups(), set_ups, "nothing changed, nothing is told");
     agent.core.world().update_networks(|world| {
         let blue =
@@ -380,17 +379,17 @@ async fn networks_follow_their_objects_and_unused_ones_go() {
         Arc::make_mut(&mut world.blocks)
             .insert("blue-2".into(), Arc::new(block("blue", "node-2", "10.2.3.0/28")));
     });
-    agent.core.pass_over_networks().await;
+    agent.core.networks().pass().await;
     let blue = node.kernel.networks()["blue"].clone();
     assert_eq!((blue.mtu, blue.blocks.len()), (Some(1400), 2));
     assert_eq!(blue.router_addresses.len(), 1, "the router has an address of its own");
 
     // It is deleted, but a pod has it: it stays until the pod is gone.
     agent.core.world().update_networks(|world| drop(Arc::make_mut(&mut world.networks).remove("blue")));
-    agent.core.pass_over_networks().await;
+    agent.core.networks().pass().await;
     assert!(node.kernel.networks().contains_key("blue"));
     agent.del("a").await.expect("detached");
-    agent.core.pass_over_networks().await;
+    agent.core.networks().pass().await;
     assert!(!node.kernel.networks().contains_key("blue"));
 }
 

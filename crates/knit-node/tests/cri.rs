@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{Agent, Node, id};
+use common::{Agent, Node, id, in_namespace, netns_of};
 use knit_api::cri::v1 as wire;
-use knit_node::Door;
 use knit_node::reconcile::{Outcome, Pass};
+use knit_node::{Door, Wishes};
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 use wire::runtime_service_server::{RuntimeService, RuntimeServiceServer};
@@ -111,11 +111,10 @@ async fn what_the_container_runtime_no_longer_has_is_removed_though_its_namespac
     other_door.door = Door::Kni;
     agent.add(other_door).await.expect("attached");
     let mut by_hand = node.request("hand", "shop", "");
-    (by_hand.pod.namespace, by_hand.pod.name, by_hand.annotations) = (None, None, None);
+    (by_hand.pod.namespace, by_hand.pod.name, by_hand.wishes) = (None, None, Wishes::AsThePodSays);
     agent.add(by_hand).await.expect("attached");
     // This very process is in the namespace, so it lives whatever the list says.
-    let mut inhabited = node.request("inhabited", "shop", "");
-    inhabited.netns = "/proc/self/ns/net".into();
+    let inhabited = in_namespace(node.request("inhabited", "shop", ""), "/proc/self/ns/net");
     agent.add(inhabited).await.expect("attached");
 
     cri.lists(&["stays", "unknown-to-us"]);
@@ -166,7 +165,7 @@ async fn a_runtime_that_was_never_there_changes_nothing() {
     let request = node.request("a", "shop", "");
     agent.add(request.clone()).await.expect("attached");
     assert_eq!(pass(&agent).await, Outcome::default());
-    std::fs::remove_file(&request.netns).expect("gone");
+    std::fs::remove_file(netns_of(&request)).expect("gone");
     assert_eq!(pass(&agent).await.removed, 1, "a namespace that is gone still counts");
 }
 
@@ -175,7 +174,7 @@ async fn a_sandbox_that_runs_keeps_its_network_though_its_namespace_is_not_to_be
     let (node, cri, agent) = start().await;
     let request = node.request("a", "shop", "");
     agent.add(request.clone()).await.expect("attached");
-    std::fs::remove_file(&request.netns).expect("hidden");
+    std::fs::remove_file(netns_of(&request)).expect("hidden");
     cri.lists(&["a"]);
     let outcome = pass(&agent).await;
     assert_eq!((outcome.removed, outcome.failed), (0, 1), "kept, and said");
@@ -201,8 +200,8 @@ async fn after_a_lost_ledger_pods_have_their_names_again_and_go_when_nothing_is_
     assert_eq!(agent.outcome.adopted, 2);
     let objects = agent.core.list(Some(&id("named")));
     assert_eq!(objects.len(), 1);
-    assert_eq!(agent.core.pod_of_sandbox(&id("named")).and_then(|p| p.name), Some("pod-named".into()));
-    assert_eq!(agent.core.pod_of_sandbox(&id("nameless")).and_then(|p| p.name), None);
+    assert_eq!(agent.core.sandboxes().pod(&id("named")).and_then(|p| p.name), Some("pod-named".into()));
+    assert_eq!(agent.core.sandboxes().pod(&id("nameless")).and_then(|p| p.name), None);
 
     assert_eq!(pass(&agent).await.removed, 0, "it may live");
     // Its namespace ends, and its interface with it.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use common::{Agent, Node, network};
 use knit_api::NetworkAttachment;
-use knit_node::hotplug::{HotPlug, PER_NAMESPACE};
+use knit_node::front_door::network_attachment::{ObjectsDoor, PER_NAMESPACE};
 use knit_node::testing::Faults;
 use knit_objects::{Objects, Source};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ impl Bed {
     }
 
     fn follow(&self) -> JoinHandle<()> {
-        tokio::spawn(HotPlug::new(self.agent.core.clone(), self.objects.clone()).run())
+        tokio::spawn(ObjectsDoor::new(self.agent.core.clone(), self.objects.clone()).serve())
     }
 
     fn put(&self, objects: Vec<NetworkAttachment>) {

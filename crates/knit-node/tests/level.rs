@@ -49,7 +49,7 @@ async fn a_repair_went_back_behind_a_set_up_that_failed_midway() {
         let blocks = Arc::make_mut(&mut world.blocks);
         blocks.insert("default-2".into(), Arc::new(block("default", "node-2", "10.1.0.16/28")));
     });
-    agent.core.pass_over_networks().await;
+    agent.core.networks().pass().await;
     assert_eq!(node.kernel.networks()["default"].blocks.len(), 1, "it failed");
     node.kernel.damage("default");
     let runtime = Arc::new(FakeRuntime::new("knit.dev/linux", &node.kernel, &Life::default()));
@@ -66,6 +66,6 @@ async fn a_repair_went_back_behind_a_set_up_that_failed_midway() {
     assert_eq!(node.kernel.networks()["default"].blocks.len(), 2, "the newest is made");
     // And it counts as made: nothing is left to do.
     let set_ups = node.kernel.set_ups();
-    agent.core.pass_over_networks().await;
+    agent.core.networks().pass().await;
     assert_eq!(node.kernel.set_ups(), set_ups);
 }

@@ -187,7 +187,8 @@ async fn a_pods_host_port_took_another_tenants_node_port() {
     let core = core_without(&node, &[], Some(Arc::new(OneService))).await;
     let add = |sandbox: &str, namespace: &str, protocol, host_port| {
         let mut request = node.request(sandbox, namespace, "");
-        request.ports = vec![PortMapping { protocol, host_port, container_port: 80, host_ip: None }];
+        request.start.as_mut().expect("a pod that starts").ports =
+            vec![PortMapping { protocol, host_port, container_port: 80, host_ip: None }];
         core.attach(request, Instant::now() + Duration::from_secs(60))
     };
     let error = add("a", "shop", Protocol::Tcp, 30080).await.expect_err("it is forest/web's");

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bridge::BridgeRuntime;
-use common::{NODE, Node, network};
+use common::{NODE, Node, in_namespace, network};
 use knit_api::NetworkClass;
 use knit_kernel::addr::Address;
 use knit_kernel::link::{Change, NewLink, Peer};
@@ -94,8 +94,7 @@ async fn run() {
     for sandbox in ["s1", "s2"] {
         let path = PathBuf::from(format!("/run/pod-{sandbox}"));
         let space = NetNs::create(&path).expect("a namespace");
-        let mut request = node.request(sandbox, "shop", "other");
-        request.netns = path;
+        let request = in_namespace(node.request(sandbox, "shop", "other"), path);
         let attached =
             core.attach(request, Instant::now() + Duration::from_secs(30)).await.expect("attached");
         let interfaces: Vec<(&str, &str)> =

@@ -8,10 +8,10 @@ use knit_cni::protocol::Request;
 use knit_cni::{CniError, CniResult, NetworkConfig, code};
 use knit_runtime::{Dns, InterfaceName, Pod, PortMapping, Protocol, SandboxId};
 
-use crate::core::Attached;
+use super::annotation::{self, parse_address};
 use crate::error::{Error, Reason};
-use crate::request::{Door, PodRequest};
-use crate::resolve::annotation::parse_address;
+use crate::pipeline::Attached;
+use crate::request::{Door, PodRequest, Start, Wishes};
 
 /// The sandbox of a call.
 pub(super) fn sandbox(request: &Request) -> Result<SandboxId, CniError> {
@@ -65,13 +65,15 @@ pub(super) fn pod_request(request: Request) -> Result<PodRequest, CniError> {
     let dns = runtime_config.dns.unwrap_or_default();
     Ok(PodRequest {
         pod: Pod { sandbox, namespace, name: pod_name, uid: request.args.pod_uid },
-        netns,
-        interface,
-        annotations: runtime_config.pod_annotations,
-        ports,
-        addresses,
-        mac,
-        dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+        start: Some(Start {
+            netns,
+            interface,
+            ports,
+            addresses,
+            mac,
+            dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+        }),
+        wishes: runtime_config.pod_annotations.as_ref().map_or(Wishes::AsThePodSays, annotation::wishes),
         door: Door::Cni(name),
     })
 }

@@ -16,9 +16,8 @@ use knit_runtime::{
 };
 use tokio::time::Instant;
 
-use crate::core::Core;
-use crate::reconcile::Outcome;
-use crate::record::pod_of;
+use crate::reconcile::{Outcome, Reconciler};
+use crate::sandboxes::books::pod_of;
 pub use pace::{Backoff, Pace, Turn};
 
 /// A Network is put right this often at the least, whoever damages it: it is a matter of isolation.
@@ -87,16 +86,16 @@ impl Look {
     }
 }
 
-// === impl Core ===
+// === impl Reconciler ===
 
-impl Core {
+impl Reconciler {
     /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass. Says which
     /// attachments are to be attached again.
     pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> Damaged {
         let mut damaged = Damaged::new();
-        self.compare_services();
-        for (name, runtime) in self.runtimes().all() {
-            let limit = self.config().runtime_deadline;
+        self.networks.compare_services();
+        for (name, runtime) in self.runtimes.all() {
+            let limit = self.config.runtime_deadline;
             match tokio::time::timeout(limit, runtime.survey()).await {
                 Ok(Ok(survey)) => damaged.extend(self.put_right(&runtime, survey, outcome).await.damaged),
                 // Before the first request, all was set up just now.
@@ -119,7 +118,7 @@ impl Core {
     }
 
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
-    pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
+    pub(crate) async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         let (mut rules, mut rest) = (Pace::default(), Pace::default());
         // When it is to be looked because of either of them, and because of what was put off.
         let (mut rules_due, mut rest_due, mut later) = (None, None, None);
@@ -154,7 +153,7 @@ impl Core {
     /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is known.
     async fn look_after(&self, runtime: &Arc<dyn Runtime>) -> Option<Instant> {
         let mut outcome = Outcome::default();
-        let survey = match tokio::time::timeout(self.config().runtime_deadline, runtime.survey()).await {
+        let survey = match tokio::time::timeout(self.config.runtime_deadline, runtime.survey()).await {
             Ok(Ok(survey)) => survey,
             // Nobody is told by a runtime that does not compare: the passes do.
             Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => return None,
@@ -180,7 +179,7 @@ impl Core {
             }
         }
         for (network, damage) in survey.networks {
-            let turn = self.repairs().networks().turn(&network, Instant::now());
+            let turn = self.repairs.networks().turn(&network, Instant::now());
             self.report_damage(&network, &damage, &turn);
             match turn {
                 Turn::Later(at) => look.come_back(at),
@@ -202,13 +201,13 @@ impl Core {
 
     /// Tells a runtime once more what a Network is.
     async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> SetUp {
-        let gate = self.networks().gate(network);
+        let gate = self.networks.gate(network);
         let _one_at_a_time = gate.lock().await;
-        let Some(newest) = self.networks().newest(network) else { return SetUp::Gone };
-        let limit = self.config().runtime_deadline;
+        let Some(newest) = self.networks.newest(network) else { return SetUp::Gone };
+        let limit = self.config.runtime_deadline;
         match tokio::time::timeout(limit, runtime.setup_network(&newest)).await {
             Ok(Ok(())) => {
-                self.networks().is_now(&newest);
+                self.networks.is_now(&newest);
                 SetUp::Done
             }
             Ok(Err(error)) => {
@@ -237,13 +236,13 @@ impl Core {
         runtime: &Arc<dyn Runtime>,
         outcome: &mut Outcome,
     ) -> Damaged {
-        for network in self.networks().of_runtime(name) {
+        for network in self.networks.of_runtime(name) {
             if self.set_up_again(runtime, &network).await == SetUp::Failed {
                 outcome.failed += 1;
             }
         }
         let attached: Vec<_> = {
-            let books = self.books();
+            let books = self.sandboxes.books();
             let of = |record: &knit_ledger::SandboxRecord| {
                 let pod = pod_of(record).ok()?;
                 let made = |a: &&knit_ledger::Attachment| {
@@ -260,7 +259,7 @@ impl Core {
         for (pod, netns, interfaces) in attached {
             let netns = Some(netns).filter(|path| !path.as_os_str().is_empty());
             for interface in interfaces {
-                let limit = self.config().runtime_deadline;
+                let limit = self.config.runtime_deadline;
                 let check = runtime.check(&pod, netns.as_deref(), Some(&interface));
                 match tokio::time::timeout(limit, check).await {
                     Ok(Ok(())) => {}
@@ -304,7 +303,7 @@ impl Core {
                      flushes rules?) and stop it.",
                     NETWORK.as_secs()
                 );
-                self.report().say_of_node("KnitIsDisturbed", message);
+                self.report.say_of_node("KnitIsDisturbed", message);
             }
             _ => tracing::debug!(network, "damaged again: {words}"),
         }
@@ -315,7 +314,7 @@ impl Core {
             *kinds.entry(damage.kind).or_default() += 1;
             kinds
         });
-        kinds.into_iter().for_each(|(kind, count)| self.metrics().repaired(kind, count));
+        kinds.into_iter().for_each(|(kind, count)| self.metrics.repaired(kind, count));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Writes that fail are tried again after a pause that doubles, and are logged when that changes only: an API server that is
-//! away for an hour is two lines of log, and not a line every two seconds from every node.
+//! Writes that fail are tried again after a pause that doubles, and are logged when that changes only: an API
+//! server that is away for an hour is two lines of log, and not a line every two seconds from every node.
 
 use std::time::Duration;
 

@@ -12,8 +12,8 @@ use knit_api::{
 use knit_ledger::SandboxRecord;
 use knit_runtime::Attachment;
 
-use crate::record::{details, made};
 use crate::request::Door;
+use crate::sandboxes::books::{details, made};
 use crate::world::{World, announced};
 
 /// The status of an attachment that is there.

@@ -12,7 +12,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use knit_runtime::{Pod, SandboxId};
 use tokio::sync::Notify;
 
-use crate::core::Attached;
 use crate::error::{Error, Reason};
 
 /// What is to be written.
@@ -58,12 +57,7 @@ const MAX_EVENTS: usize = 256;
 // === impl Report ===
 
 impl Report {
-    /// A pod has its Networks.
-    pub fn attached(&self, pod: &Pod, _attached: &Attached) {
-        self.changed(&pod.sandbox);
-    }
-
-    /// A pod has not got its Networks.
+    /// A pod did not get its Networks.
     pub fn failed(&self, pod: &Pod, error: &Error) {
         tracing::warn!(
             pod = %crate::request::pod_name(pod), sandbox = %pod.sandbox, reason = error.reason.as_str(),
@@ -73,11 +67,6 @@ impl Report {
         if matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
             self.say(PodEvent { pod: pod.clone(), reason: error.reason.as_str(), message: error.chain() });
         }
-    }
-
-    /// A sandbox is gone.
-    pub fn detached(&self, pod: &Pod) {
-        self.changed(&pod.sandbox);
     }
 
     /// Something about a sandbox's attachments changed.

@@ -39,7 +39,7 @@ pub async fn follow(core: Core, objects: Objects) {
             Event::Deleted(key) => {
                 // One whose pod is gone was deleted by us.
                 if let Some(Known { sandbox, .. }) = known.remove(&key)
-                    && core.books().get(&sandbox).is_some()
+                    && core.sandboxes().books().get(&sandbox).is_some()
                 {
                     core.report().changed(&sandbox);
                 }
@@ -53,11 +53,11 @@ fn applied(core: &Core, known: &mut HashMap<Key, Known>, key: Key, object: Netwo
     let said = object.status.as_ref().and_then(|status| status.sandbox_id.clone());
     let said = said.and_then(|sandbox| SandboxId::new(sandbox).ok());
     // A sandbox that we know is the one that wrote it; what the object says may be somebody else's words.
-    let before = known.get(&key).filter(|known| core.books().get(&known.sandbox).is_some());
+    let before = known.get(&key).filter(|known| core.sandboxes().books().get(&known.sandbox).is_some());
     // One without a status is being written.
     let Some(sandbox) = before.map(|known| known.sandbox.clone()).or(said) else { return };
     let desired = {
-        let books = core.books();
+        let books = core.sandboxes().books();
         books.get(&sandbox).map(|record| attachments::desired(&core.world().get(), core.node(), record))
     };
     let wanted = desired.into_iter().flatten().find(|wanted| Key::of(wanted) == key);

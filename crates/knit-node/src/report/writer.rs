@@ -70,7 +70,7 @@ pub async fn write_reports(core: Core, objects: Objects) {
         }
     }
     let all: Vec<SandboxId> =
-        core.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
+        core.sandboxes().books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
     for sandbox in all {
         core.report().changed(&sandbox);
     }
@@ -220,7 +220,7 @@ fn owned(write: Write, node: &str, uid: Option<&str>) -> Write {
 /// What NodeNetwork shows now.
 pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
     let now = clock::now();
-    let books = core.books();
+    let books = core.sandboxes().books();
     let wants: BTreeSet<String> = books.allocator.wants_more(now).into_iter().map(|w| w.network).collect();
     let mut networks = Vec::new();
     for state in core.networks().states() {
@@ -295,7 +295,7 @@ impl Written {
     /// Brings the objects of a sandbox up to date; false if it is to be tried again.
     async fn sandbox(&mut self, core: &Core, objects: &Objects, sandbox: &SandboxId) -> bool {
         let mut desired = {
-            let books = core.books();
+            let books = core.sandboxes().books();
             let record = books.get(sandbox);
             record.map(|r| attachments::desired(&core.world().get(), core.node(), r)).unwrap_or_default()
         };
@@ -361,7 +361,7 @@ impl Written {
         if matches!(error, Invalid { .. } | Conflict { .. } | Forbidden { .. })
             && let Ok(Some(there)) = objects.get::<NetworkAttachment>(&key).await
             && managed(&there).as_deref() != Some(names::MANAGED_BY)
-            && let Some(pod) = core.pod_of_sandbox(sandbox)
+            && let Some(pod) = core.sandboxes().pod(sandbox)
         {
             let message = format!(
                 "the interface {} cannot be shown as NetworkAttachment {key}: somebody else made one of that name; \

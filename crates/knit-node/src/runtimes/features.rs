@@ -1,5 +1,5 @@
-//! What a runtime has not announced is not asked of it, and what it does not answer is not waited for for ever: one place for
-//! every runtime alike, inside the agent or behind a socket.
+//! What a runtime has not announced is not asked of it, and what it does not answer is not waited for for
+//! ever: one place for every runtime alike, inside the agent or behind a socket.
 
 use std::future::Future;
 use std::path::Path;
@@ -13,12 +13,13 @@ use knit_runtime::{
     Result, Runtime, SandboxId, Status, Survey, Topology, feature,
 };
 
-/// How long any call may take but an attach, whose caller has a limit of its own and follows it to its end. Callers that have less
-/// time wait less; this one is for those that would wait as long as it takes, with a sandbox or a Network locked.
+/// How long any call may take but an attach, whose caller has a limit of its own and follows it to its end.
+/// Callers that have less time wait less; this one is for those that would wait as long as it takes, with a
+/// sandbox or a Network locked.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A runtime that is asked only for what it announced. What the trait has a default for is passed on here, too: the
-/// default would take its place without a word.
+/// A runtime that is asked only for what it announced. What the trait has a default for is passed on here,
+/// too: the default would take its place without a word.
 pub(super) struct Announced {
     inner: Arc<dyn Runtime>,
     info: Info,

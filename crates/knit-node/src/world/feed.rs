@@ -20,6 +20,7 @@ use super::blocks::{Blocks, Given};
 use super::boot::{BootCache, BootFile};
 use super::{Before, NodeView, PodView, Synced, World};
 use crate::core::Core;
+use crate::front_door::annotation::wishes;
 use crate::networks::compute::cluster_services;
 
 /// How long changes are gathered before they are written to disk.
@@ -390,16 +391,9 @@ fn network_view(network: Network) -> Network {
 fn pod_view(pod: Pod) -> PodView {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let done = matches!(phase, Some("Succeeded" | "Failed"));
-    let ours = |key: &str| key.starts_with("knit.dev/");
     PodView {
         uid: pod.metadata.uid,
-        annotations: pod
-            .metadata
-            .annotations
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|(k, _)| ours(k))
-            .collect(),
+        wishes: pod.metadata.annotations.as_ref().map(wishes).unwrap_or_default(),
         host_network: pod.spec.and_then(|s| s.host_network).unwrap_or_default(),
         ending: done || pod.metadata.deletion_timestamp.is_some(),
     }

@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::request::Wishes;
+
 /// One state of things.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -68,8 +70,8 @@ pub struct NodeView {
 pub struct PodView {
     /// Its uid.
     pub uid: Option<String>,
-    /// Its annotations, as far as Knit reads them.
-    pub annotations: BTreeMap<String, String>,
+    /// What its annotations ask for.
+    pub wishes: Wishes,
     /// Whether it uses the node's own network.
     pub host_network: bool,
     /// Whether it is on its way out, or done.

@@ -2,17 +2,18 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use knit_api::{AddressBlockSpec, Network, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
 use knit_ledger::Recovery;
 use knit_node::files::Files;
+use knit_node::front_door::annotation::wishes;
 use knit_node::reconcile::{Outcome, Pass};
 use knit_node::testing::{FakeKernel, FakeRuntime, Life, MortalStore};
 use knit_node::world::{NodeView, World};
-use knit_node::{Attached, Core, CoreConfig, Door, Parts, PodRequest, Result};
+use knit_node::{Attached, Core, CoreConfig, Door, Parts, PodRequest, Result, Start};
 use knit_runtime::{Dns, InterfaceName, Pod, SandboxId};
 use serde_json::json;
 use tempfile::TempDir;
@@ -147,13 +148,15 @@ impl Node {
                 name: Some(format!("pod-{sandbox}")),
                 uid: Some(format!("uid-{sandbox}")),
             },
-            netns: self.netns(sandbox),
-            interface: InterfaceName::new("eth0").expect("a name"),
-            annotations: Some(BTreeMap::from([("knit.dev/networks".to_owned(), networks.to_owned())])),
-            ports: Vec::new(),
-            addresses: Vec::new(),
-            mac: None,
-            dns: Dns::default(),
+            start: Some(Start {
+                netns: self.netns(sandbox),
+                interface: InterfaceName::new("eth0").expect("a name"),
+                ports: Vec::new(),
+                addresses: Vec::new(),
+                mac: None,
+                dns: Dns::default(),
+            }),
+            wishes: wishes(&BTreeMap::from([("knit.dev/networks".to_owned(), networks.to_owned())])),
             door: Door::Cni("knit".into()),
         }
     }
@@ -191,6 +194,17 @@ pub fn network(name: &str, id: u32, cidr: &str, extra: serde_json::Value) -> Net
 
 pub fn block(network: &str, node: &str, range: &str) -> AddressBlockSpec {
     AddressBlockSpec { network: network.into(), node: node.into(), ipv4: Some(range.into()), ipv6: None }
+}
+
+/// The namespace of a pod that starts.
+pub fn netns_of(request: &PodRequest) -> &Path {
+    &request.start.as_ref().expect("a pod that starts").netns
+}
+
+/// The same request, for another namespace.
+pub fn in_namespace(mut request: PodRequest, netns: impl Into<PathBuf>) -> PodRequest {
+    request.start.as_mut().expect("a pod that starts").netns = netns.into();
+    request
 }
 
 /// The addresses of an answer, by interface.

@@ -15,7 +15,8 @@ use super::pods::{Note, Pods, Which};
 use super::v1alpha1::MAIN;
 use super::{invalid, port_number, same, to_status};
 use crate::core::Core;
-use crate::request::{Door as FrontDoor, PodRequest};
+use crate::front_door::annotation;
+use crate::request::{Door as FrontDoor, PodRequest, Start, Wishes};
 
 pub(super) struct Door {
     core: Core,
@@ -42,7 +43,11 @@ impl Door {
     ) -> Which {
         let attached = || {
             let sandbox = SandboxId::new(sandbox).ok()?;
-            self.core.books().get(&sandbox).map(|record| record.netns().path.display().to_string())
+            self.core
+                .sandboxes()
+                .books()
+                .get(&sandbox)
+                .map(|record| record.netns().path.display().to_string())
         };
         let path = Some(path).filter(|path| !path.is_empty()).or_else(attached);
         Which { namespace, name, uid: extradata.get("uid").cloned(), path }
@@ -50,7 +55,7 @@ impl Door {
 
     /// The sandboxes that are attached in a namespace.
     fn sandboxes_in(&self, path: &Path) -> Vec<SandboxId> {
-        let books = self.core.books();
+        let books = self.core.sandboxes().books();
         let there = books.records().filter(|record| record.netns().path == path);
         there.filter_map(|record| SandboxId::new(record.sandbox()).ok()).collect()
     }
@@ -176,13 +181,24 @@ impl Kni for Door {
                 name: some(r.name),
                 uid: note.as_ref().map(|n| n.uid.clone()).or_else(|| r.extradata.get("uid").cloned()),
             },
-            netns,
-            interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e))?,
-            annotations: (!r.annotations.is_empty()).then(|| r.annotations.into_iter().collect()),
-            ports: r.port_mappings.iter().filter(|p| p.host_port != 0).map(port).collect::<Result<_, _>>()?,
-            addresses: Vec::new(),
-            mac: None,
-            dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            start: Some(Start {
+                netns,
+                interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e))?,
+                ports: r
+                    .port_mappings
+                    .iter()
+                    .filter(|p| p.host_port != 0)
+                    .map(port)
+                    .collect::<Result<_, _>>()?,
+                addresses: Vec::new(),
+                mac: None,
+                dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            }),
+            wishes: if r.annotations.is_empty() {
+                Wishes::AsThePodSays
+            } else {
+                annotation::wishes(&r.annotations.into_iter().collect())
+            },
             door: FrontDoor::Kni,
         };
         // Which pod of that name a sandbox is of must be known also once it is detached.

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use knit_api::names;
 use knit_ipam::Mac;
 use knit_ledger::SandboxRecord;
 use knit_runtime::wire::status_from_error;
@@ -12,15 +11,18 @@ use tonic::Status;
 
 use super::invalid;
 use crate::core::Core;
-use crate::record::details;
-use crate::request::PodRequest;
-use crate::resolve::annotation;
+use crate::request::{PodRequest, Start, Wish, Wishes};
+use crate::sandboxes::books::details;
 
 /// What a sandbox has is what the request asks for. To be called once the request is carried out: of one that was new
 /// this is true.
 pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), Status> {
-    let Some(record) = core.books().get(&request.pod.sandbox).cloned() else { return Ok(()) };
-    match difference(&record, request)? {
+    let Some(record) = core.sandboxes().books().get(&request.pod.sandbox).cloned() else { return Ok(()) };
+    let Some(start) = &request.start else { return Ok(()) };
+    if let Wishes::Wrong(problem) = &request.wishes {
+        return Err(invalid(problem.as_str()));
+    }
+    match difference(&record, start, &request.wishes) {
         None => Ok(()),
         Some(what) => {
             let message = format!(
@@ -28,37 +30,35 @@ pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), S
                 request.pod.sandbox
             );
             let error = knit_runtime::Error::new(knit_runtime::Reason::Conflict, message);
-            Err(status_from_error(&error.at(request.interface.as_str())))
+            Err(status_from_error(&error.at(start.interface.as_str())))
         }
     }
 }
 
-fn difference(record: &SandboxRecord, request: &PodRequest) -> Result<Option<String>, Status> {
-    let main = request.interface.as_str();
+fn difference(record: &SandboxRecord, start: &Start, wishes: &Wishes) -> Option<String> {
+    let main = start.interface.as_str();
     let Some(entry) = record.attachment(main) else {
-        return Ok(Some(format!("has no interface {main}")));
+        return Some(format!("has no interface {main}"));
     };
-    let annotation = |name: &str| {
-        let text = request.annotations.as_ref()?.get(name)?.trim();
-        (!text.is_empty()).then_some(text)
+    let nothing = Wish::default();
+    let wish = match wishes {
+        Wishes::Said(wish) => wish,
+        Wishes::Wrong(_) | Wishes::AsThePodSays => &nothing,
     };
-    if let Some(network) = annotation(names::PRIMARY_ANNOTATION)
-        && entry.plan().network != network
+    if let Some(network) = &wish.primary
+        && entry.plan().network != *network
     {
-        return Ok(Some(format!("its {main} is on Network {}, not {network}", entry.plan().network)));
+        return Some(format!("its {main} is on Network {}, not {network}", entry.plan().network));
     }
-    if let Some(what) = other_lease(entry, &request.addresses, request.mac) {
-        return Ok(Some(what));
+    if let Some(what) = other_lease(entry, &start.addresses, start.mac) {
+        return Some(what);
     }
-    let ports: BTreeSet<String> = request.ports.iter().map(|p| format!("{p:?}")).collect();
+    let ports: BTreeSet<String> = start.ports.iter().map(|p| format!("{p:?}")).collect();
     let has = details(entry).map(|d| d.ports).unwrap_or_default();
     if has.iter().map(|p| format!("{p:?}")).collect::<BTreeSet<_>>() != ports {
-        return Ok(Some("other ports of the node lead to it".to_owned()));
+        return Some("other ports of the node lead to it".to_owned());
     }
-    let Some(further) = annotation(names::NETWORKS_ANNOTATION) else { return Ok(None) };
-    let further = annotation::parse(further)
-        .map_err(|problem| invalid(format!("annotation {}: {problem}", names::NETWORKS_ANNOTATION)))?;
-    for asked in further {
+    for asked in &wish.further {
         let mut of_network = record
             .attachments()
             .iter()
@@ -68,14 +68,14 @@ fn difference(record: &SandboxRecord, request: &PodRequest) -> Result<Option<Str
             None => of_network.next(),
         };
         let Some(found) = found else {
-            let name = asked.interface.map(|name| format!(" as {name}")).unwrap_or_default();
-            return Ok(Some(format!("is not on Network {}{name}", asked.network)));
+            let name = asked.interface.as_ref().map(|name| format!(" as {name}")).unwrap_or_default();
+            return Some(format!("is not on Network {}{name}", asked.network));
         };
         if let Some(what) = other_lease(found, &asked.addresses, asked.mac) {
-            return Ok(Some(what));
+            return Some(what);
         }
     }
-    Ok(None)
+    None
 }
 
 /// An address or a MAC that is asked for, and is not what the interface has.

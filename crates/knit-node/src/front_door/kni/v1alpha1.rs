@@ -7,9 +7,9 @@ use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use knit_api::kni::v1alpha1 as wire;
 use knit_api::names;
+use knit_ipam::Mac;
 use knit_runtime::wire::{PROTOCOL_VERSION, attachment_to_wire, status_from_error};
 use knit_runtime::{Attachment, Dns, InterfaceName, Pod, PortMapping, Protocol, SandboxId, feature};
-use serde_json::json;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use wire::network_runtime_server::NetworkRuntime;
@@ -17,7 +17,8 @@ use wire::watch_event::Type;
 
 use super::{invalid, port_number, same, to_status, unsupported};
 use crate::core::Core;
-use crate::request::{Door as FrontDoor, PodRequest};
+use crate::front_door::annotation;
+use crate::request::{Asked, Door as FrontDoor, PodRequest, Start, Wish, Wishes};
 
 /// The main interface's name if the client gives none.
 pub(super) const MAIN: &str = "eth0";
@@ -176,83 +177,102 @@ fn sandbox(pod: Option<&wire::Pod>) -> Result<SandboxId, Status> {
     SandboxId::new(pod.sandbox_id.as_str()).map_err(|e| status_from_error(&e))
 }
 
-/// An Attach as the core takes it. The first attachment is the pod's main interface; further ones are asked for as
-/// the annotation does, so that the same rights are needed.
+/// An Attach as the core takes it. The first attachment is the pod's main interface; what the client asks for stands in place of
+/// what the pod's annotations say about it, and needs the same rights.
 fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
     let sandbox = sandbox(request.pod.as_ref())?;
     let pod = request.pod.unwrap_or_default();
     let some = |text: String| Some(text).filter(|t| !t.is_empty());
     let netns = PathBuf::from(&pod.netns_path);
     if !netns.is_absolute() {
-        return Err(invalid(format!("pod.netns_path {:?} is no absolute path", pod.netns_path)));
+        return Err(invalid(format!("pod.netns_path {:?} is not an absolute path", pod.netns_path)));
     }
     let (namespace, name) = match (some(pod.namespace), some(pod.name)) {
         (Some(namespace), Some(name)) => (Some(namespace), Some(name)),
         (None, None) => (None, None),
         _ => return Err(invalid("the pod has only one of namespace and name: give both or none")),
     };
-    let mut annotations: BTreeMap<String, String> = pod.annotations.into_iter().collect();
-    let mut wanted = request.attachments.into_iter();
-    let main = wanted.next();
-    let further = wanted.map(|a| entry(&a)).collect::<Result<Vec<_>, Status>>()?;
-    let mut main = main.unwrap_or_default();
+    let mut attachments = request.attachments.into_iter();
+    let main = attachments.next().unwrap_or_default();
     check_routes(&main)?;
-    let asks = !main.network.is_empty() || !further.is_empty();
-    if namespace.is_none() && asks {
+    let primary = some(main.network);
+    let further = attachments.map(asked).collect::<Result<Vec<_>, Status>>()?;
+    if namespace.is_none() && (primary.is_some() || !further.is_empty()) {
         return Err(invalid("a pod without namespace and name gets the default Network: name no Network"));
     }
-    if !main.network.is_empty() {
-        annotations.insert(names::PRIMARY_ANNOTATION.into(), std::mem::take(&mut main.network));
+    if let Some(name) = &primary {
+        annotation::check_name(name).map_err(|problem| invalid(format!("attachment.network: {problem}")))?;
     }
-    if !further.is_empty() {
-        annotations.insert(names::NETWORKS_ANNOTATION.into(), json!(further).to_string());
-    }
+    annotation::check_number(further.len()).map_err(invalid)?;
+    let annotations: BTreeMap<String, String> = pod.annotations.into_iter().collect();
     let interface = if main.interface.is_empty() { MAIN } else { main.interface.as_str() };
     let dns = main.dns.unwrap_or_default();
     Ok(PodRequest {
         pod: Pod { sandbox, namespace, name, uid: some(pod.uid) },
-        netns,
-        interface: InterfaceName::new(interface).map_err(|e| status_from_error(&e))?,
-        // Without any the agent looks at the pod itself: never a guess.
-        annotations: (!annotations.is_empty()).then_some(annotations),
-        ports: main.ports.iter().map(port).collect::<Result<_, _>>()?,
-        addresses: main.addresses.iter().map(address).collect::<Result<_, _>>()?,
-        mac: match main.mac.as_str() {
-            "" => None,
-            mac => Some(mac.parse().map_err(|e| invalid(format!("attachment.mac: {e}")))?),
-        },
-        dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+        start: Some(Start {
+            netns,
+            interface: InterfaceName::new(interface).map_err(|e| status_from_error(&e))?,
+            ports: main.ports.iter().map(port).collect::<Result<_, _>>()?,
+            addresses: main.addresses.iter().map(address).collect::<Result<_, _>>()?,
+            mac: mac(&main.mac)?,
+            dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+        }),
+        wishes: wishes(annotations, primary, further),
         door: FrontDoor::Kni,
     })
 }
 
-fn entry(wanted: &wire::AttachmentRequest) -> Result<serde_json::Value, Status> {
-    check_routes(wanted)?;
+/// What the annotations ask for, and in their place what the client asks for itself. Where neither says anything, the agent looks
+/// at the pod: never a guess.
+fn wishes(mut annotations: BTreeMap<String, String>, primary: Option<String>, further: Vec<Asked>) -> Wishes {
+    if annotations.is_empty() && primary.is_none() && further.is_empty() {
+        return Wishes::AsThePodSays;
+    }
+    if primary.is_some() {
+        annotations.remove(names::PRIMARY_ANNOTATION);
+    }
+    if !further.is_empty() {
+        annotations.remove(names::NETWORKS_ANNOTATION);
+    }
+    match annotation::wishes(&annotations) {
+        Wishes::Said(said) => Wishes::Said(Wish {
+            primary: primary.or(said.primary),
+            further: if further.is_empty() { said.further } else { further },
+        }),
+        wrong => wrong,
+    }
+}
+
+fn asked(wanted: wire::AttachmentRequest) -> Result<Asked, Status> {
+    check_routes(&wanted)?;
     if wanted.network.is_empty() {
         return Err(invalid("a further attachment names no Network"));
     }
+    annotation::check_name(&wanted.network)
+        .map_err(|problem| invalid(format!("attachment.network: {problem}")))?;
     if !wanted.ports.is_empty() {
         return Err(invalid(
             "ports of the node lead to the pod's main interface: give them with the first attachment",
         ));
-    }
-    let mut entry = json!({ "name": wanted.network });
-    if !wanted.interface.is_empty() {
-        entry["interface"] = wanted.interface.as_str().into();
-    }
-    if !wanted.addresses.is_empty() {
-        let ips = wanted.addresses.iter().map(|a| address(a).map(|ip| ip.to_string()));
-        entry["ips"] = ips.collect::<Result<Vec<_>, _>>()?.into();
-    }
-    if !wanted.mac.is_empty() {
-        entry["mac"] = wanted.mac.as_str().into();
     }
     if wanted.default_route {
         return Err(invalid(
             "the default route goes out by the main interface: ask for it with the first attachment",
         ));
     }
-    Ok(entry)
+    let name = |name: &str| InterfaceName::new(name).map_err(|e| status_from_error(&e));
+    Ok(Asked {
+        interface: Some(wanted.interface.as_str()).filter(|i| !i.is_empty()).map(name).transpose()?,
+        addresses: wanted.addresses.iter().map(address).collect::<Result<_, _>>()?,
+        mac: mac(&wanted.mac)?,
+        default_route: false,
+        network: wanted.network,
+    })
+}
+
+fn mac(text: &str) -> Result<Option<Mac>, Status> {
+    let mac = Some(text).filter(|text| !text.is_empty()).map(str::parse).transpose();
+    mac.map_err(|e: knit_ipam::ParseMacError| invalid(format!("attachment.mac: {e}")))
 }
 
 fn check_routes(wanted: &wire::AttachmentRequest) -> Result<(), Status> {

@@ -15,12 +15,11 @@ use super::{
 };
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
+use crate::front_door::annotation::parse_address;
 use crate::metrics::Operation;
-use crate::record::{Details, details, ledger_error, made, pod_of};
 use crate::report::attachments;
-use crate::request::{Door, ObjectDoor, pod_name};
-use crate::resolve::annotation::{Asked, parse_address};
-use crate::resolve::{Missing, Plug, Wanted, resolve_plug};
+use crate::request::{Asked, Door, ObjectDoor, PodRequest, Wishes, pod_name};
+use crate::sandboxes::books::{Details, details, ledger_error, made};
 
 /// What the status of an object says.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,8 +59,8 @@ impl Worker {
         let Job { item, object, task, facts } = job;
         let leaving = matches!(task, Task::Leave(_));
         let failed = match (task, object) {
-            (Task::Leave(record), object) => self.leave(&item, object.as_deref(), record.as_deref()).await,
-            (Task::Plug(record), Some(object)) => self.plug(&item, &object, &record).await,
+            (Task::Leave(sandbox), object) => self.leave(&item, object, sandbox).await,
+            (Task::Plug(pod), Some(object)) => self.plug(&item, &object, pod).await,
             (Task::Tell(told), Some(object)) => self.tell(&item, &object, told).await,
             (Task::Plug(_) | Task::Tell(_), None) => Ok(()),
         };
@@ -76,16 +75,8 @@ impl Worker {
         }
     }
 
-    async fn plug(
-        &self,
-        item: &Item,
-        object: &NetworkAttachment,
-        record: &SandboxRecord,
-    ) -> Result<(), Again> {
-        let started = Instant::now();
-        let result = self.try_plug(item, object, record).await;
-        let outcome = result.as_ref().map(|_| ()).map_err(|e| e.reason);
-        self.core.metrics().request(Operation::Plug, outcome, started.elapsed());
+    async fn plug(&self, item: &Item, object: &NetworkAttachment, pod: Pod) -> Result<(), Again> {
+        let result = self.try_plug(item, object, pod).await;
         let error = match result {
             Ok(attachment) => {
                 tracing::info!(namespace = item.place.0, name = item.place.1, pod = object.spec.pod, network = object.spec.network, interface = %attachment.interface, "plugged in");
@@ -119,49 +110,32 @@ impl Worker {
         Err(Again { hopeless: !error.retryable() })
     }
 
-    async fn try_plug(
-        &self,
-        item: &Item,
-        object: &NetworkAttachment,
-        record: &SandboxRecord,
-    ) -> Result<Attachment> {
-        let pod = pod_of(record)?;
-        if find(record, &item.place, object).is_some_and(is_forgotten) {
+    async fn try_plug(&self, item: &Item, object: &NetworkAttachment, pod: Pod) -> Result<Attachment> {
+        let forgotten = {
+            let books = self.core.sandboxes().books();
+            let own = books.get(&pod.sandbox).and_then(|record| find(record, &item.place, object));
+            own.is_some_and(is_forgotten)
+        };
+        if forgotten {
             return self.claim(item, object, &pod).await;
         }
-        // What is refused needs no finalizer; and no pod waits for a write to the API.
-        self.wanted(item, object, record, &pod)?;
-        self.hold(item, object).await?;
-        let _guard = self.core.locks().lock(&pod.sandbox).await;
-        // It may have changed while we waited.
-        let Some(record) = self.core.books().get(&pod.sandbox).cloned().filter(SandboxRecord::is_attached)
-        else {
-            let message = format!("{} is being attached or detached", pod_name(&pod));
-            return Err(Error::new(Reason::NotReady, message));
-        };
-        let wanted = self.wanted(item, object, &record, &pod)?;
-        self.core.network_now(&wanted.network).await?;
-        let interface = wanted.interface.to_string();
-        let details = Details {
-            door: Door::Object(door(item)),
-            main: false,
-            default_route: false,
-            ports: Vec::new(),
-            dns: wanted.dns.clone(),
-        };
-        let record = self.core.reserve_now(&pod, record.netns(), &[(wanted, details)]).await?;
-        let record = self.core.attach_planned(record, self.core.config().runtime_deadline).await?;
-        self.core.books_changed();
-        let attachment = record.attachment(&interface).and_then(made);
-        attachment.ok_or_else(|| Error::new(Reason::Internal, "the record lost an interface"))
+        let (request, started) = (request(item, object, pod), Instant::now());
+        if let Err(error) = self.prepare(item, object, &request).await {
+            self.core.metrics().request(Operation::Plug, Err(error.reason), started.elapsed());
+            return Err(error);
+        }
+        let deadline = Instant::now() + self.core.config().request_deadline;
+        let attached = self.core.attach(request, deadline).await?;
+        let made = attached.attachments.into_iter().next();
+        made.ok_or_else(|| Error::new(Reason::Internal, "the record lost an interface"))
     }
 
     /// Notes again that an interface is an object's: it was found running after the ledger was damaged.
     async fn claim(&self, item: &Item, object: &NetworkAttachment, pod: &Pod) -> Result<Attachment> {
         let who = pod_name(pod);
         self.hold(item, object).await?;
-        let _guard = self.core.locks().lock(&pod.sandbox).await;
-        let mut books = self.core.books();
+        let _guard = self.core.sandboxes().locks().lock(&pod.sandbox).await;
+        let mut books = self.core.sandboxes().books();
         let gone = || Error::new(Reason::NotReady, format!("{who} is being attached or detached"));
         let mut record = books.get(&pod.sandbox).cloned().ok_or_else(gone)?;
         let entry = find(&record, &item.place, object).cloned().ok_or_else(gone)?;
@@ -186,74 +160,61 @@ impl Worker {
         made(&entry).ok_or_else(gone)
     }
 
-    /// What an object asks for, if its pod may have it.
-    fn wanted(
-        &self,
-        item: &Item,
-        object: &NetworkAttachment,
-        record: &SandboxRecord,
-        pod: &Pod,
-    ) -> Result<Wanted> {
-        let who = pod_name(pod);
-        let asked =
-            asked(object).map_err(|problem| Error::new(Reason::Refused, format!("{who}: {problem}")))?;
-        if by_objects(record) >= PER_POD {
+    /// What comes before a sandbox is locked: what is refused needs no finalizer, and no pod waits for a write to the API.
+    async fn prepare(&self, item: &Item, object: &NetworkAttachment, request: &PodRequest) -> Result<()> {
+        self.check_limit(&request.pod)?;
+        self.core.could_get(request)?;
+        self.hold(item, object).await
+    }
+
+    /// Whether a pod may have one more interface by an object. Nobody else gives it one: there is one worker for each pod.
+    fn check_limit(&self, pod: &Pod) -> Result<()> {
+        let full = |record: &SandboxRecord| by_objects(record) >= PER_POD;
+        if self.core.sandboxes().books().get(&pod.sandbox).is_some_and(full) {
+            let who = pod_name(pod);
             let message =
                 format!("{who} has {PER_POD} interfaces by NetworkAttachments already: delete one of them");
             return Err(Error::new(Reason::Refused, message));
         }
-        let has = record.attachments().iter().map(|a| (a.plan().interface.clone(), a.plan().network.clone()));
-        let plug = Plug { namespace: &item.place.0, asked, has: has.collect() };
-        match resolve_plug(&self.core.world().get(), &plug, &who) {
-            Ok(wanted) => Ok(wanted),
-            Err(Missing::Wait(error) | Missing::Error(error)) => Err(error),
-        }
+        Ok(())
     }
 
     async fn leave(
         &self,
         item: &Item,
-        object: Option<&NetworkAttachment>,
-        record: Option<&SandboxRecord>,
+        object: Option<Arc<NetworkAttachment>>,
+        sandbox: Option<SandboxId>,
     ) -> Result<(), Again> {
-        if let Some(record) = record {
+        if let Some(sandbox) = sandbox {
             if object.is_none() {
                 tracing::info!(
                     namespace = item.place.0,
                     name = item.place.1,
-                    sandbox = record.sandbox(),
+                    %sandbox,
                     "its NetworkAttachment is gone: unplugging"
                 );
             }
-            self.unplug(record, item, object).await?;
+            self.unplug(sandbox, item, object.clone()).await?;
         }
         match object {
-            Some(object) => self.let_go(item, object).await,
+            Some(object) => self.let_go(item, &object).await,
             None => self.forget_file(item).await,
         }
     }
 
     async fn unplug(
         &self,
-        record: &SandboxRecord,
+        sandbox: SandboxId,
         item: &Item,
-        object: Option<&NetworkAttachment>,
+        object: Option<Arc<NetworkAttachment>>,
     ) -> Result<(), Again> {
-        let started = Instant::now();
-        let Ok(sandbox) = SandboxId::new(record.sandbox()) else { return Ok(()) };
-        let _guard = self.core.locks().lock(&sandbox).await;
-        let Some(record) = self.core.books().get(&sandbox).cloned() else { return Ok(()) };
-        let wanted = door(item);
-        let own = |a: &&knit_ledger::Attachment| match object {
-            Some(object) => belongs(&record, a, &item.place, object),
+        let (wanted, place) = (door(item), item.place.clone());
+        let own = move |record: &SandboxRecord, a: &knit_ledger::Attachment| match &object {
+            Some(object) => belongs(record, a, &place, object),
             None => details(a).is_some_and(|d| d.door == Door::Object(wanted.clone())),
         };
-        let plugged: Vec<String> =
-            record.attachments().iter().filter(own).map(|a| a.plan().interface.clone()).collect();
-        let done = plugged.is_empty() || self.core.take_back(&record, &plugged).await;
-        let outcome = if done { Ok(()) } else { Err(Reason::AttachFailed) };
-        self.core.metrics().request(Operation::Unplug, outcome, started.elapsed());
-        if done { Ok(()) } else { Err(Again { hopeless: false }) }
+        // Why it could not be detached is in the log.
+        self.core.unplug(sandbox, own).await.map_err(|_| Again { hopeless: false })
     }
 
     /// Puts our finalizer on an object, so that it stays until it is unplugged. It is all that an agent may change of it.
@@ -379,6 +340,12 @@ pub(super) fn says_the_same(before: &NetworkAttachmentStatus, now: &NetworkAttac
         known.last_transition_time = condition.last_transition_time.clone();
     }
     before == *now
+}
+
+/// What an object asks for, as every door says it.
+fn request(item: &Item, object: &NetworkAttachment, pod: Pod) -> PodRequest {
+    let wishes = asked(object).map_or_else(Wishes::Wrong, |asked| Wishes::further(vec![asked]));
+    PodRequest { pod, start: None, wishes, door: Door::Object(door(item)) }
 }
 
 fn asked(object: &NetworkAttachment) -> Result<Asked, String> {

@@ -10,8 +10,8 @@ use knit_runtime::{Attachment, Dns, Pod, PortMapping, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason, Result};
+use crate::pipeline::resolve::Wanted;
 use crate::request::Door;
-use crate::resolve::Wanted;
 
 /// How long an address rests beyond the usual time if a runtime may still be making its interface: until a pass has looked
 /// whether it did, and a good deal longer.
@@ -145,57 +145,59 @@ impl Books {
             .count()
     }
 
-    /// Reserves addresses for all wanted interfaces and records the plan, or does nothing at all.
+    /// Leases addresses for all wanted interfaces of a sandbox, or for none. They are nobody else's until they are recorded or
+    /// given back.
     ///
     /// # Errors
-    /// When an address cannot be had, or the plan cannot be recorded.
-    pub fn reserve(
+    /// When one cannot be had.
+    pub(crate) fn lease(
+        &mut self,
+        pod: &Pod,
+        wanted: &[Wanted],
+        now: Millis,
+    ) -> Result<Vec<Lease>, NotReserved> {
+        let request = Request {
+            sandbox: pod.sandbox.as_str().to_owned(),
+            pod: pod_ref(pod),
+            wants: wanted.iter().map(want).collect(),
+        };
+        self.allocator
+            .lease(&request, now)
+            .map_err(|error| lease_error(&crate::request::pod_name(pod), error))
+    }
+
+    /// Gives leases back that nothing was made with.
+    pub(crate) fn cancel(&mut self, leases: &[Lease]) {
+        for lease in leases {
+            self.allocator.cancel(&lease.key);
+        }
+    }
+
+    /// Records what is planned for a sandbox, besides what it has.
+    ///
+    /// # Errors
+    /// When it cannot be recorded; then nothing changed.
+    pub(crate) fn plan(
         &mut self,
         pod: &Pod,
         netns: &NetnsRef,
-        wanted: &[(Wanted, Details)],
+        plans: impl IntoIterator<Item = knit_ledger::AttachmentPlan>,
         now: Millis,
-    ) -> Result<SandboxRecord, NotReserved> {
+    ) -> Result<SandboxRecord> {
         let who = crate::request::pod_name(pod);
         let sandbox = pod.sandbox.as_str();
-        let request = Request {
-            sandbox: sandbox.to_owned(),
-            pod: pod_ref(pod),
-            wants: wanted.iter().map(|(wanted, _)| want(wanted)).collect(),
-        };
-        let leases = self.allocator.lease(&request, now).map_err(|error| lease_error(&who, error))?;
-        let plans =
-            wanted.iter().zip(&leases).map(|((wanted, details), lease)| knit_ledger::AttachmentPlan {
-                interface: wanted.interface.to_string(),
-                network: wanted.network.clone(),
-                runtime: wanted.runtime.clone(),
-                lease: Some(knit_ledger::Leased {
-                    addresses: lease.addresses,
-                    mac: lease.mac,
-                    kind: lease.kind,
-                }),
-                host_interface: None,
-                parameters: Opaque::of(details).unwrap_or_default(),
-            });
         let record = match self.store.get(sandbox) {
             Some(record) => {
                 let mut record = record.clone();
                 plans.into_iter().try_for_each(|plan| record.plan(plan)).map(|()| record)
             }
-            None => SandboxRecord::planned(sandbox, request.pod.clone(), netns.clone(), now.0, plans),
+            None => SandboxRecord::planned(sandbox, pod_ref(pod), netns.clone(), now.0, plans),
         };
-        let written = record
-            .map_err(|error| Error::new(Reason::Refused, format!("{who} cannot be recorded")).because(error))
-            .and_then(|record| match self.store.put(record.clone()) {
-                Ok(()) => Ok(record),
-                Err(error) => Err(ledger_error(&who, error)),
-            });
-        written.map_err(|error| {
-            for lease in &leases {
-                self.allocator.cancel(&lease.key);
-            }
-            NotReserved::Error(error)
-        })
+        let record = record.map_err(|error| {
+            Error::new(Reason::Refused, format!("{who} cannot be recorded")).because(error)
+        })?;
+        self.store.put(record.clone()).map_err(|error| ledger_error(&who, error))?;
+        Ok(record)
     }
 
     /// Writes a changed record.
@@ -335,6 +337,25 @@ pub fn made(attachment: &knit_ledger::Attachment) -> Option<Attachment> {
 #[must_use]
 pub fn details(attachment: &knit_ledger::Attachment) -> Option<Details> {
     attachment.plan().parameters.read().ok()
+}
+
+/// What is planned for an interface, with its addresses.
+pub(crate) fn plan_of(wanted: &Wanted, door: &Door, lease: &Lease) -> knit_ledger::AttachmentPlan {
+    let details = Details {
+        door: door.clone(),
+        main: wanted.main,
+        default_route: wanted.default_route,
+        ports: wanted.ports.clone(),
+        dns: wanted.dns.clone(),
+    };
+    knit_ledger::AttachmentPlan {
+        interface: wanted.interface.to_string(),
+        network: wanted.network.clone(),
+        runtime: wanted.runtime.clone(),
+        lease: Some(knit_ledger::Leased { addresses: lease.addresses, mac: lease.mac, kind: lease.kind }),
+        host_interface: None,
+        parameters: Opaque::of(&details).unwrap_or_default(),
+    }
 }
 
 fn pod_ref(pod: &Pod) -> Option<PodRef> {

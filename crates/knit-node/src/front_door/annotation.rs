@@ -1,33 +1,22 @@
-//! The annotation `knit.dev/networks`, in both forms of the NPWG standard: `blue,green@net1`, or a JSON list.
-//! Whoever may create a pod writes it, so nothing in it is trusted.
+//! The annotations by which a pod asks for Networks: `knit.dev/primary`, a name, and `knit.dev/networks`, in both forms of the
+//! NPWG standard: `blue,green@net1`, or a JSON list. Whoever may create a pod writes them, so nothing in them is trusted.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_api::names;
 use knit_ipam::Mac;
 use knit_runtime::InterfaceName;
 use serde::Deserialize;
+
+use crate::request::{Asked, Wish, Wishes};
 
 /// The longest annotation that is read.
 const MAX_LENGTH: usize = 16 << 10;
 
 /// The most Networks that one pod can ask for.
 const MAX_NETWORKS: usize = 16;
-
-/// One Network that a pod asks for.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Asked {
-    /// The Network's name.
-    pub network: String,
-    /// The interface's name, if the pod cares.
-    pub interface: Option<InterfaceName>,
-    /// Addresses that the interface must have.
-    pub addresses: Vec<IpAddr>,
-    /// The MAC that the interface must have.
-    pub mac: Option<Mac>,
-    /// Whether the pod's default route goes out here.
-    pub default_route: bool,
-}
 
 /// An entry of the JSON form.
 #[derive(Deserialize)]
@@ -46,7 +35,25 @@ struct Entry {
     default_route: Option<Vec<String>>,
 }
 
-/// What an annotation asks for, or what is wrong with it.
+/// What a pod's annotations ask for.
+#[must_use]
+pub fn wishes(annotations: &BTreeMap<String, String>) -> Wishes {
+    let text = |name: &str| annotations.get(name).map(|text| text.trim()).filter(|text| !text.is_empty());
+    let wrong = |name: &str, problem: String| Wishes::Wrong(format!("annotation {name}: {problem}"));
+    let primary = text(names::PRIMARY_ANNOTATION);
+    if let Some(Err(problem)) = primary.map(check_name) {
+        return wrong(names::PRIMARY_ANNOTATION, problem);
+    }
+    let further = annotations.get(names::NETWORKS_ANNOTATION).map(|text| parse(text)).transpose();
+    match further {
+        Ok(further) => {
+            Wishes::Said(Wish { primary: primary.map(str::to_owned), further: further.unwrap_or_default() })
+        }
+        Err(problem) => wrong(names::NETWORKS_ANNOTATION, problem),
+    }
+}
+
+/// What the annotation of further Networks asks for, or what is wrong with it.
 ///
 /// # Errors
 /// When it is not of either form; the text says what to write.
@@ -65,10 +72,19 @@ pub fn parse(text: &str) -> Result<Vec<Asked>, String> {
     } else {
         text.split(',').map(parse_name).collect::<Result<_, _>>()?
     };
-    if asked.len() > MAX_NETWORKS {
-        return Err(format!("it names {} Networks: write at most {MAX_NETWORKS}", asked.len()));
-    }
+    check_number(asked.len())?;
     Ok(asked)
+}
+
+/// Whether a pod can ask for so many further Networks.
+///
+/// # Errors
+/// When it cannot; the text says what to write.
+pub fn check_number(networks: usize) -> Result<(), String> {
+    if networks > MAX_NETWORKS {
+        return Err(format!("it names {networks} Networks: write at most {MAX_NETWORKS}"));
+    }
+    Ok(())
 }
 
 /// Whether a text can be the name of a Network.

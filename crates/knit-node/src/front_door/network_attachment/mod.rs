@@ -1,4 +1,5 @@
-//! Plugging a Network into a running pod, and out of it, by NetworkAttachments that users make.
+//! The door of NetworkAttachments that users make: a Network is plugged into a running pod, and out of it. What an object asks for
+//! is the same request that other doors make, and is carried out by the same pipeline.
 //!
 //! One pass looks at all objects and decides, without waiting for anything, what is to be done for which pod; workers do it,
 //! one per pod and direction. So nobody's objects hold up another's, and what is to go never waits for what is to come.
@@ -15,13 +16,14 @@ use std::time::Duration;
 use knit_api::{NetworkAttachment, NetworkAttachmentStatus, conditions, names};
 use knit_ledger::{AttachmentState, SandboxRecord};
 use knit_objects::Objects;
+use knit_runtime::{Pod, SandboxId};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::netns;
-use crate::record::{Details, details, made};
 use crate::request::{Door, ObjectDoor};
+use crate::sandboxes::books::{Details, details, made, pod_of};
 use crate::world::{Labels, World};
 use pace::{Facts, Pace};
 use work::{Told, Worker, says_the_same};
@@ -43,7 +45,7 @@ type Waiting<'w> = (&'w Place, &'w Arc<NetworkAttachment>, &'w SandboxRecord);
 
 /// Follows users' NetworkAttachments.
 #[derive(Debug)]
-pub struct HotPlug {
+pub struct ObjectsDoor {
     core: Core,
     objects: Objects,
     state: Arc<Mutex<State>>,
@@ -102,17 +104,17 @@ struct Job {
 
 #[derive(Clone, Debug)]
 enum Task {
-    /// Plug it into this sandbox.
-    Plug(Box<SandboxRecord>),
+    /// Plug it into this pod, in this sandbox.
+    Plug(Pod),
     /// Say something in its status.
     Tell(Told),
-    /// Unplug it, if there is anything to unplug, and let it go.
-    Leave(Option<Box<SandboxRecord>>),
+    /// Unplug it from this sandbox, if there is anything to unplug, and let it go.
+    Leave(Option<SandboxId>),
 }
 
-// === impl HotPlug ===
+// === impl ObjectsDoor ===
 
-impl HotPlug {
+impl ObjectsDoor {
     /// Ready to follow.
     #[must_use]
     pub fn new(core: Core, objects: Objects) -> Self {
@@ -129,7 +131,7 @@ impl HotPlug {
     }
 
     /// Follows for ever.
-    pub async fn run(mut self) {
+    pub async fn serve(mut self) {
         let mut changes = self.core.world().subscribe();
         let mut sandboxes = self.core.shown();
         loop {
@@ -252,8 +254,9 @@ impl HotPlug {
                 if own.is_some()
                     || (self.is_held(place, object) && self.is_ours(world, place, object, record.is_some()))
                 {
-                    let record = record.filter(|_| own.is_some()).map(|record| Box::new(record.clone()));
-                    add(place, object, true, Task::Leave(record), Facts::default());
+                    let sandbox = record.filter(|_| own.is_some()).and_then(|r| pod_of(r).ok());
+                    let sandbox = sandbox.map(|pod| pod.sandbox);
+                    add(place, object, true, Task::Leave(sandbox), Facts::default());
                 }
                 continue;
             }
@@ -268,7 +271,9 @@ impl HotPlug {
                 (Some(record), Some(own)) if is_forgotten(own) => {
                     *plugged.entry(&place.0).or_default() += 1;
                     let facts = self.facts(world, &place.0, record);
-                    add(place, object, false, Task::Plug(Box::new(record.clone())), facts);
+                    if let Ok(pod) = pod_of(record) {
+                        add(place, object, false, Task::Plug(pod), facts);
+                    }
                     continue;
                 }
                 (Some(_), Some(own)) => {
@@ -307,8 +312,9 @@ impl HotPlug {
                     None
                 };
                 let facts = self.facts(world, namespace, record);
+                let Ok(pod) = pod_of(record) else { continue };
                 match refusal {
-                    None => add(place, object, false, Task::Plug(Box::new(record.clone())), facts),
+                    None => add(place, object, false, Task::Plug(pod), facts),
                     Some(message) => {
                         let told = Told::Failed(conditions::network_attachment::REASON_REFUSED, message);
                         if !self.was_told(place, object, &told) {
@@ -322,9 +328,11 @@ impl HotPlug {
 
     /// What is to be unplugged because its object is gone, or another one has its name.
     fn look_for_vanished(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
-        let books = self.core.books();
+        let books = self.core.sandboxes().books();
         for record in books.records() {
-            let Some(pod) = record.pod() else { continue };
+            let (Some(pod), Ok(sandbox)) = (record.pod(), pod_of(record).map(|pod| pod.sandbox)) else {
+                continue;
+            };
             for entry in record.attachments() {
                 // What is leaving already, the periodic pass takes away.
                 if matches!(entry.state(), AttachmentState::Detaching(_)) {
@@ -339,7 +347,7 @@ impl HotPlug {
                 }
                 let lane = Lane { pod: (pod.namespace.clone(), pod.name.clone()), leaving: true };
                 let item = Item { place, uid: door.uid };
-                let task = Task::Leave(Some(Box::new(record.clone())));
+                let task = Task::Leave(Some(sandbox.clone()));
                 let job = Job { item, object: None, task, facts: Facts::default() };
                 jobs.entry(lane).or_default().push(job);
             }
@@ -351,7 +359,7 @@ impl HotPlug {
         let named: BTreeSet<(&str, &str)> =
             world.attachments.iter().map(|(place, o)| (place.0.as_str(), o.spec.pod.as_str())).collect();
         let mut found: Vec<SandboxRecord> = {
-            let books = self.core.books();
+            let books = self.core.sandboxes().books();
             let of_objects = |r: &&SandboxRecord| {
                 r.pod().is_some_and(|p| named.contains(&(p.namespace.as_str(), p.name.as_str())))
             };

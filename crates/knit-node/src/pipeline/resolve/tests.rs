@@ -9,6 +9,7 @@ use knit_runtime::{Dns, InterfaceName, Pod, SandboxId};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::front_door::annotation::wishes;
 use crate::request::Door;
 use crate::world::{Before, PodView, Synced};
 
@@ -76,9 +77,11 @@ fn world() -> World {
     }
 }
 
+fn notes(pairs: Notes<'_>) -> BTreeMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
 fn request(namespace: Option<&str>, annotations: Option<Notes<'_>>) -> PodRequest {
-    let own =
-        |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     PodRequest {
         pod: Pod {
             sandbox: SandboxId::new("s").expect("an id"),
@@ -86,15 +89,24 @@ fn request(namespace: Option<&str>, annotations: Option<Notes<'_>>) -> PodReques
             name: namespace.map(|_| "web".to_owned()),
             uid: None,
         },
-        netns: PathBuf::from("/run/netns/s"),
-        interface: InterfaceName::new("eth0").expect("a name"),
-        annotations: annotations.map(own),
-        ports: Vec::new(),
-        addresses: Vec::new(),
-        mac: None,
-        dns: Dns::default(),
+        start: Some(Start {
+            netns: PathBuf::from("/run/netns/s"),
+            interface: InterfaceName::new("eth0").expect("a name"),
+            ports: Vec::new(),
+            addresses: Vec::new(),
+            mac: None,
+            dns: Dns::default(),
+        }),
+        wishes: annotations.map_or(Wishes::AsThePodSays, |pairs| wishes(&notes(pairs))),
         door: Door::Cni("knit".into()),
     }
+}
+
+/// One more for a pod that runs.
+fn plug(namespace: &str, network: &str, interface: Option<&str>) -> PodRequest {
+    let interface = interface.map(|i| InterfaceName::new(i).expect("a name"));
+    let asked = Asked { network: network.into(), interface, ..Asked::default() };
+    PodRequest { start: None, wishes: Wishes::further(vec![asked]), ..request(Some(namespace), None) }
 }
 
 /// `network@interface`, with `*` where the default route goes out.
@@ -129,7 +141,7 @@ fn what_each_pod_gets() {
     for (namespace, annotations, expected) in cases {
         let request = request(namespace, Some(&annotations));
         let wanted =
-            resolve(&world, &request).unwrap_or_else(|e| panic!("{namespace:?} {annotations:?}: {e:?}"));
+            resolve(&world, &request, &[]).unwrap_or_else(|e| panic!("{namespace:?} {annotations:?}: {e:?}"));
         assert_eq!(shown(&wanted), expected, "{namespace:?} {annotations:?}");
     }
 }
@@ -163,7 +175,7 @@ fn what_no_pod_gets() {
     ];
     for (namespace, annotations, reason, words) in cases {
         let request = request(Some(namespace), Some(annotations));
-        match resolve(&world, &request) {
+        match resolve(&world, &request, &[]) {
             Err(Missing::Error(error)) => {
                 assert_eq!(error.reason, *reason, "{namespace} {annotations:?}: {error}");
                 assert!(error.chain().contains(words), "{namespace} {annotations:?}: {}", error.chain());
@@ -183,16 +195,15 @@ fn what_a_pod_waits_for() {
         ("plain", None, "pod plain/web"),
     ];
     for (namespace, annotations, words) in cases {
-        match resolve(&world, &request(Some(namespace), annotations)) {
+        match resolve(&world, &request(Some(namespace), annotations), &[]) {
             Err(Missing::Wait(error)) => assert!(error.chain().contains(words), "{}", error.chain()),
             other => panic!("{namespace} {annotations:?}: {other:?}"),
         }
     }
     // Once the pod is there, its object says it.
-    let annotations = BTreeMap::from([("knit.dev/networks".to_owned(), "open".to_owned())]);
-    let pod = PodView { annotations, ..PodView::default() };
+    let pod = PodView { wishes: wishes(&notes(&[("knit.dev/networks", "open")])), ..PodView::default() };
     world.pods = Arc::new(BTreeMap::from([(("plain".to_owned(), "web".to_owned()), Arc::new(pod))]));
-    let wanted = resolve(&world, &request(Some("plain"), None)).expect("the pod is known");
+    let wanted = resolve(&world, &request(Some("plain"), None), &[]).expect("the pod is known");
     assert_eq!(shown(&wanted), "default@eth0* open@net1");
 }
 
@@ -224,37 +235,38 @@ fn nobody_gets_the_default_network_because_a_list_was_late() {
     ];
     for (what, world) in worlds {
         for namespace in ["plain", "reds"] {
-            match resolve(&world, &request(Some(namespace), Some(&[]))) {
+            match resolve(&world, &request(Some(namespace), Some(&[])), &[]) {
                 Err(Missing::Wait(error)) => assert!(error.retryable(), "{what}: {error}"),
                 other => panic!("{what}: {other:?}"),
             }
-            let asked = Asked { network: "open".into(), ..Asked::default() };
-            let plug = Plug { namespace, asked, has: Vec::new() };
-            assert!(matches!(resolve_plug(&world, &plug, "pod"), Err(Missing::Wait(_))), "{what}");
+            let more = resolve(&world, &plug(namespace, "open", None), &[]);
+            assert!(matches!(more, Err(Missing::Wait(_))), "{what}");
         }
         // Who has no namespace has no other Network that could be meant.
-        resolve(&world, &request(None, Some(&[]))).expect("the default Network");
+        resolve(&world, &request(None, Some(&[])), &[]).expect("the default Network");
     }
     // What was kept was whole, and nobody can say more now.
     let mut world = world();
     (world.synced, world.before) = (Synced::default(), Before { kept: true, ..away });
-    let wanted = resolve(&world, &request(Some("reds"), Some(&[]))).expect("known from before");
+    let wanted = resolve(&world, &request(Some("reds"), Some(&[])), &[]).expect("known from before");
     assert_eq!(shown(&wanted), "red@eth0*");
 }
 
 #[test]
 fn a_running_pod_gets_one_more() {
     let world = world();
-    let has = vec![("eth0".to_owned(), "default".to_owned()), ("net1".to_owned(), "picky".to_owned())];
-    let plug = |network: &str, interface: Option<&str>| {
-        let interface = interface.map(|i| InterfaceName::new(i).expect("a name"));
-        let asked = Asked { network: network.into(), interface, ..Asked::default() };
-        resolve_plug(&world, &Plug { namespace: "plain", asked, has: has.clone() }, "pod plain/web")
+    let held = |interface: &str, network: &str| Held { interface: interface.into(), network: network.into() };
+    let has = [held("eth0", "default"), held("net1", "picky")];
+    let more = |network: &str, interface: Option<&str>| {
+        let mut wanted = resolve(&world, &plug("plain", network, interface), &has)?;
+        assert_eq!(wanted.len(), 1);
+        Ok(wanted.remove(0))
     };
-    assert_eq!(plug("open", None).expect("allowed").interface.as_str(), "net2");
-    assert!(matches!(plug("open", Some("eth0")), Err(Missing::Error(e)) if e.reason == Reason::Refused));
-    assert!(matches!(plug("closed", None), Err(Missing::Error(e)) if e.reason == Reason::NotAllowed));
-    assert!(matches!(plug("default", None), Err(Missing::Error(e)) if e.reason == Reason::Refused));
+    let open = more("open", None).unwrap_or_else(|e: Missing| panic!("allowed: {e:?}"));
+    assert_eq!((open.interface.as_str(), open.main, open.default_route), ("net2", false, false));
+    assert!(matches!(more("open", Some("eth0")), Err(Missing::Error(e)) if e.reason == Reason::Refused));
+    assert!(matches!(more("closed", None), Err(Missing::Error(e)) if e.reason == Reason::NotAllowed));
+    assert!(matches!(more("default", None), Err(Missing::Error(e)) if e.reason == Reason::Refused));
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! Which Networks does this pod get, under which interface names? A pure function of the request and one snapshot.
 
 mod access;
-pub mod annotation;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -14,9 +13,8 @@ use knit_ipam::{Addresses, Mac};
 use knit_runtime::{Dns, InterfaceName, PortMapping};
 
 use crate::error::{Error, Reason};
-use crate::request::{Door, PodRequest, pod_name};
+use crate::request::{Asked, Door, PodRequest, Start, Wish, Wishes, pod_name};
 use crate::world::{Labels, World};
-use annotation::Asked;
 
 pub use access::primary_network;
 
@@ -29,6 +27,8 @@ pub struct Wanted {
     pub runtime: String,
     /// The interface's name in the pod.
     pub interface: InterfaceName,
+    /// Whether it is the pod's main one.
+    pub main: bool,
     /// Addresses that it must have.
     pub addresses: Vec<IpAddr>,
     /// The MAC that it must have.
@@ -50,29 +50,29 @@ pub enum Missing {
     Error(Error),
 }
 
-/// An attachment that a user asks for on a running pod.
-#[derive(Clone, Debug)]
-pub struct Plug<'a> {
-    /// The pod's namespace.
-    pub namespace: &'a str,
-    /// What is asked for.
-    pub asked: Asked,
-    /// The interfaces that the pod has, with their Networks.
-    pub has: Vec<(String, String)>,
+/// An interface that a pod has already.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Held {
+    /// Its name.
+    pub interface: String,
+    /// Its Network.
+    pub network: String,
 }
 
-/// The interfaces of a pod, its main one first.
+/// The interfaces that a request is about, the main one first if there is one, besides those that the sandbox `has`.
 ///
 /// # Errors
 /// When something is missing or refused; never is another Network given instead.
-pub fn resolve(world: &World, request: &PodRequest) -> Result<Vec<Wanted>, Missing> {
+pub fn resolve(world: &World, request: &PodRequest, has: &[Held]) -> Result<Vec<Wanted>, Missing> {
+    let who = pod_name(&request.pod);
     let Some(namespace) = request.pod.namespace.as_deref() else {
         // A plain CNI client: no namespace, so no rights but to the default Network.
-        let wanted = vec![main_interface(world, request, names::DEFAULT_NETWORK.to_owned())?];
-        check_together(world, &wanted, &pod_name(&request.pod))?;
+        let network = names::DEFAULT_NETWORK.to_owned();
+        let main = request.start.iter().map(|start| main_interface(world, start, network.clone(), &who));
+        let wanted: Vec<Wanted> = main.collect::<Result<_, _>>()?;
+        check_together(world, &wanted, has, &who)?;
         return Ok(wanted);
     };
-    let who = pod_name(&request.pod);
     check_known(world, &who)?;
     let Some(labels) = world.namespaces.get(namespace) else {
         return Err(Missing::Wait(Error::new(
@@ -80,62 +80,29 @@ pub fn resolve(world: &World, request: &PodRequest) -> Result<Vec<Wanted>, Missi
             format!("{who}: namespace {namespace} is not known to the node agent yet: it tries again"),
         )));
     };
-    let annotations = annotations_of(world, request, namespace, &who)?;
+    let wish = wish_of(world, request, namespace, &who)?;
     let own_primary = access::primary_of(world, namespace, labels)?;
-    let primary = match annotations.get(names::PRIMARY_ANNOTATION).map(|name| name.trim()) {
-        None | Some("") => own_primary.clone(),
-        Some(name) => other_primary(world, name, &own_primary, labels, &who)?,
-    };
-    let mut wanted = vec![main_interface(world, request, primary)?];
-
-    let asked = match annotations.get(names::NETWORKS_ANNOTATION) {
-        Some(text) => annotation::parse(text).map_err(|problem| {
-            let message = format!("{who}: annotation {}: {problem}", names::NETWORKS_ANNOTATION);
-            Missing::Error(Error::new(Reason::Refused, message))
-        })?,
-        None => Vec::new(),
-    };
-    let mut taken: BTreeSet<InterfaceName> = asked.iter().filter_map(|a| a.interface.clone()).collect();
-    taken.insert(request.interface.clone());
-    for asked in asked {
+    let mut wanted = Vec::with_capacity(1 + wish.further.len());
+    if let Some(start) = &request.start {
+        let primary = match &wish.primary {
+            None => own_primary.clone(),
+            Some(name) => other_primary(world, name, &own_primary, labels, &who)?,
+        };
+        wanted.push(main_interface(world, start, primary, &who)?);
+    }
+    let mut taken: BTreeSet<&str> = has.iter().map(|held| held.interface.as_str()).collect();
+    taken.extend(wish.further.iter().filter_map(|asked| asked.interface.as_ref().map(InterfaceName::as_str)));
+    taken.extend(request.start.iter().map(|start| start.interface.as_str()));
+    let mut free = free_names(taken);
+    for asked in &wish.further {
         let network = usable(world, &asked.network, &who)?;
         check_access(network, &asked.network, &own_primary, labels, &who)?;
-        wanted.push(further(world, network, asked, &mut taken, &who)?);
+        wanted.push(further(world, network, asked, &mut free, &who)?);
     }
-    check_together(world, &wanted, &who)?;
+    check_together(world, &wanted, has, &who)?;
     // Where another interface asks for the default route, the main one does without.
-    wanted[0].default_route = !wanted.iter().skip(1).any(|w| w.default_route);
-    Ok(wanted)
-}
-
-/// One more interface for a running pod.
-///
-/// # Errors
-/// When something is missing or refused.
-pub fn resolve_plug(world: &World, plug: &Plug<'_>, who: &str) -> Result<Wanted, Missing> {
-    check_known(world, who)?;
-    let Some(labels) = world.namespaces.get(plug.namespace) else {
-        let message = format!("{who}: namespace {} is not known to the node agent yet", plug.namespace);
-        return Err(Missing::Wait(Error::new(Reason::NotReady, message)));
-    };
-    let own_primary = access::primary_of(world, plug.namespace, labels)?;
-    let network = usable(world, &plug.asked.network, who)?;
-    check_access(network, &plug.asked.network, &own_primary, labels, who)?;
-    let mut taken = BTreeSet::new();
-    for (interface, _) in &plug.has {
-        if let Ok(name) = InterfaceName::new(interface.as_str()) {
-            taken.insert(name);
-        }
-    }
-    if let Some(interface) = plug.asked.interface.as_ref().filter(|interface| taken.contains(*interface)) {
-        let message = format!("{who} has an interface {interface} already: ask for another name");
-        return Err(Missing::Error(Error::new(Reason::Refused, message)));
-    }
-    let wanted = further(world, network, plug.asked.clone(), &mut taken, who)?;
-    check_together(world, std::slice::from_ref(&wanted), who)?;
-    let mut networks: Vec<&str> = plug.has.iter().map(|(_, network)| network.as_str()).collect();
-    networks.push(&wanted.network);
-    check_disjoint(world, &networks, who)?;
+    let elsewhere = wanted.iter().any(|w| !w.main && w.default_route);
+    wanted.iter_mut().filter(|w| w.main).for_each(|main| main.default_route = !elsewhere);
     Ok(wanted)
 }
 
@@ -151,36 +118,34 @@ fn check_known(world: &World, who: &str) -> Result<(), Missing> {
     Err(Missing::Wait(Error::new(Reason::NotReady, message)))
 }
 
-fn annotations_of(
-    world: &World,
-    request: &PodRequest,
-    namespace: &str,
-    who: &str,
-) -> Result<BTreeMap<String, String>, Missing> {
-    if let Some(annotations) = &request.annotations {
-        return Ok(annotations.clone());
-    }
+fn wish_of(world: &World, request: &PodRequest, namespace: &str, who: &str) -> Result<Wish, Missing> {
+    let said = |wishes: &Wishes| match wishes {
+        Wishes::Said(wish) => Some(Ok(wish.clone())),
+        Wishes::Wrong(problem) => {
+            let message = format!("{who}: {problem}");
+            Some(Err(Missing::Error(Error::new(Reason::Refused, message))))
+        }
+        Wishes::AsThePodSays => None,
+    };
     let name = request.pod.name.clone().unwrap_or_default();
-    let pod = world.pods.get(&(namespace.to_owned(), name));
+    let pod = || world.pods.get(&(namespace.to_owned(), name));
     // A static pod's uid is not its mirror pod's, so a uid that differs says nothing about those; but the API never
     // shows an older pod of that name longer than it exists.
-    match pod.filter(|pod| !pod.ending) {
-        Some(pod) => Ok(pod.annotations.clone()),
-        None => {
-            let advice = match &request.door {
-                Door::Cni(_) => {
-                    "it tries again; with the capability io.kubernetes.cri.pod-annotations in the CNI \
-                     configuration it need not wait"
-                }
-                Door::Kni | Door::Object(_) => {
-                    "send its annotations with the request (an empty one will do), or see that its Pod object is \
-                     there, has this node in spec.nodeName, and try again"
-                }
-            };
-            let message = format!("{who} is not known to the node agent yet: {advice}");
-            Err(Missing::Wait(Error::new(Reason::NotReady, message)))
-        }
-    }
+    let found = said(&request.wishes).or_else(|| said(&pod().filter(|pod| !pod.ending)?.wishes));
+    found.unwrap_or_else(|| {
+        let advice = match &request.door {
+            Door::Cni(_) => {
+                "it tries again; with the capability io.kubernetes.cri.pod-annotations in the CNI \
+                 configuration it need not wait"
+            }
+            Door::Kni | Door::Object(_) => {
+                "send its annotations with the request (an empty one will do), or see that its Pod object is \
+                 there, has this node in spec.nodeName, and try again"
+            }
+        };
+        let message = format!("{who} is not known to the node agent yet: {advice}");
+        Err(Missing::Wait(Error::new(Reason::NotReady, message)))
+    })
 }
 
 fn other_primary(
@@ -190,15 +155,12 @@ fn other_primary(
     labels: &Labels,
     who: &str,
 ) -> Result<String, Missing> {
-    let refused = |problem: String| {
-        let message = format!("{who}: annotation {}: {problem}", names::PRIMARY_ANNOTATION);
-        Missing::Error(Error::new(Reason::Refused, message))
-    };
-    annotation::check_name(name).map_err(refused)?;
     let network = usable(world, name, who)?;
     check_access(network, name, own_primary, labels, who)?;
     if name != names::DEFAULT_NETWORK && network.spec.primary_for.is_none() {
-        return Err(refused(format!("Network {name} is no primary Network: give it primaryFor")));
+        let message =
+            format!("{who}: Network {name} is not a primary Network: set its primaryFor, or ask for another");
+        return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     Ok(name.to_owned())
 }
@@ -236,38 +198,35 @@ fn check_access(
     Err(Missing::Error(Error::new(Reason::NotAllowed, message)))
 }
 
-fn main_interface(world: &World, request: &PodRequest, name: String) -> Result<Wanted, Missing> {
-    let who = pod_name(&request.pod);
-    let network = usable(world, &name, &who)?;
+fn main_interface(world: &World, start: &Start, name: String, who: &str) -> Result<Wanted, Missing> {
+    let network = usable(world, &name, who)?;
     Ok(Wanted {
-        runtime: runtime_of(world, network, &name, &who)?,
+        runtime: runtime_of(world, network, &name, who)?,
         network: name,
-        interface: request.interface.clone(),
-        addresses: request.addresses.clone(),
-        mac: request.mac,
+        interface: start.interface.clone(),
+        main: true,
+        addresses: start.addresses.clone(),
+        mac: start.mac,
         default_route: true,
-        ports: request.ports.clone(),
-        dns: request.dns.clone(),
+        ports: start.ports.clone(),
+        dns: start.dns.clone(),
     })
 }
 
 fn further(
     world: &World,
     network: &Network,
-    asked: Asked,
-    taken: &mut BTreeSet<InterfaceName>,
+    asked: &Asked,
+    free: &mut impl Iterator<Item = InterfaceName>,
     who: &str,
 ) -> Result<Wanted, Missing> {
-    let interface = match asked.interface {
-        Some(interface) => interface,
-        None => next_free(taken),
-    };
-    taken.insert(interface.clone());
+    let next = || free.next().expect("a pod has fewer interfaces than there are numbers");
     Ok(Wanted {
         runtime: runtime_of(world, network, &asked.network, who)?,
-        network: asked.network,
-        interface,
-        addresses: asked.addresses,
+        network: asked.network.clone(),
+        interface: asked.interface.clone().unwrap_or_else(next),
+        main: false,
+        addresses: asked.addresses.clone(),
         mac: asked.mac,
         default_route: asked.default_route,
         ports: Vec::new(),
@@ -275,11 +234,10 @@ fn further(
     })
 }
 
-/// The next of net1, net2, ... that is free.
-fn next_free(taken: &BTreeSet<InterfaceName>) -> InterfaceName {
+/// Those of net1, net2, ... that are free.
+fn free_names(taken: BTreeSet<&str>) -> impl Iterator<Item = InterfaceName> {
     let names = (1..=u32::MAX).filter_map(|n| InterfaceName::new(format!("net{n}")).ok());
-    let mut free = names.filter(|name| !taken.contains(name));
-    free.next().expect("a pod has fewer interfaces than there are numbers")
+    names.filter(move |name| !taken.contains(name.as_str()))
 }
 
 fn runtime_of(world: &World, network: &Network, name: &str, who: &str) -> Result<String, Missing> {
@@ -291,11 +249,16 @@ fn runtime_of(world: &World, network: &Network, name: &str, who: &str) -> Result
 }
 
 /// Checks what only all interfaces together can get wrong.
-fn check_together(world: &World, wanted: &[Wanted], who: &str) -> Result<(), Missing> {
+fn check_together(world: &World, wanted: &[Wanted], has: &[Held], who: &str) -> Result<(), Missing> {
     let mut interfaces = BTreeSet::new();
     if let Some(twice) = wanted.iter().find(|w| !interfaces.insert(&w.interface)) {
         let message =
             format!("{who} asks for interface {} twice: give each a name of its own", twice.interface);
+        return Err(Missing::Error(Error::new(Reason::Refused, message)));
+    }
+    let there = |w: &&Wanted| has.iter().any(|held| held.interface == w.interface.as_str());
+    if let Some(twice) = wanted.iter().find(there) {
+        let message = format!("{who} has an interface {} already: ask for another name", twice.interface);
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     let per_family = |w: &&Wanted| !w.addresses.is_empty() && Addresses::from_list(&w.addresses).is_none();
@@ -306,11 +269,12 @@ fn check_together(world: &World, wanted: &[Wanted], who: &str) -> Result<(), Mis
         );
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
-    if wanted.iter().skip(1).filter(|w| w.default_route).count() > 1 {
+    if wanted.iter().filter(|w| !w.main && w.default_route).count() > 1 {
         let message = format!("{who} asks for two default routes: write default-route for one Network only");
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
-    let networks: Vec<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+    let held = has.iter().map(|held| held.network.as_str());
+    let networks: Vec<&str> = held.chain(wanted.iter().map(|w| w.network.as_str())).collect();
     check_disjoint(world, &networks, who)
 }
 

@@ -1,54 +1,59 @@
-//! Whether the owner of a recorded sandbox is gone: by its network namespace, by the container runtime's list, or by
-//! what is left of it in the kernel.
+//! Whether the owner of a recorded sandbox is gone: by its network namespace, by the container runtime's
+//! list, or by what is left of it in the kernel.
 
 use knit_ledger::SandboxRecord;
 
+use super::Reconciler;
 use crate::clock;
-use crate::core::Core;
 use crate::cri::Verdict;
 use crate::netns::{self, Processes};
-use crate::record::details;
 use crate::request::Door;
+use crate::sandboxes::books::details;
 
 /// What is to become of a sandbox's networks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fate {
     /// As far as can be told, it lives.
     Lives,
-    /// It lives, but its namespace is not to be seen from here: nothing can be done for it, and nothing may be removed.
+    /// It lives, but its namespace is not to be seen from here: nothing can be done for it, and nothing may
+    /// be removed.
     Hidden,
     /// It is gone, and why that is known.
     Gone(&'static str),
 }
 
-impl Core {
-    /// Why a sandbox that a garbage collection does not list is not removed all the same. A container runtime that has not
-    /// found its sandboxes again yet sends a list without them, or none at all.
+impl Reconciler {
+    /// Why a sandbox that a garbage collection does not list is not removed all the same. A container runtime
+    /// that has not found its sandboxes again yet sends a list without them, or none at all.
     pub(crate) fn spared(&self, record: &SandboxRecord, processes: &Processes) -> Option<&'static str> {
-        let grace = self.config().sandbox_grace;
-        let verdict =
-            self.cri().map_or(Verdict::Unknown, |cri| cri.verdict(record.sandbox(), grace, clock::now()));
+        let grace = self.config.sandbox_grace;
+        let verdict = self
+            .cri
+            .as_ref()
+            .map_or(Verdict::Unknown, |cri| cri.verdict(record.sandbox(), grace, clock::now()));
         let gone = netns::is_gone(record.netns()) || self.is_deleted(record);
         spared(verdict, gone, processes.inhabit(record.netns()), processes.blind)
     }
 
-    /// Whether the API says that there is no such pod on this node. A static pod's object has another uid than its sandbox
-    /// says, so only names count.
+    /// Whether the API says that there is no such pod on this node. A static pod's object has another uid than its
+    /// sandbox says, so only names count.
     fn is_deleted(&self, record: &SandboxRecord) -> bool {
-        let world = self.world().get();
+        let world = self.world.get();
         let Some(pod) = record.pod().filter(|_| world.synced.pods) else { return false };
         !world.pods.contains_key(&(pod.namespace.clone(), pod.name.clone()))
     }
 
-    /// What is to become of a sandbox. `left` says whether anything of it is left in the kernel; nothing if that cannot
-    /// be told.
+    /// What is to become of a sandbox. `left` says whether anything of it is left in the kernel; nothing if
+    /// that cannot be told.
     pub(crate) fn fate(&self, record: &SandboxRecord, left: Option<bool>) -> Fate {
-        let grace = self.config().sandbox_grace;
-        let verdict =
-            self.cri().map_or(Verdict::Unknown, |cri| cri.verdict(record.sandbox(), grace, clock::now()));
+        let grace = self.config.sandbox_grace;
+        let verdict = self
+            .cri
+            .as_ref()
+            .map_or(Verdict::Unknown, |cri| cri.verdict(record.sandbox(), grace, clock::now()));
         if record.netns().path.as_os_str().is_empty() {
-            // Found after the ledger was lost, and nobody knows where its namespace is. What is in a namespace goes
-            // with it; so when nothing is left, the namespace is gone.
+            // Found after the ledger was lost, and nobody knows where its namespace is. What is in a
+            // namespace goes with it; so when nothing is left, the namespace is gone.
             return match left {
                 Some(false) if verdict != Verdict::Lives => Fate::Gone("nothing of it is left"),
                 _ if verdict == Verdict::Gone => Fate::Gone("the container runtime no longer has it"),
@@ -75,8 +80,9 @@ impl Core {
     }
 }
 
-/// The same, of what is known: what the container runtime said before, whether namespace or pod are gone, whether a process is
-/// in the namespace, and whether no process could be seen: then the list alone is not enough, however long it is.
+/// The same, of what is known: what the container runtime said before, whether namespace or pod are gone, whether
+/// a process is in the namespace, and whether no process could be seen: then the list alone is not enough, however
+/// long it is.
 fn spared(verdict: Verdict, gone: bool, inhabited: bool, in_the_dark: bool) -> Option<&'static str> {
     match verdict {
         _ if inhabited => Some("a process is in its network namespace"),

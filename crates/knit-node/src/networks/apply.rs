@@ -1,0 +1,326 @@
+//! How a Network comes into force on this node, stays up to date, and goes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use knit_api::{conditions, names};
+use knit_ipam::Millis;
+use knit_runtime::Reason as RuntimeReason;
+use tokio::time::Instant;
+
+use super::compute::{self, Desired, Unready};
+use super::{Applied, Networks, Patience};
+use crate::clock;
+use crate::error::Result;
+use crate::proxy::{Foreign, Running};
+use crate::world::{World, announced};
+
+/// The shortest time between two passes over all Networks because of changes.
+const GATHER: Duration = Duration::from_millis(100);
+
+impl Networks {
+    /// Has pods be attached to a Network here: sets it up if nobody wanted it before.
+    pub(crate) async fn ensure(&self, name: &str, patience: Patience) -> Result<()> {
+        self.want(name);
+        if self.is_set_up(name) {
+            return Ok(());
+        }
+        match patience {
+            Patience::Until(deadline) => self.bring_up_to_date(name, deadline).await,
+            Patience::Once => self.apply(name).await.map_err(|problem| problem.into_error(name)),
+        }
+    }
+
+    /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
+    /// as a Service that clients outside reach by this node. Why it is not ready, if it is not, is kept with
+    /// the Network.
+    pub async fn keep(&self, name: &str) {
+        self.want(name);
+        if !self.is_set_up(name) {
+            let _ = self.apply(name).await;
+        }
+    }
+
+    /// Something that NodeNetwork shows of a Network may have changed.
+    pub(crate) fn changed(&self) {
+        self.shown.send_modify(|n| *n += 1);
+    }
+
+    /// Waits until a Network's newest state is in force here.
+    pub(crate) async fn bring_up_to_date(&self, name: &str, deadline: Instant) -> Result<()> {
+        let mut changes = self.world.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let problem = match tokio::time::timeout_at(deadline, self.apply(name)).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(problem)) => problem,
+                Err(_) => Unready::not_set_up("setting it up takes longer than the request may"),
+            };
+            if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+                return Err(problem.into_error(name));
+            }
+        }
+    }
+
+    /// Brings one Network to its newest state.
+    pub(crate) async fn apply(&self, name: &str) -> Result<(), Unready> {
+        let gate = self.gate(name);
+        let _one_at_a_time = gate.lock().await;
+        let result = self.try_apply(name).await;
+        let changed = {
+            let mut entries = self.entries();
+            let entry = entries.entry(name.to_owned()).or_default();
+            let problem = result.as_ref().err().cloned();
+            let changed = entry.problem != problem;
+            entry.problem = problem;
+            changed
+        };
+        if changed {
+            if let Err(problem) = &result {
+                tracing::warn!(
+                    network = name,
+                    reason = problem.reason,
+                    "Network is not ready: {}",
+                    problem.message
+                );
+            }
+            self.changed();
+        }
+        result
+    }
+
+    async fn try_apply(&self, name: &str) -> Result<(), Unready> {
+        let world = self.world.get();
+        let desired = compute::desired(&world, name, &self.config.node)?;
+        let runtime = desired.runtime.clone();
+        let network = self.take_addresses(&world, name, desired);
+        if network.blocks_of(&self.config.node).next().is_none() {
+            return Err(compute::no_block(name));
+        }
+        if self.is_in_force(name, &network) {
+            return Ok(());
+        }
+        let network = Arc::new(network);
+        self.tell_runtime(&runtime, &network).await?;
+        let first = !self.is_set_up(name);
+        let proxy = if first { self.start_proxy(&runtime, &network).await } else { None };
+        let mut entries = self.entries();
+        let entry = entries.entry(name.to_owned()).or_default();
+        let proxy = entry.applied.take().and_then(|a| a.proxy).inspect(|p| p.update(&network)).or(proxy);
+        entry.attempted = None;
+        entry.applied = Some(Applied { runtime, network, proxy });
+        drop(entries);
+        if first {
+            tracing::info!(network = name, "Network is set up");
+            self.changed();
+        }
+        Ok(())
+    }
+
+    /// Tells the allocator what of a Network is this node's, and completes the Network with what the
+    /// allocator knows: the router's addresses, blocks that are being emptied, and which addresses are in use
+    /// here.
+    fn take_addresses(&self, world: &World, name: &str, desired: Desired) -> knit_runtime::Network {
+        let Desired { pool, mut network, own_blocks, .. } = desired;
+        let node = self.config.node.as_str();
+        let mut books = self.sandboxes.books();
+        let allocator = &mut books.allocator;
+        allocator.set_network(pool);
+        let known: Vec<knit_ipam::Block> = allocator.blocks(name).cloned().collect();
+        for gone in known.iter().filter(|block| !own_blocks.contains(block)) {
+            allocator.remove_block(name, &gone.start());
+        }
+        let mut grown = false;
+        for block in own_blocks {
+            grown |= !known.contains(&block);
+            if let Err(error) = allocator.add_block(block) {
+                tracing::warn!(
+                    network = name,
+                    error = &error as &dyn std::error::Error,
+                    "an AddressBlock cannot be used"
+                );
+            }
+        }
+        // Blocks that are being emptied are no longer in the API, but pods still have addresses of them.
+        for block in allocator.blocks(name) {
+            let told = network.blocks_of(node).any(|b| {
+                b.ipv4.map(|r| r.addr()) == block.start().v4()
+                    && b.ipv6.map(|r| r.addr()) == block.start().v6()
+            });
+            if !told {
+                network.blocks.push(as_runtime_block(world, node, block));
+            }
+        }
+        network.router_addresses = compute::router_addresses(allocator.router(name).map(|(a, _)| a));
+        // What two nodes gave out at the same moment stays with the pod that is here.
+        network.announced.retain(|announced| {
+            let mut here = allocator.leases().filter(|l| l.network == name);
+            let twice = here.find(|l| announced.addresses.iter().any(|a| l.addresses.contains(*a)));
+            if let Some(lease) = twice {
+                tracing::error!(
+                    network = name,
+                    here = %lease.holder(),
+                    node = announced.node,
+                    addresses = %lease.addresses,
+                    "an address is in use on another node, too: delete one of the two pods"
+                );
+            }
+            twice.is_none()
+        });
+        allocator.set_elsewhere(name, announced::held(world, name, node));
+        if grown {
+            self.entries().entry(name.to_owned()).or_default().starved = false;
+            self.sandboxes.changed();
+        }
+        network
+    }
+
+    async fn tell_runtime(&self, runtime: &str, network: &Arc<knit_runtime::Network>) -> Result<(), Unready> {
+        let Some(implementation) = self.runtimes.get(runtime) else {
+            return Err(Unready {
+                reason: conditions::node_network::REASON_RUNTIME_DOWN,
+                message: format!("network runtime {runtime} does not answer on this node: start it"),
+            });
+        };
+        self.entries().entry(network.name.clone()).or_default().attempted =
+            Some((runtime.to_owned(), Arc::clone(network)));
+        let limit = self.config.runtime_deadline;
+        match tokio::time::timeout(limit, implementation.setup_network(network)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
+                let reason = conditions::node_network::REASON_UNSUPPORTED;
+                Err(Unready { reason, message: chain(&error) })
+            }
+            Ok(Err(error)) => Err(Unready::not_set_up(chain(&error))),
+            Err(_) => Err(Unready {
+                reason: conditions::node_network::REASON_RUNTIME_DOWN,
+                message: format!("network runtime {runtime} did not set it up within {} s", limit.as_secs()),
+            }),
+        }
+    }
+
+    async fn start_proxy(
+        &self,
+        runtime: &str,
+        network: &Arc<knit_runtime::Network>,
+    ) -> Option<Box<dyn Running>> {
+        let proxy = self.proxy.as_ref()?;
+        let has_routers = self.runtimes.get(runtime).is_some_and(|runtime| runtime.routers().is_some());
+        if !has_routers {
+            return Some(Box::new(Foreign { runtime: runtime.to_owned() }));
+        }
+        let own = network.name == names::DEFAULT_NETWORK;
+        let router = (!own).then(|| self.config.routers_dir().join(&network.name));
+        match proxy.start(router, network).await {
+            Ok(running) => Some(running),
+            Err(error) => {
+                tracing::error!(
+                    network = %network.name,
+                    error = &error as &dyn std::error::Error,
+                    "no Services in this Network"
+                );
+                None
+            }
+        }
+    }
+
+    /// One pass over all Networks that this node needs: sets up, updates, and removes what was not used for a
+    /// while.
+    pub async fn pass(&self) {
+        let world = self.world.get();
+        let mut needed: BTreeSet<String> = self.sandboxes.books().networks_in_use();
+        if world.networks.contains_key(names::DEFAULT_NETWORK) {
+            needed.insert(names::DEFAULT_NETWORK.to_owned());
+        }
+        let now = clock::now();
+        let grace = Millis(u64::try_from(self.config.network_grace.as_millis()).unwrap_or(u64::MAX));
+        let (mut keep, mut remove) = (needed.clone(), Vec::new());
+        for (name, entry) in self.entries().iter() {
+            if !needed.contains(name) {
+                if now < entry.used_at.plus(grace) && world.networks.contains_key(name) {
+                    keep.insert(name.clone());
+                } else {
+                    remove.push(name.clone());
+                }
+            }
+        }
+        // Each result is kept with its Network.
+        let _ = futures::future::join_all(keep.iter().map(|name| self.apply(name))).await;
+        for name in remove {
+            self.remove(&name).await;
+        }
+    }
+
+    async fn remove(&self, name: &str) {
+        let gate = self.gate(name);
+        let _one_at_a_time = gate.lock().await;
+        if self.sandboxes.books().networks_in_use().contains(name) {
+            return;
+        }
+        let runtime = self.entries().get_mut(name).and_then(|e| e.applied.take()).map(|a| a.runtime);
+        if let Some(runtime) = runtime.as_ref().and_then(|runtime| self.runtimes.get(runtime))
+            && let Err(error) = runtime.remove_network(name).await
+            && error.reason != RuntimeReason::NetworkNotFound
+        {
+            tracing::warn!(
+                network = name,
+                error = &error as &dyn std::error::Error,
+                "an unused Network cannot be removed yet"
+            );
+            return;
+        }
+        // Fails only while leases are there, which a pod that came meanwhile may have.
+        if self.sandboxes.books().allocator.remove_network(name).is_ok() {
+            self.entries().remove(name);
+            tracing::info!(network = name, "unused Network is removed");
+            self.changed();
+        }
+    }
+
+    /// Follows the objects that Networks are made of, for ever.
+    pub async fn follow(&self) {
+        let mut changes = self.world.subscribe();
+        let mut seen = None;
+        let mut next = Instant::now();
+        loop {
+            let revision = changes.borrow_and_update().networks_revision;
+            let behind = self.states().iter().any(|s| s.problem.is_some());
+            if seen != Some(revision) || behind {
+                seen = Some(revision);
+                // The first change is taken at once; those that come right behind it are taken together.
+                tokio::time::sleep_until(next).await;
+                next = Instant::now() + GATHER;
+                self.pass().await;
+            }
+            // A pass now and then even with no news: for what failed, and what is no longer used.
+            let pause = if behind { Duration::from_secs(1) } else { self.config.network_grace / 2 };
+            let news = tokio::time::timeout(pause, changes.changed()).await;
+            match news {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return,
+                Err(_) => seen = None,
+            }
+        }
+    }
+}
+
+fn as_runtime_block(world: &World, node: &str, block: &knit_ipam::Block) -> knit_runtime::Block {
+    let size = block.size();
+    let start = block.start();
+    let v4 = start.v4().and_then(|a| ipnet::Ipv4Net::new(a, size.prefix_len(knit_ipam::Family::V4)).ok());
+    let v6 = start.v6().and_then(|a| ipnet::Ipv6Net::new(a, size.prefix_len(knit_ipam::Family::V6)).ok());
+    let node_addresses = world.nodes.get(node).map(|n| n.addresses.clone()).unwrap_or_default();
+    knit_runtime::Block { node: node.to_owned(), node_addresses, ipv4: v4, ipv6: v6 }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

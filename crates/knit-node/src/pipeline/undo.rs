@@ -1,0 +1,208 @@
+//! The way back: what was recorded is taken away, or stays recorded as leaving until a later pass can.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::future::join_all;
+use knit_ledger::SandboxRecord;
+use knit_runtime::{InterfaceName, SandboxId};
+
+use super::{Pipeline, is_main};
+use crate::clock;
+use crate::error::{Error, Reason, Result};
+use crate::request::Door;
+use crate::sandboxes::books::{details, pod_of};
+
+impl Pipeline {
+    /// Takes a sandbox's interfaces away. What is gone already is success, and so is a `main` that it does
+    /// not have.
+    pub(crate) async fn detach(&self, sandbox: &SandboxId, main: Option<&InterfaceName>) -> Result<()> {
+        let patience = self.config.detach_deadline / 2;
+        let lock = self.sandboxes.locks().lock(sandbox);
+        let _guard = tokio::time::timeout(patience, lock).await.map_err(|_| {
+            let message = format!("an earlier request for sandbox {sandbox} still runs: it tries again");
+            Error::new(Reason::NotReady, message)
+        })?;
+        let record = self.sandboxes.books().get(sandbox).cloned();
+        let Some(record) = record else { return Ok(()) };
+        if main.is_some_and(|main| !is_main(&record, main)) {
+            return Ok(());
+        }
+        self.remove(&record).await
+    }
+
+    /// Takes some of a sandbox's further interfaces away. Its main one goes with the sandbox only, and what
+    /// an object asks for goes with that object.
+    pub(crate) async fn detach_some(
+        &self,
+        sandbox: &SandboxId,
+        interfaces: &BTreeSet<InterfaceName>,
+    ) -> Result<()> {
+        let _guard = self.sandboxes.locks().lock(sandbox).await;
+        let record = self.sandboxes.books().get(sandbox).cloned();
+        let Some(record) = record else { return Ok(()) };
+        let named = |a: &&knit_ledger::Attachment| {
+            interfaces.iter().any(|interface| interface.as_str() == a.plan().interface)
+        };
+        let mut leaving = Vec::new();
+        for attachment in record.attachments().iter().filter(named) {
+            let interface = attachment.plan().interface.clone();
+            let details = details(attachment);
+            if details.as_ref().is_none_or(|d| d.main) {
+                let message = format!(
+                    "{interface} is the main interface of sandbox {sandbox}: detach the pod as a whole"
+                );
+                return Err(Error::new(Reason::Refused, message));
+            }
+            if let Some(Door::Object(object)) = details.map(|d| d.door) {
+                let name = object.name;
+                let message = format!("{interface} was asked for by NetworkAttachment {name}: delete that");
+                return Err(Error::new(Reason::Refused, message));
+            }
+            leaving.push(interface);
+        }
+        let done = self.take_back(&record, &leaving).await;
+        self.report.changed(sandbox);
+        if done { Ok(()) } else { Err(not_all(sandbox)) }
+    }
+
+    /// Takes those interfaces of a sandbox away that an object asked for, and that `own` says are its.
+    pub(crate) async fn unplug(
+        &self,
+        sandbox: &SandboxId,
+        own: impl Fn(&SandboxRecord, &knit_ledger::Attachment) -> bool,
+    ) -> Result<()> {
+        let _guard = self.sandboxes.locks().lock(sandbox).await;
+        let record = self.sandboxes.books().get(sandbox).cloned();
+        let Some(record) = record else { return Ok(()) };
+        let by_object = |a: &&knit_ledger::Attachment| {
+            details(a)
+                .is_some_and(|d| !d.main && (matches!(d.door, Door::Object(_)) || d.door.is_forgotten()))
+        };
+        let leaving = record.attachments().iter().filter(by_object).filter(|a| own(&record, a));
+        let leaving: Vec<String> = leaving.map(|a| a.plan().interface.clone()).collect();
+        if leaving.is_empty() || self.take_back(&record, &leaving).await {
+            return Ok(());
+        }
+        Err(not_all(sandbox))
+    }
+
+    /// Takes all of a sandbox away. Who calls has its lock.
+    pub(crate) async fn remove(&self, record: &SandboxRecord) -> Result<()> {
+        let all: Vec<String> = record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
+        let problem = self.undo(record, &all, self.config.detach_deadline).await;
+        if let Ok(pod) = pod_of(record) {
+            self.report.changed(&pod.sandbox);
+        }
+        let Some(problem) = problem else { return Ok(()) };
+        let message = format!(
+            "sandbox {} could not be detached completely: {problem}; the agent tries again",
+            record.sandbox()
+        );
+        Err(Error::new(Reason::NotReady, message))
+    }
+
+    /// Takes interfaces away and out of the record. What cannot be taken away now stays in the record as
+    /// leaving, and a later pass tries again. True if nothing is left.
+    pub(crate) async fn take_back(&self, record: &SandboxRecord, interfaces: &[String]) -> bool {
+        self.undo(record, interfaces, self.config.detach_deadline).await.is_none()
+    }
+
+    /// The same, with a limit for each call of a runtime. Gives what is wrong if something is left.
+    pub(crate) async fn undo(
+        &self,
+        record: &SandboxRecord,
+        interfaces: &[String],
+        limit: Duration,
+    ) -> Option<String> {
+        let Ok(pod) = pod_of(record) else { return Some("its record names no sandbox".to_owned()) };
+        // While a runtime may still be making one, that it is gone now does not mean that it stays gone.
+        let late: Vec<String> = {
+            let late = self.sandboxes.late();
+            interfaces
+                .iter()
+                .filter(|i| late.contains(&(pod.sandbox.clone(), (*i).clone())))
+                .cloned()
+                .collect()
+        };
+        let mut leaving = record.clone();
+        for interface in interfaces {
+            // Fails only for an interface that the record does not have.
+            let _ = leaving.detaching(interface);
+        }
+        if let Err(error) = self.sandboxes.books().put(leaving.clone()) {
+            // Taking away must go on with a full disk too: a record that still says more than is there is
+            // mended later.
+            tracing::warn!(
+                sandbox = record.sandbox(),
+                error = &error as &dyn std::error::Error,
+                "a detach cannot be recorded beforehand"
+            );
+        }
+        let all = interfaces.len() == record.attachments().len();
+        let mut calls: Vec<(String, Option<InterfaceName>, Vec<String>)> = Vec::new();
+        for attachment in leaving.attachments().iter().filter(|a| interfaces.contains(&a.plan().interface)) {
+            let plan = attachment.plan();
+            match calls.iter_mut().find(|(runtime, _, _)| all && *runtime == plan.runtime) {
+                Some((_, _, interfaces)) => interfaces.push(plan.interface.clone()),
+                None => {
+                    // All of a sandbox goes in one call.
+                    let name = if all { None } else { InterfaceName::new(plan.interface.as_str()).ok() };
+                    calls.push((plan.runtime.clone(), name, vec![plan.interface.clone()]));
+                }
+            }
+        }
+        let pod = &pod;
+        let results = join_all(calls.into_iter().map(|(name, interface, interfaces)| async move {
+            let Some(runtime) = self.runtimes.get(&name) else {
+                tracing::warn!(
+                    runtime = %name, sandbox = %pod.sandbox,
+                    "a network runtime is away: its interfaces are detached when it is back"
+                );
+                return (
+                    interfaces,
+                    Some(format!("network runtime {name} does not answer on this node: start it")),
+                );
+            };
+            let problem = match tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => {
+                    tracing::warn!(
+                        runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error,
+                        "detaching failed; it is tried again"
+                    );
+                    Some(format!("network runtime {name} did not detach it: {error}"))
+                }
+                Err(_) => {
+                    tracing::warn!(
+                        runtime = %name, sandbox = %pod.sandbox,
+                        "detaching takes too long; it is tried again"
+                    );
+                    Some(format!(
+                        "network runtime {name} did not detach it within {} s: see its log",
+                        limit.as_secs()
+                    ))
+                }
+            };
+            (interfaces, problem)
+        }));
+        let results = results.await;
+        let problem = results.iter().find_map(|(_, problem)| problem.clone());
+        let gone = results.into_iter().filter(|(_, problem)| problem.is_none());
+        let gone: Vec<String> = gone.flat_map(|(interfaces, _)| interfaces).collect();
+        if let Err(error) = self.sandboxes.books().forget(&pod.sandbox, &gone, &late, clock::now()) {
+            tracing::warn!(
+                sandbox = record.sandbox(),
+                error = &error as &dyn std::error::Error,
+                "what is gone cannot be taken out of the ledger; it is tried again"
+            );
+        }
+        self.sandboxes.changed();
+        problem
+    }
+}
+
+fn not_all(sandbox: &SandboxId) -> Error {
+    let message = format!("interfaces of sandbox {sandbox} could not be detached; the agent tries again");
+    Error::new(Reason::NotReady, message)
+}

@@ -1,0 +1,120 @@
+//! After the ledger was lost: what runtimes have is taken into a new one, so that no running pod notices.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use knit_ipam::{Addresses, LeaseKind};
+use knit_ledger::{AttachmentPlan, Leased, NetnsRef, Opaque, SandboxRecord};
+use knit_runtime::{Attachment, SandboxId};
+
+use super::{Lists, Outcome, Reconciler};
+use crate::clock;
+use crate::netns;
+use crate::request::Door;
+use crate::sandboxes::books::Details;
+
+impl Reconciler {
+    /// Takes what runtimes have into a ledger that lost it, or some of it: running pods must not notice. A record that
+    /// was cut back may lack one interface only.
+    pub(super) fn adopt(&self, lists: &Lists, netns_dirs: &[PathBuf], outcome: &mut Outcome) {
+        let mut sandboxes: BTreeMap<&SandboxId, Vec<(&str, &Attachment)>> = BTreeMap::new();
+        for (runtime, by_key) in &lists.by_runtime {
+            for attachment in by_key.values() {
+                sandboxes.entry(&attachment.pod.sandbox).or_default().push((runtime, attachment));
+            }
+        }
+        let mut books = self.sandboxes.books();
+        for (sandbox, attachments) in sandboxes {
+            let known = books.get(sandbox).cloned();
+            let mut attachments = attachments;
+            if let Some(record) = &known {
+                let inode = record.netns().inode;
+                attachments.retain(|(_, found)| {
+                    let same = found.pod_netns_inode == inode || found.pod_netns_inode == 0;
+                    same && record.attachment(found.interface.as_str()).is_none()
+                });
+            }
+            let Some((_, first)) = attachments.first() else { continue };
+            let pod = match (&first.pod.namespace, &first.pod.name) {
+                (Some(namespace), Some(name)) => Some(knit_ipam::PodRef {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    uid: first.pod.uid.clone(),
+                }),
+                _ => self.cri.as_ref().and_then(|cri| cri.pod(sandbox.as_str())),
+            };
+            let inode = first.pod_netns_inode;
+            let namespace = find_netns(netns_dirs, inode)
+                // Unknown: never removed because a path is free, but by its DEL, or when nothing of it is
+                // left.
+                .unwrap_or(NetnsRef { path: PathBuf::new(), inode, device: 0 });
+            let mut plans = attachments.iter().map(|(runtime, attachment)| plan_of(runtime, attachment));
+            let record = match known {
+                Some(mut record) => plans.try_for_each(|plan| record.plan(plan)).map(|()| record),
+                None => SandboxRecord::planned(sandbox.as_str(), pod, namespace, clock::now().0, plans),
+            };
+            let mut record = match record {
+                Ok(record) => record,
+                Err(error) => {
+                    tracing::error!(
+                        %sandbox, error = &error as &dyn std::error::Error,
+                        "a running sandbox cannot be recorded"
+                    );
+                    outcome.failed += 1;
+                    continue;
+                }
+            };
+            for (_, attachment) in &attachments {
+                if let Ok(made) = Opaque::of(attachment) {
+                    // Each was planned just above.
+                    let _ = record.attached(attachment.interface.as_str(), made);
+                }
+            }
+            let found = |lease: &knit_ipam::Lease| {
+                attachments.iter().any(|(_, attachment)| attachment.interface.as_str() == lease.key.interface)
+            };
+            let leases: Vec<knit_ipam::Lease> = record.leases().filter(found).collect();
+            if let Err(error) = books.put(record) {
+                tracing::error!(
+                    %sandbox, error = &error as &dyn std::error::Error,
+                    "a running sandbox cannot be recorded"
+                );
+                outcome.failed += 1;
+                continue;
+            }
+            leases.into_iter().for_each(|lease| books.adopt(lease));
+            outcome.adopted += attachments.len();
+        }
+    }
+}
+
+fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {
+    let main = attachment.interface.as_str() == "eth0";
+    let details = Details {
+        door: Door::Cni(String::new()),
+        main,
+        default_route: main,
+        ports: Vec::new(),
+        dns: attachment.dns.clone(),
+    };
+    let addresses: Vec<std::net::IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();
+    AttachmentPlan {
+        interface: attachment.interface.to_string(),
+        network: attachment.network.clone(),
+        runtime: runtime.to_owned(),
+        lease: Addresses::from_list(&addresses).map(|addresses| Leased {
+            addresses,
+            mac: attachment.mac,
+            kind: LeaseKind::Dynamic,
+        }),
+        host_interface: Some(attachment.host.name.clone()),
+        parameters: Opaque::of(&details).unwrap_or_default(),
+    }
+}
+
+/// The namespace with this inode, if it is mounted in one of these directories.
+fn find_netns(directories: &[PathBuf], inode: u64) -> Option<NetnsRef> {
+    let entries = directories.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
+    let mut found = entries.filter_map(|e| netns::identify(&e.path()).ok().flatten());
+    found.find(|namespace| inode != 0 && namespace.inode == inode)
+}

@@ -1,0 +1,143 @@
+//! What nobody owns any more is removed: what a container runtime no longer lists, what nobody recorded, and
+//! what was never whole.
+
+use std::collections::BTreeSet;
+
+use knit_ipam::Millis;
+use knit_ledger::SandboxRecord;
+use knit_runtime::{Reason as RuntimeReason, SandboxId};
+
+use super::{Lists, Outcome, Reconciler};
+use crate::error::{Error, Reason, Result};
+use crate::netns::Processes;
+use crate::request::Door;
+use crate::sandboxes::books::details;
+
+impl Reconciler {
+    /// Removes what belongs to a door and to no sandbox in the list.
+    pub(crate) async fn gc(
+        &self,
+        door: &Door,
+        keep: &BTreeSet<String>,
+        before: Millis,
+        processes: &Processes,
+    ) -> Result<()> {
+        let of_door = |r: &&SandboxRecord| {
+            r.attachments().iter().filter_map(details).any(|d| d.door.is_served_by(door))
+        };
+        let unused: Vec<SandboxId> = self
+            .sandboxes
+            .books()
+            .records()
+            .filter(of_door)
+            .filter(|r| r.created_at() <= before.0 && !keep.contains(r.sandbox()))
+            .filter_map(|r| SandboxId::new(r.sandbox()).ok())
+            .collect();
+        let mut left = 0_usize;
+        for sandbox in unused {
+            let _guard = self.sandboxes.locks().lock(&sandbox).await;
+            let record = self.sandboxes.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
+            if let Some(record) = record {
+                if let Some(why) = self.spared(&record, processes) {
+                    tracing::warn!(
+                        %sandbox,
+                        "it is not in the list of a garbage collection, but {why}: it stays"
+                    );
+                    continue;
+                }
+                tracing::info!(%sandbox, "removing what its runtime no longer lists");
+                left += usize::from(self.pipeline.remove(&record).await.is_err());
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        let message = format!("{left} sandboxes could not be removed completely; the agent tries again");
+        Err(Error::new(Reason::NotReady, message))
+    }
+
+    /// Removes what runtimes have and nobody recorded.
+    pub(super) async fn remove_strays(&self, lists: &Lists, outcome: &mut Outcome) {
+        for (name, by_key) in &lists.by_runtime {
+            let Some(runtime) = self.runtimes.get(name) else { continue };
+            for ((sandbox, interface), attachment) in by_key {
+                let recorded = |core: &Self| {
+                    core.sandboxes
+                        .books()
+                        .get(sandbox)
+                        .is_some_and(|r| r.attachment(interface.as_str()).is_some())
+                };
+                if recorded(self) {
+                    continue;
+                }
+                let Some(_guard) = self.sandboxes.locks().try_lock(sandbox) else { continue };
+                if recorded(self) {
+                    continue;
+                }
+                tracing::info!(
+                    %sandbox, %interface, runtime = %name,
+                    "an interface that nobody recorded is removed"
+                );
+                match runtime.detach(&attachment.pod, Some(interface)).await {
+                    Ok(()) => {
+                        self.metrics.garbage(1);
+                        outcome.strays += 1;
+                    }
+                    Err(error) => {
+                        tracing::warn!(
+                            %sandbox, %interface, error = &error as &dyn std::error::Error,
+                            "it cannot be removed yet"
+                        );
+                        outcome.failed += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has each runtime remove what is not even whole enough to be listed, and Networks that nobody knows.
+    /// Only while no request is being served.
+    pub(super) async fn collect_leftovers(&self, outcome: &mut Outcome) {
+        let (keep, in_use): (Vec<SandboxId>, BTreeSet<String>) = {
+            let books = self.sandboxes.books();
+            (
+                books.records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect(),
+                books.networks_in_use(),
+            )
+        };
+        let world = self.world.get();
+        for (name, runtime) in self.runtimes.all() {
+            match runtime.collect_garbage(&keep).await {
+                Ok(removed) => outcome.strays += removed.len(),
+                Err(error) => {
+                    tracing::warn!(
+                        runtime = %name, error = &error as &dyn std::error::Error,
+                        "leftovers cannot be removed yet"
+                    );
+                    outcome.failed += 1;
+                }
+            }
+            let Ok(status) = runtime.status().await else { continue };
+            // Without the API's word a Network that is not known may well exist.
+            let unknown =
+                |n: &str| world.synced.networks && !world.networks.contains_key(n) && !in_use.contains(n);
+            for network in status.networks.iter().filter(|n| unknown(&n.name)) {
+                match runtime.remove_network(&network.name).await {
+                    Err(error) if error.reason != RuntimeReason::NetworkNotFound => {
+                        tracing::warn!(
+                            network = %network.name, error = &error as &dyn std::error::Error,
+                            "a Network that is gone cannot be removed yet"
+                        );
+                        outcome.failed += 1;
+                    }
+                    _ => {
+                        tracing::info!(
+                            network = %network.name, runtime = %name,
+                            "a Network that is gone is removed"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

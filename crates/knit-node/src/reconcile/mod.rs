@@ -1,0 +1,288 @@
+//! One pass that compares ledger, runtimes and what really runs, and repairs or removes the difference. The
+//! same pass runs at start and from then on.
+
+mod adopt;
+mod fate;
+mod garbage;
+mod repair;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use knit_ledger::{AttachmentState, Opaque, SandboxRecord};
+use knit_runtime::{Attachment, InterfaceName, SandboxId};
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::config::CoreConfig;
+use crate::cri::Cri;
+use crate::level::{Damaged, Repairs};
+use crate::metrics::Metrics;
+use crate::networks::Networks;
+use crate::pipeline::Pipeline;
+use crate::report::Report;
+use crate::runtimes::Runtimes;
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::books::pod_of;
+use crate::world::WorldStore;
+use fate::Fate;
+
+/// What is special about a pass.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// The first one of this run: no request is being served yet.
+    pub first: bool,
+    /// The ledger was lost: what runtimes have is taken into it, in place of being removed.
+    pub adopt: bool,
+    /// Where the namespaces of pods are mounted, to find those that are adopted.
+    pub netns_dirs: Vec<PathBuf>,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Outcome {
+    /// Sandboxes removed because they are gone.
+    pub removed: usize,
+    /// Sandboxes whose unfinished attachments were taken back.
+    pub rolled_back: usize,
+    /// Sandboxes whose attachments were finished, though never acknowledged.
+    pub finished: usize,
+    /// Attachments made again because a runtime had lost them.
+    pub repaired: usize,
+    /// Networks set up again because somebody had changed what was made for them.
+    pub networks_repaired: usize,
+    /// Attachments taken into the ledger.
+    pub adopted: usize,
+    /// Attachments removed because nobody had recorded them.
+    pub strays: usize,
+    /// What could not be done now.
+    pub failed: usize,
+}
+
+/// Compares, repairs and removes.
+pub(crate) struct Reconciler {
+    pub(crate) config: Arc<CoreConfig>,
+    pub(crate) world: Arc<WorldStore>,
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    pub(crate) runtimes: Arc<Runtimes>,
+    pub(crate) networks: Arc<Networks>,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) report: Arc<Report>,
+    pub(crate) repairs: Repairs,
+    /// The container runtime, if it is to be asked.
+    pub(crate) cri: Option<Cri>,
+}
+
+// === impl Reconciler ===
+
+impl Reconciler {
+    /// One pass.
+    pub(crate) async fn pass(&self, pass: &Pass) -> Outcome {
+        let mut outcome = Outcome::default();
+        self.take_spooled().await;
+        if let Some(cri) = &self.cri {
+            let known = self.sandboxes.books().records().map(|r| r.sandbox().to_owned()).collect();
+            cri.ask(known, clock::now).await;
+        }
+        let damaged = self.compare_all(pass.first, &mut outcome).await;
+        let mut lists = self.lists(&mut outcome).await;
+        lists.damaged = damaged;
+        let sandboxes: Vec<SandboxId> =
+            self.sandboxes.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
+        for sandbox in sandboxes {
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.sandboxes.locks().try_lock(&sandbox) else { continue };
+            let record = self.sandboxes.books().get(&sandbox).cloned();
+            if let Some(record) = record {
+                self.reconcile_one(&record, &lists, &mut outcome).await;
+            }
+        }
+        // What is gone comes first: its address may be a running pod's by now.
+        if pass.adopt {
+            self.adopt(&lists, &pass.netns_dirs, &mut outcome);
+        }
+        // After the ledger was lost, what could not be adopted may still be a running pod's.
+        if !pass.adopt {
+            self.remove_strays(&lists, &mut outcome).await;
+        }
+        if pass.first && !pass.adopt {
+            self.collect_leftovers(&mut outcome).await;
+        }
+        if outcome != Outcome::default() {
+            tracing::info!(?outcome, "reconciled");
+        }
+        self.sandboxes.changed();
+        outcome
+    }
+
+    /// Carries out the DELs that came while the agent was away.
+    pub(crate) async fn take_spooled(&self) {
+        let folder = knit_cni::paths::spool(&self.config.run_dir);
+        let notes = match knit_cni::spool::notes(&folder) {
+            Ok(notes) => notes,
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), %error, "noted DELs cannot be read");
+                return;
+            }
+        };
+        for note in notes {
+            let del = note.request.ok().and_then(|del| {
+                Some((SandboxId::new(del.container_id).ok()?, InterfaceName::new(del.ifname).ok()?))
+            });
+            let done = match del {
+                Some((sandbox, interface)) => self.pipeline.detach(&sandbox, Some(&interface)).await.is_ok(),
+                None => {
+                    tracing::warn!(
+                        file = %note.file.display(),
+                        "a noted DEL cannot be read, and is dropped: its sandbox is removed when its \
+                         namespace is gone"
+                    );
+                    true
+                }
+            };
+            if done && let Err(error) = std::fs::remove_file(&note.file) {
+                tracing::warn!(
+                    file = %note.file.display(), %error,
+                    "a noted DEL is done, but its file cannot be removed"
+                );
+            }
+        }
+    }
+
+    /// What each runtime says it has. One that does not answer is not in it.
+    async fn lists(&self, outcome: &mut Outcome) -> Lists {
+        let mut lists = Lists::default();
+        for (name, runtime) in self.runtimes.all() {
+            match runtime.list(None).await {
+                Ok(attachments) => {
+                    let by_key = lists.by_runtime.entry(name).or_default();
+                    for attachment in attachments {
+                        let key = (attachment.pod.sandbox.clone(), attachment.interface.clone());
+                        by_key.insert(key, attachment);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        runtime = %name, error = &error as &dyn std::error::Error,
+                        "a network runtime does not say what it has"
+                    );
+                    outcome.failed += 1;
+                }
+            }
+        }
+        lists
+    }
+
+    async fn reconcile_one(
+        &self,
+        record: &SandboxRecord,
+        lists: &Lists,
+        outcome: &mut Outcome,
+    ) -> Option<Instant> {
+        match self.fate(record, lists.has(record)) {
+            Fate::Lives => {}
+            Fate::Hidden => {
+                tracing::warn!(
+                    sandbox = record.sandbox(),
+                    path = %record.netns().path.display(),
+                    "the container runtime says that it runs, but its network namespace cannot be found: \
+                     mount the directory of namespaces into the agent with its propagation"
+                );
+                outcome.failed += 1;
+                return None;
+            }
+            Fate::Gone(why) => {
+                tracing::info!(sandbox = record.sandbox(), "{why}: its networks are removed");
+                self.metrics.garbage(record.attachments().len() as u64);
+                match self.pipeline.remove(record).await {
+                    Ok(()) => outcome.removed += 1,
+                    Err(_) => outcome.failed += 1,
+                }
+                return None;
+            }
+        }
+        let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<String> {
+            let matching = record.attachments().iter().filter(|a| wanted(a.state()));
+            matching.map(|a| a.plan().interface.clone()).collect()
+        };
+        let leaving = in_state(|s| matches!(s, AttachmentState::Detaching(_)));
+        let planned = in_state(|s| matches!(s, AttachmentState::Planned));
+        if !leaving.is_empty() {
+            if self.pipeline.take_back(record, &leaving).await {
+                outcome.rolled_back += 1;
+            } else {
+                outcome.failed += 1;
+            }
+        }
+        if !planned.is_empty() {
+            // The record may have changed just now.
+            let sandbox = SandboxId::new(record.sandbox()).ok()?;
+            let record = self.sandboxes.books().get(&sandbox).cloned()?;
+            if self.finish(&record, &planned, lists).await {
+                outcome.finished += 1;
+            } else if self.pipeline.take_back(&record, &planned).await {
+                outcome.rolled_back += 1;
+            } else {
+                outcome.failed += 1;
+            }
+            return None;
+        }
+        if !leaving.is_empty() {
+            return None;
+        }
+        self.repair(record, lists, outcome).await
+    }
+
+    /// Notes that planned attachments are there, if all of them are, whole.
+    async fn finish(&self, record: &SandboxRecord, planned: &[String], lists: &Lists) -> bool {
+        let Ok(pod) = pod_of(record) else { return false };
+        let path = &record.netns().path;
+        let netns = Some(path.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let mut finished = record.clone();
+        for interface in planned {
+            let Some(plan) = record.attachment(interface).map(knit_ledger::Attachment::plan) else {
+                return false;
+            };
+            let Some(found) = lists.find(&plan.runtime, &pod.sandbox, interface) else { return false };
+            let Some(runtime) = self.runtimes.get(&plan.runtime) else { return false };
+            let name = InterfaceName::new(interface.as_str()).ok();
+            if runtime.check(&pod, netns, name.as_ref()).await.is_err() {
+                return false;
+            }
+            let Ok(made) = Opaque::of(found) else { return false };
+            if finished.attached(interface, made).is_err() {
+                return false;
+            }
+        }
+        self.sandboxes.books().put(finished).is_ok()
+    }
+}
+
+/// What each runtime that answers has.
+#[derive(Debug, Default)]
+struct Lists {
+    /// What is there, but not as it was made.
+    damaged: Damaged,
+    by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
+}
+
+impl Lists {
+    fn find(&self, runtime: &str, sandbox: &SandboxId, interface: &str) -> Option<&Attachment> {
+        let interface = InterfaceName::new(interface).ok()?;
+        self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface))
+    }
+
+    /// Whether anything of a sandbox is left; nothing if one of its runtimes does not answer.
+    fn has(&self, record: &SandboxRecord) -> Option<bool> {
+        let sandbox = SandboxId::new(record.sandbox()).ok()?;
+        let mut any = false;
+        for attachment in record.attachments() {
+            let plan = attachment.plan();
+            self.by_runtime.get(&plan.runtime)?;
+            any |= self.find(&plan.runtime, &sandbox, &plan.interface).is_some();
+        }
+        Some(any)
+    }
+}
