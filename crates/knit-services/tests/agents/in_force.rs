@@ -76,7 +76,8 @@ fn a_pod_is_answered_when_the_services_of_its_network_are_in_force_and_not_befor
             let mut answer = std::pin::pin!(a.pod("sky-a", "sky"));
             // What was a second of patience: no answer however long that is, within reason.
             let early = tokio::time::timeout(Duration::from_secs(3), &mut answer).await;
-            assert!(early.is_err(), "a pod was answered before its Services were in force");
+            let state = crate::support::services(&agent, "blue");
+            assert!(early.is_err(), "a pod was answered before its Services were in force: {state:?}");
             held.release();
             answer.await
         };
