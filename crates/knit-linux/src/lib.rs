@@ -54,4 +54,4 @@ pub use config::Config;
 pub use purge::{Purged, purge};
 pub use rules::STEERED;
 pub use runtime::LinuxRuntime;
-pub use uplink::{ranges as uplink_ranges, router_uplink};
+pub use uplink::router_uplink;

@@ -47,8 +47,8 @@ impl Forbidden {
         Self { ranges, nodes: nodes.into_iter().collect() }
     }
 
-    /// What belongs to somebody in the cluster.
-    pub(crate) fn of(world: &World) -> Self {
+    /// What belongs to somebody in the cluster; `uplinks`: where the addresses of links to routers come from.
+    pub(crate) fn of(world: &World, uplinks: &[IpNet]) -> Self {
         let subnets = world.networks.values().flat_map(|network| &network.spec.subnets);
         let subnets = subnets.filter_map(|subnet| subnet.cidr.parse().ok());
         // A Network without subnets is where its blocks are.
@@ -57,9 +57,8 @@ impl Forbidden {
         let blocks = blocks.flat_map(|block| [&block.ipv4, &block.ipv6]).flatten();
         let blocks = blocks.filter_map(|range| range.parse().ok());
         let services = world.service_cidrs.values().flatten().copied();
-        let (v4, v6) = knit_linux::uplink_ranges();
         let always = ALWAYS.into_iter().filter_map(|range| range.parse().ok());
-        let ranges = subnets.chain(blocks).chain(services).chain([v4.into(), v6.into()]).chain(always);
+        let ranges = subnets.chain(blocks).chain(services).chain(uplinks.iter().copied()).chain(always);
         let nodes = world.nodes.values().flat_map(|node| node.addresses.iter().chain(&node.others).copied());
         Self::new(ranges, nodes)
     }
@@ -119,7 +118,8 @@ mod tests {
             nodes: Arc::new(BTreeMap::from([("a".to_owned(), Arc::new(node))])),
             ..World::default()
         };
-        let forbidden = Forbidden::of(&world);
+        let uplinks = ["169.254.192.0/18".parse().expect("a range")];
+        let forbidden = Forbidden::of(&world, &uplinks);
         for (address, whose) in [
             ("10.244.1.5", Some(Whose::Cluster)),
             ("10.244.2.5", None),

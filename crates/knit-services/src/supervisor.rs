@@ -366,7 +366,7 @@ impl Supervisor {
     fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
         let before = seen.replace(Arc::clone(world));
         if !before.as_ref().is_some_and(|seen| Forbidden::same(seen, world)) {
-            let forbidden = Forbidden::of(world);
+            let forbidden = Forbidden::of(world, &self.routers.uplink_ranges());
             self.steering.set_forbidden(forbidden.clone());
             let filtered = self.table.set_forbidden(forbidden);
             if self.told.is_some() {
@@ -438,7 +438,7 @@ impl Supervisor {
             // Nobody was told anything yet.
             let _ = self.permit(&world);
             let _ = self.table.reassign(|namespace| network_of(&world, namespace));
-            let forbidden = Forbidden::of(&world);
+            let forbidden = Forbidden::of(&world, &self.routers.uplink_ranges());
             let _ = self.table.set_forbidden(forbidden.clone());
             self.steering.set_forbidden(forbidden);
             self.told = Some(Instant::now());
