@@ -14,6 +14,8 @@ pub struct Args {}
 
 /// `max_width` of rustfmt.toml.
 const COLUMNS: usize = 110;
+/// Files with lines that are still to be broken. It gets shorter only.
+const EXCEPTIONS: &str = "xtask/long-lines.txt";
 /// Where Rust is.
 const FOLDERS: [&str; 3] = ["crates", "xtask", "fuzz"];
 
@@ -25,10 +27,17 @@ pub fn run(_: &Args) -> Result<()> {
     }
     files.sort();
     ensure!(files.len() > 100, "only {} files of Rust were found below {}", files.len(), root.display());
+    let exceptions = root.join(EXCEPTIONS);
+    let exceptions =
+        fs::read_to_string(&exceptions).with_context(|| format!("cannot read {}", exceptions.display()))?;
+    let excepted: Vec<&str> = exceptions.lines().collect();
     let mut found = Vec::new();
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let name = file.strip_prefix(&root).unwrap_or(file).display().to_string();
+        if excepted.contains(&name.as_str()) {
+            continue;
+        }
         let lines = too_long(&text).into_iter();
         found.extend(lines.map(|(line, columns)| format!("{name}:{line}: {columns} columns")));
     }
@@ -58,10 +67,14 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Number and length of each line that is too long. What is one word (an address, a digest) cannot be broken.
+/// Number and length of each line that is too long. One word (an address, a digest) and a row of a table cannot
+/// be broken.
 fn too_long(text: &str) -> Vec<(usize, usize)> {
     let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.chars().count(), line));
-    let breakable = |line: &str| line.trim_start_matches(['/', '!', ' ', '*', '-']).contains(' ');
+    let breakable = |line: &str| {
+        let line = line.trim_start_matches(['/', '!', ' ', '*', '-']);
+        line.contains(' ') && !line.starts_with('|')
+    };
     lines
         .filter(|(_, columns, line)| *columns > COLUMNS && breakable(line))
         .map(|(number, columns, _)| (number, columns))
@@ -75,7 +88,7 @@ mod tests {
     #[test]
     fn a_long_line_is_found_by_its_characters() {
         let fits = "é".repeat(COLUMNS - 2) + " x";
-        let text = format!("{fits}\n{fits}y\nshort\n// {}\n", "u".repeat(COLUMNS));
+        let text = format!("{fits}\n{fits}y\nshort\n// {}\n//! | a | {fits} |\n", "u".repeat(COLUMNS));
         assert_eq!(too_long(&text), [(2, COLUMNS + 1)]);
     }
 }

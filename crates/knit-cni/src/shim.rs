@@ -1,8 +1,9 @@
-//! The shim itself, as a function: what a container runtime runs to give a pod its networks. It asks the node agent and prints its answer.
+//! The shim itself, as a function: what a container runtime runs to give a pod its networks. It asks the node
+//! agent and prints its answer.
 //!
-//! While the agent is away it fails ADD and CHECK at once with "try again later", notes a DEL for the agent's return,
-//! leaves GC to the agent's own pass, and answers STATUS as rule 2 wants it: a node that was ready since boot stays
-//! ready, because its pods would be evicted otherwise.
+//! While the agent is away it fails ADD and CHECK at once with "try again later", notes a DEL for the agent's
+//! return, leaves GC to the agent's own pass, and answers STATUS as rule 2 wants it: a node that was ready
+//! since boot stays ready, because its pods would be evicted otherwise.
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
@@ -20,8 +21,8 @@ use crate::agent::{Agent, NoAnswer};
 /// How long a container runtime may take to write the configuration and close it.
 const INPUT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Serves the one call that environment and standard input describe. It is all that `knit-cni` does, and what `knit lab`
-/// runs where there is no such program beside it.
+/// Serves the one call that environment and standard input describe. It is all that `knit-cni` does, and what
+/// `knit lab` runs where there is no such program beside it.
 pub fn main() -> ExitCode {
     let started = Instant::now();
     let (output, code) = match serve(started) {
@@ -97,7 +98,8 @@ fn ask(request: &mut Request, settings: &Settings, deadline: Instant) -> Result<
             request.timeout_ms = None;
             spool::leave(&settings.spool, request).map_err(|error| {
                 let msg = format!(
-                    "the node agent is away, and the DEL of container {} cannot be noted in {}: see that the directory can be written, and try again",
+                    "the node agent is away, and the DEL of container {} cannot be noted in {}: see that the \
+                     directory can be written, and try again",
                     request.container_id,
                     settings.spool.display()
                 );
@@ -137,7 +139,8 @@ fn environment() -> Result<Environment, CniError> {
     })
 }
 
-/// Reads standard input to its end, at most one byte more than is accepted: who parses it sees that it is too much.
+/// Reads standard input to its end, at most one byte more than is accepted: who parses it sees that it is too
+/// much.
 fn read_input(input: &mut Vec<u8>, limit: usize, deadline: Instant) -> Result<(), CniError> {
     let failed = |error: io::Error| {
         let msg = "the network configuration cannot be read from standard input";

@@ -45,8 +45,8 @@ pub struct Cluster {
 /// What time it is, by two clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// As the API server writes it. It may step, and differs from that of others: for people, and for what has its
-    /// beginning in an object.
+    /// As the API server writes it. It may step, and differs from that of others: for people, and for what
+    /// has its beginning in an object.
     pub wall: Timestamp,
     /// Since some moment in the past, by a clock that never steps: for how long something has lasted here.
     pub steady: Duration,
@@ -121,7 +121,8 @@ pub struct PolicyView {
 /// The sign of life of an agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentLease {
-    /// Changes with every renewal. The time in it is the node's own, whose clock may be wrong, and is not looked at.
+    /// Changes with every renewal. The time in it is the node's own, whose clock may be wrong, and is not
+    /// looked at.
     pub version: String,
     /// How long an agent may be silent before it is taken for gone.
     pub holds: Duration,
@@ -140,7 +141,8 @@ pub struct Memory {
     pub gone: HashMap<String, Duration>,
     /// Since when attachments without a node are leaving, by namespace and name.
     pub leaving: HashMap<(String, String), Duration>,
-    /// NetworkAttachments about which something could not be written, by namespace and name, and when that was.
+    /// NetworkAttachments about which something could not be written, by namespace and name, and when that
+    /// was.
     pub failed: HashMap<(String, String), Duration>,
     /// When counts of a Network were last written, by its uid.
     pub counted: HashMap<String, Duration>,

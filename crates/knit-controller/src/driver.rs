@@ -86,8 +86,8 @@ struct Caches {
 
 /// Passes are at least this far apart: a burst of changes is one pass.
 const BREATH: Duration = Duration::from_millis(50);
-/// Leases and NetworkPolicies are looked at this often. They do not start passes by themselves: Leases change all the
-/// time, and a policy as often as its author likes.
+/// Leases and NetworkPolicies are looked at this often. They do not start passes by themselves: Leases change
+/// all the time, and a policy as often as its author likes.
 const LOOK: Duration = Duration::from_secs(5);
 /// So many writes are under way at once.
 const AT_ONCE: usize = 8;
@@ -181,7 +181,8 @@ impl Controller {
                 next = next.min(self.started + again);
             }
             let breath = Instant::now() + BREATH;
-            // After a failure only time helps: a change that we caused ourselves must not start the next attempt.
+            // After a failure only time helps: a change that we caused ourselves must not start the next
+            // attempt.
             let changed = if failed { std::future::pending().boxed() } else { any_change(&mut changes) };
             tokio::select! {
                 () = changed => {}
@@ -210,7 +211,8 @@ impl Controller {
         }
     }
 
-    /// What was given out before we led, read from the API itself: a cache may lag behind the last leader's writes.
+    /// What was given out before we led, read from the API itself: a cache may lag behind the last leader's
+    /// writes.
     async fn recall(&self) -> Result<Memory, Error> {
         let mut memory = Memory::default();
         for network in self.objects.list::<Network>(&Selection::default()).await? {
@@ -259,7 +261,8 @@ impl Controller {
                 }
                 // An earlier controller, or an earlier run, has told it.
                 Some(Err(Error::AlreadyExists { .. })) if matches!(action, Action::Tell { .. }) => continue,
-                // Refused for good, as in a namespace that is being deleted: it is not told again, and holds up nothing.
+                // Refused for good, as in a namespace that is being deleted: it is not told again, and holds
+                // up nothing.
                 Some(Err(
                     error @ (Error::Invalid { .. } | Error::Forbidden { .. } | Error::NotFound { .. }),
                 )) if matches!(action, Action::Tell { .. }) => {
@@ -297,7 +300,8 @@ impl Controller {
             if plan.held_back > 0 && state.held_back == 0 {
                 tracing::warn!(
                     nodes = plan.held_back,
-                    "most agents seem to be away at once: no further node is closed to new pods. Is the API server slow, \
+                    "most agents seem to be away at once: no further node is closed to new pods. Is the API \
+                     server slow, \
                      or are the agents' pods not running?"
                 );
             }
@@ -309,7 +313,8 @@ impl Controller {
         failed
     }
 
-    /// One write. Nothing if the Lease was lost before it: whoever does not lead any more stops in the middle.
+    /// One write. Nothing if the Lease was lost before it: whoever does not lead any more stops in the
+    /// middle.
     fn attempt(
         &self,
         action: &Action,

@@ -1,7 +1,8 @@
 //! Only one controller acts at a time: who holds the Lease.
 //!
-//! The decision is pure ([`Election`]); the loop around it reads and writes the Lease. Another's Lease counts as
-//! expired when it has not changed for its whole duration by our own clock, so clocks that differ do no harm.
+//! The decision is pure ([`Election`]); the loop around it reads and writes the Lease. Another's Lease counts
+//! as expired when it has not changed for its whole duration by our own clock, so clocks that differ do no
+//! harm.
 
 use std::time::Duration;
 
@@ -57,8 +58,8 @@ impl Leading {
         self.0.filter(|term| Instant::now() < term.until)
     }
 
-    /// Carries something out that only the leader may do: not if it leads no more, and not beyond the end of its term.
-    /// Nothing if it was not begun, or broken off.
+    /// Carries something out that only the leader may do: not if it leads no more, and not beyond the end of
+    /// its term. Nothing if it was not begun, or broken off.
     pub(crate) async fn fence<T>(self, work: impl Future<Output = T>) -> Option<T> {
         let term = self.term()?;
         tokio::time::timeout_at(term.end, work).await.ok()
@@ -130,8 +131,8 @@ impl Election {
     }
 }
 
-/// Stands for election for ever, and tells through `leading` whether it leads, and through `heard` whether the API
-/// answers.
+/// Stands for election for ever, and tells through `leading` whether it leads, and through `heard` whether
+/// the API answers.
 pub(crate) async fn stand(
     objects: Objects,
     config: Config,

@@ -1,4 +1,5 @@
-//! What recording costs: a pod's record planned, attached and removed, with 500 others there, on a given directory.
+//! What recording costs: a pod's record planned, attached and removed, with 500 others there, on a given
+//! directory.
 //!
 //! `cargo run --release -p knit-ledger --example append_cost -- /run`
 

@@ -6,9 +6,9 @@
 //! frame  = length of the content: u32  crc32c of the content: u32  crc32c of the 8 bytes before: u32  content
 //! ```
 //!
-//! Numbers are little-endian; the content is a JSON list of changes that hold together or not at all. A killed writer
-//! leaves a prefix of a frame at the end. Because a frame's length has a checksum of its own, that is never mistaken for
-//! damage in the middle, nor damage for that.
+//! Numbers are little-endian; the content is a JSON list of changes that hold together or not at all. A
+//! killed writer leaves a prefix of a frame at the end. Because a frame's length has a checksum of its own,
+//! that is never mistaken for damage in the middle, nor damage for that.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -87,8 +87,8 @@ pub(crate) fn encode<R: Serialize>(
     Ok(len)
 }
 
-/// Reads a ledger's bytes up to their end or to the first thing that is wrong. `apply` sees each change in order;
-/// a batch that is not sound is not seen at all.
+/// Reads a ledger's bytes up to their end or to the first thing that is wrong. `apply` sees each change in
+/// order; a batch that is not sound is not seen at all.
 pub fn scan<R: DeserializeOwned>(bytes: &[u8], mut apply: impl FnMut(Change<R>)) -> Scan {
     let Some((head, _)) = bytes.split_first_chunk::<HEADER_LEN>() else {
         return Scan::Corrupt { sound: 0, why: Corruption::Header };

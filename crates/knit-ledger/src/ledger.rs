@@ -72,8 +72,8 @@ pub enum Recovery {
         /// How many bytes of it there were.
         bytes: u64,
     },
-    /// It was damaged. What is known now is only what stood before the damage: compare it with the kernel, and record
-    /// what is there.
+    /// It was damaged. What is known now is only what stood before the damage: compare it with the kernel,
+    /// and record what is there.
     SetAside {
         /// Where the damaged file is now.
         to: PathBuf,
@@ -310,7 +310,8 @@ impl<R: Record, F: Fs> Ledger<R, F> {
                 Ok(())
             }
             Err(error) => {
-                // If the rest cannot be cut off now, it is before the next write; a reader takes it for a torn tail.
+                // If the rest cannot be cut off now, it is before the next write; a reader takes it for a
+                // torn tail.
                 self.dirty_tail = self.file.set_len(self.len).is_err();
                 Err(error)
             }
@@ -390,7 +391,8 @@ fn write_anew<F: Fs, T>(
     }
 }
 
-/// Gives a damaged ledger a further name, the first that is free. It keeps its own until the new one takes that.
+/// Gives a damaged ledger a further name, the first that is free. It keeps its own until the new one takes
+/// that.
 fn set_aside<F: Fs>(fs: &F, path: &Path) -> io::Result<PathBuf> {
     let mut n = 1_u32;
     loop {

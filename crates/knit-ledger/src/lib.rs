@@ -1,13 +1,16 @@
 //! The ledger: the agent's crash-safe local record of what it made for whom, written before it is made.
 //!
-//! - [`Ledger`] is an append-only log of keyed records with a checksum on each batch. It lives on a run-time path
-//!   (tmpfs) and dies with the kernel objects that it describes, so nothing is synced on a pod's way; what it must
-//!   survive is the agent being killed at any instruction, a full disk, and a file that somebody else damaged.
-//! - [`SandboxRecord`] is what the agent keeps in it: one sandbox, its attachments, and how far each has come.
+//! - [`Ledger`] is an append-only log of keyed records with a checksum on each batch. It lives on a run-time
+//!   path (tmpfs) and dies with the kernel objects that it describes, so nothing is synced on a pod's way;
+//!   what it must survive is the agent being killed at any instruction, a full disk, and a file that somebody
+//!   else damaged.
+//! - [`SandboxRecord`] is what the agent keeps in it: one sandbox, its attachments, and how far each has
+//!   come.
 //! - [`DurableFile`] is for what must outlive a reboot (the cache of Networks and namespaces): one whole
 //!   value, synced, with the one before it kept.
 //!
-//! Everything is blocking and small. Files are reached through [`Fs`], so that tests can stop or fail any step.
+//! Everything is blocking and small. Files are reached through [`Fs`], so that tests can stop or fail any
+//! step.
 
 mod durable;
 mod error;

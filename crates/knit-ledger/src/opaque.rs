@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 
 /// Something of somebody else's, or nothing.
 ///
-/// Records are copied at each step of an attachment, and there may be hundreds on a node: as text this takes one
-/// allocation, which all copies share, where a tree of values has dozens.
+/// Records are copied at each step of an attachment, and there may be hundreds on a node: as text this takes
+/// one allocation, which all copies share, where a tree of values has dozens.
 #[derive(Clone, Debug, Default)]
 pub struct Opaque(Option<Arc<RawValue>>);
 
@@ -64,7 +64,8 @@ impl Serialize for Opaque {
     }
 }
 
-/// By way of a tree: inside of a flattened struct there is no text to be had any more. It happens at start only.
+/// By way of a tree: inside of a flattened struct there is no text to be had any more. It happens at start
+/// only.
 impl<'de> Deserialize<'de> for Opaque {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::of(&Value::deserialize(deserializer)?).map_err(serde::de::Error::custom)

@@ -1,9 +1,9 @@
 //! What the agent keeps in the ledger: one sandbox, its attachments, and how far each has come.
 //!
-//! An attachment is planned (recorded, perhaps half made), attached, or being detached; when it is gone it is no longer
-//! in the record, and a record with no attachment is removed. Only the steps planned → attached → detaching and
-//! planned → detaching exist. Attachments of one sandbox move alone, because a Network can be plugged into a running
-//! pod.
+//! An attachment is planned (recorded, perhaps half made), attached, or being detached; when it is gone it is
+//! no longer in the record, and a record with no attachment is removed. Only the steps planned → attached →
+//! detaching and planned → detaching exist. Attachments of one sandbox move alone, because a Network can be
+//! plugged into a running pod.
 
 use std::path::PathBuf;
 
@@ -89,7 +89,8 @@ pub struct SandboxRecord {
     attachments: Vec<Attachment>,
 }
 
-/// An address that was freed a moment ago and rests: another pod gets it only after a while, also from the next agent.
+/// An address that was freed a moment ago and rests: another pod gets it only after a while, also from the
+/// next agent.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Resting {
     /// The Network and the address.
@@ -131,7 +132,8 @@ pub enum TransitionError {
     },
     /// An attachment that is on its way out.
     #[error(
-        "interface {interface} of sandbox {sandbox} is being detached: wait until it is gone, then attach again"
+        "interface {interface} of sandbox {sandbox} is being detached: wait until it is gone, then attach \
+         again"
     )]
     Leaving {
         /// The sandbox.
@@ -141,7 +143,8 @@ pub enum TransitionError {
     },
     /// Gone before it was marked.
     #[error(
-        "interface {interface} of sandbox {sandbox} is forgotten without having been marked as leaving: mark it first"
+        "interface {interface} of sandbox {sandbox} is forgotten without having been marked as leaving: mark \
+         it first"
     )]
     NotLeaving {
         /// The sandbox.
@@ -271,8 +274,8 @@ impl SandboxRecord {
         self.attachments.iter().all(|a| matches!(a.state, AttachmentState::Attached(_)))
     }
 
-    /// Its leases, as the allocator takes them at start. Those that are leaving are among them: their addresses are
-    /// free only when they are gone.
+    /// Its leases, as the allocator takes them at start. Those that are leaving are among them: their
+    /// addresses are free only when they are gone.
     pub fn leases(&self) -> impl Iterator<Item = Lease> + '_ {
         self.attachments.iter().filter_map(|attachment| {
             let plan = &attachment.plan;

@@ -1,8 +1,9 @@
-//! A small HTTP server for health and numbers: answers GET, changes nothing, and lets no client keep it from others.
+//! A small HTTP server for health and numbers: answers GET, changes nothing, and lets no client keep it from
+//! others.
 //!
-//! One connection is one request and lasts a few seconds at most. A client has a few at once, all together have some more,
-//! and the node itself (kubelet's probes) has some of its own that nobody else can take. When there is no room for somebody
-//! new, the oldest connection of whoever has most is closed.
+//! One connection is one request and lasts a few seconds at most. A client has a few at once, all together
+//! have some more, and the node itself (kubelet's probes) has some of its own that nobody else can take. When
+//! there is no room for somebody new, the oldest connection of whoever has most is closed.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -32,7 +33,8 @@ const LOOK_FOR_ADDRESS: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection may last.
 const LIFETIME: Duration = Duration::from_secs(10);
-/// How long the same numbers are shown again: to make them is work that grows with the node, to show them is not.
+/// How long the same numbers are shown again: to make them is work that grows with the node, to show them is
+/// not.
 const FRESH: Duration = Duration::from_secs(1);
 /// How many connections one client has at once.
 const EACH: usize = 8;
@@ -174,7 +176,8 @@ pub async fn serve(
                     Ok(Err(error)) => tracing::debug!(%error, "a client was not served"),
                     Err(_) => tracing::debug!(%client, "a client took too long"),
                 },
-                () = guest.sent_away() => tracing::debug!(%client, "a client with many connections makes room"),
+                () = guest.sent_away() => tracing::debug!(%client, "a client with many connections makes \
+                    room"),
             }
             drop(guest);
         });
@@ -240,7 +243,8 @@ impl Guests {
         Self { refused, ..Self::default() }
     }
 
-    /// Lets a client in, unless there are too many of it. If there are too many of all, whoever has most makes room.
+    /// Lets a client in, unless there are too many of it. If there are too many of all, whoever has most
+    /// makes room.
     fn admit(self: &Arc<Self>, client: IpAddr, local: IpAddr) -> Option<Guest> {
         let (client, local) = (client.to_canonical(), local.to_canonical());
         let own = client == local || client.is_loopback();
@@ -273,7 +277,8 @@ impl Guests {
 // === impl Connections ===
 
 impl Connections {
-    /// Sees that there is room for one more of a client that has so many; false if nobody has more than it would have.
+    /// Sees that there is room for one more of a client that has so many; false if nobody has more than it
+    /// would have.
     fn make_room(&mut self, of_client: usize) -> bool {
         if self.by_client.values().map(BTreeMap::len).sum::<usize>() < ALL {
             return true;
@@ -366,7 +371,8 @@ mod tests {
         let mut crowd = crowd;
         let staying = crowd.iter_mut().filter_map(|guest| stays(guest).then_some(())).count();
         assert!(staying <= ALL, "{staying}");
-        // As many pods as it takes to fill all places: whoever is new is let in, and whoever has most makes room.
+        // As many pods as it takes to fill all places: whoever is new is let in, and whoever has most makes
+        // room.
         let mut new = hold("10.244.0.9", 1);
         assert!(new.len() == 1 && stays(&mut new[0]), "a few pods shut everybody out");
         assert_eq!(hold("192.0.2.1", 1).len(), 1, "kubelet is the node");

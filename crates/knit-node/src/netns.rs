@@ -1,4 +1,5 @@
-//! Which network namespace a path means now. Inode and device tell whether it is still the one that was meant.
+//! Which network namespace a path means now. Inode and device tell whether it is still the one that was
+//! meant.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -35,8 +36,8 @@ pub fn is_gone(known: &NetnsRef) -> bool {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Processes {
     namespaces: BTreeSet<PathBuf>,
-    /// Only our own are to be seen: an agent in a container sees all processes of its node only with `hostPID`, and without
-    /// it is the first of its own.
+    /// Only our own are to be seen: an agent in a container sees all processes of its node only with
+    /// `hostPID`, and without it is the first of its own.
     pub blind: bool,
 }
 

@@ -17,15 +17,16 @@ pub trait ServiceProxy: Send + Sync {
     /// Called once, when objects can be read: begins to follow what proxies are made of, in these tasks.
     fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>);
 
-    /// Starts the proxy of a Network's router; `router` is the path of its namespace, none for the node's own.
+    /// Starts the proxy of a Network's router; `router` is the path of its namespace, none for the node's
+    /// own.
     ///
     /// # Errors
     /// When it cannot start; the agent logs it, and the Network works without Services.
     async fn start(&self, router: Option<PathBuf>, network: &Network)
     -> Result<Box<dyn Running>, ProxyError>;
 
-    /// Has every proxy compare what it made in the kernel with what it should be, and put right what differs: called in
-    /// each pass. It returns at once.
+    /// Has every proxy compare what it made in the kernel with what it should be, and put right what differs:
+    /// called in each pass. It returns at once.
     fn compare(&self) {}
 
     /// What the proxies count, in the text form of OpenMetrics without its end.
@@ -53,7 +54,8 @@ pub trait Running: Debug + Send + Sync {
     fn watch(&self) -> watch::Receiver<ServicesState>;
 }
 
-/// In place of a proxy, for a Network of a runtime that makes no router: there the agent has nowhere to put one.
+/// In place of a proxy, for a Network of a runtime that makes no router: there the agent has nowhere to put
+/// one.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     /// The runtime's name.
@@ -65,7 +67,8 @@ impl Running for Foreign {
 
     fn watch(&self) -> watch::Receiver<ServicesState> {
         watch::channel(ServicesState::Off(format!(
-            "not served by Knit here; network runtime {} makes this Network, and serves Services in it or does not",
+            "not served by Knit here; network runtime {} makes this Network, and serves Services in it or \
+             does not",
             self.runtime
         )))
         .1
@@ -108,8 +111,8 @@ pub struct ProxyError {
 // === impl ServicesState ===
 
 impl ServicesState {
-    /// Why a pod is not answered yet; none if it may be. A proxy that cannot do its work holds up nobody: that is a
-    /// matter for the operator, and the pod may not need any Service.
+    /// Why a pod is not answered yet; none if it may be. A proxy that cannot do its work holds up nobody:
+    /// that is a matter for the operator, and the pod may not need any Service.
     #[must_use]
     pub fn holds_up_pods(&self) -> Option<&'static str> {
         match self {

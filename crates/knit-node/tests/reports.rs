@@ -45,7 +45,8 @@ async fn answer(request: Request<Incoming>, written: Written) -> Response<Full<B
             *entry = (entry.0 + 1, body.clone());
             if path.contains(TAKEN) {
                 code = 422;
-                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422, "reason": "Invalid",
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
+                    "reason": "Invalid",
                     "message": "an attachment cannot be changed in place", "details": {"name": TAKEN}})
             } else {
                 body

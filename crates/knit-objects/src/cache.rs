@@ -1,5 +1,5 @@
-//! What is there of one kind, for many readers. Reading takes a short lock and never waits for the source; whoever
-//! must wait waits for a change, not for a time.
+//! What is there of one kind, for many readers. Reading takes a short lock and never waits for the source;
+//! whoever must wait waits for a change, not for a time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -115,8 +115,8 @@ impl<T> Cache<T> {
         self.wait(deadline, what, |cache| cache.get(key)).await
     }
 
-    /// Waits until `check` finds what it looks for. It is called now and after each change; `what` names it for the
-    /// error.
+    /// Waits until `check` finds what it looks for. It is called now and after each change; `what` names it
+    /// for the error.
     pub async fn wait_until<U>(
         &self,
         what: &str,

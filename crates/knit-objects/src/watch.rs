@@ -86,8 +86,8 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
         self
     }
 
-    /// Keeps only what this makes of each object; one for which it makes nothing counts as not there. No whole
-    /// object is kept behind it. What was seeded before is dropped.
+    /// Keeps only what this makes of each object; one for which it makes nothing counts as not there. No
+    /// whole object is kept behind it. What was seeded before is dropped.
     pub fn map<U: Send + Sync + 'static>(
         self,
         mut map: impl FnMut(T) -> Option<U> + Send + 'static,
@@ -102,8 +102,8 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
         }
     }
 
-    /// Objects known from an earlier run. They count as there until the source says otherwise; so a restart while
-    /// the source is away goes on with what was known.
+    /// Objects known from an earlier run. They count as there until the source says otherwise; so a restart
+    /// while the source is away goes on with what was known.
     pub fn seed(mut self, known: impl IntoIterator<Item = (Key, T)>) -> Self {
         self.seed.extend(known);
         self
@@ -117,13 +117,14 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
         Ok(Subscription { events: receiver, connection, away, task })
     }
 
-    /// Starts, and keeps what is there for many readers. Needs a tokio runtime. Fails only for a selector that is
-    /// none.
+    /// Starts, and keeps what is there for many readers. Needs a tokio runtime. Fails only for a selector
+    /// that is none.
     pub fn cache(self) -> Result<Cache<T>> {
         self.cache_with(None)
     }
 
-    /// The same, and an object of which the same is kept as before is no change: what else changes in it wakes nobody.
+    /// The same, and an object of which the same is kept as before is no change: what else changes in it
+    /// wakes nobody.
     pub fn cache_of_news(self) -> Result<Cache<T>>
     where
         T: PartialEq,
@@ -175,7 +176,8 @@ impl<T> Subscription<T> {
         self.connection.clone()
     }
 
-    /// Whether nobody is there: the last attempt got no answer at all, not even an error. False while that is not known.
+    /// Whether nobody is there: the last attempt got no answer at all, not even an error. False while that is
+    /// not known.
     #[must_use]
     pub fn away(&self) -> watch::Receiver<bool> {
         self.away.clone()

@@ -1,8 +1,8 @@
 //! What is done with traffic, apart from whose it is: few behaviours, shared by many services.
 //!
-//! A [`Leaf`] does one thing (one of five cluster endpoints, masqueraded). A [`Behaviour`] picks a leaf by where the
-//! traffic comes from. Both become small chains with a name that says what they do, so that after a restart they are
-//! found again by their names.
+//! A [`Leaf`] does one thing (one of five cluster endpoints, masqueraded). A [`Behaviour`] picks a leaf by
+//! where the traffic comes from. Both become small chains with a name that says what they do, so that after a
+//! restart they are found again by their names.
 
 use std::fmt;
 
@@ -113,14 +113,15 @@ impl Behaviour {
             && self.from_pods.is_none()
     }
 
-    /// Whether it draws from the frontend's own endpoints of a scope. With affinity it does not: then the service port
-    /// has slots for all of its frontends.
+    /// Whether it draws from the frontend's own endpoints of a scope. With affinity it does not: then the
+    /// service port has slots for all of its frontends.
     pub(crate) fn draws(&self, scope: Scope) -> bool {
         let draws = |leaf| matches!(leaf, Leaf::Endpoints { scope: s, affinity: None, .. } if s == scope);
         self.leaves().any(draws)
     }
 
-    /// The same for up to `distance` endpoints more or less, if it is nothing but its leaf and others may use it.
+    /// The same for up to `distance` endpoints more or less, if it is nothing but its leaf and others may use
+    /// it.
     pub(crate) fn near(&self, distance: u32) -> impl Iterator<Item = Self> + use<> {
         let (plain, this) = (self.is_plain(), *self);
         let leaf = match self.route {

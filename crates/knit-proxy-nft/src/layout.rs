@@ -1,19 +1,19 @@
 //! The table: its sets, its fixed chains, and the small chains of behaviours.
 //!
-//! A packet's way through it: `prerouting` or `output` jump to `services`, which looks up `address . protocol . port`
-//! in `frontends`, gets the number of a behaviour, and goes to that one's chain, which `actions` has. The chain draws a
-//! slot, and finds the endpoint in `endpoints` under the same key and the slot. With affinity it looks for the client
-//! in an `affinity` set first; see [`sticky`].
+//! A packet's way through it: `prerouting` or `output` jump to `services`, which looks up
+//! `address . protocol . port` in `frontends`, gets the number of a behaviour, and goes to that one's chain,
+//! which `actions` has. The chain draws a slot, and finds the endpoint in `endpoints` under the same key and
+//! the slot. With affinity it looks for the client in an `affinity` set first; see [`sticky`].
 //!
-//! Elements of `frontends` and `endpoints` hold plain values. A map of verdicts instead of numbers would save a lookup,
-//! but each element written to one makes the kernel walk through all of it (half a millisecond with 10,000 services);
-//! here only a behaviour that nobody had before does that.
+//! Elements of `frontends` and `endpoints` hold plain values. A map of verdicts instead of numbers would save
+//! a lookup, but each element written to one makes the kernel walk through all of it (half a millisecond with
+//! 10,000 services); here only a behaviour that nobody had before does that.
 //!
-//! A value that came from one map and is part of a key or of an element of another goes through the packet's mark on
-//! its way ([`through_mark`]), and the mark is put back within the same rule. The kernel does not need that. But `nft`
-//! 1.0.6, which Debian 12 has, aborts when it lists a rule that uses a map's value in another way than as the operand
-//! of a statement (it believes the value to be zero bits long), and an administrator's `nft list ruleset` must not end
-//! like that because of us.
+//! A value that came from one map and is part of a key or of an element of another goes through the packet's
+//! mark on its way ([`through_mark`]), and the mark is put back within the same rule. The kernel does not
+//! need that. But `nft` 1.0.6, which Debian 12 has, aborts when it lists a rule that uses a map's value in
+//! another way than as the operand of a statement (it believes the value to be zero bits long), and an
+//! administrator's `nft list ruleset` must not end like that because of us.
 
 use std::time::Duration;
 
@@ -47,8 +47,8 @@ pub(crate) struct Sets {
     pub actions: Set,
     /// `address . protocol . port . slot : address . port`, of service ports without affinity.
     pub endpoints: Set,
-    /// `number of a service port . client : number of an endpoint`, written by packets. The first of many, each for one
-    /// service port as far as they reach: [`Layout::affinity`].
+    /// `number of a service port . client : number of an endpoint`, written by packets. The first of many,
+    /// each for one service port as far as they reach: [`Layout::affinity`].
     affinity: Set,
     /// `number of a service port . slot : number of an endpoint`, of service ports with affinity.
     pub slots: Set,
@@ -86,7 +86,8 @@ const SAVED: Reg = Reg::LAST;
 /// How many clients of one service port with affinity are remembered at once.
 const AFFINITY_SIZE: u32 = 1 << 16;
 
-/// How many sets of clients there are: so many service ports with affinity have one each. Beyond that, some share one.
+/// How many sets of clients there are: so many service ports with affinity have one each. Beyond that, some
+/// share one.
 pub(crate) const AFFINITY_SETS: u32 = 256;
 
 impl Layout {
@@ -140,7 +141,8 @@ impl Layout {
             state = state.set(set.clone(), []);
         }
         let to_services = || [Rule::new().jump("services")];
-        // A service address that an interface of this namespace has is served by whoever listens there (NodeLocal DNSCache).
+        // A service address that an interface of this namespace has is served by whoever listens there
+        // (NodeLocal DNSCache).
         let own = || to_own_address().ret();
         if self.keeps_own_addresses {
             state = state.chain(Chain::regular(OWN_ADDRESS), self.node_ports::<I>(node));
@@ -376,16 +378,16 @@ fn save_mark(rule: Rule) -> Rule {
     rule.expr(Expr::Meta { dreg: SAVED, key: MetaKey::MARK })
 }
 
-/// Takes what a map had from one register to others, by way of the packet's mark; the module says why. The mark is put
-/// back at once, before anything that may end the rule.
+/// Takes what a map had from one register to others, by way of the packet's mark; the module says why. The
+/// mark is put back at once, before anything that may end the rule.
 fn through_mark(rule: Rule, from: Reg, to: &[Reg]) -> Rule {
     let rule = rule.expr(Expr::MetaSet { sreg: from, key: MetaKey::MARK });
     let rule = to.iter().fold(rule, |rule, to| rule.expr(Expr::Meta { dreg: *to, key: MetaKey::MARK }));
     rule.expr(Expr::MetaSet { sreg: SAVED, key: MetaKey::MARK })
 }
 
-/// What is done for a service port with affinity: the endpoint that the client had, if it is still in this scope, or
-/// one at random, which is remembered.
+/// What is done for a service port with affinity: the endpoint that the client had, if it is still in this
+/// scope, or one at random, which is remembered.
 fn sticky<I: Ip>(
     sets: &Sets,
     clients: &Set,
@@ -394,7 +396,8 @@ fn sticky<I: Ip>(
     count: u32,
     timeout: Duration,
 ) -> [Rule; 4] {
-    // Registers: service port and client; behind them service port, slot or scope, and endpoint; then what it leads to.
+    // Registers: service port and client; behind them service port, slot or scope, and endpoint; then what it
+    // leads to.
     let client = Reg::FIRST;
     let (service, slot, endpoint, found) =
         (reg(1 + I::REGS), reg(2 + I::REGS), reg(3 + I::REGS), reg(4 + I::REGS));
@@ -425,8 +428,8 @@ fn sticky<I: Ip>(
             .expr(remember(DynsetOp::Update))
             .dnat_at(I::TABLE, found)
             .comment("the same endpoint as before"),
-        // An update keeps the value of an element that is there, so one that leads nowhere has to go first. What is
-        // given as value does not matter, but the kernel asks for one.
+        // An update keeps the value of an element that is there, so one that leads nowhere has to go first.
+        // What is given as value does not matter, but the kernel asks for one.
         of_client()
             .expr(Expr::Immediate { dreg: endpoint, data: Mark(0).bytes() })
             .expr(remember(DynsetOp::Delete)),

@@ -33,9 +33,9 @@ pub(crate) struct Port {
     numbers: Numbers,
 }
 
-/// Numbers of service ports with affinity: the lowest that was never used first, so that one that is gone is not soon
-/// another. A number says in which set clients are remembered ([`set_of`]): as long as there is one that nobody has, nobody
-/// shares one.
+/// Numbers of service ports with affinity: the lowest that was never used first, so that one that is gone is
+/// not soon another. A number says in which set clients are remembered ([`set_of`]): as long as there is one
+/// that nobody has, nobody shares one.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     next: u32,
@@ -82,7 +82,8 @@ pub(crate) struct SetEdit {
 }
 
 impl SetEdit {
-    /// Like [`sorted`](Self::sorted), for a set of ranges: what goes and overlaps what comes makes room for it first.
+    /// Like [`sorted`](Self::sorted), for a set of ranges: what goes and overlaps what comes makes room for
+    /// it first.
     pub(crate) fn sorted_ranges(self) -> (Vec<Element>, Vec<Element>, Vec<Element>) {
         let Self { removed, added } = self;
         let overlaps = |gone: &Element| {
@@ -330,7 +331,8 @@ impl Port {
         edit
     }
 
-    /// Goes over to another view; none: it is gone. Writes what that takes, but for `frontends` and `hairpin`.
+    /// Goes over to another view; none: it is gone. Writes what that takes, but for `frontends` and
+    /// `hairpin`.
     pub(crate) fn change(
         &mut self,
         key: &PortKey,

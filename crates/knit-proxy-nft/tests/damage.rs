@@ -1,5 +1,5 @@
-//! Against the kernel: what others do to the tables of Services is found by comparing, without a notification; it
-//! is put right, counted as what it is, and not looked for where nobody can have been.
+//! Against the kernel: what others do to the tables of Services is found by comparing, without a
+//! notification; it is put right, counted as what it is, and not looked for where nobody can have been.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};

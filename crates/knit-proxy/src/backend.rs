@@ -1,8 +1,8 @@
 //! The trait a backend implements: it makes a [`NodeView`] true.
 //!
-//! A simple backend writes [`sync`](Backend::sync) only, and gets everything each time something changes. One that
-//! wants its work to follow the change writes [`apply`](Backend::apply) too. Both are plain calls in the same process;
-//! all changes that are due come in one call, so that they can be one transaction (rule 57).
+//! A simple backend writes [`sync`](Backend::sync) only, and gets everything each time something changes. One
+//! that wants its work to follow the change writes [`apply`](Backend::apply) too. Both are plain calls in the
+//! same process; all changes that are due come in one call, so that they can be one transaction (rule 57).
 
 use std::fmt;
 
@@ -13,17 +13,17 @@ use crate::view::{Changes, NodeView, PortKey};
 pub trait Backend {
     /// Makes everything so, whatever was there before: at the start, after a failure, and every now and then.
     ///
-    /// At the start, what an earlier run left is to be found and changed into what is wanted, not removed: a restart
-    /// must not break connections (rule 58).
+    /// At the start, what an earlier run left is to be found and changed into what is wanted, not removed: a
+    /// restart must not break connections (rule 58).
     fn sync(&mut self, state: &NodeView) -> Outcome;
 
     /// Makes the changes, which lead from the last state that was done to `state`.
     ///
-    /// It is called after a `sync` that did not fail. A change whose `old` is `None` may be about something that is
-    /// there already: it is how a port that failed is tried again.
+    /// It is called after a `sync` that did not fail. A change whose `old` is `None` may be about something
+    /// that is there already: it is how a port that failed is tried again.
     ///
-    /// A family that failed altogether ([`Outcome::FamilyFailed`]) is left alone, whatever changes in it, until
-    /// [`Changes::retry`] names it: then all of it is made so, whatever was there before.
+    /// A family that failed altogether ([`Outcome::FamilyFailed`]) is left alone, whatever changes in it,
+    /// until [`Changes::retry`] names it: then all of it is made so, whatever was there before.
     fn apply(&mut self, changes: &Changes, state: &NodeView) -> Outcome {
         let _ = changes;
         self.sync(state)
@@ -34,16 +34,16 @@ pub trait Backend {
         PerFamily { v4: true, v6: true }
     }
 
-    /// Whether all that it made is certainly as it left it, by a look that costs little whatever is served. A backend
-    /// that cannot tell says no, and gets a [`sync`](Self::sync) each time that somebody asks
+    /// Whether all that it made is certainly as it left it, by a look that costs little whatever is served. A
+    /// backend that cannot tell says no, and gets a [`sync`](Self::sync) each time that somebody asks
     /// ([`Handle::compare`](crate::source::Handle::compare)).
     fn is_intact(&mut self) -> bool {
         false
     }
 
-    /// Called once, before anything else: from then on `tell` is to be called whenever somebody else changes what the
-    /// backend made, from any thread. A backend that does not hear of that leaves it out; then only those who compare
-    /// find out.
+    /// Called once, before anything else: from then on `tell` is to be called whenever somebody else changes
+    /// what the backend made, from any thread. A backend that does not hear of that leaves it out; then only
+    /// those who compare find out.
     fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
         drop(tell);
     }
@@ -79,8 +79,8 @@ pub enum Outcome {
     Done,
     /// All but these service ports.
     Partly(Vec<Failure>),
-    /// Nothing of one family, or nobody knows; of the other, all but these service ports. The other goes on with
-    /// changes.
+    /// Nothing of one family, or nobody knows; of the other, all but these service ports. The other goes on
+    /// with changes.
     FamilyFailed {
         /// The family that failed.
         family: Family,

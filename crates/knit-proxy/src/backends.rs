@@ -1,5 +1,5 @@
-//! Backends of one kind, as a crate offers them: made for a network namespace, found again, removed. What a program or an
-//! agent tells them is in [`BackendSetup`], so that neither has to know the other by name.
+//! Backends of one kind, as a crate offers them: made for a network namespace, found again, removed. What a
+//! program or an agent tells them is in [`BackendSetup`], so that neither has to know the other by name.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -40,8 +40,9 @@ pub trait Backends: fmt::Debug + Send + Sync {
     /// If it cannot be said.
     fn others_at_work(&self, namespace: Namespace<'_>) -> Result<Option<String>, OpenError>;
 
-    /// What keeps the limits of the system that a proxy needs, such as the size of the connection table (rule 53); none
-    /// if there are none. `shared`: the namespace is one of several on the machine, whose own limits are not touched.
+    /// What keeps the limits of the system that a proxy needs, such as the size of the connection table (rule
+    /// 53); none if there are none. `shared`: the namespace is one of several on the machine, whose own
+    /// limits are not touched.
     fn limits(&self, shared: bool) -> Option<Box<dyn Limits>> {
         let _ = shared;
         None
@@ -61,21 +62,22 @@ pub type Namespace<'a> = Option<BorrowedFd<'a>>;
 pub struct BackendSetup<'a> {
     /// The network namespace.
     pub namespace: Namespace<'a>,
-    /// The proxy's own name, if it has one (`service.kubernetes.io/service-proxy-name`): what it makes is apart from
-    /// that of others.
+    /// The proxy's own name, if it has one (`service.kubernetes.io/service-proxy-name`): what it makes is
+    /// apart from that of others.
     pub proxy_name: Option<&'a str>,
     /// The bit of the packet mark that says "masquerade this" (rule 50), as a number with that bit.
     pub masquerade_mark: u32,
-    /// What masqueraded traffic looks like. Without it the system chooses, by the interface that it leaves by.
+    /// What masqueraded traffic looks like. Without it the system chooses, by the interface that it leaves
+    /// by.
     pub masquerade_as: MasqueradeAs,
-    /// Sources that are the node itself (rule 34), besides the addresses of the namespace: for a router apart from the
-    /// node, those of the node.
+    /// Sources that are the node itself (rule 34), besides the addresses of the namespace: for a router apart
+    /// from the node, those of the node.
     pub node_sources: Vec<IpNet>,
-    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs and load
-    /// balancers' addresses do not take what comes from there: it is other Networks'.
+    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs
+    /// and load balancers' addresses do not take what comes from there: it is other Networks'.
     pub routers: Option<String>,
-    /// External IPs do not take addresses that the namespace itself has, on any interface: what is sent there is for
-    /// whoever listens there. kube-proxy takes them.
+    /// External IPs do not take addresses that the namespace itself has, on any interface: what is sent there
+    /// is for whoever listens there. kube-proxy takes them.
     pub keeps_own_addresses: bool,
     /// Is told of each look at stale flows.
     pub on_clean: Option<OnClean>,

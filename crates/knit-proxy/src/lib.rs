@@ -1,9 +1,9 @@
 //! The library to build a service proxy with.
 //!
-//! A service proxy makes virtual addresses lead to real endpoints. What it must do is the same for everybody: merge
-//! endpoint groups, honour traffic policies, topology hints and terminating endpoints, keep source addresses or hide
-//! them. How it does it differs: nftables, eBPF, a user-space process, a load balancer in hardware. This crate does the
-//! first part, and lets you write the second.
+//! A service proxy makes virtual addresses lead to real endpoints. What it must do is the same for everybody:
+//! merge endpoint groups, honour traffic policies, topology hints and terminating endpoints, keep source
+//! addresses or hide them. How it does it differs: nftables, eBPF, a user-space process, a load balancer in
+//! hardware. This crate does the first part, and lets you write the second.
 //!
 //! A whole proxy, with a backend that only says what it is asked to do:
 //!
@@ -50,18 +50,21 @@
 //! - [`model`]: plain types for services, endpoints and the node.
 //! - [`view`]: told of them, says what this node has to do, all decisions made; incremental.
 //! - [`diff`]: a generic store that turns states into differences, and slots for endpoints.
-//! - [`backend`]: the trait to write; it gets differences, full state, or both. [`backends`]: what a crate offers that
-//!   has one, so that programs need not know it by name.
-//! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of its own.
+//! - [`backend`]: the trait to write; it gets differences, full state, or both. [`backends`]: what a crate
+//!   offers that has one, so that programs need not know it by name.
+//! - [`engine`]: owns view and backend, paces the work, retries what failed; without threads or a clock of
+//!   its own.
 //! - [`start`](mod@start): all of it on a thread.
-//! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects, feature `objects`
-//!   a source that reads and follows them in a cluster or a folder.
-//! - [`health`]: what to answer on /healthz, /livez and health check node ports; feature `server` has the servers.
-//! - Feature `metrics`: kube-proxy's metrics. Feature `grpc`: the node view as a stream, for backends in any language.
+//! - [`source`]: how objects come in; feature `kubernetes` has the conversion from Kubernetes objects,
+//!   feature `objects` a source that reads and follows them in a cluster or a folder.
+//! - [`health`]: what to answer on /healthz, /livez and health check node ports; feature `server` has the
+//!   servers.
+//! - Feature `metrics`: kube-proxy's metrics. Feature `grpc`: the node view as a stream, for backends in any
+//!   language.
 //! - [`conntrack`]: which UDP flows are stale. [`explain`]: why a service is served the way it is.
 //!
-//! "Rule n" in these pages means the n-th rule of the list of what a Kubernetes service proxy has to do, which the
-//! project's documentation has.
+//! "Rule n" in these pages means the n-th rule of the list of what a Kubernetes service proxy has to do,
+//! which the project's documentation has.
 //!
 //! Nothing here needs Kubernetes, an async runtime, or privilege. No feature is on by default.
 

@@ -1,7 +1,9 @@
-//! The source of a running proxy: reads Services, EndpointSlices, ServiceCIDRs and this proxy's Node, and follows them.
+//! The source of a running proxy: reads Services, EndpointSlices, ServiceCIDRs and this proxy's Node, and
+//! follows them.
 //!
-//! A [`Feed`] turns what `knit-objects` says, of a cluster or of a folder of files, into [`Event`]s. Objects are
-//! converted as they come in and are not kept. What is wrong with one is told once, and again only after it changed.
+//! A [`Feed`] turns what `knit-objects` says, of a cluster or of a folder of files, into [`Event`]s. Objects
+//! are converted as they come in and are not kept. What is wrong with one is told once, and again only after
+//! it changed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,14 +48,15 @@ struct Place {
 }
 
 impl Source {
-    /// For the node of this name. What else is known of it here (addresses of its interfaces) fills in what its Node
-    /// object does not say, or stands alone where there is no such object.
+    /// For the node of this name. What else is known of it here (addresses of its interfaces) fills in what
+    /// its Node object does not say, or stands alone where there is no such object.
     #[must_use]
     pub fn new(node: NodeInfo) -> Self {
         Self { kubernetes: Kubernetes::new(), proxy_name: None, node }
     }
 
-    /// Serves the Services that have this name in their label instead of those that have no such label (rule 1).
+    /// Serves the Services that have this name in their label instead of those that have no such label (rule
+    /// 1).
     #[must_use]
     pub fn named(mut self, proxy_name: &str) -> Self {
         self.kubernetes = self.kubernetes.named(proxy_name);

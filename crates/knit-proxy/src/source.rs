@@ -71,7 +71,8 @@ pub(crate) enum Message {
     Stop,
 }
 
-/// Sends events to an engine on another thread. Clones send to the same one; when the last is gone, the engine stops.
+/// Sends events to an engine on another thread. Clones send to the same one; when the last is gone, the
+/// engine stops.
 #[derive(Clone)]
 pub struct Handle {
     sender: Sender<Message>,
@@ -137,8 +138,8 @@ impl Handle {
             .try_for_each(|kind| self.send(Event::ListDone(kind)))
     }
 
-    /// Has the backend look at all that is there, because somebody else may have changed it. Soon, and the more seldom the
-    /// more often this is asked for.
+    /// Has the backend look at all that is there, because somebody else may have changed it. Soon, and the
+    /// more seldom the more often this is asked for.
     ///
     /// # Errors
     /// If the engine has stopped.
@@ -146,8 +147,8 @@ impl Handle {
         self.sender.send(Message::LookAgain).map_err(|_| Stopped)
     }
 
-    /// Has the backend compare what is there with what it made, and put right what differs. It costs next to nothing
-    /// where the backend can tell that nobody else changed anything.
+    /// Has the backend compare what is there with what it made, and put right what differs. It costs next to
+    /// nothing where the backend can tell that nobody else changed anything.
     ///
     /// # Errors
     /// If the engine has stopped.
@@ -155,7 +156,8 @@ impl Handle {
         self.sender.send(Message::Compare).map_err(|_| Stopped)
     }
 
-    /// Looks into the engine from its own thread, after all events sent so far, and hands back what was found.
+    /// Looks into the engine from its own thread, after all events sent so far, and hands back what was
+    /// found.
     ///
     /// # Errors
     /// If the engine has stopped.

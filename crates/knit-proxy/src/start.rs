@@ -1,4 +1,5 @@
-//! A whole proxy on a thread of its own: a backend, its engine and those who watch it, put together in one place.
+//! A whole proxy on a thread of its own: a backend, its engine and those who watch it, put together in one
+//! place.
 
 use std::fmt;
 use std::thread::JoinHandle;
@@ -12,8 +13,8 @@ use crate::view::PortKey;
 /// The settings of a proxy that [`start`] runs.
 #[derive(Default)]
 pub struct Options {
-    /// View, pace, and what to wait for. `engine.view.network` says whose services are served: what a source sends of
-    /// other Networks is left alone. Families that the backend does not have are left out.
+    /// View, pace, and what to wait for. `engine.view.network` says whose services are served: what a source
+    /// sends of other Networks is left alone. Families that the backend does not have are left out.
     pub engine: EngineConfig,
     /// Are told what the engine does: health, metrics, a log.
     pub observers: Vec<Box<dyn Observer + Send>>,
@@ -43,8 +44,8 @@ pub struct Summary {
 /// Starts a proxy, and returns at once.
 ///
 /// Feed it through [`Running::handle`]. It programs nothing before all lists that
-/// [`wait_for`](EngineConfig::wait_for) names are complete. There may be any number of them in one process, such as one
-/// for each network namespace; `engine.view.network` and `exempt_vips` tell them apart.
+/// [`wait_for`](EngineConfig::wait_for) names are complete. There may be any number of them in one process,
+/// such as one for each network namespace; `engine.view.network` and `exempt_vips` tell them apart.
 ///
 /// ```
 /// use knit_proxy::backend::{Backend, Outcome};
@@ -124,8 +125,8 @@ impl Running {
         })
     }
 
-    /// Stops it and waits until its thread is gone. What it made stays. Says whether it ended well: if not, the thread
-    /// panicked, and the reason was printed.
+    /// Stops it and waits until its thread is gone. What it made stays. Says whether it ended well: if not,
+    /// the thread panicked, and the reason was printed.
     pub fn stop(mut self) -> bool {
         self.end()
     }

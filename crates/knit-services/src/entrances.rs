@@ -1,9 +1,10 @@
 //! Which address and port of the node leads into which router: pure bookkeeping.
 //!
-//! Routers say which of their Services are in force, with the places that clients outside know; Services of the default
-//! Network want such places too, and are served on the node itself. Where two want one, the older Service has it, as
-//! within one Network; but what a tenant wrote comes after what a load balancer gave. Nobody has an address that belongs
-//! to a pod, a Service or, unless the operator allows it, a node; and nobody has the port of the tunnel ([`Objection`]).
+//! Routers say which of their Services are in force, with the places that clients outside know; Services of
+//! the default Network want such places too, and are served on the node itself. Where two want one, the older
+//! Service has it, as within one Network; but what a tenant wrote comes after what a load balancer gave.
+//! Nobody has an address that belongs to a pod, a Service or, unless the operator allows it, a node; and
+//! nobody has the port of the tunnel ([`Objection`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -72,8 +73,8 @@ struct Rank {
 struct Claim {
     network: NetworkName,
     kind: FrontendKind,
-    /// Where it leads; none for Services of the default Network, which the node itself serves, and for what no proxy was
-    /// told of.
+    /// Where it leads; none for Services of the default Network, which the node itself serves, and for what
+    /// no proxy was told of.
     to: Option<To>,
 }
 
@@ -203,8 +204,8 @@ impl Steering {
         self.by_owner.keys().filter_map(key).collect()
     }
 
-    /// A Service of the default Network wants its places like anybody else, but they lead nowhere. `node` are the
-    /// addresses where its node ports answer.
+    /// A Service of the default Network wants its places like anybody else, but they lead nowhere. `node` are
+    /// the addresses where its node ports answer.
     pub(crate) fn set_default(&mut self, service: &Service, node: &[IpAddr]) {
         let mut places = Vec::new();
         // Where only node ports may have those addresses, nobody else can want the place.
@@ -251,7 +252,8 @@ impl Steering {
         }
     }
 
-    /// Whether somebody else serves the default Network here. Says whether that is another answer than before.
+    /// Whether somebody else serves the default Network here. Says whether that is another answer than
+    /// before.
     pub(crate) fn set_left_to_others(&mut self, left: bool) -> bool {
         let other = std::mem::replace(&mut self.left_to_others, left) != left;
         if other {
@@ -436,7 +438,8 @@ impl fmt::Display for Objection {
             }
             Self::Unlisted { allowable } => {
                 f.write_str(
-                    "an interface of this node has the address, though its Node does not list it; remove it there",
+                    "an interface of this node has the address, though its Node does not list it; remove it \
+                     there",
                 )?;
                 let allow = ", or set spec.services.nodeAddresses: Allow of the Service's Network";
                 return f.write_str(if *allowable { allow } else { "" });
@@ -446,7 +449,8 @@ impl fmt::Display for Objection {
         let what = if node_port { "nodePort" } else { "port" };
         write!(
             f,
-            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give the \
+            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give \
+             the \
              Service another {what}"
         )
     }
@@ -504,7 +508,8 @@ fn sources(sources: &Sources, address: IpAddr, node: Option<IpAddr>) -> Option<B
     Some(ranges.iter().copied().chain(looped.then(|| IpNet::from(address))).collect())
 }
 
-/// Whether a Service itself names a node port: one that was only given to it for the router's use is no port of the node.
+/// Whether a Service itself names a node port: one that was only given to it for the router's use is no port
+/// of the node.
 fn names(service: &Service, port: &str, protocol: Protocol, number: u16) -> bool {
     service.ports.iter().any(|found| {
         *found.name == *port

@@ -1,8 +1,8 @@
 //! Ports of a router that stand for Services without a node port: pure bookkeeping.
 //!
-//! What is steered into a router arrives at the router's own address, and the port says which Service it is for: its
-//! node port where it has one. A Service that clients outside reach by other addresses only (external IPs, or a load
-//! balancer without node ports) is given a port for that, which nobody else sees.
+//! What is steered into a router arrives at the router's own address, and the port says which Service it is
+//! for: its node port where it has one. A Service that clients outside reach by other addresses only
+//! (external IPs, or a load balancer without node ports) is given a port for that, which nobody else sees.
 
 use std::collections::HashMap;
 use std::num::NonZeroU16;
@@ -31,12 +31,12 @@ struct Owner {
 }
 
 const FIRST: u16 = 1024;
-/// Where the API server gives Services their node ports, unless it is told another range: one that is given here would be taken
-/// away again.
+/// Where the API server gives Services their node ports, unless it is told another range: one that is given
+/// here would be taken away again.
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30_000..=32_767;
 
-/// Ports that are a runtime's own, such as that of the tunnels between nodes: no Service has them, neither on a node nor in
-/// a router.
+/// Ports that are a runtime's own, such as that of the tunnels between nodes: no Service has them, neither on
+/// a node nor in a router.
 pub(crate) type Reserved = Vec<(Protocol, u16)>;
 
 /// The ports that are a runtime's own.
@@ -71,8 +71,8 @@ impl InternalPorts {
         self.reserved.contains(&(protocol, port))
     }
 
-    /// Gives a Service the ports that it lacks. Answers with the Services that lost theirs, because this one names it:
-    /// they are to be prepared again.
+    /// Gives a Service the ports that it lacks. Answers with the Services that lost theirs, because this one
+    /// names it: they are to be prepared again.
     pub(crate) fn prepare(&mut self, service: &mut Service) -> Vec<ServiceName> {
         self.taken.retain(|_, owner| owner.service != service.name);
         let mut evicted = Vec::new();

@@ -1,8 +1,8 @@
 //! Tells the author of a Service which of its addresses is not served, and why.
 //!
-//! Every node comes to the same conclusion. Two of them say so: whichever two the Service's name falls to, so that one
-//! that is away is not missed and thousands do not write the same. What a Service's author can change again and again is
-//! said once a minute at most, and in few words.
+//! Every node comes to the same conclusion. Two of them say so: whichever two the Service's name falls to, so
+//! that one that is away is not missed and thousands do not write the same. What a Service's author can
+//! change again and again is said once a minute at most, and in few words.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -69,7 +69,8 @@ impl Refusals {
         let text = found.map(|(network, addresses)| {
             let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             format!(
-                "spec.externalIPs {} are not served: Network {network} does not allow them; its operator can, with \
+                "spec.externalIPs {} are not served: Network {network} does not allow them; its operator \
+                 can, with \
                  spec.services.externalIPs: Allow. A Service of type LoadBalancer needs no such permission",
                 list.join(", ")
             )

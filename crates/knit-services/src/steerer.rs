@@ -137,7 +137,8 @@ impl Work {
         }
     }
 
-    /// Has the next attempt look at the whole table if somebody else changed it; says when, if that is not now.
+    /// Has the next attempt look at the whole table if somebody else changed it; says when, if that is not
+    /// now.
     fn look_again(&mut self) -> Option<Duration> {
         if !self.touched {
             return None;

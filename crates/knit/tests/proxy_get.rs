@@ -145,8 +145,8 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.7}]}}
     }
 }
 
-/// Broken YAML, bad addresses and ranges, ports out of range, a slice without a Service, two Services with one
-/// external IP and port: each is named with object and field, and everything else is served.
+/// Broken YAML, bad addresses and ranges, ports out of range, a slice without a Service, two Services with
+/// one external IP and port: each is named with object and field, and everything else is served.
 #[test]
 fn rules_12_21_bad_objects_are_named_and_the_rest_is_served() {
     let output = ask(&["get", "services"], "bad");
@@ -169,21 +169,33 @@ shop/web        http/TCP   cluster IP         10.96.0.10:80      2
 shop/web        http/TCP   node port          30080              1
 "
     );
-    assert_eq!(text(&output.stderr), "\
-warning: EndpointSlice bad/addresses-1: endpoints[0].addresses[0]: \"192.0.2.999\" is not an IP address; it is left out
-warning: EndpointSlice bad/addresses-1: endpoints[1].addresses[0]: 2001:db8::1 is not an IPv4 address; the endpoint is left out
-warning: EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: there is no Service bad/lost that is served here; its endpoints are not used
+    assert_eq!(
+        text(&output.stderr),
+        "\
+warning: EndpointSlice bad/addresses-1: endpoints[0].addresses[0]: \"192.0.2.999\" is not an IP address; it \
+is left out
+warning: EndpointSlice bad/addresses-1: endpoints[1].addresses[0]: 2001:db8::1 is not an IPv4 address; the \
+endpoint is left out
+warning: EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: there is no Service bad/lost \
+that is served here; its endpoints are not used
 warning: EndpointSlice bad/ports-1: ports[1].port: -5 is not a port number (1 to 65535); the port is left out
 warning: Service bad/addresses: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is left out
-warning: Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not an address range such as 10.0.0.0/8; it lets nobody in
-warning: Service bad/addresses: status.loadBalancer.ingress[0].ip: \"one.two.three\" is not an IP address; it is left out
+warning: Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not an address range \
+such as 10.0.0.0/8; it lets nobody in
+warning: Service bad/addresses: status.loadBalancer.ingress[0].ip: \"one.two.three\" is not an IP address; \
+it is left out
 warning: Service bad/ports: spec.ports[0].port: 70000 is not a port number (1 to 65535); the port is left out
 warning: Service bad/ports: spec.ports[1].port: 0 is not a port number (1 to 65535); the port is left out
-warning: Service bad/ports: spec.ports[2].protocol: \"QUIC\" is none of TCP, UDP and SCTP; the port is left out
-warning: Service bad/ports: spec.ports[3].nodePort: 99999 is not a port number (1 to 65535); the port is left out
-warning: Service bad/younger: spec.externalIPs: external IP 198.51.100.50:80 TCP of port \"\" is already used by bad/older, which comes first; it is not served here, give one of the two another one
-warning: broken.yaml:10: not YAML: while parsing a flow mapping, did not find expected ',' or '}' at line 4, column 5
-");
+warning: Service bad/ports: spec.ports[2].protocol: \"QUIC\" is none of TCP, UDP and SCTP; the port is left \
+out
+warning: Service bad/ports: spec.ports[3].nodePort: 99999 is not a port number (1 to 65535); the port is \
+left out
+warning: Service bad/younger: spec.externalIPs: external IP 198.51.100.50:80 TCP of port \"\" is already \
+used by bad/older, which comes first; it is not served here, give one of the two another one
+warning: broken.yaml:10: not YAML: while parsing a flow mapping, did not find expected ',' or '}' at line 4, \
+column 5
+"
+    );
 }
 
 #[test]

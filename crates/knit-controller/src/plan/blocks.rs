@@ -73,8 +73,8 @@ pub(super) fn give(
     }
 }
 
-/// Takes blocks back whose node is gone for long enough, whose Network is gone or goes and is not used any more, or that
-/// overlap another one.
+/// Takes blocks back whose node is gone for long enough, whose Network is gone or goes and is not used any
+/// more, or that overlap another one.
 pub(super) fn release(
     cluster: &Cluster,
     index: &Index<'_>,
@@ -120,7 +120,8 @@ pub(super) fn release(
     }
 }
 
-/// Blocks that overlap one of their Network with a better right, each with that one. The older has it, as on nodes.
+/// Blocks that overlap one of their Network with a better right, each with that one. The older has it, as on
+/// nodes.
 fn overlapping(cluster: &Cluster) -> HashMap<&str, &AddressBlock> {
     let mut of_network: BTreeMap<&str, Vec<(&str, &AddressBlock, Block)>> = BTreeMap::new();
     for (name, object) in &cluster.blocks {
@@ -144,8 +145,8 @@ fn ranges(block: &AddressBlock) -> String {
     ranges.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(",")
 }
 
-/// Whether a block is a podCIDR that its Node does not have any more: the Node joined anew and got another, or it is gone
-/// and the cluster gave its range to another Node, which cannot wait then.
+/// Whether a block is a podCIDR that its Node does not have any more: the Node joined anew and got another,
+/// or it is gone and the cluster gave its range to another Node, which cannot wait then.
 fn not_its_pod_range(cluster: &Cluster, network: &Network, object: &AddressBlock) -> bool {
     let default = network.metadata.name.as_deref() == Some(DEFAULT_NETWORK);
     if !default || !network.spec.subnets.is_empty() {
@@ -164,8 +165,9 @@ fn not_its_pod_range(cluster: &Cluster, network: &Network, object: &AddressBlock
 
 /// The nodes that should get a block of this Network now.
 fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &str) -> Vec<&'a str> {
-    // A node that does not know all its blocks yet asks out of an old view. It may know of more: those that were taken
-    // back and still have pods. That it says so is no more than its word; what it gets is limited by its share.
+    // A node that does not know all its blocks yet asks out of an old view. It may know of more: those that
+    // were taken back and still have pods. That it says so is no more than its word; what it gets is limited
+    // by its share.
     let asks = |node: &str, here: &NodeNetworkStatusNetwork| {
         let has = books.count(network, node);
         here.wants_block && usize::try_from(here.blocks).is_ok_and(|known| known >= has)
@@ -199,8 +201,8 @@ fn choose(
         let ranges = cluster.nodes.get(node).map_or(&[][..], |view| view.pod_ranges.as_slice());
         return if ranges.is_empty() { Ok(None) } else { pod_range(books, node, ranges).map(Some) };
     };
-    // A podIP is unique on its node, so blocks of two primary Networks never overlap there. For others it is better
-    // too, since one pod can make any Network its primary, but not at the price of no block.
+    // A podIP is unique on its node, so blocks of two primary Networks never overlap there. For others it is
+    // better too, since one pod can make any Network its primary, but not at the price of no block.
     let empty = Vec::new();
     let existing = books.of_network.get(network).unwrap_or(&empty);
     let others: Vec<Block> = books.on_node(node).filter(|b| b.network() != network).cloned().collect();
@@ -229,15 +231,16 @@ fn pod_range(books: &Books, node: &str, ranges: &[IpNet]) -> Result<Block, Strin
     let others = books.of_network.get(DEFAULT_NETWORK).into_iter().flatten();
     match others.into_iter().find(|other| other.overlaps(&block)) {
         Some(other) => Err(format!(
-            "the podCIDRs of node {node} ({block}) overlap {other}, which node {} has: give each Node its own",
+            "the podCIDRs of node {node} ({block}) overlap {other}, which node {} has: give each Node its \
+             own",
             other.node()
         )),
         None => Ok(block),
     }
 }
 
-/// The object of a block. Its name says its Network and its first address, so that no range is given twice even if
-/// two controllers should be at it: the second finds the name taken.
+/// The object of a block. Its name says its Network and its first address, so that no range is given twice
+/// even if two controllers should be at it: the second finds the name taken.
 fn object_of(block: &Block, network: &Network) -> AddressBlock {
     let first = block.start().first().to_string().replace([':', '.'], "-");
     let name = format!("{}-{}", block.network(), first.trim_matches('-'));

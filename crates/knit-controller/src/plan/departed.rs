@@ -39,8 +39,9 @@ pub(super) fn nodes(
     departed
 }
 
-/// Lets attachments of departed nodes go, and with them the addresses that they hold. One that is being deleted loses
-/// our finalizer; one that an agent made is deleted; one that a user made says that its node is gone.
+/// Lets attachments of departed nodes go, and with them the addresses that they hold. One that is being
+/// deleted loses our finalizer; one that an agent made is deleted; one that a user made says that its node is
+/// gone.
 pub(super) fn attachments(
     cluster: &Cluster,
     departed: &HashSet<String>,
@@ -49,8 +50,8 @@ pub(super) fn attachments(
     (now, turn): (Now, &mut Turn),
     plan: &mut Plan,
 ) {
-    // No agent puts the finalizer on what it publishes itself: one that has both was relabelled by its user. Agents do not
-    // follow it any more, have unplugged it, and may not change it.
+    // No agent puts the finalizer on what it publishes itself: one that has both was relabelled by its user.
+    // Agents do not follow it any more, have unplugged it, and may not change it.
     let relabelled = |view: &AttachmentView| view.leaving.is_some() && view.managed;
     let nobodys = |view: &AttachmentView| relabelled(view) || (view.leaving.is_some() && view.node.is_none());
     let place = |view: &AttachmentView| (view.namespace.clone(), view.name.clone());
@@ -89,7 +90,8 @@ pub(super) fn attachments(
             }
             (Some(node), None) if !departed.contains(node) => continue,
             (Some(node), Some(finalizers)) => let_go(view, finalizers, format!("node {node} is gone")),
-            // An agent put the finalizer there and never said more. If it is there, it does so within the grace.
+            // An agent put the finalizer there and never said more. If it is there, it does so within the
+            // grace.
             (None, Some(finalizers)) => {
                 if !waited(view, memory, plan) {
                     continue;

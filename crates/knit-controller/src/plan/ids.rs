@@ -1,5 +1,6 @@
-//! Networks' numbers: unique, and never changed once given. A number is a VNI on every node, so that of a Network that is
-//! gone is not given again: a node that was cut off may still have it. The highest one is kept in the API.
+//! Networks' numbers: unique, and never changed once given. A number is a VNI on every node, so that of a
+//! Network that is gone is not given again: a node that was cut off may still have it. The highest one is
+//! kept in the API.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -26,7 +26,8 @@ pub(super) struct Index<'a> {
     primary: HashMap<&'a str, Vec<(&'a str, IpAddr)>>,
     /// Nodes' own addresses, sorted.
     addresses: Vec<(IpAddr, &'a str)>,
-    /// Nodes' podCIDRs, sorted by their first address; with each the one of those up to it that reaches furthest.
+    /// Nodes' podCIDRs, sorted by their first address; with each the one of those up to it that reaches
+    /// furthest.
     ranges: Vec<(IpNet, &'a str, usize)>,
 }
 
@@ -92,7 +93,8 @@ impl<'a> Index<'a> {
 
     /// A podCIDR that overlaps this range, and whose it is.
     pub(super) fn pod_range_over(&self, range: IpNet) -> Option<(IpNet, &'a str)> {
-        // Of those that begin before the range's end, the one that reaches furthest reaches into it if any does.
+        // Of those that begin before the range's end, the one that reaches furthest reaches into it if any
+        // does.
         let before = self.ranges.partition_point(|(other, _, _)| other.network() <= range.broadcast());
         let furthest = self.ranges.get(before.checked_sub(1)?)?.2;
         let (other, node, _) = self.ranges[furthest];
@@ -109,7 +111,8 @@ impl<'a> Index<'a> {
     }
 }
 
-/// NetworkAttachments whose interface is there, with its node. What an object only asks for, or was refused, is none.
+/// NetworkAttachments whose interface is there, with its node. What an object only asks for, or was refused,
+/// is none.
 fn there<'a>(
     cluster: &'a Cluster,
     departed: &HashSet<String>,
@@ -180,7 +183,8 @@ mod tests {
         ) {
             let mut cluster = Cluster::default();
             for (i, range) in ranges.iter().enumerate() {
-                let view = NodeView { addresses: vec![range.addr()], pod_ranges: vec![*range], ..NodeView::default() };
+                let view = NodeView { addresses: vec![range.addr()], pod_ranges: vec![*range],
+                    ..NodeView::default() };
                 cluster.nodes.insert(format!("n{i}"), Arc::new(view));
             }
             let index = Index::new(&cluster, &HashSet::new());

@@ -38,8 +38,8 @@ pub(super) fn make_defaults(cluster: &Cluster, config: &Config, now: Now, plan: 
     }
 }
 
-/// The subnets that the default Network is made with: none where Nodes have podCIDRs, which are its blocks then. Nothing
-/// while that cannot be told yet, because subnets stay what they are once they are written.
+/// The subnets that the default Network is made with: none where Nodes have podCIDRs, which are its blocks
+/// then. Nothing while that cannot be told yet, because subnets stay what they are once they are written.
 fn default_subnets(
     cluster: &Cluster,
     config: &Config,
@@ -63,8 +63,8 @@ fn default_subnets(
     Some(config.default_subnets.clone())
 }
 
-/// A Network has our finalizer while it is there; one that is being deleted loses it when nothing uses it, its blocks
-/// are gone, and its number is kept from being given again.
+/// A Network has our finalizer while it is there; one that is being deleted loses it when nothing uses it,
+/// its blocks are gone, and its number is kept from being given again.
 pub(super) fn finalizers(
     cluster: &Cluster,
     index: &Index<'_>,
@@ -100,8 +100,8 @@ pub(super) fn finalizers(
     }
 }
 
-/// The object that keeps the highest number. It is a Lease that nobody holds: of all kinds that have room for a number,
-/// the only one that the controller may write in its namespace.
+/// The object that keeps the highest number. It is a Lease that nobody holds: of all kinds that have room for
+/// a number, the only one that the controller may write in its namespace.
 fn numbers(memory: &Memory, config: &Config, highest: u32) -> Lease {
     let mut lease = memory.numbers.kept_in.clone().unwrap_or_else(|| Lease {
         metadata: ObjectMeta {

@@ -1,4 +1,5 @@
-//! NetworkPolicies that nobody enforces: their authors are told, once per object and by one place in the cluster.
+//! NetworkPolicies that nobody enforces: their authors are told, once per object and by one place in the
+//! cluster.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -48,7 +49,8 @@ fn event(policy: &PolicyView, identity: &str, now: Timestamp) -> Event {
         reason: Some("NotEnforced".into()),
         type_: Some("Warning".into()),
         note: Some(
-            "this version of Knit does not enforce NetworkPolicies: pods stay reachable as if it were not there"
+            "this version of Knit does not enforce NetworkPolicies: pods stay reachable as if it were not \
+             there"
                 .into(),
         ),
         regarding: Some(ObjectReference {

@@ -20,8 +20,8 @@ pub struct Primaries {
     pub invalid: BTreeMap<String, String>,
 }
 
-/// Works out the primary Network of every namespace. Where several select one, the oldest has it: what worked goes
-/// on working when somebody adds a Network.
+/// Works out the primary Network of every namespace. Where several select one, the oldest has it: what worked
+/// goes on working when somebody adds a Network.
 #[must_use]
 pub fn primaries(
     networks: &BTreeMap<String, Arc<Network>>,

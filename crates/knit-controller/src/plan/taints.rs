@@ -1,8 +1,8 @@
 //! Keeping new pods away from nodes that cannot give them a network. Pods that run are never touched.
 //!
-//! An agent is away when its Lease has not changed for as long as it holds, by the controller's own clock, while the
-//! controller would have heard of a change. If most agents seem to be away at once, it is more likely that something is
-//! wrong with the API server or with the controller, and no further node is closed.
+//! An agent is away when its Lease has not changed for as long as it holds, by the controller's own clock,
+//! while the controller would have heard of a change. If most agents seem to be away at once, it is more
+//! likely that something is wrong with the API server or with the controller, and no further node is closed.
 
 use std::collections::HashMap;
 use std::time::Duration;

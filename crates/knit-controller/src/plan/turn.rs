@@ -1,5 +1,5 @@
-//! How much is written about NetworkAttachments in one pass. Whoever makes ten thousand of them waits; blocks and statuses of
-//! others do not.
+//! How much is written about NetworkAttachments in one pass. Whoever makes ten thousand of them waits; blocks
+//! and statuses of others do not.
 
 use std::time::Duration;
 

@@ -20,7 +20,8 @@ pub struct Pace {
     gap: Duration,
 }
 
-/// Puts right what is damaged at once, and more and more seldom what is damaged again and again; each thing by itself.
+/// Puts right what is damaged at once, and more and more seldom what is damaged again and again; each thing
+/// by itself.
 #[derive(Debug)]
 pub struct Backoff<K> {
     most: Duration,

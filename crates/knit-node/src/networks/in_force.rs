@@ -1,4 +1,5 @@
-//! What must be in force in a Network before a pod of it is answered: its Services; policy comes to the same place.
+//! What must be in force in a Network before a pod of it is answered: its Services; policy comes to the same
+//! place.
 
 use knit_api::conditions;
 use tokio::time::Instant;
@@ -7,8 +8,9 @@ use super::Networks;
 use super::compute::Unready;
 
 impl Networks {
-    /// Waits until a pod of a Network finds in force what it must find: until its proxy says so, or that there is nothing
-    /// to wait for ([`ServicesState::holds_up_pods`](crate::proxy::ServicesState::holds_up_pods)).
+    /// Waits until a pod of a Network finds in force what it must find: until its proxy says so, or that
+    /// there is nothing to wait for
+    /// ([`ServicesState::holds_up_pods`](crate::proxy::ServicesState::holds_up_pods)).
     ///
     /// # Errors
     /// When that does not come in time: who asks tries again.

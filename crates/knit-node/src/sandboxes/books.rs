@@ -1,4 +1,5 @@
-//! The agent's books: the allocator and the ledger, always changed together. Whoever holds them does nothing slow.
+//! The agent's books: the allocator and the ledger, always changed together. Whoever holds them does nothing
+//! slow.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +14,8 @@ use crate::error::{Error, Reason, Result};
 use crate::pipeline::resolve::Wanted;
 use crate::request::Door;
 
-/// How long an address rests beyond the usual time if a runtime may still be making its interface: until a pass has looked
-/// whether it did, and a good deal longer.
+/// How long an address rests beyond the usual time if a runtime may still be making its interface: until a
+/// pass has looked whether it did, and a good deal longer.
 const LATE: Millis = Millis(180_000);
 
 /// Where records are kept: [`crate::files::Files`], or something that stands in for them.
@@ -33,8 +34,8 @@ pub trait Store: Send {
     fn get(&self, sandbox: &str) -> Option<&SandboxRecord>;
     /// All records.
     fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_>;
-    /// Keeps addresses that were freed, so that the next agent lets them rest, too. What was freed at `rested` or before
-    /// need not be kept any longer.
+    /// Keeps addresses that were freed, so that the next agent lets them rest, too. What was freed at
+    /// `rested` or before need not be kept any longer.
     ///
     /// # Errors
     /// When it cannot be written; then nothing changed.
@@ -102,16 +103,18 @@ impl Books {
             restored.allocator.rest_all(now);
         }
         for lease in &restored.clashing {
-            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two records hold the same address: the other one keeps it until its pod ends");
+            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses,
+                "two records hold the same address: the other one keeps it until its pod ends");
         }
         Self { allocator: restored.allocator, store, waiting: restored.clashing }
     }
 
-    /// Takes the lease of a record that was found running. If another record holds its address, it gets that when the other
-    /// one ends; nobody else does.
+    /// Takes the lease of a record that was found running. If another record holds its address, it gets that
+    /// when the other one ends; nobody else does.
     pub fn adopt(&mut self, lease: Lease) {
         if let Err(lease) = self.allocator.adopt(lease) {
-            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses, "two sandboxes have the same address");
+            tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses,
+                "two sandboxes have the same address");
             self.waiting.push(*lease);
         }
     }
@@ -208,8 +211,8 @@ impl Books {
         self.store.put(record)
     }
 
-    /// Takes interfaces of which nothing is left out of the record, and frees their addresses. Those in `late` may still
-    /// be made by a runtime that was given up: they rest longer.
+    /// Takes interfaces of which nothing is left out of the record, and frees their addresses. Those in
+    /// `late` may still be made by a runtime that was given up: they rest longer.
     ///
     /// # Errors
     /// When that cannot be written: their addresses stay reserved, and a later pass tries again.
@@ -223,8 +226,8 @@ impl Books {
         let mut unused: Vec<&String> = Vec::new();
         if let Some(record) = self.store.get(sandbox.as_str()) {
             let mut record = record.clone();
-            // What was never attached never had a container: its addresses need no quarantine, and an ADD that fails
-            // again and again must not use them all up.
+            // What was never attached never had a container: its addresses need no quarantine, and an ADD
+            // that fails again and again must not use them all up.
             unused = interfaces
                 .iter()
                 .filter(|i| !late.contains(i))
@@ -257,7 +260,8 @@ impl Books {
         Ok(())
     }
 
-    /// Writes down which addresses are about to rest. Where that fails they rest all the same, as long as this agent lives.
+    /// Writes down which addresses are about to rest. Where that fails they rest all the same, as long as
+    /// this agent lives.
     fn keep_at_rest<'a>(
         &mut self,
         sandbox: &SandboxId,

@@ -1,8 +1,9 @@
 //! Interfaces of pods that nobody can derive from AddressBlocks: one by one, from their NetworkAttachments.
 //!
-//! Where a pod's address is follows from the block that it is out of, and so does its MAC. What a pod asked for may be
-//! outside of its node's blocks, or have another MAC: then every other node has to be told. Agents publish those
-//! attachments with a label of their own, so that nobody has to follow all attachments of the cluster.
+//! Where a pod's address is follows from the block that it is out of, and so does its MAC. What a pod asked
+//! for may be outside of its node's blocks, or have another MAC: then every other node has to be told. Agents
+//! publish those attachments with a label of their own, so that nobody has to follow all attachments of the
+//! cluster.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -73,8 +74,9 @@ fn cannot_be_derived(
     object.spec.topology == Topology::Layer2 && derived.is_some_and(|derived| derived != mac)
 }
 
-/// Whether a node may announce this: it says where packets of every other node go. Each address is in a reserved range of
-/// the Network, where any node's pods may have one, or in a block of that node; and the MAC is nobody else's.
+/// Whether a node may announce this: it says where packets of every other node go. Each address is in a
+/// reserved range of the Network, where any node's pods may have one, or in a block of that node; and the MAC
+/// is nobody else's.
 fn is_believed(object: &Network, blocks: &Blocks<'_>, view: &AnnouncedView) -> bool {
     let id = object.status.as_ref().and_then(|s| s.id);
     let own_mac =
@@ -86,7 +88,8 @@ fn is_believed(object: &Network, blocks: &Blocks<'_>, view: &AnnouncedView) -> b
     own_mac && view.addresses.iter().all(own)
 }
 
-/// Whether a pod may ask for this address of a subnet on any node: not for the subnet's own, its gateway or broadcast.
+/// Whether a pod may ask for this address of a subnet on any node: not for the subnet's own, its gateway or
+/// broadcast.
 fn is_reserved(subnet: &Subnet, address: IpAddr) -> bool {
     let inside = |text: &String| text.parse::<IpNet>().is_ok_and(|range| range.contains(&address));
     let Ok(cidr) = subnet.cidr.parse::<IpNet>() else { return false };
@@ -138,7 +141,8 @@ fn of_others<'a>(world: &'a World, network: &'a str, node: &'a str) -> Vec<&'a A
     let counts = |view: &&AnnouncedView| {
         let believed = is_believed(object, &blocks, view);
         if !believed {
-            tracing::debug!(network, node = view.node, pod = view.pod, addresses = ?view.addresses, mac = %view.mac,
+            tracing::debug!(network, node = view.node, pod = view.pod, addresses = ?view.addresses,
+                mac = %view.mac,
                 "a node announces what is not its own: not believed");
         }
         believed && cannot_be_derived(object, &blocks, &view.node, &view.addresses, view.mac)
@@ -184,7 +188,8 @@ mod tests {
     fn world(topology: &str) -> World {
         let network: Network = serde_json::from_value(json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "blue"},
-            "spec": {"topology": topology, "subnets": [{"cidr": "10.2.0.0/16", "reserved": ["10.2.0.0/29", "10.2.200.0/24"]}]}, "status": {"id": 7}
+            "spec": {"topology": topology, "subnets": [{"cidr": "10.2.0.0/16", "reserved": ["10.2.0.0/29",
+                "10.2.200.0/24"]}]}, "status": {"id": 7}
         }))
         .expect("a Network");
         let block = |node: &str, range: &str| {

@@ -1,7 +1,8 @@
-//! Which AddressBlocks count. No two of one Network should overlap, but two controllers that both believe to lead may
-//! make such blocks, and then each address must still be one node's only: every agent goes by the same rule. The older
-//! block counts, and of two of one age the one whose name comes first; the other is as if it were not there. What pods of
-//! its node have out of it they keep, as out of any block that is taken back.
+//! Which AddressBlocks count. No two of one Network should overlap, but two controllers that both believe to
+//! lead may make such blocks, and then each address must still be one node's only: every agent goes by the
+//! same rule. The older block counts, and of two of one age the one whose name comes first; the other is as
+//! if it were not there. What pods of its node have out of it they keep, as out of any block that is taken
+//! back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;

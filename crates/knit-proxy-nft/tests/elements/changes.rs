@@ -22,7 +22,8 @@ fn rule_57_endpoint_changes_are_a_few_elements_whatever_the_size() {
     s.apply();
     assert_eq!(
         s.nft.last(),
-        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy endpoints\n"
+        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy \
+         endpoints\n"
     );
     // One more: a slot, and the frontend goes to the chain of four, which was made ahead of time.
     for service in ["ns/s7", "ns/s8"] {

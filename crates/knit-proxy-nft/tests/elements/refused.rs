@@ -83,7 +83,8 @@ fn rule_18_one_familys_failure_leaves_the_other_with_its_changes() {
     assert_eq!(s.nft.commits(), commits + 1);
     assert_eq!(
         s.nft.last(),
-        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy endpoints\n"
+        "delete 1 element(s) of map ip knit-proxy endpoints\ncreate 1 element(s) to map ip knit-proxy \
+         endpoints\n"
     );
     // IPv6 comes by itself once it is asked for again.
     *s.nft.without.lock().unwrap() = None;
@@ -116,7 +117,8 @@ fn before_linux_6_2_chains_go_after_what_led_there() {
         s.view.set_group(group("ns/a", &some));
         let (commits, reads) = (s.nft.commits(), s.nft.reads());
         s.apply();
-        // A full sync reads and writes everything; this is a change, and the chains that are left from before.
+        // A full sync reads and writes everything; this is a change, and the chains that are left from
+        // before.
         assert!(s.nft.commits() <= commits + 2, "{count}");
         assert_eq!(s.nft.reads(), reads, "{count}: no full sync");
     }

@@ -284,8 +284,8 @@ fn rule_44_what_comes_back_from_the_load_balancers_own_address() {
     in_namespaces(|| {
         let world = World::new().expect("a world");
         world.serve("10.1.0.1:5353".parse().unwrap(), Protocol::Udp).expect("served");
-        // The load balancer's address is on the node, as some load balancers want it, and a client on the node has it
-        // as its own.
+        // The load balancer's address is on the node, as some load balancers want it, and a client on the
+        // node has it as its own.
         let node = Handle::new(world.node().try_clone().expect("the node")).expect("a handle");
         let lo = node.index_of(&IfName::new("lo").expect("a name")).expect("lo");
         let balancer: ipnet::IpNet = "198.51.100.2/32".parse().unwrap();

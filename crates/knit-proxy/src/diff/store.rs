@@ -1,9 +1,10 @@
 //! A keyed store that says what changed.
 //!
-//! Two ways to feed it, which may be mixed: single [`set`](Store::set) and [`delete`](Store::delete), or full state
-//! between [`begin`](Store::begin) and [`sweep`](Store::sweep), where what was not set again is deleted. What is
-//! taken out with [`take`](Store::take) is the least that leads from the state at the last `take` to the one now:
-//! a value set twice is one delta, one that came and went again is none, and one that is as it was is none.
+//! Two ways to feed it, which may be mixed: single [`set`](Store::set) and [`delete`](Store::delete), or full
+//! state between [`begin`](Store::begin) and [`sweep`](Store::sweep), where what was not set again is
+//! deleted. What is taken out with [`take`](Store::take) is the least that leads from the state at the last
+//! `take` to the one now: a value set twice is one delta, one that came and went again is none, and one that
+//! is as it was is none.
 //!
 //! ```
 //! use knit_proxy::diff::{Delta, Store};

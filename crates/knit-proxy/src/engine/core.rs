@@ -287,7 +287,8 @@ impl<B: Backend> Engine<B> {
         match self.pacer.due(now) {
             Due::At(at) => return self.wake(at, now),
             Due::Full => {
-                // What changed goes first, by itself: whatever a look at everything finds then is somebody else's doing.
+                // What changed goes first, by itself: whatever a look at everything finds then is somebody
+                // else's doing.
                 if self.synced && self.broken.is_none() && self.view.is_dirty() {
                     self.work(false, now, clock);
                 }

@@ -1,8 +1,8 @@
 //! Owns a view and a backend, and brings them together: waits for the first lists, paces, retries.
 //!
 //! The [`Engine`] is sans-IO. It has no thread and no clock: [`handle`](Engine::handle) it an event,
-//! [`poll`](Engine::poll) it, and it says when to poll again. [`run`] is the loop that does this on a thread, fed by a
-//! [`Handle`](crate::source::Handle).
+//! [`poll`](Engine::poll) it, and it says when to poll again. [`run`] is the loop that does this on a thread,
+//! fed by a [`Handle`](crate::source::Handle).
 
 mod core;
 mod log;

@@ -1,4 +1,5 @@
-//! Sockets of the HTTP servers: one family each, a limited number of connections, and no patience with slow clients.
+//! Sockets of the HTTP servers: one family each, a limited number of connections, and no patience with slow
+//! clients.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +10,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-/// So many connections are open at once on one port; beyond that, the oldest goes. Load balancers have one each.
+/// So many connections are open at once on one port; beyond that, the oldest goes. Load balancers have one
+/// each.
 pub(super) const CONNECTIONS: usize = 128;
 /// How long a client may take to say what it wants.
 pub(super) const HEADER: Duration = Duration::from_secs(10);
@@ -18,8 +20,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Opens a port for one family: the IPv6 wildcard does not take IPv4's, whatever the machine's settings, so that both can
-/// be open beside each other.
+/// Opens a port for one family: the IPv6 wildcard does not take IPv4's, whatever the machine's settings, so
+/// that both can be open beside each other.
 ///
 /// # Errors
 /// When the kernel refuses.

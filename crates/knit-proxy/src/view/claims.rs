@@ -1,10 +1,10 @@
 //! Who has which address and port, where several services want the same one.
 //!
-//! A cluster IP comes before every other kind of address, so that nobody can take another service's traffic by
-//! listing its cluster IP among their own external ones. Then comes what the cluster or a provider gave (node ports,
-//! load balancers' addresses), then external IPs, which whoever writes a service chooses. Among equals the older service
-//! wins, then the one whose name comes first. The loser keeps everything else it has, gets a [`Problem`](crate::model::Problem), and moves up when the
-//! winner goes.
+//! A cluster IP comes before every other kind of address, so that nobody can take another service's traffic
+//! by listing its cluster IP among their own external ones. Then comes what the cluster or a provider gave
+//! (node ports, load balancers' addresses), then external IPs, which whoever writes a service chooses. Among
+//! equals the older service wins, then the one whose name comes first. The loser keeps everything else it
+//! has, gets a [`Problem`](crate::model::Problem), and moves up when the winner goes.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

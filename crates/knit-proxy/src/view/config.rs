@@ -22,8 +22,9 @@ pub struct ViewConfig {
     pub masquerade_all: bool,
     /// Whether `externalIPs` are served (rule 21; Kubernetes means to switch them off by and by).
     pub external_ips: bool,
-    /// Service addresses that are not ours, although they are in the service ranges: those which this Network sends
-    /// up its uplink to the default Network, such as the Kubernetes API and DNS. They are neither served nor dropped.
+    /// Service addresses that are not ours, although they are in the service ranges: those which this Network
+    /// sends up its uplink to the default Network, such as the Kubernetes API and DNS. They are neither
+    /// served nor dropped.
     pub exempt_vips: Vec<IpAddr>,
     /// Ports that somebody else has on this node, such as a tunnel: on those, only cluster IPs are served.
     pub reserved: Vec<(Protocol, u16)>,
@@ -37,7 +38,8 @@ pub enum NodePorts {
     Primary,
     /// Every address of the node but the loopback ones.
     All,
-    /// The node's addresses in these ranges. A family of which no range is given answers on all of its addresses.
+    /// The node's addresses in these ranges. A family of which no range is given answers on all of its
+    /// addresses.
     Ranges(Vec<IpNet>),
 }
 
@@ -109,11 +111,11 @@ pub struct NodeSettings {
     pub node_ports: PerFamily<NodePortMatch>,
     /// How to recognise traffic of this node's pods.
     pub pods: PerFamily<PodTraffic>,
-    /// Masquerade all traffic to cluster IPs (rule 47). The frontends say so too; a backend with one rule for all
-    /// cluster IPs can go by this.
+    /// Masquerade all traffic to cluster IPs (rule 47). The frontends say so too; a backend with one rule for
+    /// all cluster IPs can go by this.
     pub masquerade_all: bool,
-    /// Ranges that service addresses come from. Traffic to an address in one of them that is no active cluster IP is
-    /// dropped (rule 27), unless it is exempt.
+    /// Ranges that service addresses come from. Traffic to an address in one of them that is no active
+    /// cluster IP is dropped (rule 27), unless it is exempt.
     pub service_ranges: Box<[IpNet]>,
     /// Addresses to leave alone altogether.
     pub exempt: Box<[IpAddr]>,

@@ -74,8 +74,9 @@ impl NodePortPlaces {
         }
     }
 
-    /// The frontends of a node port that has these of the places: one for all addresses, or one for each where somebody
-    /// else has some of them. Where any address is one, what somebody else has is more exact, and comes first.
+    /// The frontends of a node port that has these of the places: one for all addresses, or one for each
+    /// where somebody else has some of them. Where any address is one, what somebody else has is more exact,
+    /// and comes first.
     pub(super) fn frontends(&self, had: &[FrontendKey]) -> Vec<FrontendKey> {
         let Some(number) = had.iter().find(|key| key.address.is_none()) else { return Vec::new() };
         if !self.all || had.len() > self.addresses.len() {
@@ -130,7 +131,8 @@ pub(super) fn resolve(
         // The point of this policy is that the endpoint sees who called.
         (_, TrafficPolicy::Local) => Masquerade::HairpinOnly,
     };
-    // Rule 34: who is inside the cluster already takes the short way, and is not bound to this node's endpoints.
+    // Rule 34: who is inside the cluster already takes the short way, and is not bound to this node's
+    // endpoints.
     let shortcut = kind != FrontendKind::ClusterIp && policy == TrafficPolicy::Local;
     let inside = |masquerade| Route { action: action(TrafficPolicy::Cluster), masquerade };
     Frontend {

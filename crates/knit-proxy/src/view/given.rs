@@ -1,8 +1,9 @@
 //! Service ports that somebody else decided about: a [`View`] hands them on as they are.
 //!
-//! This is how a node view that was made in another process comes in ([`Event::SetPort`](crate::source::Event)): the
-//! engine paces, retries and reports as with one of its own. A service is either decided here, from a
-//! [`Service`](crate::model::Service) and its groups, or given; if it is both, what is decided here counts.
+//! This is how a node view that was made in another process comes in
+//! ([`Event::SetPort`](crate::source::Event)): the engine paces, retries and reports as with one of its own.
+//! A service is either decided here, from a [`Service`](crate::model::Service) and its groups, or given; if
+//! it is both, what is decided here counts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,7 +89,8 @@ impl View {
         self.given.settings = Some(settings);
     }
 
-    /// Says that all that was given up to now is the state with this number, and when its changes were triggered.
+    /// Says that all that was given up to now is the state with this number, and when its changes were
+    /// triggered.
     pub fn set_revision(&mut self, revision: u64, triggered_ms: Vec<u64>) {
         self.triggered_ms.extend(triggered_ms);
         self.revision = revision;

@@ -1,4 +1,5 @@
-//! Nobody takes an address that is not his, nor what others send: Services with external IPs and load balancers.
+//! Nobody takes an address that is not his, nor what others send: Services with external IPs and load
+//! balancers.
 
 use std::net::IpAddr;
 
@@ -153,8 +154,8 @@ fn an_address_that_comes_to_a_node_is_an_external_ip_there_only_where_the_defaul
         for family in [0, 1] {
             via(&client, moving[family], ip(A[family]));
             wait("nobody else's", || names_at(&client, Tcp, (moving[family], 80), &["plain"])).await;
-            // From now on it is the node's own, as soon as the kernel has seen that nobody else has it (IPv6), and what is
-            // sent there is for the node. No agent has to notice.
+            // From now on it is the node's own, as soon as the kernel has seen that nobody else has it
+            // (IPv6), and what is sent there is for the node. No agent has to notice.
             add_address(&a.space, moving[family]);
             wait("it is the node's", || match ask(&client, Tcp, (moving[family], 80)) {
                 Err(No::Refused) => Ok(()),
@@ -251,8 +252,8 @@ fn a_load_balancer_has_a_nodes_address_only_where_the_network_allows_it() {
 #[test]
 fn a_load_balancer_on_a_nodes_address_comes_before_the_host_port_of_its_own_pod() {
     with_bed(|Bed { objects, nodes: [a, _], client, .. }| async move {
-        // As k3s' ServiceLB does it: a pod of the default Network has the Service's port on the node, which is the
-        // load balancer's address. The Service has the traffic policy Cluster.
+        // As k3s' ServiceLB does it: a pod of the default Network has the Service's port on the node, which
+        // is the load balancer's address. The Service has the traffic policy Cluster.
         let nodes: Vec<IpAddr> = A.iter().map(|address| ip(address)).collect();
         let service = ServiceSpec::new("sky", "lb").ports(&[("tcp", "TCP", 8443, 30443)]);
         service.kind("LoadBalancer").load_balancer(&nodes, &[]).ip(30).write(&objects);

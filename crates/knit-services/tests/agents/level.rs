@@ -1,5 +1,5 @@
-//! What others do to the kernel's state is put right: one random damage at a time on two nodes with real agents, Services
-//! and steering; a whole rule set that is flushed; a program that fights; routers that go.
+//! What others do to the kernel's state is put right: one random damage at a time on two nodes with real
+//! agents, Services and steering; a whole rule set that is flushed; a program that fights; routers that go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -181,7 +181,8 @@ fn words(name: &str, space: &NetNs) -> Vec<String> {
     for mut table in tables(space) {
         // What packets put into a set comes back with packets.
         table.sets.values_mut().filter(|set| set.set.dynamic).for_each(|set| set.elements.clear());
-        // What a proxy gave numbers to may have others when it was made again; that it works is seen by its Services.
+        // What a proxy gave numbers to may have others when it was made again; that it works is seen by its
+        // Services.
         if table.id().name.starts_with("knit-proxy") {
             all.push(format!("table {}", table.id()));
         } else {
@@ -218,7 +219,8 @@ impl Dice {
     }
 }
 
-/// Does one random thing to a random namespace, as another program; says what. None if there is nothing of the kind.
+/// Does one random thing to a random namespace, as another program; says what. None if there is nothing of
+/// the kind.
 fn damage(bed: &Bed, dice: &mut Dice, kind: usize) -> Option<String> {
     let (name, space) = dice.pick(bed.spaces())?;
     let handle = Handle::open(&space).expect("a handle");
@@ -341,8 +343,8 @@ fn whatever_others_damage_is_put_right_within_two_passes() {
             let Some(what) = as_stranger(|| damage(&bed, &mut dice, kind)) else { continue };
             println!("{kind}: {what}");
             done += 1;
-            // A router's rules are not what keeps its Network from others, and one node's are not another's. Where the
-            // node's own are gone, the kernel tells, and they are back without a pass.
+            // A router's rules are not what keeps its Network from others, and one node's are not another's.
+            // Where the node's own are gone, the kernel tells, and they are back without a pass.
             let place = what.split_once(": ").map_or("", |(place, _)| place);
             let open = (RULES.contains(&kind) && !place.contains('/')).then_some(place);
             bed.apart_but_on(open).unwrap_or_else(|error| panic!("seed {seed}, {what}: {error}"));
@@ -367,7 +369,8 @@ fn whatever_others_damage_is_put_right_within_two_passes() {
             .await;
             wait(&format!("seed {seed}, {what}"), || bed.works()).await;
         }
-        // A router may have no forwarding entry, or a node no element of some set; most kinds are there always.
+        // A router may have no forwarding entry, or a node no element of some set; most kinds are there
+        // always.
         assert!(done >= KINDS - 2, "seed {seed}: only {done} things could be damaged");
         bed.stop().await;
     });
@@ -433,8 +436,8 @@ fn a_program_that_fights_in_the_nodes_own_table_is_limited_and_reported_and_hold
     });
 }
 
-/// Deletes a table of ours on the first node again and again until that is reported; meanwhile a pod is made there.
-/// Everything works afterwards. So many Networks have a part in the table, this one among them.
+/// Deletes a table of ours on the first node again and again until that is reported; meanwhile a pod is made
+/// there. Everything works afterwards. So many Networks have a part in the table, this one among them.
 async fn fight(bed: &Bed, space: NetNs, (network, parts): (&str, u64), meanwhile: impl FnOnce(&Pod)) {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let fight = std::thread::spawn(move || {
@@ -498,7 +501,8 @@ fn a_pod_that_flaps_or_deletes_its_own_link_costs_nobody_else_and_is_told() {
         }
         bed.pass().await;
         assert_eq!(count(), before, "nothing of ours was changed");
-        // It loses its default route by that, as anywhere; it deletes the interface, and has it back with all.
+        // It loses its default route by that, as anywhere; it deletes the interface, and has it back with
+        // all.
         let state = bed.state();
         as_stranger(|| {
             let inside = Handle::open(&bed.pods["sky-a"].space).expect("a handle");

@@ -17,7 +17,8 @@ use knit_runtime::Address;
                   same path.\nExit code 1 if the runtime breaks a promise.\n\nExamples:\n  knit conformance \
                   --runtime /run/knit/runtimes/bridge.sock\n  knit conformance --runtime \
                   /run/knit/runtimes/bridge.sock --node node-1 --node-address 192.0.2.7 --report \
-                  report.yaml\n  knit conformance --runtime SOCKET --network red $(seq -f '--address 10.9.0.%g/24@10.9.0.1' 20 29)"
+                  report.yaml\n  knit conformance --runtime SOCKET --network red $(seq -f '--address \
+                  10.9.0.%g/24@10.9.0.1' 20 29)"
 )]
 pub struct Args {
     /// The runtime's socket

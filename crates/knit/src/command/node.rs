@@ -21,8 +21,9 @@ use super::stop::Stop;
 
 /// Run the node agent: it gives the pods of this node their networks
 ///
-/// It reads Networks and what belongs to them from the Kubernetes API or from a folder of files, serves the CNI shim
-/// through a socket, and keeps everything as it should be. Stopping it changes nothing for running pods.
+/// It reads Networks and what belongs to them from the Kubernetes API or from a folder of files, serves the
+/// CNI shim through a socket, and keeps everything as it should be. Stopping it changes nothing for running
+/// pods.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # On a node of a cluster, with the credentials of its pod
@@ -43,7 +44,8 @@ pub struct Args {
     node_ip: Vec<IpAddr>,
 
     /// Read objects from the files of this folder, in place of a cluster
-    #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig", "api_url"])]
+    #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig",
+        "api_url"])]
     objects_from: Option<PathBuf>,
 
     /// Write statuses and events to this folder [default: FOLDER/status]
@@ -84,8 +86,8 @@ pub struct Args {
     )]
     netns_dirs: Vec<PathBuf>,
 
-    /// Ask the container runtime at this socket which sandboxes there are; networks of those that it no longer has are
-    /// removed, those that it lists are kept
+    /// Ask the container runtime at this socket which sandboxes there are; networks of those that it no
+    /// longer has are removed, those that it lists are kept
     #[arg(long, env = "KNIT_CRI_SOCKET", value_name = "PATH")]
     cri_socket: Option<PathBuf>,
 
@@ -93,19 +95,22 @@ pub struct Args {
     #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Auto)]
     services: Services,
 
-    /// Where /healthz of the service proxy is answered, which load balancers outside ask; as kube-proxy, and only while
-    /// the default Network's Services are served here
-    #[arg(long, env = "KNIT_SERVICES_HEALTHZ_ADDR", value_name = "ADDRESS:PORT", default_value_t = knit_services::HEALTHZ)]
+    /// Where /healthz of the service proxy is answered, which load balancers outside ask; as kube-proxy, and
+    /// only while the default Network's Services are served here
+    #[arg(long, env = "KNIT_SERVICES_HEALTHZ_ADDR", value_name = "ADDRESS:PORT",
+        default_value_t = knit_services::HEALTHZ)]
     services_healthz_addr: SocketAddr,
 
-    /// Where /metrics and /proxyMode of the service proxy are answered; as kube-proxy, and only while it serves the
-    /// default Network
-    #[arg(long, env = "KNIT_SERVICES_METRICS_ADDR", value_name = "ADDRESS:PORT", default_value_t = knit_services::METRICS)]
+    /// Where /metrics and /proxyMode of the service proxy are answered; as kube-proxy, and only while it
+    /// serves the default Network
+    #[arg(long, env = "KNIT_SERVICES_METRICS_ADDR", value_name = "ADDRESS:PORT",
+        default_value_t = knit_services::METRICS)]
     services_metrics_addr: SocketAddr,
 
-    /// The most connections, about, that the pods of one Network may have through this node at once; 0 for as many as
-    /// the kernel has room for. The default Network has no limit of its own
-    #[arg(long, env = "KNIT_NETWORK_CONNECTIONS", value_name = "NUMBER", default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
+    /// The most connections, about, that the pods of one Network may have through this node at once; 0 for as
+    /// many as the kernel has room for. The default Network has no limit of its own
+    #[arg(long, env = "KNIT_NETWORK_CONNECTIONS", value_name = "NUMBER",
+        default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
     network_connections: u32,
 
     /// Seconds between two passes that compare everything with what it should be
@@ -124,7 +129,8 @@ pub struct Args {
 /// Who serves Services on this node.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Services {
-    /// Knit, in every Network's own router; where kube-proxy is on the node, the default Network's are left to it
+    /// Knit, in every Network's own router; where kube-proxy is on the node, the default Network's are left
+    /// to it
     Auto,
     /// Knit, whatever else is on the node
     #[value(alias = "knit")]
@@ -199,7 +205,8 @@ fn config(args: Args) -> Result<AgentConfig> {
     })
 }
 
-/// Half of the kernel's table of connections: of what it is now, or of what a service proxy makes of it if that is less.
+/// Half of the kernel's table of connections: of what it is now, or of what a service proxy makes of it if
+/// that is less.
 fn half_of_the_table(namespace: &NetNs) -> u32 {
     const MOST: &str = "net/netfilter/nf_conntrack_max";
     let now = || Sysctls::of(namespace).ok()?.get(&Sysctl::new(MOST).ok()?).ok()?.trim().parse::<u64>().ok();

@@ -1,4 +1,5 @@
-//! What a worker does for one object: plugs it in, says how it went, takes it out again and lets the object go.
+//! What a worker does for one object: plugs it in, says how it went, takes it out again and lets the object
+//! go.
 
 use std::sync::{Arc, Mutex};
 
@@ -79,7 +80,8 @@ impl Worker {
         let result = self.try_plug(item, object, pod).await;
         let error = match result {
             Ok(attachment) => {
-                tracing::info!(namespace = item.place.0, name = item.place.1, pod = object.spec.pod, network = object.spec.network, interface = %attachment.interface, "plugged in");
+                tracing::info!(namespace = item.place.0, name = item.place.1, pod = object.spec.pod,
+                    network = object.spec.network, interface = %attachment.interface, "plugged in");
                 return self.tell(item, object, Told::Attached(Box::new(attachment))).await;
             }
             Err(error) => error,
@@ -217,7 +219,8 @@ impl Worker {
         self.core.unplug(sandbox, own).await.map_err(|_| Again { hopeless: false })
     }
 
-    /// Puts our finalizer on an object, so that it stays until it is unplugged. It is all that an agent may change of it.
+    /// Puts our finalizer on an object, so that it stays until it is unplugged. It is all that an agent may
+    /// change of it.
     async fn hold(&self, item: &Item, object: &NetworkAttachment) -> Result<()> {
         // A file does not wait for anybody.
         if has_finalizer(object)
@@ -288,8 +291,8 @@ impl Worker {
         })
     }
 
-    /// Writes an object's status, if it says something new. Only this very object's: one that has taken its name meanwhile
-    /// asked for something else.
+    /// Writes an object's status, if it says something new. Only this very object's: one that has taken its
+    /// name meanwhile asked for something else.
     async fn tell(&self, item: &Item, object: &NetworkAttachment, told: Told) -> Result<(), Again> {
         let node = self.core.node();
         if lock(&self.state).told.get(item).is_some_and(|said| said.holds(&told, object, node)) {

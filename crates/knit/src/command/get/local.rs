@@ -1,4 +1,5 @@
-//! The attachments of this node, from its agent's ledger. It is read without its lock, while the agent goes on.
+//! The attachments of this node, from its agent's ledger. It is read without its lock, while the agent goes
+//! on.
 
 use std::path::Path;
 

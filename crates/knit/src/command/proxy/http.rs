@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 /// How long to wait before an address that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Listens. An address that is taken is tried again and again, unless that is to end the program: a proxy works
-/// without its servers.
+/// Listens. An address that is taken is tried again and again, unless that is to end the program: a proxy
+/// works without its servers.
 pub async fn listen(address: SocketAddr, what: &str, hard_fail: bool) -> Result<TcpListener> {
     loop {
         match TcpListener::bind(address).await {

@@ -1,7 +1,8 @@
 //! `knit proxy`: a service proxy for this node, in kube-proxy's place.
 //!
-//! [`config`] reads kube-proxy's configuration file, [`settings`] joins it with the flags, [`serve`] runs the proxy;
-//! [`show`] is `get` and `explain`. Everything that decides about Services is in the crate `knit-proxy`.
+//! [`config`] reads kube-proxy's configuration file, [`settings`] joins it with the flags, [`serve`] runs the
+//! proxy; [`show`] is `get` and `explain`. Everything that decides about Services is in the crate
+//! `knit-proxy`.
 
 mod config;
 mod conntrack;

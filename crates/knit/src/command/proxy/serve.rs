@@ -99,7 +99,8 @@ fn nft_config(proxy_name: Option<&str>) -> Config {
     proxy_name.map_or_else(Config::default, Config::named)
 }
 
-/// Looks for kube-proxy, and refuses to start where it is at work, unless told to. Answers with what is to be removed.
+/// Looks for kube-proxy, and refuses to start where it is at work, unless told to. Answers with what is to be
+/// removed.
 fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
     if args.backend != BackendKind::Nftables {
         return Ok(None);
@@ -111,7 +112,8 @@ fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
     }
     if args.beside_kube_proxy {
         tracing::warn!(
-            "kube-proxy has been at work on this node ({found}); it stays, because --beside-kube-proxy is given"
+            "kube-proxy has been at work on this node ({found}); it stays, because --beside-kube-proxy is \
+             given"
         );
         return Ok(None);
     }
@@ -123,13 +125,16 @@ fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
     }
     if args.takeover {
         bail!(
-            "kube-proxy has been at work on this node ({found}), and not all of that can be removed from here: stop \
+            "kube-proxy has been at work on this node ({found}), and not all of that can be removed from \
+             here: stop \
              kube-proxy, run kube-proxy --cleanup, and start again"
         );
     }
     bail!(
-        "kube-proxy has been at work on this node ({found}); two proxies for the same Services get into each other's \
-         way. Stop kube-proxy and start this with --takeover, or leave it and start this with --beside-kube-proxy"
+        "kube-proxy has been at work on this node ({found}); two proxies for the same Services get into each \
+         other's \
+         way. Stop kube-proxy and start this with --takeover, or leave it and start this with \
+         --beside-kube-proxy"
     )
 }
 
@@ -349,7 +354,8 @@ async fn take_over(found: KubeProxy, mut in_force: watch::Receiver<bool>) {
 
 fn start_log(settings: &Settings) -> Result<()> {
     let level = match settings.verbosity {
-        // Each failed request would be a line without object or address; what does not arrive is told by knit_objects.
+        // Each failed request would be a line without object or address; what does not arrive is told by
+        // knit_objects.
         0 => "info,kube_client::client::builder=off",
         1 => "info,knit=debug,knit_proxy=debug,knit_objects=debug",
         _ => "debug",

@@ -1,7 +1,7 @@
 //! `knit proxy get` and `knit proxy explain`: the node view, for people and for scripts.
 //!
-//! Asked without a source, they ask the proxy that runs on this node; with one, they read the objects themselves and
-//! show what a proxy would do, which needs no privilege.
+//! Asked without a source, they ask the proxy that runs on this node; with one, they read the objects
+//! themselves and show what a proxy would do, which needs no privilege.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -124,7 +124,8 @@ pub fn get(args: &SourceArgs, what: What, service: Option<&str>, output: Output)
     let running = asks_running(args);
     if what == What::Watchers && (!running || service.is_some()) {
         bail!(
-            "watchers are those of the proxy that runs here: leave out the Service, --from-files, --kubeconfig and --config"
+            "watchers are those of the proxy that runs here: leave out the Service, --from-files, \
+             --kubeconfig and --config"
         );
     }
     let mut state = match running {
@@ -178,7 +179,8 @@ pub fn explain(args: &SourceArgs, service: &str) -> Result<ExitCode> {
     };
     let Some(text) = text else {
         bail!(
-            "there is no Service {service} that is served here: it may not exist, have no cluster IP, be of type \
+            "there is no Service {service} that is served here: it may not exist, have no cluster IP, be of \
+             type \
              ExternalName, or be for a proxy of another name"
         );
     };
@@ -194,8 +196,10 @@ pub fn explanation(view: &View, service: &str) -> Option<String> {
     let told = view.current().ports.keys().any(|key| key.service.as_str() == service);
     told.then(|| {
         format!(
-            "Service {service}: another proxy decides, and tells this one what to do (--from-stream); ask that one for \
-             its reasons.\nknit proxy get services {service} and knit proxy get endpoints {service} show what is done."
+            "Service {service}: another proxy decides, and tells this one what to do (--from-stream); ask \
+             that one for \
+             its reasons.\nknit proxy get services {service} and knit proxy get endpoints {service} show \
+             what is done."
         )
     })
 }
@@ -373,7 +377,8 @@ fn endpoint_rows(explanation: &Explanation) -> Vec<EndpointRow> {
     explanation.ports.iter().flat_map(rows).collect()
 }
 
-/// The endpoints of a port that another proxy has decided about: those that are used, and nothing of the others.
+/// The endpoints of a port that another proxy has decided about: those that are used, and nothing of the
+/// others.
 fn told_rows(key: &PortKey, port: &PortView) -> Vec<EndpointRow> {
     let words = |used: bool| if used { "used" } else { "not used" }.to_owned();
     let (cluster, local): (HashSet<&Target>, HashSet<&Target>) =
