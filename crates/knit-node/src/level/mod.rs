@@ -57,6 +57,19 @@ enum SetUp {
     Failed,
 }
 
+/// What is worth telling about damage.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Telling {
+    /// It was told before.
+    Nothing,
+    /// The node itself has changed.
+    Changed,
+    /// Somebody changed what was made.
+    Damaged,
+    /// Somebody does so again and again.
+    Fight,
+}
+
 // === impl Repairs ===
 
 impl Repairs {
@@ -287,15 +300,12 @@ impl Reconciler {
     fn report_damage(&self, network: &str, damage: &[Damage], turn: &Turn) {
         let words: Vec<&str> = damage.iter().map(|damage| damage.message.as_str()).collect();
         let words = words.join("; ");
-        match turn {
-            // Nobody fights there: it can be set up for the node as it is, or not yet.
-            Turn::Now { first: true, .. } if damage.iter().all(|damage| damage.kind == NODE) => {
-                tracing::info!(network, "it is set up again: {words}");
-            }
-            Turn::Now { fight: false, first: true } => {
+        match Telling::of(damage, turn) {
+            Telling::Changed => tracing::info!(network, "it is set up again: {words}"),
+            Telling::Damaged => {
                 tracing::warn!(network, "somebody changed what Knit made, and it is put right: {words}");
             }
-            Turn::Now { fight: true, first: true } => {
+            Telling::Fight => {
                 tracing::error!(network, "somebody changes what Knit made again and again: {words}");
                 let message = format!(
                     "Network {network}: something on this node changes what Knit made in the kernel again and again \
@@ -305,7 +315,7 @@ impl Reconciler {
                 );
                 self.report.say_of_node("KnitIsDisturbed", message);
             }
-            _ => tracing::debug!(network, "damaged again: {words}"),
+            Telling::Nothing => tracing::debug!(network, "damaged again: {words}"),
         }
     }
 
@@ -318,7 +328,40 @@ impl Reconciler {
     }
 }
 
+impl Telling {
+    fn of(damage: &[Damage], turn: &Turn) -> Self {
+        match turn {
+            // Nobody fights there: it can be set up for the node as it is, or not yet.
+            Turn::Now { first: true, .. } if damage.iter().all(|damage| damage.kind == NODE) => Self::Changed,
+            Turn::Now { fight: false, first: true } => Self::Damaged,
+            Turn::Now { fight: true, first: true } => Self::Fight,
+            Turn::Now { .. } | Turn::Later(_) => Self::Nothing,
+        }
+    }
+}
+
 /// Whether a check says that there is something to put right.
 pub(crate) fn is_damage(reason: RuntimeReason) -> bool {
     matches!(reason, RuntimeReason::Damaged | RuntimeReason::AttachmentNotFound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_cannot_be_set_up_for_the_node_as_it_is_now_is_no_fight() {
+        let damage = |kind| Damage { kind, message: "changed".into() };
+        let fight = Turn::Now { fight: true, first: true };
+        assert_eq!(Telling::of(&[damage(NODE)], &fight), Telling::Changed);
+        assert_eq!(Telling::of(&[damage(NODE), damage("rules")], &fight), Telling::Fight);
+        assert_eq!(
+            Telling::of(&[damage("rules")], &Turn::Now { fight: false, first: true }),
+            Telling::Damaged
+        );
+        assert_eq!(
+            Telling::of(&[damage("rules")], &Turn::Now { fight: true, first: false }),
+            Telling::Nothing
+        );
+    }
 }
