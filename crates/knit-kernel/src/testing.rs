@@ -1,4 +1,5 @@
-//! Re-enters a test in fresh namespaces, so that it can do to the network what it likes and the host never notices.
+//! Re-enters a test in fresh namespaces, so that it can do to the network what it likes and the host never
+//! notices.
 //!
 //! ```no_run
 //! # use knit_kernel::testing::in_namespaces;
@@ -10,9 +11,10 @@
 //! }
 //! ```
 //!
-//! The test's process starts the same test binary once more with `--exact` and this test's name, in new namespaces,
-//! and there the closure runs. Output and failure come back to the first process; if that one dies, so does the second.
-//! Where the system does not allow it, the test prints that it is skipped and why, and passes; unless
+//! The test's process starts the same test binary once more with `--exact` and this test's name, in new
+//! namespaces, and there the closure runs. Output and failure come back to the first process; if that one
+//! dies, so does the second. Where the system does not allow it, the test prints that it is skipped and why,
+//! and passes; unless
 //! `KNIT_TEST_STRICT` says that this machine has all that tests need: then a skip is a failure. See [`skip`].
 #![allow(unsafe_code, reason = "fork, unshare and exec have no safe wrapper")]
 
@@ -52,15 +54,16 @@ pub fn in_namespaces<F: FnOnce()>(test: F) {
     enter(test, true);
 }
 
-/// Whether the test that runs is in a user namespace of its own. Where user namespaces are forbidden, [`in_namespaces`]
-/// goes on without one as root: what belongs to the user namespace (`/proc/sys/user`) is then the machine's, and not to
-/// be changed.
+/// Whether the test that runs is in a user namespace of its own. Where user namespaces are forbidden,
+/// [`in_namespaces`] goes on without one as root: what belongs to the user namespace (`/proc/sys/user`) is
+/// then the machine's, and not to be changed.
 pub fn has_own_user_namespace() -> bool {
     std::env::var(OWN_USER_NAMESPACE).is_ok_and(|value| value == "1")
 }
 
-/// Runs `test` in a mount and network namespace of its own, as the real root of the machine. For what the kernel
-/// allows only to that one (tap devices, eBPF, buffers beyond the limit). Skipped with a reason for anybody else.
+/// Runs `test` in a mount and network namespace of its own, as the real root of the machine. For what the
+/// kernel allows only to that one (tap devices, eBPF, buffers beyond the limit). Skipped with a reason for
+/// anybody else.
 pub fn privileged<F: FnOnce()>(test: F) {
     enter(test, false);
 }
@@ -81,8 +84,8 @@ pub fn eventually(what: &str, deadline: Duration, mut condition: impl FnMut() ->
     }
 }
 
-/// Says that a test, or a part of it, is skipped for want of a program, a file or a privilege, and why. To be followed by
-/// a return. Fails the test where `KNIT_TEST_STRICT` is `1` or `all`.
+/// Says that a test, or a part of it, is skipped for want of a program, a file or a privilege, and why. To be
+/// followed by a return. Fails the test where `KNIT_TEST_STRICT` is `1` or `all`.
 ///
 /// Where `KNIT_TEST_SKIPS` names a file, it is said there, too: a test that passes shows none of its output.
 #[track_caller]
@@ -90,7 +93,8 @@ pub fn skip(why: impl std::fmt::Display) {
     skip_unless(&["1", "all"], &why.to_string());
 }
 
-/// The same where the kernel lacks something, which nobody can install: fails the test only where `KNIT_TEST_STRICT` is
+/// The same where the kernel lacks something, which nobody can install: fails the test only where
+/// `KNIT_TEST_STRICT` is
 /// `all`, as `cargo xtask kernel-test` sets it for kernels that have everything.
 #[track_caller]
 pub fn skip_for_kernel(lacks: impl std::fmt::Display) {
@@ -120,8 +124,8 @@ pub fn namespace() -> NetNs {
     ns
 }
 
-/// Runs `work` as another program would: what it changes by sockets that it opens counts as a stranger's change for
-/// whoever watches ([`crate::watch`]).
+/// Runs `work` as another program would: what it changes by sockets that it opens counts as a stranger's
+/// change for whoever watches ([`crate::watch`]).
 pub fn as_stranger<T>(work: impl FnOnce() -> T) -> T {
     crate::netlink::as_stranger(work)
 }
@@ -146,7 +150,8 @@ fn enter<F: FnOnce()>(test: F, user_namespace: bool) {
     }
 }
 
-/// The test's path as libtest knows it: the thread's name, or, on the main thread, what the closure's type is called.
+/// The test's path as libtest knows it: the thread's name, or, on the main thread, what the closure's type is
+/// called.
 fn test_name<F>() -> String {
     match std::thread::current().name() {
         Some(name) if name != "main" => name.to_owned(),
@@ -185,8 +190,8 @@ fn run_again(name: &str, user_namespace: bool) -> Result<(ExitStatus, String), S
     }
 }
 
-/// Runs the rest of a program (a benchmark) in new user, mount and network namespaces, by starting it again with the
-/// same arguments. Returns `None` inside: go on. Returns how the inner one ended outside: stop.
+/// Runs the rest of a program (a benchmark) in new user, mount and network namespaces, by starting it again
+/// with the same arguments. Returns `None` inside: go on. Returns how the inner one ended outside: stop.
 pub fn program_in_namespaces() -> io::Result<Option<ExitStatus>> {
     if std::env::var(GUARD).is_ok_and(|inner| inner == PROGRAM) {
         return sandbox::set_up().map(|()| None).map_err(io::Error::other);
@@ -201,8 +206,8 @@ pub fn program_in_namespaces() -> io::Result<Option<ExitStatus>> {
     Ok(Some(status))
 }
 
-/// CPU time that another process has used so far, with all its threads, those that have ended included. To the
-/// nanosecond, where `/proc` counts in ticks.
+/// CPU time that another process has used so far, with all its threads, those that have ended included. To
+/// the nanosecond, where `/proc` counts in ticks.
 pub fn cpu_time_of(pid: u32) -> io::Result<Duration> {
     let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
     let mut clock: libc::clockid_t = 0;
@@ -248,8 +253,8 @@ fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)
     drop(command); // holds our copies of the pipe's writing end
     let group = child.id().cast_signed();
     let (output, timed_out) = read_until_exit(reader, &mut child)?;
-    // SAFETY: kill(2) takes no pointers. The group is the child's own; leftovers of the test die with it. The child is
-    // not yet waited for if it is still there, and else its group either has members or is gone.
+    // SAFETY: kill(2) takes no pointers. The group is the child's own; leftovers of the test die with it. The
+    // child is not yet waited for if it is still there, and else its group either has members or is gone.
     unsafe { libc::kill(-group, libc::SIGKILL) };
     let status = child.wait()?;
     assert!(
@@ -259,8 +264,8 @@ fn spawn(name: &str, map: Option<(u32, u32)>) -> io::Result<(ExitStatus, String)
     Ok((status, output))
 }
 
-/// Reads all output. Ends when the pipe closes, or when the child is gone and nothing more comes (a grandchild may
-/// hold the pipe), or after the time limit.
+/// Reads all output. Ends when the pipe closes, or when the child is gone and nothing more comes (a
+/// grandchild may hold the pipe), or after the time limit.
 fn read_until_exit(mut pipe: io::PipeReader, child: &mut std::process::Child) -> io::Result<(String, bool)> {
     let end = Instant::now() + TIMEOUT;
     let mut output = Vec::new();
@@ -325,7 +330,8 @@ fn filled<'a>(state: &'a TableState, name: &str) -> &'a SetState {
     sets.find(|set| set.set.name.starts_with(name)).unwrap_or_else(|| panic!("elements in {name} of {state}"))
 }
 
-/// What others may do to a table: `map` is how a set of it with values begins, `chain` a chain of it with rules.
+/// What others may do to a table: `map` is how a set of it with values begins, `chain` a chain of it with
+/// rules.
 ///
 /// # Panics
 /// If the table has no such things.

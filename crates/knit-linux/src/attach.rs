@@ -1,8 +1,8 @@
 //! Pod set-up: one interface, all of it or nothing.
 //!
-//! Order: rules first, so that the port is never without them; then the pair of links in one message, the pod's end
-//! directly in its namespace; then the pod's side and the router's side, each in one batch; then a packet there and
-//! back for each address. If anything fails, all of it is taken away again.
+//! Order: rules first, so that the port is never without them; then the pair of links in one message, the
+//! pod's end directly in its namespace; then the pod's side and the router's side, each in one batch; then a
+//! packet there and back for each address. If anything fails, all of it is taken away again.
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
@@ -35,7 +35,8 @@ use crate::port::{Port, There, is_half_made};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
 
-/// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of breath.
+/// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of
+/// breath.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// The least MTU with which a link has IPv6.
 const IPV6_MTU: u32 = 1280;
@@ -93,7 +94,8 @@ impl Core {
         Ok(attachment)
     }
 
-    /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no more.
+    /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no
+    /// more.
     fn existing(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<Option<Link>> {
         let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
         let being_made = self.attachments.making().contains(plan.host.as_str());
@@ -263,7 +265,8 @@ impl Node {
         Ok(())
     }
 
-    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody closed.
+    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody
+    /// closed.
     pub fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
         let ips: Vec<IpAddr> = plan.mark.ips().collect();
         let ports = rules::port_elements(plan.host.as_str(), &request.ports, &ips);

@@ -1,16 +1,16 @@
 //! The reference network runtime, `knit.dev/linux`: routed and switched Networks on plain Linux.
 //!
-//! Each Network has a router on each node: the node's own namespace for the default Network, a namespace of its own for
-//! every other. A pod's interface is one end of a veth pair whose other end is in the router.
+//! Each Network has a router on each node: the node's own namespace for the default Network, a namespace of
+//! its own for every other. A pod's interface is one end of a veth pair whose other end is in the router.
 //!
 //! Kinds of Networks are drivers (`topology`): one file each.
 //!
-//! From description to kernel in three steps: [`shape`](self) works out what follows from a Network and the node's
-//! facts; the wanted state of each namespace is laid down as data (`wanted`, `rules`); and that is compared with what
-//! is there and the difference applied (`setup`, `attach`). `survey` compares all of it without changing anything, when
-//! the kernel tells of a change that was not ours (`senses`) and from time to time. Nothing is remembered in files: what
-//! the runtime made, it recognises by the owner's marks in the kernel, so that setting a Network up once more is also
-//! its repair.
+//! From description to kernel in three steps: [`shape`](self) works out what follows from a Network and the
+//! node's facts; the wanted state of each namespace is laid down as data (`wanted`, `rules`); and that is
+//! compared with what is there and the difference applied (`setup`, `attach`). `survey` compares all of it
+//! without changing anything, when the kernel tells of a change that was not ours (`senses`) and from time to
+//! time. Nothing is remembered in files: what the runtime made, it recognises by the owner's marks in the
+//! kernel, so that setting a Network up once more is also its repair.
 
 mod attach;
 mod attachments;

@@ -1,4 +1,5 @@
-//! Which ports of the node its own programs answer on: a pod that got one as its host port would take what is meant for them.
+//! Which ports of the node its own programs answer on: a pod that got one as its host port would take what is
+//! meant for them.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -38,8 +39,8 @@ fn protocol_name(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Whether a program at this address would lose something to a pod with that address. A host port without a host IP is every
-/// address of the node of the pod's families, the loopback's included.
+/// Whether a program at this address would lose something to a pod with that address. A host port without a
+/// host IP is every address of the node of the pod's families, the loopback's included.
 fn answers_for(program: IpAddr, pod: IpAddr, host_ip: Option<IpAddr>) -> bool {
     let program = program.to_canonical();
     let at = host_ip.filter(|ip| !ip.is_unspecified());
@@ -102,7 +103,8 @@ fn read(
     Ok(())
 }
 
-/// An address as the kernel prints it: words of 32 bits in hexadecimal, each as it is in memory, and the port.
+/// An address as the kernel prints it: words of 32 bits in hexadecimal, each as it is in memory, and the
+/// port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

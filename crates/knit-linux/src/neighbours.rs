@@ -1,8 +1,9 @@
-//! The kernel's neighbour tables, which all namespaces of a machine share: room in them, and who does not fill them.
+//! The kernel's neighbour tables, which all namespaces of a machine share: room in them, and who does not
+//! fill them.
 //!
-//! Whoever can send to addresses that nobody has makes an entry for each. The table of a family has a limit for the whole
-//! machine (1024 unless raised), and when it is reached, nobody gets a new entry: not the node for its own gateway either.
-//! Entries that are permanent do not count, and all of ours are.
+//! Whoever can send to addresses that nobody has makes an entry for each. The table of a family has a limit
+//! for the whole machine (1024 unless raised), and when it is reached, nobody gets a new entry: not the node
+//! for its own gateway either. Entries that are permanent do not count, and all of ours are.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,8 +39,8 @@ impl Limits for Sysctls {
 }
 
 impl Room {
-    /// Raises the limits of both families where they are lower. Only the machine's own namespace has them, and only who
-    /// may change them there can: elsewhere it is not our table to care for.
+    /// Raises the limits of both families where they are lower. Only the machine's own namespace has them,
+    /// and only who may change them there can: elsewhere it is not our table to care for.
     pub fn make(&self, node: &Space) {
         if self.refused.load(Ordering::Relaxed) {
             return;

@@ -45,8 +45,8 @@ impl LinuxRuntime {
         Core::new(config).map(|core| Self { core: Arc::new(core), routers })
     }
 
-    /// Work that waits for the kernel. On a worker of a runtime with several it is done right there, while another
-    /// thread looks after the other tasks: a pod would wait for two wake-ups more, there and back.
+    /// Work that waits for the kernel. On a worker of a runtime with several it is done right there, while
+    /// another thread looks after the other tasks: a pod would wait for two wake-ups more, there and back.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Core) -> Result<T> + Send + 'static,
@@ -119,8 +119,8 @@ impl Runtime for LinuxRuntime {
         self.blocking(move |core| core.list(sandbox.as_ref())).await
     }
 
-    /// Changes that are made through this runtime. An interface that goes with its pod's namespace is told when it is
-    /// detached or collected.
+    /// Changes that are made through this runtime. An interface that goes with its pod's namespace is told
+    /// when it is detached or collected.
     async fn watch(&self) -> Result<Changes> {
         // Listen first: what happens while the list is made is told twice rather than not at all.
         let changes = BroadcastStream::new(self.core.changes.subscribe());

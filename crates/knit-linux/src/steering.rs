@@ -1,13 +1,14 @@
 //! Steering: leads from the node's own namespace into routers apart from it.
 //!
-//! [`SteerTable`] has a map from entrances to where the router takes them. A steered connection carries a mark
-//! ([`STEERED`]), so that the node's rules can tell it from everything else that would like to get into a router.
+//! [`SteerTable`] has a map from entrances to where the router takes them. A steered connection carries a
+//! mark ([`STEERED`]), so that the node's rules can tell it from everything else that would like to get into
+//! a router.
 //!
-//! It is one table of its own, a little before service proxies at the same hooks, so that theirs never see what is
-//! steered. One changed entrance is one element to write.
+//! It is one table of its own, a little before service proxies at the same hooks, so that theirs never see
+//! what is steered. One changed entrance is one element to write.
 //!
-//! Whose traffic is steered depends on who chose the address ([`Chosen`]): a tenant must not take what others send.
-//! What comes out of a router is never steered: it is another Network's.
+//! Whose traffic is steered depends on who chose the address ([`Chosen`]): a tenant must not take what others
+//! send. What comes out of a router is never steered: it is another Network's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -59,7 +60,8 @@ const MAX_FILTERS: usize = 4;
 struct Sets {
     /// `address . protocol . port : address . port`
     steer: Set,
-    /// Entrances that not everybody may use, and `address . protocol . port . source`; none where everybody may.
+    /// Entrances that not everybody may use, and `address . protocol . port . source`; none where everybody
+    /// may.
     checked: Option<(Set, Set)>,
 }
 
@@ -88,7 +90,8 @@ impl SteerTable {
         Ok(Self { conntrack: Some(conntrack), namespace: Some(namespace), ..Self::over(nft) })
     }
 
-    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection tracking.
+    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection
+    /// tracking.
     fn over(nft: impl Nftables + Send + 'static) -> Self {
         Self {
             nft: Box::new(nft),
@@ -350,7 +353,8 @@ impl Sets {
     }
 }
 
-/// What an entrance is in the kernel, in the order in which it is written. Nothing if it leads to another family.
+/// What an entrance is in the kernel, in the order in which it is written. Nothing if it leads to another
+/// family.
 fn elements<'a>(sets: &'a Sets, entrance: &Entrance, to: &Steered) -> Vec<(&'a Set, Vec<Element>)> {
     let (protocol, port) = (number(entrance.protocol), Port(entrance.port));
     let (key, target) = match (entrance.address, to.to) {

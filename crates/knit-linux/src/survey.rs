@@ -1,10 +1,10 @@
-//! Comparing all that this runtime made with what it should be, without changing anything and without holding up
-//! anybody.
+//! Comparing all that this runtime made with what it should be, without changing anything and without holding
+//! up anybody.
 //!
-//! Links, addresses, routes, neighbours, forwarding entries and settings are read each time: one listing of each kind per
-//! namespace. Rules are read only where somebody else changed them since they were last compared: every transaction is
-//! heard of, with who made it (`senses`). What calls of our own were changing meanwhile (`moves`) is not known, and is not
-//! called damage; nor is what cannot be read.
+//! Links, addresses, routes, neighbours, forwarding entries and settings are read each time: one listing of
+//! each kind per namespace. Rules are read only where somebody else changed them since they were last
+//! compared: every transaction is heard of, with who made it (`senses`). What calls of our own were changing
+//! meanwhile (`moves`) is not known, and is not called damage; nor is what cannot be read.
 
 use knit_kernel::nft::Family;
 use knit_runtime::{InterfaceName, NotKnown, Result, SandboxId, Survey};
@@ -24,7 +24,8 @@ use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, Place, node_end};
 use crate::wanted::Difference;
 
-/// Damage that follows from the node's own link having changed; what else there is of the kind says nothing then.
+/// Damage that follows from the node's own link having changed; what else there is of the kind says nothing
+/// then.
 const FOLLOWS_NODE: [&str; 2] = ["links", "routes"];
 
 /// A Network that is looked at.
@@ -42,7 +43,8 @@ impl Core {
         if survey.networks.is_empty() && survey.attachments.is_empty() {
             return Ok(survey);
         }
-        // A pod's namespace may have gone in the middle of it, with its link: that is seen as what it is by now.
+        // A pod's namespace may have gone in the middle of it, with its link: that is seen as what it is by
+        // now.
         self.look()
     }
 
@@ -78,7 +80,8 @@ impl Core {
                     wrong.0.retain(|damage| !FOLLOWS_NODE.contains(&damage.kind));
                     wrong.add("node", "the node's own link, MTU or addresses have changed");
                 }
-                // All was compared with what the node was when it was set up; the node's own routes go with its address.
+                // All was compared with what the node was when it was set up; the node's own routes go with
+                // its address.
                 Err(error) => {
                     wrong.0.retain(|damage| shape.home == Home::Own || damage.kind != "routes");
                     unknown = Some(NotKnown::Failed(error.to_string()));

@@ -13,7 +13,8 @@ use crate::shape::{Facts, Shape, tunnel_mac};
 use crate::space::Space;
 use crate::wanted::{Entry, Links, found_on_own};
 
-/// The group of tunnels in the node's namespace. Not that of ports: what comes out of one has another node's sources.
+/// The group of tunnels in the node's namespace. Not that of ports: what comes out of one has another node's
+/// sources.
 pub(crate) const GROUP: u32 = owner::GROUP + 2;
 
 /// The name of the default Network's tunnel, and of any other's until it is moved into its router.
@@ -40,7 +41,8 @@ pub(crate) fn in_router(router: &Handle, network: u32) -> Result<Option<Link>> {
     Ok(router.links(&filter).map_err(internal("look for the tunnel"))?.pop())
 }
 
-/// Makes a tunnel in the node's namespace and moves it into a router. One that a crash left on the way is replaced.
+/// Makes a tunnel in the node's namespace and moves it into a router. One that a crash left on the way is
+/// replaced.
 pub(crate) fn make_in_router(node: &Handle, router: &Space, wanted: &NewLink<'_>) -> Result<()> {
     if let Some(left) = node.link_by_name(&wanted.name).map_err(internal("look for the tunnel"))? {
         node.delete_link(left.index).map_err(internal("delete a tunnel that was left"))?;

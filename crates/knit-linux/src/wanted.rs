@@ -1,7 +1,8 @@
-//! What is wanted in one namespace besides links and rules: addresses, routes, neighbours, forwarding entries.
+//! What is wanted in one namespace besides links and rules: addresses, routes, neighbours, forwarding
+//! entries.
 //!
-//! Entries name their link; what is there is read into the same form, and the two are compared as sets. So the plan is
-//! data that can be printed and tested without a kernel.
+//! Entries name their link; what is there is read into the same form, and the two are compared as sets. So
+//! the plan is data that can be printed and tested without a kernel.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -137,8 +138,8 @@ impl Difference {
         self.put.is_empty() && self.take.is_empty()
     }
 
-    /// Makes it so. What is to be taken and is gone already is fine. A route that somebody else made to the same place
-    /// stays, behind ours: it counts again when ours is gone.
+    /// Makes it so. What is to be taken and is gone already is fine. A route that somebody else made to the
+    /// same place stays, behind ours: it counts again when ours is gone.
     pub fn apply(&self, handle: &Handle, links: &Links) -> knit_kernel::Result<()> {
         let put: Vec<Object> = self.put.iter().filter_map(|e| e.object(links)).collect();
         let mut others = Vec::new();
@@ -167,7 +168,8 @@ impl Difference {
     }
 }
 
-/// The kernel keeps routes of one metric to one place in order for IPv4 only; for IPv6 they would share the traffic.
+/// The kernel keeps routes of one metric to one place in order for IPv4 only; for IPv6 they would share the
+/// traffic.
 fn is_v4(route: &Route) -> bool {
     route.destination.addr().is_ipv4()
 }

@@ -1,4 +1,5 @@
-//! One tenant that does its worst, and others that do not notice; and an upgrade that takes nothing from others.
+//! One tenant that does its worst, and others that do not notice; and an upgrade that takes nothing from
+//! others.
 
 mod support;
 
@@ -46,7 +47,8 @@ fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
             cluster.a.setup(&default_network()).await;
             cluster.a.setup(&blue(&cluster.a)).await;
             cluster.a.setup(&green(&cluster.a)).await;
-            // On a slow machine the first ones would be forgotten, and make room, before the last ones are tried.
+            // On a slow machine the first ones would be forgotten, and make room, before the last ones are
+            // tried.
             let timeout = Sysctl::new("net/netfilter/nf_conntrack_udp_timeout").expect("a name");
             Sysctls::of(&cluster.a.space).expect("sysctls").set(&timeout, 3600).expect("set");
             let greedy = cluster.a.pod(&blue(&cluster.a), "greedy", &["10.77.0.18", "fd77::12"]).await;

@@ -1,5 +1,5 @@
-//! Against the kernel: what others do to the table of steering is found by comparing, without a notification, and put
-//! right.
+//! Against the kernel: what others do to the table of steering is found by comparing, without a notification,
+//! and put right.
 
 use std::collections::{BTreeMap, BTreeSet};
 

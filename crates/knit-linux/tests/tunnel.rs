@@ -302,7 +302,8 @@ fn a_frame_that_a_service_leads_to_another_node_comes_out_nowhere() {
             ways_in(&cluster);
             let pod = cluster.a.pod(&default_network(), "one", &["10.244.1.5", "fd44::1:5"]).await;
             let [_, victim] = pair(&cluster, &green, 34, 18).await;
-            // Right in all but who sends it: its source is node a's, and masquerading makes it look like node a's.
+            // Right in all but who sends it: its source is node a's, and masquerading makes it look like node
+            // a's.
             let (source, target) = (ip("10.77.0.41"), victim.attachments[0].addresses[0].net.addr());
             let frame = Frame { vni: 3, to: router_mac(&cluster, "green"), source, target, port: 6000 };
             let end = ip("192.168.7.2");

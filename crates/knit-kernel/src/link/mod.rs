@@ -1,8 +1,9 @@
 //! Links: what there is to say about one, as read from the kernel.
 //!
-//! Requests are built from netlink-packet-route's message types. Answers are read with [`crate::netlink::attr`]
-//! instead: a link carries some sixty attributes of which a dozen matter here, and a listing must not fail because a
-//! newer kernel says something about somebody else's link that a parser of everything does not know.
+//! Requests are built from netlink-packet-route's message types. Answers are read with
+//! [`crate::netlink::attr`] instead: a link carries some sixty attributes of which a dozen matter here, and a
+//! listing must not fail because a newer kernel says something about somebody else's link that a parser of
+//! everything does not know.
 
 mod bridge;
 mod change;

@@ -111,8 +111,9 @@ impl Socket {
         set.map_err(|source| Error::Option { what, source })
     }
 
-    /// Asks the kernel to check dump requests strictly and to filter by what they name. Dumps of links, addresses,
-    /// routes and neighbours need it; requests with a wrong header are then refused instead of ignored.
+    /// Asks the kernel to check dump requests strictly and to filter by what they name. Dumps of links,
+    /// addresses, routes and neighbours need it; requests with a wrong header are then refused instead of
+    /// ignored.
     pub fn set_strict(&self) -> Result<()> {
         self.set(libc::NETLINK_GET_STRICT_CHK, "ask for strict checks")
     }
@@ -139,7 +140,8 @@ impl Socket {
         set.map_err(|source| Error::Option { what: "leave a multicast group", source })
     }
 
-    /// Raises the send buffer, beyond the system's limit where we may. Returns how many bytes one batch may have.
+    /// Raises the send buffer, beyond the system's limit where we may. Returns how many bytes one batch may
+    /// have.
     pub fn raise_send_buffer(&self, bytes: usize) -> Result<usize> {
         self.raise(bytes, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)
     }
@@ -175,8 +177,8 @@ impl Socket {
 
     /// Sends a batch in one `sendmsg` and collects what the kernel answered.
     ///
-    /// Only the last request asks for an ack: the kernel reports refusals unasked, in order, so that a batch that
-    /// succeeds costs one send and one receive however long it is.
+    /// Only the last request asks for an ack: the kernel reports refusals unasked, in order, so that a batch
+    /// that succeeds costs one send and one receive however long it is.
     pub fn request(&mut self, batch: &mut Batch) -> Result<Answers> {
         let mut answers = Answers::default();
         if batch.is_empty() {
@@ -220,7 +222,8 @@ impl Socket {
         }
     }
 
-    /// Makes a batch ready to be sent on this socket by another thread: the first sequence number, and the bytes.
+    /// Makes a batch ready to be sent on this socket by another thread: the first sequence number, and the
+    /// bytes.
     pub(crate) fn prepare(&mut self, batch: &mut Batch) -> Result<(u32, Vec<u8>)> {
         Ok((self.number(batch, 0)?, batch.buffer.clone()))
     }
@@ -247,8 +250,8 @@ impl Socket {
 
     /// Lists: sends one `DUMP` request of this type and hands every message of the answer to `each`.
     ///
-    /// If the list changed while it was read, it is read again; `begin` is called before each reading, to forget
-    /// what was collected.
+    /// If the list changed while it was read, it is read again; `begin` is called before each reading, to
+    /// forget what was collected.
     pub fn dump<T>(
         &mut self,
         kind: u16,
@@ -302,8 +305,8 @@ impl Socket {
         Err(Error::Inconsistent(DUMP_ATTEMPTS))
     }
 
-    /// Waits until something is queued, at most until `deadline`, and hands it to `each`. Returns whether anything
-    /// came. `None` waits for as long as it takes.
+    /// Waits until something is queued, at most until `deadline`, and hands it to `each`. Returns whether
+    /// anything came. `None` waits for as long as it takes.
     pub fn receive(&mut self, deadline: Option<Instant>, mut each: impl FnMut(Message<'_>)) -> Result<bool> {
         loop {
             match self.receive_now(&mut each) {
@@ -318,8 +321,8 @@ impl Socket {
         }
     }
 
-    /// Receives one datagram that is queued already. One that did not come from the kernel is thrown away: in a pod's
-    /// namespace, whoever has NET_ADMIN there can send to this socket, too.
+    /// Receives one datagram that is queued already. One that did not come from the kernel is thrown away: in
+    /// a pod's namespace, whoever has NET_ADMIN there can send to this socket, too.
     fn receive_now(&mut self, each: &mut impl FnMut(Message<'_>)) -> Result<()> {
         if self.buffer.is_empty() {
             self.buffer.resize(RECEIVE_BUFFER, 0);

@@ -1,7 +1,7 @@
 //! nftables in memory, with the kernel's rules: what exists, what is missing, what is in use, all or nothing.
 //!
-//! It checks references and names, not whether an expression makes sense: a rule that compares five bytes of a port is
-//! refused by the kernel only.
+//! It checks references and names, not whether an expression makes sense: a rule that compares five bytes of
+//! a port is refused by the kernel only.
 
 use std::collections::BTreeMap;
 
@@ -311,8 +311,8 @@ fn delete_chain(state: &mut TableState, chain: &Name) -> Outcome {
         return Err(libc::ENOENT);
     }
     let leads_there = |verdict: &Verdict| verdict.chain() == Some(chain);
-    // Its own rules go with it, and still a jump of theirs to itself is in the way. (No commit would let it pass, but it can
-    // be made and deleted in one transaction.)
+    // Its own rules go with it, and still a jump of theirs to itself is in the way. (No commit would let it
+    // pass, but it can be made and deleted in one transaction.)
     let from_rules = state
         .chains
         .values()
@@ -371,8 +371,9 @@ fn add_element(
     if shape.ranges == Ranges::Pairs && set.elements.values().any(overlaps) {
         return Err(libc::EEXIST);
     }
-    // A set of concatenations looks only whether either end is inside of another element, and has its own way to say so.
-    // (The last field is the one that has ranges here, so that the order of bytes is that of elements.)
+    // A set of concatenations looks only whether either end is inside of another element, and has its own way
+    // to say so. (The last field is the one that has ranges here, so that the order of bytes is that of
+    // elements.)
     let inside = |old: &Element, key: &Data| old.key <= *key && *key <= *old.last_key();
     let ends_inside = |old: &Element| inside(old, &element.key) || inside(old, element.last_key());
     if shape.ranges == Ranges::Concat && set.elements.values().any(ends_inside) {

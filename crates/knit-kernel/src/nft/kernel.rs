@@ -15,7 +15,8 @@ use crate::netlink::attr::{Reader, Writer};
 use crate::netlink::{self, Batch, Changed, Message, Protocol, Refusal, Socket};
 use crate::netns::NetNs;
 
-/// How often a listing is begun again because somebody changed the rule set meanwhile, before only the table itself counts.
+/// How often a listing is begun again because somebody changed the rule set meanwhile, before only the table
+/// itself counts.
 const ATTEMPTS: u32 = 3;
 /// How often a table is read where others change theirs all the time, until two readings are the same.
 const READINGS: u32 = 8;
@@ -83,7 +84,8 @@ impl Kernel {
         }
         let failed = |source| Error::Socket { attempted: "commit an nftables transaction", source };
         let first = self.socket.send(&mut encoded.batch, 0).map_err(failed)?;
-        // The kernel has carried out or refused the batch by now. It reports every refusal; the first is the cause.
+        // The kernel has carried out or refused the batch by now. It reports every refusal; the first is the
+        // cause.
         let mut refused: Option<(usize, Refusal)> = None;
         self.socket
             .drain(|message| {
@@ -312,9 +314,9 @@ impl Nftables for Kernel {
 }
 
 impl Kernel {
-    /// The generation is the whole namespace's, and where other programs commit many times a second none lasts for as long
-    /// as a large table takes to be read. What they commit is in their tables: this one is whole if two readings in a row
-    /// are the same, but for what packets write into it.
+    /// The generation is the whole namespace's, and where other programs commit many times a second none
+    /// lasts for as long as a large table takes to be read. What they commit is in their tables: this one is
+    /// whole if two readings in a row are the same, but for what packets write into it.
     fn snapshot_among_others(&mut self, table: &TableId) -> Result<(Generation, Option<TableState>)> {
         let mut last: Option<Option<TableState>> = None;
         for _ in 0..READINGS {

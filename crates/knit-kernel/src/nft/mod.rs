@@ -1,8 +1,10 @@
-//! nftables over nfnetlink: typed objects, rules that read like `nft` text, atomic transactions, listing and diff.
+//! nftables over nfnetlink: typed objects, rules that read like `nft` text, atomic transactions, listing and
+//! diff.
 //!
-//! What one wants is a [`TableState`]; [`Nftables::apply`] brings the kernel there with the smallest transaction, so
-//! that a restart touches nothing that is right already. Callers that know what changed build a [`Transaction`]
-//! themselves. [`Kernel`] carries it out; [`Fake`] does the same in memory, for tests without a kernel.
+//! What one wants is a [`TableState`]; [`Nftables::apply`] brings the kernel there with the smallest
+//! transaction, so that a restart touches nothing that is right already. Callers that know what changed build
+//! a [`Transaction`] themselves. [`Kernel`] carries it out; [`Fake`] does the same in memory, for tests
+//! without a kernel.
 //!
 //! Names of types and methods are those of `nft(8)`. Everything that is written here reads well in
 //! `nft list ruleset`: sets have their right types, comments are where `nft` looks for them.
@@ -100,8 +102,8 @@ const APPLY_ATTEMPTS: u32 = 8;
 
 /// nftables of one network namespace, real or not.
 pub trait Nftables {
-    /// Carries out all changes together, or none and says why. Fails with [`Error::TooBig`] if they do not fit into
-    /// one batch.
+    /// Carries out all changes together, or none and says why. Fails with [`Error::TooBig`] if they do not
+    /// fit into one batch.
     fn commit(&mut self, transaction: &Transaction) -> Result<()>;
 
     /// Like [`commit`](Self::commit), but only if nothing has changed since `generation`.
@@ -109,11 +111,11 @@ pub trait Nftables {
 
     /// Carries out all changes in order, in as many batches as needed, and returns how many that were.
     ///
-    /// One batch if it fits. If not (a process without privilege may send about 200 KB at once), packets see the
-    /// states in between: every beginning of the transaction, cut between changes or within a list of elements, must
-    /// be a state that one can live with. For a service proxy that means: chains and endpoint elements first, the
-    /// dispatch map last; and when deleting, the dispatch map first. A failure after the first batch is
-    /// [`Error::Partial`] and leaves those before it in force.
+    /// One batch if it fits. If not (a process without privilege may send about 200 KB at once), packets see
+    /// the states in between: every beginning of the transaction, cut between changes or within a list of
+    /// elements, must be a state that one can live with. For a service proxy that means: chains and endpoint
+    /// elements first, the dispatch map last; and when deleting, the dispatch map first. A failure after the
+    /// first batch is [`Error::Partial`] and leaves those before it in force.
     fn commit_chunked(&mut self, transaction: &Transaction) -> Result<usize>;
 
     /// The state that the rule set has now. It costs one system call, whatever there is.
@@ -148,10 +150,12 @@ pub trait Nftables {
         }
     }
 
-    /// Brings a table to the wanted state with the smallest transaction, and returns it: empty if all was right.
+    /// Brings a table to the wanted state with the smallest transaction, and returns it: empty if all was
+    /// right.
     ///
-    /// A change by somebody else in between is noticed, and planned for again. A transaction that does not fit into
-    /// one batch is sent in chunks, which is safe for a table that is being made: chains at hooks come last.
+    /// A change by somebody else in between is noticed, and planned for again. A transaction that does not
+    /// fit into one batch is sent in chunks, which is safe for a table that is being made: chains at hooks
+    /// come last.
     fn apply(&mut self, wanted: &TableState) -> Result<Transaction> {
         for _ in 0..APPLY_ATTEMPTS {
             let (generation, found) = self.snapshot(wanted.id())?;

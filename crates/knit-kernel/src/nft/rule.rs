@@ -14,8 +14,8 @@
 //! assert_eq!(rule.exprs.len(), 9);
 //! ```
 //!
-//! Each match starts again at the first register. Where a value must survive further matches (a map's result that
-//! is both stored and translated to), [`Rule::map_at`] and [`Rule::load_at`] take the register.
+//! Each match starts again at the first register. Where a value must survive further matches (a map's result
+//! that is both stored and translated to), [`Rule::map_at`] and [`Rule::load_at`] take the register.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -135,7 +135,8 @@ impl Rule {
             .expr(Expr::Cmp { sreg: Reg::FIRST, op, data: Data::from_slice(value) })
     }
 
-    /// The address is within a prefix. A prefix of the other family never matches, so the caller picks the field.
+    /// The address is within a prefix. A prefix of the other family never matches, so the caller picks the
+    /// field.
     pub fn in_prefix<T: Scalar>(self, field: Field<T>, address: IpAddr, length: u8) -> Self {
         self.prefix(field, address, length, CmpOp::Eq)
     }
@@ -251,8 +252,8 @@ impl Rule {
         self.expr(Expr::Limit { rate, per, burst, unit: LimitUnit::Packets, invert: true })
     }
 
-    /// Goes on for packets above `rate` per second, with bursts of `burst`, counted for each key by itself. `set` is a
-    /// dynamic one with timeouts: a key is counted from the start again after `forget`.
+    /// Goes on for packets above `rate` per second, with bursts of `burst`, counted for each key by itself.
+    /// `set` is a dynamic one with timeouts: a key is counted from the start again after `forget`.
     pub fn limit_each(
         self,
         fields: &impl Fields,
@@ -266,8 +267,9 @@ impl Rule {
         self.load(fields).expr(Expr::Meter { set: set.into(), key: Reg::FIRST, timeout, limit })
     }
 
-    /// Goes on for the first packets of connections above `count`, counted for each key by itself; `set` is a dynamic
-    /// one. Match [`CtState::NEW`](super::CtState::NEW) before, since the kernel looks through all that it counted.
+    /// Goes on for the first packets of connections above `count`, counted for each key by itself; `set` is a
+    /// dynamic one. Match [`CtState::NEW`](super::CtState::NEW) before, since the kernel looks through all
+    /// that it counted.
     pub fn connections_over(self, fields: &impl Fields, set: impl Into<Name>, count: u32) -> Self {
         let limit = Box::new(Expr::Connlimit { count, invert: true });
         self.load(fields).expr(Expr::Meter { set: set.into(), key: Reg::FIRST, timeout: None, limit })
@@ -367,8 +369,8 @@ impl Rule {
 
     /// Adds the fields to a named map with other fields as their value, or starts their timeout anew.
     ///
-    /// For session affinity, do this after the translation: in a filter chain behind the nat chain, the packet's
-    /// destination is the endpoint, and `ct original` the service.
+    /// For session affinity, do this after the translation: in a filter chain behind the nat chain, the
+    /// packet's destination is the endpoint, and `ct original` the service.
     pub fn update_map(
         mut self,
         op: DynsetOp,
@@ -385,10 +387,12 @@ impl Rule {
         self.expr(Expr::Dynset { set: map.into(), op, key: Reg::FIRST, data: Some(data), timeout })
     }
 
-    /// Stores, in a named map, what is in the registers from `data` on, under the fields, which are loaded from `at`.
+    /// Stores, in a named map, what is in the registers from `data` on, under the fields, which are loaded
+    /// from `at`.
     ///
-    /// If those registers hold a map's value, `nft` 1.0.6 aborts when it lists the rule (the kernel does not mind):
-    /// prefer [`update_map`](Self::update_map), or set the mark to the value and load it from there again.
+    /// If those registers hold a map's value, `nft` 1.0.6 aborts when it lists the rule (the kernel does not
+    /// mind): prefer [`update_map`](Self::update_map), or set the mark to the value and load it from there
+    /// again.
     pub fn store_in_map(
         self,
         op: DynsetOp,

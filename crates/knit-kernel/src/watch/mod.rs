@@ -1,8 +1,10 @@
-//! Hearing of what others change: the kernel's notifications of one namespace, less what this process did itself.
+//! Hearing of what others change: the kernel's notifications of one namespace, less what this process did
+//! itself.
 //!
-//! nftables' notifications say by which socket a change was made, so those are exact. Of links, addresses, routes and
-//! neighbours the kernel does not always say; what is told is then what *may* have been somebody else, and whoever
-//! hears it compares. A link whose other end goes up and down is no news: nothing of what we set has changed.
+//! nftables' notifications say by which socket a change was made, so those are exact. Of links, addresses,
+//! routes and neighbours the kernel does not always say; what is told is then what *may* have been somebody
+//! else, and whoever hears it compares. A link whose other end goes up and down is no news: nothing of what
+//! we set has changed.
 //!
 //! [`Watcher`] is the thread that listens in any number of namespaces.
 
@@ -36,7 +38,8 @@ const BUFFER: usize = 2 * 1024 * 1024;
 pub enum News {
     /// Somebody else changed this table.
     Table(TableId),
-    /// Somebody may have changed a link of ours, its addresses, routes or neighbours, or a setting of the namespace.
+    /// Somebody may have changed a link of ours, its addresses, routes or neighbours, or a setting of the
+    /// namespace.
     Network,
     /// There was more than could be heard: anything may have changed.
     Lost,
@@ -66,7 +69,8 @@ impl Ears {
         let mut tables = Socket::open_in(Protocol::Netfilter, namespace)?;
         // As much as is allowed; what does not fit is told as lost.
         let _ = tables.raise_receive_buffer(BUFFER);
-        // What happens between the two is heard later, and asked for is older: read once more than needed at worst.
+        // What happens between the two is heard later, and asked for is older: read once more than needed at
+        // worst.
         let generation = crate::nft::generation_by(&mut tables)?;
         tables.subscribe(NFNLGRP_NFTABLES)?;
         let network = match listen {
@@ -111,8 +115,8 @@ impl Ears {
     }
 }
 
-/// Whether something was not heard. A socket that fails for another reason will fail again: that is no news, and the
-/// comparison that is made from time to time does not need it.
+/// Whether something was not heard. A socket that fails for another reason will fail again: that is no news,
+/// and the comparison that is made from time to time does not need it.
 fn lost(heard: Result<()>) -> bool {
     matches!(heard, Err(Error::Overrun))
 }
@@ -147,7 +151,8 @@ fn is_news(message: &Message<'_>, namespace: NsId, links: &mut Links) -> bool {
     }
 }
 
-/// The link that a message about a link, an address or a neighbour is about: all have its index in the same place.
+/// The link that a message about a link, an address or a neighbour is about: all have its index in the same
+/// place.
 fn interface(message: &Message<'_>) -> u32 {
     let index = message.payload.get(4..8).and_then(|bytes| bytes.try_into().ok());
     index.map_or(0, u32::from_ne_bytes)

@@ -1,10 +1,10 @@
 //! Whether anybody else changed our tables since we last looked at them, without reading them.
 //!
-//! Two things say so. The kernel counts the changes to all rules of a namespace, whoever makes them: as long as
-//! the count is the one at which the tables were as we made them, they still are. And it tells of each change,
-//! with the table and the socket that made it: if all was heard up to the present count and none of it was a
-//! stranger's change of our tables, they are as we made them, whatever others did to theirs. Where neither is
-//! certain, the tables are to be read.
+//! Two things say so. The kernel counts the changes to all rules of a namespace, whoever makes them: as long
+//! as the count is the one at which the tables were as we made them, they still are. And it tells of each
+//! change, with the table and the socket that made it: if all was heard up to the present count and none of
+//! it was a stranger's change of our tables, they are as we made them, whatever others did to theirs. Where
+//! neither is certain, the tables are to be read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,8 @@ struct Heard {
 }
 
 impl Untouched {
-    /// Listens from now on; `tell` is called when somebody else changes a table of this name. Without it only the count
-    /// says something.
+    /// Listens from now on; `tell` is called when somebody else changes a table of this name. Without it only
+    /// the count says something.
     ///
     /// # Errors
     /// When the kernel gives no sockets there, or there is no thread.

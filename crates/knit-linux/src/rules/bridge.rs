@@ -1,8 +1,8 @@
 //! The table of a switched Network's bridge: its pods send frames as themselves only.
 //!
-//! Only IP and ARP. Sender addresses in ARP, and targets of neighbour advertisements, are the pod's own. Router
-//! advertisements and redirects are routers' business. Multicast listener reports are dropped because nobody listens:
-//! snooping is off, and each would go to every port.
+//! Only IP and ARP. Sender addresses in ARP, and targets of neighbour advertisements, are the pod's own.
+//! Router advertisements and redirects are routers' business. Multicast listener reports are dropped because
+//! nobody listens: snooping is off, and each would go to every port.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use super::{from_ours, port, table};
 
 const FIRST: i32 = -300;
 
-/// How many questions who has an address a pod may ask in a second, and at once. Each goes to every pod of the Network on
-/// this node.
+/// How many questions who has an address a pod may ask in a second, and at once. Each goes to every pod of
+/// the Network on this node.
 const QUESTIONS: (u64, u32) = (100, 300);
 /// When a port's questions are counted from the start again: so long are ports remembered that are gone.
 const FORGET: Duration = Duration::from_secs(60);

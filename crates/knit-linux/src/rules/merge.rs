@@ -46,9 +46,9 @@ pub(crate) fn merge(layout: TableState, found: Option<&TableState>, elements: &E
     wanted
 }
 
-/// Whether the elements of one set can be those of another. A new version may change what else there is of a set (its
-/// comment, its size), and other Networks' elements must not be away until each of them is set up again. A key is never
-/// changed under its name: such a set gets a new one.
+/// Whether the elements of one set can be those of another. A new version may change what else there is of a
+/// set (its comment, its size), and other Networks' elements must not be away until each of them is set up
+/// again. A key is never changed under its name: such a set gets a new one.
 fn alike(a: &Set, b: &Set) -> bool {
     a.key == b.key && a.kind == b.kind && a.interval == b.interval
 }

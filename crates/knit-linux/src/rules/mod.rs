@@ -1,8 +1,8 @@
-//! The packet filter: one table of fixed shape per namespace and family, and elements of sets for everything that
-//! comes and goes.
+//! The packet filter: one table of fixed shape per namespace and family, and elements of sets for everything
+//! that comes and goes.
 //!
-//! An attachment or a Network adds and removes elements only, so that its cost does not depend on how many there are.
-//! Elements are keyed by the name of an interface: whose they are shows from that.
+//! An attachment or a Network adds and removes elements only, so that its cost does not depend on how many
+//! there are. Elements are keyed by the name of an interface: whose they are shows from that.
 
 pub(crate) mod bridge;
 mod elements;
@@ -24,8 +24,9 @@ pub(crate) use merge::{Elements, interface, merge};
 
 /// The mark that a connection has which was steered into a Network's router: the node's rules let it pass.
 ///
-/// Whoever steers (a service proxy for NodePorts and load balancers of a Network, this runtime for ports of the node)
-/// sets these bits of the connection's mark before the destination is translated; other bits are free.
+/// Whoever steers (a service proxy for NodePorts and load balancers of a Network, this runtime for ports of
+/// the node) sets these bits of the connection's mark before the destination is translated; other bits are
+/// free.
 pub const STEERED: u32 = 0x0010_0000;
 
 /// The name of every table here.
@@ -53,9 +54,9 @@ fn to_others(rule: Rule) -> Rule {
         .expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Ne, data: GROUP.bytes() })
 }
 
-/// What is not the outside for any Network with a router of its own, whatever it may reach: link-local addresses, which
-/// are not to be forwarded (RFC 3927, RFC 4291), and where clouds tell their machines, and thereby whoever looks like
-/// one, their credentials.
+/// What is not the outside for any Network with a router of its own, whatever it may reach: link-local
+/// addresses, which are not to be forwarded (RFC 3927, RFC 4291), and where clouds tell their machines, and
+/// thereby whoever looks like one, their credentials.
 pub(crate) fn never_outside() -> impl Iterator<Item = IpNet> {
     let v4 = |a, b, c, d, length| Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length);
     let v6 = |first, second, last, length| {

@@ -227,9 +227,10 @@ fn from_uplinks(state: TableState, flows_at_most: Flows) -> TableState {
         )
 }
 
-/// Drops the first packet of a connection if its Network has too many. The kernel looks through all that it counted under
-/// one key when another one comes, so each uplink has many keys: which one follows from the connection's hash. All Networks
-/// together leave a part of the node's table to the node and the default Network, however many they are.
+/// Drops the first packet of a connection if its Network has too many. The kernel looks through all that it
+/// counted under one key when another one comes, so each uplink has many keys: which one follows from the
+/// connection's hash. All Networks together leave a part of the node's table to the node and the default
+/// Network, however many they are.
 fn new_flow(Flows { each, together }: Flows) -> Vec<Rule> {
     let key = (field::iifname(), field::symhash(FLOW_PARTS));
     let of_one = Rule::new().connections_over(&key, "flows", each.div_ceil(FLOW_PARTS)).counter().drop();
@@ -243,8 +244,9 @@ fn new_flow(Flows { each, together }: Flows) -> Vec<Rule> {
     rules.into_iter().flatten().collect()
 }
 
-/// Goes out by an uplink, known by its group and how its name begins. Beside the set of uplinks, so that all of them are
-/// closed as soon as this table is there: after somebody deleted it, the elements come back Network by Network.
+/// Goes out by an uplink, known by its group and how its name begins. Beside the set of uplinks, so that all
+/// of them are closed as soon as this table is there: after somebody deleted it, the elements come back
+/// Network by Network.
 fn to_routers() -> Rule {
     let name = IfName::new(uplink::NODE_END_PREFIX).bytes();
     let begins = Data::from_slice(&name.as_slice()[..uplink::NODE_END_PREFIX.len()]);
@@ -254,7 +256,8 @@ fn to_routers() -> Rule {
         .expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Eq, data: begins })
 }
 
-/// What goes into a Network's router: answers, what was steered there, and the node's own (which is not forwarded).
+/// What goes into a Network's router: answers, what was steered there, and the node's own (which is not
+/// forwarded).
 fn to_uplinks(state: TableState, vxlan_port: u16) -> TableState {
     state
         .chain(
@@ -296,7 +299,8 @@ fn to_uplinks(state: TableState, vxlan_port: u16) -> TableState {
                 Rule::new().counter().drop(),
             ],
         )
-        // Only here is it known by which interface a packet of the node's own goes whose destination was translated.
+        // Only here is it known by which interface a packet of the node's own goes whose destination was
+        // translated.
         .chain(
             Chain::base("own-to-uplinks", ChainKind::Filter, Hook::Postrouting, FILTER),
             [Rule::new().in_set(&field::oifname(), "uplinks"), to_routers()].map(|rule| {

@@ -1,20 +1,21 @@
-//! The tunnels' port on the node: taken from other nodes only, as what is theirs to send, and translated by nobody.
+//! The tunnels' port on the node: taken from other nodes only, as what is theirs to send, and translated by
+//! nobody.
 //!
-//! What a node that the cluster knows sends there is exempt from connection tracking, so no Service, no port of the
-//! node and no masquerading ever sees it. Whatever is tracked did not come from such a node: it is neither taken nor,
-//! if we forward it, let through, and that is looked at after translation.
+//! What a node that the cluster knows sends there is exempt from connection tracking, so no Service, no port
+//! of the node and no masquerading ever sees it. Whatever is tracked did not come from such a node: it is
+//! neither taken nor, if we forward it, let through, and that is looked at after translation.
 //!
-//! The source inside a frame must be one of the sending node's addresses in that Network. Only here are the outer and
-//! the inner source seen together: a VXLAN device drops the outer one. The key is exact, so its cost does not depend on
-//! how many nodes there are: a block is a power of two and aligned to its size, so it consists of whole units of eight
-//! addresses, and one lookup of (Network, outer source, unit of the inner source) answers. Single addresses (what was
-//! announced one by one, smaller blocks, the gateway that every node's router has) are in a second set, which only a
-//! miss in the first one reaches.
+//! The source inside a frame must be one of the sending node's addresses in that Network. Only here are the
+//! outer and the inner source seen together: a VXLAN device drops the outer one. The key is exact, so its
+//! cost does not depend on how many nodes there are: a block is a power of two and aligned to its size, so it
+//! consists of whole units of eight addresses, and one lookup of (Network, outer source, unit of the inner
+//! source) answers. Single addresses (what was announced one by one, smaller blocks, the gateway that every
+//! node's router has) are in a second set, which only a miss in the first one reaches.
 //!
-//! The default Network's blocks may be large (a node's podCIDR), so they are cut into larger units; which kind a unit is
-//! of shows in the lowest bits of its key. Its nodes send as themselves, and forward for the outside too: their own
-//! addresses are single ones, and a source that is neither a pod's nor the address of a node that has pods may come from
-//! any node. Only these are looked up in a set of ranges.
+//! The default Network's blocks may be large (a node's podCIDR), so they are cut into larger units; which
+//! kind a unit is of shows in the lowest bits of its key. Its nodes send as themselves, and forward for the
+//! outside too: their own addresses are single ones, and a source that is neither a pod's nor the address of
+//! a node that has pods may come from any node. Only these are looked up in a set of ranges.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,10 +33,11 @@ use crate::shape::{Home, Shape};
 const RAW: i32 = -300;
 const FILTER: i32 = 0;
 
-/// The addresses of a unit, as a power of two. The controller cuts no smaller block out of a subnet of some size.
+/// The addresses of a unit, as a power of two. The controller cuts no smaller block out of a subnet of some
+/// size.
 const UNIT: u8 = 3;
-/// The addresses of larger units, as powers of two, with what their keys have in the lowest bits, where smaller ones have
-/// zeros.
+/// The addresses of larger units, as powers of two, with what their keys have in the lowest bits, where
+/// smaller ones have zeros.
 const LARGER: [(u8, u8); 2] = [(16, 2), (8, 1)];
 /// The largest block, as a power of two: of a larger range the beginning is used.
 const LARGEST: u8 = 16;
@@ -199,9 +201,9 @@ fn in_units<T: Scalar, U: Scalar>(
         .expr(Expr::Lookup { set: SetRef::Named(set.into()), sreg: Reg::FIRST, result: LookupResult::Match })
 }
 
-/// What is forwarded to the tunnels' port: between nodes that we know (which is not tracked), and what pods do among
-/// themselves. Nothing that a pod or a router sends elsewhere, nothing that was translated there, and nothing to an
-/// address of the cluster: behind this node's address it would look like this node's.
+/// What is forwarded to the tunnels' port: between nodes that we know (which is not tracked), and what pods
+/// do among themselves. Nothing that a pod or a router sends elsewhere, nothing that was translated there,
+/// and nothing to an address of the cluster: behind this node's address it would look like this node's.
 fn forwarded() -> Vec<Rule> {
     let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
     let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
@@ -259,7 +261,8 @@ pub(crate) fn network_of(set: &str, element: &Element) -> Option<u32> {
     Some(u32::from_be_bytes(number.try_into().ok()?) >> 8)
 }
 
-/// A range in units, as large as they fit for the default Network, or address by address where it is smaller than one.
+/// A range in units, as large as they fit for the default Network, or address by address where it is smaller
+/// than one.
 fn of_range(vni: Vni, node: IpAddr, range: IpNet, home: Home, puts: &mut Vec<Put>) {
     let bits = range.max_prefix_len() - range.prefix_len();
     let larger = LARGER.into_iter().find(|(unit, _)| home == Home::Node && bits >= *unit);
