@@ -1,19 +1,8 @@
 //! Small types that several kinds share.
 
-use std::fmt;
-use std::net::IpAddr;
-
-use schemars::JsonSchema;
+use knit_types::{Family, Topology};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-
-/// An address family.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
-pub enum Family {
-    /// IP version 4.
-    IPv4,
-    /// IP version 6.
-    IPv6,
-}
 
 /// A route inside a pod.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -33,6 +22,7 @@ pub struct Route {
 #[serde(rename_all = "camelCase")]
 pub struct AddressCounts {
     /// The family that is counted.
+    #[schemars(schema_with = "family_schema")]
     pub family: Family,
     /// Addresses that pods and routers have.
     pub used: i64,
@@ -40,21 +30,12 @@ pub struct AddressCounts {
     pub free: i64,
 }
 
-// === impl Family ===
-
-impl Family {
-    /// The family of an address.
-    #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::IPv4 } else { Self::IPv6 }
-    }
+/// The schema of a family. The type itself is in knit-types, which knows no schemas.
+pub(crate) fn family_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": Family::ALL.map(Family::as_str)})
 }
 
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::IPv4 => "IPv4",
-            Self::IPv6 => "IPv6",
-        })
-    }
+/// The schema of a topology.
+pub(crate) fn topology_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": Topology::ALL.map(Topology::as_str)})
 }

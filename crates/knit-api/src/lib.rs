@@ -27,10 +27,11 @@ mod network_class;
 mod node_network;
 
 pub use address_block::{AddressBlock, AddressBlockSpec};
-pub use common::{AddressCounts, Family, Route};
+pub use common::{AddressCounts, Route};
+pub use knit_types::{Family, Topology};
 pub use network::{
     AllowedNamespaces, AllowedNamespacesFrom, Network, NetworkServices, NetworkSpec, NetworkStatus, Outside,
-    Permission, ServiceReference, Subnet, Topology,
+    Permission, ServiceReference, Subnet,
 };
 pub use network_attachment::{
     AttachedAddress, HostInterface, NamespaceReference, NetworkAttachment, NetworkAttachmentSpec,

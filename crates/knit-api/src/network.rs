@@ -1,6 +1,7 @@
 //! Network: a thing that pods attach to.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
+use knit_types::Topology;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,7 @@ pub struct NetworkSpec {
 
     /// How pods reach each other: routed hop by hop, or switched on one segment.
     #[x_kube(validation = ("self == oldSelf", "the topology of a Network cannot change: make a new Network and move the pods"))]
+    #[schemars(schema_with = "crate::common::topology_schema")]
     pub topology: Topology,
 
     /// Address ranges, at most one per family. A family may be added later; what is there stays.
@@ -131,16 +133,6 @@ const OPERATORS: &str = "!has(self.matchExpressions) || self.matchExpressions.al
 const OPERATORS_MESSAGE: &str = "the operators of a selector are In, NotIn, Exists and DoesNotExist";
 const VALUES: &str = "!has(self.matchExpressions) || self.matchExpressions.all(e, (e.operator in ['In', 'NotIn']) == (has(e.values) && size(e.values) > 0))";
 const VALUES_MESSAGE: &str = "In and NotIn need values, Exists and DoesNotExist take none";
-
-/// How pods of one Network reach each other.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-pub enum Topology {
-    /// Each pod is a routed host; nothing is switched, nothing is flooded.
-    #[default]
-    Layer3,
-    /// All pods are on one switched segment, as virtual machines expect it.
-    Layer2,
-}
 
 /// One address range of a Network.
 #[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]

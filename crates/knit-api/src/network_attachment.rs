@@ -1,11 +1,12 @@
 //! NetworkAttachment: one pod interface on one Network.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use knit_types::Family;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::common::{Family, Route};
+use crate::common::Route;
 
 /// One pod interface on one Network: written by the node agent, or by a user who plugs a Network into a
 /// running pod.
@@ -116,6 +117,7 @@ pub struct NetworkAttachmentStatus {
 #[serde(rename_all = "camelCase")]
 pub struct AttachedAddress {
     /// The address's family.
+    #[schemars(schema_with = "crate::common::family_schema")]
     pub family: Family,
     /// The address, without its prefix.
     pub address: String,

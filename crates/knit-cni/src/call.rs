@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use knit_types::InterfaceName;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -306,13 +307,8 @@ fn check_environment(command: Command, environment: &Environment) -> Result<(), 
             "CNI_CONTAINERID {id:?} is not valid: it has at most {MAX_CONTAINER_ID} letters, digits and ._-, a letter or digit first"
         ));
     }
-    let ifname = environment.ifname.as_str();
-    let fits = |b: u8| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'%');
-    if ifname.len() > 15 || !ifname.bytes().all(fits) || matches!(ifname, "." | ".." | "lo") {
-        let ifname: String = ifname.chars().take(64).collect();
-        return wrong(format!(
-            "CNI_IFNAME {ifname:?} is not valid: it has at most 15 characters, no / : % and no blanks, and is not lo"
-        ));
+    if let Err(error) = InterfaceName::new(&environment.ifname) {
+        return wrong(format!("CNI_IFNAME cannot be used: {error}"));
     }
     Ok(())
 }

@@ -111,6 +111,18 @@ impl From<knit_kernel::netns::Error> for Problem {
     }
 }
 
+impl From<knit_types::InvalidInterfaceName> for Problem {
+    fn from(error: knit_types::InvalidInterfaceName) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<knit_types::InvalidSandboxId> for Problem {
+    fn from(error: knit_types::InvalidSandboxId) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
 impl From<Problem> for Outcome {
     fn from(problem: Problem) -> Self {
         match problem {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use knit_types::{InvalidInterfaceName, ParseMacError};
+
 use crate::netlink::Refusal;
 use crate::{netlink, netns};
 
@@ -22,6 +24,12 @@ pub enum Error {
         /// What to write instead.
         advice: String,
     },
+    /// A name that no interface can have. Nothing was sent.
+    #[error(transparent)]
+    Name(#[from] InvalidInterfaceName),
+    /// A text that is not a MAC address.
+    #[error(transparent)]
+    Mac(#[from] ParseMacError),
     /// The object is there, with other properties than wanted. Nothing was changed.
     #[error("{object} exists in {namespace} with other properties ({}); delete it or choose another name", list(.differences))]
     Conflict {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ipnet::IpNet;
+pub use knit_types::Family;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::RouteProtocol;
 use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleMessage};
@@ -29,15 +30,6 @@ const FR_ACT_TO_TBL: u8 = 1;
 const FR_ACT_BLACKHOLE: u8 = 6;
 const FR_ACT_UNREACHABLE: u8 = 7;
 const FR_ACT_PROHIBIT: u8 = 8;
-
-/// The address family of a rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
 
 /// A policy rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -162,7 +154,7 @@ impl Rule {
             match attr.kind {
                 FRA_DST => rule.to = IpNet::new(ip(&attr)?, to_length).ok(),
                 FRA_SRC => rule.from = IpNet::new(ip(&attr)?, from_length).ok(),
-                FRA_IIFNAME => rule.iif = Some(IfName::trusted(attr.string())),
+                FRA_IIFNAME => rule.iif = Some(IfName::reported(&attr.string())),
                 FRA_PRIORITY => rule.priority = attr.u32().unwrap_or(0),
                 FRA_FWMARK => mark = attr.u32().ok(),
                 FRA_FWMASK => mask = attr.u32().unwrap_or(u32::MAX),

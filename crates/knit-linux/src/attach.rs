@@ -414,8 +414,8 @@ pub(crate) fn host_end(net: &Net, link: &Link) -> HostEnd {
 }
 
 /// A MAC as the kernel's crate has it.
-pub(crate) fn kernel_mac(mac: Mac) -> knit_kernel::Mac {
-    knit_kernel::Mac(mac.octets())
+pub(crate) fn kernel_mac(mac: Mac) -> Mac {
+    mac
 }
 
 fn kernel_name(request: &AttachRequest) -> Result<IfName> {

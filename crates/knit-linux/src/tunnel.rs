@@ -57,7 +57,7 @@ pub(crate) fn wanted(shape: &Shape, facts: &Facts, name: IfName) -> Option<NewLi
     let source = shape.tunnel_source?;
     let vxlan = Vxlan { port: facts.vxlan_port, local: Some(source), ..Vxlan::new(shape.id()) };
     let mut link = NewLink::vxlan(name, vxlan);
-    link.mac = Some(knit_kernel::Mac(tunnel_mac(source).octets()));
+    link.mac = Some(tunnel_mac(source));
     link.mtu = Mtu::new(shape.mtu).ok();
     link.alias = Some(owner::alias(&format!("tunnel {}", shape.id())));
     link.group = GROUP;

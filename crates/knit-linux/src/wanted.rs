@@ -91,12 +91,10 @@ impl Entry {
                 route.into()
             }
             Self::Neighbour { link, address, mac } => {
-                Neighbour::permanent(index(link)?, *address, knit_kernel::Mac(mac.octets())).into()
+                Neighbour::permanent(index(link)?, *address, *mac).into()
             }
-            Self::Remote { link, mac, node } => {
-                FdbEntry::remote(index(link)?, knit_kernel::Mac(mac.octets()), *node).into()
-            }
-            Self::Port { link, mac } => FdbEntry::port(index(link)?, knit_kernel::Mac(mac.octets())).into(),
+            Self::Remote { link, mac, node } => FdbEntry::remote(index(link)?, *mac, *node).into(),
+            Self::Port { link, mac } => FdbEntry::port(index(link)?, *mac).into(),
         })
     }
 

@@ -267,7 +267,7 @@ impl NftBackend {
         // If this cannot be said, the first reading says why.
         let before = self.nft.generation().ok();
         self.commits = 0;
-        for family in Family::BOTH {
+        for family in Family::ALL {
             if *state.node.families.get(family) {
                 failures.extend(self.sync_family(family, state, because));
             } else {
@@ -292,7 +292,7 @@ impl Backend for NftBackend {
 
     fn is_intact(&mut self) -> bool {
         let known = |family| self.tables.get(family).is_some() || self.broken.get(family).is_some();
-        if !Family::BOTH.into_iter().any(known) {
+        if !Family::ALL.into_iter().any(known) {
             return false;
         }
         self.nft.generation().is_ok_and(|now| self.others.left_alone(now))
@@ -311,12 +311,12 @@ impl Backend for NftBackend {
             let known = self.tables.get(family).is_some() || self.broken.get(family).is_some();
             known != served(family)
         };
-        if changes.node || Family::BOTH.into_iter().any(strange) {
+        if changes.node || Family::ALL.into_iter().any(strange) {
             return self.sync_because(state, Because::Changed);
         }
         self.others.written();
         let mut failures = Vec::new();
-        for family in Family::BOTH.into_iter().filter(|family| served(*family)) {
+        for family in Family::ALL.into_iter().filter(|family| served(*family)) {
             let again = match self.tables.get_mut(family) {
                 Some(table) => match table.apply(&mut *self.nft, changes) {
                     Ok(count) => {
@@ -357,7 +357,7 @@ impl std::fmt::Debug for NftBackend {
 /// If the kernel refuses.
 pub fn remove_table(nft: &mut dyn Nftables, name: &str) -> Result<bool, Error> {
     let mut any = false;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         any |= nft.remove_table(&TableId::new(table_family(family), name))?;
     }
     Ok(any)

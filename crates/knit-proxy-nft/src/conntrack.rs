@@ -22,7 +22,7 @@ pub(crate) fn delete_stale(
         return Ok(());
     }
     let filters = cleanup.filters(MAX_FILTERS);
-    for family in Family::BOTH.into_iter().filter(|family| *known.get(*family)) {
+    for family in Family::ALL.into_iter().filter(|family| *known.get(*family)) {
         let filters: Vec<&DumpFilter> = filters.iter().filter(|filter| filter.family == family).collect();
         if filters.is_empty() {
             continue;

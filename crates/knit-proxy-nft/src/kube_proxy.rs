@@ -37,7 +37,7 @@ impl KubeProxy {
         let mut nft = Kernel::open_in(namespace).map_err(LookError::Tables)?;
         let found = Self::in_tables(&mut nft).map_err(LookError::Tables)?;
         let links = Handle::open(namespace).map_err(LookError::Links)?;
-        let name = IfName::new("kube-ipvs0").map_err(LookError::Links)?;
+        let name = IfName::new("kube-ipvs0").map_err(|e| LookError::Links(e.into()))?;
         let ipvs = links.link_by_name(&name).map_err(LookError::Links)?.is_some();
         Ok(Self { ipvs, ..found })
     }

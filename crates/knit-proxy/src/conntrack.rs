@@ -124,7 +124,7 @@ impl Cleanup {
     pub fn filters(&self, max: usize) -> Vec<DumpFilter> {
         let mut filters: Vec<DumpFilter> = (self.addresses.keys())
             .map(|a| DumpFilter { family: Family::of(a.ip()), address: Some(a.ip()), port: Some(a.port()) })
-            .chain(Family::BOTH.into_iter().flat_map(|family| {
+            .chain(Family::ALL.into_iter().flat_map(|family| {
                 let ports = self.node_ports.get(family).keys();
                 ports.map(move |port| DumpFilter { family, address: None, port: Some(*port) })
             }))

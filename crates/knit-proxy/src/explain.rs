@@ -69,7 +69,7 @@ pub struct EndpointExplanation {
 pub fn explain(view: &View, service: &str) -> Option<Explanation> {
     let found = view.service(service)?;
     let mut ports = Vec::new();
-    for family in Family::BOTH {
+    for family in Family::ALL {
         for port in &found.ports {
             let key = PortKey {
                 service: found.name.clone(),
@@ -123,7 +123,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "  a client stays with its endpoint for {seconds} s (rule 40)")?;
         }
         if let Some(check) = &self.health_check {
-            let ready = Family::BOTH.map(|family| format!("{} {family}", check.local_ready.get(family)));
+            let ready = Family::ALL.map(|family| format!("{} {family}", check.local_ready.get(family)));
             writeln!(
                 f,
                 "  health check on port {}: ready endpoints here: {} (rule 54)",

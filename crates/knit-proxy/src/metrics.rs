@@ -184,7 +184,7 @@ impl Metrics {
     /// The families that are served, with their labels.
     fn labels_of(&self) -> impl Iterator<Item = (Family, IpFamily)> + use<> {
         let families = self.families;
-        let served = Family::BOTH.into_iter().filter(move |family| *families.get(*family));
+        let served = Family::ALL.into_iter().filter(move |family| *families.get(*family));
         served.map(|family| (family, IpFamily::of(family)))
     }
 
@@ -246,7 +246,7 @@ impl Observer for Metrics {
             let programming = self.programming_duration.get_or_create(&family);
             triggered.iter().for_each(|at| programming.observe((now - at).max(0.0)));
         }
-        for family in Family::BOTH.into_iter().filter(|family| *self.families.get(*family)) {
+        for family in Family::ALL.into_iter().filter(|family| *self.families.get(*family)) {
             let count = run.state.no_local.get(family);
             let ip_family = IpFamily::of(family).ip_family;
             for (traffic_policy, n) in [("internal", count.internal), ("external", count.external)] {

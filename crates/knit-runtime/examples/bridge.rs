@@ -253,7 +253,7 @@ impl Home {
             network: request.network.clone(),
             interface: request.interface.clone(),
             addresses: request.addresses.clone(),
-            mac: knit_ipam::Mac(link.mac.unwrap_or(KernelMac::ZERO).0),
+            mac: link.mac.unwrap_or(KernelMac::ZERO),
             mtu: link.mtu,
             routes,
             dns: request.dns.clone(),

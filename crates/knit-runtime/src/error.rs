@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 
+use knit_types::{InvalidInterfaceName, InvalidSandboxId};
 use thiserror::Error as ThisError;
 
 /// The result of a call to a runtime.
@@ -97,5 +98,19 @@ impl Reason {
     #[must_use]
     pub fn retryable(self) -> bool {
         matches!(self, Self::NotReady | Self::AddressesExhausted | Self::NetworkNotFound | Self::Internal)
+    }
+}
+
+// === What cannot be right ===
+
+impl From<InvalidInterfaceName> for Error {
+    fn from(error: InvalidInterfaceName) -> Self {
+        Self::new(Reason::Invalid, error.to_string())
+    }
+}
+
+impl From<InvalidSandboxId> for Error {
+    fn from(error: InvalidSandboxId) -> Self {
+        Self::new(Reason::Invalid, error.to_string())
     }
 }

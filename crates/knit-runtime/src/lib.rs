@@ -12,11 +12,13 @@ mod types;
 pub mod wire;
 
 pub use error::{Error, Reason, Result};
-pub use request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
+pub use request::AttachRequest;
 pub use runtime::{
     Change, Changes, Damage, Disturbance, Info, NetworkStatus, NotKnown, Runtime, Status, Survey, feature,
 };
-pub use types::{
-    Address, Announced, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId,
-    Subnet, Topology,
+pub use types::{Announced, Block, Network, NetworkId, Subnet};
+
+pub use knit_types::{
+    Address, Attachment, Dns, HostEnd, InterfaceName, Mac, Pod, PortMapping, Protocol, Route, SandboxId,
+    Topology,
 };

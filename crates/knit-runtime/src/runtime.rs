@@ -8,9 +8,8 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use crate::error::{Error, Reason, Result};
-use crate::request::{AttachRequest, Pod};
 use crate::routers::Routers;
-use crate::types::{Attachment, InterfaceName, Network, SandboxId};
+use crate::{AttachRequest, Attachment, InterfaceName, Network, Pod, SandboxId};
 
 /// Something that can join pods to Networks.
 ///

@@ -242,7 +242,7 @@ impl Facts {
         near: &[IpNet],
     ) -> Result<Self, Trouble> {
         let router = routers.uplink(router.as_fd()).map_err(Trouble::Uplink)?;
-        let node: Vec<IpAddr> = Family::BOTH.into_iter().filter_map(|family| node.primary(family)).collect();
+        let node: Vec<IpAddr> = Family::ALL.into_iter().filter_map(|family| node.primary(family)).collect();
         let near = node.iter().copied().map(IpNet::from).chain(near.iter().copied()).collect();
         Ok(Self { ends: Ends { router, node }, near, takes_own: false })
     }

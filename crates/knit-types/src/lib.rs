@@ -5,6 +5,7 @@
 //! kernel; beside the words there is only how an error is shown with its causes ([`Chain`]).
 
 mod addresses;
+mod attachment;
 mod chain;
 mod family;
 mod mac;
@@ -16,6 +17,7 @@ mod protocol;
 mod topology;
 
 pub use addresses::Addresses;
+pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route};
 pub use chain::{Chain, RepeatedCause, repeated_cause};
 pub use family::{ByFamily, Family, HasFamily, PerFamily};
 pub use mac::{Mac, ParseMacError};

@@ -1,18 +1,24 @@
-//! Names of links, sandboxes and Networks, checked when they are made. Copies share one allocation.
+//! Names of links, sandboxes and Networks, checked when they are made. Copies cost next to nothing: a link's name is
+//! held in place, the others share one allocation.
 
 use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// The name of any link: what the kernel takes as one, in printable ASCII, without what has another meaning.
-#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct IfName(Arc<str>);
+#[derive(Clone, Copy, Eq)]
+pub struct IfName {
+    len: u8,
+    bytes: [u8; IfName::MAX],
+}
 
 /// The name of a pod's interface: an [`IfName`] other than that of the loopback link, which every pod has.
-#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct InterfaceName(IfName);
 
 /// The container runtime's name for a pod's sandbox. It becomes part of file names and owner marks.
@@ -79,21 +85,58 @@ impl IfName {
             // Directories below /proc/sys/net/ipv4/conf that are not links; the kernel refuses the first two itself.
             "it has a meaning of its own below /proc/sys/net"
         } else {
-            return Ok(Self(name.into()));
+            return Ok(Self::of(name));
         };
         Err(InvalidInterfaceName { name: shortened(name), problem })
     }
 
-    /// A name that the kernel reported: whatever it is, a link has it.
+    /// A name that the kernel reported: whatever it is, a link has it. The kernel's are never too long; what is, is cut.
     #[must_use]
     pub fn reported(name: &str) -> Self {
-        Self(name.into())
+        Self::of(&name[..name.floor_char_boundary(Self::MAX)])
+    }
+
+    /// Holds a text that fits.
+    fn of(name: &str) -> Self {
+        let mut bytes = [0; Self::MAX];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        Self { len: name.len() as u8, bytes }
+    }
+
+    /// The bytes of the name.
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
     }
 
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        std::str::from_utf8(self.as_bytes()).expect("it was made of a text")
+    }
+}
+
+impl PartialEq for IfName {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+/// By text: a map of names is searched by text, too.
+impl Hash for IfName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl Ord for IfName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl PartialOrd for IfName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -211,18 +254,6 @@ macro_rules! text {
             }
         }
 
-        impl PartialEq<str> for $type {
-            fn eq(&self, other: &str) -> bool {
-                self.as_str() == other
-            }
-        }
-
-        impl PartialEq<&str> for $type {
-            fn eq(&self, other: &&str) -> bool {
-                self.as_str() == *other
-            }
-        }
-
         impl From<$type> for String {
             fn from(value: $type) -> Self {
                 value.as_str().to_owned()
@@ -243,6 +274,18 @@ macro_rules! checked {
         impl Borrow<str> for $type {
             fn borrow(&self) -> &str {
                 self.as_str()
+            }
+        }
+
+        impl PartialEq<str> for $type {
+            fn eq(&self, other: &str) -> bool {
+                self.as_str() == other
+            }
+        }
+
+        impl PartialEq<&str> for $type {
+            fn eq(&self, other: &&str) -> bool {
+                self.as_str() == *other
             }
         }
 
@@ -354,6 +397,17 @@ mod tests {
         let id = SandboxId::new("s1").expect("an id");
         assert_eq!(BTreeMap::from([(id.clone(), 1)]).get("s1"), Some(&1));
         assert_eq!(HashMap::from([(id, 1)]).get("s1"), Some(&1));
+        let name = InterfaceName::new("eth0").expect("a name");
+        assert_eq!(BTreeMap::from([(name, 1)]).get("eth0"), Some(&1));
+        assert_eq!(HashMap::from([(name, 1)]).get("eth0"), Some(&1));
+    }
+
+    #[test]
+    fn what_the_kernel_reports_is_kept_even_if_nobody_may_ask_for_it() {
+        for name in ["", "all", "a b", "fifteen-charact"] {
+            assert_eq!(IfName::reported(name).as_str(), name);
+        }
+        assert_eq!(IfName::reported("\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}").as_str().len(), 15);
     }
 
     proptest! {

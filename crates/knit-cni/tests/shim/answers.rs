@@ -190,6 +190,8 @@ fn wrong_calls_have_the_codes_of_cni() {
         ("ADD", "CNI_IFNAME", "sixteen-characte"),
         ("ADD", "CNI_IFNAME", "a/b"),
         ("ADD", "CNI_IFNAME", "lo"),
+        ("ADD", "CNI_IFNAME", "all"),
+        ("ADD", "CNI_IFNAME", "default"),
         ("ADD", "CNI_ARGS", "K8S_POD_NAME"),
         ("DEL", "CNI_CONTAINERID", ""),
         ("DEL", "CNI_IFNAME", ""),

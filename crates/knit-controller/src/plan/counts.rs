@@ -13,7 +13,7 @@ const MOST: i64 = (1 << 53) - 1;
 
 /// One entry per family that the Network has.
 pub(super) fn addresses(index: &Index<'_>, name: &str, network: &Network) -> Vec<AddressCounts> {
-    [Family::IPv4, Family::IPv6]
+    [Family::V4, Family::V6]
         .into_iter()
         .filter_map(|family| {
             let subnet = network.spec.subnets.iter().find_map(|s| {
@@ -38,7 +38,7 @@ pub(super) fn addresses(index: &Index<'_>, name: &str, network: &Network) -> Vec
 
 /// Addresses of a subnet that are in no block and may be given out.
 fn unassigned(subnet: &knit_api::Subnet, cidr: IpNet, blocks: &[Block]) -> u128 {
-    let family = knit_ipam::Family::of(cidr.addr());
+    let family = Family::of(cidr.addr());
     let (first, last) = span(cidr);
     let mut taken: Vec<(u128, u128)> = blocks.iter().filter_map(|b| b.prefix(family)).map(span).collect();
     taken.extend(subnet.reserved.iter().filter_map(|r| r.parse::<IpNet>().ok()).map(span));

@@ -307,7 +307,7 @@ fn without_pod_ranges_the_default_network_is_cut_up() {
     // 65,536 less the subnet's own, the gateway (both in n1's first block) and the broadcast address, less blocks.
     assert_eq!(
         status.addresses,
-        [AddressCounts { family: Family::IPv4, used: 0, free: 65_536 - 1 - 8 * 2 - 8 - 16 }]
+        [AddressCounts { family: Family::V4, used: 0, free: 65_536 - 1 - 8 * 2 - 8 - 16 }]
     );
 }
 

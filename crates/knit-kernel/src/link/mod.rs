@@ -133,7 +133,7 @@ impl Link {
         let (index, flags) = (number(4), number(8));
         let mut link = Self {
             index,
-            name: IfName::trusted(String::new()),
+            name: IfName::reported(""),
             kind: String::new(),
             up: flags & libc::IFF_UP as u32 != 0,
             running: false,
@@ -156,7 +156,7 @@ impl Link {
 
     fn take(&mut self, attr: &Attr<'_>) {
         match attr.kind {
-            IFLA_IFNAME => self.name = IfName::trusted(attr.string()),
+            IFLA_IFNAME => self.name = IfName::reported(&attr.string()),
             IFLA_ADDRESS => self.mac = attr.array().ok().map(Mac),
             IFLA_MTU => self.mtu = attr.u32().unwrap_or(0),
             IFLA_MASTER => self.master = attr.u32().ok().filter(|index| *index != 0),

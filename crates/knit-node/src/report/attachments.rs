@@ -188,7 +188,7 @@ mod tests {
             condition(true, conditions::network_attachment::REASON_ATTACHED, "attached and verified");
         ready.last_transition_time = Time(Timestamp::from_second(second).expect("a time"));
         let address =
-            AttachedAddress { family: Family::IPv4, address: address.into(), prefix: 24, gateway: None };
+            AttachedAddress { family: Family::V4, address: address.into(), prefix: 24, gateway: None };
         object.status = Some(NetworkAttachmentStatus {
             conditions: vec![ready],
             node: Some("n1".into()),

@@ -19,9 +19,9 @@ use crate::model::{Kind, Labels, Operator, Policy, PolicyName, Problem, Requirem
 
 pub use admin::{admin_network_policy, baseline_admin_network_policy};
 pub use cluster_policy::cluster_network_policy;
+pub use knit_types::{parse_ip, parse_net};
 pub use network_policy::{POLICY_FOR_ANNOTATION, multi_network_policy, network_policy};
 pub use objects::{namespace, node, pod};
-pub use parse::{parse_ip, parse_net};
 pub use types::{
     AdminNetworkPolicy, AdminPolicySpec, AdminPort, AdminRule, BaselineAdminNetworkPolicy,
     ClusterNetworkPolicy, ClusterPolicySpec, ClusterRule, MultiNetworkPolicy, MultiPolicyPeer,

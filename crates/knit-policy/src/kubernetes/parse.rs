@@ -1,47 +1,10 @@
-//! Addresses and ports as Kubernetes reads them.
-
-use std::net::{IpAddr, Ipv4Addr};
+//! Ranges, protocols and ports of policies, with a problem for each that cannot be read.
 
 use ipnet::IpNet;
+use knit_types::parse_net;
 
 use super::Problems;
 use crate::model::{PortRanges, Ports, Protocol};
-
-/// Reads an address. Leading zeros mean nothing, as in Kubernetes (rule 16); an IPv4 address written as IPv6
-/// is IPv4.
-#[must_use]
-pub fn parse_ip(text: &str) -> Option<IpAddr> {
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Some(address.to_canonical());
-    }
-    let mut octets = [0_u8; 4];
-    let mut parts = text.split('.');
-    for octet in &mut octets {
-        let part = parts.next()?;
-        // `parse` alone would let a sign pass.
-        if part.is_empty() || !part.bytes().all(|b| b.is_ascii_digit()) {
-            return None;
-        }
-        *octet = part.parse().ok()?;
-    }
-    parts.next().is_none().then(|| Ipv4Addr::from(octets).into())
-}
-
-/// Reads a CIDR; bits behind the prefix are cut off (rule 16).
-#[must_use]
-pub fn parse_net(text: &str) -> Option<IpNet> {
-    let (address, length) = text.split_once('/')?;
-    if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let length: u8 = length.parse().ok()?;
-    let (address, length) = match (parse_ip(address)?, address.contains(':')) {
-        // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
-        (IpAddr::V4(v4), true) => (IpAddr::V4(v4), length.checked_sub(96)?),
-        (address, _) => (address, length),
-    };
-    IpNet::new(address, length).ok().map(|net| net.trunc())
-}
 
 impl Problems {
     pub(super) fn net(&mut self, text: &str, field: impl FnOnce() -> String) -> Option<IpNet> {

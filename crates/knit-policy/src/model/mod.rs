@@ -8,8 +8,9 @@ mod problem;
 mod ranges;
 
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
+
+pub use knit_types::{Family, Protocol};
 
 pub use labels::{Labels, Operator, Requirement, Selector};
 pub use objects::{Alias, AliasEndpoint, Attachment, NamedPort, Namespace, Node, Pod, PodKey};
@@ -31,26 +32,6 @@ pub const DEFAULT_NETWORK: &str = "default";
 /// The label that every namespace carries, with its name as the value (rule 15).
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// An address family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// IP version 4.
-    V4,
-    /// IP version 6.
-    V6,
-}
-
-/// A protocol that has ports, as policies know them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
 /// What a packet carries, as far as a policy looks at it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Traffic {
@@ -60,51 +41,6 @@ pub enum Traffic {
     Icmpv6(u8),
     /// Any other IP protocol, ICMP included: nothing that a list of ports could name (rule 23).
     Other,
-}
-
-// === impl Family ===
-
-impl Family {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    /// The family of an address.
-    #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
-    }
-}
-
-// === impl Protocol ===
-
-impl Protocol {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
-
-    /// Reads the name that the Kubernetes API has for it.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|p| p.to_string() == text)
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        })
-    }
 }
 
 // === impl Traffic ===

@@ -90,7 +90,7 @@ fn route(route: Route) -> proto::Route {
 }
 
 pub(super) fn node(settings: &NodeSettings) -> proto::NodeSettings {
-    let served = || Family::BOTH.into_iter().filter(|f| *settings.families.get(*f));
+    let served = || Family::ALL.into_iter().filter(|f| *settings.families.get(*f));
     let node_ports = served().map(|f| {
         let (any, addresses) = match settings.node_ports.get(f) {
             NodePortMatch::AnyLocal => (true, Vec::new()),
@@ -117,7 +117,7 @@ pub(super) fn node(settings: &NodeSettings) -> proto::NodeSettings {
         pods: pods.collect(),
         service_ranges: texts(&settings.service_ranges),
         exempt: texts(&settings.exempt),
-        primary: Family::BOTH
+        primary: Family::ALL
             .into_iter()
             .filter_map(|f| *settings.primary.get(f))
             .map(|a| a.to_string())

@@ -139,7 +139,7 @@ impl State {
     fn served(&self) -> Vec<Family> {
         let families = self.node.families;
         let all = !families.v4 && !families.v6;
-        Family::BOTH.into_iter().filter(|family| all || *families.get(*family)).collect()
+        Family::ALL.into_iter().filter(|family| all || *families.get(*family)).collect()
     }
 
     /// Takes over what health checks say, but for families whose endpoints are not what was asked for.
@@ -148,7 +148,7 @@ impl State {
         if broken.v4 && broken.v6 {
             return;
         }
-        let caught_up = Family::BOTH.into_iter().any(|f| *self.behind.get(f) && !*broken.get(f));
+        let caught_up = Family::ALL.into_iter().any(|f| *self.behind.get(f) && !*broken.get(f));
         let merged = |known: Option<&HealthCheck>, new: &HealthCheck| {
             let count = |family| match known {
                 _ if !*broken.get(family) => *new.local_ready.get(family),
@@ -178,14 +178,14 @@ impl State {
 impl Observer for Health {
     fn queued(&mut self, now: Instant) {
         let mut state = self.lock();
-        Family::BOTH.into_iter().for_each(|family| {
+        Family::ALL.into_iter().for_each(|family| {
             state.queued.get_mut(family).get_or_insert(now);
         });
     }
 
     fn ran(&mut self, run: &Run<'_>) {
         let mut state = self.lock();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             if run.outcome.broken(family).is_none() {
                 *state.queued.get_mut(family) = None;
                 *state.updated.get_mut(family) = Some(run.ended);

@@ -205,7 +205,7 @@ fn wanted(health: &Health, given: Option<&[IpAddr]>) -> BTreeSet<(ServiceName, S
     let state = health.lock();
     let node = &state.node;
     let mut addresses: Vec<IpAddr> = Vec::new();
-    for family in Family::BOTH.into_iter().filter(|f| *node.families.get(*f)) {
+    for family in Family::ALL.into_iter().filter(|f| *node.families.get(*f)) {
         match node.node_ports.get(family) {
             _ if given.is_some() => {
                 addresses.extend(given.into_iter().flatten().filter(|a| Family::of(**a) == family));
@@ -287,7 +287,7 @@ fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
     let families = health.lock().node.families;
     let clock = Instant::now();
     let wall = |at: Instant| time(now.checked_sub(clock.saturating_duration_since(at)).unwrap_or(now));
-    let by_family: serde_json::Map<String, serde_json::Value> = (Family::BOTH.into_iter())
+    let by_family: serde_json::Map<String, serde_json::Value> = (Family::ALL.into_iter())
         .filter(|family| *families.get(*family))
         .map(|family| (family, status.families.get(family)))
         .filter(|(_, one)| one.updated.is_some() || !one.healthy)

@@ -7,7 +7,6 @@
 //! Fields that an API server would fill in are taken as it would fill them in, so that objects written by hand in files
 //! mean the same as those in a cluster.
 
-mod parse;
 mod service;
 mod slice;
 #[cfg(test)]
@@ -20,7 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::model::{Interner, NetworkName, NodeInfo, ObjectRef, Problem};
 use crate::source::Event;
 
-pub use parse::{parse_ip, parse_net};
+pub use knit_types::{parse_ip, parse_net};
 
 /// The label that hands a Service to a proxy of another name (rule 1).
 pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -196,7 +195,7 @@ impl Problems {
     }
 
     fn net(&mut self, text: &str, field: impl Fn() -> String) -> Option<ipnet::IpNet> {
-        let found = parse_net(text);
+        let found = parse_net(text.trim());
         if found.is_none() {
             self.add(field(), format!("{text:?} is not an address range such as 10.0.0.0/8; it is left out"));
         }

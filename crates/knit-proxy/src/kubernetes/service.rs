@@ -147,7 +147,7 @@ fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> Option<Box<[ipn
     }
     let mut found = Vec::new();
     for (i, text) in list.into_iter().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
-        match parse_net(text) {
+        match parse_net(text.trim()) {
             Some(range) => found.push(range),
             None => problems.add(
                 format!("spec.loadBalancerSourceRanges[{i}]"),

@@ -510,3 +510,39 @@ mod anything {
         }
     }
 }
+
+#[test]
+fn rule_12_addresses_are_read_sloppily_and_made_canonical() {
+    for (text, wanted) in [
+        ("10.0.0.1", Some("10.0.0.1")),
+        ("010.000.00.1", Some("10.0.0.1")),
+        ("0172.016.0.08", Some("172.16.0.8")),
+        ("::ffff:10.0.0.1", Some("10.0.0.1")),
+        ("FD00:0:0::1", Some("fd00::1")),
+        ("10.0.0", None),
+        ("10.0.0.1.2", None),
+        ("10.0.0.256", None),
+        ("10.0.0.+1", None),
+        ("10.0..1", None),
+        ("None", None),
+        ("", None),
+    ] {
+        assert_eq!(parse_ip(text).map(|a| a.to_string()).as_deref(), wanted, "{text:?}");
+    }
+}
+
+#[test]
+fn rules_12_44_ranges() {
+    for (text, wanted) in [
+        (" 10.1.2.3/8 ", Some("10.0.0.0/8")),
+        ("010.0.0.0/08", Some("10.0.0.0/8")),
+        ("fd00::1/64", Some("fd00::/64")),
+        ("0.0.0.0/0", Some("0.0.0.0/0")),
+        ("10.0.0.0/33", None),
+        ("10.0.0.0/-1", None),
+        ("10.0.0.0/", None),
+        ("10.0.0.0", None),
+    ] {
+        assert_eq!(parse_net(text.trim()).map(|a| a.to_string()).as_deref(), wanted, "{text:?}");
+    }
+}

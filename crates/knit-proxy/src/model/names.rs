@@ -76,41 +76,6 @@ namespaced_name! {
     GroupName
 }
 
-/// The Network that a service and its endpoints belong to.
-///
-/// The default Network needs no allocation, so that a cluster which has only that one pays nothing for the idea.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct NetworkName(Option<Arc<str>>);
-
-impl NetworkName {
-    /// What the default Network is called.
-    pub const DEFAULT: &'static str = "default";
-
-    /// The network's name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        self.0.as_deref().unwrap_or(Self::DEFAULT)
-    }
-}
-
-impl From<&str> for NetworkName {
-    fn from(name: &str) -> Self {
-        Self((name != Self::DEFAULT).then(|| name.into()))
-    }
-}
-
-impl fmt::Display for NetworkName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl fmt::Debug for NetworkName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// Gives equal strings one allocation: node names, zones and port names repeat in every endpoint.
 #[derive(Debug, Default)]
 pub struct Interner {
@@ -156,12 +121,6 @@ mod tests {
         let name = ServiceName::new("shop", "web");
         assert_eq!((name.namespace(), name.name(), name.as_str()), ("shop", "web", "shop/web"));
         assert_eq!(ServiceName::from("web").namespace(), "");
-    }
-
-    #[test]
-    fn the_default_network_is_one_value() {
-        assert_eq!(NetworkName::from("default"), NetworkName::default());
-        assert_ne!(NetworkName::from("blue"), NetworkName::default());
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) fn claims_of<'a>(
     config: &'a ViewConfig,
     node_ports: &'a PerFamily<NodePortPlaces>,
 ) -> impl Iterator<Item = (FrontendKind, FrontendKey, PortKey)> + 'a {
-    Family::BOTH.into_iter().flat_map(move |family| {
+    Family::ALL.into_iter().flat_map(move |family| {
         service.ports.iter().flat_map(move |port| {
             let key = port_key(service, port, family);
             frontends::wanted(service, port, family, config, node_ports.get(family))

@@ -348,7 +348,7 @@ impl View {
         };
         let mut resolved = Resolved { ports: BTreeMap::new(), health_check: None, problems: Vec::new() };
         let mut local_ready: PerFamily<BTreeSet<IpAddr>> = PerFamily::default();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             for port in &service.ports {
                 let node_ports = self.node_ports.get(family);
                 let wanted = frontends::wanted(service, port, family, &self.config, node_ports);

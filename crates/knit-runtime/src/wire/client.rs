@@ -12,9 +12,8 @@ use wire::network_runtime_client::NetworkRuntimeClient;
 use super::convert::{attachment_from_wire, invalid, network_to_wire, pod_to_wire, request_to_wire};
 use super::error::error_from_status;
 use crate::error::{Error, Reason, Result};
-use crate::request::{AttachRequest, Pod};
 use crate::runtime::{Change, Changes, Info, NetworkStatus, Runtime, Status};
-use crate::types::{Attachment, InterfaceName, Network, SandboxId};
+use crate::{AttachRequest, Attachment, InterfaceName, Network, Pod, SandboxId};
 
 /// A runtime behind a unix socket. It connects when it is first asked, and again after the runtime restarted.
 #[derive(Clone, Debug)]

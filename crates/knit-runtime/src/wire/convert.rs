@@ -8,10 +8,9 @@ use ipnet::IpNet;
 use knit_api::kni::v1alpha1 as wire;
 
 use crate::error::{Error, Reason, Result};
-use crate::request::{AttachRequest, Dns, Pod, PortMapping, Protocol};
-use crate::types::{
-    Address, Announced, Attachment, Block, HostEnd, InterfaceName, Network, NetworkId, Route, SandboxId,
-    Subnet, Topology,
+use crate::{
+    Address, Announced, AttachRequest, Attachment, Block, Dns, HostEnd, InterfaceName, Network, NetworkId,
+    Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology,
 };
 
 /// A Network as a message.

@@ -11,7 +11,7 @@ use super::convert::{attachment_to_wire, invalid, network_from_wire, pod_from_wi
 use super::error::status_from_error;
 use crate::error::Error;
 use crate::runtime::{Change, Runtime};
-use crate::types::{InterfaceName, SandboxId};
+use crate::{InterfaceName, SandboxId};
 
 /// A runtime as a gRPC service, to be added to a server.
 #[must_use]
@@ -144,7 +144,7 @@ impl NetworkRuntime for Served {
     async fn list(&self, request: tonic::Request<wire::ListRequest>) -> Reply<wire::ListResponse> {
         let sandbox = match request.into_inner().sandbox_id {
             id if id.is_empty() => None,
-            id => Some(SandboxId::new(id).map_err(|e| status_from_error(&e))?),
+            id => Some(SandboxId::new(id).map_err(|e| status_from_error(&e.into()))?),
         };
         let list = self.0.list(sandbox.as_ref()).await;
         reply(list.map(|l| wire::ListResponse { attachments: l.iter().map(attachment_to_wire).collect() }))
@@ -176,7 +176,7 @@ impl NetworkRuntime for Served {
             request.into_inner().sandbox_ids.into_iter().map(SandboxId::new).collect::<Result<Vec<_>, _>>();
         let result = match keep {
             Ok(keep) => self.0.collect_garbage(&keep).await,
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         };
         reply(result.map(|gone| wire::CollectGarbageResponse {
             removed: gone.iter().map(attachment_to_wire).collect(),

@@ -90,6 +90,6 @@ impl Supervisor {
     /// Where node ports answer.
     pub(super) fn node_addresses(&self) -> Vec<IpAddr> {
         let node = self.table.node();
-        node.map_or_else(Vec::new, |node| Family::BOTH.into_iter().filter_map(|f| node.primary(f)).collect())
+        node.map_or_else(Vec::new, |node| Family::ALL.into_iter().filter_map(|f| node.primary(f)).collect())
     }
 }

@@ -98,7 +98,7 @@ fn nodes_that_cannot_serve_get_no_new_pods_until_they_can() {
     world.settle();
     assert_eq!(world.cluster.nodes["n1"].taints, [other]);
     // The default Network's addresses: out, and back.
-    let counts = |free| vec![AddressCounts { family: Family::IPv4, used: 253, free }];
+    let counts = |free| vec![AddressCounts { family: Family::V4, used: 253, free }];
     world.says("n2", DEFAULT_NETWORK, |n| n.addresses = counts(0));
     world.settle();
     assert_eq!(world.cluster.nodes["n2"].taints[0].value.as_deref(), Some("addresses-exhausted"));

@@ -341,7 +341,7 @@ fn counts_of_addresses_are_written_every_half_minute_at_most() {
     world.network("blue", &["10.77.0.0/24"], None);
     world.settle();
     let mut writes = 0;
-    let counts = |used: i64, free: i64| vec![AddressCounts { family: Family::IPv4, used, free }];
+    let counts = |used: i64, free: i64| vec![AddressCounts { family: Family::V4, used, free }];
     for second in 0..60 {
         world.pass(1);
         world.says("n1", "blue", |n| n.addresses = counts(second, 100 - second));

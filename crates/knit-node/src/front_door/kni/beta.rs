@@ -153,7 +153,7 @@ impl Kni for Door {
         request: Request<wire::AttachInterfaceRequest>,
     ) -> Reply<wire::AttachInterfaceResponse> {
         let r = request.into_inner();
-        let sandbox = SandboxId::new(r.id.as_str()).map_err(|e| status_from_error(&e))?;
+        let sandbox = SandboxId::new(r.id.as_str()).map_err(|e| status_from_error(&e.into()))?;
         let isolation = r.isolation.map(|i| i.path).filter(|path| !path.is_empty());
         let said = isolation.or_else(|| r.extradata.get("netns").cloned()).unwrap_or_default();
         let which = self.which(r.namespace.clone(), r.name.clone(), &r.id, &r.extradata, said.clone());
@@ -183,7 +183,7 @@ impl Kni for Door {
             },
             start: Some(Start {
                 netns,
-                interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e))?,
+                interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e.into()))?,
                 ports: r
                     .port_mappings
                     .iter()
@@ -217,7 +217,7 @@ impl Kni for Door {
         &self,
         request: Request<wire::DetachInterfaceRequest>,
     ) -> Reply<wire::DetachInterfaceResponse> {
-        let sandbox = SandboxId::new(request.into_inner().id).map_err(|e| status_from_error(&e))?;
+        let sandbox = SandboxId::new(request.into_inner().id).map_err(|e| status_from_error(&e.into()))?;
         self.core.detach(sandbox, None).await.map_err(|e| to_status(&e))?;
         Ok(Response::new(wire::DetachInterfaceResponse {}))
     }
@@ -226,7 +226,7 @@ impl Kni for Door {
         &self,
         request: Request<wire::QueryPodNetworkRequest>,
     ) -> Reply<wire::QueryPodNetworkResponse> {
-        let sandbox = SandboxId::new(request.into_inner().id).map_err(|e| status_from_error(&e))?;
+        let sandbox = SandboxId::new(request.into_inner().id).map_err(|e| status_from_error(&e.into()))?;
         let attachments = self.core.list(Some(&sandbox));
         if attachments.is_empty() {
             let message = format!("sandbox {sandbox} has no interfaces: attach it first");

@@ -102,7 +102,8 @@ impl NetworkRuntime for Door {
             if !there.iter().any(named) {
                 return Ok(Response::new(wire::DetachResponse {}));
             }
-            let parse = |name: &String| InterfaceName::new(name.as_str()).map_err(|e| status_from_error(&e));
+            let parse =
+                |name: &String| InterfaceName::new(name.as_str()).map_err(|e| status_from_error(&e.into()));
             let some: BTreeSet<InterfaceName> =
                 request.interfaces.iter().map(parse).collect::<Result<_, _>>()?;
             self.core.detach_some(sandbox, some).await.map_err(|e| to_status(&e))?;
@@ -131,7 +132,7 @@ impl NetworkRuntime for Door {
     async fn list(&self, request: Request<wire::ListRequest>) -> Reply<wire::ListResponse> {
         let sandbox = match request.into_inner().sandbox_id {
             id if id.is_empty() => None,
-            id => Some(SandboxId::new(id).map_err(|e| status_from_error(&e))?),
+            id => Some(SandboxId::new(id).map_err(|e| status_from_error(&e.into()))?),
         };
         let attachments = self.core.list(sandbox.as_ref()).iter().map(attachment_to_wire).collect();
         Ok(Response::new(wire::ListResponse { attachments }))
@@ -174,7 +175,7 @@ impl NetworkRuntime for Door {
 /// The sandbox of a call.
 fn sandbox(pod: Option<&wire::Pod>) -> Result<SandboxId, Status> {
     let pod = pod.ok_or_else(|| invalid("pod is missing"))?;
-    SandboxId::new(pod.sandbox_id.as_str()).map_err(|e| status_from_error(&e))
+    SandboxId::new(pod.sandbox_id.as_str()).map_err(|e| status_from_error(&e.into()))
 }
 
 /// An Attach as the core takes it. The first attachment is the pod's main interface; what the client asks for stands in place of
@@ -211,7 +212,7 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
         pod: Pod { sandbox, namespace, name, uid: some(pod.uid) },
         start: Some(Start {
             netns,
-            interface: InterfaceName::new(interface).map_err(|e| status_from_error(&e))?,
+            interface: InterfaceName::new(interface).map_err(|e| status_from_error(&e.into()))?,
             ports: main.ports.iter().map(port).collect::<Result<_, _>>()?,
             addresses: main.addresses.iter().map(address).collect::<Result<_, _>>()?,
             mac: mac(&main.mac)?,
@@ -260,7 +261,7 @@ fn asked(wanted: wire::AttachmentRequest) -> Result<Asked, Status> {
             "the default route goes out by the main interface: ask for it with the first attachment",
         ));
     }
-    let name = |name: &str| InterfaceName::new(name).map_err(|e| status_from_error(&e));
+    let name = |name: &str| InterfaceName::new(name).map_err(|e| status_from_error(&e.into()));
     Ok(Asked {
         interface: Some(wanted.interface.as_str()).filter(|i| !i.is_empty()).map(name).transpose()?,
         addresses: wanted.addresses.iter().map(address).collect::<Result<_, _>>()?,

@@ -291,7 +291,7 @@ fn ip(text: &str) -> Result<IpAddr> {
 }
 
 fn range(text: &str) -> Result<IpNet> {
-    parse_net(text).with_context(|| format!("{text:?} is not an address range such as 10.0.0.0/8"))
+    parse_net(text.trim()).with_context(|| format!("{text:?} is not an address range such as 10.0.0.0/8"))
 }
 
 #[cfg(test)]
