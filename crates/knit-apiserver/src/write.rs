@@ -491,13 +491,7 @@ fn conflict(kind: &Kind, name: &str) -> ApiError {
 }
 
 fn crd_refused(error: &CrdError) -> ApiError {
-    let mut words = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        words = format!("{words}: {inner}");
-        source = inner.source();
-    }
-    ApiError::new(422, "Invalid", words)
+    ApiError::new(422, "Invalid", knit_types::chain(error))
 }
 
 fn check_namespace(state: &State, kind: &Kind, key: &Key) -> Result<()> {

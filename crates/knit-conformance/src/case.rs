@@ -2,6 +2,7 @@
 
 use futures::future::BoxFuture;
 use knit_runtime::feature;
+pub(crate) use knit_types::chain;
 
 use crate::bed::Bed;
 use crate::report::Outcome;
@@ -130,16 +131,6 @@ impl From<Problem> for Outcome {
             Problem::Skipped(why) => Self::Skipped(why),
         }
     }
-}
-
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text += &format!(": {inner}");
-        cause = inner.source();
-    }
-    text
 }
 
 /// Ends a case as failed unless the condition holds.

@@ -256,7 +256,7 @@ impl Node {
             }
             committed.map_err(|error| {
                 if error.is_exists() {
-                    let message = format!("a port of the node is taken: {}", chain(&error));
+                    let message = "a port of the node is taken";
                     return Error::new(Reason::Conflict, message).because(error);
                 }
                 internal("open ports of the node")(error)
@@ -286,7 +286,7 @@ impl Net {
             let asked = self.space.echo(address.is_ipv4(), from)?.ask(address, ANSWER_WITHIN);
             asked.map_err(|error| {
                 let message = format!(
-                    "{} of sandbox {} was made with {address}, but nothing answers there ({error}): \
+                    "{} of sandbox {} was made with {address}, but nothing answers there: \
                      look for rules or sysctls of others that drop packets between {} and the pod",
                     plan.mark.interface, plan.mark.sandbox, plan.host
                 );
@@ -419,8 +419,7 @@ pub(crate) fn kernel_mac(mac: Mac) -> Mac {
 }
 
 fn kernel_name(request: &AttachRequest) -> Result<IfName> {
-    IfName::new(request.interface.as_str())
-        .map_err(|error| Error::new(Reason::Invalid, error.to_string()).because(error))
+    IfName::new(request.interface.as_str()).map_err(Error::from)
 }
 
 /// A port of the node that would take frames of other nodes away from the tunnels.
@@ -440,10 +439,9 @@ fn check_ports(request: &AttachRequest, tunnels: u16) -> Result<()> {
 fn open_pod(request: &AttachRequest) -> Result<NetNs> {
     NetNs::open(&request.netns).map_err(|error| {
         let message = format!(
-            "the network namespace {} of sandbox {} cannot be used: {}",
+            "the network namespace {} of sandbox {} cannot be used",
             request.netns.display(),
-            request.pod.sandbox,
-            chain(&error)
+            request.pod.sandbox
         );
         Error::new(Reason::NamespaceGone, message).because(error)
     })

@@ -87,14 +87,7 @@ impl Error {
     /// The message with those of its causes behind it.
     #[must_use]
     pub fn chain(&self) -> String {
-        let mut text = self.message.clone();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        knit_types::chain(self)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Everything that can go wrong between Knit and its objects, each with what to do about it.
 
+pub(crate) use knit_types::chain;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -320,19 +321,4 @@ impl fmt::Display for Attempt {
         }
         Ok(())
     }
-}
-
-/// An error and everything that caused it, on one line.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let more = error.to_string();
-        // kube repeats its cause's text in its own.
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        next = error.source();
-    }
-    text
 }

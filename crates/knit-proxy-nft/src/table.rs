@@ -9,6 +9,7 @@ use knit_kernel::nft::{
     diff,
 };
 use knit_proxy::view::{Changes, NodeSettings, NodeView, PortKey, PortView};
+pub(crate) use knit_types::chain as report;
 
 use crate::behaviour::{Behaviour, Leaf};
 use crate::ip;
@@ -489,15 +490,4 @@ fn lowest_free(taken: &mut BTreeSet<u32>) -> u32 {
     let number = (1..).find(|number| !taken.contains(number)).unwrap_or(u32::MAX);
     taken.insert(number);
     number
-}
-
-/// An error with all its causes in one line.
-pub(crate) fn report(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use ipnet::IpNet;
 
 use crate::error::Result;
-use crate::request::Protocol;
+use crate::Protocol;
 
 /// The routers of one runtime on this node.
 pub trait Routers: Debug + Send + Sync {

@@ -20,6 +20,7 @@ use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::Event;
 use knit_runtime::Network;
 use knit_runtime::routers::Routers;
+use knit_types::chain;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -615,16 +616,6 @@ async fn end(proxy: Option<Proxy>) {
         // Its thread may be busy in the kernel for a while. Whether it panicked is in the log.
         let _ = tokio::task::spawn_blocking(move || drop(proxy)).await;
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

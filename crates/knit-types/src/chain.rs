@@ -8,7 +8,7 @@ use std::fmt;
 
 /// Shows an error and everything that caused it, on one line: `what failed: why: and why that`.
 ///
-/// A cause that the error above it already spells out is left out: our own errors do not do that (each crate has a test
+/// A cause that is already spelt out above it is left out: our own errors do not do that (each crate has a test
 /// with [`repeated_cause`]), but those of other libraries do.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a>(pub &'a (dyn Error + 'a));
@@ -24,19 +24,26 @@ pub struct RepeatedCause {
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut above = self.0.to_string();
-        f.write_str(&above)?;
+        let mut text = self.0.to_string();
         let mut next = self.0.source();
-        while let Some(cause) = next {
-            let text = cause.to_string();
-            if !above.contains(&text) {
-                write!(f, ": {text}")?;
-                above = text;
+        while let Some(error) = next {
+            let cause = error.to_string();
+            if text.is_empty() {
+                text = cause;
+            } else if !text.contains(&cause) {
+                text.push_str(": ");
+                text.push_str(&cause);
             }
-            next = cause.source();
+            next = error.source();
         }
-        Ok(())
+        f.write_str(&text)
     }
+}
+
+/// An error and everything that caused it, on one line: [`Chain`] as text.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    Chain(error).to_string()
 }
 
 /// Looks for a message in the chain that repeats the one below it. For the tests that walk a crate's errors.

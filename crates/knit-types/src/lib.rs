@@ -18,7 +18,7 @@ mod topology;
 
 pub use addresses::Addresses;
 pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route};
-pub use chain::{Chain, RepeatedCause, repeated_cause};
+pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
 pub use family::{ByFamily, Family, HasFamily, PerFamily};
 pub use mac::{Mac, ParseMacError};
 pub use name::{IfName, InterfaceName, InvalidInterfaceName, InvalidSandboxId, NetworkName, SandboxId};

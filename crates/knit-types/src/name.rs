@@ -11,14 +11,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// The name of any link: what the kernel takes as one, in printable ASCII, without what has another meaning.
-#[derive(Clone, Copy, Eq)]
+#[derive(Clone, Eq)]
 pub struct IfName {
     len: u8,
     bytes: [u8; IfName::MAX],
 }
 
 /// The name of a pod's interface: an [`IfName`] other than that of the loopback link, which every pod has.
-#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct InterfaceName(IfName);
 
 /// The container runtime's name for a pod's sandbox. It becomes part of file names and owner marks.
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(BTreeMap::from([(id.clone(), 1)]).get("s1"), Some(&1));
         assert_eq!(HashMap::from([(id, 1)]).get("s1"), Some(&1));
         let name = InterfaceName::new("eth0").expect("a name");
-        assert_eq!(BTreeMap::from([(name, 1)]).get("eth0"), Some(&1));
+        assert_eq!(BTreeMap::from([(name.clone(), 1)]).get("eth0"), Some(&1));
         assert_eq!(HashMap::from([(name, 1)]).get("eth0"), Some(&1));
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use knit_api::{conditions, names};
 use knit_ipam::Millis;
 use knit_runtime::Reason as RuntimeReason;
+use knit_types::chain;
 use tokio::time::Instant;
 
 use super::compute::{self, Desired, Unready};
@@ -312,15 +313,4 @@ fn as_runtime_block(world: &World, node: &str, block: &knit_ipam::Block) -> knit
     let v6 = start.v6().and_then(|a| ipnet::Ipv6Net::new(a, size.prefix_len(knit_ipam::Family::V6)).ok());
     let node_addresses = world.nodes.get(node).map(|n| n.addresses.clone()).unwrap_or_default();
     knit_runtime::Block { node: node.to_owned(), node_addresses, ipv4: v4, ipv6: v6 }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

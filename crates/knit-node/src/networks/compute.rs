@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use knit_api::{Network, Outside, ServiceReference, conditions, names};
 use knit_ipam::{AddressRange, Addresses, Pool, Subnet};
-use knit_runtime::{Block, NetworkId, Route, Topology};
+use knit_runtime::{Block, NetworkId, Route};
 
 use crate::world::{World, announced};
 
@@ -79,10 +79,7 @@ pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready
     let network = knit_runtime::Network {
         name: name.to_owned(),
         id,
-        topology: match network.spec.topology {
-            knit_api::Topology::Layer3 => Topology::Layer3,
-            knit_api::Topology::Layer2 => Topology::Layer2,
-        },
+        topology: network.spec.topology,
         subnets: families
             .iter()
             .filter_map(|family| pool.subnet(*family))

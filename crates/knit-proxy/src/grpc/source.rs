@@ -288,16 +288,12 @@ impl Observer for Reporter {
     }
 }
 
-/// A status with all its causes in one line.
+/// A status with all its causes in one line, without its code.
 fn chain(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = if text.is_empty() { more } else { format!("{text}: {more}") };
-        }
-        cause = error.source();
+    let causes = std::error::Error::source(status).map(knit_types::chain).unwrap_or_default();
+    match status.message().to_owned() {
+        message if message.contains(&causes) => message,
+        message if message.is_empty() || causes.contains(&message) => causes,
+        message => format!("{message}: {causes}"),
     }
-    text
 }

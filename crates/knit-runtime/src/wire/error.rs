@@ -35,13 +35,7 @@ struct Any {
 /// An error as a status.
 #[must_use]
 pub fn status_from_error(error: &Error) -> Status {
-    let mut message = error.message.clone();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        message += ": ";
-        message += &inner.to_string();
-        cause = inner.source();
-    }
+    let message = knit_types::chain(error);
     let (reason, code) = to_wire(error.reason);
     let detail = wire::ErrorDetail {
         reason: reason.into(),

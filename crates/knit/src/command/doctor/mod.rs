@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use knit_ledger::SandboxRecord;
 use knit_output::{Cell, Format, Table, Tone};
+use knit_types::chain;
 use serde::Serialize;
 
 use super::objects::From;
@@ -193,18 +194,4 @@ impl Node {
     fn was_ready(&self) -> bool {
         knit_cni::paths::ready_marker(&self.args.run_dir).exists()
     }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let line = inner.to_string();
-        if !text.contains(&line) {
-            text = format!("{text}: {line}");
-        }
-        cause = inner.source();
-    }
-    text
 }
