@@ -16,6 +16,7 @@ use knit_runtime::{
     Address, AttachRequest, Attachment, Block, Dns, Info, InterfaceName, Network, NetworkId, Pod, Route,
     Runtime, SandboxId, Subnet, Topology, feature,
 };
+use knit_types::{ByFamily as _, Family};
 use tonic::transport::{Channel, Endpoint};
 use wire::network_runtime_client::NetworkRuntimeClient;
 
@@ -272,12 +273,11 @@ impl Bed {
     /// The addresses of a number in a Network.
     pub fn addresses(&self, number: u32, network: &Network) -> Vec<Address> {
         if let Some(existing) = &self.options.network {
-            let of = |v4: bool| {
-                let all: Vec<_> =
-                    existing.addresses.iter().filter(|a| a.net.addr().is_ipv4() == v4).collect();
+            let of = |family| {
+                let all: Vec<_> = existing.addresses.of_family(family).collect();
                 (!all.is_empty()).then(|| *all[number as usize % all.len()])
             };
-            return of(true).into_iter().chain(of(false)).collect();
+            return Family::ALL.into_iter().filter_map(of).collect();
         }
         let prefix = |address: IpAddr, subnet: &Subnet| match network.topology {
             Topology::Layer3 => IpNet::from(address),
@@ -388,8 +388,8 @@ pub(crate) fn eth0() -> InterfaceName {
 }
 
 /// The first address of a family.
-pub(crate) fn address_of(attachment: &Attachment, v4: bool) -> Option<IpAddr> {
-    attachment.addresses.iter().map(|a| a.net.addr()).find(|a| a.is_ipv4() == v4)
+pub(crate) fn address_of(attachment: &Attachment, family: Family) -> Option<IpAddr> {
+    attachment.addresses.first_of(family).map(|address| address.net.addr())
 }
 
 // === impl ExistingNetwork ===
@@ -397,11 +397,14 @@ pub(crate) fn address_of(attachment: &Attachment, v4: bool) -> Option<IpAddr> {
 impl ExistingNetwork {
     /// Whether it has addresses enough.
     fn check(&self) -> Result<(), Error> {
-        for (v4, family) in [(true, "IPv4"), (false, "IPv6")] {
-            let given: BTreeSet<IpAddr> =
-                self.addresses.iter().map(|a| a.net.addr()).filter(|a| a.is_ipv4() == v4).collect();
+        for family in Family::ALL {
+            let given: BTreeSet<IpAddr> = self.addresses.of_family(family).map(|a| a.net.addr()).collect();
             if (1..ADDRESSES).contains(&given.len()) {
-                return Err(Error::FewAddresses { network: self.name.clone(), family, given: given.len() });
+                return Err(Error::FewAddresses {
+                    network: self.name.clone(),
+                    family: family.as_str(),
+                    given: given.len(),
+                });
             }
         }
         let routed = |a: &&Address| a.net.prefix_len() == a.net.max_prefix_len();

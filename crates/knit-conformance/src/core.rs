@@ -9,6 +9,7 @@ use knit_kernel::link::Change;
 use knit_kernel::{Handle, IfName, NetNs};
 use knit_runtime::wire::{PROTOCOL_VERSION, error_detail, error_from_status};
 use knit_runtime::{Attachment, Dns, InterfaceName, Pod, Reason, Route, Runtime as _, SandboxId, feature};
+use knit_types::{ByFamily as _, Family};
 
 use crate::bed::{Bed, TestPod, address_of, eth0};
 use crate::case::{Problem, Verdict, cases, ensure};
@@ -140,8 +141,8 @@ async fn attach_carries_packets(bed: &Bed) -> Verdict {
     let network = bed.network().await?;
     let (one, first) = bed.attached(&network).await?;
     let (two, second) = bed.attached(&network).await?;
-    for v4 in [true, false] {
-        carries(&one, &first, &two, &second, v4).await?;
+    for family in Family::ALL {
+        carries(&one, &first, &two, &second, family).await?;
     }
     Ok(())
 }
@@ -152,9 +153,11 @@ pub(crate) async fn carries(
     first: &Attachment,
     two: &TestPod,
     second: &Attachment,
-    v4: bool,
+    family: Family,
 ) -> Verdict {
-    let (Some(from), Some(to)) = (address_of(first, v4), address_of(second, v4)) else { return Ok(()) };
+    let (Some(from), Some(to)) = (address_of(first, family), address_of(second, family)) else {
+        return Ok(());
+    };
     for (a, b, from, to) in [(one, two, from, to), (two, one, to, from)] {
         let source = talk(&a.space, SocketAddr::new(to, 5555), &b.space, 5555).await?;
         ensure!(source == from, "packets from {from} to {to} arrive from {source}");
@@ -232,8 +235,8 @@ async fn attach_at_once(bed: &Bed) -> Verdict {
     for (pod, attachment) in pods.iter().zip(&made) {
         pod.has(attachment)?;
     }
-    let v4 = address_of(&made[0], true).is_some();
-    carries(&pods[0], &made[0], &pods[AT_ONCE - 1], &made[AT_ONCE - 1], v4).await?;
+    let family = if made[0].addresses.has_family(Family::V4) { Family::V4 } else { Family::V6 };
+    carries(&pods[0], &made[0], &pods[AT_ONCE - 1], &made[AT_ONCE - 1], family).await?;
     for result in join_all(pods.iter().map(|pod| bed.runtime.detach(&pod.pod, None))).await {
         result?;
     }
@@ -315,8 +318,8 @@ async fn default_route(bed: &Bed) -> Verdict {
     let mut request = bed.request(&without, &network);
     request.default_route = false;
     bed.runtime.attach(&request).await?;
-    for (v4, everywhere) in [(true, "0.0.0.0/0"), (false, "::/0")] {
-        if address_of(&made, v4).is_none() {
+    for (family, everywhere) in [(Family::V4, "0.0.0.0/0"), (Family::V6, "::/0")] {
+        if address_of(&made, family).is_none() {
             continue;
         }
         let destination = everywhere.parse().map_err(|e| Problem::Failed(format!("{e}")))?;

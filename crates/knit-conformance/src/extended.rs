@@ -11,6 +11,7 @@ use knit_runtime::{
     Attachment, Change, Changes, Network, PortMapping, Protocol, Reason, Route, Runtime as _, SandboxId,
     Topology, feature,
 };
+use knit_types::{ByFamily as _, Family};
 
 use crate::bed::{Bed, ExistingNetwork, address_of};
 use crate::case::{Problem, Verdict, cases, ensure};
@@ -50,8 +51,7 @@ async fn setup_again(bed: &Bed) -> Verdict {
     pod.has(&made)?;
     bed.runtime.check(&pod.pod, None, None).await?;
     let (other, second) = bed.attached(&network).await?;
-    let v4 = bed.has(feature::IPV4);
-    carries(&pod, &made, &other, &second, v4).await
+    carries(&pod, &made, &other, &second, any_family(bed)).await
 }
 
 async fn remove_refused_in_use(bed: &Bed) -> Verdict {
@@ -91,9 +91,9 @@ async fn switched_pods(bed: &Bed) -> Verdict {
     let network = bed.network_of(Topology::Layer2).await?;
     let (one, first) = bed.attached(&network).await?;
     let (two, second) = bed.attached(&network).await?;
-    for v4 in [true, false] {
-        carries(&one, &first, &two, &second, v4).await?;
-        let Some(address) = address_of(&second, v4) else { continue };
+    for family in Family::ALL {
+        carries(&one, &first, &two, &second, family).await?;
+        let Some(address) = address_of(&second, family) else { continue };
         let known = Handle::open(&one.space)?.neighbours(&NeighbourFilter::default())?;
         let mac = known.iter().find(|n| n.address == address).and_then(|n| n.mac);
         ensure!(
@@ -109,24 +109,28 @@ async fn packets_on(bed: &Bed, topology: Topology) -> Verdict {
     let network = bed.network_of(topology).await?;
     let (one, first) = bed.attached(&network).await?;
     let (two, second) = bed.attached(&network).await?;
-    for v4 in [true, false] {
-        carries(&one, &first, &two, &second, v4).await?;
+    for family in Family::ALL {
+        carries(&one, &first, &two, &second, family).await?;
     }
     Ok(())
 }
 
 async fn ipv4_packets(bed: &Bed) -> Verdict {
-    packets_in(bed, true).await
+    packets_in(bed, Family::V4).await
 }
 
 async fn ipv6_packets(bed: &Bed) -> Verdict {
-    packets_in(bed, false).await
+    packets_in(bed, Family::V6).await
 }
 
-async fn packets_in(bed: &Bed, v4: bool) -> Verdict {
+/// A family that the runtime has.
+fn any_family(bed: &Bed) -> Family {
+    if bed.has(feature::IPV4) { Family::V4 } else { Family::V6 }
+}
+
+async fn packets_in(bed: &Bed, family: Family) -> Verdict {
     let network = bed.network().await?;
-    let has_family =
-        |existing: &ExistingNetwork| existing.addresses.iter().any(|a| a.net.addr().is_ipv4() == v4);
+    let has_family = |existing: &ExistingNetwork| existing.addresses.has_family(family);
     if bed.options.network.as_ref().is_some_and(|existing| !has_family(existing)) {
         return Err(Problem::Skipped(format!(
             "no address of the family is given for Network {}",
@@ -135,9 +139,9 @@ async fn packets_in(bed: &Bed, v4: bool) -> Verdict {
     }
     let (one, first) = bed.attached(&network).await?;
     let (two, second) = bed.attached(&network).await?;
-    ensure!(address_of(&first, v4).is_some(), "the interface has no address of the family");
+    ensure!(address_of(&first, family).is_some(), "the interface has no address of the family");
     one.has(&first)?;
-    carries(&one, &first, &two, &second, v4).await
+    carries(&one, &first, &two, &second, family).await
 }
 
 async fn wanted_address(bed: &Bed) -> Verdict {
@@ -162,7 +166,7 @@ async fn wanted_mac(bed: &Bed) -> Verdict {
     ensure!(made.mac == mac, "{mac} was asked for, and the answer has {}", made.mac);
     pod.has(&made)?;
     let (other, second) = bed.attached(&network).await?;
-    carries(&pod, &made, &other, &second, bed.has(feature::IPV4)).await
+    carries(&pod, &made, &other, &second, any_family(bed)).await
 }
 
 async fn network_mtu(bed: &Bed) -> Verdict {
@@ -180,9 +184,9 @@ async fn extra_routes(bed: &Bed) -> Verdict {
     let network = bed.network().await?;
     let pod = bed.pod()?;
     let mut request = bed.request(&pod, &network);
-    let destinations = [(true, "203.0.113.0/24"), (false, "2001:db8:77::/64")];
-    for (v4, destination) in destinations {
-        if request.addresses.iter().any(|a| a.net.addr().is_ipv4() == v4) {
+    let destinations = [(Family::V4, "203.0.113.0/24"), (Family::V6, "2001:db8:77::/64")];
+    for (family, destination) in destinations {
+        if request.addresses.has_family(family) {
             let destination = destination.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
             request.routes.push(Route { destination, via: None });
         }
@@ -223,7 +227,7 @@ async fn node_ports(bed: &Bed) -> Verdict {
     let mut request = bed.request(&pod, &network);
     request.ports = vec![port()];
     let made = bed.runtime.attach(&request).await?;
-    let reachable = |a: &&std::net::IpAddr| address_of(&made, a.is_ipv4()).is_some();
+    let reachable = |a: &&std::net::IpAddr| address_of(&made, Family::of(**a)).is_some();
     let Some(address) = bed.options.node_addresses.iter().find(reachable) else {
         return Err(Problem::Skipped("give the node's address: a packet is sent to its port".into()));
     };
@@ -254,7 +258,7 @@ async fn update_in_place(bed: &Bed) -> Verdict {
     let (pod, before) = bed.attached(&network).await?;
     let index = pod.link(&before.interface)?.map(|l| l.index);
     let mut request = bed.request(&pod, &network);
-    let v4 = address_of(&before, true).is_some();
+    let v4 = address_of(&before, Family::V4).is_some();
     let destination = if v4 { "203.0.113.0/24" } else { "2001:db8:77::/64" };
     let destination = destination.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
     request.routes.push(Route { destination, via: None });

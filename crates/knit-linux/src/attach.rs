@@ -22,6 +22,7 @@ use knit_kernel::{Handle, IfName, Mtu, Op};
 use knit_runtime::{
     AttachRequest, Attachment, Change, Error, HostEnd, PortMapping, Protocol, Reason, Result, Route,
 };
+use knit_types::{ByFamily as _, Family as IpFamily};
 
 use crate::attachments::Known;
 use crate::core::Core;
@@ -201,7 +202,7 @@ impl Core {
         let ops = plan.shape.driver().pod_side(plan, peer, ipv6);
         let attempt = handle.apply(&ops);
         let Err(error) = attempt else { return Ok(()) };
-        if !plan.shape.has(false) {
+        if !plan.shape.has(IpFamily::V6) {
             return Err(internal("configure the pod's interface")(error));
         }
         // Some runtimes switch IPv6 off in new namespaces.
@@ -282,8 +283,8 @@ impl Net {
     /// Sends a packet to each address and waits for the answer.
     pub fn asks(&self, plan: &Plan) -> Result<()> {
         for address in plan.mark.ips() {
-            let from = plan.shape.echo_source(address.is_ipv4());
-            let asked = self.space.echo(address.is_ipv4(), from)?.ask(address, ANSWER_WITHIN);
+            let from = plan.shape.echo_source(IpFamily::of(address));
+            let asked = self.space.echo(IpFamily::of(address), from)?.ask(address, ANSWER_WITHIN);
             asked.map_err(|error| {
                 let message = format!(
                     "{} of sandbox {} was made with {address}, but nothing answers there: \
@@ -317,10 +318,9 @@ impl Plan {
             }
             addresses.push(address);
         }
-        for v4 in [true, false] {
-            let given = addresses.iter().filter(|address| address.net.addr().is_ipv4() == v4).count();
-            if given != usize::from(shape.has(v4)) {
-                let family = if v4 { "IPv4" } else { "IPv6" };
+        for family in IpFamily::ALL {
+            let given = addresses.of_family(family).count();
+            if given != usize::from(shape.has(family)) {
                 return Err(invalid(format!(
                     "{given} {family} addresses for Network {}: give one per family of the Network",
                     request.network

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use knit_kernel::netns::NetNs;
+use knit_types::Family;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, socket_with};
@@ -17,7 +18,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 #[derive(Debug)]
 pub(crate) struct Echo {
     socket: OwnedFd,
-    v4: bool,
+    family: Family,
     /// Once bound, and then connected, a raw socket cannot be bound anew.
     pub from: Option<IpAddr>,
 }
@@ -31,11 +32,11 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 
 impl Echo {
     /// A socket in a namespace that sends from `from`, or from where the routes say.
-    pub fn open(namespace: &NetNs, v4: bool, from: Option<IpAddr>) -> io::Result<Self> {
+    pub fn open(namespace: &NetNs, family: Family, from: Option<IpAddr>) -> io::Result<Self> {
         let open = move || {
-            let (family, protocol) = match v4 {
-                true => (AddressFamily::INET, ipproto::ICMP),
-                false => (AddressFamily::INET6, ipproto::ICMPV6),
+            let (family, protocol) = match family {
+                Family::V4 => (AddressFamily::INET, ipproto::ICMP),
+                Family::V6 => (AddressFamily::INET6, ipproto::ICMPV6),
             };
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             socket_with(family, SocketType::RAW, flags, Some(protocol))
@@ -44,7 +45,7 @@ impl Echo {
         if let Some(from) = from {
             rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
         }
-        Ok(Self { socket, v4, from })
+        Ok(Self { socket, family, from })
     }
 
     /// Sends requests until one is answered: how many it took.
@@ -106,10 +107,13 @@ impl Echo {
 
     fn request(&self, number: u32) -> [u8; 16] {
         let mut packet = [0; 16];
-        packet[0] = if self.v4 { 8 } else { 128 };
+        packet[0] = match self.family {
+            Family::V4 => 8,
+            Family::V6 => 128,
+        };
         packet[4..8].copy_from_slice(&number.to_be_bytes());
         packet[8..].copy_from_slice(b"knit.dev");
-        if self.v4 {
+        if self.family == Family::V4 {
             // For ICMPv6 the kernel does it.
             let sum = checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -118,12 +122,15 @@ impl Echo {
     }
 
     fn is_answer(&self, packet: &[u8], number: u32) -> bool {
-        let message = match (self.v4, packet.first()) {
+        let message = match (self.family, packet.first()) {
             // An IPv4 raw socket gets the IP header, too.
-            (true, Some(first)) => packet.get(usize::from(first & 15) * 4..),
+            (Family::V4, Some(first)) => packet.get(usize::from(first & 15) * 4..),
             _ => Some(packet),
         };
-        let kind = if self.v4 { 0 } else { 129 };
+        let kind = match self.family {
+            Family::V4 => 0,
+            Family::V6 => 129,
+        };
         message.is_some_and(|message| {
             message.first() == Some(&kind) && message.get(4..8) == Some(&number.to_be_bytes()[..])
         })

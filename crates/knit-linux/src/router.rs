@@ -14,6 +14,7 @@ use knit_kernel::nft::{Element, IfName as NftName, Set};
 use knit_kernel::op::Object;
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Error, Reason, Result};
+use knit_types::Family;
 
 use crate::attach::{Plan, kernel_mac};
 use crate::core::Core;
@@ -360,8 +361,8 @@ pub(crate) fn uplink_entries(
     for net in place.addresses(End::Node) {
         wanted.insert(Entry::Address { link: uplink.to_string(), net });
     }
-    for v4 in [true, false] {
-        let address = place.address(End::Router, v4);
+    for family in Family::ALL {
+        let address = place.address(End::Router, family);
         let mac = place.mac(End::Router);
         wanted.insert(Entry::Neighbour { link: uplink.to_string(), address, mac });
     }
@@ -384,10 +385,13 @@ pub(crate) fn router_entries(
     for net in place.addresses(End::Router) {
         entries.insert(Entry::Address { link: ROUTER_END.into(), net });
     }
-    for v4 in [true, false] {
-        let (address, mac) = (place.address(End::Node, v4), place.mac(End::Node));
+    for family in Family::ALL {
+        let (address, mac) = (place.address(End::Node, family), place.mac(End::Node));
         entries.insert(Entry::Neighbour { link: ROUTER_END.into(), address, mac });
-        let to = if v4 { IpNet::V4(Default::default()) } else { IpNet::V6(Default::default()) };
+        let to = match family {
+            Family::V4 => IpNet::V4(Default::default()),
+            Family::V6 => IpNet::V6(Default::default()),
+        };
         entries.insert(Entry::Route { to, via: Some(address), link: ROUTER_END.into(), source: None });
     }
     entries.extend(shape.driver().router_entries(shape, facts));
@@ -399,12 +403,12 @@ pub(crate) fn router_entries(
 
 /// A route from the node into a router, to one pod.
 fn local_route(uplink: &IfName, place: Place, address: IpAddr) -> Entry {
-    let v4 = address.is_ipv4();
+    let family = Family::of(address);
     Entry::Route {
         to: IpNet::from(address),
-        via: Some(place.address(End::Router, v4)),
+        via: Some(place.address(End::Router, family)),
         link: uplink.to_string(),
-        source: Some(place.address(End::Node, v4)),
+        source: Some(place.address(End::Node, family)),
     }
 }
 

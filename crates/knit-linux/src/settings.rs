@@ -3,6 +3,7 @@
 use knit_kernel::IfName;
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_runtime::Result;
+use knit_types::Family;
 
 use crate::fail::{chain, internal};
 use crate::shape::Shape;
@@ -45,15 +46,15 @@ pub(crate) struct WrongSetting {
 /// the link that they come by; that comes first.
 pub(crate) fn forwarding(shape: &Shape, uplink: Option<&str>) -> Vec<Setting> {
     let mut all = Vec::new();
-    let uplink = uplink.and_then(|name| IfName::new(name).ok()).filter(|_| shape.has(false));
+    let uplink = uplink.and_then(|name| IfName::new(name).ok()).filter(|_| shape.has(Family::V6));
     all.extend(uplink.map(|name| Setting {
         name: Sysctl::accept_ra(Scope::Link(&name)),
         value: "2",
         need: Need::IfOn,
     }));
     let on = |name| Setting { name, value: "1", need: Need::Always };
-    all.extend(shape.has(true).then(|| on(Sysctl::ipv4_forwarding())));
-    all.extend(shape.has(false).then(|| on(Sysctl::ipv6_forwarding())));
+    all.extend(shape.has(Family::V4).then(|| on(Sysctl::ipv4_forwarding())));
+    all.extend(shape.has(Family::V6).then(|| on(Sysctl::ipv6_forwarding())));
     all
 }
 

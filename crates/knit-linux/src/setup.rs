@@ -12,6 +12,7 @@ use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Network, Result};
+use knit_types::Family as IpFamily;
 
 use crate::core::Core;
 use crate::fail::internal;
@@ -135,15 +136,16 @@ pub(crate) fn default_elements(shape: &Shape) -> Vec<Put> {
     let inside: Vec<IpNet> = network.not_outside.iter().chain(&pods).copied().chain(nodes).collect();
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut wanted = Vec::new();
-    let mut put = |set: fn() -> knit_kernel::nft::Set, nets: &[IpNet], v4| {
-        wanted.extend(rules::range_elements(nets, v4).into_iter().map(|element| Put::new(set(), element)));
+    let mut put = |set: fn() -> knit_kernel::nft::Set, nets: &[IpNet], family| {
+        wanted
+            .extend(rules::range_elements(nets, family).into_iter().map(|element| Put::new(set(), element)));
     };
-    put(rules::port::pods4, &pods, true);
-    put(rules::port::pods6, &pods, false);
-    put(rules::node::inside4, &inside, true);
-    put(rules::node::inside6, &inside, false);
-    put(rules::node::outward4, outward, true);
-    put(rules::node::outward6, outward, false);
+    put(rules::port::pods4, &pods, IpFamily::V4);
+    put(rules::port::pods6, &pods, IpFamily::V6);
+    put(rules::node::inside4, &inside, IpFamily::V4);
+    put(rules::node::inside6, &inside, IpFamily::V6);
+    put(rules::node::outward4, outward, IpFamily::V4);
+    put(rules::node::outward6, outward, IpFamily::V6);
     wanted
 }
 

@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use ipnet::IpNet;
 use knit_ipam::{Mac, gateway_mac};
 use knit_runtime::{Address, Error, Network, Reason, Result, Route};
+use knit_types::{ByFamily as _, Family, HasFamily as _};
 
 use crate::mark::fnv;
 use crate::topology::{self, Driver};
@@ -164,20 +165,20 @@ impl Shape {
     }
 
     /// Whether the Network has addresses of this family.
-    pub fn has(&self, v4: bool) -> bool {
-        self.network.subnets.iter().any(|subnet| subnet.cidr.addr().is_ipv4() == v4)
+    pub fn has(&self, family: Family) -> bool {
+        self.network.subnets.has_family(family)
     }
 
     /// The router's own address of a family.
-    pub fn router_address(&self, v4: bool) -> Option<IpAddr> {
-        self.network.router_addresses.iter().copied().find(|address| address.is_ipv4() == v4)
+    pub fn router_address(&self, family: Family) -> Option<IpAddr> {
+        self.network.router_addresses.first_of(family).copied()
     }
 
     /// Where the router asks a pod from, to see whether it answers.
-    pub fn echo_source(&self, v4: bool) -> Option<IpAddr> {
+    pub fn echo_source(&self, family: Family) -> Option<IpAddr> {
         match self.home {
-            Home::Node => same_family(&self.node_addresses, v4),
-            Home::Own => self.router_address(v4),
+            Home::Node => self.node_addresses.first_of(family).copied(),
+            Home::Own => self.router_address(family),
         }
     }
 
@@ -208,8 +209,7 @@ impl Shape {
                 // Such a pod has nothing on its link but the gateway.
                 routes.push(Route { destination: subnet.cidr.trunc(), via: Some(subnet.gateway) });
                 // The node is the default Network's router: it must be answered by the way that it asks.
-                let v4 = subnet.cidr.addr().is_ipv4();
-                if let Some(node) = self.echo_source(v4).filter(|_| self.home == Home::Node) {
+                if let Some(node) = self.echo_source(subnet.family()).filter(|_| self.home == Home::Node) {
                     routes.push(Route { destination: IpNet::from(node), via: Some(subnet.gateway) });
                 }
             }
@@ -248,8 +248,8 @@ fn check_subnets(network: &Network) -> Result<(), String> {
     if network.subnets.is_empty() {
         return Err(format!("Network {name} has no subnet: give it one per family"));
     }
-    for v4 in [true, false] {
-        if network.subnets.iter().filter(|subnet| subnet.cidr.addr().is_ipv4() == v4).count() > 1 {
+    for family in Family::ALL {
+        if network.subnets.of_family(family).count() > 1 {
             return Err(format!("Network {name} has two subnets of one family: give at most one"));
         }
     }
@@ -298,7 +298,7 @@ pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String
 fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Option<IpAddr>) -> Vec<Remote> {
     let on_segment = |address: &IpAddr| facts.prefixes.iter().any(|prefix| prefix.contains(address));
     let way = |node_addresses: &[IpAddr], to: IpAddr| {
-        let address = same_family(node_addresses, to.is_ipv4());
+        let address = node_addresses.first_of(Family::of(to)).copied();
         match (home, wish, address) {
             (Home::Node, Wish::Direct, Some(address)) => Path::Direct(address),
             (Home::Node, Wish::Auto, Some(address)) if on_segment(&address) => Path::Direct(address),
@@ -309,7 +309,7 @@ fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Opt
     for block in network.blocks.iter().filter(|block| block.node != facts.node) {
         let remote = nodes.entry(&block.node).or_insert_with(|| Remote {
             node: block.node.clone(),
-            tunnel: source.and_then(|source| same_family(&block.node_addresses, source.is_ipv4())),
+            tunnel: source.and_then(|source| block.node_addresses.first_of(source.family()).copied()),
             ranges: Vec::new(),
         });
         let ranges = block.ipv4.map(IpNet::from).into_iter().chain(block.ipv6.map(IpNet::from));
@@ -320,7 +320,7 @@ fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Opt
     for announced in network.announced.iter().filter(|announced| announced.node != facts.node) {
         let remote = nodes.entry(&announced.node).or_insert_with(|| Remote {
             node: announced.node.clone(),
-            tunnel: source.and_then(|source| same_family(&announced.node_addresses, source.is_ipv4())),
+            tunnel: source.and_then(|source| announced.node_addresses.first_of(source.family()).copied()),
             ranges: Vec::new(),
         });
         for address in &announced.addresses {
@@ -337,23 +337,16 @@ fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Opt
     remotes
 }
 
-fn same_family(addresses: &[IpAddr], v4: bool) -> Option<IpAddr> {
-    addresses.iter().copied().find(|address| address.is_ipv4() == v4)
-}
-
 /// The node's own end of the Network's tunnels. One device has one family: IPv4, whose header is shorter,
 /// unless a node has none and all have IPv6.
 fn source(network: &Network, facts: &Facts) -> Option<IpAddr> {
-    let all = |v4: bool| {
+    let all = |family| {
         let mut others = network.blocks.iter().filter(|block| block.node != facts.node);
-        others.all(|block| same_family(&block.node_addresses, v4).is_some())
+        others.all(|block| block.node_addresses.has_family(family))
     };
-    let ours = |v4: bool| same_family(&facts.addresses, v4);
-    ours(true)
-        .filter(|_| all(true))
-        .or_else(|| ours(false).filter(|_| all(false)))
-        .or(ours(true))
-        .or(ours(false))
+    let ours = |family| facts.addresses.first_of(family).copied();
+    let of_all = Family::ALL.into_iter().find_map(|family| ours(family).filter(|_| all(family)));
+    of_all.or_else(|| Family::ALL.into_iter().find_map(ours))
 }
 
 fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>) -> Result<u32, String> {

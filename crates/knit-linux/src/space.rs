@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use knit_kernel::netns::NetNs;
 use knit_kernel::{Handle, nft};
 use knit_runtime::Result;
+use knit_types::Family;
 
 use crate::echo::Echo;
 use crate::fail::internal;
@@ -84,9 +85,12 @@ impl Space {
     }
 
     /// For an echo request of one family, from this address if one is given.
-    pub fn echo(&self, v4: bool, from: Option<IpAddr>) -> Result<Lease<'_, Echo>> {
-        let pool = if v4 { &self.echo4 } else { &self.echo6 };
-        let open = || Echo::open(&self.namespace, v4, from);
+    pub fn echo(&self, family: Family, from: Option<IpAddr>) -> Result<Lease<'_, Echo>> {
+        let pool = match family {
+            Family::V4 => &self.echo4,
+            Family::V6 => &self.echo6,
+        };
+        let open = || Echo::open(&self.namespace, family, from);
         let failed = || internal("open a socket for echo requests");
         let mut lease = pool.take(open).map_err(failed())?;
         if lease.from != from {

@@ -9,6 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use knit_ipam::Mac;
 use knit_kernel::name::IfName;
 use knit_kernel::{Handle, NetNs};
+use knit_types::Family;
 
 /// How many uplinks a node can have.
 pub(crate) const COUNT: u16 = 1 << 12;
@@ -89,8 +90,12 @@ impl Place {
     }
 
     /// The address of one end and a family.
-    pub fn address(self, end: End, v4: bool) -> IpAddr {
-        self.addresses(end)[usize::from(!v4)].addr()
+    pub fn address(self, end: End, family: Family) -> IpAddr {
+        let [v4, v6] = self.addresses(end);
+        match family {
+            Family::V4 => v4.addr(),
+            Family::V6 => v6.addr(),
+        }
     }
 
     /// The MAC of one end: both know the other's, so nobody asks.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_types::{Mac, Route, Topology};
+use knit_types::{ByFamily, Family, HasFamily, Mac, Route, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason};
@@ -128,13 +128,21 @@ impl fmt::Display for NetworkId {
     }
 }
 
+// === impl Subnet ===
+
+impl HasFamily for Subnet {
+    fn family(&self) -> Family {
+        self.cidr.family()
+    }
+}
+
 // === impl Network ===
 
 impl Network {
     /// The gateway of an address's family.
     #[must_use]
     pub fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
-        self.subnets.iter().map(|s| s.gateway).find(|g| g.is_ipv4() == address.is_ipv4())
+        self.subnets.first_of(Family::of(address)).map(|subnet| subnet.gateway)
     }
 
     /// The blocks of one node.

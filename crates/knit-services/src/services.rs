@@ -151,11 +151,6 @@ impl ServiceProxy for Services {
     }
 
     fn owner_of_node_port(&self, protocol: Protocol, port: u16) -> Option<(String, String)> {
-        let protocol = match protocol {
-            Protocol::Tcp => knit_proxy::model::Protocol::Tcp,
-            Protocol::Udp => knit_proxy::model::Protocol::Udp,
-            Protocol::Sctp => knit_proxy::model::Protocol::Sctp,
-        };
         let ports = self.node_ports.lock().unwrap_or_else(PoisonError::into_inner);
         ports.owner(protocol, port).map(|name| (name.namespace().to_owned(), name.name().to_owned()))
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::family::{Family, HasFamily};
 use crate::mac::Mac;
 use crate::name::{InterfaceName, SandboxId};
 use crate::protocol::Protocol;
@@ -101,4 +102,10 @@ pub struct PortMapping {
     pub container_port: u16,
     /// The node's address that it holds for; all of them if it is left out.
     pub host_ip: Option<IpAddr>,
+}
+
+impl HasFamily for Address {
+    fn family(&self) -> Family {
+        self.net.family()
+    }
 }

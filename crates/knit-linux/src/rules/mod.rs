@@ -18,6 +18,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use knit_kernel::nft::expr::CmpOp;
 use knit_kernel::nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, TableId, field};
 use knit_kernel::owner;
+use knit_types::ByFamily as _;
 
 pub(crate) use elements::{Put, link_local, port_elements, port_sets, source_elements};
 pub(crate) use merge::{Elements, interface, merge};
@@ -73,8 +74,8 @@ fn ranges<K: knit_kernel::nft::Key>(name: &str) -> Set {
 }
 
 /// Ranges of one family as elements that do not overlap.
-pub(crate) fn range_elements(nets: &[IpNet], v4: bool) -> Vec<Element> {
-    let nets: Vec<IpNet> = nets.iter().filter(|net| net.addr().is_ipv4() == v4).map(IpNet::trunc).collect();
+pub(crate) fn range_elements(nets: &[IpNet], family: knit_types::Family) -> Vec<Element> {
+    let nets: Vec<IpNet> = nets.of_family(family).map(IpNet::trunc).collect();
     IpNet::aggregate(&nets).iter().map(|net| Element::prefix(net.network(), net.prefix_len())).collect()
 }
 

@@ -7,6 +7,7 @@ use knit_kernel::nft::{
     Chain, ChainKind, CtDirection, CtState, Family, Hook, IfName, L4Proto, NatFlags, NfProto, Rule, Set,
     Table, TableState, field,
 };
+use knit_types::Family as IpFamily;
 
 use super::{Put, port, range_elements, ranges, table, tunnel};
 use crate::shape::Shape;
@@ -139,15 +140,15 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     let inside: Vec<IpNet> = inside.chain(super::never_outside()).collect();
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut puts = Vec::new();
-    let mut put = |set: fn() -> Set, nets: &[IpNet], v4| {
-        puts.extend(range_elements(nets, v4).into_iter().map(|element| Put::new(set(), element)));
+    let mut put = |set: fn() -> Set, nets: &[IpNet], family| {
+        puts.extend(range_elements(nets, family).into_iter().map(|element| Put::new(set(), element)));
     };
-    put(port::pods4, &subnets, true);
-    put(port::pods6, &subnets, false);
-    put(inside4, &inside, true);
-    put(inside6, &inside, false);
-    put(outward4, outward, true);
-    put(outward6, outward, false);
+    put(port::pods4, &subnets, IpFamily::V4);
+    put(port::pods6, &subnets, IpFamily::V6);
+    put(inside4, &inside, IpFamily::V4);
+    put(inside6, &inside, IpFamily::V6);
+    put(outward4, outward, IpFamily::V4);
+    put(outward6, outward, IpFamily::V6);
     for service in &network.cluster_service_ips {
         puts.push(match service {
             std::net::IpAddr::V4(v4) => Put::new(services4(), knit_kernel::nft::Element::new(v4)),

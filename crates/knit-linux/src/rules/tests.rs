@@ -49,6 +49,6 @@ fn an_attachment_is_a_few_elements() {
 fn ranges_that_overlap_are_joined() {
     let nets = ["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "192.168.7.1/32", "fd00::/8"];
     let nets: Vec<IpNet> = nets.iter().map(|text| text.parse().expect("a prefix")).collect();
-    assert_eq!(range_elements(&nets, true).len(), 2);
-    assert_eq!(range_elements(&nets, false).len(), 1);
+    assert_eq!(range_elements(&nets, knit_types::Family::V4).len(), 2);
+    assert_eq!(range_elements(&nets, knit_types::Family::V6).len(), 1);
 }

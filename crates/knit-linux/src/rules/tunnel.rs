@@ -226,8 +226,16 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     if shape.home == Home::Node {
         let nodes = shape.network.blocks.iter().flat_map(|block| &block.node_addresses).copied();
         let known: Vec<IpNet> = shape.pods().into_iter().chain(nodes.map(IpNet::from)).collect();
-        puts.extend(range_elements(&known, true).into_iter().map(|element| Put::new(known4(), element)));
-        puts.extend(range_elements(&known, false).into_iter().map(|element| Put::new(known6(), element)));
+        puts.extend(
+            range_elements(&known, knit_types::Family::V4)
+                .into_iter()
+                .map(|element| Put::new(known4(), element)),
+        );
+        puts.extend(
+            range_elements(&known, knit_types::Family::V6)
+                .into_iter()
+                .map(|element| Put::new(known6(), element)),
+        );
     }
     for remote in &shape.remotes {
         for node in shape.addresses_of(&remote.node).filter(|node| node.is_ipv4() == family.is_ipv4()) {

@@ -13,6 +13,7 @@ use knit_kernel::link::{AddrGenMode, Bridge, NewLink, PortFlags};
 use knit_kernel::nft::{Family, TableId, TableState};
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::{Block, Network, Result, Topology};
+use knit_types::{Family as IpFamily, HasFamily as _};
 
 use super::{Driver, Master};
 use crate::attach::kernel_mac;
@@ -156,7 +157,7 @@ fn like(shape: &Shape) -> Like {
 /// The bridge's MAC: that of the router's own address, so that other nodes find it by that; the gateway's if
 /// it has no address of its own.
 fn bridge_mac(shape: &Shape) -> Mac {
-    let own = shape.router_address(true).or_else(|| shape.router_address(false));
+    let own = IpFamily::ALL.into_iter().find_map(|family| shape.router_address(family));
     own.map_or_else(|| shape.gateway_mac(), |address| pod_mac(shape.id(), address))
 }
 
@@ -164,7 +165,7 @@ fn bridge_mac(shape: &Shape) -> Mac {
 fn bridge_addresses(shape: &Shape) -> Vec<Entry> {
     let mut entries = Vec::new();
     for subnet in &shape.network.subnets {
-        let own = shape.router_address(subnet.cidr.addr().is_ipv4());
+        let own = shape.router_address(subnet.family());
         let (first, gateway_alone) = match own {
             Some(own) => (own, true),
             None => (subnet.gateway, false),
