@@ -12,8 +12,8 @@ use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
 
-use crate::error::Result;
 use crate::Protocol;
+use crate::error::Result;
 
 /// The routers of one runtime on this node.
 pub trait Routers: Debug + Send + Sync {
