@@ -119,12 +119,7 @@ pub(crate) struct Ends {
 impl Place {
     /// As the runtime has it.
     fn entrance(self) -> Entrance {
-        let protocol = match self.protocol {
-            Protocol::Tcp => knit_runtime::Protocol::Tcp,
-            Protocol::Udp => knit_runtime::Protocol::Udp,
-            Protocol::Sctp => knit_runtime::Protocol::Sctp,
-        };
-        Entrance { address: self.address, protocol, port: self.port }
+        Entrance { address: self.address, protocol: self.protocol, port: self.port }
     }
 }
 

@@ -41,12 +41,7 @@ pub(crate) type Reserved = Vec<(Protocol, u16)>;
 
 /// The ports that are a runtime's own.
 pub(crate) fn reserved(routers: &dyn Routers) -> Reserved {
-    let protocol = |protocol| match protocol {
-        knit_runtime::Protocol::Tcp => Protocol::Tcp,
-        knit_runtime::Protocol::Udp => Protocol::Udp,
-        knit_runtime::Protocol::Sctp => Protocol::Sctp,
-    };
-    routers.reserved_ports().into_iter().map(|(of, port)| (protocol(of), port)).collect()
+    routers.reserved_ports()
 }
 
 /// Whether clients outside reach a Service by more than node ports.
