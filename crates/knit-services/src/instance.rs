@@ -77,6 +77,15 @@ pub(crate) struct Servers {
     pub mode: &'static str,
 }
 
+/// A proxy that was started just now, and where.
+pub(crate) struct Started {
+    pub running: Running,
+    pub namespace: NsId,
+    pub facts: Facts,
+    /// What an agent before this one made there is in force.
+    pub left_over: bool,
+}
+
 /// What is needed to start an instance.
 pub(crate) struct Setup {
     network: Network,
@@ -195,7 +204,7 @@ impl Instance {
     /// health of the proxy and what it counts.
     pub(crate) fn started(
         &mut self,
-        (running, namespace, facts): (Running, NsId, Facts),
+        Started { running, namespace, facts, .. }: Started,
         Servers { node, healthz, metrics, registries, mode }: Servers,
     ) {
         let mut servers = Vec::new();

@@ -8,7 +8,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_api::{AddressBlockSpec, names};
 use knit_kernel::NetNs;
-use knit_kernel::netns::NsId;
 use knit_node::Core;
 use knit_node::proxy::ServicesState;
 use knit_node::resolve::primary_network;
@@ -27,7 +26,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::entrances::Steering;
 use crate::forbidden::Forbidden;
-use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Trouble};
+use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Started, Trouble};
 use crate::internal_ports::{InternalPorts, Reserved, is_external, reserved};
 use crate::node_ports::NodePorts;
 use crate::refusals::Refusals;
@@ -232,16 +231,16 @@ impl Supervisor {
             let running = setup.start((&*backends, &*routers), &namespace, &node, &facts)?;
             // Nothing is programmed before all objects have arrived: until then, what is there is in force.
             let left_over = backends.is_left_over(at).map_err(Trouble::Look)?;
-            Ok(Some((left_over, (running, namespace.id(), facts))))
+            Ok(Some(Started { running, namespace: namespace.id(), facts, left_over }))
         });
-        let started: Result<Option<(bool, (_, NsId, Facts))>, Trouble> = match started.await {
+        let started: Result<Option<Started>, Trouble> = match started.await {
             Ok(started) => started,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
         let Some(instance) = self.instances.get_mut(&id) else { return };
         match started {
-            Ok(Some((left_over, started))) => {
-                if left_over && *instance.state.borrow() == ServicesState::Waiting {
+            Ok(Some(started)) => {
+                if started.left_over && *instance.state.borrow() == ServicesState::Waiting {
                     instance.set_state(ServicesState::Kept, &self.changed);
                 }
                 let servers = Servers {
