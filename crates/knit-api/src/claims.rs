@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    fn network(name: &str, primary_for: Value, created: &str, refused: bool) -> (String, Network) {
+    fn network(name: &str, primary_for: &Value, created: &str, refused: bool) -> (String, Network) {
         let condition = json!({"type": "Accepted", "status": "False", "reason": "Invalid", "message": "wrong",
             "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let network = json!({
@@ -172,8 +172,8 @@ mod tests {
     fn a_second_network_that_selects_a_namespace_does_not_take_it_from_the_first() {
         let red = json!({"matchLabels": {"team": "red"}});
         let found = claims(&[
-            network("a-later", red.clone(), "2026-03-01T00:00:00Z", false),
-            network("red", red, "2026-02-01T00:00:00Z", false),
+            network("a-later", &red, "2026-03-01T00:00:00Z", false),
+            network("red", &red, "2026-02-01T00:00:00Z", false),
         ]);
         assert_eq!(found.of_namespace(&labels(&[("team", "red")])), Claim::Of("red"));
         assert_eq!(found.of_namespace(&labels(&[])), Claim::Nobody);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn one_selector_that_cannot_be_read_does_not_stop_every_namespace() {
-        let red = network("red", json!({"matchLabels": {"team": "red"}}), "2026-02-01T00:00:00Z", false);
+        let red = network("red", &json!({"matchLabels": {"team": "red"}}), "2026-02-01T00:00:00Z", false);
         let expression = |key: &str, operator: &str, values: Value| json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
         for wrong in [
             expression("team", "Equals", json!(["blue"])),
@@ -189,7 +189,7 @@ mod tests {
             expression("team", "NotIn", json!([])),
             expression("team", "Exists", json!(["blue"])),
         ] {
-            let old = |refused| network("wrong", wrong.clone(), "2026-01-01T00:00:00Z", refused);
+            let old = |refused| network("wrong", &wrong, "2026-01-01T00:00:00Z", refused);
             // Whom the others select is theirs, refused or not.
             let before = claims(&[red.clone(), old(false)]);
             assert_eq!(before.of_namespace(&labels(&[("team", "red")])), Claim::Of("red"), "{wrong}");
@@ -206,7 +206,7 @@ mod tests {
     fn whom_a_wrong_selector_probably_meant_does_not_get_the_default_network() {
         let half = json!({"matchLabels": {"team": "blue"},
             "matchExpressions": [{"key": "tier", "operator": "Equals", "values": ["front"]}]});
-        let found = claims(&[network("blue", half, "2026-01-01T00:00:00Z", true)]);
+        let found = claims(&[network("blue", &half, "2026-01-01T00:00:00Z", true)]);
         let blues = labels(&[("team", "blue")]);
         assert!(matches!(found.of_namespace(&blues), Claim::Unknown { network: "blue", .. }));
         assert_eq!(found.of_namespace(&labels(&[("team", "red")])), Claim::Nobody);

@@ -359,6 +359,144 @@ async fn a_late_list_is_waited_for_and_not_guessed() {
     holding.abort();
 }
 
+/// An API server that lists some objects, never has news, and does not list the kinds that it holds back.
+async fn half_an_api(objects: Vec<Value>, held: &'static str) -> (String, tokio::sync::watch::Sender<bool>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let api = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", api.local_addr().expect("an address"));
+    let (open, opened) = tokio::sync::watch::channel(false);
+    let objects = Arc::new(objects);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = api.accept().await {
+            let (objects, opened) = (Arc::clone(&objects), opened.clone());
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = client.read_u8().await else { return };
+                    head.push(byte);
+                }
+                let head = String::from_utf8_lossy(&head).into_owned();
+                let request = head.lines().next().unwrap_or_default();
+                let target = request.split(' ').nth(1).unwrap_or_default();
+                let plural = target.split('?').next().and_then(|path| path.rsplit('/').next());
+                let plural = plural.unwrap_or_default();
+                if target.contains("watch=") {
+                    let begun = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n";
+                    let _ = client.write_all(begun).await;
+                    return std::future::pending().await;
+                }
+                let (status, body) = if plural == held && !*opened.borrow() {
+                    let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+                        "reason": "Forbidden", "message": "no role allows it"});
+                    ("403 Forbidden", body)
+                } else if request.starts_with("GET ") {
+                    let of_kind = |object: &&Value| {
+                        let kind = object["kind"].as_str().unwrap_or_default().to_lowercase();
+                        plural == format!("{kind}s")
+                    };
+                    let items: Vec<&Value> = objects.iter().filter(of_kind).collect();
+                    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"},
+                        "items": items});
+                    ("200 OK", list)
+                } else {
+                    let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 503,
+                        "reason": "ServiceUnavailable", "message": "it only lists"});
+                    ("503 Service Unavailable", body)
+                };
+                let body = body.to_string();
+                let answer = format!(
+                    "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+                     Connection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = client.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    (url, open)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_was_let_out_to_every_service_while_the_service_ranges_were_not_known() {
+    for held in ["servicecidrs", "nodes"] {
+        let node = Node::new();
+        let mut objects: Vec<Value> = std::fs::read_dir(node.path("objects"))
+            .expect("the objects")
+            .map(|file| std::fs::read(file.expect("a file").path()).expect("read"))
+            .map(|text| serde_json::from_slice(&text).expect("an object"))
+            .collect();
+        objects.push(json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}}));
+        let (url, open) = half_an_api(objects, held).await;
+        let mut config = node.config(Source::Url(url));
+        config.core.block_wait = Duration::from_secs(1);
+        config.node_addresses = vec!["192.0.2.1".parse().expect("an address")];
+        let agent = Agent::start(config).await.expect("started");
+        let answer = node.call(node.request(Command::Add, "a", "blue")).await;
+        assert_eq!(error_code(&answer), code::TRY_AGAIN, "{held}: {answer:?}");
+        let said = format!("{answer:?}").to_lowercase();
+        assert!(said.contains(&format!("not all {held} have arrived")), "{said}");
+        assert!(!node.kernel.networks().contains_key("blue"), "{held}");
+        open.send_replace(true);
+        eventually("the list", || agent.core().world().get().is_synced()).await;
+        result(node.call(node.request(Command::Add, "a", "blue")).await);
+        let inside = node.kernel.networks()["blue"].not_outside.clone();
+        for range in ["10.96.0.0/16", "192.0.2.1/32"] {
+            assert!(inside.contains(&range.parse().expect("a range")), "{held}: {inside:?}");
+        }
+        agent.stop(Duration::from_secs(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_cluster_service_was_allowed_for_ever() {
+    let node = Node::new();
+    let blue = |services: &[&str]| {
+        let services: Vec<Value> =
+            services.iter().map(|name| json!({"namespace": "shop", "name": name})).collect();
+        json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "blue"},
+            "spec": {"class": "knit", "topology": "Layer3", "subnets": [{"cidr": "10.2.0.0/16"}],
+                "allowedNamespaces": {"from": "All"}, "clusterServices": services},
+            "status": {"id": 2}})
+    };
+    let service = |name: &str, ip: &str| {
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "shop"},
+            "spec": {"clusterIP": ip, "clusterIPs": [ip]}})
+    };
+    node.put("1.json", &blue(&["db", "cache"]));
+    node.put("db.json", &service("db", "10.96.0.7"));
+    node.put("cache.json", &service("cache", "10.96.0.8"));
+    let allowed = || -> Vec<String> {
+        let networks = node.kernel.networks();
+        networks
+            .get("blue")
+            .map(|n| n.cluster_service_ips.iter().map(ToString::to_string).collect())
+            .unwrap_or_default()
+    };
+    let agent = node.start().await;
+    result(node.call(node.request(Command::Add, "a", "blue")).await);
+    eventually("the way to both", || allowed() == ["10.96.0.7", "10.96.0.8"]).await;
+    let kept = node.path("state").join("boot-cache.json");
+    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("10.96.0.7")))
+        .await;
+    agent.stop(Duration::from_secs(5)).await;
+
+    // Deleted while the agent is away.
+    std::fs::remove_file(node.path("objects").join("db.json")).expect("removed");
+    let agent = node.start().await;
+    eventually("the end of the way to it", || allowed() == ["10.96.0.8"]).await;
+
+    // Deleted while the list changes, so that the watch that knew it does not see it go.
+    std::fs::remove_file(node.path("objects").join("cache.json")).expect("removed");
+    agent.core().world().update_networks(|world| {
+        let networks = Arc::make_mut(&mut world.networks);
+        let changed = serde_json::from_value(blue(&["cache", "other"])).expect("a Network");
+        networks.insert("blue".to_owned(), Arc::new(changed));
+    });
+    eventually("the end of the way to that", || allowed().is_empty()).await;
+    agent.stop(Duration::from_secs(5)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_went_while_the_agent_was_away_leaves_no_file_behind() {
     let node = Node::new();

@@ -18,6 +18,7 @@ mod forbidden;
 mod instance;
 mod internal_ports;
 mod node_ports;
+mod placement;
 mod refusals;
 mod services;
 mod steerer;

@@ -10,7 +10,6 @@ use knit_api::{AddressBlockSpec, names};
 use knit_kernel::NetNs;
 use knit_node::Core;
 use knit_node::proxy::ServicesState;
-use knit_node::resolve::primary_network;
 use knit_node::world::World;
 use knit_objects::Objects;
 use knit_proxy::backends::Backends;
@@ -29,6 +28,7 @@ use crate::forbidden::Forbidden;
 use crate::instance::{self, Changed, Facts, Instance, News, Proxy, Servers, Started, Trouble};
 use crate::internal_ports::{InternalPorts, Reserved, is_external, reserved};
 use crate::node_ports::NodePorts;
+use crate::placement::Placement;
 use crate::refusals::Refusals;
 use crate::services::{Command, Config, Mode, Registries};
 use crate::steerer::Steerer;
@@ -54,6 +54,8 @@ pub(crate) struct Supervisor {
     core: Core,
     feed: Feed,
     table: Table,
+    /// Which Network each namespace has.
+    placement: Placement,
     world: watch::Receiver<Arc<World>>,
     /// When all objects had arrived, and instances were told so.
     told: Option<Instant>,
@@ -100,6 +102,7 @@ impl Supervisor {
             core,
             feed,
             table: Table::default(),
+            placement: Placement::default(),
             world,
             told: None,
             instances: BTreeMap::new(),
@@ -346,7 +349,7 @@ impl Supervisor {
         };
         let world = self.world.borrow().clone();
         let before = self.node_addresses();
-        let taken = self.table.take(event, |namespace| network_of(&world, namespace));
+        let taken = self.table.take(event, |namespace| self.placement.network_of(&world, namespace));
         if let Some(name) = service.filter(|_| self.told.is_some()) {
             self.tell_denied(&world, &name);
         }
@@ -373,14 +376,13 @@ impl Supervisor {
                 filtered.into_iter().for_each(|(network, event)| self.send_to(&network, event));
             }
         }
-        let same = before.is_some_and(|seen| {
-            Arc::ptr_eq(&seen.networks, &world.networks) && Arc::ptr_eq(&seen.namespaces, &world.namespaces)
-        });
-        if same {
+        let namespaces = self.placement.look(world);
+        if namespaces.is_empty() {
             return;
         }
         let mut moved = self.permit(world);
-        moved.extend(self.table.reassign(|namespace| network_of(world, namespace)));
+        let network_of = |namespace: &str| self.placement.network_of(world, namespace);
+        moved.extend(self.table.reassign(|namespace| namespaces.contains(namespace), network_of));
         if self.told.is_some() {
             moved.into_iter().for_each(|(network, event)| self.send_to(&network, event));
             self.tell_all_denied(world);
@@ -437,7 +439,9 @@ impl Supervisor {
             let world = self.world.borrow().clone();
             // Nobody was told anything yet.
             let _ = self.permit(&world);
-            let _ = self.table.reassign(|namespace| network_of(&world, namespace));
+            let _ = self.placement.look(&world);
+            let network_of = |namespace: &str| self.placement.network_of(&world, namespace);
+            let _ = self.table.reassign(|_| true, network_of);
             let forbidden = Forbidden::of(&world, &self.routers.uplink_ranges());
             let _ = self.table.set_forbidden(forbidden.clone());
             self.steering.set_forbidden(forbidden);
@@ -563,10 +567,6 @@ fn prepared(
         }
         other => vec![other],
     }
-}
-
-fn network_of(world: &World, namespace: &str) -> Option<NetworkName> {
-    primary_network(world, namespace).map(|name| NetworkName::from(name.as_str()))
 }
 
 /// Whether a router's proxy runs where it should not: the router was made again, or has other addresses.

@@ -110,18 +110,20 @@ impl Table {
         }
     }
 
-    /// Looks again at the primary Network of each namespace, and returns what changes for whom.
+    /// Looks again at the primary Network of the namespaces that `moved` names, and returns what changes for whom. One of
+    /// which it cannot be said now stays where it is: what is served goes on.
     pub fn reassign(
         &mut self,
+        moved: impl Fn(&str) -> bool,
         network_of: impl Fn(&str) -> Option<NetworkName>,
     ) -> Vec<(NetworkName, Event)> {
         let mut events = Vec::new();
-        for (name, home) in &mut self.namespaces {
-            let network = network_of(name);
-            if home.network == network {
+        for (name, home) in self.namespaces.iter_mut().filter(|(name, _)| moved(name)) {
+            let Some(network) = network_of(name).filter(|network| home.network.as_ref() != Some(network))
+            else {
                 continue;
-            }
-            if let Some(old) = std::mem::replace(&mut home.network, network) {
+            };
+            if let Some(old) = home.network.replace(network) {
                 let services = home.services.keys().cloned().map(Event::DeleteService);
                 let groups = home.groups.keys().cloned().map(Event::DeleteGroup);
                 events.extend(services.chain(groups).map(|event| (old.clone(), event)));
@@ -352,7 +354,7 @@ mod tests {
         for event in [service("sky/web"), group("sky/web-1", "sky/web"), service("shop/web")] {
             table.take(event, |_| Some(NetworkName::default()));
         }
-        let moved = table.reassign(blue);
+        let moved = table.reassign(|_| true, blue);
         let (gone, come): (Vec<_>, Vec<_>) =
             moved.into_iter().partition(|(to, _)| *to == NetworkName::default());
         assert_eq!(gone.len(), 2, "{gone:?}");
@@ -362,11 +364,23 @@ mod tests {
             come,
             [("sky/web", "blue"), ("sky/web-1", "blue")].map(|(a, b)| (a.to_owned(), b.to_owned()))
         );
-        assert_eq!(table.reassign(blue), []);
-        // A namespace that two Networks claim is in none.
-        assert_eq!(table.reassign(|name| if name == "sky" { None } else { blue(name) }).len(), 2);
-        assert_eq!(table.take(service("sky/other"), blue), None);
-        assert_eq!(table.take(Event::DeleteService("sky/other".into()), blue), None);
+        assert_eq!(table.reassign(|_| true, blue), []);
+    }
+
+    #[test]
+    fn a_selector_that_cannot_be_read_took_every_service_away() {
+        let mut table = Table::default();
+        for event in [service("sky/web"), group("sky/web-1", "sky/web"), service("shop/web")] {
+            table.take(event, blue);
+        }
+        assert_eq!(table.reassign(|_| true, |_| None), [], "what is served goes on");
+        let (to, _) = table.take(service("sky/other"), |_| None).expect("an event");
+        assert_eq!(to, To::One("blue".into()));
+        // One whose Network was never known is told nobody, until it is.
+        assert_eq!(table.take(service("new/web"), |_| None), None);
+        assert_eq!(table.reassign(|_| true, |_| None), []);
+        let come = table.reassign(|_| true, blue).into_iter().map(|(_, event)| event);
+        assert_eq!(networks(come), [("new/web".to_owned(), "default".to_owned())]);
     }
 
     #[test]

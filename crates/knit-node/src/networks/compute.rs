@@ -65,6 +65,10 @@ pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready
             "Network {name} has no number (status.id) yet: the controller gives it one"
         ))
     })?;
+    // Pods of the default Network reach what their node reaches; it has no outside that could be too large.
+    if name != names::DEFAULT_NETWORK {
+        check_inside(world)?;
+    }
     let wrong = |problem: String| Unready::not_set_up(format!("Network {name}: {problem}"));
     let id = NetworkId::new(id).map_err(|e| wrong(e.to_string()))?;
     let own_blocks = own_blocks(world, name, node);
@@ -192,6 +196,20 @@ fn blocks(world: &World, name: &str) -> Vec<Block> {
     blocks
 }
 
+/// Nothing is let out by half a list of what is inside: what is missing of it would be the outside.
+fn check_inside(world: &World) -> Result<(), Unready> {
+    let missing = world.missing_of_the_inside();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Unready::not_set_up(format!(
+        "not all {} have arrived from the Kubernetes API yet, and without them pods would reach what is not the outside: \
+         it tries again. If this stays, see the agent's log for the answer of the API: the agent's role must allow it to \
+         list and watch them (deploy/base/agent/rbac.yaml), and ServiceCIDRs need Kubernetes 1.33 or newer",
+        missing.join(", ")
+    )))
+}
+
 /// What is not the outside: nodes, services, all Networks.
 fn not_outside(world: &World) -> Vec<IpNet> {
     let addresses = world.nodes.values().flat_map(|n| n.addresses.iter().chain(&n.others));
@@ -310,6 +328,52 @@ mod tests {
         let found = desired(&world, names::DEFAULT_NETWORK, "a").expect("it can be set up");
         for address in ["192.168.7.2/32", "fd07::2/128", "203.0.113.2/32", "2001:db8::2/128"] {
             assert!(found.network.not_outside.contains(&address.parse().expect("a prefix")), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_network_was_set_up_while_lists_of_what_is_inside_were_on_their_way() {
+        use crate::world::{Before, Synced};
+        let mut world = world(&[block("a", "10.244.0.0/24", "")]);
+        let spec = serde_json::json!({"topology": "Layer3", "subnets": [{"cidr": "10.7.0.0/16"}]});
+        let mut red = Network::new("red", serde_json::from_value(spec).expect("a spec"));
+        red.status = Some(NetworkStatus { id: Some(2), ..NetworkStatus::default() });
+        Arc::make_mut(&mut world.networks).insert("red".to_owned(), Arc::new(red));
+        let all = Synced {
+            networks: true,
+            namespaces: true,
+            blocks: true,
+            nodes: true,
+            service_cidrs: true,
+            ..Synced::default()
+        };
+        world.synced = all;
+        desired(&world, "red", "a").expect("everything is there");
+        let away = Before {
+            kept: false,
+            networks_away: true,
+            namespaces_away: true,
+            blocks_away: true,
+            nodes_away: true,
+            service_cidrs_away: true,
+        };
+        for (list, synced) in [
+            ("Networks", Synced { networks: false, ..all }),
+            ("Nodes", Synced { nodes: false, ..all }),
+            ("AddressBlocks", Synced { blocks: false, ..all }),
+            ("ServiceCIDRs", Synced { service_cidrs: false, ..all }),
+        ] {
+            (world.synced, world.before) = (synced, Before::default());
+            let problem = desired(&world, "red", "a").expect_err(list);
+            assert!(problem.message.contains(&format!("not all {list} have arrived")), "{}", problem.message);
+            desired(&world, names::DEFAULT_NETWORK, "a").expect("its pods reach what the node reaches");
+            // Kept, but somebody answers who may say more; away, but nothing kept.
+            world.before = Before { kept: true, ..Before::default() };
+            desired(&world, "red", "a").expect_err(list);
+            world.before = away;
+            desired(&world, "red", "a").expect_err(list);
+            world.before = Before { kept: true, ..away };
+            desired(&world, "red", "a").expect("known from before, and nobody can say more");
         }
     }
 

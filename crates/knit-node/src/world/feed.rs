@@ -12,7 +12,7 @@ use knit_api::{
     AddressBlock, AddressBlockSpec, Network, NetworkAttachment, NetworkClass, NetworkStatus, conditions,
     names,
 };
-use knit_objects::{Event, Key, Object, Objects, Subscription};
+use knit_objects::{Event, Key, Objects, Subscription};
 use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
@@ -25,6 +25,9 @@ use crate::networks::compute::cluster_services;
 
 /// How long changes are gathered before they are written to disk.
 const GATHER: Duration = Duration::from_secs(2);
+
+/// The annotation of a pod that kubelet made to show a static one.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Starts to follow all kinds. What is known from before counts as there until the source says otherwise.
 ///
@@ -68,6 +71,7 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     }
     let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), before(v))).collect();
     let blocks = objects.watch::<AddressBlock>().map(|b| Some(Given::of(b))).seed(seed).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), blocks.away(), |before| &mut before.blocks_away));
     tasks.spawn(follow(core.clone(), blocks, move |world, event| {
         let news = apply_blocks(&mut world.blocks, &mut right, event);
         news.of_networks(|synced| &mut synced.blocks, world)
@@ -75,6 +79,7 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
 
     let seed: Vec<_> = known.nodes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
     let nodes = objects.watch::<Node>().map(|n| Some(Arc::new(node_view(&n)))).seed(seed).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), nodes.away(), |before| &mut before.nodes_away));
     tasks.spawn(follow(core.clone(), nodes, |world, event| {
         let news = apply(&mut world.nodes, event, name_of);
         news.of_networks(|synced| &mut synced.nodes, world)
@@ -82,10 +87,10 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
 
     let seed: Vec<_> = known.service_cidrs.iter().map(|(k, v)| (named(k), v.clone())).collect();
     let cidrs = objects.watch::<ServiceCIDR>().map(|c| Some(ranges(&c))).seed(seed).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), cidrs.away(), |before| &mut before.service_cidrs_away));
     tasks.spawn(follow(core.clone(), cidrs, |world, event| {
-        let changed = apply(&mut world.service_cidrs, event, name_of) != News::None;
-        world.networks_revision += u64::from(changed);
-        changed
+        let news = apply(&mut world.service_cidrs, event, name_of);
+        news.of_networks(|synced| &mut synced.service_cidrs, world)
     }));
 
     let pods = objects
@@ -100,10 +105,7 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let users = format!("{}!={}", names::MANAGED_BY_LABEL, names::MANAGED_BY);
     let attachments =
         objects.watch::<NetworkAttachment>().labels(users).map(|a| Some(Arc::new(a))).subscribe()?;
-    tasks.spawn(follow(core.clone(), attachments, |world, event| {
-        let announced = announce_users(world, &event);
-        apply(&mut world.attachments, event, pair_of).note(&mut world.synced.attachments) || announced
-    }));
+    tasks.spawn(follow(core.clone(), attachments, take_users));
 
     let seed: Vec<_> = known
         .announced
@@ -115,18 +117,51 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         .collect();
     let announced = objects
         .watch::<NetworkAttachment>()
-        .labels(format!("{}=true", names::ANNOUNCED_LABEL))
+        .labels(format!("{}=true,{}={}", names::ANNOUNCED_LABEL, names::MANAGED_BY_LABEL, names::MANAGED_BY))
         .map(|a| AnnouncedView::of(&a, true).map(Arc::new))
         .seed(seed)
         .subscribe()?;
-    tasks.spawn(follow(core.clone(), announced, |world, event| {
-        let changed = apply(&mut world.announced, event, pair_of) == News::Changed;
-        world.networks_revision += u64::from(changed);
-        changed
-    }));
+    tasks.spawn(follow(core.clone(), announced, take_published));
 
     tasks.spawn(follow_services(core.clone(), objects.clone()));
     Ok(())
+}
+
+/// Takes what agents published of addresses that nobody can derive; whether that is news.
+fn take_published(world: &mut World, event: Event<Arc<AnnouncedView>>) -> bool {
+    // One that is a user's now, by its labels, is no longer this watch's to forget.
+    if let Event::Deleted(key) = &event
+        && world.announced.get(&pair_of(key)).is_some_and(|view| !view.published)
+    {
+        return false;
+    }
+    let changed = apply(&mut world.announced, event, pair_of) == News::Changed;
+    world.networks_revision += u64::from(changed);
+    changed
+}
+
+/// Takes a user's object; whether that is news. The newest version is kept in any case, since writes refer to it; but nobody
+/// is woken for labels and annotations, which their users may change as often as they like.
+fn take_users(world: &mut World, event: Event<Arc<NetworkAttachment>>) -> bool {
+    let announced = announce_users(world, &event);
+    let same = match &event {
+        Event::Applied(key, now) => {
+            world.attachments.get(&pair_of(key)).is_some_and(|known| says_the_same(known, now))
+        }
+        Event::Deleted(_) | Event::Synced => false,
+    };
+    let news = apply(&mut world.attachments, event, pair_of).note(&mut world.synced.attachments);
+    (news && !same) || announced
+}
+
+/// Whether two versions of an object are the same in all that is read of it.
+fn says_the_same(known: &NetworkAttachment, now: &NetworkAttachment) -> bool {
+    let (a, b) = (&known.metadata, &now.metadata);
+    a.uid == b.uid
+        && a.deletion_timestamp == b.deletion_timestamp
+        && a.finalizers == b.finalizers
+        && known.spec == now.spec
+        && known.status == now.status
 }
 
 /// Takes what users' objects say about addresses that nobody can derive; whether that is news.
@@ -145,7 +180,12 @@ fn announce_users(world: &mut World, event: &Event<Arc<NetworkAttachment>>) -> b
                 }
             }
         }
-        Event::Deleted(key) => drop(Arc::make_mut(&mut world.announced).remove(&pair_of(key))),
+        Event::Deleted(key) => {
+            let place = pair_of(key);
+            if world.announced.get(&place).is_some_and(|view| !view.published) {
+                Arc::make_mut(&mut world.announced).remove(&place);
+            }
+        }
         // What is known from before and did not come now is gone.
         Event::Synced => {
             let (there, announced) = (Arc::clone(&world.attachments), Arc::make_mut(&mut world.announced));
@@ -300,13 +340,29 @@ async fn follow_services(core: Core, objects: Objects) {
     let mut changes = core.world().subscribe();
     loop {
         let wanted = listed_services(&changes.borrow_and_update());
-        let listed = wanted.clone();
-        let events = watch::<Service, _>(&objects, move |service: Service| {
-            let key = (service.metadata.namespace.clone()?, service.metadata.name.clone()?);
-            listed.contains(&key).then(|| cluster_ips(&service))
+        core.world().update_if(|world| {
+            let before = world.services.len();
+            Arc::make_mut(&mut world.services).retain(|key, _| wanted.contains(key));
+            let changed = world.services.len() != before;
+            world.networks_revision += u64::from(changed);
+            changed
         });
+        let listed = wanted.clone();
+        // With what is known, from before the start or from the watch before this one: what of it is no longer there when the
+        // list has arrived is gone, and its address may be another Service's.
+        let known = Arc::clone(&core.world().get().services);
+        let seed = known.iter().map(|((namespace, name), ips)| {
+            (Key::namespaced(namespace.as_str(), name.as_str()), ips.clone())
+        });
+        let events = objects
+            .watch::<Service>()
+            .map(move |service: Service| {
+                let key = (service.metadata.namespace.clone()?, service.metadata.name.clone()?);
+                listed.contains(&key).then(|| cluster_ips(&service))
+            })
+            .seed(seed)
+            .subscribe();
         let Ok(mut events) = events else { return };
-        core.world().update(|world| Arc::make_mut(&mut world.services).retain(|key, _| wanted.contains(key)));
         loop {
             tokio::select! {
                 event = events.next() => {
@@ -330,13 +386,6 @@ async fn follow_services(core: Core, objects: Objects) {
             }
         }
     }
-}
-
-fn watch<K: Object, T: Send + Sync + 'static>(
-    objects: &Objects,
-    map: impl FnMut(K) -> Option<T> + Send + 'static,
-) -> knit_objects::Result<Subscription<T>> {
-    objects.watch::<K>().map(map).subscribe()
 }
 
 fn listed_services(world: &World) -> BTreeSet<(String, String)> {
@@ -375,6 +424,8 @@ fn network_view(network: Network) -> Network {
     view.metadata.name = metadata.name;
     view.metadata.uid = metadata.uid;
     view.metadata.generation = metadata.generation;
+    // Of those that select a namespace the oldest has it.
+    view.metadata.creation_timestamp = metadata.creation_timestamp;
     view.metadata.deletion_timestamp = metadata.deletion_timestamp;
     view.status = network.status.map(|status| NetworkStatus {
         conditions: status
@@ -391,9 +442,11 @@ fn network_view(network: Network) -> Network {
 fn pod_view(pod: Pod) -> PodView {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let done = matches!(phase, Some("Succeeded" | "Failed"));
+    let annotations = pod.metadata.annotations.as_ref();
     PodView {
-        uid: pod.metadata.uid,
-        wishes: pod.metadata.annotations.as_ref().map(wishes).unwrap_or_default(),
+        uid: pod.metadata.uid.clone(),
+        mirror: annotations.is_some_and(|annotations| annotations.contains_key(MIRROR)),
+        wishes: annotations.map(wishes).unwrap_or_default(),
         host_network: pod.spec.and_then(|s| s.host_network).unwrap_or_default(),
         ending: done || pod.metadata.deletion_timestamp.is_some(),
     }
@@ -424,6 +477,46 @@ mod tests {
             view.others,
             ["203.0.113.2", "2001:db8::2"].map(|a| a.parse::<IpAddr>().expect("an address"))
         );
+    }
+
+    #[test]
+    fn a_tenants_patches_of_one_attachment_were_work_for_every_node() {
+        let store = super::super::WorldStore::default();
+        let mut changes = store.subscribe();
+        let object = |patch: usize| -> NetworkAttachment {
+            serde_json::from_value(json!({
+                "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
+                "metadata": {"name": "more", "namespace": "shop", "uid": "u1", "resourceVersion": patch.to_string(),
+                    "labels": {"knit.dev/announced": "true"}, "annotations": {"patch": patch.to_string()}},
+                "spec": {"pod": "web", "network": "blue"},
+                "status": {"node": "b", "mac": "0a:58:0a:02:00:05",
+                    "addresses": [{"family": "IPv4", "address": "10.2.0.5", "prefix": 24}]},
+            }))
+            .expect("a NetworkAttachment")
+        };
+        let key = || Key::namespaced("shop", "more");
+        let (mut woken, mut revisions) = (0, 0);
+        for patch in 0..1000 {
+            let before = store.get().networks_revision;
+            store.update_if(|world| take_users(world, Event::Applied(key(), Arc::new(object(patch)))));
+            woken += usize::from(changes.has_changed().expect("the store is there"));
+            changes.mark_unchanged();
+            revisions += store.get().networks_revision - before;
+        }
+        assert_eq!((woken, revisions), (1, 1), "the object itself, and none of its patches");
+        let place = ("shop".to_owned(), "more".to_owned());
+        let kept = &store.get().attachments[&place];
+        assert_eq!(kept.metadata.resource_version.as_deref(), Some("999"), "writes refer to the newest");
+        // What agents publish is another watch's, which forgets nothing of users'.
+        store.update_if(|world| take_published(world, Event::Deleted(key())));
+        assert!(store.get().announced.contains_key(&place));
+        assert!(!changes.has_changed().expect("the store is there"));
+        let mut leaving = object(1000);
+        leaving.metadata.finalizers = Some(vec!["knit.dev/attachment".into()]);
+        store.update_if(|world| take_users(world, Event::Applied(key(), Arc::new(leaving))));
+        assert!(changes.has_changed().expect("the store is there"), "what is read of it is news");
+        store.update_if(|world| take_users(world, Event::Deleted(key())));
+        assert!(store.get().announced.is_empty() && store.get().attachments.is_empty());
     }
 
     fn network(free: i64, id: u32) -> Event<Arc<Network>> {

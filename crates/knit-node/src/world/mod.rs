@@ -70,6 +70,8 @@ pub struct NodeView {
 pub struct PodView {
     /// Its uid.
     pub uid: Option<String>,
+    /// Whether it only shows a static pod of this node, whose uid is another.
+    pub mirror: bool,
     /// What its annotations ask for.
     pub wishes: Wishes,
     /// Whether it uses the node's own network.
@@ -91,6 +93,8 @@ pub struct Synced {
     pub blocks: bool,
     /// Nodes.
     pub nodes: bool,
+    /// ServiceCIDRs.
+    pub service_cidrs: bool,
     /// This node's pods.
     pub pods: bool,
     /// NetworkAttachments of users.
@@ -106,6 +110,12 @@ pub struct Before {
     pub networks_away: bool,
     /// Nobody answers who could say which namespaces there are now.
     pub namespaces_away: bool,
+    /// Nobody answers who could say which AddressBlocks there are now.
+    pub blocks_away: bool,
+    /// Nobody answers who could say which Nodes there are now.
+    pub nodes_away: bool,
+    /// Nobody answers who could say which ServiceCIDRs there are now.
+    pub service_cidrs_away: bool,
 }
 
 /// Holds the newest snapshot and tells of changes.
@@ -137,16 +147,35 @@ impl World {
     /// that selects the namespace may be the next to arrive. What was known before counts while nobody can say more.
     #[must_use]
     pub fn knows_primaries(&self) -> bool {
-        let known = |synced: bool, away: bool| synced || (away && self.before.kept);
-        known(self.synced.networks, self.before.networks_away)
-            && known(self.synced.namespaces, self.before.namespaces_away)
+        self.knows(self.synced.networks, self.before.networks_away)
+            && self.knows(self.synced.namespaces, self.before.namespaces_away)
+    }
+
+    /// The lists of which it is not known yet what is in them, of those that say what is not the outside of a Network: whoever
+    /// is set up without one reaches what the rest of it would have closed.
+    #[must_use]
+    pub fn missing_of_the_inside(&self) -> Vec<&'static str> {
+        let (synced, before) = (self.synced, self.before);
+        let lists = [
+            ("Networks", synced.networks, before.networks_away),
+            ("Nodes", synced.nodes, before.nodes_away),
+            ("AddressBlocks", synced.blocks, before.blocks_away),
+            ("ServiceCIDRs", synced.service_cidrs, before.service_cidrs_away),
+        ];
+        let missing = lists.into_iter().filter(|(_, synced, away)| !self.knows(*synced, *away));
+        missing.map(|(list, ..)| list).collect()
+    }
+
+    /// Whether a list is whole: it has arrived, or was kept when it had and nobody can say more now.
+    fn knows(&self, synced: bool, away: bool) -> bool {
+        synced || (away && self.before.kept)
     }
 
     /// Whether all that a pod's way needs has arrived.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         let s = self.synced;
-        s.networks && s.classes && s.namespaces && s.blocks && s.nodes
+        s.networks && s.classes && s.namespaces && s.blocks && s.nodes && s.service_cidrs
     }
 }
 

@@ -83,8 +83,16 @@ impl Node {
         let view =
             NodeView { addresses: vec!["192.0.2.1".parse().expect("an address")], ..NodeView::default() };
         world.nodes = Arc::new(BTreeMap::from([(NODE.to_owned(), Arc::new(view))]));
-        world.synced.networks = true;
-        world.synced.namespaces = true;
+        let synced = &mut world.synced;
+        for list in [
+            &mut synced.networks,
+            &mut synced.namespaces,
+            &mut synced.blocks,
+            &mut synced.nodes,
+            &mut synced.service_cidrs,
+        ] {
+            *list = true;
+        }
         Self { dir, kernel: FakeKernel::default(), other: FakeKernel::default(), world, cri_socket: None }
     }
 

@@ -28,6 +28,8 @@ use crate::world::{Labels, World};
 use pace::{Facts, Pace};
 use work::{Told, Worker, says_the_same};
 
+/// The shortest time between two passes.
+const GATHER: Duration = Duration::from_millis(100);
 /// How many pods of one namespace are plugged into at the same time.
 const AT_ONCE: usize = 4;
 /// How many objects a worker takes at most before others of its pod have their turn.
@@ -134,7 +136,11 @@ impl ObjectsDoor {
     pub async fn serve(mut self) {
         let mut changes = self.core.world().subscribe();
         let mut sandboxes = self.core.shown();
+        let mut next = Instant::now();
         loop {
+            // The first change is taken at once; those that come right behind it are taken together.
+            tokio::time::sleep_until(next).await;
+            next = Instant::now() + GATHER;
             changes.borrow_and_update();
             sandboxes.borrow_and_update();
             let again = self.pass(Instant::now());

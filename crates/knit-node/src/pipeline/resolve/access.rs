@@ -1,42 +1,39 @@
 //! Who may attach: which Network is a namespace's primary, and which others it may use.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use knit_api::claims::{self, Claim, Claims};
 use knit_api::{AllowedNamespacesFrom, Network, conditions, names};
-use kube::core::{Selector, SelectorExt};
+use kube::core::SelectorExt;
 
 use super::Missing;
 use crate::error::{Error, Reason};
 use crate::world::{Labels, World};
 
-/// The primary Network of a namespace, whose Services are in it: none while that is not known, because the namespace or the
-/// Network that selects it may still be on its way, and none where two Networks claim it. Who asks waits for the next snapshot.
+/// What the Networks of a snapshot claim.
 #[must_use]
-pub fn primary_network(world: &World, namespace: &str) -> Option<String> {
+pub fn claims(world: &World) -> Claims {
+    Claims::of(world.networks.iter().map(|(name, network)| (name.as_str(), &**network)))
+}
+
+/// The primary Network of a namespace, whose Services are in it, by the claims of that snapshot's Networks: none while that is
+/// not known, because the namespace or the Network that selects it may still be on its way, or because a selector that
+/// cannot be read may have meant it. Who asks waits for the next snapshot, and changes nothing meanwhile.
+#[must_use]
+pub fn primary_network(world: &World, claims: &Claims, namespace: &str) -> Option<String> {
     let labels = world.namespaces.get(namespace).filter(|_| world.knows_primaries())?;
-    primary_of(world, namespace, labels).ok()
+    primary_of(claims, namespace, labels).ok()
 }
 
 /// The primary Network of a namespace.
-pub(super) fn primary_of(world: &World, namespace: &str, labels: &Labels) -> Result<String, Missing> {
-    let mut selecting = Vec::new();
-    for (name, network) in &*world.networks {
-        if is_primary_for(network, labels)? {
-            selecting.push((name.as_str(), &**network));
-        }
-    }
-    // Where two Networks claim a namespace, the controller refuses the later one.
-    if selecting.len() > 1 {
-        selecting.retain(|(_, network)| {
-            refusal(network).is_none_or(|(reason, _)| reason != conditions::network::REASON_PRIMARY_CONFLICT)
-        });
-    }
-    match selecting[..] {
-        [] => Ok(names::DEFAULT_NETWORK.to_owned()),
-        [(name, _)] => Ok(name.to_owned()),
-        [(first, _), (second, _), ..] => Err(Missing::Error(Error::new(
+pub(super) fn primary_of(claims: &Claims, namespace: &str, labels: &Labels) -> Result<String, Missing> {
+    match claims.of_namespace(labels) {
+        Claim::Nobody => Ok(names::DEFAULT_NETWORK.to_owned()),
+        Claim::Of(network) => Ok(network.to_owned()),
+        Claim::Unknown { network, problem } => Err(Missing::Error(Error::new(
             Reason::NotReady,
             format!(
-                "namespace {namespace} is selected by primaryFor of Networks {first} and {second}: change one of them"
+                "Network {network} may be the primary one of namespace {namespace}, but its primaryFor cannot be \
+                 understood ({problem}): correct it"
             ),
         ))),
     }
@@ -69,11 +66,11 @@ fn is_primary_for(network: &Network, labels: &Labels) -> Result<bool, Missing> {
 }
 
 fn matches(network: &Network, selector: &LabelSelector, labels: &Labels) -> Result<bool, Missing> {
-    let selector = Selector::try_from(selector.clone()).map_err(|error| {
+    let selector = claims::read(selector).map_err(|problem| {
         let name = network.metadata.name.as_deref().unwrap_or_default();
-        // Fail closed: a selector that cannot be understood might have meant this namespace.
-        let message = format!("a selector of Network {name} cannot be understood: correct it");
-        Missing::Error(Error::new(Reason::NotReady, message).because(error))
+        // Fail closed: a selector that cannot be understood might not have meant this namespace.
+        let message = format!("a selector of Network {name} cannot be understood ({problem}): correct it");
+        Missing::Error(Error::new(Reason::NotReady, message))
     })?;
     Ok(selector.matches(labels))
 }

@@ -6,6 +6,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_api::{Network, names};
@@ -14,9 +15,9 @@ use knit_runtime::{Dns, InterfaceName, PortMapping};
 
 use crate::error::{Error, Reason};
 use crate::request::{Asked, Door, PodRequest, Start, Wish, Wishes, pod_name};
-use crate::world::{Labels, World};
+use crate::world::{Labels, PodView, World};
 
-pub use access::primary_network;
+pub use access::{claims, primary_network};
 
 /// One interface that a pod gets.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -81,7 +82,7 @@ pub fn resolve(world: &World, request: &PodRequest, has: &[Held]) -> Result<Vec<
         )));
     };
     let wish = wish_of(world, request, namespace, &who)?;
-    let own_primary = access::primary_of(world, namespace, labels)?;
+    let own_primary = access::primary_of(&claims(world), namespace, labels)?;
     let mut wanted = Vec::with_capacity(1 + wish.further.len());
     if let Some(start) = &request.start {
         let primary = match &wish.primary {
@@ -129,9 +130,12 @@ fn wish_of(world: &World, request: &PodRequest, namespace: &str, who: &str) -> R
     };
     let name = request.pod.name.clone().unwrap_or_default();
     let pod = || world.pods.get(&(namespace.to_owned(), name));
-    // A static pod's uid is not its mirror pod's, so a uid that differs says nothing about those; but the API never
-    // shows an older pod of that name longer than it exists.
-    let found = said(&request.wishes).or_else(|| said(&pod().filter(|pod| !pod.ending)?.wishes));
+    // Another pod of that name may be the one that was deleted and is still shown, or one that comes next. A static pod's
+    // uid is not its mirror pod's.
+    let asked = request.pod.uid.as_ref();
+    let same = |uid: Option<&String>| uid.zip(asked).is_none_or(|(uid, asked)| uid == asked);
+    let is_it = |pod: &&Arc<PodView>| !pod.ending && (pod.mirror || same(pod.uid.as_ref()));
+    let found = said(&request.wishes).or_else(|| said(&pod().filter(is_it)?.wishes));
     found.unwrap_or_else(|| {
         let advice = match &request.door {
             Door::Cni(_) => {

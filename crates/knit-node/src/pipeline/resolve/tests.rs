@@ -124,6 +124,8 @@ fn what_each_pod_gets() {
         (None, vec![], "default@eth0*"),
         (Some("plain"), vec![], "default@eth0*"),
         (Some("reds"), vec![], "red@eth0*"),
+        // Of those that select it, the oldest; of one age, the first by name.
+        (Some("twins"), vec![], "twin-1@eth0*"),
         (Some("plain"), networks("open"), "default@eth0* open@net1"),
         (Some("plain"), networks("open@net1"), "default@eth0* open@net1"),
         (Some("front"), networks("open,picky"), "default@eth0* open@net1 picky@net2"),
@@ -171,7 +173,6 @@ fn what_no_pod_gets() {
         ),
         ("plain", &[("knit.dev/networks", "refused")], Reason::NotReady, "it overlaps the nodes"),
         ("plain", &[("knit.dev/networks", "leaving")], Reason::NotReady, "being deleted"),
-        ("twins", &[], Reason::NotReady, "twin-1 and twin-2"),
     ];
     for (namespace, annotations, reason, words) in cases {
         let request = request(Some(namespace), Some(annotations));
@@ -272,11 +273,58 @@ fn a_running_pod_gets_one_more() {
 #[test]
 fn services_of_a_namespace_that_is_not_known_were_taken_for_the_default_networks() {
     let mut world = world();
-    let network = |world: &World, namespace| primary_network(world, namespace);
+    let network = |world: &World, namespace| primary_network(world, &claims(world), namespace);
     assert_eq!(network(&world, "plain").as_deref(), Some("default"));
     assert_eq!(network(&world, "reds").as_deref(), Some("red"));
-    assert_eq!(network(&world, "twins"), None, "two claim it");
+    assert_eq!(
+        network(&world, "twins").as_deref(),
+        Some("twin-1"),
+        "of one age: by name, as the controller does"
+    );
     assert_eq!(network(&world, "comes-later"), None, "it may be another Network's");
     world.synced.networks = false;
     assert_eq!(network(&world, "plain"), None, "the Network that selects it may still come");
+}
+
+#[test]
+fn one_networks_selector_that_cannot_be_read_stopped_every_namespace() {
+    let mut world = world();
+    let wrong = json!({"topology": "Layer3", "primaryFor":
+        {"matchExpressions": [{"key": "team", "operator": "Equals", "values": ["green"]}]}});
+    let mut wrong = Network::new("wrong", serde_json::from_value(wrong).expect("a spec"));
+    wrong.status = world.networks["refused"].status.clone();
+    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong.clone()));
+    for (namespace, network) in [("plain", "default@eth0*"), ("reds", "red@eth0*")] {
+        let wanted = resolve(&world, &request(Some(namespace), Some(&[])), &[]).expect("as ever");
+        assert_eq!(shown(&wanted), network);
+    }
+    // Before the controller has refused it, nobody gets the default Network who may be meant; who has another has it.
+    wrong.status = None;
+    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong));
+    resolve(&world, &request(Some("reds"), Some(&[])), &[]).expect("as ever");
+    match resolve(&world, &request(Some("plain"), Some(&[])), &[]) {
+        Err(Missing::Error(error)) => {
+            assert!(error.retryable() && error.chain().contains("wrong"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_pod_got_the_annotations_of_another_one_of_its_name() {
+    let shown_as = |uid: Option<&str>, mirror: bool| {
+        let mut world = world();
+        let wishes = wishes(&notes(&[("knit.dev/networks", "open")]));
+        let uid = uid.map(ToOwned::to_owned);
+        let pod = PodView { uid, mirror, wishes, ..PodView::default() };
+        let mut asked = request(Some("plain"), None);
+        asked.pod.uid = Some("asked".into());
+        let name = asked.pod.name.clone().expect("a name");
+        world.pods = Arc::new(BTreeMap::from([(("plain".to_owned(), name), Arc::new(pod))]));
+        resolve(&world, &asked, &[]).map(|wanted| shown(&wanted))
+    };
+    assert_eq!(shown_as(Some("asked"), false).expect("the pod"), "default@eth0* open@net1");
+    assert_eq!(shown_as(Some("hash"), true).expect("a static pod"), "default@eth0* open@net1");
+    assert_eq!(shown_as(None, false).expect("a pod out of a file"), "default@eth0* open@net1");
+    assert!(matches!(shown_as(Some("another"), false), Err(Missing::Wait(_))));
 }
