@@ -125,7 +125,7 @@ fn environment() -> Result<Environment, CniError> {
             Ok(String::new())
         }
         Err(std::env::VarError::NotUnicode(_)) => {
-            let msg = format!("{name} is no UTF-8 text");
+            let msg = format!("{name} is not UTF-8 text");
             Err(CniError::new(code::INVALID_ENVIRONMENT, msg))
         }
     };

@@ -22,7 +22,7 @@ use crate::fail::internal;
 use crate::routers::LinuxRouters;
 
 /// A bug in it, which must not take the agent along.
-const FAILED_INSIDE: &str = "the runtime failed inside: the agent's log says where";
+const FAILED_INSIDE: &str = "internal error in the runtime; see the agent's log";
 
 /// The reference runtime.
 #[derive(Clone, Debug)]

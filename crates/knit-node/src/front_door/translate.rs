@@ -83,14 +83,14 @@ fn port(mapping: &knit_cni::PortMapping) -> Result<PortMapping, String> {
         "" | "tcp" => Protocol::Tcp,
         "udp" => Protocol::Udp,
         "sctp" => Protocol::Sctp,
-        other => return Err(format!("protocol {other:?} is none of tcp, udp, sctp")),
+        other => return Err(format!("protocol {other:?} must be tcp, udp or sctp")),
     };
     if mapping.container_port == 0 {
         return Err(format!("hostPort {} leads to containerPort 0: give a port", mapping.host_port));
     }
     let host_ip = match mapping.host_ip.as_str() {
         "" | "0.0.0.0" | "::" => None,
-        text => Some(text.parse().map_err(|_| format!("hostIP {text:?} is no address"))?),
+        text => Some(text.parse().map_err(|_| format!("hostIP {text:?} is not an IP address"))?),
     };
     Ok(PortMapping {
         protocol,
@@ -152,7 +152,8 @@ pub(super) fn result(attached: &Attached) -> CniResult {
 /// Whether what a CHECK gives back is what the pod has.
 pub(super) fn check_previous(attached: &Attached, previous: &serde_json::Value) -> Result<(), CniError> {
     let previous = CniResult::from_json(previous).map_err(|error| {
-        CniError::new(code::INVALID_CONFIG, "prevResult is no CNI result").with_details(error.to_string())
+        CniError::new(code::INVALID_CONFIG, "prevResult is not a valid CNI result")
+            .with_details(error.to_string())
     })?;
     for address in attached.attachments.iter().take(1).flat_map(|a| &a.addresses) {
         if !previous.ips.iter().any(|ip| ip.address.addr() == address.net.addr()) {

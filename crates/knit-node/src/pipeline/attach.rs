@@ -78,7 +78,7 @@ impl Pipeline {
         // Both end before any failure is answered: nothing is made any more when things are taken back.
         if let Some(lane) = beside {
             results.extend(lane.await.map_err(|error| {
-                Error::new(Reason::Internal, "attaching failed inside: the agent's log says where")
+                Error::new(Reason::Internal, "internal error while attaching; see the agent's log")
                     .because(error)
             })?);
         }

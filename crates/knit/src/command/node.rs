@@ -219,7 +219,7 @@ fn half_of_the_table(namespace: &NetNs) -> u32 {
 /// A socket's path; `unix://` before it, as other tools have it, is fine.
 fn absolute_socket(path: &Path) -> Result<PathBuf> {
     let path = path.strip_prefix("unix:").map_or_else(|_| path.into(), |rest| Path::new("/").join(rest));
-    std::path::absolute(&path).with_context(|| format!("--cri-socket {} is no path", path.display()))
+    std::path::absolute(&path).with_context(|| format!("--cri-socket {} is not a valid path", path.display()))
 }
 
 fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn ServiceProxy>>> {

@@ -361,8 +361,9 @@ fn start_log(settings: &Settings) -> Result<()> {
         _ => "debug",
     };
     let filter = match std::env::var("KNIT_LOG") {
-        Ok(text) => EnvFilter::try_new(&text)
-            .with_context(|| format!("KNIT_LOG={text} is no filter for log lines"))?,
+        Ok(text) => {
+            EnvFilter::try_new(&text).with_context(|| format!("KNIT_LOG={text} is not a valid log filter"))?
+        }
         Err(_) => EnvFilter::new(level),
     };
     let log =
