@@ -109,6 +109,7 @@ fn build(root: &Path, folder: &Path, quick: bool) -> Result<PathBuf> {
     let programs = if quick {
         let (root, shared) = (root.canonicalize()?, shim::target_dir());
         command
+            .args(["--features", "quick"])
             .env(COMPILER, root)
             .env("RUSTC_WRAPPER", std::env::current_exe()?)
             .env("CARGO_TARGET_DIR", &shared);
