@@ -1,7 +1,9 @@
-//! A ledger that an earlier version wrote is read: what was made for running pods is known, and nothing is lost.
+//! A ledger that an earlier version wrote is read: what was made for running pods is known, and nothing is
+//! lost.
 //!
-//! `fixtures/ledger-e3f7f38` was written by the code of commit e3f7f38: one sandbox that is attached, with an interface
-//! that an object asked for; one that is planned; one that is leaving; one that is gone; one of another runtime.
+//! `fixtures/ledger-e3f7f38` was written by the code of commit e3f7f38: one sandbox that is attached, with an
+//! interface that an object asked for; one that is planned; one that is leaving; one that is gone; one of
+//! another runtime.
 
 use std::path::Path;
 
