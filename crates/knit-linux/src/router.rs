@@ -95,7 +95,7 @@ impl Net {
         let path = &self.path;
         NetNs::share_directory(&self.node.config.router_directory)
             .map_err(internal("share the directory of routers"))?;
-        self.space.namespace().mount_at(&path).map_err(internal("mount the router's namespace again"))
+        self.space.namespace().mount_at(path).map_err(internal("mount the router's namespace again"))
     }
 
     /// The pair of links between node and router: where its addresses are.

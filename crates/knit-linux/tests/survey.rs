@@ -395,7 +395,7 @@ fn pods_that_come_and_go_are_not_damage_and_damage_is_found_among_them() {
                     as_stranger(|| {
                         change(&node.router("blue"), &standing.attachments[0].host.name, |c| {
                             c.group = Some(0);
-                        })
+                        });
                     });
                     let survey = node.runtime.survey().await.expect("a survey");
                     assert_eq!(survey.networks.keys().collect::<Vec<_>>(), ["blue"], "{survey:?}");
