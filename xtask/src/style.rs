@@ -67,8 +67,8 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Number and length of each line that is too long. One word (an address, a digest) and a row of a table cannot
-/// be broken.
+/// Number and length of each line that is too long. One word (an address, a digest) and a row of a table
+/// cannot be broken.
 fn too_long(text: &str) -> Vec<(usize, usize)> {
     let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.chars().count(), line));
     let breakable = |line: &str| {

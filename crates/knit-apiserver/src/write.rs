@@ -1,5 +1,5 @@
-//! Writing to the store: create, update, the four patches, binding, deletion. Each reads the current version, makes
-//! the new one outside the lock, and stores it if nobody was faster.
+//! Writing to the store: create, update, the four patches, binding, deletion. Each reads the current version,
+//! makes the new one outside the lock, and stores it if nobody was faster.
 
 use std::sync::Arc;
 
@@ -273,8 +273,9 @@ impl Store {
         }
     }
 
-    /// Changes an object: reads it, lets `change` make the new version, checks that, and stores it unless somebody
-    /// else was faster; then it begins again, so that only a resourceVersion that the writer named can conflict.
+    /// Changes an object: reads it, lets `change` make the new version, checks that, and stores it unless
+    /// somebody else was faster; then it begins again, so that only a resourceVersion that the writer named
+    /// can conflict.
     pub fn modify(
         &self,
         kind: &Kind,
@@ -346,7 +347,8 @@ impl Store {
                 return Err(ApiError::conflict(&kind, name, &why));
             }
             let patch = json!({"spec": {"nodeName": node}, "status": {"conditions": [
-                {"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": time}]}});
+                {"type": "PodScheduled", "status": "True", "lastProbeTime": null,
+                    "lastTransitionTime": time}]}});
             patch::patched(pod, &patch, PatchType::Strategic, &kind.shape)
         })
     }
@@ -371,7 +373,8 @@ impl Store {
         }
         if let Some(wanted) = options.resource_version.as_ref().filter(|rv| **rv != object.rv.to_string()) {
             let why = format!(
-                "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {}",
+                "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object \
+                 meta: {}",
                 object.rv
             );
             return Err(ApiError::conflict(kind, name, &why));
@@ -450,7 +453,8 @@ impl Store {
             }
             if !given.is_empty() && given != namespace {
                 return Err(ApiError::bad_request(format!(
-                    "the namespace of the provided object does not match the namespace sent on the request ({given}, {namespace})"
+                    "the namespace of the provided object does not match the namespace sent on the request \
+                     ({given}, {namespace})"
                 )));
             }
             metadata.insert("namespace".into(), namespace.into());
@@ -507,7 +511,8 @@ fn check_namespace(state: &State, kind: &Kind, key: &Key) -> Result<()> {
                 format!("unable to create new content in namespace {} because it is being terminated", key.0);
             let mut error = ApiError::forbidden(kind, &key.1, &why);
             if let Some(details) = &mut error.details {
-                details["causes"] = json!([{"reason": "NamespaceTerminating", "message": format!("namespace {} is being terminated", key.0), "field": "metadata.namespace"}]);
+                details["causes"] = json!([{"reason": "NamespaceTerminating", "message": format!("namespace \
+                    {} is being terminated", key.0), "field": "metadata.namespace"}]);
             }
             Err(error)
         }

@@ -1,6 +1,7 @@
 //! One call of a container runtime: its environment and standard input, checked, before anything is done.
 //!
-//! Pure: nothing is read or opened here, so that whatever a runtime (or a fuzzer) sends can be tried without one.
+//! Pure: nothing is read or opened here, so that whatever a runtime (or a fuzzer) sends can be tried without
+//! one.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,8 +20,8 @@ use crate::version::Version;
 /// The longest standard input that is read.
 pub const MAX_INPUT: usize = 1 << 20;
 
-/// The longest standard input of a DEL. The annotations of a pod come with it, and what was too long for its ADD must not
-/// keep it from going.
+/// The longest standard input of a DEL. The annotations of a pod come with it, and what was too long for its
+/// ADD must not keep it from going.
 pub const MAX_DEL_INPUT: usize = 16 << 20;
 
 /// The longest CNI_CONTAINERID, since it becomes part of a file's name.
@@ -216,8 +217,8 @@ impl Settings {
     }
 }
 
-/// The parts of a configuration that DEL reads: where the agent is, and how long to wait for it. Each is what it usually
-/// is where it is missing or wrong.
+/// The parts of a configuration that DEL reads: where the agent is, and how long to wait for it. Each is what
+/// it usually is where it is missing or wrong.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DelConfig {
@@ -229,8 +230,8 @@ struct DelConfig {
     timeout_seconds: Value,
 }
 
-/// A DEL. All that it needs is in the environment: a container runtime tries it until it succeeds, so nothing that is wrong
-/// with the rest may keep a pod from going.
+/// A DEL. All that it needs is in the environment: a container runtime tries it until it succeeds, so nothing
+/// that is wrong with the rest may keep a pod from going.
 fn del_call(environment: &Environment, input: &[u8]) -> Call {
     // A struct would also be read from a list of its fields.
     let object = input.trim_ascii_start().first() == Some(&b'{');
@@ -304,7 +305,8 @@ fn check_environment(command: Command, environment: &Environment) -> Result<(), 
     if !named(&environment.container_id, MAX_CONTAINER_ID) {
         let id: String = environment.container_id.chars().take(64).collect();
         return wrong(format!(
-            "CNI_CONTAINERID {id:?} is not valid: it has at most {MAX_CONTAINER_ID} letters, digits and ._-, a letter or digit first"
+            "CNI_CONTAINERID {id:?} is not valid: it has at most {MAX_CONTAINER_ID} letters, digits and ._-, \
+             a letter or digit first"
         ));
     }
     if let Err(error) = InterfaceName::new(&environment.ifname) {
@@ -319,7 +321,8 @@ fn check_name(name: &str) -> Result<(), CniError> {
     }
     let name: String = name.chars().take(64).collect();
     let msg = format!(
-        "the network configuration's name {name:?} is not valid: give letters, digits and ._-, a letter or digit first"
+        "the network configuration's name {name:?} is not valid: give letters, digits and ._-, a letter or \
+         digit first"
     );
     Err(CniError::new(code::INVALID_CONFIG, msg))
 }

@@ -31,7 +31,8 @@ pub enum Error {
     #[error(transparent)]
     Mac(#[from] ParseMacError),
     /// The object is there, with other properties than wanted. Nothing was changed.
-    #[error("{object} exists in {namespace} with other properties ({}); delete it or choose another name", list(.differences))]
+    #[error("{object} exists in {namespace} with other properties ({}); delete it or choose another name",
+        list(.differences))]
     Conflict {
         /// The object.
         object: String,
@@ -49,7 +50,8 @@ pub enum Error {
         namespace: String,
     },
     /// The kernel refused operations. The others of the same batch were carried out.
-    #[error("in {namespace}, {} of {of} operations failed; first: cannot {}{}", .failures.len(), first(.failures), advice(.failures))]
+    #[error("in {namespace}, {} of {of} operations failed; first: cannot {}{}", .failures.len(),
+        first(.failures), advice(.failures))]
     Refused {
         /// Where.
         namespace: String,

@@ -120,7 +120,8 @@ impl Core {
         if whole && net.inspect(&link, &there).is_ok() {
             return Ok(Some(link));
         }
-        tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged attachment");
+        tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged \
+            attachment");
         self.unmake(net, Some(&link), &there)?;
         Ok(None)
     }
@@ -153,7 +154,8 @@ impl Core {
             self.unmake(net, ours.as_ref(), &plan.mark)
         });
         if let Err(error) = undone {
-            tracing::error!(error = chain(&error), host = %plan.host, "a failed attachment could not be undone");
+            tracing::error!(error = chain(&error), host = %plan.host, "a failed attachment could not be \
+                undone");
         }
     }
 

@@ -20,7 +20,8 @@ pub(crate) fn check(request: &AttachRequest, node: &NetNs) -> Result<()> {
         if let Some(at) = found {
             let PortMapping { host_port, protocol, .. } = mapping;
             let message = format!(
-                "a program on the node answers on {at}, and host port {host_port}/{} would take what is meant for it: give \
+                "a program on the node answers on {at}, and host port {host_port}/{} would take what is \
+                 meant for it: give \
                  sandbox {} another host port, or a host IP that the program does not use",
                 protocol_name(*protocol),
                 request.pod.sandbox

@@ -63,8 +63,10 @@ impl Room {
                     tracing::warn!(
                         error = crate::fail::chain(&error),
                         family,
-                        "the kernel's limit of neighbours stays as it is, and one pod of a switched Network may fill it \
-                         for the whole machine: set net.{family}.neigh.default.gc_thresh1 to 3 to 4096, 16384 and 65536"
+                        "the kernel's limit of neighbours stays as it is, and one pod of a switched Network \
+                         may fill it \
+                         for the whole machine: set net.{family}.neigh.default.gc_thresh1 to 3 to 4096, \
+                         16384 and 65536"
                     );
                 }
             }

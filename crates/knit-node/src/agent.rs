@@ -73,7 +73,8 @@ pub enum StartError {
     #[error("the node agent cannot open its ledger")]
     Ledger(#[source] LedgerError),
     /// A directory cannot be made.
-    #[error("directory {path} cannot be made: see that its parent is there and writable", path = path.display())]
+    #[error("directory {path} cannot be made: see that its parent is there and writable",
+        path = path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -104,7 +105,8 @@ pub enum StartError {
 // === impl Agent ===
 
 impl Agent {
-    /// Starts an agent. When this returns, requests are served. It waits for the node's addresses as long as it takes.
+    /// Starts an agent. When this returns, requests are served. It waits for the node's addresses as long as
+    /// it takes.
     ///
     /// # Errors
     /// When something is wrong with what it was told, or another agent has the ledger.
@@ -128,9 +130,11 @@ impl Agent {
                         tasks.spawn(server.serve(core.clone()));
                         Some(bound)
                     }
-                    // The node's address may come late, or be a cloud's and on no interface: pods do not wait for that.
+                    // The node's address may come late, or be a cloud's and on no interface: pods do not wait
+                    // for that.
                     Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-                        tracing::warn!(%address, "no interface has the address for health and numbers: they answer once one has it");
+                        tracing::warn!(%address, "no interface has the address for health and numbers: they \
+                                                  answer once one has it");
                         tasks.spawn(HttpServer::serve_once_there(address, core.clone()));
                         Some(address)
                     }
@@ -159,7 +163,8 @@ impl Agent {
         let adopt = recovery != Recovery::Clean;
         let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
         let door = CniDoor::open(&socket).map_err(StartError::Door)?;
-        tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(), "serving");
+        tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(),
+            "serving");
         let kni_socket = core.config().run_dir.join(kni::SOCKET);
         let kni_door = KniDoor::open(&kni_socket).map_err(StartError::KniDoor)?;
         tasks.spawn(door.serve(core.clone()));
@@ -189,7 +194,8 @@ impl Agent {
         self.http
     }
 
-    /// Stops: takes no further requests, and ends those that run within the deadline. Pods keep their networks.
+    /// Stops: takes no further requests, and ends those that run within the deadline. Pods keep their
+    /// networks.
     pub async fn stop(mut self, deadline: Duration) {
         self.tasks.abort_all();
         if tokio::time::timeout(deadline, self.core.idle()).await.is_err() {
@@ -220,7 +226,8 @@ fn spawn_loops(
     let reconciling = core.clone();
     tasks.spawn(async move {
         let every = reconciling.config().reconcile_every;
-        // What could not be done is tried again soon: a namespace that ends, say, takes its links with it a moment later.
+        // What could not be done is tried again soon: a namespace that ends, say, takes its links with it a
+        // moment later.
         let mut again = AGAIN;
         let mut outcome = first;
         loop {
@@ -288,7 +295,8 @@ async fn wait_for_addresses(core: &Core, given: Vec<IpAddr>) -> Vec<IpAddr> {
         if let Ok(addresses) = core.world().wait(soon, look).await {
             return addresses;
         }
-        tracing::warn!(%node, "waiting for the InternalIP addresses in the status of this Node; --node-ip gives them, too");
+        tracing::warn!(%node, "waiting for the InternalIP addresses in the status of this Node; --node-ip \
+                               gives them, too");
         if let Ok(addresses) = core.world().wait(far, look).await {
             return addresses;
         }

@@ -140,8 +140,8 @@ impl Door {
         matches!(self, Self::Cni(name) if name.is_empty())
     }
 
-    /// Whether a garbage collection through `door` is about what this one made. What was found after the ledger was lost
-    /// has no configuration's name: it may be any one's.
+    /// Whether a garbage collection through `door` is about what this one made. What was found after the
+    /// ledger was lost has no configuration's name: it may be any one's.
     #[must_use]
     pub fn is_served_by(&self, door: &Self) -> bool {
         match (self, door) {

@@ -1,4 +1,5 @@
-//! The network runtimes of this node: those inside the agent, and those found by their sockets in one directory.
+//! The network runtimes of this node: those inside the agent, and those found by their sockets in one
+//! directory.
 
 mod features;
 
@@ -155,24 +156,28 @@ impl Runtimes {
         let runtime = match RemoteRuntime::new(socket, call_deadline) {
             Ok(runtime) => runtime,
             Err(error) => {
-                tracing::warn!(socket = %socket.display(), error = &error as &dyn std::error::Error, "a socket cannot be used");
+                tracing::warn!(socket = %socket.display(), error = &error as &dyn std::error::Error, "a \
+                    socket cannot be used");
                 return;
             }
         };
         let info = match tokio::time::timeout(INTRODUCTION, runtime.info()).await {
             Ok(Ok(info)) => info,
             Ok(Err(error)) => {
-                tracing::debug!(socket = %socket.display(), error = &error as &dyn std::error::Error, "no runtime answers there yet");
+                tracing::debug!(socket = %socket.display(), error = &error as &dyn std::error::Error, "no \
+                    runtime answers there yet");
                 return;
             }
             Err(_) => return,
         };
         let mut known = self.write();
         if known.contains_key(&info.name) {
-            tracing::warn!(socket = %socket.display(), runtime = %info.name, "a second network runtime of that name is left aside: stop one of them");
+            tracing::warn!(socket = %socket.display(), runtime = %info.name, "a second network runtime of \
+                that name is left aside: stop one of them");
             return;
         }
-        tracing::info!(socket = %socket.display(), runtime = %info.name, version = %info.version, "found a network runtime");
+        tracing::info!(socket = %socket.display(), runtime = %info.name, version = %info.version, "found a \
+            network runtime");
         let entry = Known {
             runtime: Arc::new(Announced::new(Arc::new(runtime), info.clone())),
             info: info.clone(),
@@ -185,7 +190,8 @@ impl Runtimes {
     fn refuse(&self, socket: &Path, problem: &str) {
         let before = self.refused().insert(socket.to_owned(), problem.to_owned());
         if before.as_deref() != Some(problem) {
-            tracing::error!(socket = %socket.display(), "a socket in the directory of network runtimes is not used: {problem}");
+            tracing::error!(socket = %socket.display(), "a socket in the directory of network runtimes is \
+                not used: {problem}");
         }
     }
 
@@ -217,8 +223,8 @@ fn sockets(directory: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// Whether a socket is one that nobody but root, and the agent's own user, can have made or can reach: whoever answers
-/// there decides what pods get.
+/// Whether a socket is one that nobody but root, and the agent's own user, can have made or can reach:
+/// whoever answers there decides what pods get.
 ///
 /// # Errors
 /// When it is not, with what to do.
@@ -232,7 +238,8 @@ pub fn closed_to_others(socket: &Path) -> Result<(), String> {
         return Err(format!("{shown} belongs to user {}: the runtime has to run as root", meta.uid()));
     }
     let mode = meta.mode() & 0o777;
-    // Whoever may write to it may connect; reading alone, which servers leave to others by default, opens nothing.
+    // Whoever may write to it may connect; reading alone, which servers leave to others by default, opens
+    // nothing.
     if mode & 0o022 != 0 {
         return Err(format!(
             "{shown} is open to others (mode {mode:04o}): the runtime has to set its mode to 0600"

@@ -1,4 +1,5 @@
-//! A network runtime in memory, and a life that ends where it is told to: for tests of everything around a runtime.
+//! A network runtime in memory, and a life that ends where it is told to: for tests of everything around a
+//! runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;

@@ -40,7 +40,8 @@ impl Node {
         };
         let block = |network: &str, range: &str| {
             json!({
-                "apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock", "metadata": {"name": format!("{network}-1")},
+                "apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
+                    "metadata": {"name": format!("{network}-1")},
                 "spec": {"network": network, "node": "node-1", "ipv4": range}
             })
         };
@@ -328,8 +329,8 @@ async fn the_agent_restarts_while_the_api_is_away() {
     agent.stop(Duration::from_secs(5)).await;
 }
 
-/// Everything boots at once: the API server is there, and its lists take their time. What was known before the boot may be
-/// old, and the namespace may have a Network of its own by now.
+/// Everything boots at once: the API server is there, and its lists take their time. What was known before
+/// the boot may be old, and the namespace may have a Network of its own by now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_list_is_waited_for_and_not_guessed() {
     let node = Node::new();
@@ -395,7 +396,8 @@ async fn half_an_api(objects: Vec<Value>, held: &'static str) -> (String, tokio:
                         plural == format!("{kind}s")
                     };
                     let items: Vec<&Value> = objects.iter().filter(of_kind).collect();
-                    let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"},
+                    let list = json!({"kind": "List", "apiVersion": "v1",
+                        "metadata": {"resourceVersion": "1"},
                         "items": items});
                     ("200 OK", list)
                 } else {

@@ -106,7 +106,8 @@ async fn a_runtime_that_hangs_is_given_up() {
     assert!(node.is_clean());
 }
 
-/// It was given up, and made the interface all the same: nobody else may have its address meanwhile, and it goes.
+/// It was given up, and made the interface all the same: nobody else may have its address meanwhile, and it
+/// goes.
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_is_late_leaves_nothing_and_shares_no_address() {
     let node = Node::new();

@@ -1,5 +1,5 @@
-//! The agent is killed at every step, before and after each ledger write and each change of the kernel; the next one
-//! leaves nothing behind and loses no pod.
+//! The agent is killed at every step, before and after each ledger write and each change of the kernel; the
+//! next one leaves nothing behind and loses no pod.
 
 mod common;
 

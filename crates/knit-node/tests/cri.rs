@@ -1,4 +1,5 @@
-//! Garbage collection by the container runtime's list of sandboxes, with a runtime that also fails, hangs, and forgets.
+//! Garbage collection by the container runtime's list of sandboxes, with a runtime that also fails, hangs,
+//! and forgets.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! NetworkAttachments that users make, over a runtime in memory: nobody's hold up another's, and an object is itself and not
-//! its name.
+//! NetworkAttachments that users make, over a runtime in memory: nobody's hold up another's, and an object is
+//! itself and not its name.
 
 mod common;
 
@@ -23,8 +23,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Two tenants with a pod each, `evil` in `aaa` and `good` in `zzz`; a Network without addresses here, and one that
-    /// neither may use.
+    /// Two tenants with a pod each, `evil` in `aaa` and `good` in `zzz`; a Network without addresses here,
+    /// and one that neither may use.
     async fn new() -> Self {
         let mut node = Node::new();
         let namespaces = Arc::make_mut(&mut node.world.namespaces);
@@ -138,7 +138,8 @@ async fn a_thousand_objects_of_one_tenant_do_not_hold_up_another() {
 
         // Out again, with the finalizer.
         let going = json!({"metadata": {
-            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["knit.dev/attached", "example.com/other"]
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["knit.dev/attached",
+                "example.com/other"]
         }});
         bed.put(vec![object("zzz", "mine", "good", "blue", going)]);
         bed.within(1, "unplugging", |bed| bed.interfaces("good") == ["eth0"]).await;
@@ -197,7 +198,8 @@ async fn a_status_that_somebody_else_overwrote_was_never_told_again() {
     let file = bed.written().into_keys().next().expect("a file");
     let ready = |status: &str, reason: &str| {
         let time = "2026-01-01T00:00:00Z";
-        let condition = json!({"type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": time});
+        let condition = json!({"type": "Ready", "status": status, "reason": reason, "message": "",
+            "lastTransitionTime": time});
         json!({"status": {"conditions": [condition]}})
     };
     // Our own has not arrived yet, and something else of the object changes: nothing is to be said again.
@@ -242,7 +244,8 @@ async fn an_object_made_again_under_its_name_is_another_one() {
     following.abort();
 }
 
-/// The record of its pod was there, and lacked the interface: its address was given out again, and the interface removed.
+/// The record of its pod was there, and lacked the interface: its address was given out again, and the
+/// interface removed.
 #[tokio::test(start_paused = true)]
 async fn an_interface_of_an_object_was_lost_with_a_part_of_the_ledger() {
     let mut bed = Bed::new().await;

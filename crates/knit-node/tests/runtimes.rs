@@ -1,5 +1,5 @@
-//! What a runtime has not announced is not asked of it; sockets that others can reach are not used; Services of a foreign
-//! runtime's Networks are somebody else's.
+//! What a runtime has not announced is not asked of it; sockets that others can reach are not used; Services
+//! of a foreign runtime's Networks are somebody else's.
 
 mod common;
 

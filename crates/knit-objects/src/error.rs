@@ -19,13 +19,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// Neither a kubeconfig nor a pod's service account was found.
     #[error(
-        "found no Kubernetes API: there is no usable kubeconfig and this is not a pod with a service account; \
+        "found no Kubernetes API: there is no usable kubeconfig and this is not a pod with a service \
+         account; \
          set KUBECONFIG, name a kubeconfig, or give a folder of objects"
     )]
     NoCluster(#[source] Box<kube::config::InferConfigError>),
 
     /// The kubeconfig that was named cannot be used.
-    #[error("cannot use the kubeconfig {path}: name one that kubectl --kubeconfig works with", path = path.display())]
+    #[error("cannot use the kubeconfig {path}: name one that kubectl --kubeconfig works with",
+        path = path.display())]
     Kubeconfig {
         /// Where it was looked for.
         path: PathBuf,
@@ -44,7 +46,8 @@ pub enum Error {
 
     /// No client could be made out of a configuration that was found.
     #[error(
-        "cannot make a client for the Kubernetes API at {url}: check certificates and credentials of the kubeconfig"
+        "cannot make a client for the Kubernetes API at {url}: check certificates and credentials of the \
+         kubeconfig"
     )]
     Client {
         /// The API server.
@@ -63,7 +66,8 @@ pub enum Error {
     },
 
     /// The system does not let us watch the folder.
-    #[error("cannot watch the folder of objects {path}: the limit may be reached, see /proc/sys/fs/inotify", path = path.display())]
+    #[error("cannot watch the folder of objects {path}: the limit may be reached, see /proc/sys/fs/inotify",
+        path = path.display())]
     FolderWatch {
         /// The folder.
         path: PathBuf,
@@ -115,7 +119,8 @@ pub enum Error {
 
     /// The API server does not know the account.
     #[error(
-        "{attempt}: the Kubernetes API does not accept the credentials; check the kubeconfig or the service account's token"
+        "{attempt}: the Kubernetes API does not accept the credentials; check the kubeconfig or the service \
+         account's token"
     )]
     Unauthorized {
         /// What was tried.
@@ -125,7 +130,8 @@ pub enum Error {
     },
 
     /// The API server does not serve the kind.
-    #[error("{attempt}: the Kubernetes API has no {kind} in {api_version}; {hint}", kind = attempt.resource.kind,
+    #[error("{attempt}: the Kubernetes API has no {kind} in {api_version}; {hint}",
+        kind = attempt.resource.kind,
         api_version = attempt.resource.api_version, hint = attempt.unknown_kind_hint())]
     UnknownKind {
         /// What was tried.
@@ -271,7 +277,8 @@ impl Error {
         match source.code {
             401 => Self::Unauthorized { attempt, source },
             403 => Self::Forbidden { attempt, source },
-            // Creating in a namespace that is not there names the namespace; a kind that is not there names nothing.
+            // Creating in a namespace that is not there names the namespace; a kind that is not there names
+            // nothing.
             404 if attempt.key.is_none() || !names_object => Self::UnknownKind { attempt, source },
             404 => Self::NotFound { attempt },
             409 if source.reason == "AlreadyExists" => Self::AlreadyExists { attempt },

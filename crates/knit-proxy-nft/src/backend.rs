@@ -26,16 +26,18 @@ pub struct Config {
     pub masquerade_bit: u32,
     /// Delete UDP flows that lead to endpoints which are gone (rules 51, 52).
     pub clean_conntrack: bool,
-    /// What masqueraded traffic looks like. Without it the kernel chooses, by the interface that it leaves by.
+    /// What masqueraded traffic looks like. Without it the kernel chooses, by the interface that it leaves
+    /// by.
     pub masquerade_as: MasqueradeAs,
-    /// Sources that are the node itself (rule 34), besides the addresses of this namespace: for a router apart from the
-    /// node, those of the node.
+    /// Sources that are the node itself (rule 34), besides the addresses of this namespace: for a router
+    /// apart from the node, those of the node.
     pub node_sources: Vec<IpNet>,
-    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs and load
-    /// balancers' addresses do not take what comes from there: it is other Networks'.
+    /// How the names of links to routers apart from this namespace begin, if there may be any. External IPs
+    /// and load balancers' addresses do not take what comes from there: it is other Networks'.
     pub routers: Option<String>,
-    /// External IPs do not take addresses that this namespace itself has, on any interface: what is sent there is for
-    /// whoever listens there. kube-proxy takes them, and so does this backend unless told otherwise.
+    /// External IPs do not take addresses that this namespace itself has, on any interface: what is sent
+    /// there is for whoever listens there. kube-proxy takes them, and so does this backend unless told
+    /// otherwise.
     pub keeps_own_addresses: bool,
 }
 
@@ -79,7 +81,8 @@ pub enum OpenError {
     Nftables(#[source] Error),
     /// There is no way to connection tracking.
     #[error(
-        "cannot reach connection tracking of the network namespace; set clean_conntrack to false to do without"
+        "cannot reach connection tracking of the network namespace; set clean_conntrack to false to do \
+         without"
     )]
     Conntrack(#[source] knit_kernel::conntrack::Error),
     /// There is no way to the network namespace itself.
@@ -103,7 +106,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// For a proxy with a name of its own (`service.kubernetes.io/service-proxy-name`): table `knit-proxy-NAME`.
+    /// For a proxy with a name of its own (`service.kubernetes.io/service-proxy-name`): table
+    /// `knit-proxy-NAME`.
     #[must_use]
     pub fn named(proxy: &str) -> Self {
         Self { table: format!("knit-proxy-{proxy}"), ..Self::default() }
@@ -131,7 +135,8 @@ impl NftBackend {
         Ok(Self { conntrack, namespace: Some(namespace), ..Self::over(nft, config) })
     }
 
-    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection tracking.
+    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection
+    /// tracking.
     #[must_use]
     pub fn over(nft: impl Nftables + Send + 'static, config: Config) -> Self {
         Self {
@@ -192,7 +197,8 @@ impl NftBackend {
                 self.commits += synced.commits;
                 if (expected && synced.changes > 0) || because == Because::Contradicted {
                     let (table, changes) = (&layout.id, synced.changes);
-                    tracing::warn!(%table, changes, "somebody else changed the rules of Services; they are put right");
+                    tracing::warn!(%table, changes, "somebody else changed the rules of Services; they are \
+                        put right");
                     self.on_repair.iter_mut().for_each(|told| told(Repaired { family, changes }));
                 }
                 *self.tables.get_mut(family) = Some(synced.table);
@@ -350,8 +356,8 @@ impl std::fmt::Debug for NftBackend {
     }
 }
 
-/// Deletes the tables of this name in both families: what a proxy leaves behind that is not to come back, ours or
-/// another one's (`kube-proxy`; rule 62). Says whether there were any.
+/// Deletes the tables of this name in both families: what a proxy leaves behind that is not to come back,
+/// ours or another one's (`kube-proxy`; rule 62). Says whether there were any.
 ///
 /// # Errors
 /// If the kernel refuses.

@@ -1,4 +1,5 @@
-//! Is kube-proxy at work in a network namespace? Two proxies that program the same services get into each other's way.
+//! Is kube-proxy at work in a network namespace? Two proxies that program the same services get into each
+//! other's way.
 
 use std::fmt;
 

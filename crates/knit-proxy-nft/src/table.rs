@@ -18,13 +18,13 @@ use crate::ports::{Edit, Found, Ids, Port, SetEdit, entries, is_of, numbered, ow
 
 /// Chains that nobody uses are kept for a while, because endpoint counts go up and down; this many at most.
 const IDLE_CHAINS: usize = 32;
-/// With the chains that are used, those for this many endpoints more or less are made in a new table: a rule that is
-/// added later makes the kernel walk through all elements of the maps that it uses, which is 0.2 s with a million of
-/// them. While the maps are empty, it is nothing.
+/// With the chains that are used, those for this many endpoints more or less are made in a new table: a rule
+/// that is added later makes the kernel walk through all elements of the maps that it uses, which is 0.2 s
+/// with a million of them. While the maps are empty, it is nothing.
 const SPARE: u32 = 4;
-/// How often a sync plans again because somebody changed the rule set in between. The generation is that of the whole
-/// namespace: where other programs change theirs many times a second, after that only this table counts, which is
-/// nobody else's.
+/// How often a sync plans again because somebody changed the rule set in between. The generation is that of
+/// the whole namespace: where other programs change theirs many times a second, after that only this table
+/// counts, which is nobody else's.
 const ATTEMPTS: u32 = 3;
 
 /// One family's table as it is in the kernel.
@@ -41,7 +41,8 @@ pub(crate) struct FamilyTable {
     hairpin: HashMap<IpAddr, u32>,
     /// The sets of remembered clients that are there.
     clients: BTreeSet<u32>,
-    /// Chains that nobody leads to any more, and that the kernel would not delete together with what led there.
+    /// Chains that nobody leads to any more, and that the kernel would not delete together with what led
+    /// there.
     doomed: Vec<Name>,
 }
 
@@ -65,7 +66,8 @@ pub(crate) struct Synced {
 }
 
 impl FamilyTable {
-    /// Brings the kernel's table to `state`, from whatever is there. Ports that the kernel refuses are left out.
+    /// Brings the kernel's table to `state`, from whatever is there. Ports that the kernel refuses are left
+    /// out.
     pub(crate) fn sync(nft: &mut dyn Nftables, layout: &Layout, state: &NodeView) -> Result<Synced> {
         let mut refused: Vec<(PortKey, String)> = Vec::new();
         let mut attempts = 0;
@@ -423,8 +425,8 @@ impl FamilyTable {
         self.idle = 0;
     }
 
-    /// Puts the edits in an order in which every beginning of the transaction is one to live with: endpoints come
-    /// before the frontends that lead to them, and go after those.
+    /// Puts the edits in an order in which every beginning of the transaction is one to live with: endpoints
+    /// come before the frontends that lead to them, and go after those.
     fn write(&self, edit: Edit, tx: &mut Transaction) {
         let (id, sets) = (&self.layout.id, &self.layout.sets);
         let mut last = Vec::new();
@@ -466,8 +468,8 @@ impl FamilyTable {
     }
 }
 
-/// A transaction without the deletions of chains, and those. Kernels before 6.2 do not delete a chain together with the
-/// element that led there, nor soon after: they let go of the element later.
+/// A transaction without the deletions of chains, and those. Kernels before 6.2 do not delete a chain
+/// together with the element that led there, nor soon after: they let go of the element later.
 fn without_chain_deletions(tx: &Transaction) -> (Transaction, Vec<Name>) {
     let (mut rest, mut doomed) = (Transaction::new(), Vec::new());
     for op in tx.ops() {

@@ -1,11 +1,11 @@
 //! Which UDP flows are stale after a change (rules 51, 52).
 //!
-//! A kernel remembers where it sent a UDP flow, and goes on sending it there as long as packets come, also when the
-//! endpoint is gone. So after a change somebody has to look through the flows and delete those that lead nowhere. TCP and
-//! SCTP notice by themselves and are never touched.
+//! A kernel remembers where it sent a UDP flow, and goes on sending it there as long as packets come, also
+//! when the endpoint is gone. So after a change somebody has to look through the flows and delete those that
+//! lead nowhere. TCP and SCTP notice by themselves and are never touched.
 //!
-//! This is the pure part: [`Cleanup`] says what to list, and which of the listed flows to delete, in constant time each.
-//! A list that is cut short does no harm: what was not seen now is seen after the next change.
+//! This is the pure part: [`Cleanup`] says what to list, and which of the listed flows to delete, in constant
+//! time each. A list that is cut short does no harm: what was not seen now is seen after the next change.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -46,11 +46,11 @@ pub struct Cleanup {
 }
 
 impl Cleanup {
-    /// After changes: if one of them is about a UDP port that some flow may lead to in vain now, every UDP port, and what
-    /// the changed ones had before. Nothing otherwise.
+    /// After changes: if one of them is about a UDP port that some flow may lead to in vain now, every UDP
+    /// port, and what the changed ones had before. Nothing otherwise.
     ///
-    /// Every one, because a flow that came up while an earlier change was made may have been missed then, and one that
-    /// never ends by itself would stay.
+    /// Every one, because a flow that came up while an earlier change was made may have been missed then, and
+    /// one that never ends by itself would stay.
     #[must_use]
     pub fn after(changes: &Changes, state: &NodeView) -> Self {
         let matters = |change: &&PortChange| {
@@ -103,8 +103,8 @@ impl Cleanup {
             Place::Address(address) => {
                 self.addresses.insert(address, Arc::clone(serving));
             }
-            // A node port is matched by its number, and other traffic may have the same: where nobody serves it there is
-            // nothing to tell the two apart, and nothing is deleted (rule 51).
+            // A node port is matched by its number, and other traffic may have the same: where nobody serves
+            // it there is nothing to tell the two apart, and nothing is deleted (rule 51).
             Place::NodePort(port) if !serving.is_empty() => {
                 self.node_ports.get_mut(family).insert(port, Arc::clone(serving));
             }
@@ -118,8 +118,8 @@ impl Cleanup {
         self.addresses.is_empty() && self.node_ports.v4.is_empty() && self.node_ports.v6.is_empty()
     }
 
-    /// What to list. Up to `max` places are named one by one, which spares the kernel copying all flows; beyond that
-    /// there is one filter for each family.
+    /// What to list. Up to `max` places are named one by one, which spares the kernel copying all flows;
+    /// beyond that there is one filter for each family.
     #[must_use]
     pub fn filters(&self, max: usize) -> Vec<DumpFilter> {
         let mut filters: Vec<DumpFilter> = (self.addresses.keys())
@@ -137,8 +137,8 @@ impl Cleanup {
         filters
     }
 
-    /// Whether a flow leads to nobody who answers for the place it was sent to. Policies do not count, nor whether the
-    /// endpoint is terminating: who can answer may go on.
+    /// Whether a flow leads to nobody who answers for the place it was sent to. Policies do not count, nor
+    /// whether the endpoint is terminating: who can answer may go on.
     #[must_use]
     pub fn is_stale(&self, flow: &Flow) -> bool {
         let to = flow.original_destination;

@@ -1,6 +1,7 @@
 //! Why a service is served the way it is: which rule gave which endpoints.
 //!
-//! Nothing is decided here. An [`Explanation`] holds the decisions and judgements that the view itself made, in words.
+//! Nothing is decided here. An [`Explanation`] holds the decisions and judgements that the view itself made,
+//! in words.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -134,7 +135,8 @@ impl fmt::Display for Explanation {
         for address in &self.proxied_ips {
             writeln!(
                 f,
-                "  load-balancer IP {address} is not served here: its load balancer proxies, ipMode is not VIP (rule 22)"
+                "  load-balancer IP {address} is not served here: its load balancer proxies, ipMode is not \
+                 VIP (rule 22)"
             )?;
         }
         for (group, family) in &self.other_family {
@@ -329,7 +331,8 @@ port http TCP IPv4
         let text = explain(&view, "shop/web").unwrap().to_string();
         for line in [
             "  health check on port 32000: ready endpoints here: 0 IPv4, 0 IPv6 (rule 54)",
-            "  load-balancer IP 198.51.100.7 is not served here: its load balancer proxies, ipMode is not VIP (rule 22)",
+            "  load-balancer IP 198.51.100.7 is not served here: its load balancer proxies, ipMode is not \
+             VIP (rule 22)",
             "  endpoints of shop/web-6 are not used: the Service has no IPv6 cluster IP (rule 18)",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\nin\n{text}");

@@ -1,9 +1,11 @@
 //! kube-proxy's metrics, under its names (rule 61), so that dashboards and alerts go on working.
 //!
-//! A [`Metrics`] is an [`Observer`] of the engine; what only a backend or a server knows, it counts there itself.
+//! A [`Metrics`] is an [`Observer`] of the engine; what only a backend or a server knows, it counts there
+//! itself.
 //!
-//! Names and labels are those of kube-proxy 1.37 in its nftables mode. kube-proxy has one proxier for each family; here
-//! one call serves both, and counts for each of them. What only other modes have (`iptables_*`) is not there.
+//! Names and labels are those of kube-proxy 1.37 in its nftables mode. kube-proxy has one proxier for each
+//! family; here one call serves both, and counts for each of them. What only other modes have (`iptables_*`)
+//! is not there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -160,7 +162,8 @@ impl Metrics {
         metrics
     }
 
-    /// Counts a look at stale flows of one family: how long it took, how many were deleted, whether all of it was done.
+    /// Counts a look at stale flows of one family: how long it took, how many were deleted, whether all of it
+    /// was done.
     pub fn cleaned(&self, family: Family, took: Duration, deleted: usize, complete: bool) {
         let family = IpFamily::of(family);
         self.conntrack_duration.get_or_create(&family).observe(took.as_secs_f64());
@@ -257,8 +260,9 @@ impl Observer for Metrics {
     }
 }
 
-/// Puts the texts of several registries together, as one text of OpenMetrics without its end: those of proxies for
-/// several Networks have the same metrics with other labels, and a metric may be described only once.
+/// Puts the texts of several registries together, as one text of OpenMetrics without its end: those of
+/// proxies for several Networks have the same metrics with other labels, and a metric may be described only
+/// once.
 #[must_use]
 pub fn merge_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut order: Vec<&str> = Vec::new();

@@ -1,9 +1,11 @@
-//! A network runtime on a screen or two: every Network is a bridge in a namespace of its own, every pod a port of it.
+//! A network runtime on a screen or two: every Network is a bridge in a namespace of its own, every pod a
+//! port of it.
 //!
 //!     cargo run -p knit-runtime --example bridge -- /run/knit/runtimes/bridge.sock
 //!
-//! The agent finds it by that socket, and a NetworkClass with `runtime: example.com/bridge` uses it. What it does not do:
-//! cross nodes, reach the outside, keep pods apart, remember anything after its end. Its namespaces end with it.
+//! The agent finds it by that socket, and a NetworkClass with `runtime: example.com/bridge` uses it. What it
+//! does not do: cross nodes, reach the outside, keep pods apart, remember anything after its end. Its
+//! namespaces end with it.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, AsRawFd as _};

@@ -1,8 +1,9 @@
 //! What a network runtime is, and what one knows: the [`Runtime`] trait with its plain types.
 //!
-//! The node agent resolves which Networks a pod gets, reserves the addresses and records the plan; a runtime makes
-//! the interfaces. Node set-up ([`Runtime::setup_network`]) is apart from pod set-up ([`Runtime::attach`]). A runtime
-//! in another process is reached by gRPC ([`wire`] translates); what the agent sees is the same trait.
+//! The node agent resolves which Networks a pod gets, reserves the addresses and records the plan; a runtime
+//! makes the interfaces. Node set-up ([`Runtime::setup_network`]) is apart from pod set-up
+//! ([`Runtime::attach`]). A runtime in another process is reached by gRPC ([`wire`] translates); what the
+//! agent sees is the same trait.
 
 mod error;
 mod request;

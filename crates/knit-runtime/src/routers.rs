@@ -1,9 +1,10 @@
-//! What the agent's services have of a runtime's routers: where they are reached, what is the runtime's own there, and
-//! the way from the node into them.
+//! What the agent's services have of a runtime's routers: where they are reached, what is the runtime's own
+//! there, and the way from the node into them.
 //!
-//! A Network's services are balanced in its router, by a proxy of the agent's. Clients outside do not know routers: they
-//! come to an address of the node, or to one of a load balancer, and those arrive in the node's own namespace. Who leads
-//! them on is the runtime, because its rules decide who may enter a router at all: [`Steering`].
+//! A Network's services are balanced in its router, by a proxy of the agent's. Clients outside do not know
+//! routers: they come to an address of the node, or to one of a load balancer, and those arrive in the node's
+//! own namespace. Who leads them on is the runtime, because its rules decide who may enter a router at all:
+//! [`Steering`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -17,8 +18,8 @@ use crate::error::Result;
 
 /// The routers of one runtime on this node.
 pub trait Routers: Debug + Send + Sync {
-    /// The router's own addresses at its end of the link to the node, at most one per family; `router` is its network
-    /// namespace.
+    /// The router's own addresses at its end of the link to the node, at most one per family; `router` is its
+    /// network namespace.
     ///
     /// # Errors
     /// When the system does not say.
@@ -30,8 +31,8 @@ pub trait Routers: Debug + Send + Sync {
     /// How the names of such links begin, in the node's namespace.
     fn uplink_prefix(&self) -> String;
 
-    /// Ports of the node that are the runtime's, such as that of its tunnels: no Service has them, on no address but its
-    /// cluster IP.
+    /// Ports of the node that are the runtime's, such as that of its tunnels: no Service has them, on no
+    /// address but its cluster IP.
     fn reserved_ports(&self) -> Vec<(Protocol, u16)>;
 
     /// Opens the way into routers. What an agent before this one wrote is in force until the first
@@ -44,8 +45,8 @@ pub trait Routers: Debug + Send + Sync {
 
 /// The way from the node's own namespace into routers: a table of entrances.
 pub trait Steering: Send {
-    /// Makes true what is wanted, of which these entrances may lead elsewhere than at the last call. After a failure the
-    /// next call looks at all of it.
+    /// Makes true what is wanted, of which these entrances may lead elsewhere than at the last call. After a
+    /// failure the next call looks at all of it.
     ///
     /// # Errors
     /// When the system refuses.
@@ -57,7 +58,8 @@ pub trait Steering: Send {
     /// Whether all is certainly as the last call of [`set`](Self::set) left it, by a look that costs little.
     fn is_intact(&mut self) -> bool;
 
-    /// Somebody else may have changed something: the next call of [`set`](Self::set) looks at all, and puts it right.
+    /// Somebody else may have changed something: the next call of [`set`](Self::set) looks at all, and puts
+    /// it right.
     fn look_again(&mut self);
 
     /// How many changes it took to put right what others had changed, since the last call of this.
@@ -89,10 +91,12 @@ pub struct Steered {
 /// Who chose the address of an entrance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chosen {
-    /// The operator: a node port. Taken from the outside, the node and its pods, unless a pod has that port of the node.
+    /// The operator: a node port. Taken from the outside, the node and its pods, unless a pod has that port
+    /// of the node.
     ByOperator,
-    /// A load balancer that the operator lets have addresses of nodes. Taken like a node port, and also where a pod has
-    /// that port of the node: the pods of k3s' ServiceLB have the ports of the Services that they are there for.
+    /// A load balancer that the operator lets have addresses of nodes. Taken like a node port, and also where
+    /// a pod has that port of the node: the pods of k3s' ServiceLB have the ports of the Services that they
+    /// are there for.
     OnNode,
     /// A load balancer. Taken like a node port, but never where the address is one of the node's own.
     ByProvider,

@@ -30,7 +30,8 @@ pub trait Runtime: Send + Sync {
     /// Makes this node ready for pods of a Network, or brings it to a changed configuration.
     async fn setup_network(&self, network: &Network) -> Result<()>;
 
-    /// Takes away what [`setup_network`](Self::setup_network) made. Fails with `InUse` while pods are attached.
+    /// Takes away what [`setup_network`](Self::setup_network) made. Fails with `InUse` while pods are
+    /// attached.
     async fn remove_network(&self, name: &str) -> Result<()>;
 
     /// Makes one interface.
@@ -48,8 +49,8 @@ pub trait Runtime: Send + Sync {
         .on(request.network.as_str()))
     }
 
-    /// Looks whether an attachment is still as it was made: `Damaged` says what is not. The pod's namespace is looked
-    /// into where the caller, or an earlier call, says where it is.
+    /// Looks whether an attachment is still as it was made: `Damaged` says what is not. The pod's namespace
+    /// is looked into where the caller, or an earlier call, says where it is.
     async fn check(&self, pod: &Pod, netns: Option<&Path>, interface: Option<&InterfaceName>) -> Result<()>;
 
     /// All attachments, or those of one sandbox.
@@ -66,23 +67,25 @@ pub trait Runtime: Send + Sync {
     /// Whether it can serve, and each of its Networks.
     async fn status(&self) -> Result<Status>;
 
-    /// Compares all that it made on this node with what it should be, and says what is not. Nothing is changed, and no
-    /// other call waits for it: the caller sets a damaged Network up again, and attaches again what is damaged.
+    /// Compares all that it made on this node with what it should be, and says what is not. Nothing is
+    /// changed, and no other call waits for it: the caller sets a damaged Network up again, and attaches
+    /// again what is damaged.
     ///
-    /// A runtime that cannot do that says `Unsupported`; the caller then sets up each Network and checks each attachment
-    /// from time to time.
+    /// A runtime that cannot do that says `Unsupported`; the caller then sets up each Network and checks each
+    /// attachment from time to time.
     async fn survey(&self) -> Result<Survey> {
         Err(Error::new(Reason::Unsupported, "this runtime does not compare what it made: check instead"))
     }
 
-    /// Returns when somebody else changed, or may have changed, what this runtime made, at once if that has happened since
-    /// the last call: time for a [`survey`](Self::survey). A runtime that is not told of such things never returns.
+    /// Returns when somebody else changed, or may have changed, what this runtime made, at once if that has
+    /// happened since the last call: time for a [`survey`](Self::survey). A runtime that is not told of such
+    /// things never returns.
     async fn disturbed(&self) -> Disturbance {
         std::future::pending().await
     }
 
-    /// Its routers on this node, for the agent's services. None: it has none that the agent could serve Services in, and
-    /// does that itself or not at all.
+    /// Its routers on this node, for the agent's services. None: it has none that the agent could serve
+    /// Services in, and does that itself or not at all.
     fn routers(&self) -> Option<Arc<dyn Routers>> {
         None
     }

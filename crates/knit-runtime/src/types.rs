@@ -71,7 +71,8 @@ pub struct Block {
     pub ipv6: Option<Ipv6Net>,
 }
 
-/// An interface on another node, told one by one: its address is outside of the node's blocks, or its MAC is its own.
+/// An interface on another node, told one by one: its address is outside of the node's blocks, or its MAC is
+/// its own.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Announced {
     /// The node's name.

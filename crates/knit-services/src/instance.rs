@@ -163,8 +163,8 @@ impl Instance {
         show(&self.network.name, &self.state, state, changed);
     }
 
-    /// Whether the same settings hold for another version of its Network. The addresses to leave alone may change at
-    /// any time.
+    /// Whether the same settings hold for another version of its Network. The addresses to leave alone may
+    /// change at any time.
     pub(crate) fn same_settings(&self, network: &Network) -> bool {
         self.network.subnets == network.subnets && self.network.router_addresses == network.router_addresses
     }
@@ -200,8 +200,8 @@ impl Instance {
         }
     }
 
-    /// It was started: its health check ports are served, on the node's addresses, and for the default Network the
-    /// health of the proxy and what it counts.
+    /// It was started: its health check ports are served, on the node's addresses, and for the default
+    /// Network the health of the proxy and what it counts.
     pub(crate) fn started(
         &mut self,
         Started { running, namespace, facts, .. }: Started,
@@ -256,8 +256,8 @@ impl Facts {
         Ok(Self { ends: Ends { router, node }, near, takes_own: false })
     }
 
-    /// The node as an instance is to know it. Only the default Network's router has the node's addresses; any other
-    /// answers for node ports where its node steers to, and where its own pods call the node.
+    /// The node as an instance is to know it. Only the default Network's router has the node's addresses; any
+    /// other answers for node ports where its node steers to, and where its own pods call the node.
     pub(crate) fn node(&self, own: bool, node: &NodeInfo) -> NodeInfo {
         if own {
             return node.clone();

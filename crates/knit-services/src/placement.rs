@@ -1,5 +1,6 @@
-//! Which namespaces may have moved to another Network when the world changed: what Networks claim is read once for each state of
-//! them, and a namespace is looked at only if its labels changed, since this is done between changes of endpoints.
+//! Which namespaces may have moved to another Network when the world changed: what Networks claim is read
+//! once for each state of them, and a namespace is looked at only if its labels changed, since this is done
+//! between changes of endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -41,10 +41,11 @@ pub struct Config {
     pub namespace: NetNs,
     /// Which Networks are served.
     pub mode: Mode,
-    /// Where /healthz and /livez are answered as kube-proxy does, while this agent serves the default Network: load
-    /// balancers outside ask there whether to use this node. Nowhere if there is none.
+    /// Where /healthz and /livez are answered as kube-proxy does, while this agent serves the default
+    /// Network: load balancers outside ask there whether to use this node. Nowhere if there is none.
     pub healthz: Option<SocketAddr>,
-    /// Where /metrics and /proxyMode are answered as kube-proxy does, at the same times. Nowhere if there is none.
+    /// Where /metrics and /proxyMode are answered as kube-proxy does, at the same times. Nowhere if there is
+    /// none.
     pub metrics: Option<SocketAddr>,
     /// What makes Services true in a router.
     pub backends: Arc<dyn Backends>,

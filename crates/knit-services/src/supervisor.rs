@@ -37,11 +37,13 @@ use crate::table::{Table, To};
 /// How often what failed is tried again, and kube-proxy is looked for.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long what leads into routers from before stays as it is, while not all of them have said what they serve.
+/// How long what leads into routers from before stays as it is, while not all of them have said what they
+/// serve.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What serves a node in place of this agent.
-const KUBE_PROXY: &str = "kube-proxy is at work on this node, so the default Network's Services are left to it; \
+const KUBE_PROXY: &str = "kube-proxy is at work on this node, so the default Network's Services are left to \
+                          it; \
                           --services on has this agent serve them";
 
 mod permissions;
@@ -144,7 +146,8 @@ impl Supervisor {
                 },
                 change = world.changed() => match change {
                     Ok(()) => {
-                        // Let go of before it is looked at: that reads it again, and would wait for a writer that waits for us.
+                        // Let go of before it is looked at: that reads it again, and would wait for a writer
+                        // that waits for us.
                         let now = world.borrow_and_update().clone();
                         self.look_at_world(&mut seen, &now);
                     }
@@ -271,7 +274,8 @@ impl Supervisor {
         }
     }
 
-    /// Keeps the limits of the connection table where a proxy runs as they should be; what somebody changed is a repair.
+    /// Keeps the limits of the connection table where a proxy runs as they should be; what somebody changed
+    /// is a repair.
     fn keep_limits(&mut self, id: u64) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let Ok(namespace) = instance::namespace(instance.router.as_deref(), &self.node) else {
@@ -472,7 +476,8 @@ impl Supervisor {
         }
     }
 
-    /// Has written what leads into routers. What is there from before stays until all routers said what they serve.
+    /// Has written what leads into routers. What is there from before stays until all routers said what they
+    /// serve.
     fn steer(&mut self) {
         if let Some(steerer) = &self.steerer {
             let changes = self.steering.take_changed();
@@ -518,8 +523,8 @@ impl Supervisor {
         }
     }
 
-    /// The default Network's ranges: whose traffic comes back through this node's routers only if they masquerade it. One
-    /// without subnets has this node's blocks.
+    /// The default Network's ranges: whose traffic comes back through this node's routers only if they
+    /// masquerade it. One without subnets has this node's blocks.
     fn near(&self) -> Vec<IpNet> {
         let world = self.world.borrow();
         let default = world.networks.get(names::DEFAULT_NETWORK);
@@ -538,7 +543,8 @@ impl Supervisor {
     }
 }
 
-/// What an instance is to be told: in a router apart from the node, every Service that clients outside reach has a port.
+/// What an instance is to be told: in a router apart from the node, every Service that clients outside reach
+/// has a port.
 fn prepared(
     internal: &mut BTreeMap<NetworkName, InternalPorts>,
     reserved: &[(Protocol, u16)],
@@ -580,7 +586,8 @@ fn out_of_place(
     Ok(namespace.id() != proxy.namespace || Facts::of_router(routers, &namespace, info, near)? != proxy.facts)
 }
 
-/// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other addresses.
+/// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other
+/// addresses.
 fn is_in_the_way(
     proxy: &Proxy,
     node: &NetNs,

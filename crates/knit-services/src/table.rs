@@ -10,8 +10,8 @@ use knit_proxy::view::ListKind;
 use crate::forbidden::Forbidden;
 use crate::internal_ports::is_external;
 
-/// All that was heard, by namespace, so that it can be told again: to the instance of a Network that starts later, or
-/// that a namespace moves to.
+/// All that was heard, by namespace, so that it can be told again: to the instance of a Network that starts
+/// later, or that a namespace moves to.
 #[derive(Debug, Default)]
 pub struct Table {
     namespaces: HashMap<String, Namespace>,
@@ -43,8 +43,8 @@ pub enum To {
 }
 
 impl Table {
-    /// Takes in what a source says, and returns who is to be told what. `network_of` says the primary Network of a
-    /// namespace, none if that cannot be said.
+    /// Takes in what a source says, and returns who is to be told what. `network_of` says the primary Network
+    /// of a namespace, none if that cannot be said.
     pub fn take(
         &mut self,
         event: Event,
@@ -110,8 +110,8 @@ impl Table {
         }
     }
 
-    /// Looks again at the primary Network of the namespaces that `moved` names, and returns what changes for whom. One of
-    /// which it cannot be said now stays where it is: what is served goes on.
+    /// Looks again at the primary Network of the namespaces that `moved` names, and returns what changes for
+    /// whom. One of which it cannot be said now stays where it is: what is served goes on.
     pub fn reassign(
         &mut self,
         moved: impl Fn(&str) -> bool,
@@ -190,7 +190,8 @@ impl Table {
         services.filter(|service| !service.external_ips.is_empty()).map(|service| &service.name)
     }
 
-    /// All that the instance of a Network has to know at its start, without the node and the ends of the lists.
+    /// All that the instance of a Network has to know at its start, without the node and the ends of the
+    /// lists.
     pub fn replay(&self, network: &NetworkName) -> impl Iterator<Item = Event> {
         let ranges = self
             .ranges
@@ -225,7 +226,8 @@ impl Table {
         services.map(move |service| served(service, &NetworkName::default(), open))
     }
 
-    /// Networks besides the default one with a Service that clients outside reach: every node has to lead there.
+    /// Networks besides the default one with a Service that clients outside reach: every node has to lead
+    /// there.
     pub(crate) fn external_networks(&self) -> BTreeSet<NetworkName> {
         let default = NetworkName::default();
         let of = |home: &Namespace| {
@@ -242,8 +244,8 @@ impl Table {
         self.node.as_ref()
     }
 
-    /// Whether all Services and endpoints that there are have been heard of, and the node: without its addresses and zone
-    /// a first sync would take node ports away that an agent before this one made.
+    /// Whether all Services and endpoints that there are have been heard of, and the node: without its
+    /// addresses and zone a first sync would take node ports away that an agent before this one made.
     #[must_use]
     pub fn listed(&self) -> bool {
         self.services_listed && self.groups_listed && self.node.is_some()
@@ -275,8 +277,8 @@ fn served(service: &Service, network: &NetworkName, open: bool) -> Service {
     service
 }
 
-/// The same without external IPs that belong to somebody in the cluster: so a proxy is told of it. One that had them would
-/// take what is meant for nodes and pods, such as the kubelet's probes.
+/// The same without external IPs that belong to somebody in the cluster: so a proxy is told of it. One that
+/// had them would take what is meant for nodes and pods, such as the kubelet's probes.
 fn handed(service: &Service, network: &NetworkName, open: bool, forbidden: &Forbidden) -> Service {
     let mut service = served(service, network, open);
     let free = |address: &std::net::IpAddr| forbidden.whose(*address).is_none();

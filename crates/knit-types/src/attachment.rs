@@ -1,4 +1,5 @@
-//! One interface of a pod as it is, and what belongs to it. A runtime answers with it, and the ledger keeps it.
+//! One interface of a pod as it is, and what belongs to it. A runtime answers with it, and the ledger keeps
+//! it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,15 +1,15 @@
 //! An error with its causes on one line.
 //!
-//! A message says what was attempted and what to do, and leaves its cause to its source. So whoever shows an error shows
-//! the whole chain, by this and by nothing else, and nothing is said twice.
+//! A message says what was attempted and what to do, and leaves its cause to its source. So whoever shows an
+//! error shows the whole chain, by this and by nothing else, and nothing is said twice.
 
 use std::error::Error;
 use std::fmt;
 
 /// Shows an error and everything that caused it, on one line: `what failed: why: and why that`.
 ///
-/// A cause that is already spelt out above it is left out: our own errors do not do that (each crate has a test
-/// with [`repeated_cause`]), but those of other libraries do.
+/// A cause that is already spelt out above it is left out: our own errors do not do that (each crate has a
+/// test with [`repeated_cause`]), but those of other libraries do.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a>(pub &'a (dyn Error + 'a));
 

@@ -1,8 +1,9 @@
 //! The vocabulary: what every crate of Knit calls a family, an address, a name, a MAC, a pod and an owner.
 //!
-//! Each is defined here and nowhere else, checked when it is made, and written down in one way. A value that exists is
-//! valid, so that whoever holds one needs no second check. Nothing here acts, and nothing here knows Kubernetes or the
-//! kernel; beside the words there is only how an error is shown with its causes ([`Chain`]).
+//! Each is defined here and nowhere else, checked when it is made, and written down in one way. A value that
+//! exists is valid, so that whoever holds one needs no second check. Nothing here acts, and nothing here
+//! knows Kubernetes or the kernel; beside the words there is only how an error is shown with its causes
+//! ([`Chain`]).
 
 mod addresses;
 mod attachment;

@@ -1,5 +1,5 @@
-//! Names of links, sandboxes and Networks, checked when they are made. Copies cost next to nothing: a link's name is
-//! held in place, the others share one allocation.
+//! Names of links, sandboxes and Networks, checked when they are made. Copies cost next to nothing: a link's
+//! name is held in place, the others share one allocation.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -27,14 +27,16 @@ pub struct SandboxId(Arc<str>);
 
 /// The name of a Network.
 ///
-/// The default Network needs no allocation, so that a cluster which has only that one pays nothing for the idea.
+/// The default Network needs no allocation, so that a cluster which has only that one pays nothing for the
+/// idea.
 #[derive(Clone, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct NetworkName(Option<Arc<str>>);
 
 /// A text that cannot be the name of an interface.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "invalid interface name {name:?}: {problem}; use 1 to 15 printable ASCII characters without spaces, '/', ':' and '%'"
+    "invalid interface name {name:?}: {problem}; use 1 to 15 printable ASCII characters without spaces, '/', \
+     ':' and '%'"
 )]
 pub struct InvalidInterfaceName {
     /// The text, shortened if it is long.
@@ -82,7 +84,8 @@ impl IfName {
         } else if !name.bytes().all(|b| b.is_ascii_graphic()) {
             "it has a space, a control character or a letter beyond ASCII"
         } else if matches!(name, "." | ".." | "all" | "default") {
-            // Directories below /proc/sys/net/ipv4/conf that are not links; the kernel refuses the first two itself.
+            // Directories below /proc/sys/net/ipv4/conf that are not links; the kernel refuses the first two
+            // itself.
             "it has a meaning of its own below /proc/sys/net"
         } else {
             return Ok(Self::of(name));
@@ -90,7 +93,8 @@ impl IfName {
         Err(InvalidInterfaceName { name: shortened(name), problem })
     }
 
-    /// A name that the kernel reported: whatever it is, a link has it. The kernel's are never too long; what is, is cut.
+    /// A name that the kernel reported: whatever it is, a link has it. The kernel's are never too long; what
+    /// is, is cut.
     #[must_use]
     pub fn reported(name: &str) -> Self {
         Self::of(&name[..name.floor_char_boundary(Self::MAX)])

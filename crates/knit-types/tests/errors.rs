@@ -1,8 +1,9 @@
-//! Walks every error type of the workspace: a message never repeats its cause, and one function prints a chain.
+//! Walks every error type of the workspace: a message never repeats its cause, and one function prints a
+//! chain.
 //!
-//! The causes are shown behind the message by whoever shows an error ([`knit_types::Chain`]); one that stands in the message
-//! as well is read twice in a pod's events. The sources are read, so that a new error type is covered on the day it is
-//! written.
+//! The causes are shown behind the message by whoever shows an error ([`knit_types::Chain`]); one that stands
+//! in the message as well is read twice in a pod's events. The sources are read, so that a new error type is
+//! covered on the day it is written.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -68,7 +68,8 @@ fn errors_of_the_agent_are_printed_as_they_are() {
         let ran = node.run(command, &node.config());
         assert_eq!(ran.code, 1);
         let expected = json!({
-            "cniVersion": "1.1.0", "code": 100, "msg": "pod shop/web-0 may not use Network blue", "details": "d"
+            "cniVersion": "1.1.0", "code": 100, "msg": "pod shop/web-0 may not use Network blue",
+                "details": "d"
         });
         assert_eq!(ran.json(), expected, "{command}");
     }

@@ -304,7 +304,8 @@ fn without_pod_ranges_the_default_network_is_cut_up() {
     world.pass(30);
     world.settle();
     let status = world.cluster.networks["default"].status.clone().expect("a status");
-    // 65,536 less the subnet's own, the gateway (both in n1's first block) and the broadcast address, less blocks.
+    // 65,536 less the subnet's own, the gateway (both in n1's first block) and the broadcast address, less
+    // blocks.
     assert_eq!(
         status.addresses,
         [AddressCounts { family: Family::V4, used: 0, free: 65_536 - 1 - 8 * 2 - 8 - 16 }]

@@ -1,7 +1,7 @@
 //! The node's side: it owns this node's blocks of every Network and leases addresses to pods, asking nobody.
 //!
-//! Leases are the truth. Which indexes are in use follows from them, so a block that goes away and comes back, or that
-//! becomes known only after a restart, never makes an address free that a pod has.
+//! Leases are the truth. Which indexes are in use follows from them, so a block that goes away and comes
+//! back, or that becomes known only after a restart, never makes an address free that a pod has.
 
 mod block_state;
 mod counts;
@@ -42,7 +42,8 @@ pub struct NodeAllocator {
     holders: BTreeMap<IpAddr, Vec<LeaseKey>>,
     /// Freed indexes by Network and first address. Kept apart from the blocks, so that it outlives them.
     cooling: BTreeMap<(String, IpAddr), Cooling>,
-    /// From when on it is known what was freed when; any address that nobody has may have been freed just before.
+    /// From when on it is known what was freed when; any address that nobody has may have been freed just
+    /// before.
     known_from: Option<Millis>,
 }
 
@@ -157,7 +158,8 @@ impl NodeAllocator {
         self.networks.keys().map(String::as_str)
     }
 
-    /// Takes a block of this node. The same block again changes nothing, except that it is no longer being emptied.
+    /// Takes a block of this node. The same block again changes nothing, except that it is no longer being
+    /// emptied.
     pub fn add_block(&mut self, block: Block) -> Result<(), BlockError> {
         let network = block.network().to_owned();
         if block.node() != self.node {
@@ -209,8 +211,8 @@ impl NodeAllocator {
     #[must_use]
     pub fn router(&self, network: &str) -> Option<(Addresses, Mac)> {
         let state = self.networks.get(network)?;
-        // The oldest; one that is being emptied still serves where there is no other. Where the Network came to want
-        // routers only later, a pod may have that index.
+        // The oldest; one that is being emptied still serves where there is no other. Where the Network came
+        // to want routers only later, a pod may have that index.
         let free = |b: &BlockState| b.router().is_some_and(|index| !b.is_leased(index));
         let complete = || state.blocks.iter().filter(|b| b.is_complete() && free(b));
         let block = complete().find(|b| b.is_live()).or_else(|| complete().next())?;
@@ -218,16 +220,16 @@ impl NodeAllocator {
         Some((addresses, state.pool.mac(&addresses)))
     }
 
-    /// Says which addresses of a Network pods of other nodes asked for and have, with a word on who: nobody gets one
-    /// of these here.
+    /// Says which addresses of a Network pods of other nodes asked for and have, with a word on who: nobody
+    /// gets one of these here.
     pub fn set_elsewhere(&mut self, network: &str, addresses: BTreeMap<IpAddr, String>) {
         if let Some(state) = self.networks.get_mut(network) {
             state.elsewhere = addresses;
         }
     }
 
-    /// Leases all that a sandbox wants, or nothing. What it has already, and asks for again, it gets again: the same
-    /// request twice is one.
+    /// Leases all that a sandbox wants, or nothing. What it has already, and asks for again, it gets again:
+    /// the same request twice is one.
     pub fn lease(&mut self, request: &Request, now: Millis) -> Result<Vec<Lease>, LeaseError> {
         let planned = self.plan(request, now)?;
         for lease in &planned {
@@ -288,7 +290,8 @@ impl NodeAllocator {
         freed_at.is_some_and(|at| now < at.plus(self.config.quarantine))
     }
 
-    /// Whether a Network's addresses must be unique on this node; one that is not known any more may be one of those.
+    /// Whether a Network's addresses must be unique on this node; one that is not known any more may be one
+    /// of those.
     fn is_primary(&self, network: &str) -> bool {
         self.networks.get(network).is_none_or(|state| state.pool.is_primary())
     }
@@ -389,7 +392,8 @@ impl NodeAllocator {
         let network = lease.network.clone();
         let cooling = Cooling { network: network.clone(), address, freed_at, pod: lease.pod.clone() };
         self.cooling.insert((network, address), cooling);
-        // What has cooled down is only needed for its order of age, which the blocks have too: forget it now and then.
+        // What has cooled down is only needed for its order of age, which the blocks have too: forget it now
+        // and then.
         if self.cooling.len() >= 1024 && self.cooling.len().is_power_of_two() {
             let quarantine = self.config.quarantine;
             self.cooling.retain(|_, c| freed_at < c.freed_at.plus(quarantine));

@@ -1,5 +1,6 @@
-//! The annotations by which a pod asks for Networks: `knit.dev/primary`, a name, and `knit.dev/networks`, in both forms of the
-//! NPWG standard: `blue,green@net1`, or a JSON list. Whoever may create a pod writes them, so nothing in them is trusted.
+//! The annotations by which a pod asks for Networks: `knit.dev/primary`, a name, and `knit.dev/networks`, in
+//! both forms of the NPWG standard: `blue,green@net1`, or a JSON list. Whoever may create a pod writes them,
+//! so nothing in them is trusted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
-//! Level-triggered: what runtimes made is compared with what it should be in every pass, and at once when the kernel tells
-//! of a change by somebody else; what differs is put right.
+//! Level-triggered: what runtimes made is compared with what it should be in every pass, and at once when the
+//! kernel tells of a change by somebody else; what differs is put right.
 //!
-//! Nobody waits for a comparison. A repair is a Network's, or an attachment's, and each of them is limited by itself:
-//! whoever damages the same thing again and again is reported, and costs nobody else.
+//! Nobody waits for a comparison. A repair is a Network's, or an attachment's, and each of them is limited by
+//! itself: whoever damages the same thing again and again is reported, and costs nobody else.
 
 mod pace;
 
@@ -22,7 +22,8 @@ pub use pace::{Backoff, Pace, Turn};
 
 /// A Network is put right this often at the least, whoever damages it: it is a matter of isolation.
 const NETWORK: Duration = Duration::from_secs(5);
-/// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited anyway.
+/// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
+/// anyway.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Damage of this kind is nobody's doing: the node's own link has changed.
@@ -102,8 +103,8 @@ impl Look {
 // === impl Reconciler ===
 
 impl Reconciler {
-    /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass. Says which
-    /// attachments are to be attached again.
+    /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass.
+    /// Says which attachments are to be attached again.
     pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> Damaged {
         let mut damaged = Damaged::new();
         self.networks.compare_services();
@@ -118,11 +119,13 @@ impl Reconciler {
                     }
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "what a network runtime made cannot be compared");
+                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "what a \
+                        network runtime made cannot be compared");
                     outcome.failed += 1;
                 }
                 Err(_) => {
-                    tracing::warn!(runtime = %name, "what a network runtime made cannot be compared: it does not answer");
+                    tracing::warn!(runtime = %name, "what a network runtime made cannot be compared: it does \
+                        not answer");
                     outcome.failed += 1;
                 }
             }
@@ -163,7 +166,8 @@ impl Reconciler {
         }
     }
 
-    /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is known.
+    /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is
+    /// known.
     async fn look_after(&self, runtime: &Arc<dyn Runtime>) -> Option<Instant> {
         let mut outcome = Outcome::default();
         let survey = match tokio::time::timeout(self.config.runtime_deadline, runtime.survey()).await {
@@ -241,8 +245,8 @@ impl Reconciler {
         }
     }
 
-    /// For a runtime that does not compare by itself: each of its Networks is set up once more, which changes nothing
-    /// where nothing is damaged, and each of its attachments is checked.
+    /// For a runtime that does not compare by itself: each of its Networks is set up once more, which changes
+    /// nothing where nothing is damaged, and each of its attachments is checked.
     async fn compare_foreign(
         &self,
         name: &str,
@@ -280,7 +284,8 @@ impl Reconciler {
                         damaged.insert((pod.sandbox.clone(), interface));
                     }
                     Ok(Err(error)) => {
-                        tracing::debug!(runtime = name, sandbox = %pod.sandbox, %interface, error = &error as &dyn std::error::Error, "an interface cannot be checked");
+                        tracing::debug!(runtime = name, sandbox = %pod.sandbox, %interface,
+                            error = &error as &dyn std::error::Error, "an interface cannot be checked");
                     }
                     // One that hangs would hang for each of them.
                     Err(_) => {
@@ -308,8 +313,10 @@ impl Reconciler {
             Telling::Fight => {
                 tracing::error!(network, "somebody changes what Knit made again and again: {words}");
                 let message = format!(
-                    "Network {network}: something on this node changes what Knit made in the kernel again and again \
-                     ({words}). It is put right every {} s; find the program that does it (a firewall service that \
+                    "Network {network}: something on this node changes what Knit made in the kernel again \
+                     and again \
+                     ({words}). It is put right every {} s; find the program that does it (a firewall \
+                     service that \
                      flushes rules?) and stop it.",
                     NETWORK.as_secs()
                 );

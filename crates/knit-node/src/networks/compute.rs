@@ -120,13 +120,15 @@ pub fn no_block(name: &str) -> Unready {
     Unready {
         reason: conditions::node_network::REASON_NO_ADDRESS,
         message: format!(
-            "this node has no AddressBlock of Network {name} yet: it asked for one; see that the controller runs"
+            "this node has no AddressBlock of Network {name} yet: it asked for one; see that the controller \
+             runs"
         ),
     }
 }
 
-/// The pool of the default Network where it has no subnets and Nodes' podCIDRs are its blocks: this node knows its own
-/// one only, and the gateway is the block's second address. Others' are in [`knit_runtime::Network::blocks`].
+/// The pool of the default Network where it has no subnets and Nodes' podCIDRs are its blocks: this node
+/// knows its own one only, and the gateway is the block's second address. Others' are in
+/// [`knit_runtime::Network::blocks`].
 fn pool_of_block(name: &str, id: NetworkId, block: &knit_ipam::Block) -> Result<Pool, String> {
     let prefixes = knit_ipam::Family::ALL.into_iter().filter_map(|family| block.prefix(family));
     let subnets: Vec<Subnet> = prefixes
@@ -167,7 +169,8 @@ fn own_blocks(world: &World, name: &str, node: &str) -> Vec<knit_ipam::Block> {
         match knit_ipam::Block::from_ranges(name, node, ipv4, ipv6) {
             Ok(block) => Some(block),
             Err(error) => {
-                tracing::warn!(address_block = %object, error = &error as &dyn std::error::Error, "an AddressBlock cannot be used");
+                tracing::warn!(address_block = %object, error = &error as &dyn std::error::Error, "an \
+                    AddressBlock cannot be used");
                 None
             }
         }
@@ -203,8 +206,10 @@ fn check_inside(world: &World) -> Result<(), Unready> {
         return Ok(());
     }
     Err(Unready::not_set_up(format!(
-        "not all {} have arrived from the Kubernetes API yet, and without them pods would reach what is not the outside: \
-         it tries again. If this stays, see the agent's log for the answer of the API: the agent's role must allow it to \
+        "not all {} have arrived from the Kubernetes API yet, and without them pods would reach what is not \
+         the outside: \
+         it tries again. If this stays, see the agent's log for the answer of the API: the agent's role must \
+         allow it to \
          list and watch them (deploy/base/agent/rbac.yaml), and ServiceCIDRs need Kubernetes 1.33 or newer",
         missing.join(", ")
     )))

@@ -104,8 +104,10 @@ impl Pipeline {
                         }
                         // Its main interface carries a running pod.
                         let message = format!(
-                            "{who}: sandbox {} has its networks, and {} is not its main interface: a further one is \
-                             asked for with the annotation knit.dev/networks or a NetworkAttachment; for another main \
+                            "{who}: sandbox {} has its networks, and {} is not its main interface: a further \
+                             one is \
+                             asked for with the annotation knit.dev/networks or a NetworkAttachment; for \
+                             another main \
                              one, detach the pod first",
                             pod.sandbox, start.interface
                         );
@@ -333,8 +335,8 @@ fn namespace_of(path: &std::path::Path, who: &str) -> Result<NetnsRef> {
     }
 }
 
-/// Whether an interface is the main one of its sandbox: the one that an ADD names. Where none is known to be, any
-/// one may.
+/// Whether an interface is the main one of its sandbox: the one that an ADD names. Where none is known to be,
+/// any one may.
 fn is_main(record: &SandboxRecord, interface: &InterfaceName) -> bool {
     let main = record.attachments().iter().find(|a| details(a).is_some_and(|d| d.main));
     match main {

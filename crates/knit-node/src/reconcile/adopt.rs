@@ -14,8 +14,8 @@ use crate::request::Door;
 use crate::sandboxes::books::Details;
 
 impl Reconciler {
-    /// Takes what runtimes have into a ledger that lost it, or some of it: running pods must not notice. A record that
-    /// was cut back may lack one interface only.
+    /// Takes what runtimes have into a ledger that lost it, or some of it: running pods must not notice. A
+    /// record that was cut back may lack one interface only.
     pub(super) fn adopt(&self, lists: &Lists, netns_dirs: &[PathBuf], outcome: &mut Outcome) {
         let mut sandboxes: BTreeMap<&SandboxId, Vec<(&str, &Attachment)>> = BTreeMap::new();
         for (runtime, by_key) in &lists.by_runtime {

@@ -35,8 +35,8 @@ impl Reconciler {
         spared(verdict, gone, processes.inhabit(record.netns()), processes.blind)
     }
 
-    /// Whether the API says that there is no such pod on this node. A static pod's object has another uid than its
-    /// sandbox says, so only names count.
+    /// Whether the API says that there is no such pod on this node. A static pod's object has another uid
+    /// than its sandbox says, so only names count.
     fn is_deleted(&self, record: &SandboxRecord) -> bool {
         let world = self.world.get();
         let Some(pod) = record.pod().filter(|_| world.synced.pods) else { return false };
@@ -80,9 +80,9 @@ impl Reconciler {
     }
 }
 
-/// The same, of what is known: what the container runtime said before, whether namespace or pod are gone, whether
-/// a process is in the namespace, and whether no process could be seen: then the list alone is not enough, however
-/// long it is.
+/// The same, of what is known: what the container runtime said before, whether namespace or pod are gone,
+/// whether a process is in the namespace, and whether no process could be seen: then the list alone is not
+/// enough, however long it is.
 fn spared(verdict: Verdict, gone: bool, inhabited: bool, in_the_dark: bool) -> Option<&'static str> {
     match verdict {
         _ if inhabited => Some("a process is in its network namespace"),

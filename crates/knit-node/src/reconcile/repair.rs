@@ -90,7 +90,8 @@ impl Reconciler {
                     );
                     self.metrics.repaired("attachment", 1);
                     let message = format!(
-                        "interface {interface} on Network {} was lost or damaged, and was made again with its \
+                        "interface {interface} on Network {} was lost or damaged, and was made again with \
+                         its \
                          addresses: look for what deletes or changes interfaces, in the pod or on its node",
                         plan.network
                     );

@@ -110,8 +110,8 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
     objects
 }
 
-/// Whether an object that is there says all that it should. If it says the same of a condition, that one's time stays what
-/// it was.
+/// Whether an object that is there says all that it should. If it says the same of a condition, that one's
+/// time stays what it was.
 #[must_use]
 pub fn is_told(wanted: &mut NetworkAttachment, found: &NetworkAttachment) -> bool {
     if let (Some(status), Some(before)) = (&mut wanted.status, &found.status) {

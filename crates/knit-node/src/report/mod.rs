@@ -1,4 +1,5 @@
-//! What is told about pods afterwards, off their way: noted here at once, written by a task that may fail and try again.
+//! What is told about pods afterwards, off their way: noted here at once, written by a task that may fail and
+//! try again.
 
 mod again;
 pub mod attachments;
@@ -63,7 +64,8 @@ impl Report {
             pod = %crate::request::pod_name(pod), sandbox = %pod.sandbox, reason = error.reason.as_str(),
             "attach failed: {}", error.chain()
         );
-        // Kubernetes itself shows the message that the container runtime gets; this one is for what a user must do.
+        // Kubernetes itself shows the message that the container runtime gets; this one is for what a user
+        // must do.
         if matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
             self.say(PodEvent { pod: pod.clone(), reason: error.reason.as_str(), message: error.chain() });
         }

@@ -1,5 +1,5 @@
-//! Follows the NetworkAttachments that this agent published: what somebody deletes or changes is written again, since other nodes
-//! go by it.
+//! Follows the NetworkAttachments that this agent published: what somebody deletes or changes is written
+//! again, since other nodes go by it.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,8 @@ use crate::core::Core;
 #[derive(Debug)]
 struct Known {
     sandbox: SandboxId,
-    /// What it said when it was last found to say something else than it should. Once is enough: what is not put right by
-    /// writing it again, such as a further owner, is not put right by writing it for ever.
+    /// What it said when it was last found to say something else than it should. Once is enough: what is not
+    /// put right by writing it again, such as a further owner, is not put right by writing it for ever.
     wrong: Option<NetworkAttachment>,
 }
 

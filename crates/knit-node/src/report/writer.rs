@@ -1,5 +1,5 @@
-//! Writes reports to the API: NetworkAttachments, events, NodeNetwork, the node's condition, the agent's Lease. All of
-//! it may fail and is tried again; nothing of it is on a pod's way.
+//! Writes reports to the API: NetworkAttachments, events, NodeNetwork, the node's condition, the agent's
+//! Lease. All of it may fail and is tried again; nothing of it is on a pod's way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,14 +24,14 @@ use crate::proxy::ServicesState;
 
 /// The namespace of the agents' Leases.
 const LEASE_NAMESPACE: &str = "knit-system";
-/// How often the Lease is renewed, and how long it holds: a write of every node, so not more often than needed. The
-/// controller closes a node to new pods when its Lease was not renewed for so long.
+/// How often the Lease is renewed, and how long it holds: a write of every node, so not more often than
+/// needed. The controller closes a node to new pods when its Lease was not renewed for so long.
 const RENEW: Duration = Duration::from_secs(25);
 const HOLDS: Duration = Duration::from_secs(100);
 /// How long changes of NodeNetwork are gathered.
 const GATHER: Duration = Duration::from_millis(500);
-/// How often it is written where nothing but counts changed: they do with every pod of every node, and each write is work
-/// for the API server and the controller.
+/// How often it is written where nothing but counts changed: they do with every pod of every node, and each
+/// write is work for the API server and the controller.
 const COUNTS: Duration = Duration::from_secs(5);
 /// How long a report lets pods go first, at most: what is being attached wants the same processors.
 const AFTER_YOU: Duration = Duration::from_millis(20);
@@ -41,8 +41,8 @@ const AGAIN: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(30);
 /// The longest pause after failures of one sandbox's reports.
 const SELDOM: Duration = Duration::from_secs(300);
-/// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing tells when one
-/// can be given out again.
+/// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing
+/// tells when one can be given out again.
 const COUNT: Duration = Duration::from_secs(5);
 
 /// Writes NetworkAttachments and events, for ever.
@@ -50,7 +50,8 @@ pub async fn write_reports(core: Core, objects: Objects) {
     let mut written = Written::default();
     let reporter = Reporter { controller: names::AGENT_MANAGER.into(), instance: core.node().to_owned() };
     let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());
-    // What an earlier run wrote and is no longer true goes away; where nothing can be listed, it goes with its pods.
+    // What an earlier run wrote and is no longer true goes away; where nothing can be listed, it goes with
+    // its pods.
     let selection = Selection {
         labels: Some(format!("{}={}", names::NODE_LABEL, attachments::label_value(core.node()))),
         ..Selection::default()
@@ -109,7 +110,8 @@ pub async fn write_reports(core: Core, objects: Objects) {
     }
 }
 
-/// Writes NodeNetwork and the node's condition whenever they change, and keeps the numbers up to date, for ever.
+/// Writes NodeNetwork and the node's condition whenever they change, and keeps the numbers up to date, for
+/// ever.
 pub async fn write_node(core: Core, objects: Objects) {
     let mut shown = core.shown();
     let mut last: Option<NodeNetworkStatus> = None;
@@ -339,8 +341,8 @@ impl Written {
         complete
     }
 
-    /// Says why an object cannot be written, if that is news: in the log, and on the pod if somebody can do something about
-    /// it.
+    /// Says why an object cannot be written, if that is news: in the log, and on the pod if somebody can do
+    /// something about it.
     async fn not_published(
         &mut self,
         core: &Core,
@@ -364,7 +366,8 @@ impl Written {
             && let Some(pod) = core.sandboxes().pod(sandbox)
         {
             let message = format!(
-                "the interface {} cannot be shown as NetworkAttachment {key}: somebody else made one of that name; \
+                "the interface {} cannot be shown as NetworkAttachment {key}: somebody else made one of that \
+                 name; \
                  delete it",
                 object.spec.interface.as_deref().unwrap_or("eth0")
             );

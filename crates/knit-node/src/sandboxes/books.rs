@@ -148,8 +148,8 @@ impl Books {
             .count()
     }
 
-    /// Leases addresses for all wanted interfaces of a sandbox, or for none. They are nobody else's until they are recorded or
-    /// given back.
+    /// Leases addresses for all wanted interfaces of a sandbox, or for none. They are nobody else's until
+    /// they are recorded or given back.
     ///
     /// # Errors
     /// When one cannot be had.

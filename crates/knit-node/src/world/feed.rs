@@ -140,8 +140,8 @@ fn take_published(world: &mut World, event: Event<Arc<AnnouncedView>>) -> bool {
     changed
 }
 
-/// Takes a user's object; whether that is news. The newest version is kept in any case, since writes refer to it; but nobody
-/// is woken for labels and annotations, which their users may change as often as they like.
+/// Takes a user's object; whether that is news. The newest version is kept in any case, since writes refer to
+/// it; but nobody is woken for labels and annotations, which their users may change as often as they like.
 fn take_users(world: &mut World, event: Event<Arc<NetworkAttachment>>) -> bool {
     let announced = announce_users(world, &event);
     let same = match &event {
@@ -348,8 +348,8 @@ async fn follow_services(core: Core, objects: Objects) {
             changed
         });
         let listed = wanted.clone();
-        // With what is known, from before the start or from the watch before this one: what of it is no longer there when the
-        // list has arrived is gone, and its address may be another Service's.
+        // With what is known, from before the start or from the watch before this one: what of it is no
+        // longer there when the list has arrived is gone, and its address may be another Service's.
         let known = Arc::clone(&core.world().get().services);
         let seed = known.iter().map(|((namespace, name), ips)| {
             (Key::namespaced(namespace.as_str(), name.as_str()), ips.clone())
@@ -416,8 +416,8 @@ fn ranges(cidr: &ServiceCIDR) -> Vec<IpNet> {
     cidrs.filter_map(|c| c.parse().ok()).collect()
 }
 
-/// A Network without what nodes have no use for: the cluster's counts of addresses change with every pod, and each change
-/// would be one for every node, down to what it keeps on disk for the next boot.
+/// A Network without what nodes have no use for: the cluster's counts of addresses change with every pod, and
+/// each change would be one for every node, down to what it keeps on disk for the next boot.
 fn network_view(network: Network) -> Network {
     let mut view = Network::new("", network.spec);
     let metadata = network.metadata;
@@ -486,7 +486,8 @@ mod tests {
         let object = |patch: usize| -> NetworkAttachment {
             serde_json::from_value(json!({
                 "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
-                "metadata": {"name": "more", "namespace": "shop", "uid": "u1", "resourceVersion": patch.to_string(),
+                "metadata": {"name": "more", "namespace": "shop", "uid": "u1",
+                    "resourceVersion": patch.to_string(),
                     "labels": {"knit.dev/announced": "true"}, "annotations": {"patch": patch.to_string()}},
                 "spec": {"pod": "web", "network": "blue"},
                 "status": {"node": "b", "mac": "0a:58:0a:02:00:05",

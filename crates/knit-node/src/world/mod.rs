@@ -1,5 +1,5 @@
-//! What the agent knows of the cluster: one immutable snapshot at a time, so that a decision is made on one state of
-//! things, and made by pure functions.
+//! What the agent knows of the cluster: one immutable snapshot at a time, so that a decision is made on one
+//! state of things, and made by pure functions.
 
 pub mod announced;
 pub mod blocks;
@@ -133,7 +133,8 @@ impl World {
         self.classes.get(&network.spec.class)
     }
 
-    /// The name of the runtime that serves a Network. Knit's own class is known even where nobody wrote it down.
+    /// The name of the runtime that serves a Network. Knit's own class is known even where nobody wrote it
+    /// down.
     #[must_use]
     pub fn runtime_of(&self, network: &Network) -> Option<String> {
         match self.class_of(network) {
@@ -143,16 +144,17 @@ impl World {
         }
     }
 
-    /// Whether it can be told which Network is a namespace's primary one. While lists are on their way it cannot: the Network
-    /// that selects the namespace may be the next to arrive. What was known before counts while nobody can say more.
+    /// Whether it can be told which Network is a namespace's primary one. While lists are on their way it
+    /// cannot: the Network that selects the namespace may be the next to arrive. What was known before counts
+    /// while nobody can say more.
     #[must_use]
     pub fn knows_primaries(&self) -> bool {
         self.knows(self.synced.networks, self.before.networks_away)
             && self.knows(self.synced.namespaces, self.before.namespaces_away)
     }
 
-    /// The lists of which it is not known yet what is in them, of those that say what is not the outside of a Network: whoever
-    /// is set up without one reaches what the rest of it would have closed.
+    /// The lists of which it is not known yet what is in them, of those that say what is not the outside of a
+    /// Network: whoever is set up without one reaches what the rest of it would have closed.
     #[must_use]
     pub fn missing_of_the_inside(&self) -> Vec<&'static str> {
         let (synced, before) = (self.synced, self.before);

@@ -1,4 +1,5 @@
-//! A source that is fed by another process: reads the stream that [`Stream`](super::Stream) serves, and answers.
+//! A source that is fed by another process: reads the stream that [`Stream`](super::Stream) serves, and
+//! answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,9 +30,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// Feeds an engine with a node view that another process made.
 ///
-/// What it is told goes on to the engine one whole state at a time. When the stream ends, the engine and what its
-/// backend made stay as they are; the source connects again, and what is other than before is all that the engine
-/// hears of.
+/// What it is told goes on to the engine one whole state at a time. When the stream ends, the engine and what
+/// its backend made stay as they are; the source connects again, and what is other than before is all that
+/// the engine hears of.
 pub struct Source {
     address: Endpoint,
     watcher: String,
@@ -75,8 +76,8 @@ struct Reporter {
 }
 
 impl Source {
-    /// Reads from a feeder at `http://HOST:PORT` or `unix:PATH`, under a name that the feeder shows its operator: the
-    /// node's, as a rule.
+    /// Reads from a feeder at `http://HOST:PORT` or `unix:PATH`, under a name that the feeder shows its
+    /// operator: the node's, as a rule.
     ///
     /// # Errors
     /// If the address is none.
@@ -91,8 +92,8 @@ impl Source {
         Ok(Self { address, watcher: watcher.to_owned(), reports: watch::Sender::default() })
     }
 
-    /// To observe the engine that it feeds: it is how the feeder learns which service ports are in force, and which
-    /// failed and why.
+    /// To observe the engine that it feeds: it is how the feeder learns which service ports are in force, and
+    /// which failed and why.
     #[must_use]
     pub fn observer(&self) -> Box<dyn Observer + Send> {
         Box::new(Reporter { reports: self.reports.clone() })
@@ -142,7 +143,8 @@ impl Source {
         loop {
             let message = tokio::select! {
                 message = stream.message() => message,
-                // A feeder that cannot be told is one that cannot be trusted to hear of its ports: begin again.
+                // A feeder that cannot be told is one that cannot be trusted to hear of its ports: begin
+                // again.
                 status = &mut reporting => return Ok(status),
             };
             match message {

@@ -1,7 +1,7 @@
 //! Is the proxy well, and has this node endpoints of a service? What load balancers ask (rules 54 to 56).
 //!
-//! [`Health`] is the pure part: it is told what the engine does, as its [`Observer`], and answers. The feature `server`
-//! has HTTP servers for it.
+//! [`Health`] is the pure part: it is told what the engine does, as its [`Observer`], and answers. The
+//! feature `server` has HTTP servers for it.
 
 #[cfg(feature = "server")]
 mod listen;
@@ -83,7 +83,8 @@ impl CheckStatus {
 }
 
 impl Health {
-    /// A proxy is unwell when a change has been waiting for this long; kube-proxy takes twice its sync period.
+    /// A proxy is unwell when a change has been waiting for this long; kube-proxy takes twice its sync
+    /// period.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
         Self {

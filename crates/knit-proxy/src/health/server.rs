@@ -62,8 +62,8 @@ pub async fn serve_proxy(
     Err(error.await)
 }
 
-/// Answers /metrics, /healthz and /proxyMode, as kube-proxy does where its metrics are, until it is dropped. `metrics`
-/// is their text, `mode` the name of the backend.
+/// Answers /metrics, /healthz and /proxyMode, as kube-proxy does where its metrics are, until it is dropped.
+/// `metrics` is their text, `mode` the name of the backend.
 ///
 /// # Errors
 /// When the listener fails for good.
@@ -134,8 +134,8 @@ fn patience(error: &io::Error, tries: u32) -> Duration {
     RETRY
 }
 
-/// Answers on every health check node port (rule 54), and opens and closes them as services come and go, until it is
-/// dropped. `failed` is told of ports that cannot be opened, once each; they are tried again.
+/// Answers on every health check node port (rule 54), and opens and closes them as services come and go,
+/// until it is dropped. `failed` is told of ports that cannot be opened, once each; they are tried again.
 pub async fn serve_checks(health: Health, failed: impl Fn(&ServiceName, SocketAddr, &io::Error)) {
     serve_checks_at(health, CheckPlaces::default(), failed).await;
 }
@@ -279,8 +279,9 @@ fn check_reply(service: &ServiceName, family: Family, health: &Health) -> Reply 
 /// Go's zero time, where there is none.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// What kube-proxy 1.37 answers: `healthy` is about the proxy alone, whatever the node is; `lastUpdated` is now as long
-/// as the answer is 200, whether or not there was anything to do; each family has the time of its last sync.
+/// What kube-proxy 1.37 answers: `healthy` is about the proxy alone, whatever the node is; `lastUpdated` is
+/// now as long as the answer is 200, whether or not there was anything to do; each family has the time of its
+/// last sync.
 fn proxy_reply(status: ProxyStatus, with_node: bool, health: &Health) -> Reply {
     let ok = status.healthy && (status.node_eligible || !with_node);
     let now = SystemTime::now();

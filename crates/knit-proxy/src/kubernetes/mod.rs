@@ -1,11 +1,11 @@
 //! Kubernetes objects to the [`model`](crate::model).
 //!
-//! A [`Kubernetes`] reads a Service, EndpointSlice, Node or ServiceCIDR and makes an [`Event`] of it; the object is not
-//! needed afterwards, and no part of it is kept (rule 7). What cannot be understood is left out and named in a
-//! [`Problem`]; the rest of the object is served (rule 12).
+//! A [`Kubernetes`] reads a Service, EndpointSlice, Node or ServiceCIDR and makes an [`Event`] of it; the
+//! object is not needed afterwards, and no part of it is kept (rule 7). What cannot be understood is left out
+//! and named in a [`Problem`]; the rest of the object is served (rule 12).
 //!
-//! Fields that an API server would fill in are taken as it would fill them in, so that objects written by hand in files
-//! mean the same as those in a cluster.
+//! Fields that an API server would fill in are taken as it would fill them in, so that objects written by
+//! hand in files mean the same as those in a cluster.
 
 mod service;
 mod slice;

@@ -127,8 +127,8 @@ fn addresses<'a>(
     list.enumerate().filter_map(|(i, text)| problems.ip(text, || format!("{field}[{i}]"))).collect()
 }
 
-/// The addresses of one mode. Only those whose packets reach the nodes unchanged (`VIP`) are ours; names and proxying
-/// load balancers are not (rule 22).
+/// The addresses of one mode. Only those whose packets reach the nodes unchanged (`VIP`) are ours; names and
+/// proxying load balancers are not (rule 22).
 fn load_balancer_ips(object: &Object, of: fn(&str) -> bool, problems: &mut Problems) -> Box<[IpAddr]> {
     let status = object.status.as_ref().and_then(|s| s.load_balancer.as_ref());
     let ingress = status.and_then(|s| s.ingress.as_deref()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Small helpers of the [`View`](super::View): what a service claims, what two states have in common, what to say.
+//! Small helpers of the [`View`](super::View): what a service claims, what two states have in common, what to
+//! say.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

@@ -235,7 +235,8 @@ impl View {
         self.dirty_all();
     }
 
-    /// Adds or replaces ranges that service addresses come from, by the name of the object that says so (rule 27).
+    /// Adds or replaces ranges that service addresses come from, by the name of the object that says so (rule
+    /// 27).
     pub fn set_service_ranges(&mut self, name: &str, ranges: Vec<IpNet>) {
         self.ranges.set(name.into(), ranges);
     }

@@ -60,7 +60,8 @@ pub fn error_detail(status: &Status) -> Option<wire::ErrorDetail> {
             rich.details.iter().find(|any| name(any).as_deref() == Some("kni.v1alpha1.ErrorDetail"))?;
         return wire::ErrorDetail::decode(ours.value.as_slice()).ok();
     }
-    // A Status without details may look like an ErrorDetail with nothing but a reason: that one needs its words.
+    // A Status without details may look like an ErrorDetail with nothing but a reason: that one needs its
+    // words.
     wire::ErrorDetail::decode(status.details()).ok().filter(|detail| !detail.message.is_empty())
 }
 

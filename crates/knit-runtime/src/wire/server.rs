@@ -45,8 +45,8 @@ impl Served {
             match self.0.attach(request).await {
                 Ok(attachment) => made.push(attachment),
                 Err(error) => {
-                    // All or none: what this call made goes again. Where that fails too, the caller's Detach or
-                    // CollectGarbage finds it; the first error is the one that helps.
+                    // All or none: what this call made goes again. Where that fails too, the caller's Detach
+                    // or CollectGarbage finds it; the first error is the one that helps.
                     for attachment in made {
                         let _ = self.0.detach(&pod, Some(&attachment.interface)).await;
                     }

@@ -30,8 +30,8 @@ impl Supervisor {
         services.iter().for_each(|service| self.tell_denied(world, service));
     }
 
-    /// Tells of a Service's external IPs, if its Network does not allow them. Who serves the default Network in place of
-    /// this agent does not ask.
+    /// Tells of a Service's external IPs, if its Network does not allow them. Who serves the default Network
+    /// in place of this agent does not ask.
     pub(super) fn tell_denied(&mut self, world: &World, service: &ServiceName) {
         let left = self.steering.left_to_others();
         let denied = self.table.denied(service);
@@ -53,8 +53,8 @@ impl Supervisor {
         world.networks.get(names::DEFAULT_NETWORK).is_some_and(|network| network.spec.serves_node_addresses())
     }
 
-    /// Looks at the addresses that this node has, so that authors of Services hear of those that they cannot have. What
-    /// counts is decided for each packet by the kernel, which knows them at any time.
+    /// Looks at the addresses that this node has, so that authors of Services hear of those that they cannot
+    /// have. What counts is decided for each packet by the kernel, which knows them at any time.
     pub(super) fn look_at_own_addresses(&mut self) {
         if self.table.with_external_ips().next().is_some() {
             self.read_own_addresses();

@@ -1,4 +1,5 @@
-//! A pod is answered when the Services of its Network are in force, and not before; what an agent before left is in force.
+//! A pod is answered when the Services of its Network are in force, and not before; what an agent before left
+//! is in force.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;

@@ -25,13 +25,15 @@ fn attachment(name: &str, network: &str, wanted: &str, status: &serde_json::Valu
 }
 
 fn ready(status: &str) -> serde_json::Value {
-    json!([{"type": "Ready", "status": status, "reason": "R", "message": "", "lastTransitionTime": "1970-01-12T13:46:40Z"}])
+    json!([{"type": "Ready", "status": status, "reason": "R", "message": "",
+        "lastTransitionTime": "1970-01-12T13:46:40Z"}])
 }
 
 /// One that is attached on a node, with an address.
 fn attached(name: &str, network: &str, node: &str, address: &str) -> AttachmentView {
     let addresses = json!([{"family": "IPv4", "address": address, "prefix": 24}]);
-    let status = json!({"node": node, "mac": "02:00:00:00:00:01", "addresses": addresses, "conditions": ready("True")});
+    let status = json!({"node": node, "mac": "02:00:00:00:00:01", "addresses": addresses,
+        "conditions": ready("True")});
     attachment(name, network, address, &status)
 }
 
@@ -82,7 +84,8 @@ fn an_address_that_a_pod_of_another_primary_has_is_avoided() {
 #[test]
 fn nobody_keeps_a_network_that_is_not_attached_to_it_and_may_not_be() {
     let refused = json!({"node": "n1", "conditions": ready("False")});
-    // Whose namespace may use it or not: one that nobody has taken up, one that was refused, one that is attached.
+    // Whose namespace may use it or not: one that nobody has taken up, one that was refused, one that is
+    // attached.
     for (tenant, view, kept) in [
         ("blue", attachment("waiting", "blue", "10.77.0.1", &json!({})), false),
         ("blue", attachment("refused", "blue", "10.77.0.1", &refused), false),
@@ -302,7 +305,8 @@ fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
     assert_eq!(
         plan.to_string(),
         "release blue-10-77-0-16: it overlaps 10.77.0.24/29 of node n1, which is older\n\
-         tell Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, which is \
+         tell Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, \
+         which is \
          older: it is taken back\n"
     );
     world.carry_out(&plan);

@@ -60,15 +60,16 @@ impl Door {
         there.filter_map(|record| SandboxId::new(record.sandbox()).ok()).collect()
     }
 
-    /// The uid of the pod that has a name now, as far as its object says. One that is on its way out has it no longer.
+    /// The uid of the pod that has a name now, as far as its object says. One that is on its way out has it
+    /// no longer.
     fn live_uid(&self, which: &Which) -> Option<String> {
         let world = self.core.world().get();
         let pod = world.pods.get(&(which.namespace.clone(), which.name.clone()));
         pod.filter(|pod| !pod.ending).and_then(|pod| pod.uid.clone())
     }
 
-    /// Of several namespaces of one name, those that an attach can be about: not another sandbox's; and if one is that of the
-    /// pod that has the name now, that one.
+    /// Of several namespaces of one name, those that an attach can be about: not another sandbox's; and if
+    /// one is that of the pod that has the name now, that one.
     fn meant_by_attach(&self, mut notes: Vec<Note>, sandbox: &SandboxId, which: &Which) -> Vec<Note> {
         if notes.len() > 1 {
             notes.retain(|note| {
@@ -85,8 +86,8 @@ impl Door {
         notes
     }
 
-    /// Of several namespaces of one name, those that a delete can be about: the one where its sandbox was; and not that of the
-    /// pod that has the name now.
+    /// Of several namespaces of one name, those that a delete can be about: the one where its sandbox was;
+    /// and not that of the pod that has the name now.
     fn meant_by_delete(&self, mut notes: Vec<Note>, sandbox: &str, which: &Which) -> Vec<Note> {
         if notes.len() > 1 && notes.iter().any(|note| note.sandbox.as_deref() == Some(sandbox)) {
             notes.retain(|note| note.sandbox.as_deref() == Some(sandbox));
@@ -164,7 +165,8 @@ impl Kni for Door {
             (Some(note), "") => note.path.clone(),
             (None, "") => {
                 return Err(invalid(
-                    "the pod's network namespace is not said: give isolation.path or extradata[\"netns\"], or call CreateNetwork before",
+                    "the pod's network namespace is not said: give isolation.path or extradata[\"netns\"], \
+                     or call CreateNetwork before",
                 ));
             }
             (_, path) => return Err(invalid(format!("network namespace {path:?} is no absolute path"))),
@@ -268,7 +270,8 @@ fn only_one(mut notes: Vec<Note>, which: &Which) -> Result<Option<Note>, Status>
         let mut uids: Vec<&str> = notes.iter().map(|note| note.uid.as_str()).collect();
         uids.sort_unstable();
         return Err(invalid(format!(
-            "pods {} of the name {}/{} have network namespaces: say which one is meant, by its path or by extradata[\"uid\"]",
+            "pods {} of the name {}/{} have network namespaces: say which one is meant, by its path or by \
+             extradata[\"uid\"]",
             uids.join(" and "),
             which.namespace,
             which.name

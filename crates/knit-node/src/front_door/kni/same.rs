@@ -1,5 +1,5 @@
-//! Whether a second request for a sandbox asks for what the sandbox has. KNI promises CONFLICT where it does not; an old
-//! answer to a new question would be taken for the new one's.
+//! Whether a second request for a sandbox asks for what the sandbox has. KNI promises CONFLICT where it does
+//! not; an old answer to a new question would be taken for the new one's.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use crate::core::Core;
 use crate::request::{PodRequest, Start, Wish, Wishes};
 use crate::sandboxes::books::details;
 
-/// What a sandbox has is what the request asks for. To be called once the request is carried out: of one that was new
-/// this is true.
+/// What a sandbox has is what the request asks for. To be called once the request is carried out: of one that
+/// was new this is true.
 pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), Status> {
     let Some(record) = core.sandboxes().books().get(&request.pod.sandbox).cloned() else { return Ok(()) };
     let Some(start) = &request.start else { return Ok(()) };

@@ -178,8 +178,8 @@ fn sandbox(pod: Option<&wire::Pod>) -> Result<SandboxId, Status> {
     SandboxId::new(pod.sandbox_id.as_str()).map_err(|e| status_from_error(&e.into()))
 }
 
-/// An Attach as the core takes it. The first attachment is the pod's main interface; what the client asks for stands in place of
-/// what the pod's annotations say about it, and needs the same rights.
+/// An Attach as the core takes it. The first attachment is the pod's main interface; what the client asks for
+/// stands in place of what the pod's annotations say about it, and needs the same rights.
 fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
     let sandbox = sandbox(request.pod.as_ref())?;
     let pod = request.pod.unwrap_or_default();
@@ -223,8 +223,8 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
     })
 }
 
-/// What the annotations ask for, and in their place what the client asks for itself. Where neither says anything, the agent looks
-/// at the pod: never a guess.
+/// What the annotations ask for, and in their place what the client asks for itself. Where neither says
+/// anything, the agent looks at the pod: never a guess.
 fn wishes(mut annotations: BTreeMap<String, String>, primary: Option<String>, further: Vec<Asked>) -> Wishes {
     if annotations.is_empty() && primary.is_none() && further.is_empty() {
         return Wishes::AsThePodSays;

@@ -1,9 +1,11 @@
-//! The door of NetworkAttachments that users make: a Network is plugged into a running pod, and out of it. What an object asks for
-//! is the same request that other doors make, and is carried out by the same pipeline.
+//! The door of NetworkAttachments that users make: a Network is plugged into a running pod, and out of it.
+//! What an object asks for is the same request that other doors make, and is carried out by the same
+//! pipeline.
 //!
-//! One pass looks at all objects and decides, without waiting for anything, what is to be done for which pod; workers do it,
-//! one per pod and direction. So nobody's objects hold up another's, and what is to go never waits for what is to come.
-//! What fails is tried again after a pause that doubles each time, and is told and logged when it changes only.
+//! One pass looks at all objects and decides, without waiting for anything, what is to be done for which pod;
+//! workers do it, one per pod and direction. So nobody's objects hold up another's, and what is to go never
+//! waits for what is to come. What fails is tried again after a pause that doubles each time, and is told and
+//! logged when it changes only.
 
 mod pace;
 mod work;
@@ -53,7 +55,8 @@ pub struct ObjectsDoor {
     state: Arc<Mutex<State>>,
     workers: JoinSet<Lane>,
     running: BTreeSet<Lane>,
-    /// Whether there may be interfaces of objects: while there are none, a pod's coming and going costs nothing here.
+    /// Whether there may be interfaces of objects: while there are none, a pod's coming and going costs
+    /// nothing here.
     any: bool,
     /// Counts changes of the Networks.
     networks: (u64, Arc<World>),
@@ -79,8 +82,8 @@ struct State {
     let_go: BTreeMap<Item, Option<String>>,
 }
 
-/// What was said in the status of an object, and what that said before: while it still does, ours has not arrived. Whatever else
-/// it says was written by somebody else meanwhile.
+/// What was said in the status of an object, and what that said before: while it still does, ours has not
+/// arrived. Whatever else it says was written by somebody else meanwhile.
 #[derive(Debug)]
 struct Said {
     told: Told,
@@ -154,7 +157,8 @@ impl ObjectsDoor {
         }
     }
 
-    /// One pass over all objects: workers begin what is to be done. Gives the time of the next one, if nothing changes.
+    /// One pass over all objects: workers begin what is to be done. Gives the time of the next one, if
+    /// nothing changes.
     fn pass(&mut self, now: Instant) -> Instant {
         while let Some(done) = self.workers.try_join_next() {
             self.finished(done);
@@ -233,7 +237,8 @@ impl ObjectsDoor {
             Ok(lane) => drop(self.running.remove(&lane)),
             Err(error) => {
                 tracing::error!(%error, "plugging failed inside");
-                // Nobody says which one it was; those that run are not begun twice, since each pod has its lock.
+                // Nobody says which one it was; those that run are not begun twice, since each pod has its
+                // lock.
                 self.running.clear();
             }
         }
@@ -305,13 +310,15 @@ impl ObjectsDoor {
                 let has = by_objects(record);
                 let refusal = if n >= room {
                     Some(format!(
-                        "namespace {namespace} has more than {PER_NAMESPACE} NetworkAttachments for pods of node {}: \
+                        "namespace {namespace} has more than {PER_NAMESPACE} NetworkAttachments for pods of \
+                         node {}: \
                          delete some of them",
                         self.core.node()
                     ))
                 } else if has >= PER_POD {
                     Some(format!(
-                        "pod {namespace}/{} has {PER_POD} interfaces by NetworkAttachments already: delete one of them",
+                        "pod {namespace}/{} has {PER_POD} interfaces by NetworkAttachments already: delete \
+                         one of them",
                         object.spec.pod
                     ))
                 } else {
@@ -399,7 +406,8 @@ impl ObjectsDoor {
         !done && (has_finalizer(object) || state.held.contains(&item))
     }
 
-    /// What is said of an object whose pod has no sandbox here: it is another node's, or gone, or has no network of its own.
+    /// What is said of an object whose pod has no sandbox here: it is another node's, or gone, or has no
+    /// network of its own.
     fn without_pod(&self, world: &World, place: &Place, object: &NetworkAttachment) -> Option<Told> {
         let message = match world.pods.get(&(place.0.clone(), object.spec.pod.clone())) {
             Some(pod) if pod.host_network => {
@@ -475,8 +483,8 @@ fn find<'r>(
     record.attachments().iter().find(|entry| belongs(record, entry, place, object))
 }
 
-/// Whether an interface was made for this very object. Where the ledger was damaged and forgot that, what the object's status
-/// says counts.
+/// Whether an interface was made for this very object. Where the ledger was damaged and forgot that, what the
+/// object's status says counts.
 fn belongs(
     record: &SandboxRecord,
     entry: &knit_ledger::Attachment,
@@ -500,8 +508,9 @@ fn is_forgotten(entry: &knit_ledger::Attachment) -> bool {
     details(entry).is_some_and(|details| details.door.is_forgotten())
 }
 
-/// Whether an interface was made for this very object, and not for one that had its name before. Where no uid is known (a
-/// folder's objects have none, and earlier versions did not record it) it is what the object asks for that counts.
+/// Whether an interface was made for this very object, and not for one that had its name before. Where no uid
+/// is known (a folder's objects have none, and earlier versions did not record it) it is what the object asks
+/// for that counts.
 fn is_of(
     door: &ObjectDoor,
     plan: &knit_ledger::AttachmentPlan,

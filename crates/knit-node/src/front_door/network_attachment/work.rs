@@ -162,14 +162,16 @@ impl Worker {
         made(&entry).ok_or_else(gone)
     }
 
-    /// What comes before a sandbox is locked: what is refused needs no finalizer, and no pod waits for a write to the API.
+    /// What comes before a sandbox is locked: what is refused needs no finalizer, and no pod waits for a
+    /// write to the API.
     async fn prepare(&self, item: &Item, object: &NetworkAttachment, request: &PodRequest) -> Result<()> {
         self.check_limit(&request.pod)?;
         self.core.could_get(request)?;
         self.hold(item, object).await
     }
 
-    /// Whether a pod may have one more interface by an object. Nobody else gives it one: there is one worker for each pod.
+    /// Whether a pod may have one more interface by an object. Nobody else gives it one: there is one worker
+    /// for each pod.
     fn check_limit(&self, pod: &Pod) -> Result<()> {
         let full = |record: &SandboxRecord| by_objects(record) >= PER_POD;
         if self.core.sandboxes().books().get(&pod.sandbox).is_some_and(full) {

@@ -15,9 +15,10 @@ pub fn claims(world: &World) -> Claims {
     Claims::of(world.networks.iter().map(|(name, network)| (name.as_str(), &**network)))
 }
 
-/// The primary Network of a namespace, whose Services are in it, by the claims of that snapshot's Networks: none while that is
-/// not known, because the namespace or the Network that selects it may still be on its way, or because a selector that
-/// cannot be read may have meant it. Who asks waits for the next snapshot, and changes nothing meanwhile.
+/// The primary Network of a namespace, whose Services are in it, by the claims of that snapshot's Networks:
+/// none while that is not known, because the namespace or the Network that selects it may still be on its
+/// way, or because a selector that cannot be read may have meant it. Who asks waits for the next snapshot,
+/// and changes nothing meanwhile.
 #[must_use]
 pub fn primary_network(world: &World, claims: &Claims, namespace: &str) -> Option<String> {
     let labels = world.namespaces.get(namespace).filter(|_| world.knows_primaries())?;
@@ -32,7 +33,8 @@ pub(super) fn primary_of(claims: &Claims, namespace: &str, labels: &Labels) -> R
         Claim::Unknown { network, problem } => Err(Missing::Error(Error::new(
             Reason::NotReady,
             format!(
-                "Network {network} may be the primary one of namespace {namespace}, but its primaryFor cannot be \
+                "Network {network} may be the primary one of namespace {namespace}, but its primaryFor \
+                 cannot be \
                  understood ({problem}): correct it"
             ),
         ))),

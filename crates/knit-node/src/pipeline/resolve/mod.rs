@@ -1,4 +1,5 @@
-//! Which Networks does this pod get, under which interface names? A pure function of the request and one snapshot.
+//! Which Networks does this pod get, under which interface names? A pure function of the request and one
+//! snapshot.
 
 mod access;
 #[cfg(test)]
@@ -60,7 +61,8 @@ pub struct Held {
     pub network: String,
 }
 
-/// The interfaces that a request is about, the main one first if there is one, besides those that the sandbox `has`.
+/// The interfaces that a request is about, the main one first if there is one, besides those that the sandbox
+/// `has`.
 ///
 /// # Errors
 /// When something is missing or refused; never is another Network given instead.
@@ -107,13 +109,15 @@ pub fn resolve(world: &World, request: &PodRequest, has: &[Held]) -> Result<Vec<
     Ok(wanted)
 }
 
-/// Nothing is decided on half a list: a Network that is still to come may be the one that this namespace must have.
+/// Nothing is decided on half a list: a Network that is still to come may be the one that this namespace must
+/// have.
 fn check_known(world: &World, who: &str) -> Result<(), Missing> {
     if world.knows_primaries() {
         return Ok(());
     }
     let message = format!(
-        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so it is not known which \
+        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so it is not known \
+         which \
          Network its namespace has: it tries again"
     );
     Err(Missing::Wait(Error::new(Reason::NotReady, message)))
@@ -130,8 +134,8 @@ fn wish_of(world: &World, request: &PodRequest, namespace: &str, who: &str) -> R
     };
     let name = request.pod.name.clone().unwrap_or_default();
     let pod = || world.pods.get(&(namespace.to_owned(), name));
-    // Another pod of that name may be the one that was deleted and is still shown, or one that comes next. A static pod's
-    // uid is not its mirror pod's.
+    // Another pod of that name may be the one that was deleted and is still shown, or one that comes next. A
+    // static pod's uid is not its mirror pod's.
     let asked = request.pod.uid.as_ref();
     let same = |uid: Option<&String>| uid.zip(asked).is_none_or(|(uid, asked)| uid == asked);
     let is_it = |pod: &&Arc<PodView>| !pod.ending && (pod.mirror || same(pod.uid.as_ref()));

@@ -28,7 +28,8 @@ fn world() -> World {
         network("refused", json!({"subnets": subnet("10.9.0.0/16"), "allowedNamespaces": {"from": "All"}}));
     Arc::make_mut(&mut refused.1).status = Some(
         serde_json::from_value::<NetworkStatus>(json!({"conditions": [{
-            "type": "Accepted", "status": "False", "reason": "SubnetOverlap", "message": "it overlaps the nodes",
+            "type": "Accepted", "status": "False", "reason": "SubnetOverlap", "message": "it overlaps the \
+                nodes",
             "lastTransitionTime": "2026-01-01T00:00:00Z"
         }]}))
         .expect("a status"),
@@ -45,18 +46,21 @@ fn world() -> World {
         network("closed", json!({"subnets": subnet("10.3.0.0/16")})),
         network(
             "picky",
-            json!({"subnets": subnet("10.4.0.0/16"), "allowedNamespaces": {"from": "Selector", "selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["front"]}]}}}),
+            json!({"subnets": subnet("10.4.0.0/16"), "allowedNamespaces": {"from": "Selector",
+                "selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["front"]}]}}}),
         ),
         network("red", json!({"subnets": subnet("10.5.0.0/16"), "primaryFor": team("red")})),
         network("twin-1", json!({"subnets": subnet("10.6.0.0/16"), "primaryFor": team("twins")})),
         network("twin-2", json!({"subnets": subnet("10.7.0.0/16"), "primaryFor": team("twins")})),
         network(
             "foreign",
-            json!({"class": "nobody", "subnets": subnet("10.10.0.0/16"), "allowedNamespaces": {"from": "All"}}),
+            json!({"class": "nobody", "subnets": subnet("10.10.0.0/16"),
+                "allowedNamespaces": {"from": "All"}}),
         ),
         network(
             "extra-primary",
-            json!({"subnets": subnet("10.11.0.0/16"), "primaryFor": team("x"), "allowedNamespaces": {"from": "All"}}),
+            json!({"subnets": subnet("10.11.0.0/16"), "primaryFor": team("x"),
+                "allowedNamespaces": {"from": "All"}}),
         ),
         refused,
         leaving,
@@ -208,7 +212,8 @@ fn what_a_pod_waits_for() {
     assert_eq!(shown(&wanted), "default@eth0* open@net1");
 }
 
-/// The namespace's own Network, or its label, may be the next to arrive: the default one is no answer meanwhile.
+/// The namespace's own Network, or its label, may be the next to arrive: the default one is no answer
+/// meanwhile.
 #[test]
 fn nobody_gets_the_default_network_because_a_list_was_late() {
     let late = |change: &dyn Fn(&mut World)| {
@@ -298,7 +303,8 @@ fn one_networks_selector_that_cannot_be_read_stopped_every_namespace() {
         let wanted = resolve(&world, &request(Some(namespace), Some(&[])), &[]).expect("as ever");
         assert_eq!(shown(&wanted), network);
     }
-    // Before the controller has refused it, nobody gets the default Network who may be meant; who has another has it.
+    // Before the controller has refused it, nobody gets the default Network who may be meant; who has another
+    // has it.
     wrong.status = None;
     Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong));
     resolve(&world, &request(Some("reds"), Some(&[])), &[]).expect("as ever");

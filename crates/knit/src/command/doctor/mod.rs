@@ -22,8 +22,8 @@ use super::objects::From;
 
 /// Look for what is wrong on this node, and say what to do
 ///
-/// It changes nothing. The exit code is 0 if all is well, 1 if something is worth a look, 2 if something is wrong.
-/// Run it on the node, as root: without that it sees less, and says so.
+/// It changes nothing. The exit code is 0 if all is well, 1 if something is worth a look, 2 if something is
+/// wrong. Run it on the node, as root: without that it sees less, and says so.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   knit doctor

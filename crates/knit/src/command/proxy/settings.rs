@@ -85,7 +85,8 @@ impl Settings {
         };
         let healthz = args.healthz_bind_address.as_ref().unwrap_or(&config.healthz_bind_address);
         let metrics = args.metrics_bind_address.as_ref().unwrap_or(&config.metrics_bind_address);
-        // Without a cluster and without a configuration, the machine is somebody's own: its limits are left alone.
+        // Without a cluster and without a configuration, the machine is somebody's own: its limits are left
+        // alone.
         let conntrack = (!common.from_files || args.source.config.is_some())
             .then(|| conntrack::wanted(&config.conntrack));
         Ok(Self {
@@ -259,7 +260,8 @@ fn local_traffic(
             LocalTraffic::InterfacePrefix(needed(&detect.interface_name_prefix, "interfaceNamePrefix")?)
         }
         other => bail!(
-            "detectLocalMode: {other:?} is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"
+            "detectLocalMode: {other:?} is none of ClusterCIDR, NodeCIDR, BridgeInterface, \
+             InterfaceNamePrefix"
         ),
     })
 }
