@@ -3,8 +3,8 @@
 //!
 //! | step | file | from | to |
 //! |---|---|---|---|
-//! | resolve | [`resolve`] | request, one snapshot of the cluster | [`Resolved`] |
-//! | reserve | `reserve` | [`Resolved`] | `Reserved`: addresses for all interfaces, or for none |
+//! | resolve | `resolve` | request, one snapshot of the cluster | `Resolved` |
+//! | reserve | `reserve` | `Resolved` | `Reserved`: addresses for all interfaces, or for none |
 //! | record | `record` | `Reserved` | `Recorded`: the whole plan is in the ledger, and nothing is made yet |
 //! | attach | `attach` | `Recorded` | `Answers` of the runtimes, all of them |
 //! | verify | `verify` | `Answers` | `Verified`: what was made is what was asked for |
