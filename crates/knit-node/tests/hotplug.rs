@@ -3,14 +3,15 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use common::{Agent, Node, network};
+use common::{Agent, NODE, Node, block, network};
 use knit_api::NetworkAttachment;
-use knit_node::front_door::network_attachment::{ObjectsDoor, PER_NAMESPACE};
+use knit_node::front_door::network_attachment::{ObjectsDoor, PER_NAMESPACE, PER_POD};
 use knit_node::testing::Faults;
 use knit_objects::{Objects, Source};
 use serde_json::{Value, json};
@@ -164,8 +165,36 @@ async fn a_plug_that_hangs_holds_up_nobody_else() {
     following.abort();
 }
 
+thread_local! {
+    /// Lines of the log that warn, by the test's own thread.
+    static WARNINGS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts them. It is the process's: a subscriber of one thread misses what another thread reached first.
+struct Warnings;
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        WARNINGS.set(WARNINGS.get() + 1);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_refused_is_said_once_and_tried_ever_more_seldom() {
+    tracing::subscriber::set_global_default(Warnings).expect("nobody else counts");
     let bed = Bed::new().await;
     bed.put(many(PER_NAMESPACE + 44, "green"));
     let following = bed.follow();
@@ -180,6 +209,8 @@ async fn what_is_refused_is_said_once_and_tried_ever_more_seldom() {
     let attempts = bed.plugs("NotAllowed");
     let per_object = attempts / PER_NAMESPACE as u64;
     assert!((5..=12).contains(&per_object), "{attempts} attempts in ten minutes");
+    let lines = WARNINGS.get();
+    assert!((1..=PER_NAMESPACE + 44).contains(&lines), "{lines} lines in the log for {attempts} attempts");
     // One is allowed now, and those beyond the limit get the places of those that go.
     bed.agent.core.world().update_networks(|world| {
         let green = network("green", 3, "10.2.0.0/16", json!({"allowedNamespaces": {"from": "All"}}));
@@ -217,6 +248,29 @@ async fn a_status_that_somebody_else_overwrote_was_never_told_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_gets_no_more_interfaces_than_its_limit_by_objects() {
+    let bed = Bed::new().await;
+    let names: Vec<String> = (0..=PER_POD).map(|n| format!("n{n:02}")).collect();
+    bed.agent.core.world().update_networks(|world| {
+        for (n, name) in names.iter().enumerate() {
+            let allowed = json!({"allowedNamespaces": {"from": "All"}});
+            let object = network(name, 100 + n as u32, &format!("10.{}.0.0/16", 100 + n), allowed);
+            Arc::make_mut(&mut world.networks).insert(name.clone(), Arc::new(object));
+            let block = block(name, NODE, &format!("10.{}.0.0/28", 100 + n));
+            Arc::make_mut(&mut world.blocks).insert(format!("{name}-1"), Arc::new(block));
+        }
+    });
+    bed.put(names.iter().map(|name| object("aaa", name, "evil", name, json!({}))).collect());
+    let following = bed.follow();
+    let refused = |bed: &Bed| bed.written().values().any(|(text, _)| text.contains("delete one of them"));
+    bed.within(60, "the refusal", |bed| refused(bed)).await;
+    bed.within(60, "all others", |bed| bed.interfaces("evil").len() == 1 + PER_POD).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(bed.interfaces("evil").len(), 1 + PER_POD);
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_object_made_again_under_its_name_is_another_one() {
     let bed = Bed::new().await;
     let first = json!({"metadata": {"uid": "1"}, "spec": {"addresses": ["10.2.0.9"]}});
@@ -241,6 +295,18 @@ async fn an_object_made_again_under_its_name_is_another_one() {
     bed.put(vec![object("aaa", "x", "evil", "blue", third)]);
     bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("10.2.0.10")).await;
     assert_eq!((bed.interfaces("evil").len(), bed.node.kernel.attaches()), (2, attaches + 1));
+
+    // A folder's objects have no uid: what they ask for tells them apart.
+    let nameless = |network: &str, address: Value| {
+        let mut object = object("aaa", "x", "evil", network, json!({"spec": {"addresses": address}}));
+        object.metadata.uid = None;
+        object
+    };
+    bed.put(vec![nameless("blue", json!(["10.2.0.11"]))]);
+    bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("10.2.0.11")).await;
+    bed.put(vec![nameless("green", json!([]))]);
+    bed.within(10, "the refusal", |bed| bed.status("aaa", "x").contains("NotAllowed")).await;
+    assert_eq!(bed.interfaces("evil"), ["eth0"], "what the one before asked for is unplugged");
     following.abort();
 }
 
