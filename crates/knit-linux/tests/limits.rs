@@ -38,6 +38,12 @@ fn connections(pod: &NetNs, outside: &NetNs, to: SocketAddr, count: usize) -> us
     arrived
 }
 
+/// Whether new connections are let through. One datagram may be lost where tests beside this one flood the
+/// machine's queues; where a limit is reached, all of them are.
+fn gets_through(from: &NetNs, outside: &NetNs, to: IpAddr, port: u16) -> bool {
+    (0..5).any(|_| udp(from, outside, to, port, Duration::from_secs(5)) != Talk::Silence)
+}
+
 #[test]
 fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
     in_namespaces(|| {
@@ -62,13 +68,11 @@ fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
             });
             let all = first + both.iter().sum::<usize>();
             assert!(all <= 560, "{first} and {both:?} of 4000 connections");
-            for (place, world) in worlds.into_iter().enumerate() {
+            for world in worlds {
                 for port in 7100..7110 {
-                    let talk = udp(&modest.space, &cluster.outside, world, port, SOON);
-                    assert_ne!(talk, Talk::Silence, "{place} {port}");
+                    assert!(gets_through(&modest.space, &cluster.outside, world, port), "{world} {port}");
                 }
-                let node = udp(&cluster.a.space, &cluster.outside, world, 7200, SOON);
-                assert_ne!(node, Talk::Silence, "the node itself");
+                assert!(gets_through(&cluster.a.space, &cluster.outside, world, 7200), "the node itself");
             }
         });
     });
@@ -96,8 +100,7 @@ fn two_greedy_networks_filled_the_nodes_whole_table_of_connections() {
                 .map(|pod| connections(&pod.space, &cluster.outside, SocketAddr::new(world, 7000), 2000));
             assert!(first >= 500, "{first}: one alone has its share");
             assert!(first + second <= 2048, "{first} and {second} of 2000 each");
-            let node = udp(&cluster.a.space, &cluster.outside, world, 7200, SOON);
-            assert_ne!(node, Talk::Silence, "the node itself");
+            assert!(gets_through(&cluster.a.space, &cluster.outside, world, 7200), "the node itself");
         });
     });
 }

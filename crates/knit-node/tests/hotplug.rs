@@ -332,7 +332,7 @@ async fn an_interface_of_an_object_was_lost_with_a_part_of_the_ledger() {
     assert_eq!((agent.outcome.adopted, agent.outcome.strays), (1, 0), "{:?}", agent.outcome);
     bed = Bed { node, agent, objects };
 
-    let status = json!({"node": common::NODE, "sandboxId": "evil", "interface": interfaces[1]});
+    let status = json!({"node": NODE, "sandboxId": "evil", "interface": interfaces[1]});
     let known = json!({"spec": {"addresses": ["10.2.0.9"]}, "status": status});
     let other = json!({"spec": {"addresses": ["10.2.0.9"]}});
     bed.put(vec![object("aaa", "x", "evil", "blue", known), object("zzz", "y", "good", "blue", other)]);

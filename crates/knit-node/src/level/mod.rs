@@ -71,6 +71,15 @@ enum Telling {
     Fight,
 }
 
+/// Why it was looked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Occasion {
+    /// The kernel told of a change: whoever changes things all the time is not to keep the agent busy.
+    News,
+    /// A pass, which is rare enough: it puts right whatever it finds.
+    Pass,
+}
+
 // === impl Repairs ===
 
 impl Repairs {
@@ -111,7 +120,9 @@ impl Reconciler {
         for (name, runtime) in self.runtimes.all() {
             let limit = self.config.runtime_deadline;
             match tokio::time::timeout(limit, runtime.survey()).await {
-                Ok(Ok(survey)) => damaged.extend(self.put_right(&runtime, survey, outcome).await.damaged),
+                Ok(Ok(survey)) => {
+                    damaged.extend(self.put_right(&runtime, survey, Occasion::Pass, outcome).await.damaged);
+                }
                 // Before the first request, all was set up just now.
                 Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
                     if !first {
@@ -177,13 +188,19 @@ impl Reconciler {
             // The next pass says so, if it lasts.
             Ok(Err(_)) | Err(_) => return Some(Instant::now() + RETRY),
         };
-        let Look { damaged, again } = self.put_right(runtime, survey, &mut outcome).await;
+        let Look { damaged, again } = self.put_right(runtime, survey, Occasion::News, &mut outcome).await;
         let later = self.attach_again(&damaged, &mut outcome).await;
         again.into_iter().chain(later).min()
     }
 
     /// Sets up again the Networks of which something differs.
-    async fn put_right(&self, runtime: &Arc<dyn Runtime>, survey: Survey, outcome: &mut Outcome) -> Look {
+    async fn put_right(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        survey: Survey,
+        occasion: Occasion,
+        outcome: &mut Outcome,
+    ) -> Look {
         let mut look = Look { damaged: survey.attachments, again: None };
         for (network, why) in survey.unknown {
             match why {
@@ -199,8 +216,8 @@ impl Reconciler {
             let turn = self.repairs.networks().turn(&network, Instant::now());
             self.report_damage(&network, &damage, &turn);
             match turn {
-                Turn::Later(at) => look.come_back(at),
-                Turn::Now { .. } => match self.set_up_again(runtime, &network).await {
+                Turn::Later(at) if occasion == Occasion::News => look.come_back(at),
+                Turn::Later(_) | Turn::Now { .. } => match self.set_up_again(runtime, &network).await {
                     SetUp::Done => {
                         outcome.networks_repaired += 1;
                         self.count_repairs(&damage);
