@@ -10,6 +10,9 @@ use knit_kernel::sysctl::{Sysctl, Sysctls};
 
 use crate::table::report;
 
+/// How many connections the kernel's table takes.
+const MOST: &str = "net/netfilter/nf_conntrack_max";
+
 /// What is wanted of the connection table. The default is kube-proxy's; what is `None`, zero or false is left
 /// as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +64,7 @@ impl Limits {
         let max = (self.max_per_core > 0)
             .then(|| self.max_per_core.saturating_mul(cores as u64).min(CAP).max(self.min));
         let all = [
-            ("net/netfilter/nf_conntrack_max", max),
+            (MOST, max),
             ("net/netfilter/nf_conntrack_tcp_timeout_established", seconds(self.tcp_established)),
             ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", seconds(self.tcp_close_wait)),
             ("net/netfilter/nf_conntrack_tcp_be_liberal", self.tcp_be_liberal.then_some(1)),
@@ -94,7 +97,10 @@ impl Limits {
                 continue;
             }
             let set = Sysctl::new(name).and_then(|sysctl| {
-                if sysctls.get(&sysctl)? == value.to_string() {
+                let now = sysctls.get(&sysctl)?;
+                // Whoever made the table larger had a reason.
+                let enough = name == MOST && now.trim().parse().is_ok_and(|now: u64| now >= value);
+                if enough || now == value.to_string() {
                     return Ok(false);
                 }
                 sysctls.set(&sysctl, value).map(|()| true)

@@ -203,8 +203,9 @@ impl Reconciler {
     ) -> Look {
         let mut look = Look { damaged: survey.attachments, again: None };
         for (network, why) in survey.unknown {
+            // What was told of it is used up, so nobody else would have it compared before the next pass.
+            look.come_back(Instant::now() + RETRY);
             match why {
-                // The next pass compares it.
                 NotKnown::Moving => tracing::debug!(network, "something of it was just being changed"),
                 NotKnown::Failed(error) => {
                     tracing::warn!(network, error, "not all of a Network can be compared");

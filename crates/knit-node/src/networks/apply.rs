@@ -10,7 +10,7 @@ use knit_runtime::Reason as RuntimeReason;
 use knit_types::chain;
 use tokio::time::Instant;
 
-use super::compute::{self, Desired, Unready};
+use super::compute::{self, Desired, Here, Unready};
 use super::{Applied, Networks, Patience};
 use crate::clock;
 use crate::error::Result;
@@ -93,7 +93,9 @@ impl Networks {
 
     async fn try_apply(&self, name: &str) -> Result<(), Unready> {
         let world = self.world.get();
-        let desired = compute::desired(&world, name, &self.config.node)?;
+        let in_use = self.sandboxes.books().networks_in_use().contains(name);
+        let here = if in_use { Here::InUse } else { Here::New };
+        let desired = compute::desired(&world, name, &self.config.node, here)?;
         let runtime = desired.runtime.clone();
         let network = self.take_addresses(&world, name, desired);
         if network.blocks_of(&self.config.node).next().is_none() {

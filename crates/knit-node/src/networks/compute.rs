@@ -47,11 +47,20 @@ pub fn is_primary(name: &str, network: &Network) -> bool {
     name == names::DEFAULT_NETWORK || network.spec.primary_for.is_some()
 }
 
+/// Whether a Network has pods on this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Here {
+    /// None yet.
+    New,
+    /// Some. What was kept of the lists is in force for them, and better than nothing newer at all.
+    InUse,
+}
+
 /// All that is known of a Network, for this node.
 ///
 /// # Errors
 /// When something is missing or wrong in its objects.
-pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready> {
+pub fn desired(world: &World, name: &str, node: &str, here: Here) -> Result<Desired, Unready> {
     let network = world
         .networks
         .get(name)
@@ -67,7 +76,7 @@ pub fn desired(world: &World, name: &str, node: &str) -> Result<Desired, Unready
     })?;
     // Pods of the default Network reach what their node reaches; it has no outside that could be too large.
     if name != names::DEFAULT_NETWORK {
-        check_inside(world)?;
+        check_inside(world, here)?;
     }
     let wrong = |problem: String| Unready::not_set_up(format!("Network {name}: {problem}"));
     let id = NetworkId::new(id).map_err(|e| wrong(e.to_string()))?;
@@ -200,8 +209,8 @@ fn blocks(world: &World, name: &str) -> Vec<Block> {
 }
 
 /// Nothing is let out by half a list of what is inside: what is missing of it would be the outside.
-fn check_inside(world: &World) -> Result<(), Unready> {
-    let missing = world.missing_of_the_inside();
+fn check_inside(world: &World, here: Here) -> Result<(), Unready> {
+    let missing = world.missing_of_the_inside(here == Here::InUse);
     if missing.is_empty() {
         return Ok(());
     }
@@ -308,7 +317,7 @@ mod tests {
             block("a", "10.244.0.0/24", "fd00:0:0:1::/120"),
             block("b", "10.244.5.0/24", "fd00:0:0:2::/120"),
         ]);
-        let found = desired(&world, names::DEFAULT_NETWORK, "b").expect("it can be set up");
+        let found = desired(&world, names::DEFAULT_NETWORK, "b", Here::New).expect("it can be set up");
         let subnets: Vec<String> =
             found.network.subnets.iter().map(|s| format!("{} {}", s.cidr, s.gateway)).collect();
         assert_eq!(subnets, ["10.244.5.0/24 10.244.5.1", "fd00:0:0:2::/120 fd00:0:0:2::1"]);
@@ -330,7 +339,7 @@ mod tests {
         };
         let nodes = Arc::new([("b".to_owned(), Arc::new(view))].into());
         let world = World { nodes, ..world(&[block("a", "10.244.0.0/24", "")]) };
-        let found = desired(&world, names::DEFAULT_NETWORK, "a").expect("it can be set up");
+        let found = desired(&world, names::DEFAULT_NETWORK, "a", Here::New).expect("it can be set up");
         for address in ["192.168.7.2/32", "fd07::2/128", "203.0.113.2/32", "2001:db8::2/128"] {
             assert!(found.network.not_outside.contains(&address.parse().expect("a prefix")), "{address}");
         }
@@ -353,7 +362,7 @@ mod tests {
             ..Synced::default()
         };
         world.synced = all;
-        desired(&world, "red", "a").expect("everything is there");
+        desired(&world, "red", "a", Here::New).expect("everything is there");
         let away = Before {
             kept: false,
             networks_away: true,
@@ -369,23 +378,27 @@ mod tests {
             ("ServiceCIDRs", Synced { service_cidrs: false, ..all }),
         ] {
             (world.synced, world.before) = (synced, Before::default());
-            let problem = desired(&world, "red", "a").expect_err(list);
+            let problem = desired(&world, "red", "a", Here::New).expect_err(list);
             assert!(problem.message.contains(&format!("not all {list} have arrived")), "{}", problem.message);
-            desired(&world, names::DEFAULT_NETWORK, "a").expect("its pods reach what the node reaches");
+            desired(&world, names::DEFAULT_NETWORK, "a", Here::New)
+                .expect("its pods reach what the node reaches");
             // Kept, but somebody answers who may say more; away, but nothing kept.
             world.before = Before { kept: true, ..Before::default() };
-            desired(&world, "red", "a").expect_err(list);
+            desired(&world, "red", "a", Here::New).expect_err(list);
+            // But what its pods here live by already stays in force, and is repaired.
+            desired(&world, "red", "a", Here::InUse).expect("known from before");
             world.before = away;
-            desired(&world, "red", "a").expect_err(list);
+            desired(&world, "red", "a", Here::InUse).expect_err(list);
+            desired(&world, "red", "a", Here::New).expect_err(list);
             world.before = Before { kept: true, ..away };
-            desired(&world, "red", "a").expect("known from before, and nobody can say more");
+            desired(&world, "red", "a", Here::New).expect("known from before, and nobody can say more");
         }
     }
 
     #[test]
     fn without_a_block_it_waits_for_one() {
         let world = world(&[block("a", "10.244.0.0/24", "")]);
-        let problem = desired(&world, names::DEFAULT_NETWORK, "b").expect_err("there is no block");
+        let problem = desired(&world, names::DEFAULT_NETWORK, "b", Here::New).expect_err("there is no block");
         assert_eq!(problem.reason, conditions::node_network::REASON_NO_ADDRESS);
     }
 }

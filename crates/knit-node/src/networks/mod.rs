@@ -8,6 +8,7 @@ mod in_force;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use knit_api::conditions;
 use knit_ipam::{Addresses, Millis};
@@ -50,7 +51,8 @@ impl Patience {
     pub(crate) fn deadline(self) -> Instant {
         match self {
             Self::Until(deadline) => deadline,
-            Self::Once => Instant::now(),
+            // A proxy that has just been started needs a moment.
+            Self::Once => Instant::now() + Duration::from_secs(3),
         }
     }
 }

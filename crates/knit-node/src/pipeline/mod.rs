@@ -214,7 +214,6 @@ impl Pipeline {
         wanted: Vec<Wanted>,
         patience: Patience,
     ) -> Result<Resolved> {
-        self.check_host_ports(&request.pod, &wanted)?;
         let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
         let ready = networks.iter().map(|network| async move {
             self.networks.ensure(network, patience).await?;
@@ -225,6 +224,8 @@ impl Pipeline {
             let who = pod_name(&request.pod);
             result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
         }
+        // Whose node ports there are is known when the Services are.
+        self.check_host_ports(&request.pod, &wanted)?;
         wanted.iter().try_for_each(|wanted| self.runtimes.can_have(wanted))?;
         Ok(Resolved { pod: request.pod.clone(), netns: site.netns, door: request.door.clone(), wanted })
     }

@@ -154,9 +154,10 @@ impl World {
     }
 
     /// The lists of which it is not known yet what is in them, of those that say what is not the outside of a
-    /// Network: whoever is set up without one reaches what the rest of it would have closed.
+    /// Network: whoever is set up without one reaches what the rest of it would have closed. Where what was kept
+    /// is in force already, it counts whatever the API answers.
     #[must_use]
-    pub fn missing_of_the_inside(&self) -> Vec<&'static str> {
+    pub fn missing_of_the_inside(&self, in_force: bool) -> Vec<&'static str> {
         let (synced, before) = (self.synced, self.before);
         let lists = [
             ("Networks", synced.networks, before.networks_away),
@@ -164,7 +165,7 @@ impl World {
             ("AddressBlocks", synced.blocks, before.blocks_away),
             ("ServiceCIDRs", synced.service_cidrs, before.service_cidrs_away),
         ];
-        let missing = lists.into_iter().filter(|(_, synced, away)| !self.knows(*synced, *away));
+        let missing = lists.into_iter().filter(|(_, synced, away)| !self.knows(*synced, *away || in_force));
         missing.map(|(list, ..)| list).collect()
     }
 

@@ -185,8 +185,12 @@ fn config(args: Args) -> Result<AgentConfig> {
     let make = move |addresses| -> knit_runtime::Result<Arc<dyn Runtime>> {
         let mut config = knit_linux::Config::new(node, addresses, namespace);
         config.router_directory = routers;
-        config.uplink_connections = connections;
-        config.uplinks_together = if connections == 0 { 0 } else { half_of_the_table(&config.namespace) };
+        if connections != 0 {
+            config.uplinks_together = half_of_the_table(&config.namespace);
+            config.uplink_connections = share(connections, config.uplinks_together);
+        } else {
+            config.uplink_connections = 0;
+        }
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
@@ -214,6 +218,11 @@ fn half_of_the_table(namespace: &NetNs) -> u32 {
     let planned = Limits::default().plan(cores).into_iter().find(|(name, _)| *name == MOST);
     let least = planned.map(|(_, most)| most).into_iter().chain(now()).min().unwrap_or_default();
     u32::try_from(least / 2).unwrap_or(u32::MAX)
+}
+
+/// How many connections one Network may have: it must leave room for others within what all of them may have.
+fn share(wanted: u32, together: u32) -> u32 {
+    wanted.min(together / 4).max(1)
 }
 
 /// A socket's path; `unix://` before it, as other tools have it, is fine.
@@ -261,5 +270,13 @@ mod tests {
             let found = found.unwrap_or_else(|| panic!("there is no --{flag}"));
             assert!(found.get_env().is_some(), "--{flag} cannot be given in the environment");
         }
+    }
+
+    #[test]
+    fn one_network_at_its_limit_shut_out_all_others() {
+        // A node of four cores: half of 131,072 connections is for Networks.
+        assert_eq!(super::share(65_536, 65_536), 16_384);
+        assert_eq!(super::share(1_000, 65_536), 1_000);
+        assert_eq!(super::share(65_536, 0), 1);
     }
 }
