@@ -151,6 +151,12 @@ impl Socket {
         self.raise(bytes, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)
     }
 
+    /// Makes the receive buffer as small as the kernel allows, so that a test can overrun it.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn least_receive_buffer(&self) {
+        sys::set_option(self.fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, 0).expect("a small buffer");
+    }
+
     fn raise(&self, bytes: usize, force: i32, plain: i32) -> Result<usize> {
         let fd = self.fd.as_fd();
         let option = |source| Error::Option { what: "set the buffer size", source };
@@ -239,11 +245,19 @@ impl Socket {
     }
 
     /// Hands every message that is queued now to `each`, without waiting.
+    ///
+    /// # Errors
+    /// The first thing that went wrong, told when all that is queued was read: after an overrun the kernel
+    /// throws away whatever comes, without a word, until the queue is empty.
     pub fn drain(&mut self, mut each: impl FnMut(Message<'_>)) -> Result<()> {
+        let mut outcome = Ok(());
         loop {
             match self.receive_now(&mut each) {
-                Err(Error::NoAnswer) => return Ok(()),
-                other => other?,
+                Ok(()) => {}
+                Err(Error::NoAnswer) => return outcome,
+                // The socket itself does not work, and asking it again may never end.
+                Err(error @ Error::Receive(_)) => return outcome.and(Err(error)),
+                Err(error) => outcome = outcome.and(Err(error)),
             }
         }
     }

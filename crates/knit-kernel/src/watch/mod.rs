@@ -9,6 +9,8 @@
 //! [`Watcher`] is the thread that listens in any number of namespaces.
 
 mod links;
+#[cfg(all(test, feature = "testing"))]
+mod tests;
 mod thread;
 mod untouched;
 
@@ -59,9 +61,20 @@ pub enum Listen {
 struct Ears {
     namespace: NsId,
     tables: Socket,
-    network: Option<(Socket, Links)>,
+    network: Option<Network>,
     /// The newest state of the rule set that was heard of.
     generation: Option<Generation>,
+}
+
+/// The notifications of links and what belongs to them.
+#[derive(Debug)]
+struct Network {
+    socket: Socket,
+    links: Links,
+    /// To list the links again. The socket keeps the namespace alive as it is.
+    namespace: NetNs,
+    /// Something of the links was not heard, and they could not be listed since.
+    stale: bool,
 }
 
 impl Ears {
@@ -79,7 +92,9 @@ impl Ears {
                 let socket = Socket::open_in(Protocol::Route, namespace)?;
                 let _ = socket.raise_receive_buffer(BUFFER);
                 GROUPS.iter().try_for_each(|group| socket.subscribe(*group))?;
-                Some((socket, Links::of(namespace)?))
+                let links = Links::of(namespace)?;
+                let namespace = namespace.try_clone().map_err(|e| Error::Namespace(Box::new(e)))?;
+                Some(Network { socket, links, namespace, stale: false })
             }
         };
         Ok(Self { namespace: namespace.id(), tables, network, generation: Some(generation) })
@@ -100,25 +115,32 @@ impl Ears {
                 last = Some(table);
             }
         });
-        if lost(heard) {
+        // Whatever went wrong, something may not have been heard.
+        let mut lost = heard.is_err();
+        if lost {
+            // Only now that the queue is empty: what was in it is from before the loss.
             *generation = None;
-            tell(News::Lost);
         }
-        let Some((socket, links)) = network else { return };
         let mut news = false;
-        let heard = socket.drain(|message| news |= is_news(&message, *namespace, links));
-        if lost(heard) {
+        if let Some(network) = network {
+            let Network { socket, links, namespace: space, stale } = network;
+            let heard = socket.drain(|message| news |= is_news(&message, *namespace, links));
+            if heard.is_err() || *stale {
+                lost = true;
+                // Before it is told: what changes until the list is read is in it, and is no news later.
+                let listed = Links::of(space);
+                *stale = listed.is_err();
+                if let Ok(listed) = listed {
+                    *links = listed;
+                }
+            }
+        }
+        if lost {
             tell(News::Lost);
         } else if news {
             tell(News::Network);
         }
     }
-}
-
-/// Whether something was not heard. A socket that fails for another reason will fail again: that is no news,
-/// and the comparison that is made from time to time does not need it.
-fn lost(heard: Result<()>) -> bool {
-    matches!(heard, Err(Error::Overrun))
 }
 
 fn is_news(message: &Message<'_>, namespace: NsId, links: &mut Links) -> bool {

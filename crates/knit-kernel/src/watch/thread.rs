@@ -138,7 +138,7 @@ impl Shared {
                 let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
                 for ears in &all {
                     fds.push(PollFd::from_borrowed_fd(ears.tables.as_fd(), PollFlags::IN));
-                    let network = ears.network.as_ref().map(|(socket, _)| socket.as_fd());
+                    let network = ears.network.as_ref().map(|network| network.socket.as_fd());
                     let network = network.unwrap_or_else(|| ears.tables.as_fd());
                     fds.push(PollFd::from_borrowed_fd(network, PollFlags::IN));
                 }
