@@ -73,9 +73,15 @@ impl Sight {
         self.ports.iter().filter(|(link, _)| motion.has_settled(link)).cloned().collect()
     }
 
-    /// What is wrong with the rules, since this was last asked.
-    pub fn take_wrong(&mut self) -> Vec<String> {
-        self.rules.as_mut().map(|rules| std::mem::take(&mut rules.wrong)).unwrap_or_default()
+    /// What is wrong with the rules of this namespace, since this was last asked.
+    pub fn take_wrong(&mut self, space: &Space) -> Vec<String> {
+        let wrong = self.rules.as_mut().map(|rules| std::mem::take(&mut rules.wrong)).unwrap_or_default();
+        if !wrong.is_empty() {
+            // However it came about, and though nobody was heard: the set-up that follows must not go by what
+            // it remembers, which says that all is done.
+            space.rules_seen.touch();
+        }
+        wrong
     }
 
     /// All of the rules were compared, and are as they should be: they need not be read again.

@@ -72,7 +72,8 @@ impl Core {
                 // What cannot be read of one Network is that one's: others do not wait.
                 Err(error) => unknown = Some(NotKnown::Failed(error.to_string())),
             }
-            node.take_wrong().into_iter().for_each(|what| wrong.add("rules", what));
+            let found = node.take_wrong(&self.node.space);
+            found.into_iter().for_each(|what| wrong.add("rules", what));
             match &facts {
                 Ok(facts) if *facts == **set_up_for => {}
                 // It is set up again for that.
@@ -135,7 +136,7 @@ impl Core {
         survey.attachments.extend(lost);
         survey.attachments.extend(self.closed_ports(&ports, node));
         if let Some(mut router) = router {
-            let found = router.take_wrong();
+            let found = router.take_wrong(&net.space);
             if found.is_empty() && moved.is_none() {
                 router.rules_are_right(&net.space);
             }

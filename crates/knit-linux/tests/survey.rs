@@ -533,6 +533,24 @@ fn setting_up_a_network_reads_no_rules_that_nobody_else_touched() {
 }
 
 #[test]
+fn what_a_survey_finds_wrong_is_put_right_although_nobody_was_heard_to_touch_it() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            // As ours, so that nobody is told: a set-up that goes by what it remembers leaves them out.
+            delete_table(&node.space, Family::Arp);
+            delete_table(&node.router("green"), Family::Arp);
+            assert!(wrong_rules(node).await.contains(&"green".to_owned()));
+            for network in [default_network(), blue(node), green(node)] {
+                node.setup(&network).await;
+            }
+            whole(node, "after").await;
+        });
+    });
+}
+
+#[test]
 fn a_part_that_somebody_else_took_away_comes_back_although_another_network_was_set_up_first() {
     in_namespaces(|| {
         run(async {
