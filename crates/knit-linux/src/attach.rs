@@ -63,13 +63,19 @@ impl Core {
         let _moving = self.moves.begin(Subject::port(&net.name, &plan.mark));
         let (link, new) = {
             let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+            // Asked first: replacing a damaged one forgets it.
+            let has_ports = self.has_ports(&plan);
             match self.existing(&net, &plan, request).map_err(about)? {
                 Some(link) => {
                     self.node.open_ports_again(&plan, request).map_err(about)?;
                     (link, false)
                 }
                 None => {
-                    listeners::check(request, self.node.space.namespace()).map_err(about)?;
+                    // A pod keeps the ports that it was given: a program that came later is no reason to
+                    // refuse the repair.
+                    if !has_ports {
+                        listeners::check(request, self.node.space.namespace()).map_err(about)?;
+                    }
                     (self.make(&net, &plan, request, &pod).map_err(about)?, true)
                 }
             }
@@ -93,6 +99,12 @@ impl Core {
         };
         self.attachments.known().insert(plan.host.to_string(), known);
         Ok(attachment)
+    }
+
+    /// Whether this attachment was made here before, with the same ports of the node.
+    fn has_ports(&self, plan: &Plan) -> bool {
+        let known = self.attachments.known();
+        known.get(plan.host.as_str()).is_some_and(|known| known.mark.digest == plan.mark.digest)
     }
 
     /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no

@@ -6,12 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::time::Duration;
 
 use knit_kernel::NetNs;
+use knit_kernel::link::Change;
 use knit_kernel::nft::{
     Chain, ChainKind, Family, Hook, Kernel, L4Proto, Nftables, Port, Rule, TableId, TableState, field,
 };
 use knit_kernel::op::Op;
 use knit_kernel::route::Route;
-use knit_kernel::testing::in_namespaces;
+use knit_kernel::testing::{as_stranger, in_namespaces};
 use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
 use support::{
     Cluster, NEVER, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, net, run, tcp, udp,
@@ -203,6 +204,46 @@ fn a_pods_host_port_took_what_was_meant_for_the_nodes_own_program() {
             drop((kubelet, kubelet_udp, local, late));
             request.ports = vec![mapping(Protocol::Tcp, 10250, None)];
             cluster.b.runtime.attach(&request).await.expect("attached");
+        });
+    });
+}
+
+#[test]
+fn a_damaged_pod_with_a_host_port_is_repaired_although_a_program_listens_there_by_now() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.b;
+            let pod = TestPod::new("one");
+            let mut request = pod.request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
+            let (protocol, host_ip) = (Protocol::Udp, None);
+            request.ports = vec![PortMapping { protocol, host_port: 8080, container_port: 80, host_ip }];
+            let pod = pod.attached(node, request.clone()).await;
+            let bound = node.space.run(|| UdpSocket::bind("0.0.0.0:8080"));
+            let late = bound.expect("visited").expect("a socket");
+            let at = SocketAddr::new(node.addresses[0], 8080);
+            let host = name(&pod.attachments[0].host.name);
+            for damage in ["set down", "deleted"] {
+                as_stranger(|| {
+                    let theirs = node.handle();
+                    let index = theirs.index_of(&host).expect("the pod's link");
+                    match damage {
+                        "set down" => {
+                            let down = Change { up: Some(false), ..Change::of(index) };
+                            theirs.apply(&[down.into()]).expect("down");
+                        }
+                        _ => assert!(theirs.delete_link(index).expect("deleted")),
+                    }
+                });
+                node.runtime.attach(&request).await.unwrap_or_else(|error| panic!("{damage}: {error}"));
+                let talk = udp_via(&cluster.outside, &pod.space, at, 80, SOON);
+                assert_ne!(talk, Talk::Silence, "{damage}");
+            }
+            // Once it is gone, the port is the program's.
+            node.runtime.detach(&request.pod, None).await.expect("detached");
+            let error = node.runtime.attach(&request).await.expect_err("the node's program has it");
+            assert_eq!(error.reason, Reason::Conflict, "{error}");
+            drop(late);
         });
     });
 }
