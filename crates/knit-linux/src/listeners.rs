@@ -41,12 +41,14 @@ fn protocol_name(protocol: Protocol) -> &'static str {
 }
 
 /// Whether a program at this address would lose something to a pod with that address. A host port without a
-/// host IP is every address of the node of the pod's families, the loopback's included.
+/// host IP is every address of the node of the pod's families.
 fn answers_for(program: IpAddr, pod: IpAddr, host_ip: Option<IpAddr>) -> bool {
     let program = program.to_canonical();
     let at = host_ip.filter(|ip| !ip.is_unspecified());
     let family = |ip: IpAddr| host_ip.is_none_or(|host| host.is_ipv4() == ip.is_ipv4());
-    if !family(pod) {
+    // Who talks to a loopback address does so from one, and that is left alone by the rules for host ports;
+    // from outside nobody gets there.
+    if program.is_loopback() || !family(pod) {
         return false;
     }
     match program {
@@ -134,11 +136,15 @@ mod tests {
             ("0.0.0.0", "10.0.0.1", None, true),
             ("::", "10.0.0.1", None, true),
             ("::", "fd00::1", None, true),
-            ("127.0.0.1", "10.0.0.1", None, true),
-            ("127.0.0.1", "fd00::1", None, false),
-            ("::ffff:127.0.0.1", "10.0.0.1", None, true),
-            ("127.0.0.1", "10.0.0.1", Some("0.0.0.0"), true),
-            ("127.0.0.1", "10.0.0.1", Some("192.0.2.1"), false),
+            ("127.0.0.53", "10.0.0.1", None, false),
+            ("::ffff:127.0.0.1", "10.0.0.1", None, false),
+            ("::1", "fd00::1", None, false),
+            ("127.0.0.1", "10.0.0.1", Some("0.0.0.0"), false),
+            ("192.0.2.1", "10.0.0.1", None, true),
+            ("::ffff:192.0.2.1", "10.0.0.1", None, true),
+            ("192.0.2.1", "fd00::1", None, false),
+            ("192.0.2.1", "10.0.0.1", Some("0.0.0.0"), true),
+            ("192.0.2.1", "10.0.0.1", Some("192.0.2.2"), false),
             ("192.0.2.1", "10.0.0.1", Some("192.0.2.1"), true),
             ("0.0.0.0", "10.0.0.1", Some("192.0.2.1"), true),
             ("0.0.0.0", "10.0.0.1", Some("fd00::2"), false),

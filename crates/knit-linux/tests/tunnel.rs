@@ -167,7 +167,7 @@ fn a_pods_host_port_took_what_was_meant_for_the_nodes_own_program() {
                 (tcp.expect("a listener"), udp.expect("a socket"))
             };
             let (kubelet, kubelet_udp) = listen("[::]:10250");
-            let local = listen("127.0.0.1:10248");
+            let one_address = listen("192.168.7.2:10248");
             let mut request = TestPod::new("thief").request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
             let mapping = |protocol, host_port, host_ip| PortMapping {
                 protocol,
@@ -194,16 +194,57 @@ fn a_pods_host_port_took_what_was_meant_for_the_nodes_own_program() {
             let (_, heard) = kubelet.accept().expect("the node's program answers");
             assert_eq!((heard.ip().to_canonical(), heard.port()), (client.ip(), client.port()));
             // Where the program is not, the port is free; and so it is when the program has ended.
-            let at = Some(cluster.b.addresses[0]);
+            let at = Some(cluster.b.addresses[1]);
             request.ports = vec![mapping(Protocol::Tcp, 10248, at)];
             cluster.b.runtime.attach(&request).await.expect("attached");
             // The same again finds what is there, whatever listens by now.
             let late = listen("0.0.0.0:10249");
             cluster.b.runtime.attach(&request).await.expect("attached");
             cluster.b.runtime.detach(&request.pod, None).await.expect("detached");
-            drop((kubelet, kubelet_udp, local, late));
+            drop((kubelet, kubelet_udp, one_address, late));
             request.ports = vec![mapping(Protocol::Tcp, 10250, None)];
             cluster.b.runtime.attach(&request).await.expect("attached");
+        });
+    });
+}
+
+#[test]
+fn a_program_on_the_nodes_loopback_and_a_pod_with_the_same_host_port_both_answer() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.b;
+            let loopback = ["127.0.0.53", "::1"].map(ip);
+            let bound = node.space.run(|| loopback.map(|at| UdpSocket::bind((at, 53)).expect("a socket")));
+            let resolvers = bound.expect("visited");
+            let bound =
+                node.space.run(|| loopback.map(|at| TcpListener::bind((at, 53)).expect("a listener")));
+            let tcp_resolvers = bound.expect("visited");
+            let pod = TestPod::new("dns");
+            let mut request = pod.request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
+            let mapping =
+                |protocol| PortMapping { protocol, host_port: 53, container_port: 5353, host_ip: None };
+            request.ports = [Protocol::Udp, Protocol::Tcp].map(mapping).into();
+            let pod = pod.attached(node, request).await;
+            for (place, at) in loopback.into_iter().enumerate() {
+                let (to, any) = (SocketAddr::new(at, 53), if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" });
+                let asked = node.space.run(|| (UdpSocket::bind(any), TcpStream::connect_timeout(&to, SOON)));
+                let (client, stream) = asked.expect("visited");
+                let (client, stream) = (client.expect("a socket"), stream.expect("connected"));
+                client.send_to(b"who", to).expect("sent");
+                let mut buffer = [0; 8];
+                resolvers[place].set_read_timeout(Some(SOON)).expect("a timeout");
+                let (_, from) = resolvers[place].recv_from(&mut buffer).expect("the node's program hears it");
+                resolvers[place].send_to(b"me", from).expect("answered");
+                client.set_read_timeout(Some(SOON)).expect("a timeout");
+                assert_eq!(client.recv_from(&mut buffer).expect("an answer"), (2, to));
+                let (_, from) = tcp_resolvers[place].accept().expect("the node's program answers");
+                assert_eq!(from, stream.local_addr().expect("an address"));
+                // From outside it is the pod's.
+                let to = SocketAddr::new(node.addresses[place], 53);
+                assert_ne!(udp_via(&cluster.outside, &pod.space, to, 5353, SOON), Talk::Silence, "{to}");
+                assert_ne!(tcp(&cluster.outside, &pod.space, to, 5353), Talk::Silence, "{to}");
+            }
         });
     });
 }
