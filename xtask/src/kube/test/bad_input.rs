@@ -27,7 +27,7 @@ fn annotations() -> Vec<(&'static str, &'static str, String, &'static str)> {
         ("huge", networks, "a".repeat(200_000), "200000 bytes long"),
         ("many", networks, vec!["later"; 40].join(","), "it names 40 Networks"),
         ("control", networks, "later\u{1}\u{1b}[31m".into(), "control characters"),
-        ("no-list", networks, "[{\"name\": 7}]".into(), "no JSON list of Networks"),
+        ("no-list", networks, "[{\"name\": 7}]".into(), "not a JSON list of Networks"),
         (
             "foreign-address",
             networks,
