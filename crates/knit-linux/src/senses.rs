@@ -69,6 +69,10 @@ impl Senses {
     /// Whether nobody else has changed the rules of a namespace since this count of changes; none is never.
     pub fn is_untouched(&self, space: &Space, since: Option<u64>) -> Result<bool> {
         let (Some(since), Some(watcher)) = (since, &self.watcher) else { return Ok(false) };
+        // What is known to be touched is read at once: until it is put right, Networks may not be apart.
+        if space.rules_seen.now() != since {
+            return Ok(false);
+        }
         let now = space.rules()?.generation().map_err(internal("ask for the state of the rules"))?;
         // All that was done up to now has been told, and counted, before the two are compared.
         Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP) && space.rules_seen.now() == since)
