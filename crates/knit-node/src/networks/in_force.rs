@@ -26,8 +26,8 @@ impl Networks {
             applied.and_then(|applied| applied.proxy.as_ref()).map(|proxy| proxy.watch())
         };
         let Some(mut state) = watch else { return Ok(()) };
-        // The API server may itself be a pod of the default Network, or need one: while it is away, or refuses a
-        // list, such a pod must start all the same.
+        // The API server may itself be a pod of the default Network, or need one: while it is away, or
+        // refuses a list, such a pod must start all the same.
         let is_default = network == names::DEFAULT_NETWORK;
         let deadline =
             if is_default { deadline.min(Instant::now() + DEFAULT_NETWORK_WAIT) } else { deadline };

@@ -154,8 +154,8 @@ impl World {
     }
 
     /// The lists of which it is not known yet what is in them, of those that say what is not the outside of a
-    /// Network: whoever is set up without one reaches what the rest of it would have closed. Where what was kept
-    /// is in force already, it counts whatever the API answers.
+    /// Network: whoever is set up without one reaches what the rest of it would have closed. Where what was
+    /// kept is in force already, it counts whatever the API answers.
     #[must_use]
     pub fn missing_of_the_inside(&self, in_force: bool) -> Vec<&'static str> {
         let (synced, before) = (self.synced, self.before);
