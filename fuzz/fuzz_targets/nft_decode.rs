@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let _ = knit_kernel::nft::decode_any(bytes);
+    let _ = knit_nft::decode_any(bytes);
 });

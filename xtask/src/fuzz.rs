@@ -4,18 +4,12 @@
 //! The instrumentation that libFuzzer goes by is the compiler's own and needs neither a nightly one nor
 //! cargo-fuzz. A sanitizer does: `cargo +nightly fuzz run NAME` in `fuzz/` has one, and finds the same
 //! targets and corpora.
-//!
-//! With `--quick`, only Knit's own crates are instrumented, and the others are those that `cargo test` has
-//! built: this program is then also what cargo runs in place of the compiler ([`compile`]).
 
 use std::fs;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::shim;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -27,42 +21,18 @@ pub struct Args {
     /// Only build them
     #[arg(long)]
     build: bool,
-    /// Instrument Knit's own crates only, and take the others as `cargo test` has built them: for a short run
-    #[arg(long)]
-    quick: bool,
 }
 
 impl Args {
     /// All targets, each for so long.
     pub fn all_for(seconds: u32) -> Self {
-        Self { names: Vec::new(), seconds, build: false, quick: false }
+        Self { names: Vec::new(), seconds, build: false }
     }
 }
 
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
-
-/// Says that this program is run in place of the compiler, and where Knit's own crates are.
-pub const COMPILER: &str = "KNIT_FUZZ_INSTRUMENT_BELOW";
-/// What fuzz/Cargo.toml gives the crates that are to be instrumented.
-const MARK: &str = "codegen-units=15";
-
-/// Runs the compiler, as cargo asks for, with the instrumentation for what has the mark.
-pub fn compile(root: &Path) -> Result<ExitCode> {
-    let mut args = std::env::args_os().skip(1);
-    let compiler = args.next().context("cargo names the compiler")?;
-    let args: Vec<_> = args.collect();
-    let ours =
-        std::env::var_os("CARGO_MANIFEST_DIR").is_some_and(|folder| Path::new(&folder).starts_with(root));
-    let has = |word: &str| args.iter().any(|argument| argument == word);
-    let mut command = Command::new(compiler);
-    // A build script has the profile of its package, and nothing that the instrumentation calls.
-    if ours && has(MARK) && !has("build_script_build") {
-        command.args(INSTRUMENTED.split_whitespace());
-    }
-    Err(command.args(args).exec()).context("cannot run the compiler")
-}
 
 pub fn run(args: &Args) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -71,7 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
         bail!("there is no fuzz target {unknown}; there are {}", all.join(", "));
     }
-    let programs = build(&root, &folder, args.quick)?;
+    let programs = build(&root, &folder)?;
     if args.build {
         return Ok(());
     }
@@ -100,34 +70,23 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
 }
 
 /// Builds all, and says where they are.
-fn build(root: &Path, folder: &Path, quick: bool) -> Result<PathBuf> {
+fn build(root: &Path, folder: &Path) -> Result<PathBuf> {
     // The versions that the workspace has; what it does not have is added.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("cannot copy Cargo.lock")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // A target that is named keeps the instrumentation away from build scripts and macros.
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut command = Command::new(cargo);
-    command.args(["build", "--bins"]).current_dir(folder);
-    let programs = if quick {
-        let (root, shared) = (root.canonicalize()?, shim::target_dir());
-        command
-            .args(["--features", "quick"])
-            .env(COMPILER, root)
-            .env("RUSTC_WRAPPER", std::env::current_exe()?)
-            .env("CARGO_TARGET_DIR", &shared);
-        shared.join("debug")
-    } else {
-        // A target that is named keeps the instrumentation away from build scripts and macros.
-        let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-        command
-            .args(["--target", &target])
-            .env("RUSTFLAGS", INSTRUMENTED)
-            // Quick enough, and with the checks of a debug build.
-            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env_remove("CARGO_TARGET_DIR");
-        folder.join("target").join(target).join("debug")
-    };
+    command
+        .args(["build", "--bins", "--target", &target])
+        .current_dir(folder)
+        .env("RUSTFLAGS", INSTRUMENTED)
+        // Quick enough, and with the checks of a debug build.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env_remove("CARGO_TARGET_DIR");
     ensure!(command.status().context("cannot run cargo")?.success(), "the fuzz targets were not built");
-    Ok(programs)
+    Ok(folder.join("target").join(target).join("debug"))
 }
 
 /// Runs one; says whether it found nothing.

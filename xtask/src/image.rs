@@ -85,7 +85,7 @@ fn write(out: &Path, names: &[&str], program: PathBuf, libraries: &[PathBuf]) ->
 
 fn folder_of(out: &Path) -> Result<()> {
     let folder = out.parent().context("an image is in a folder")?;
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
 /// The shared libraries of a program, and the loader, where it looks for them.

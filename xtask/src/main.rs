@@ -10,8 +10,8 @@ mod licences;
 mod oci;
 mod shim;
 mod style;
+mod upgrade_test;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -43,12 +43,11 @@ enum Command {
     Shim(shim::Args),
     /// Checks that no line of Rust is too long
     Style(style::Args),
+    /// Replaces agents of an earlier commit by this tree's, under traffic
+    UpgradeTest(upgrade_test::Args),
 }
 
 fn main() -> ExitCode {
-    if let Some(root) = std::env::var_os(fuzz::COMPILER) {
-        return fuzz::compile(Path::new(&root)).unwrap_or_else(|error| failed(&error));
-    }
     let result = match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
@@ -59,6 +58,7 @@ fn main() -> ExitCode {
         Command::Image(args) => image::run(&args),
         Command::Shim(args) => shim::run(&args),
         Command::Style(args) => style::run(&args),
+        Command::UpgradeTest(args) => upgrade_test::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "IPv6", type_ = "string", json_path = ".spec.ipv6"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.spec == oldSelf.spec")
-        .message("a block cannot change hands: delete this AddressBlock once it is empty; the controller makes another")
+        .message("an AddressBlock cannot be changed: delete it once it is empty; the controller creates \
+        another")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -32,19 +33,21 @@ pub struct AddressBlockSpec {
     /// The Network whose addresses these are.
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
-    /// The node that gives them out.
+    /// The node that assigns them to pods.
     #[schemars(length(min = 1, max = 253))]
     pub node: String,
     /// The IPv4 range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 18))]
-    #[x_kube(validation = Rule::new("isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self) == cidr(self).masked()")
-        .message("write an IPv4 range, for example 10.77.0.16/28"))]
+    #[x_kube(validation = Rule::new("isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self) == \
+    cidr(self).masked()")
+        .message("must be an IPv4 CIDR, for example 10.77.0.16/28"))]
     pub ipv4: Option<String>,
     /// The IPv6 range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 4, max = 43))]
-    #[x_kube(validation = Rule::new("isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == cidr(self).masked()")
-        .message("write an IPv6 range, for example fd77::10/124"))]
+    #[x_kube(validation = Rule::new("isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == \
+    cidr(self).masked()")
+        .message("must be an IPv6 CIDR, for example fd77::10/124"))]
     pub ipv6: Option<String>,
 }

@@ -1,6 +1,6 @@
 //! Small types that several kinds share.
 
-use knit_types::{Family, Topology};
+use knit_types::{Family, Topology, UnderlayMode};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,11 @@ pub struct AddressCounts {
 /// The schema of a family. The type itself is in knit-types, which knows no schemas.
 pub(crate) fn family_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": Family::ALL.map(Family::as_str)})
+}
+
+/// The schema of how pods of one node reach each other on a link of the node.
+pub(crate) fn underlay_mode_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": UnderlayMode::ALL.map(UnderlayMode::as_str)})
 }
 
 /// The schema of a topology.

@@ -12,19 +12,27 @@ pub mod network_class {
 
 /// Conditions of a Network.
 pub mod network {
-    /// The Network can be served: its class exists and its addresses collide with nothing.
+    /// The Network can be served: its class exists and its addresses do not conflict with anything.
     pub const ACCEPTED: &str = "Accepted";
     /// Every node that has pods of it has it set up.
     pub const READY: &str = "Ready";
 
-    /// Reason of `Accepted`: nothing speaks against the Network.
+    /// Services are served in the Network. Said only where they are not.
+    pub const SERVICES_SERVED: &str = "ServicesServed";
+    /// NetworkPolicies hold in the Network. Said only where its kind rules that out.
+    pub const POLICY_ENFORCED: &str = "NetworkPolicyEnforced";
+    /// Reason of `ServicesServed=False` and `NetworkPolicyEnforced=False`: nothing of Knit's is between a pod
+    /// and the segment.
+    pub const REASON_NO_ROUTER: &str = "NoRouter";
+
+    /// Reason of `Accepted`: there is no objection to the Network.
     pub const REASON_ACCEPTED: &str = "Accepted";
     /// Reason of `Accepted=False`: the NetworkClass does not exist or is not accepted.
     pub const REASON_NO_CLASS: &str = "ClassNotFound";
-    /// Reason of `Accepted=False`: its subnets overlap nodes, services, the default Network or, where both are
-    /// one pod's, another Network.
+    /// Reason of `Accepted=False`: its subnets overlap nodes, services, the default Network or, if one pod
+    /// has both, another Network.
     pub const REASON_OVERLAP: &str = "SubnetOverlap";
-    /// Reason of `Accepted=False`: a namespace that it selects has another primary Network already.
+    /// Reason of `Accepted=False`: a namespace that it selects already has another primary Network.
     pub const REASON_PRIMARY_CONFLICT: &str = "PrimaryConflict";
     /// Reason of `Accepted=False`: something that the schema cannot express is wrong; the message says what.
     pub const REASON_INVALID: &str = "Invalid";
@@ -40,7 +48,7 @@ pub mod network {
 
 /// Conditions of a NetworkAttachment.
 pub mod network_attachment {
-    /// The interface is there and carries traffic.
+    /// The interface exists and carries traffic.
     pub const READY: &str = "Ready";
 
     /// Reason of `Ready`: attached and verified.
@@ -53,9 +61,9 @@ pub mod network_attachment {
     pub const REASON_NOT_ALLOWED: &str = "NotAllowed";
     /// Reason of `Ready=False`: no address is left.
     pub const REASON_NO_ADDRESS: &str = "AddressesExhausted";
-    /// Reason of `Ready=False`: a wanted address, MAC or interface name cannot be had.
+    /// Reason of `Ready=False`: a requested address, MAC or interface name is not available.
     pub const REASON_REFUSED: &str = "RequestRefused";
-    /// Reason of `Ready=False`: the runtime failed; the agent tries again.
+    /// Reason of `Ready=False`: the runtime failed; the agent retries.
     pub const REASON_FAILED: &str = "AttachFailed";
 }
 
@@ -63,7 +71,7 @@ pub mod network_attachment {
 pub mod node_network {
     /// Set up, and pods can be attached.
     pub const REASON_READY: &str = "Ready";
-    /// Not set up yet, or set-up failed; the message says why.
+    /// Not set up yet, or setup failed; the message says why.
     pub const REASON_NOT_SET_UP: &str = "NotSetUp";
     /// Set up, but no address is free.
     pub const REASON_NO_ADDRESS: &str = "AddressesExhausted";

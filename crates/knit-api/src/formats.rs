@@ -1,5 +1,5 @@
-//! Formats of integers in the CRDs: the API server knows `int32` and `int64`, and warns about any other. And limits of selectors,
-//! without which it refuses rules about them as too costly.
+//! Formats of integers in the CRDs: the API server knows `int32` and `int64`, and warns about any other. And
+//! limits of selectors, without which it refuses rules about them as too costly.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,

@@ -1,5 +1,5 @@
-//! The KNI gRPC protocols: `v1alpha1` is Knit's seam between agent and network runtimes; `beta` is the service of
-//! the first proof of concept (`kni.KNI`), served for those who built on it.
+//! The KNI gRPC protocols: `v1alpha1` is Knit's seam between agent and network runtimes; `beta` is the
+//! service of the first proof of concept (`kni.KNI`), served for those who built on it.
 
 /// KNI v1alpha1: what a node agent asks of a network runtime, and a KNI client of a node agent.
 #[allow(

@@ -1,5 +1,6 @@
 //! Knit's contracts: the Kubernetes kinds of group `knit.dev` and, with the feature `kni`, the gRPC protocols
-//! between the node agent, network runtimes and the container runtime. Nothing here acts; every other crate may depend on it.
+//! between the node agent, network runtimes, the container runtime and kubelet. Nothing here acts; every
+//! other crate may depend on it.
 //!
 //! | kind | scope | written by |
 //! |---|---|---|
@@ -8,11 +9,13 @@
 //! | [`NetworkAttachment`] | namespaced | node agent, or a user who plugs a Network into a running pod |
 //! | [`NodeNetwork`] | cluster | node agent |
 //! | [`AddressBlock`] | cluster | controller |
+//! | [`NodeSlice`], [`BlockSlice`] | cluster | controller, from Nodes and AddressBlocks |
+//! | [`PolicyPeerSlice`] | cluster | controller |
 
 #![allow(clippy::duplicated_attributes, reason = "two printer columns of one type are two columns")]
 
 mod address_block;
-pub mod claims;
+pub mod attachment_config;
 mod common;
 pub mod conditions;
 #[cfg(feature = "kni")]
@@ -20,18 +23,24 @@ pub mod cri;
 mod formats;
 #[cfg(feature = "kni")]
 pub mod kni;
+#[cfg(feature = "kni")]
+pub mod kubelet;
 pub mod names;
 mod network;
 mod network_attachment;
 mod network_class;
 mod node_network;
+mod policy_peer_slice;
+mod slices;
 
 pub use address_block::{AddressBlock, AddressBlockSpec};
+pub use attachment_config::{AttachmentConfig, ConfigError};
 pub use common::{AddressCounts, Route};
-pub use knit_types::{Family, Topology};
+pub use knit_types::{Family, Topology, UnderlayMode};
 pub use network::{
-    AllowedNamespaces, AllowedNamespacesFrom, Network, NetworkServices, NetworkSpec, NetworkStatus, Outside,
-    Permission, ServiceReference, Subnet,
+    AllowedNamespaces, AllowedNamespacesFrom, LiveConnections, Network, NetworkPolicySettings,
+    NetworkServices, NetworkSpec, NetworkStatus, Outside, Permission, PolicyEnforcement, Scheduling,
+    ServiceReference, Subnet, Underlay, UnderlayParent,
 };
 pub use network_attachment::{
     AttachedAddress, HostInterface, NamespaceReference, NetworkAttachment, NetworkAttachmentSpec,
@@ -39,8 +48,11 @@ pub use network_attachment::{
 };
 pub use network_class::{NetworkClass, NetworkClassSpec, NetworkClassStatus};
 pub use node_network::{
-    NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkStatusNetwork, NodeRuntime,
+    NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkStatusNetwork,
+    NodeRuntime,
 };
+pub use policy_peer_slice::{PolicyPeer, PolicyPeerPort, PolicyPeerSlice, PolicyPeerSliceSpec};
+pub use slices::{BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceNode};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -60,6 +72,9 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         NetworkAttachment::crd(),
         NodeNetwork::crd(),
         AddressBlock::crd(),
+        NodeSlice::crd(),
+        BlockSlice::crd(),
+        PolicyPeerSlice::crd(),
     ];
     all.map(formats::known).into()
 }

@@ -27,7 +27,8 @@ pub const NODE_LABEL: &str = "knit.dev/node";
 /// Label on NetworkAttachments and AddressBlocks: the Network they belong to.
 pub const NETWORK_LABEL: &str = "knit.dev/network";
 
-/// Label on NetworkAttachments that other nodes need: where the address is, or its MAC, follows from no AddressBlock.
+/// Label on NetworkAttachments that other nodes need: where the address is, or its MAC, follows from no
+/// AddressBlock.
 pub const ANNOUNCED_LABEL: &str = "knit.dev/announced";
 
 /// Label on NetworkAttachments that the agent made: users make theirs without it.
@@ -44,3 +45,58 @@ pub const AGENT_MANAGER: &str = "knit-node";
 
 /// Field manager of the controller's writes.
 pub const CONTROLLER_MANAGER: &str = "knit-controller";
+
+/// The name of Knit's driver of dynamic resources (DRA).
+pub const DRIVER: &str = "knit.dev";
+
+/// The pool of devices that the controller publishes: one device for each Network.
+pub const NETWORK_POOL: &str = "knit-networks";
+
+/// What claims of Networks consume of a device.
+pub const ADDRESSES_CAPACITY: &str = "addresses";
+
+/// Device attribute of the multi-network API: the name of the Network.
+pub const POD_NETWORK_ATTRIBUTE: &str = "multinetwork.networking.k8s.io/podNetwork";
+
+/// Device attribute of the multi-network API: the kind of Network, by group and kind.
+pub const POD_NETWORK_KIND_ATTRIBUTE: &str = "multinetwork.networking.k8s.io/podNetworkKind";
+
+/// Value of [`POD_NETWORK_KIND_ATTRIBUTE`] for Networks.
+pub const POD_NETWORK_KIND: &str = "knit-dev-network";
+
+/// The DeviceClass of all devices of Knit's, and the beginning of those of single Networks.
+pub const DEVICE_CLASS: &str = "knit";
+
+/// The beginning of extended resources, by which pods ask for a Network without naming a claim.
+pub const EXTENDED_RESOURCE: &str = "networks.knit.dev/";
+
+/// The device that stands for a Network. Devices are named by DNS labels, so a Network with dots in its name
+/// has one that is made of it.
+#[must_use]
+pub fn device_of(network: &str) -> String {
+    if !network.contains('.') {
+        return network.to_owned();
+    }
+    // FNV-1a: what matters is that two Networks of one cluster do not meet.
+    let hash = network.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let readable: String = network.chars().take(46).map(|c| if c == '.' { '-' } else { c }).collect();
+    format!("{readable}-{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_by_a_label() {
+        assert_eq!(device_of("blue"), "blue");
+        let (dotted, dashed) = (device_of("team.blue"), device_of("team-blue"));
+        assert_ne!(dotted, dashed);
+        let long = device_of(&format!("{}.b", "a".repeat(61)));
+        for name in [dotted, long] {
+            assert!(name.len() <= 63 && !name.contains('.'), "{name}");
+        }
+    }
+}

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::common::Route;
 
-/// One pod interface on one Network: written by the node agent, or by a user who plugs a Network into a
-/// running pod.
+/// One pod interface on one Network: written by the node agent, or by a user to attach a running pod to a
+/// Network.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[kube(
     group = "knit.dev",
@@ -22,15 +22,25 @@ use crate::common::Route;
     derive = "PartialEq",
     selectable = ".spec.network",
     selectable = ".spec.pod",
-    doc = "One pod interface on one Network: written by the node agent, or by a user who plugs a Network into a running pod.",
+    doc = "One pod interface on one Network: written by the node agent, or by a user to attach a \
+    running pod to a Network.",
     printcolumn(name = "Pod", type_ = "string", json_path = ".spec.pod"),
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Interface", type_ = "string", json_path = ".status.interface"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address"),
-    printcolumn(name = "Address-2", type_ = "string", json_path = ".status.addresses[1].address", priority = 1),
+    printcolumn(
+        name = "Address-2",
+        type_ = "string",
+        json_path = ".status.addresses[1].address",
+        priority = 1
+    ),
     printcolumn(name = "MAC", type_ = "string", json_path = ".status.mac", priority = 1),
     printcolumn(name = "Node", type_ = "string", json_path = ".status.node"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
     printcolumn(
         name = "Reason",
         type_ = "string",
@@ -39,7 +49,8 @@ use crate::common::Route;
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.spec == oldSelf.spec")
-        .message("an attachment cannot be changed in place: delete this NetworkAttachment and create another one")
+        .message("an attachment cannot be changed in place: delete this NetworkAttachment and create \
+        another one")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkAttachmentSpec {
@@ -51,31 +62,32 @@ pub struct NetworkAttachmentSpec {
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
 
-    /// The interface's name in the pod; the next free `netN` if it is left out.
+    /// The interface's name in the pod. Defaults to the next free `netN`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 15), regex(pattern = r"^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$"))]
     #[x_kube(validation = Rule::new("self != 'lo' && self != 'eth0'")
-        .message("lo and eth0 are taken in every pod: write another name, for example net1"))]
+        .message("lo and eth0 are already used in every pod: use another name, for example net1"))]
     pub interface: Option<String>,
 
-    /// Addresses that the interface must have, at most one per family; free ones if it is left out.
+    /// Addresses that the interface must have, at most one per family. Defaults to free ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2), inner(length(min = 2, max = 39)))]
     #[x_kube(
         validation = Rule::new("self.all(a, isIP(a))")
-            .message("write plain addresses without a prefix, for example 10.77.0.9"),
-        validation = Rule::new("size(self) < 2 || !self.all(a, isIP(a)) || ip(self[0]).family() != ip(self[1]).family()")
-            .message("one address per family: an interface has one IPv4 and one IPv6 address at most"),
+            .message("must be IP addresses without a prefix length, for example 10.77.0.9"),
+        validation = Rule::new("size(self) < 2 || !self.all(a, isIP(a)) || ip(self[0]).family() != \
+        ip(self[1]).family()")
+            .message("at most one address per family is allowed: one IPv4 and one IPv6 address"),
     )]
     pub addresses: Vec<String>,
 
-    /// The MAC address that the interface must have; one that follows from its address if it is left out.
+    /// The MAC address that the interface must have. Defaults to one derived from its address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$"))]
     pub mac: Option<String>,
 }
 
-/// What the node agent made.
+/// What the node agent created.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkAttachmentStatus {
@@ -86,7 +98,7 @@ pub struct NetworkAttachmentStatus {
     /// The node the pod runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// The container runtime's name for the pod's sandbox.
+    /// The container runtime's id of the pod's sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_id: Option<String>,
     /// The interface's name in the pod.
@@ -98,13 +110,13 @@ pub struct NetworkAttachmentStatus {
     /// The interface's MAC address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// The interface's largest packet.
+    /// The interface's MTU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// The routes that go out by this interface.
+    /// The routes through this interface.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// The other end of the interface, where tools look at the pod's traffic.
+    /// The other end of the interface, where tools can observe the pod's traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_interface: Option<HostInterface>,
     /// The pod's network namespace.
@@ -119,9 +131,9 @@ pub struct AttachedAddress {
     /// The address's family.
     #[schemars(schema_with = "crate::common::family_schema")]
     pub family: Family,
-    /// The address, without its prefix.
+    /// The address, without its prefix length.
     pub address: String,
-    /// The prefix length that the interface has it with.
+    /// The prefix length of the address on the interface.
     pub prefix: u8,
     /// The gateway of this family.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,7 +156,7 @@ pub struct HostInterface {
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceReference {
-    /// Where it can be opened on the node; the node's own has none.
+    /// Its path on the node; the node's own namespace has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Its inode number, as `ls -Li` of the path and `/proc/PID/ns/net` show it.

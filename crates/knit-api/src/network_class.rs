@@ -31,16 +31,17 @@ pub struct NetworkClassSpec {
         length(min = 3, max = 253),
         regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9/\-._~]+$")
     )]
-    #[x_kube(validation = ("self == oldSelf", "the runtime of a class cannot change: make another NetworkClass and move Networks to it"))]
+    #[x_kube(validation = ("self == oldSelf", "the runtime of a class cannot be changed: create another \
+    NetworkClass and move Networks to it"))]
     pub runtime: String,
 
-    /// Parameters that the runtime gets as they are; their meaning is the runtime's own.
+    /// Parameters passed to the runtime unchanged; their meaning is defined by the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::network_class::any_object")]
     pub parameters: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// What the controller found out about a class.
+/// What the controller knows about a class.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkClassStatus {
@@ -48,12 +49,12 @@ pub struct NetworkClassStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// The features that every node's runtime of this name has, in the names of the KNI capabilities.
+    /// The features that the runtime has on every node, named as KNI capabilities.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub supported_features: Vec<String>,
 }
 
-/// The schema of an object whose fields are not ours to know.
+/// The schema of an object with arbitrary fields.
 fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::common::AddressCounts;
 
-/// What one node has: its runtimes, and its Networks with readiness and free addresses. Its name is the node's.
+/// The runtimes of one node, and its Networks with readiness and free addresses. It is named after the node.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[kube(
     group = "knit.dev",
@@ -16,7 +16,8 @@ use crate::common::AddressCounts;
     category = "knit",
     status = "NodeNetworkStatus",
     derive = "PartialEq",
-    doc = "What one node has: its runtimes, and its Networks with readiness and free addresses. Its name is the node's.",
+    doc = "The runtimes of one node, and its Networks with readiness and free addresses. It is named \
+           after the node.",
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agentVersion"),
     printcolumn(name = "Runtime", type_ = "string", json_path = ".status.runtimes[0].name"),
     printcolumn(name = "Networks", type_ = "integer", json_path = ".status.networkCount"),
@@ -26,7 +27,7 @@ use crate::common::AddressCounts;
 #[serde(rename_all = "camelCase")]
 pub struct NodeNetworkSpec {}
 
-/// What the node's agent says of it.
+/// What the node's agent reports.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeNetworkStatus {
@@ -36,13 +37,13 @@ pub struct NodeNetworkStatus {
     /// The network runtimes that the agent found on the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runtimes: Vec<NodeRuntime>,
-    /// The Networks that this node serves or is asked to serve.
+    /// The Networks that this node serves or should serve.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NodeNetworkStatusNetwork>,
-    /// How many Networks there are, for `kubectl get`.
+    /// Number of Networks, for `kubectl get`.
     #[serde(default)]
     pub network_count: i32,
-    /// How many of them are not ready, for `kubectl get`.
+    /// Number of Networks that are not ready, for `kubectl get`.
     #[serde(default)]
     pub not_ready_count: i32,
 }
@@ -78,17 +79,35 @@ pub struct NodeNetworkStatusNetwork {
     /// What is wrong and what to do, if it is not ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// How many pods of this node are attached to it.
+    /// Number of pods of this node that are attached to it.
     #[serde(default)]
     pub attachments: i32,
-    /// Addresses used and free in this node's blocks, one entry per family.
+    /// Used and free addresses in this node's blocks, one entry per family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<AddressCounts>,
-    /// How many AddressBlocks of it the node knows. A further one is given only to a node that knows all it has, so
-    /// that one wish is not answered twice.
+    /// Number of its AddressBlocks that the node knows. Another one is only assigned to a node that knows all
+    /// it has, so that one request is not answered twice.
     #[serde(default)]
     pub blocks: i32,
-    /// The node asks for a further AddressBlock.
+    /// The node requests another AddressBlock.
     #[serde(default)]
     pub wants_block: bool,
+    /// The policies that are in force here; left out where none acts on a pod of this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<NodeNetworkPolicies>,
+}
+
+/// The policies that are in force in one Network on one node.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeNetworkPolicies {
+    /// Number of policies that act on pods of this node.
+    pub acting: i32,
+    /// The highest `metadata.resourceVersion` among them: a policy that acts here is in force in this version
+    /// if this is at least as high.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest_resource_version: Option<String>,
+    /// Why policies are not in force here, or who enforces them instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }

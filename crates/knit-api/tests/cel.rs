@@ -1,4 +1,5 @@
-//! The CEL rules of the CRDs, run as an API server runs them: each bad object is refused by the rule that is meant.
+//! The CEL rules of the CRDs, run as an API server runs them: each bad object is refused by the rule that is
+//! meant.
 
 #![allow(clippy::needless_pass_by_value, reason = "json! literals read better by value")]
 
@@ -34,7 +35,10 @@ fn good_networks_pass() {
         json!({
             "topology": "Layer2", "mtu": 1400, "primaryFor": { "matchLabels": { "tenant": "a" } },
             "subnets": [{ "cidr": "10.77.0.0/24", "gateway": "10.77.0.254", "reserved": ["10.77.0.0/28"] }],
-            "routes": [{ "destination": "192.0.2.0/24" }, { "destination": "198.51.100.0/24", "via": "10.77.0.5" }],
+            "routes": [
+                { "destination": "192.0.2.0/24" },
+                { "destination": "198.51.100.0/24", "via": "10.77.0.5" },
+            ],
             "allowedNamespaces": { "from": "Selector", "selector": { "matchLabels": { "a": "b" } } },
         }),
     ] {
@@ -59,76 +63,55 @@ fn what_services_may_take() {
     refused(validate_cel(&default), "leave services.nodeAddresses out");
 }
 
-#[test]
-fn what_is_left_out_is_closed_except_for_the_default_network() {
-    let says = |name: &str, services: Value| {
-        let spec = with_services(name, services).spec;
-        (spec.serves_external_ips(name), spec.serves_node_addresses())
-    };
-    assert_eq!(says("blue", Value::Null), (false, false));
-    assert_eq!(says("blue", json!({})), (false, false));
-    assert_eq!(says("default", Value::Null), (true, false));
-    assert_eq!(says("default", json!({ "externalIPs": "Deny" })), (false, false));
-    assert_eq!(says("blue", json!({ "externalIPs": "Allow", "nodeAddresses": "Allow" })), (true, true));
+fn underlay(change: impl FnOnce(&mut Value)) -> Network {
+    let mut spec = json!({
+        "topology": "Underlay",
+        "underlay": { "parents": [
+            { "name": "bond0.20", "nodeSelector": { "matchLabels": { "rack": "left" } } },
+            { "name": "eth1", "nodeSelector": { "matchExpressions": [
+                { "key": "rack", "operator": "In", "values": ["right", "middle"] },
+            ] } },
+        ] },
+        "subnets": [{ "cidr": "192.168.20.0/24", "reserved": ["192.168.20.0/27"] }],
+    });
+    change(&mut spec);
+    network("office", spec)
 }
 
 #[test]
-fn a_selector_that_nobody_can_read_is_refused() {
-    let with = |selector: &Value| {
-        let mut primary = subnets(&["10.77.0.0/16"]);
-        primary["primaryFor"] = selector.clone();
-        let mut allowed = subnets(&["10.77.0.0/16"]);
-        allowed["allowedNamespaces"] = json!({ "from": "Selector", "selector": selector });
-        [network("blue", primary), network("blue", allowed)]
-    };
-    let expression = |operator: &str, values: Option<Value>| {
-        let mut expression = json!({ "key": "team", "operator": operator });
-        if let Some(values) = values {
-            expression["values"] = values;
-        }
-        json!({ "matchLabels": { "tier": "front" }, "matchExpressions": [expression] })
-    };
-    for (operator, values, words) in [
-        ("Equals", Some(json!(["blue"])), "are In, NotIn, Exists and DoesNotExist"),
-        ("In", None, "need values"),
-        ("NotIn", Some(json!([])), "need values"),
-        ("Exists", Some(json!(["blue"])), "take none"),
-    ] {
-        let selector = expression(operator, values);
-        for object in with(&selector) {
-            refused(validate_cel(&object), words);
-        }
-        let read = serde_json::from_value(selector).expect("a selector");
-        assert!(
-            knit_api::claims::read(&read).is_err(),
-            "{operator}: the API server refuses what can be read"
-        );
+fn an_underlay_network_has_parents_and_is_never_primary() {
+    let office = underlay(|_| {});
+    validate_cel(&office).expect("a good Network");
+    assert_eq!(office.spec.underlay.as_ref().expect("underlay").mode.as_str(), "Bridge", "the default");
+    let without = |spec: &mut Value| _ = spec.as_object_mut().expect("an object").remove("underlay");
+    refused(validate_cel(&underlay(without)), "go together");
+    refused(validate_cel(&underlay(|spec| spec["topology"] = json!("Layer2"))), "go together");
+    refused(validate_cel(&underlay(|spec| spec["primaryFor"] = json!({}))), "leave primaryFor out");
+    for (key, value) in
+        [("outside", json!("Masquerade")), ("services", json!({})), ("clusterServices", json!([]))]
+    {
+        refused(validate_cel(&underlay(|spec| spec[key] = value)), "about a router");
     }
-    for (operator, values) in [
-        ("In", Some(json!(["blue"]))),
-        ("NotIn", Some(json!(["blue"]))),
-        ("Exists", None),
-        ("DoesNotExist", Some(json!([]))),
-    ] {
-        let selector = expression(operator, values);
-        for object in with(&selector) {
-            validate_cel(&object).expect("a good Network");
-        }
-        let read = serde_json::from_value(selector).expect("a selector");
-        knit_api::claims::read(&read).expect("the API server allows what cannot be read");
-    }
+    let mut default = underlay(|_| {});
+    default.metadata.name = Some("default".into());
+    refused(validate_cel(&default), "default cannot be Underlay");
+    let mut routed = underlay(|_| {});
+    (routed.spec.topology, routed.spec.underlay) = (knit_api::Topology::Layer3, None);
+    refused(validate_cel_update(&office, &routed), "topology of a Network cannot be changed");
+    serde_json::from_value::<knit_api::Underlay>(json!({ "parents": [], "mode": "Passthru" }))
+        .expect_err("one pod would have the whole link");
 }
 
 #[test]
 fn bad_subnets_are_refused() {
     let check = |list: &[&str], words| refused(validate_cel(&network("blue", subnets(list))), words);
     check(&[], "at least one subnet");
-    check(&["10.77.0.0"], "write an address range");
-    check(&["10.77.0.1/16"], "bits set behind the prefix");
+    check(&["10.77.0.0"], "must be a CIDR");
+    check(&["10.77.0.1/16"], "host bits set");
     check(&["10.77.0.0/30"], "too small");
     check(&["fd77::/126"], "too small");
-    check(&["10.77.0.0/16", "10.78.0.0/16"], "one IPv4 subnet at most");
-    check(&["fd77::/64", "fd78::/64"], "one IPv6 subnet at most");
+    check(&["10.77.0.0/16", "10.78.0.0/16"], "at most one IPv4 subnet");
+    check(&["fd77::/64", "fd78::/64"], "at most one IPv6 subnet");
 }
 
 #[test]
@@ -152,10 +135,10 @@ fn what_pods_stand_on_cannot_change() {
         "cannot be changed or removed",
     );
     let switched = network("blue", json!({ "topology": "Layer2", "subnets": [{ "cidr": "10.77.0.0/16" }] }));
-    refused(validate_cel_update(&switched, &old), "topology of a Network cannot change");
+    refused(validate_cel_update(&switched, &old), "topology of a Network cannot be changed");
     let mut other = old.clone();
     other.spec.class = "fast".into();
-    refused(validate_cel_update(&other, &old), "class of a Network cannot change");
+    refused(validate_cel_update(&other, &old), "class of a Network cannot be changed");
 }
 
 #[test]
@@ -165,10 +148,10 @@ fn namespaces_and_routes() {
         spec[key] = value;
         network("blue", spec)
     };
-    refused(validate_cel(&with("allowedNamespaces", json!({ "from": "Selector" }))), "needs one");
+    refused(validate_cel(&with("allowedNamespaces", json!({ "from": "Selector" }))), "requires a selector");
     refused(
         validate_cel(&with("allowedNamespaces", json!({ "from": "All", "selector": {} }))),
-        "selector goes with",
+        "selector requires",
     );
     refused(validate_cel(&with("routes", json!([{ "destination": "192.0.2.0" }]))), "destination must be");
     refused(
@@ -191,14 +174,14 @@ fn attachments() {
     };
     validate_cel(&make(good.clone())).expect("a good attachment");
     for (addresses, words) in [
-        (vec!["10.77.0.9/24".into()], "plain addresses"),
+        (vec!["10.77.0.9/24".into()], "IP addresses without a prefix"),
         (vec!["10.77.0.9".into(), "10.77.0.10".into()], "one address per family"),
     ] {
         refused(validate_cel(&make(NetworkAttachmentSpec { addresses, ..good.clone() })), words);
     }
     refused(
         validate_cel(&make(NetworkAttachmentSpec { interface: Some("eth0".into()), ..good.clone() })),
-        "taken in every pod",
+        "already used in every pod",
     );
     let moved = make(NetworkAttachmentSpec { network: "red".into(), ..good.clone() });
     refused(validate_cel_update(&moved, &make(good)), "cannot be changed in place");
@@ -220,9 +203,13 @@ fn blocks_and_classes() {
     let good = block(Some("10.77.0.16/28"), Some("fd77::10/124"));
     validate_cel(&good).expect("a good block");
     refused(validate_cel(&block(None, None)), "needs ipv4, ipv6 or both");
-    refused(validate_cel(&block(Some("fd77::10/124"), None)), "write an IPv4 range");
-    refused(validate_cel(&block(None, Some("10.77.0.16/28"))), "write an IPv6 range");
-    refused(validate_cel_update(&block(Some("10.77.0.32/28"), None), &good), "cannot change hands");
+    refused(validate_cel(&block(Some("fd77::10/124"), None)), "must be an IPv4 CIDR");
+    refused(validate_cel(&block(None, Some("10.77.0.16/28"))), "must be an IPv6 CIDR");
+    refused(
+        validate_cel_update(&block(Some("10.77.0.32/28"), None), &good),
+        "an AddressBlock cannot be \
+    changed",
+    );
 
     let class = |runtime: &str| {
         NetworkClass::new("c", NetworkClassSpec { runtime: runtime.into(), parameters: None })
@@ -230,6 +217,6 @@ fn blocks_and_classes() {
     validate_cel(&class("knit.dev/linux")).expect("a good class");
     refused(
         validate_cel_update(&class("a.b/c"), &class("knit.dev/linux")),
-        "runtime of a class cannot change",
+        "runtime of a class cannot be changed",
     );
 }

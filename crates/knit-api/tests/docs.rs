@@ -37,6 +37,15 @@ fn unknown_fields(place: &str, path: &str, written: &Value, understood: &Value) 
     }
 }
 
+/// A claim's parameters, which the API server does not look into.
+fn check_claim(place: &str, spec: &Value) {
+    let configs = spec["devices"]["config"].as_array().unwrap_or_else(|| panic!("{place}: no config"));
+    for config in configs {
+        let parameters = &config["opaque"]["parameters"];
+        knit_api::AttachmentConfig::read(parameters).unwrap_or_else(|error| panic!("{place}: {error}"));
+    }
+}
+
 #[test]
 fn examples_in_the_documentation_are_valid() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
@@ -59,6 +68,8 @@ fn examples_in_the_documentation_are_valid() {
                     "NetworkAttachment" => check::<NetworkAttachment>(&place, &value),
                     "NodeNetwork" => check::<NodeNetwork>(&place, &value),
                     "AddressBlock" => check::<AddressBlock>(&place, &value),
+                    "ResourceClaim" => check_claim(&place, &value["spec"]),
+                    "ResourceClaimTemplate" => check_claim(&place, &value["spec"]["spec"]),
                     other => panic!("{place}: no such kind: {other}"),
                 }
                 seen += 1;

@@ -43,7 +43,10 @@ pub fn fill_defaults(kind: &Kind, value: &mut Value, old: Option<&Value>) {
             default(
                 spec,
                 "strategy",
-                json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"}}),
+                json!({
+                    "type": "RollingUpdate",
+                    "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": "25%"},
+                }),
             );
             if spec.get("template").is_some_and(Value::is_object) {
                 pod_defaults(child_map(&mut spec["template"], "spec"));
@@ -96,7 +99,8 @@ pub fn fill_defaults(kind: &Kind, value: &mut Value, old: Option<&Value>) {
             }
         }
         "ServiceCIDR" => {
-            let ready = json!([{"type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready",
+            let ready = json!([{"type": "Ready", "status": "True", "reason": "",
+                "message": "Kubernetes Service CIDR is ready",
                 "lastTransitionTime": meta(value, "creationTimestamp")}]);
             default(child_map(value, "status"), "conditions", ready);
         }
@@ -157,7 +161,10 @@ fn crd_status(value: &mut Value) {
         .map(|v| v["name"].clone())
         .collect();
     let since = meta(value, "creationTimestamp").to_owned();
-    let condition = |name: &str, reason: &str| json!({"type": name, "status": "True", "reason": reason, "message": "", "lastTransitionTime": since});
+    let condition = |name: &str, reason: &str| {
+        json!({"type": name, "status": "True", "reason": reason, "message": "",
+            "lastTransitionTime": since})
+    };
     let conditions =
         json!([condition("NamesAccepted", "NoConflicts"), condition("Established", "InitialNamesAccepted")]);
     let status = child_map(value, "status");
@@ -276,7 +283,9 @@ fn pod_spec(spec: &Value, path: &str, causes: &mut Vec<Cause>) {
             match container["name"].as_str() {
                 None | Some("") => causes.push(Cause::required(format!("{here}.name"), "")),
                 Some(name) if !is_label(name) => {
-                    causes.push(Cause::invalid(format!("{here}.name"), &json!(name), "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-'"));
+                    let why = "a lowercase RFC 1123 label must consist of lower case alphanumeric \
+                               characters or '-'";
+                    causes.push(Cause::invalid(format!("{here}.name"), &json!(name), why));
                 }
                 Some(name) if seen.contains(&name) => {
                     causes.push(Cause::duplicate(format!("{here}.name"), &json!(name)));
@@ -329,7 +338,8 @@ pub fn check_pod_immutable(kind: &Kind, current: &Value, new: &Value) -> Result<
     if fixed(current) == fixed(new) {
         return Ok(());
     }
-    let why = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,\
+    let why = "pod updates may not change fields other than `spec.containers[*].image`,\
+               `spec.initContainers[*].image`,\
                `spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),\
                `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
     Err(ApiError::invalid(kind, meta(new, "name"), &[Cause::forbidden("spec", why)]))

@@ -22,7 +22,7 @@ use super::status::{ApiError, Result};
 use super::store::Store;
 
 /// How often a file that is followed is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Where the output of a pod's containers goes, below the directory of all logs.
 pub fn directory(logs: &Path, namespace: &str, name: &str, uid: &str) -> PathBuf {
@@ -161,7 +161,7 @@ impl Follow {
             if through || self.left == 0 {
                 return None;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(FOLLOW_INTERVAL).await;
         }
     }
 

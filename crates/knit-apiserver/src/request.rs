@@ -299,7 +299,8 @@ mod tests {
             headers.insert("accept", text.parse().unwrap());
             Form::negotiate(&headers, &Query::default())
         };
-        let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+        let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,\
+                       application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
         assert_eq!(form(kubectl).unwrap(), Form::Table(Include::Metadata));
         assert_eq!(form("application/vnd.kubernetes.protobuf,application/json").unwrap(), Form::Plain);
         assert_eq!(form("application/vnd.kubernetes.protobuf").unwrap_err().code, 406);

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_types::Family;
 use serde_json::{Value, json};
 
 use super::builtin::check_port;
@@ -297,10 +298,10 @@ fn plan_addresses(state: &mut State, service: &mut Value) -> Result<Vec<IpAddr>,
 }
 
 fn plan_families(ranges: &[IpNet], service: &mut Value) -> Result<Vec<String>, Cause> {
-    let name = |v4: bool| if v4 { "IPv4".to_owned() } else { "IPv6".to_owned() };
+    let name = |address: IpAddr| Family::of(address).to_string();
     let mut served: Vec<String> = Vec::new();
     for net in ranges {
-        let family = name(net.addr().is_ipv4());
+        let family = name(net.addr());
         if !served.contains(&family) {
             served.push(family);
         }
@@ -310,7 +311,7 @@ fn plan_families(ranges: &[IpNet], service: &mut Value) -> Result<Vec<String>, C
     let given: Vec<IpAddr> = cluster_ips(service).filter_map(|ip| ip.parse().ok()).collect();
     for (index, ip) in given.iter().enumerate() {
         match families.get(index) {
-            Some(family) if *family != name(ip.is_ipv4()) => {
+            Some(family) if *family != name(*ip) => {
                 return Err(Cause::invalid(
                     format!("spec.clusterIPs[{index}]"),
                     &json!(ip.to_string()),
@@ -318,7 +319,7 @@ fn plan_families(ranges: &[IpNet], service: &mut Value) -> Result<Vec<String>, C
                 ));
             }
             Some(_) => {}
-            None => families.push(name(ip.is_ipv4())),
+            None => families.push(name(*ip)),
         }
     }
     let policy = str_at(service, "spec.ipFamilyPolicy").map(str::to_owned);

@@ -2,8 +2,9 @@
 //! top.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
+use knit_types::sync::{Locked, ReadWrite};
 use serde_json::{Value, json};
 
 use super::event::to_events_v1;
@@ -149,12 +150,12 @@ impl Store {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves whole objects behind: each change is one insertion.
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.state.locked()
     }
 
     /// The kinds, for reading.
     pub fn with_registry<T>(&self, read: impl FnOnce(&Registry) -> T) -> T {
-        read(&self.inner.registry.read().unwrap_or_else(PoisonError::into_inner))
+        read(&self.inner.registry.reading())
     }
 
     /// The kind with an `apiVersion` and a `kind`.
@@ -167,7 +168,7 @@ impl Store {
 
     /// Takes the kind of a CRD out of the registry.
     pub(super) fn unregister_crd(&self, crd: &Value) -> Option<Arc<Kind>> {
-        self.inner.registry.write().unwrap_or_else(PoisonError::into_inner).remove_crd(crd)
+        self.inner.registry.writing().remove_crd(crd)
     }
 
     /// The time of this store's clock.
@@ -190,7 +191,7 @@ impl Store {
     }
 
     pub(super) fn register_crd(&self, crd: &Value) -> Result<Arc<Kind>, CrdError> {
-        let mut registry = self.inner.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.inner.registry.writing();
         let kind = registry.add_crd(crd)?;
         self.lock().grow(registry.tables());
         Ok(kind)

@@ -443,7 +443,8 @@ fn widget_crd() -> Value {
             "size": {"type": "integer", "minimum": 1, "maximum": 10},
             "color": {"type": "string", "enum": ["red", "green"], "default": "red"},
             "cidr": {"type": "string", "maxLength": 43, "x-kubernetes-validations": [
-                {"rule": "isCIDR(self) && cidr(self).ip().family() == 4", "message": "write an IPv4 range"}]},
+                {"rule": "isCIDR(self) && cidr(self).ip().family() == 4", 
+                    "message": "must be an IPv4 CIDR"}]},
             "fixed": {"type": "string", "maxLength": 20, "x-kubernetes-validations": [
                 {"rule": "self == oldSelf", "message": "fixed cannot change"}]},
             "parts": {"type": "array", "maxItems": 5, "x-kubernetes-list-type": "map",

@@ -148,7 +148,7 @@ async fn kubectl_works() {
     let text = k.refused("apply -f -", &NETWORK.replace("subnets", "subnetz")).await;
     assert!(text.contains("unknown field \"spec.subnetz\""), "{text}");
     let text = k.refused("apply -f -", &NETWORK.replace("10.77.0.0/16", "10.77.0.1/16")).await;
-    assert!(text.contains("bits set behind the prefix"), "{text}");
+    assert!(text.contains("host bits set"), "{text}");
     k.ok("apply -f -", NETWORK).await;
     let text = k.ok("get networks,services -A", "").await;
     assert!(text.contains("TOPOLOGY") && text.contains("10.77.0.0/16"), "{text}");
@@ -162,7 +162,10 @@ async fn kubectl_works() {
 
     pods(&k).await;
 
-    let status = r#"{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Made","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}"#;
+    let status = concat!(
+        r#"{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Made","message":"","#,
+        r#""lastTransitionTime":"2026-01-01T00:00:00Z"}]}}"#
+    );
     k.ok(&format!("patch network blue --subresource status --type merge -p {status}"), "").await;
     k.ok("wait network blue --for=condition=Ready --timeout=10s", "").await;
     k.ok("delete network blue", "").await;

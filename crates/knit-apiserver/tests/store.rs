@@ -159,8 +159,8 @@ fn every_knit_kind_is_served_with_its_rules() {
     for (spec, words) in [
         (json!({"topology": "Layer3"}), "at least one subnet"),
         (json!({"topology": "Layer9", "subnets": [{"cidr": "10.77.0.0/16"}]}), "supported values"),
-        (subnet(json!({"cidr": "10.77.0.0"})), "write an address range"),
-        (subnet(json!({"cidr": "10.77.0.9/16"})), "bits set behind the prefix"),
+        (subnet(json!({"cidr": "10.77.0.0"})), "must be a CIDR"),
+        (subnet(json!({"cidr": "10.77.0.9/16"})), "host bits set"),
         (subnet(json!({"cidr": "10.77.0.0/30"})), "too small"),
         (
             subnet(json!({"cidr": "10.77.0.0/16", "gateway": "10.78.0.1"})),
@@ -169,7 +169,7 @@ fn every_knit_kind_is_served_with_its_rules() {
         (subnet(json!({"cidr": "10.77.0.0/16", "reserved": ["10.0.0.0/8"]})), "reserved range must be"),
         (
             json!({"topology": "Layer3", "subnets": [{"cidr": "10.1.0.0/16"}, {"cidr": "10.2.0.0/16"}]}),
-            "one IPv4 subnet at most",
+            "at most one IPv4 subnet",
         ),
         (json!({"topology": "Layer3", "subnets": [{"cidr": "10.1.0.0/16"}], "mtu": 100}), "1280"),
         (
@@ -199,7 +199,7 @@ fn every_knit_kind_is_served_with_its_rules() {
         )
     };
     let error = refused(patch(json!({"spec": {"topology": "Layer2"}})));
-    assert!(error.message.contains("topology of a Network cannot change"), "{error}");
+    assert!(error.message.contains("topology of a Network cannot be changed"), "{error}");
     let error = refused(patch(json!({"spec": {"subnets": [{"cidr": "10.77.0.0/16"}]}})));
     assert!(error.message.contains("cannot be changed or removed"), "{error}");
     patch(json!({"spec": {"mtu": 1400}})).unwrap();

@@ -39,12 +39,16 @@ impl Agent {
             let (code, msg) = match error.kind() {
                 io::ErrorKind::PermissionDenied => (
                     code::IO,
-                    format!("the node agent's socket {} is for root alone: run as root", path.display()),
+                    format!(
+                        "the node agent's socket {} is only accessible to root: run as \
+                    root",
+                        path.display()
+                    ),
                 ),
                 _ => (
                     code::INVALID_CONFIG,
                     format!(
-                        "{} cannot be the node agent's socket: fix \"socket\" in the network configuration",
+                        "{} is not the node agent's socket: fix \"socket\" in the network configuration",
                         path.display()
                     ),
                 ),
@@ -114,15 +118,15 @@ impl NoAnswer {
         match self {
             Self::Away { why } => {
                 let msg = format!(
-                    "the node agent does not answer at {socket}: try again later; if it lasts, see whether \
-                     knit node runs on this node"
+                    "the node agent does not answer at {socket}: try again later; if this persists, check \
+                    that knit node is running on this node"
                 );
                 CniError::new(code::TRY_AGAIN, msg).with_details(why)
             }
             Self::Late => {
                 let msg = format!(
-                    "the node agent at {socket} did not answer within {} s: try again later; if it lasts, \
-                     see its log",
+                    "the node agent at {socket} did not answer within {} s: try again later; if this \
+                    persists, check its log",
                     settings.timeout.as_secs()
                 );
                 CniError::new(code::TRY_AGAIN, msg)

@@ -33,7 +33,7 @@ impl Args {
         for pair in text.split(';').map(str::trim).filter(|pair| !pair.is_empty()) {
             let Some((key, value)) = pair.split_once('=') else {
                 let pair: String = pair.chars().take(64).collect();
-                let msg = format!("CNI_ARGS has {pair:?} in it: write KEY=VALUE pairs with ; between them");
+                let msg = format!("CNI_ARGS contains {pair:?}: write KEY=VALUE pairs separated by ;");
                 return Err(CniError::new(code::INVALID_ENVIRONMENT, msg));
             };
             let field = match key.trim() {

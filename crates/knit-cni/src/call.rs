@@ -116,13 +116,14 @@ impl Call {
             "STATUS" => Command::Status,
             "VERSION" => return version_call(input),
             "" => {
-                let msg = "CNI_COMMAND is not set: a container runtime runs this program, people run knit";
+                let msg = "CNI_COMMAND is not set: this program is for container runtimes; users run knit";
                 return Err(CniError::new(code::INVALID_ENVIRONMENT, msg));
             }
             other => {
                 let other: String = other.chars().take(64).collect();
                 let msg = format!(
-                    "CNI_COMMAND {other:?} is not known: it is one of ADD, DEL, CHECK, GC, STATUS, VERSION"
+                    "CNI_COMMAND {other:?} is not supported: it must be ADD, DEL, CHECK, GC, STATUS or \
+                    VERSION"
                 );
                 return Err(CniError::new(code::INVALID_ENVIRONMENT, msg));
             }
@@ -180,7 +181,7 @@ impl Settings {
     fn take(config: &mut NetworkConfig, command: Command) -> Result<Self, CniError> {
         let absolute = |field: &str, value: Option<String>| match value.map(PathBuf::from) {
             Some(path) if !path.is_absolute() => {
-                let msg = format!("{field} {path:?} in the network configuration is no absolute path");
+                let msg = format!("{field} {path:?} in the network configuration is not an absolute path");
                 Err(CniError::new(code::INVALID_CONFIG, msg))
             }
             path => Ok(path),
@@ -203,7 +204,7 @@ impl Settings {
             Some(seconds) if TIMEOUTS.contains(&seconds) => seconds,
             Some(other) => {
                 let msg = format!(
-                    "timeoutSeconds {other} in the network configuration is out of range: give 1 to 600"
+                    "timeoutSeconds {other} in the network configuration is out of range: use 1 to 600"
                 );
                 return Err(CniError::new(code::INVALID_CONFIG, msg));
             }
@@ -275,7 +276,7 @@ fn version_call(input: &[u8]) -> Result<Call, CniError> {
 fn parse_input(input: &[u8]) -> Result<NetworkConfig, CniError> {
     if input.len() > MAX_INPUT {
         let msg = format!(
-            "the network configuration on standard input is longer than the {MAX_INPUT} bytes that are read"
+            "the network configuration on standard input is longer than the limit of {MAX_INPUT} bytes"
         );
         return Err(CniError::new(code::DECODE, msg));
     }
@@ -305,12 +306,12 @@ fn check_environment(command: Command, environment: &Environment) -> Result<(), 
     if !named(&environment.container_id, MAX_CONTAINER_ID) {
         let id: String = environment.container_id.chars().take(64).collect();
         return wrong(format!(
-            "CNI_CONTAINERID {id:?} is not valid: it has at most {MAX_CONTAINER_ID} letters, digits and ._-, \
-             a letter or digit first"
+            "CNI_CONTAINERID {id:?} is not valid: use at most {MAX_CONTAINER_ID} letters, digits, '.', '_' \
+            and '-', starting with a letter or digit"
         ));
     }
     if let Err(error) = InterfaceName::new(&environment.ifname) {
-        return wrong(format!("CNI_IFNAME cannot be used: {error}"));
+        return wrong(format!("CNI_IFNAME is not valid: {error}"));
     }
     Ok(())
 }
@@ -321,8 +322,8 @@ fn check_name(name: &str) -> Result<(), CniError> {
     }
     let name: String = name.chars().take(64).collect();
     let msg = format!(
-        "the network configuration's name {name:?} is not valid: give letters, digits and ._-, a letter or \
-         digit first"
+        "the network configuration's name {name:?} is not valid: use letters, digits, '.', '_' and '-', \
+        starting with a letter or digit"
     );
     Err(CniError::new(code::INVALID_CONFIG, msg))
 }

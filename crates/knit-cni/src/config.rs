@@ -151,13 +151,12 @@ impl NetworkConfig {
     /// When it is not JSON, or not an object of the form that CNI describes.
     pub fn parse(input: &[u8]) -> Result<Self, CniError> {
         let undecodable = |details: String| {
-            let msg =
-                "the network configuration on standard input cannot be read: give it as CNI describes it";
+            let msg = "the network configuration on standard input is not valid: see the CNI specification";
             CniError::new(code::DECODE, msg).with_details(details)
         };
         // A struct would also be read from a list of its fields.
         if input.trim_ascii_start().first() != Some(&b'{') {
-            return Err(undecodable("it is no JSON object".to_owned()));
+            return Err(undecodable("it is not a JSON object".to_owned()));
         }
         serde_json::from_slice(input).map_err(|error| undecodable(error.to_string()))
     }

@@ -81,7 +81,7 @@ pub enum Response {
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// Longer than both sides accept.
-    #[error("a frame of {length} bytes is longer than the {MAX_FRAME} that shim and agent accept")]
+    #[error("a frame of {length} bytes is longer than the {MAX_FRAME} bytes that shim and agent accept")]
     TooLong {
         /// Its length.
         length: usize,
@@ -90,10 +90,10 @@ pub enum FrameError {
     #[error("the other side closed the connection in the middle of a frame")]
     Truncated,
     /// The other side closed the connection and had said nothing.
-    #[error("the other side closed the connection without a word")]
+    #[error("the other side closed the connection without an answer")]
     Closed,
     /// Not JSON, or not what was expected.
-    #[error("a frame does not hold what the protocol says: use a shim and an agent of the same release")]
+    #[error("a frame does not match the protocol: use a shim and an agent of the same release")]
     Content(#[source] serde_json::Error),
     /// The socket failed.
     #[error("reading from or writing to the socket failed")]

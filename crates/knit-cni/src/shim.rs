@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::agent::{Agent, NoAnswer};
 
 /// How long a container runtime may take to write the configuration and close it.
-const INPUT_PATIENCE: Duration = Duration::from_secs(5);
+const INPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves the one call that environment and standard input describe. It is all that `knit-cni` does, and what
 /// `knit lab` runs where there is no such program beside it.
@@ -35,7 +35,7 @@ pub fn main() -> ExitCode {
         Ok(()) => code,
         Err(error) => {
             // Nobody to tell but the log of who started us.
-            let _ = writeln!(io::stderr(), "knit-cni: standard output cannot be written: {error}");
+            let _ = writeln!(io::stderr(), "knit-cni: cannot write to standard output: {error}");
             ExitCode::FAILURE
         }
     }
@@ -48,7 +48,7 @@ fn serve(started: Instant) -> Result<Value, Refusal> {
     let del = environment.command == "DEL";
     let mut input = Vec::new();
     let limit = if del { MAX_DEL_INPUT } else { MAX_INPUT };
-    match read_input(&mut input, limit, started + INPUT_PATIENCE) {
+    match read_input(&mut input, limit, started + INPUT_TIMEOUT) {
         // What names the sandbox is in the environment, and a pod must be able to go.
         Err(_) if del => {}
         read => read.map_err(early)?,
@@ -70,7 +70,7 @@ fn ask(request: &mut Request, settings: &Settings, deadline: Instant) -> Result<
             // A DEL of the same container from while the agent was away must not undo this ADD.
             spool::forget(&settings.spool, &request.container_id, &request.ifname).map_err(|error| {
                 let msg = format!(
-                    "the noted DEL of container {} in {} cannot be removed: see who owns the directory",
+                    "cannot remove the recorded DEL of container {} in {}: check who owns the directory",
                     request.container_id,
                     settings.spool.display()
                 );
@@ -98,8 +98,8 @@ fn ask(request: &mut Request, settings: &Settings, deadline: Instant) -> Result<
             request.timeout_ms = None;
             spool::leave(&settings.spool, request).map_err(|error| {
                 let msg = format!(
-                    "the node agent is away, and the DEL of container {} cannot be noted in {}: see that the \
-                     directory can be written, and try again",
+                    "the node agent is down, and the DEL of container {} cannot be recorded in {}: check \
+                    that the directory is writable, and try again",
                     request.container_id,
                     settings.spool.display()
                 );
@@ -143,7 +143,7 @@ fn environment() -> Result<Environment, CniError> {
 /// much.
 fn read_input(input: &mut Vec<u8>, limit: usize, deadline: Instant) -> Result<(), CniError> {
     let failed = |error: io::Error| {
-        let msg = "the network configuration cannot be read from standard input";
+        let msg = "cannot read the network configuration from standard input";
         CniError::new(code::IO, msg).with_details(error.to_string())
     };
     let stdin = io::stdin();
@@ -154,8 +154,8 @@ fn read_input(input: &mut Vec<u8>, limit: usize, deadline: Instant) -> Result<()
         let timeout = Timespec::try_from(left).map_err(|e| failed(io::Error::other(e)))?;
         match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => {
-                let msg =
-                    "the network configuration on standard input did not end in time: write it and close it";
+                let msg = "the network configuration on standard input did not end in time: write it and \
+                    close standard input";
                 return Err(CniError::new(code::IO, msg));
             }
             Ok(_) => {}

@@ -81,7 +81,7 @@ fn name(container_id: &str, ifname: &str) -> io::Result<String> {
         || ifname.is_empty()
         || ifname.len() > 15
     {
-        let problem = "the container's id or the interface's name is not one that CNI allows";
+        let problem = "the container's id or the interface's name is not valid in CNI";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
     let mut name = format!("{container_id}@");
@@ -98,7 +98,11 @@ fn name(container_id: &str, ifname: &str) -> io::Result<String> {
 fn read(file: &Path) -> io::Result<Request> {
     let size = fs::metadata(file)?.len();
     if size > MAX_FRAME as u64 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the note is longer than a request can be"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the record is longer than the limit for a \
+        request",
+        ));
     }
     Ok(serde_json::from_slice(&fs::read(file)?)?)
 }

@@ -38,8 +38,10 @@ fn environments() -> impl Strategy<Value = Environment> {
 }
 
 const CONFIG: &str = r#"{"cniVersion":"1.1.0","name":"knit","type":"knit-cni","socket":"/run/knit/cni.sock",
-    "timeoutSeconds":30,"runtimeConfig":{"portMappings":[{"hostPort":80,"containerPort":8080,"hostIP":""}],"ips":null,
-    "io.kubernetes.cri.pod-annotations":{"knit.dev/networks":"blue"}},"prevResult":{"ips":[{"address":"10.0.0.1/8"}]},
+    "timeoutSeconds":30,
+    "runtimeConfig":{"portMappings":[{"hostPort":80,"containerPort":8080,"hostIP":""}],"ips":null,
+    "io.kubernetes.cri.pod-annotations":{"knit.dev/networks":"blue"}},
+    "prevResult":{"ips":[{"address":"10.0.0.1/8"}]},
     "cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]}"#;
 
 proptest! {
@@ -113,7 +115,8 @@ fn del_needs_nothing_of_standard_input() {
         check(&environment, input);
     }
     // What can be read counts, whatever else is wrong.
-    let input = br#"{"cniVersion":"7","socket":"/run/other/cni.sock","timeoutSeconds":9,"prevResult":[[[]]],"ips":3}"#;
+    let input = br#"{"cniVersion":"7","socket":"/run/other/cni.sock","timeoutSeconds":9,
+        "prevResult":[[[]]],"ips":3}"#;
     let Ok(Call::Agent(call)) = Call::parse(&environment, input) else { panic!("it is refused") };
     assert_eq!(call.settings.socket.to_str(), Some("/run/other/cni.sock"));
     assert_eq!(call.settings.spool.to_str(), Some("/run/other/spool"));

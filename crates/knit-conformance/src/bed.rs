@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -16,6 +16,7 @@ use knit_runtime::{
     Address, AttachRequest, Attachment, Block, Dns, Info, InterfaceName, Network, NetworkId, Pod, Route,
     Runtime, SandboxId, Subnet, Topology, feature,
 };
+use knit_types::sync::Locked;
 use knit_types::{ByFamily as _, Family};
 use tonic::transport::{Channel, Endpoint};
 use wire::network_runtime_client::NetworkRuntimeClient;
@@ -148,6 +149,7 @@ impl Bed {
         match topology {
             Topology::Layer3 => self.network_with("knit-conformance-l3", 1, topology, None).await,
             Topology::Layer2 => self.network_with("knit-conformance-l2", 2, topology, None).await,
+            Topology::Underlay => Err(Problem::Skipped("there is no link of the node to be on".into())),
         }
     }
 
@@ -196,13 +198,19 @@ impl Bed {
         };
         if let Some(v4) = v4 {
             let at = |n| Ipv4Addr::from_bits(v4.to_bits() + n);
-            subnets.push(Subnet { cidr: Ipv4Net::new(v4, 23).map_err(fail)?.into(), gateway: at(1).into() });
+            subnets.push(Subnet {
+                cidr: Ipv4Net::new(v4, 23).map_err(fail)?.into(),
+                gateway: Some(at(1).into()),
+            });
             block.ipv4 = Some(Ipv4Net::new(at(0x100), 24).map_err(fail)?);
             router_addresses.push(at(0x101).into());
         }
         if let Some(v6) = v6 {
             let at = |n| Ipv6Addr::from_bits(v6.to_bits() + n);
-            subnets.push(Subnet { cidr: Ipv6Net::new(v6, 64).map_err(fail)?.into(), gateway: at(1).into() });
+            subnets.push(Subnet {
+                cidr: Ipv6Net::new(v6, 64).map_err(fail)?.into(),
+                gateway: Some(at(1).into()),
+            });
             block.ipv6 = Some(Ipv6Net::new(at(0x100), 120).map_err(fail)?);
             router_addresses.push(at(0x101).into());
         }
@@ -220,6 +228,7 @@ impl Bed {
             blocks: vec![block],
             router_addresses,
             announced: Vec::new(),
+            underlay: None,
             parameters: Default::default(),
         })
     }
@@ -279,9 +288,9 @@ impl Bed {
             };
             return Family::ALL.into_iter().filter_map(of).collect();
         }
-        let prefix = |address: IpAddr, subnet: &Subnet| match network.topology {
-            Topology::Layer3 => IpNet::from(address),
-            Topology::Layer2 => IpNet::new(address, subnet.cidr.prefix_len()).unwrap_or(address.into()),
+        let prefix = |address: IpAddr, subnet: &Subnet| {
+            let on_link = network.topology.has_subnet_on_link().then_some(subnet.cidr.prefix_len());
+            on_link.and_then(|length| IpNet::new(address, length).ok()).unwrap_or(address.into())
         };
         let at = |subnet: &Subnet| {
             let index = 0x100 + FIRST_POD + number % PODS;
@@ -289,7 +298,7 @@ impl Bed {
                 IpAddr::V4(v4) => IpAddr::from(Ipv4Addr::from_bits(v4.to_bits() + index)),
                 IpAddr::V6(v6) => IpAddr::from(Ipv6Addr::from_bits(v6.to_bits() + u128::from(index))),
             };
-            Address { net: prefix(address, subnet), gateway: Some(subnet.gateway) }
+            Address { net: prefix(address, subnet), gateway: subnet.gateway }
         };
         network.subnets.iter().map(at).collect()
     }
@@ -324,11 +333,11 @@ impl Bed {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Pod, PathBuf)>> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.locked()
     }
 
     fn networks(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
-        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.networks.locked()
     }
 }
 
@@ -440,6 +449,7 @@ fn existing_network(existing: &ExistingNetwork, topology: Topology) -> Result<Ne
         blocks: Vec::new(),
         router_addresses: Vec::new(),
         announced: Vec::new(),
+        underlay: None,
         parameters: Default::default(),
     })
 }

@@ -81,6 +81,7 @@ async fn capabilities(bed: &Bed) -> Verdict {
         feature::NETWORK_SETUP,
         feature::LAYER2,
         feature::LAYER3,
+        feature::UNDERLAY,
         feature::IPV4,
         feature::IPV6,
         feature::STATIC_ADDRESS,

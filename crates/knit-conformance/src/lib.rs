@@ -72,7 +72,7 @@ pub enum Error {
         network: String,
     },
     /// No directory for namespaces.
-    #[error("the directory {directory} for pods' namespaces cannot be made: name another one")]
+    #[error("cannot create the directory {directory} for pods' namespaces: specify another one")]
     Directory {
         /// The directory.
         directory: String,
@@ -81,7 +81,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Network namespaces cannot be made here.
-    #[error("pods' namespaces cannot be made in {directory}: run as root, or in a user namespace")]
+    #[error("cannot create pods' namespaces in {directory}: run as root, or in a user namespace")]
     Namespaces {
         /// The directory.
         directory: String,

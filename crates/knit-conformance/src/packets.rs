@@ -9,10 +9,10 @@ use knit_kernel::NetNs;
 use crate::case::Problem;
 
 /// How long packets may take that must arrive: a machine with much else to do is slow.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PACKET_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long until a packet is sent once more.
-const AGAIN: Duration = Duration::from_millis(250);
+const RESEND_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Sends a UDP packet from one namespace to `to`, where the other namespace answers it on `port`; gives the
 /// address that the packet came from.
@@ -31,9 +31,9 @@ fn exchange(from: &NetNs, to: SocketAddr, at: &NetNs, port: u16) -> Result<IpAdd
     let server = at.run(|| UdpSocket::bind(any(port)))?.map_err(|e| io("listening for packets to", e))?;
     let client = from.run(|| UdpSocket::bind(any(0)))?.map_err(|e| io("sending packets to", e))?;
     for socket in [&server, &client] {
-        socket.set_read_timeout(Some(AGAIN)).map_err(|e| io("a socket for", e))?;
+        socket.set_read_timeout(Some(RESEND_INTERVAL)).map_err(|e| io("a socket for", e))?;
     }
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + PACKET_TIMEOUT;
     let mut buffer = [0; 64];
     let mut last = String::from("no packet arrived");
     while Instant::now() < end {
@@ -56,7 +56,7 @@ fn exchange(from: &NetNs, to: SocketAddr, at: &NetNs, port: u16) -> Result<IpAdd
             Err(_) => last = "packets arrive, and their answers do not".into(),
         }
     }
-    Err(Problem::Failed(format!("no packets to {to} and back within {PATIENCE:?}: {last}")))
+    Err(Problem::Failed(format!("no packets to {to} and back within {PACKET_TIMEOUT:?}: {last}")))
 }
 
 /// Nothing is there to wait for: whether a route or a neighbour is there shows only when sending.

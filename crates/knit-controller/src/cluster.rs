@@ -9,11 +9,17 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Taint};
-use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use knit_api::conditions::network_attachment;
 use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL};
-use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_api::{NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_model::{AddressBlock, Labels, Network, NodeAddresses, attached_addresses, pod_ranges};
+
+use crate::rate::Rates;
+
+/// Namespace and name.
+pub type Place = (String, String);
 
 /// Everything that is known, by name.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +29,7 @@ pub struct Cluster {
     /// The Networks.
     pub networks: BTreeMap<String, Arc<Network>>,
     /// The blocks.
-    pub blocks: BTreeMap<String, Arc<AddressBlock>>,
+    pub blocks: BTreeMap<String, Arc<BlockView>>,
     /// What nodes say of themselves.
     pub node_networks: BTreeMap<String, Arc<NodeNetwork>>,
     /// The nodes.
@@ -31,7 +37,7 @@ pub struct Cluster {
     /// The namespaces.
     pub namespaces: BTreeMap<String, Arc<NamespaceView>>,
     /// The attachments that are published.
-    pub attachments: Vec<Arc<AttachmentView>>,
+    pub attachments: BTreeMap<Place, Arc<AttachmentView>>,
     /// Where Services have their addresses.
     pub service_ranges: Vec<IpNet>,
     /// The agents' Leases, by node.
@@ -39,7 +45,7 @@ pub struct Cluster {
     /// Whether news of Leases arrive now.
     pub hears_agents: bool,
     /// The NetworkPolicies.
-    pub policies: Vec<Arc<PolicyView>>,
+    pub policies: BTreeMap<Place, Arc<PolicyView>>,
 }
 
 /// What time it is, by two clocks.
@@ -69,11 +75,28 @@ pub struct NodeView {
     pub pods: Option<u32>,
 }
 
+/// What counts of an AddressBlock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockView {
+    /// Which one of that name.
+    pub uid: String,
+    /// Its Network.
+    pub network: String,
+    /// Its node.
+    pub node: String,
+    /// Since when it is there: of two that overlap the older counts.
+    pub created: Option<Timestamp>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// What it says; nothing if it cannot be used.
+    pub block: Option<AddressBlock>,
+}
+
 /// What counts of a Namespace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NamespaceView {
     /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Labels,
 }
 
 /// What counts of a NetworkAttachment.
@@ -140,14 +163,20 @@ pub struct Memory {
     /// Since when nodes that have blocks or attachments are missing.
     pub gone: HashMap<String, Duration>,
     /// Since when attachments without a node are leaving, by namespace and name.
-    pub leaving: HashMap<(String, String), Duration>,
+    pub leaving: HashMap<Place, Duration>,
     /// NetworkAttachments about which something could not be written, by namespace and name, and when that
     /// was.
-    pub failed: HashMap<(String, String), Duration>,
+    pub failed: HashMap<Place, Duration>,
     /// When counts of a Network were last written, by its uid.
     pub counted: HashMap<String, Duration>,
     /// What was heard of agents.
     pub agents: Agents,
+    /// How much was written lately, by kind.
+    pub rates: Rates,
+    /// Nodes that asked for a block of a Network and could not have one, and when that was, by Network.
+    pub refused: BTreeMap<String, BTreeMap<String, Duration>>,
+    /// The Network after which the next block is given: they take turns.
+    pub last_given: Option<String>,
     /// The uids of NetworkPolicies whose authors were told that nobody enforces them.
     pub told: HashSet<String>,
 }
@@ -185,7 +214,7 @@ pub struct Numbers {
 #[derive(Clone, Debug)]
 pub struct Remembered {
     /// The block.
-    pub block: Arc<AddressBlock>,
+    pub block: Arc<BlockView>,
     /// Until when it counts if it is never seen: somebody may have deleted it at once.
     pub until: Duration,
 }
@@ -222,17 +251,41 @@ impl NodeView {
     /// What counts of this Node.
     #[must_use]
     pub fn of(node: &Node) -> Self {
-        let spec = node.spec.clone().unwrap_or_default();
-        let ranges = spec.pod_cidrs.unwrap_or_else(|| spec.pod_cidr.into_iter().collect());
-        let addresses = node.status.as_ref().and_then(|s| s.addresses.as_ref());
         let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
         Self {
             resource_version: node.metadata.resource_version.clone().unwrap_or_default(),
-            addresses: addresses.into_iter().flatten().filter_map(|a| a.address.parse().ok()).collect(),
-            pod_ranges: ranges.iter().filter_map(|r| r.parse().ok()).collect(),
-            taints: spec.taints.unwrap_or_default(),
+            addresses: NodeAddresses::of(node).all().collect(),
+            pod_ranges: pod_ranges(node),
+            taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
             created: node.metadata.creation_timestamp.as_ref().map(|time| time.0),
             pods: allocatable.and_then(|all| all.get("pods")).and_then(|pods| pods.0.parse().ok()),
+        }
+    }
+
+    /// Whether nothing that a plan goes by is another in a newer version. Every field is named, so that a
+    /// new one is not forgotten.
+    #[must_use]
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let Self { resource_version: _, addresses, pod_ranges, taints, created, pods } = self;
+        (addresses, pod_ranges, taints, created, pods)
+            == (&other.addresses, &other.pod_ranges, &other.taints, &other.created, &other.pods)
+    }
+}
+
+// === impl BlockView ===
+
+impl BlockView {
+    /// What counts of this AddressBlock.
+    #[must_use]
+    pub fn of(object: knit_api::AddressBlock) -> Self {
+        let (metadata, spec) = (object.metadata, object.spec);
+        Self {
+            uid: metadata.uid.unwrap_or_default(),
+            created: metadata.creation_timestamp.map(|time| time.0),
+            deleting: metadata.deletion_timestamp.is_some(),
+            block: AddressBlock::of(&spec).ok(),
+            network: spec.network,
+            node: spec.node,
         }
     }
 }
@@ -268,13 +321,39 @@ impl AttachmentView {
             pod: attachment.spec.pod,
             network: attachment.spec.network,
             ready: status.conditions.iter().find(ready).is_some(),
-            addresses: status.addresses.iter().filter_map(|a| a.address.parse().ok()).collect(),
+            addresses: attached_addresses(&status),
             unanswered: created.filter(|_| status.conditions.is_empty() && !managed && !deleting),
             leaving: metadata.finalizers.filter(|finalizers| deleting && ours(finalizers)),
             node: status.node,
             managed,
             deleting,
         }
+    }
+
+    /// Whether nothing that a plan goes by is another in a newer version: their users may change labels and
+    /// annotations as often as they like.
+    #[must_use]
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let Self {
+            resource_version: _,
+            namespace,
+            name,
+            uid,
+            pod,
+            network,
+            node,
+            ready,
+            addresses,
+            managed,
+            unanswered,
+            deleting,
+            leaving,
+        } = self;
+        *uid == other.uid
+            && (namespace, name) == (&other.namespace, &other.name)
+            && (pod, network, node) == (&other.pod, &other.network, &other.node)
+            && (ready, addresses, unanswered) == (&other.ready, &other.addresses, &other.unanswered)
+            && (managed, deleting, leaving) == (&other.managed, &other.deleting, &other.leaving)
     }
 }
 
@@ -303,11 +382,4 @@ impl AgentLease {
             holds: Duration::from_secs(seconds),
         })
     }
-}
-
-/// The ranges of a ServiceCIDR.
-#[must_use]
-pub(crate) fn service_ranges(service_cidr: &ServiceCIDR) -> Vec<IpNet> {
-    let cidrs = service_cidr.spec.as_ref().and_then(|s| s.cidrs.as_ref());
-    cidrs.into_iter().flatten().filter_map(|c| c.parse().ok()).collect()
 }

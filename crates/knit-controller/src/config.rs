@@ -19,6 +19,9 @@ pub struct Config {
     pub renew_every: Duration,
     /// Whether the Network `default` and the NetworkClass `knit` are made if they are missing.
     pub make_defaults: bool,
+    /// Whether agents are the cluster's CNI plugin. If not, the Network `default` is not created, and no Node
+    /// is tainted: its network is another's.
+    pub serves_default: bool,
     /// The subnets of the Network `default` when it is made here and Nodes have no podCIDRs.
     pub default_subnets: Vec<Subnet>,
     /// How long a Node must have been there without podCIDRs before `default_subnets` are used: a cluster
@@ -29,6 +32,10 @@ pub struct Config {
     /// How often a Network's counts of addresses are written where nothing else changed: they do with every
     /// pod, and each write goes to every node.
     pub counts_every: Duration,
+    /// Whether Networks are shown to the scheduler as devices, for claims.
+    pub show_devices: bool,
+    /// Whether Knit enforces policies in this cluster; as the agents are told.
+    pub enforce_policies: bool,
 }
 
 impl Config {
@@ -42,10 +49,13 @@ impl Config {
             lease_duration: Duration::from_secs(15),
             renew_every: Duration::from_secs(3),
             make_defaults: true,
+            serves_default: true,
             default_subnets: Vec::new(),
             pod_cidr_wait: Duration::ZERO,
             node_gone_grace: Duration::from_secs(300),
             counts_every: Duration::from_secs(30),
+            show_devices: false,
+            enforce_policies: true,
         }
     }
 

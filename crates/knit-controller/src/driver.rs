@@ -1,30 +1,31 @@
 //! The thin part around the plan: caches in, writes out, by the leader only.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+mod caches;
+mod devices;
+
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::future::{FutureExt, select_all};
+use futures::future::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node};
-use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
-use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_api::AddressBlock;
 use knit_objects::{
-    Backoff, Cache, Error, EventLimits, EventNote, EventRecorder, Key, Objects, Progress, Reporter,
-    Selection, jitter,
+    Backoff, Error, EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, jitter,
 };
+use knit_types::sync::Locked;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::cluster::{
-    AgentLease, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Now, Numbers, PolicyView,
-    Remembered, service_ranges,
-};
+use crate::cluster::{BlockView, Memory, Now, Numbers, Remembered};
 use crate::config::Config;
 use crate::leader::{self, Leading};
-use crate::plan::{Action, Plan, REMEMBER, plan};
+use crate::peers::{self, Small};
+use crate::plan::{Action, Indexed, Plan, REMEMBER};
+use crate::slices;
+use caches::{Caches, any_change};
 
 /// The controller of a cluster.
 #[derive(Debug)]
@@ -37,9 +38,18 @@ pub struct Controller {
     /// Where the steady clock begins.
     started: Instant,
     planner: Planner,
+    /// Counts the times that it began to lead.
+    turn: Arc<Mutex<u64>>,
 }
 
-type Planner = fn(&Cluster, &mut Memory, &Config, Now) -> Plan;
+type Planner = fn(&mut Indexed, &mut Memory, &Config, Now) -> Plan;
+
+/// What plans are made of, and with: it is on the thread that plans, or at rest.
+#[derive(Debug, Default)]
+struct Mind {
+    known: Indexed,
+    memory: Memory,
+}
 
 /// How a controller is doing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,35 +70,25 @@ pub struct ControllerState {
     pub settled: bool,
     /// Nodes that seem to be without an agent and were not closed, because most of them seem to be.
     pub held_back: usize,
+    /// How long the last plan took.
+    pub last_plan: Duration,
+    /// How long the slowest one took.
+    pub slowest_plan: Duration,
 }
 
 /// The objects are not from a Kubernetes API.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
-    "a folder of objects needs no controller: ids, AddressBlocks and statuses come in its files; \
-     name a kubeconfig to run one for a cluster"
+    "a folder of objects needs no controller: ids, AddressBlocks and statuses are in its files; specify a \
+    kubeconfig to run one for a cluster"
 )]
 pub struct Unsuitable;
 
-#[derive(Clone, Debug)]
-struct Caches {
-    classes: Cache<NetworkClass>,
-    networks: Cache<Network>,
-    blocks: Cache<AddressBlock>,
-    node_networks: Cache<NodeNetwork>,
-    nodes: Cache<NodeView>,
-    namespaces: Cache<NamespaceView>,
-    attachments: Cache<AttachmentView>,
-    service_cidrs: Cache<Vec<ipnet::IpNet>>,
-    leases: Cache<AgentLease>,
-    policies: Cache<PolicyView>,
-}
-
 /// Passes are at least this far apart: a burst of changes is one pass.
-const BREATH: Duration = Duration::from_millis(50);
+const PASS_INTERVAL: Duration = Duration::from_millis(50);
 /// Leases and NetworkPolicies are looked at this often. They do not start passes by themselves: Leases change
 /// all the time, and a policy as often as its author likes.
-const LOOK: Duration = Duration::from_secs(5);
+const QUIET_PASS_INTERVAL: Duration = Duration::from_secs(5);
 /// So many writes are under way at once.
 const AT_ONCE: usize = 8;
 
@@ -104,7 +104,16 @@ impl Controller {
         let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());
         let caches = Caches::start(&objects, &config);
         let (state, started) = (watch::Sender::default(), Instant::now());
-        Ok(Self { objects, config, caches, recorder, state, started, planner: plan })
+        Ok(Self {
+            objects,
+            config,
+            caches,
+            recorder,
+            state,
+            started,
+            planner: Indexed::plan,
+            turn: Arc::default(),
+        })
     }
 
     /// How it is doing, now and on changes.
@@ -117,14 +126,17 @@ impl Controller {
     /// [`Self::state`], and tried again.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let (leading, mut leads) = watch::channel(Leading::default());
-        let heard = |in_touch| {
-            self.state.send_if_modified(|state| {
+        let state = self.state.clone();
+        let heard = move |in_touch| {
+            state.send_if_modified(|state| {
                 let changed = state.in_touch != in_touch;
                 state.in_touch = in_touch;
                 changed
             });
         };
+        // A task of its own: where the runtime has a second thread, nothing that this one does holds it up.
         let standing = leader::stand(self.objects.clone(), self.config.clone(), leading, heard);
+        let mut standing = JoinSet::from_iter([standing]);
         let acting = async {
             loop {
                 if leads.wait_for(|leads| leads.term().is_some()).await.is_err() {
@@ -134,6 +146,9 @@ impl Controller {
                 self.state.send_modify(|state| state.leading = true);
                 tokio::select! {
                     () = self.lead(&leads) => {}
+                    () = slices::keep(self.objects.clone(), leads.clone()) => {}
+                    () = self.show_devices(&leads) => {}
+                    () = self.tell_peers(&leads) => {}
                     _ = lost.wait_for(|leads| leads.term().is_none()) => {}
                 }
                 self.state.send_modify(|state| state.leading = false);
@@ -141,21 +156,36 @@ impl Controller {
         };
         tokio::select! {
             () = shutdown => {}
-            () = standing => {}
+            _ = standing.join_next() => {}
             () = acting => {}
         }
+        standing.shutdown().await;
         if let Err(error) = leader::resign(&self.objects, &self.config).await {
-            tracing::debug!(%error, "the Lease was not given back; another controller waits for its end");
+            tracing::debug!(%error, "the Lease was not released; another controller has to wait until it \
+            expires");
         }
+    }
+
+    /// Writes what policies need to know of pods, for as long as it is polled.
+    async fn tell_peers(&self, leading: &watch::Receiver<Leading>) {
+        let small = Small {
+            namespaces: self.caches.namespaces.clone(),
+            networks: self.caches.networks.clone(),
+            blocks: self.caches.blocks.clone(),
+        };
+        let enforce = self.config.enforce_policies;
+        peers::run(&self.objects, small, enforce, &self.recorder, leading).await;
+        // It ends with the runtime only.
+        std::future::pending::<()>().await;
     }
 
     /// Looks and acts, for as long as it is polled.
     async fn lead(&self, leading: &watch::Receiver<Leading>) {
         let mut backoff = Backoff::default();
-        let mut memory = loop {
+        let mut mind = loop {
             self.caches.wait_synced().await;
             match self.recall().await {
-                Ok(memory) => break memory,
+                Ok(memory) => break Mind { known: Indexed::default(), memory },
                 Err(error) => {
                     self.failed(&error);
                     tokio::time::sleep(backoff.next(jitter())).await;
@@ -163,15 +193,21 @@ impl Controller {
             }
         };
         backoff.reset();
+        let turn = {
+            let mut turn = self.turn.locked();
+            *turn += 1;
+            self.caches.track();
+            *turn
+        };
         let mut changes = self.caches.changes();
         loop {
             for change in &mut changes {
                 change.mark_unchanged();
             }
             let plan;
-            (plan, memory) = self.think(memory).await;
-            let failed = self.carry_out(&plan, &mut memory, leading).await;
-            let mut next = Instant::now() + LOOK;
+            (plan, mind) = self.think(mind, turn).await;
+            let failed = self.carry_out(&plan, &mut mind.memory, leading).await;
+            let mut next = Instant::now() + QUIET_PASS_INTERVAL;
             if failed {
                 next = next.min(Instant::now() + backoff.next(jitter()));
             } else {
@@ -180,7 +216,7 @@ impl Controller {
             if let Some(again) = plan.again {
                 next = next.min(self.started + again);
             }
-            let breath = Instant::now() + BREATH;
+            let breath = Instant::now() + PASS_INTERVAL;
             // After a failure only time helps: a change that we caused ourselves must not start the next
             // attempt.
             let changed = if failed { std::future::pending().boxed() } else { any_change(&mut changes) };
@@ -193,16 +229,30 @@ impl Controller {
     }
 
     /// One plan, on a thread of its own: however long it takes, the Lease is renewed meanwhile.
-    async fn think(&self, mut memory: Memory) -> (Plan, Memory) {
+    async fn think(&self, mut mind: Mind, turn: u64) -> (Plan, Mind) {
         let (caches, config, planner) = (self.caches.clone(), self.config.clone(), self.planner);
-        let started = self.started;
+        let (started, turns) = (self.started, Arc::clone(&self.turn));
         let thinking = tokio::task::spawn_blocking(move || {
+            {
+                let newest = turns.locked();
+                // A thread that is left over from an earlier term takes nothing from the one that leads now.
+                if *newest == turn {
+                    caches.catch_up(&mut mind.known);
+                }
+            }
             let now = Now { wall: Timestamp::now(), steady: started.elapsed() };
-            let plan = planner(&caches.snapshot(), &mut memory, &config, now);
-            (plan, memory)
+            let plan = planner(&mut mind.known, &mut mind.memory, &config, now);
+            let took = started.elapsed().saturating_sub(now.steady);
+            (plan, mind, took)
         });
         match thinking.await {
-            Ok(thought) => thought,
+            Ok((plan, mind, took)) => {
+                self.state.send_modify(|state| {
+                    state.last_plan = took;
+                    state.slowest_plan = state.slowest_plan.max(took);
+                });
+                (plan, mind)
+            }
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 // The runtime is being shut down, and with it this task.
@@ -215,7 +265,7 @@ impl Controller {
     /// writes.
     async fn recall(&self) -> Result<Memory, Error> {
         let mut memory = Memory::default();
-        for network in self.objects.list::<Network>(&Selection::default()).await? {
+        for network in self.objects.list::<knit_api::Network>(&Selection::default()).await? {
             if let (Some(uid), Some(id)) = (network.metadata.uid, network.status.and_then(|s| s.id)) {
                 memory.ids.insert(uid, id);
             }
@@ -224,7 +274,7 @@ impl Controller {
         let until = self.started.elapsed().saturating_add(REMEMBER);
         for block in self.objects.list::<AddressBlock>(&Selection::default()).await? {
             let name = block.metadata.name.clone().unwrap_or_default();
-            memory.blocks.insert(name, Remembered { block: Arc::new(block), until });
+            memory.blocks.insert(name, Remembered { block: Arc::new(BlockView::of(block)), until });
         }
         Ok(memory)
     }
@@ -300,9 +350,8 @@ impl Controller {
             if plan.held_back > 0 && state.held_back == 0 {
                 tracing::warn!(
                     nodes = plan.held_back,
-                    "most agents seem to be away at once: no further node is closed to new pods. Is the API \
-                     server slow, \
-                     or are the agents' pods not running?"
+                    "most agents seem to be down at the same time: no further node is closed to new pods. \
+                    Is the API server slow, or are the agents' pods not running?"
                 );
             }
             state.held_back = plan.held_back;
@@ -333,7 +382,7 @@ impl Controller {
 
     fn failed(&self, error: &Error) {
         let text = error.with_causes();
-        tracing::warn!(error = %text, "a write failed; it is tried again");
+        tracing::warn!(error = %text, "a write failed; retrying");
         self.state.send_modify(|state| {
             state.failed += 1;
             state.last_error = Some(text);
@@ -341,159 +390,5 @@ impl Controller {
     }
 }
 
-// === impl Caches ===
-
-impl Caches {
-    fn start(objects: &Objects, config: &Config) -> Self {
-        // Only a selector can be wrong, and there is none here.
-        let expect = "a watch without selectors starts";
-        Self {
-            classes: objects.watch().cache().expect(expect),
-            networks: objects.watch().cache().expect(expect),
-            blocks: objects.watch().cache().expect(expect),
-            node_networks: objects.watch().cache().expect(expect),
-            nodes: objects
-                .watch::<Node>()
-                .map(|node| Some(NodeView::of(&node)))
-                .cache_of_news()
-                .expect(expect),
-            namespaces: objects
-                .watch::<Namespace>()
-                .map(|n| Some(NamespaceView::of(n)))
-                .cache_of_news()
-                .expect(expect),
-            attachments: objects
-                .watch::<NetworkAttachment>()
-                .map(|attachment| Some(AttachmentView::of(attachment)))
-                .cache_of_news()
-                .expect(expect),
-            service_cidrs: objects
-                .watch::<ServiceCIDR>()
-                .map(|s| Some(service_ranges(&s)))
-                .cache_of_news()
-                .expect(expect),
-            leases: objects
-                .watch::<Lease>()
-                .namespace(config.namespace.clone())
-                .map(|lease| AgentLease::of(&lease))
-                .cache()
-                .expect(expect),
-            policies: objects.watch::<NetworkPolicy>().map(PolicyView::of).cache().expect(expect),
-        }
-    }
-
-    async fn wait_synced(&self) {
-        fn synced<T>(cache: &Cache<T>) -> watch::Receiver<Progress> {
-            cache.changes()
-        }
-        let mut all = self.changes();
-        all.push(synced(&self.leases));
-        for progress in &mut all {
-            // The sender lives in the cache that we hold.
-            let _ = progress.wait_for(|progress| progress.synced.is_some()).await;
-        }
-    }
-
-    /// Changes that start a pass.
-    fn changes(&self) -> Vec<watch::Receiver<Progress>> {
-        vec![
-            self.classes.changes(),
-            self.networks.changes(),
-            self.blocks.changes(),
-            self.node_networks.changes(),
-            self.nodes.changes(),
-            self.namespaces.changes(),
-            self.attachments.changes(),
-            self.service_cidrs.changes(),
-        ]
-    }
-
-    fn snapshot(&self) -> Cluster {
-        fn by_name<T>(cache: &Cache<T>) -> BTreeMap<String, Arc<T>> {
-            cache.list().into_iter().map(|(key, object)| (key.name().to_owned(), object)).collect()
-        }
-        Cluster {
-            classes: by_name(&self.classes),
-            networks: by_name(&self.networks),
-            blocks: by_name(&self.blocks),
-            node_networks: by_name(&self.node_networks),
-            nodes: by_name(&self.nodes),
-            namespaces: by_name(&self.namespaces),
-            attachments: self.attachments.list().into_iter().map(|(_, a)| a).collect(),
-            service_ranges: self.service_cidrs.list().iter().flat_map(|(_, r)| r.iter().copied()).collect(),
-            leases: self
-                .leases
-                .list()
-                .into_iter()
-                .map(|(key, lease): (Key, Arc<AgentLease>)| (key.name().to_owned(), (*lease).clone()))
-                .collect(),
-            hears_agents: self.leases.connection().borrow().is_connected(),
-            policies: self.policies.list().into_iter().map(|(_, policy)| policy).collect(),
-        }
-    }
-}
-
-fn any_change(changes: &mut [watch::Receiver<Progress>]) -> futures::future::BoxFuture<'_, ()> {
-    select_all(changes.iter_mut().map(|change| change.changed().map(|_| ()).boxed())).map(|_| ()).boxed()
-}
-
 #[cfg(test)]
-mod tests {
-    use knit_apiserver::{Config as ApiConfig, Server, StoreOptions};
-    use knit_objects::{Source, Write};
-
-    use super::*;
-
-    /// Takes longer than the Lease holds.
-    fn slow(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now) -> Plan {
-        let (_never, nothing) = std::sync::mpsc::channel::<()>();
-        // Waits: somebody holds the other end.
-        let _ = nothing.recv_timeout(config.lease_duration * 5 / 3);
-        plan(cluster, memory, config, now)
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_slow_plan_never_loses_the_lease() {
-        let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
-        let store = StoreOptions { crds, ..StoreOptions::default() };
-        let api = ApiConfig { store, ..ApiConfig::default() };
-        let server = Server::start(api).await.expect("an API server");
-        let objects = Objects::open(Source::Url(server.url())).await.expect("objects");
-        let namespace = serde_json::json!({"metadata": {"name": "knit-system"}});
-        let namespace: Namespace = serde_json::from_value(namespace).expect("a Namespace");
-        objects.write(&Write::create(&namespace)).await.expect("created");
-        let config = |identity: &str| Config {
-            lease_duration: Duration::from_secs(3),
-            renew_every: Duration::from_millis(200),
-            ..Config::new(identity)
-        };
-        // On one thread, as the program runs it.
-        let (url, slow_config) = (server.url(), config("slow"));
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async move {
-                let objects = Objects::open(Source::Url(url)).await.expect("objects");
-                let mut controller = Controller::new(objects, slow_config).expect("a controller");
-                controller.planner = slow;
-                let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-                tell.send((controller.state(), stop)).expect("somebody listens");
-                controller.run(async move { drop(stopped.await) }).await;
-            });
-        });
-        let (mut state, stop) = told.await.expect("a controller");
-        state.wait_for(|state| state.leading).await.expect("a leader");
-        // Another one stands by, and takes the Lease as soon as it is not renewed.
-        let other = Controller::new(objects, config("other")).expect("a controller");
-        let mut others = other.state();
-        let standing_by = tokio::spawn(other.run(std::future::pending()));
-        tokio::select! {
-            state = state.wait_for(|state| state.passes >= 2) => assert!(state.expect("a state").leading),
-            _ = others.wait_for(|other| other.leading) => panic!("it lost the Lease while it thought"),
-        }
-        standing_by.abort();
-        stop.send(()).expect("a controller that runs");
-        tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("no panic");
-    }
-}
+mod tests;

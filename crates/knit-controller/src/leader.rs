@@ -137,7 +137,7 @@ pub(crate) async fn stand(
     objects: Objects,
     config: Config,
     leading: watch::Sender<Leading>,
-    heard: impl Fn(bool),
+    heard: impl Fn(bool) + Send + 'static,
 ) {
     let mut election = Election::new(&config);
     let mut renewed: Option<Instant> = None;
@@ -154,7 +154,7 @@ pub(crate) async fn stand(
             Ok(Ok(true)) => renewed = Some(before),
             Ok(Ok(false)) => renewed = None,
             Ok(Err(error)) => tracing::warn!(%error, "leader election"),
-            Err(_) => tracing::warn!("leader election: the API does not answer in time"),
+            Err(_) => tracing::warn!("leader election: the API did not answer in time"),
         }
         let term = renewed.filter(|at| at.elapsed() < trust);
         let term = term.map(|at| Term { until: at + trust, end: at + config.lease_duration });

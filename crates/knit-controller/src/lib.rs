@@ -8,6 +8,8 @@
 //! writes come out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election,
 //! carrying writes out. The same pass runs at start and after every change.
 //!
+//! What policies need to know of pods comes and goes with pods, and is apart from that: `peers`.
+//!
 //! What its role must allow, and nothing more:
 //!
 //! | resources | verbs |
@@ -15,11 +17,16 @@
 //! | networkclasses, networks | get, list, watch, create, patch |
 //! | networkclasses/status, networks/status, networkattachments/status | patch |
 //! | addressblocks | list, watch, create, delete |
+//! | nodeslices, blockslices | list, watch, create, update, delete |
 //! | networkattachments | list, watch, patch, delete |
-//! | nodenetworks, namespaces, servicecidrs, networkpolicies | list, watch |
+//! | policypeerslices | list, watch, create, patch, delete |
+//! | nodenetworks, namespaces, servicecidrs | list, watch |
+//! | networkpolicies, and the other kinds of policies where they are served | list, watch |
+//! | pods, while some policy asks for pods | list, watch |
 //! | nodes | list, watch, patch |
 //! | leases, in its own namespace | get, list, watch, create, update |
 //! | events (events.k8s.io) | create, patch |
+//! | resourceslices, deviceclasses, where claims are served | list, create, patch, delete |
 
 /// Who tells, in events.
 pub(crate) const REPORTER: &str = "knit.dev/controller";
@@ -28,12 +35,16 @@ mod cluster;
 mod config;
 mod driver;
 mod leader;
+mod peers;
 mod plan;
+mod rate;
+pub mod slices;
 
 pub use cluster::{
-    AgentLease, Agents, AttachmentView, Cluster, Memory, NamespaceView, NodeView, Now, Numbers, PolicyView,
-    Remembered, SeenLease,
+    AgentLease, Agents, AttachmentView, BlockView, Cluster, Memory, NamespaceView, NodeView, Now, Numbers,
+    Place, PolicyView, Remembered, SeenLease,
 };
 pub use config::Config;
 pub use driver::{Controller, ControllerState, Unsuitable};
-pub use plan::{Action, Note, Plan, Primaries, plan, primaries};
+pub use plan::{Action, Change, Indexed, Note, Plan, Primaries, plan, primaries};
+pub use rate::{Bucket, Rates};

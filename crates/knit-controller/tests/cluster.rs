@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_api::names::{
     AGENT_MANAGER, ATTACHMENT_FINALIZER, DEFAULT_NETWORK, NETWORK_FINALIZER, UNSCHEDULABLE_TAINT,
 };
-use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork, PolicyPeerSlice};
 use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_controller::{Config, Controller, ControllerState};
 use knit_objects::{Cache, Key, Objects, Source, Write};
@@ -408,7 +408,8 @@ async fn the_author_of_a_policy_gets_one_event_whoever_leads() {
         all.iter().filter(|(_, event)| event.reason.as_deref() == Some("NotEnforced")).count()
     };
     for identity in ["a", "b"] {
-        let controller = Running::start(open(&server).await, config(identity));
+        let left_to_others = Config { enforce_policies: false, ..config(identity) };
+        let controller = Running::start(open(&server).await, left_to_others);
         let found = |cache: &Cache<Event>| (told(cache) > 0).then_some(());
         events.wait_until("an event", deadline(), found).await.expect("an event");
         for n in 0..5 {
@@ -422,6 +423,76 @@ async fn the_author_of_a_policy_gets_one_event_whoever_leads() {
         assert_eq!(told(&events), 1, "{:?}", events.list());
         controller.stop().await;
     }
+}
+
+#[tokio::test]
+async fn slices_say_of_pods_what_policies_ask_for_and_go_with_the_policies() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    world.node("n1", "192.0.2.1", Some("10.244.1.0/24")).await;
+    world.create::<Namespace>(json!({"metadata": {"name": "shop"}})).await;
+    let pod = |name: &str, ip: &str, app: &str| {
+        (
+            json!({"metadata": {"name": name, "namespace": "shop", "labels": {"app": app, "private": "yes"}},
+                "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]}}),
+            json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}),
+        )
+    };
+    for (name, ip, app) in [("web", "10.244.1.5", "web"), ("db", "10.244.1.6", "db")] {
+        let (object, status) = pod(name, ip, app);
+        world.create::<Pod>(object).await;
+        let write = Write::status::<Pod>(Key::namespaced("shop", name), &status, "kubelet");
+        world.objects.write(&write).await.expect("written");
+    }
+    let slices: Cache<PolicyPeerSlice> = world.objects.watch().cache().expect("a cache");
+    let pods = |cache: &Cache<PolicyPeerSlice>| {
+        let mut all: Vec<String> = cache
+            .list()
+            .iter()
+            .flat_map(|(_, slice)| {
+                let (network, node) = (slice.spec.network.clone(), slice.spec.node.clone());
+                let each = slice.spec.pods.iter();
+                let each = each.map(|pod| format!("{} {:?} {:?}", pod.name, pod.addresses, pod.labels));
+                each.map(move |pod| format!("{network} {node} {pod}")).collect::<Vec<_>>()
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let become_ = async |expected: &[&str]| {
+        let found = |cache: &Cache<PolicyPeerSlice>| (pods(cache) == expected).then_some(());
+        let result = slices.wait_until("the slices", deadline(), found).await;
+        result.unwrap_or_else(|error| panic!("{error}: {:?}", pods(&slices)));
+    };
+    let policy = |app: &str| {
+        let from = json!([{"podSelector": {"matchLabels": {"app": app}}}]);
+        json!({"metadata": {"name": "p", "namespace": "shop"},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": from}]}})
+    };
+    world.create::<NetworkPolicy>(policy("web")).await;
+    let first = Running::start(open(&server).await, config("a"));
+    let web = r#"default n1 web ["10.244.1.5"] {"app": "web"}"#;
+    become_(&[web]).await;
+    // What a pod becomes is told, and that it has come to its end.
+    let label = json!({"metadata": {"labels": {"app": "web"}}});
+    let write = Write::merge::<Pod>(Key::namespaced("shop", "db"), label);
+    world.objects.write(&write).await.expect("patched");
+    become_(&[r#"default n1 db ["10.244.1.6"] {"app": "web"}"#, web]).await;
+    let write =
+        Write::status::<Pod>(Key::namespaced("shop", "web"), &json!({"phase": "Succeeded"}), "kubelet");
+    world.objects.write(&write).await.expect("written");
+    become_(&[r#"default n1 db ["10.244.1.6"] {"app": "web"}"#]).await;
+    // The next leader takes nothing away that is right, and puts right what somebody took away.
+    first.stop().await;
+    let name = slices.list().first().expect("a slice").0.clone();
+    world.objects.write(&Write::delete::<PolicyPeerSlice>(name)).await.expect("deleted");
+    become_(&[]).await;
+    let second = Running::start(open(&server).await, config("b"));
+    become_(&[r#"default n1 db ["10.244.1.6"] {"app": "web"}"#]).await;
+    let write = Write::delete::<NetworkPolicy>(Key::namespaced("shop", "p"));
+    world.objects.write(&write).await.expect("deleted");
+    become_(&[]).await;
+    second.stop().await;
 }
 
 #[tokio::test]

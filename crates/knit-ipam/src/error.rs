@@ -21,6 +21,8 @@ pub enum NotLeasable {
     Broadcast,
     /// It is the own address of this node's router.
     Router,
+    /// It is in a reserved range, and these are other hosts' there.
+    OtherHost,
 }
 
 /// A Network's subnets cannot work.
@@ -28,7 +30,7 @@ pub enum NotLeasable {
 #[non_exhaustive]
 pub enum PoolError {
     /// Bits behind the prefix.
-    #[error("subnet {cidr} has bits set behind its prefix: write {instead}")]
+    #[error("subnet {cidr} has host bits set: use {instead}")]
     HostBits {
         /// As it was written.
         cidr: IpNet,
@@ -42,7 +44,7 @@ pub enum PoolError {
         cidr: IpNet,
     },
     /// A gateway that pods could not reach.
-    #[error("gateway {gateway} is not in subnet {cidr}: use an address of the subnet, or leave it out")]
+    #[error("gateway {gateway} is not in subnet {cidr}: use an address in the subnet, or leave it out")]
     GatewayOutside {
         /// The subnet.
         cidr: IpNet,
@@ -114,7 +116,8 @@ pub enum BlockError {
     },
     /// The Network is not known yet.
     #[error(
-        "block {block} is of Network {network}, which this node does not know (yet): add the Network first"
+        "block {block} belongs to Network {network}, which this node does not know (yet): add the Network \
+        first"
     )]
     UnknownNetwork {
         /// The block.
@@ -159,7 +162,7 @@ pub enum LeaseError {
     /// No address is free on this node.
     #[error(
         "no address of Network {network} is free on this node for {key}: {counts}; \
-         try again when the node has a further block, or free addresses here"
+         try again when the node has another block, or free addresses on this node"
     )]
     Exhausted {
         /// Who asked.
@@ -237,15 +240,13 @@ pub enum LeaseError {
         why: String,
     },
     /// Two wants for one interface.
-    #[error("{key} is asked for twice in one request: give each interface a name of its own")]
+    #[error("{key} is requested twice: give each interface a different name")]
     DuplicateRequest {
         /// The interface.
         key: LeaseKey,
     },
     /// The interface has another lease already.
-    #[error(
-        "{key} has a lease of Network {network} ({has}) that is not what is asked for now: detach it first"
-    )]
+    #[error("{key} has a lease in Network {network} ({has}) that differs from this request: detach it first")]
     Conflict {
         /// The interface.
         key: LeaseKey,
@@ -263,7 +264,8 @@ pub enum NextBlockError {
     /// The pool has no room.
     #[error(
         "Network {network} has no {family} block left for node {node}: {blocks} blocks hold {in_blocks} of \
-         {addresses} addresses; make a Network with a larger subnet, or delete blocks of nodes that are gone"
+         {addresses} addresses; create a Network with a larger subnet, or delete blocks of nodes that no \
+         longer exist"
     )]
     Exhausted {
         /// The Network.
@@ -287,9 +289,10 @@ impl fmt::Display for NotLeasable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gateway => "the gateway",
-            Self::SubnetAddress => "the subnet's own address",
+            Self::SubnetAddress => "the network address of the subnet",
             Self::Broadcast => "the broadcast address",
             Self::Router => "the address of this node's router",
+            Self::OtherHost => "reserved for other hosts of the segment",
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use knit_types::{Addresses, Mac, PodRef};
+use knit_types::{AddressList, InterfaceName, Mac, Owner, PodRef};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds of a clock that never steps back: the time since boot is the right one, because leases live
@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Millis(pub u64);
 
-/// What a lease belongs to: one interface of one sandbox.
+/// What a lease belongs to: one interface of one owner. There is no lease without one.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct LeaseKey {
-    /// The sandbox's id, as its runtime names it.
-    pub sandbox: String,
+    /// The owner: a sandbox, or a claim or an object that has none yet.
+    #[serde(flatten)]
+    pub owner: Owner,
     /// The interface's name inside the pod.
-    pub interface: String,
+    pub interface: InterfaceName,
 }
 
 /// How an interface came to its addresses.
@@ -42,9 +43,9 @@ pub struct Lease {
     pub pod: Option<PodRef>,
     /// The Network.
     pub network: String,
-    /// One address of each family of the Network.
+    /// At least one address of each family of the Network.
     #[serde(flatten)]
-    pub addresses: Addresses,
+    pub addresses: AddressList,
     /// The MAC.
     pub mac: Mac,
     /// How it came to them.
@@ -52,25 +53,26 @@ pub struct Lease {
 }
 
 /// One interface that a pod wants.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Want {
     /// The interface's name inside the pod.
-    pub interface: String,
+    pub interface: InterfaceName,
     /// The Network.
     pub network: String,
-    /// Addresses that it must have: these or none. A family that is left out is chosen by the allocator.
-    pub addresses: Option<Addresses>,
+    /// Addresses that it must have, any number of each family: these or none. For a family that is left out
+    /// the allocator chooses one.
+    pub addresses: Vec<IpAddr>,
     /// An address that it had before and gets again if that is free: its whole index is preferred.
     pub prefer: Option<IpAddr>,
     /// The MAC that it must have.
     pub mac: Option<Mac>,
 }
 
-/// All interfaces that one sandbox wants at once: all of them are leased, or none.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+/// All interfaces that one owner wants at once: all of them are leased, or none.
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// The sandbox's id.
-    pub sandbox: String,
+    /// The owner.
+    pub owner: Owner,
     /// The pod, where the caller knows it.
     pub pod: Option<PodRef>,
     /// The interfaces.
@@ -114,15 +116,15 @@ impl Millis {
 // === impl LeaseKey ===
 
 impl LeaseKey {
-    /// The key of an interface of a sandbox.
-    pub fn new(sandbox: impl Into<String>, interface: impl Into<String>) -> Self {
-        Self { sandbox: sandbox.into(), interface: interface.into() }
+    /// The key of an interface of an owner.
+    pub fn new(owner: impl Into<Owner>, interface: InterfaceName) -> Self {
+        Self { owner: owner.into(), interface }
     }
 }
 
 impl fmt::Display for LeaseKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "interface {} of sandbox {}", self.interface, self.sandbox)
+        write!(f, "interface {} of {}", self.interface, self.owner)
     }
 }
 
@@ -143,15 +145,15 @@ impl Lease {
 
 impl Want {
     /// An interface on a Network, with addresses that the allocator chooses.
-    pub fn new(interface: impl Into<String>, network: impl Into<String>) -> Self {
-        Self { interface: interface.into(), network: network.into(), ..Self::default() }
+    pub fn new(interface: InterfaceName, network: impl Into<String>) -> Self {
+        Self { interface, network: network.into(), addresses: Vec::new(), prefer: None, mac: None }
     }
 
     /// Whether a lease is what is wanted here.
     #[must_use]
     pub fn is_met_by(&self, lease: &Lease) -> bool {
         self.network == lease.network
-            && self.addresses.is_none_or(|wanted| wanted.iter().all(|a| lease.addresses.contains(a)))
+            && self.addresses.iter().all(|wanted| lease.addresses.contains(*wanted))
             && self.mac.is_none_or(|wanted| wanted == lease.mac)
     }
 }

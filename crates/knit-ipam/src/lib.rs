@@ -30,7 +30,7 @@ pub use address::AddressRange;
 pub use block::{Block, BlockSize};
 pub use cluster::{BlockQuery, Growth, next_block};
 pub use error::{BlockError, LeaseError, NextBlockError, NotLeasable, PoolError};
-pub use knit_types::{Addresses, Family, Mac, ParseMacError, PodRef};
+pub use knit_types::{AddressList, Addresses, Family, Mac, ParseMacError, PodRef};
 pub use lease::{Cooling, Lease, LeaseKey, LeaseKind, Millis, Request, Snapshot, Want};
 pub use mac::{gateway_mac, may_have_mac, pod_mac};
 pub use node::{Counts, FamilyCounts, NodeAllocator, NodeConfig, Removal, Restored, WantsMore};

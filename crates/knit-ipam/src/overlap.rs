@@ -15,9 +15,9 @@ use crate::block::Block;
 /// ```
 /// use knit_ipam::{Block, outranked};
 ///
-/// let block = |node: &str, range: &str| Block::from_ranges("blue", node, Some(range.parse().unwrap()), None).unwrap();
-/// let blocks = [block("a", "10.77.0.16/28"), block("b", "10.77.0.24/29"), block("b", "10.77.0.32/29")];
-/// assert_eq!(outranked(&blocks), [(1, 0)]);
+/// let block = |node: &str, range: &str| Block::from_ranges("blue", node, Some(range.parse().unwrap()),
+/// None).unwrap(); let blocks = [block("a", "10.77.0.16/28"), block("b", "10.77.0.24/29"), block("b",
+/// "10.77.0.32/29")]; assert_eq!(outranked(&blocks), [(1, 0)]);
 /// ```
 #[must_use]
 pub fn outranked(blocks: &[Block]) -> Vec<(usize, usize)> {

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use knit_types::{Addresses, Family, Mac};
 
 use crate::address::{AddressRange, merged, to_address, to_number};
+use crate::block::Block;
 use crate::error::{NotLeasable, PoolError};
 use crate::mac::{self, V6_WINDOW, hashed_mac, pod_mac};
 
@@ -17,6 +18,8 @@ pub struct Subnet {
     gateway: IpAddr,
     /// Sorted, disjoint.
     reserved: Vec<(u128, u128)>,
+    /// Whether what is reserved is somebody else's, and not for pods that ask for it.
+    of_others: bool,
 }
 
 /// What a Network may give out.
@@ -64,7 +67,7 @@ impl Subnet {
             return Err(PoolError::ReservedOutside { cidr, reserved: *outside });
         }
         let reserved = merged(reserved.iter().map(AddressRange::numbers).collect());
-        Ok(Self { range, prefix_len: cidr.prefix_len(), gateway, reserved })
+        Ok(Self { range, prefix_len: cidr.prefix_len(), gateway, reserved, of_others: false })
     }
 
     /// All addresses of the subnet.
@@ -105,6 +108,8 @@ impl Subnet {
             Standing::Never(NotLeasable::SubnetAddress)
         } else if number == last && address.is_ipv4() {
             Standing::Never(NotLeasable::Broadcast)
+        } else if self.is_reserved(number) && self.of_others {
+            Standing::Never(NotLeasable::OtherHost)
         } else if self.is_reserved(number) {
             Standing::Reserved
         } else {
@@ -122,6 +127,19 @@ impl Subnet {
             ranges.push((last, last));
         }
         merged(ranges)
+    }
+
+    /// How many addresses are in none of these blocks and may be given out by themselves.
+    #[must_use]
+    pub fn unassigned(&self, blocks: &[Block]) -> u128 {
+        let (first, last) = self.range.numbers();
+        let family = self.range.family();
+        let mut taken = self.set_aside();
+        let prefixes = blocks.iter().filter_map(|block| block.prefix(family));
+        taken.extend(prefixes.map(|prefix| AddressRange::from(prefix).numbers()));
+        let inside = merged(taken).into_iter().map(|(from, to)| (from.max(first), to.min(last)));
+        let inside = inside.filter(|(from, to)| from <= to);
+        inside.fold((last - first).saturating_add(1), |left, (from, to)| left.saturating_sub(to - from + 1))
     }
 
     fn is_reserved(&self, number: u128) -> bool {
@@ -167,6 +185,15 @@ impl Pool {
     #[must_use]
     pub fn with_router(mut self, router: bool) -> Self {
         self.router = router;
+        self
+    }
+
+    /// Says whether reserved addresses are other hosts': then no pod gets one, whether or not it asks.
+    #[must_use]
+    pub fn shared_with_others(mut self, shared: bool) -> Self {
+        for subnet in self.v4.iter_mut().chain(&mut self.v6) {
+            subnet.of_others = shared;
+        }
         self
     }
 
@@ -246,6 +273,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn net(text: &str) -> IpNet {
@@ -279,6 +308,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_reserved_for_other_hosts_is_nobodys_to_ask_for() {
+        let reserved = [AddressRange::from(net("10.77.0.16/28"))];
+        let v4 = Subnet::new(net("10.77.0.0/24"), None, &reserved).unwrap();
+        let v6 = Subnet::new(net("fd77::/64"), None, &[AddressRange::from(net("fd77::10/124"))]).unwrap();
+        let pool = Pool::new("lan", 7, [v4, v6]).unwrap().shared_with_others(true);
+        let never = Standing::Never(NotLeasable::OtherHost);
+        for (address, standing) in [
+            ("10.77.0.2", Standing::Ordinary),
+            ("10.77.0.1", Standing::Never(NotLeasable::Gateway)),
+            ("10.77.0.16", never),
+            ("fd77::1f", never),
+            ("fd77::20", Standing::Ordinary),
+        ] {
+            assert_eq!(pool.standing(address.parse().unwrap()), standing, "{address}");
+        }
+    }
+
+    #[test]
     fn what_cannot_work_is_refused() {
         assert!(matches!(Subnet::new(net("10.0.0.1/24"), None, &[]), Err(PoolError::HostBits { .. })));
         assert!(matches!(Subnet::new(net("10.0.0.0/31"), None, &[]), Err(PoolError::TooSmall { .. })));
@@ -306,5 +353,28 @@ mod tests {
         // Their low 40 bits are equal.
         assert_eq!(pod_mac(7, near.first()), pod_mac(7, far.first()));
         assert_ne!(pool.mac(&near), pool.mac(&far));
+    }
+
+    proptest! {
+        #[test]
+        fn unassigned_are_the_ordinary_addresses_that_no_block_has(
+            reserved in prop::collection::vec((0_u8..32, 27_u8..=32), 0..3), gateway in 1_u8..31,
+            blocks in prop::collection::vec((0_u8..64, 0_u32..4), 0..4),
+        ) {
+            let at = |n: u8| IpAddr::from([10, 77, 0, n]);
+            let reserved: Vec<AddressRange> =
+                reserved.iter().map(|(n, len)| IpNet::new(at(*n), *len).unwrap().into()).collect();
+            let subnet = Subnet::new(net("10.77.0.0/27"), Some(at(gateway)), &reserved).unwrap();
+            // Some of them reach out of the subnet, or are outside.
+            let blocks: Vec<Block> = blocks.iter().map(|(n, power)| {
+                let net = IpNet::new(at(*n), 32 - u8::try_from(*power).unwrap()).unwrap().trunc();
+                let IpNet::V4(net) = net else { panic!("IPv4") };
+                Block::from_ranges("blue", "a", Some(net), None).unwrap()
+            }).collect();
+            let free = |address: IpAddr| subnet.standing(address) == Standing::Ordinary
+                && blocks.iter().all(|block| block.index_of(address).is_none());
+            let counted = (0..32).filter(|n| free(at(*n))).count();
+            prop_assert_eq!(subnet.unassigned(&blocks), counted as u128);
+        }
     }
 }

@@ -7,6 +7,7 @@ use knit_ipam::{
     AddressRange, Addresses, Block, BlockQuery, BlockSize, Family, Growth, Millis, NextBlockError,
     NodeAllocator, NodeConfig, Pool, Request, Standing, Subnet, Want, next_block,
 };
+use knit_types::{InterfaceName, Owner, SandboxId};
 use proptest::prelude::*;
 
 fn range(text: &str) -> AddressRange {
@@ -74,9 +75,8 @@ fn exhaustion_says_which_family_and_how_much_there_was() {
     assert_eq!(error, expected);
     assert_eq!(
         error.to_string(),
-        "Network tiny has no IPv4 block left for node n3: 2 blocks hold 16 of 16 addresses; make a Network \
-         with a \
-         larger subnet, or delete blocks of nodes that are gone"
+        "Network tiny has no IPv4 block left for node n3: 2 blocks hold 16 of 16 addresses; create a \
+        Network with a larger subnet, or delete blocks of nodes that no longer exist"
     );
 }
 
@@ -176,7 +176,9 @@ proptest! {
             let mut allocator = NodeAllocator::new(node, NodeConfig::default());
             allocator.set_network(pool.clone());
             allocator.add_block(block.clone()).unwrap();
-            let request = Request { sandbox: "s".into(), pod: None, wants: vec![Want::new("eth0", "net")] };
+            let owner = Owner::Sandbox(SandboxId::new("s").unwrap());
+            let wants = vec![Want::new(InterfaceName::new("eth0").unwrap(), "net")];
+            let request = Request { owner, pod: None, wants };
             prop_assert!(allocator.lease(&request, Millis(0)).is_ok(), "{block} serves no pod");
             prop_assert_eq!(allocator.router("net").is_some(), pool.has_router());
             blocks.push(block);

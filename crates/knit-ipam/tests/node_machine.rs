@@ -9,6 +9,7 @@ use knit_ipam::{
     AddressRange, Addresses, Block, BlockSize, Family, FamilyCounts, Lease, LeaseError, LeaseKey, LeaseKind,
     Mac, Millis, NodeAllocator, NodeConfig, PodRef, Pool, Removal, Request, Standing, Subnet, Want,
 };
+use knit_types::{InterfaceName, Owner, SandboxId};
 use proptest::prelude::*;
 
 const QUARANTINE: u64 = 100;
@@ -108,20 +109,30 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn interface(n: u8) -> InterfaceName {
+    InterfaceName::new(format!("eth{n}")).unwrap()
+}
+
+fn owner(sandbox: u8) -> Owner {
+    Owner::Sandbox(SandboxId::new(format!("s{sandbox}")).unwrap())
+}
+
 fn request(sandbox: u8, named: bool, wants: &[WantOp]) -> Request {
     let wants = wants.iter().map(|w| {
         let network = NETWORKS.get(usize::from(w.network)).copied().unwrap_or("unknown");
-        let v4 = w.v4.map(|n| format!("10.0.0.{n}").parse().unwrap());
+        // Now and then two of one family.
+        let v4 = w.v4.into_iter().flat_map(|n| [n, n ^ 9]).take(1 + usize::from(w.interface == 2));
+        let v4 = v4.map(|n| format!("10.0.0.{n}").parse().unwrap());
         let v6 = w.v6.map(|n| format!("{}{n:x}", v6_prefix(network)).parse().unwrap());
         Want {
-            interface: format!("eth{}", w.interface),
+            interface: interface(w.interface),
             network: network.into(),
-            addresses: Addresses::new(v4, v6),
+            addresses: v4.chain(v6).collect(),
             prefer: w.prefer.map(|n| format!("{}{n:x}", v6_prefix(network)).parse().unwrap()),
             mac: w.mac.map(|n| Mac([2, 0, 0, 0, 0, n])),
         }
     });
-    Request { sandbox: format!("s{sandbox}"), pod: named.then(|| pod(sandbox)), wants: wants.collect() }
+    Request { owner: owner(sandbox), pod: named.then(|| pod(sandbox)), wants: wants.collect() }
 }
 
 /// What must be true, kept as naively as possible.
@@ -200,9 +211,10 @@ impl Model {
             }
         }
         let own = self.leases.values().filter(|l| l.network == network);
-        counts.outside =
-            own.filter_map(|l| l.addresses.get(family)).filter(|a| self.slot(network, *a).is_none()).count()
-                as u64;
+        counts.outside = own
+            .flat_map(|l| l.addresses.of_family(family))
+            .filter(|a| self.slot(network, *a).is_none())
+            .count() as u64;
         counts
     }
 
@@ -247,12 +259,12 @@ impl Model {
         assert_eq!(lease.addresses.v6().is_some(), pool.subnet(Family::V6).is_some());
         assert!(want.is_met_by(lease));
         if lease.kind == LeaseKind::Dynamic {
-            assert_eq!(lease.mac, pool.mac(&lease.addresses));
+            assert_eq!(lease.mac, pool.mac(lease.addresses.firsts()));
             let (block, withdrawn, index) = self.slot(&lease.network, lease.addresses.first()).unwrap();
-            assert_eq!(block.at(index).unwrap(), lease.addresses, "paired by index");
+            assert_eq!(lease.addresses, block.at(index).unwrap(), "paired by index");
             assert!(!withdrawn);
             let sticky = pod.is_some() && want.prefer.is_some_and(|a| lease.addresses.contains(a));
-            assert!(sticky || !self.quarantined(&lease.network, &lease.addresses), "reused too soon");
+            assert!(sticky || !self.quarantined(&lease.network, lease.addresses.firsts()), "reused too soon");
         } else {
             assert!(also_asked);
         }
@@ -277,7 +289,7 @@ fn run(ops: Vec<Op>) {
                         assert_eq!(leases.len(), request.wants.len());
                         for (lease, want) in leases.iter().zip(&request.wants) {
                             if !model.leases.contains_key(&lease.key) {
-                                let asked = want.addresses.is_some() || want.mac.is_some();
+                                let asked = !want.addresses.is_empty() || want.mac.is_some();
                                 model.check_new(lease, want, request.pod.as_ref(), asked);
                             }
                         }
@@ -294,7 +306,7 @@ fn run(ops: Vec<Op>) {
                             let family = pool(network).families().next().unwrap();
                             assert_eq!(**counts, model.counts(network, family));
                             // A pod that asks for one half of the only free index gets no other index.
-                            let spare = u64::from(request.wants[0].addresses.is_some());
+                            let spare = request.wants[0].addresses.len() as u64;
                             assert!(counts.free <= spare, "{error}, yet {} are free", counts.free);
                             assert_eq!(
                                 next_free_at.is_some(),
@@ -305,19 +317,19 @@ fn run(ops: Vec<Op>) {
                 }
             }
             Op::Free { sandbox, interface } => {
-                let key = LeaseKey::new(format!("s{sandbox}"), format!("eth{interface}"));
+                let key = LeaseKey::new(owner(sandbox), self::interface(interface));
                 assert_eq!(real.free(&key, now).as_ref(), model.leases.get(&key));
                 model.free(&key, true);
             }
             Op::FreeSandbox(sandbox) => {
-                let sandbox = format!("s{sandbox}");
-                let keys: Vec<_> = model.leases.keys().filter(|k| k.sandbox == sandbox).cloned().collect();
-                let freed = real.free_sandbox(&sandbox, now);
+                let owner = owner(sandbox);
+                let keys: Vec<_> = model.leases.keys().filter(|k| k.owner == owner).cloned().collect();
+                let freed = real.free_owner(&owner, now);
                 assert_eq!(freed.iter().map(|l| &l.key).collect::<Vec<_>>(), keys.iter().collect::<Vec<_>>());
                 keys.iter().for_each(|key| model.free(key, true));
             }
             Op::Cancel { sandbox, interface } => {
-                let key = LeaseKey::new(format!("s{sandbox}"), format!("eth{interface}"));
+                let key = LeaseKey::new(owner(sandbox), self::interface(interface));
                 real.cancel(&key);
                 model.free(&key, false);
             }

@@ -176,6 +176,12 @@ impl Error {
         }
     }
 
+    /// Something else has what the request needs: a link that is a bridge's port cannot be a parent.
+    pub fn is_busy(&self) -> bool {
+        let busy = |failure: &Failure| failure.refusal.errno.0 == libc::EBUSY;
+        matches!(self, Self::Refused { failures, .. } if failures.iter().all(busy))
+    }
+
     /// The same request may succeed later without anything else changing.
     pub fn is_retryable(&self) -> bool {
         match self {

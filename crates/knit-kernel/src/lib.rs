@@ -5,11 +5,12 @@
 //! the network of one of them: it makes, changes, lists and deletes links ([`link`]), and applies batches of
 //! operations ([`op`]) on addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what
 //! has no netlink message. [`owner`] has the marks by which Knit recognises what it made. [`nft`] is
-//! nftables, [`conntrack`] the kernel's table of connections. [`watch`] hears of what others change.
+//! nftables, [`conntrack`] the kernel's table of connections, [`nflog`] the packets that rules log. [`watch`]
+//! hears of what others change. [`inventory`] is what sysfs says of network devices.
 //! [`netlink`] is the socket and the attribute codec that everything speaks through; [`sandbox`] runs a
 //! program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
 //!
-//! [`links`] and [`nft::Nftables`] are seams: what is written over them is tested with fakes, without a
+//! [`links`] and [`knit_nft::Nftables`] are seams: what is written over them is tested with fakes, without a
 //! kernel.
 //!
 //! A new link type is a file in `link/` with its options (`data`, `parse`, `compare`), a variant of
@@ -20,12 +21,14 @@ pub mod conntrack;
 pub mod error;
 pub mod fdb;
 pub mod handle;
+pub mod inventory;
 pub mod link;
 pub mod links;
 pub mod name;
 pub mod neigh;
 pub mod netlink;
 pub mod netns;
+pub mod nflog;
 pub mod nft;
 pub mod op;
 pub mod owner;
@@ -49,4 +52,11 @@ pub use op::Op;
 /// what follows: an allocator keeps it otherwise, for good.
 pub fn release_memory() {
     sys::release_memory();
+}
+
+/// Lets the threads of this process share `count` heaps, for a program with many threads that do little:
+/// glibc gives each one its own, and what one has freed another cannot use. To be called before other threads
+/// are started.
+pub fn share_heaps(count: i32) {
+    sys::share_heaps(count);
 }

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::fdb::FdbEntry;
 use crate::link::{Change, RTM_NEWLINK};
 use crate::neigh::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH};
-use crate::netlink::{Batch, flags};
+use crate::netlink::{Batch, Emit as _, flags};
 use crate::route::{RTM_DELROUTE, RTM_NEWROUTE, Route};
 use crate::rule::{RTM_DELRULE, RTM_NEWRULE, Rule};
 

@@ -21,6 +21,17 @@ pub(crate) fn release_memory() {
     }
 }
 
+/// Lets threads share this many heaps instead of each having its own, where the C library does that.
+pub(crate) fn share_heaps(count: i32) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt(3) takes no pointers; it is called before other threads are started, as it asks for.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, count);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = count;
+}
+
 /// Opens and binds a netlink socket in the calling thread's network namespace; the kernel picks the port.
 pub(crate) fn netlink_socket(protocol: i32) -> io::Result<OwnedFd> {
     // SAFETY: socket(2) takes no pointers.

@@ -24,13 +24,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use knit_nft::{
+    Chain, Data, Element, ElementValue, Nftables as _, Rule, SetState, TableId, TableState, Transaction,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::netns::NetNs;
-use crate::nft::{
-    Chain, Data, Element, ElementValue, Kernel, Nftables as _, Rule, SetState, TableId, TableState,
-    Transaction,
-};
+use crate::nft::Kernel;
 pub use crate::sandbox::loopback_up;
 use crate::sandbox::{self, forbidden, restrictions, unshare_before_exec};
 

@@ -4,10 +4,9 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use knit_kernel::conntrack::{Conntrack, Error, Filter, Flow, L4, Status, Tuple, TupleFilter};
-use knit_kernel::nft::{
-    Chain, ChainKind, Family, Hook, Kernel, L4Proto, Nftables, Port, Rule, TableId, TableState, field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::testing::in_namespaces;
+use knit_nft::{Chain, ChainKind, Family, Hook, L4Proto, Nftables, Port, Rule, TableId, TableState, field};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -192,5 +191,34 @@ fn a_udp_flow_through_dnat_is_found_by_its_endpoint_and_can_be_cut() {
         assert_eq!(conntrack.list(&by_status).expect("listing").len(), 1);
         assert_eq!(conntrack.delete(&flows).expect("deleted"), 1);
         assert_eq!(conntrack.list(&filter).expect("listing"), []);
+    });
+}
+
+#[test]
+fn one_bit_of_a_mark_is_set_and_cleared_and_the_others_stay() {
+    in_namespaces(|| {
+        const BIT: u32 = 0x0020_0000;
+        let mut conntrack = Conntrack::open().expect("ctnetlink");
+        let mut flows = [
+            flow(TCP, ("10.0.0.1", 1000), ("10.0.0.9", 80)),
+            translated(UDP, ("10.0.0.3", 999), ("10.96.0.10", 53), ("10.0.0.7", 5353)),
+            flow(UDP, ("fd00::1", 53), ("fd00::9", 53)),
+            flow(UDP, ("10.0.0.1", 53), ("10.0.0.9", 53)),
+        ];
+        flows[0].mark = 0x0010_4007;
+        flows[1].zone = 7;
+        for flow in &flows {
+            conntrack.create(flow).expect("it can be made");
+        }
+        let gone = flow(UDP, ("10.0.0.5", 53), ("10.0.0.9", 53));
+        let marked = conntrack.set_mark(flows[..3].iter().chain([&gone]), BIT | 1, BIT).expect("marked");
+        assert_eq!(marked, 3, "one is not there, and is not made");
+        let listed = conntrack.list(&Filter::all().mark(BIT, BIT)).expect("listing");
+        assert_eq!(originals(&listed), originals(&flows[..3]));
+        let marks: Vec<u32> = listed.iter().map(|flow| flow.mark & !BIT).filter(|mark| *mark != 0).collect();
+        assert_eq!(marks, [0x0010_4007], "other bits, of the flow or of the value, are not touched");
+        assert_eq!(conntrack.set_mark(&listed, 0, BIT).expect("cleared"), 3);
+        assert_eq!(conntrack.list(&Filter::all().mark(BIT, BIT)).expect("listing"), []);
+        assert_eq!(conntrack.list(&Filter::all()).expect("listing").len(), 4);
     });
 }

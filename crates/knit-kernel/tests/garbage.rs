@@ -5,7 +5,7 @@ use knit_kernel::fdb::FdbEntry;
 use knit_kernel::link::Link;
 use knit_kernel::neigh::Neighbour;
 use knit_kernel::netlink::attr::Writer;
-use knit_kernel::netlink::{Message, Messages};
+use knit_kernel::netlink::{Batch, Message, Messages};
 use knit_kernel::route::Route;
 use knit_kernel::rule::Rule;
 use proptest::prelude::*;
@@ -53,6 +53,8 @@ proptest! {
         for message in Messages::new(&bytes).flatten() {
             parse_all(&message);
         }
+        knit_kernel::conntrack::decode_any(&bytes);
+        let _ = knit_kernel::nflog::decode_any(&bytes);
     }
 
     #[test]
@@ -66,5 +68,19 @@ proptest! {
     fn cut_bodies(kind in 16u16..40, body in bodies(), cut in 0usize..200) {
         let payload = &body[..cut.min(body.len())];
         parse_all(&Message { kind, flags: 0, sequence: 1, port: 1, payload });
+    }
+
+    #[test]
+    fn logged_packets(
+        attrs in prop::collection::vec((0u16..20, prop::collection::vec(any::<u8>(), 0..90)), 0..10),
+    ) {
+        let mut batch = Batch::new();
+        batch.push(4 << 8, 0, |w| {
+            w.fixed(&[2, 0, 0, 0]);
+            for (kind, value) in &attrs {
+                w.bytes(*kind, value);
+            }
+        });
+        prop_assert_eq!(knit_kernel::nflog::decode_any(batch.as_bytes()), 1);
     }
 }

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use knit_kernel::netlink::{Batch, Error, Protocol, Socket, flags};
 use knit_kernel::netns::{self, NetNs};
-use knit_kernel::nft::Nftables as _;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace, privileged, skip, skip_for_kernel};
 use knit_kernel::{Handle, IfName};
+use knit_nft::Nftables as _;
 use rustix::thread::CapabilitySet;
 
 const RTM_NEWLINK: u16 = 16;

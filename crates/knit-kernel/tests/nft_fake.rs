@@ -3,11 +3,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use knit_kernel::nft::{
-    Chain, ChainKind, Element, Error, Fake, Family, Hook, Kernel, L4Proto, Nftables, Policy, Port, Rule, Set,
+use knit_kernel::nft::Kernel;
+use knit_kernel::testing::in_namespaces;
+use knit_nft::{
+    Chain, ChainKind, Element, Error, Fake, Family, Hook, L4Proto, Nftables, Policy, Port, Rule, Set,
     TableId, TableState, Transaction, Verdict, diff, field,
 };
-use knit_kernel::testing::in_namespaces;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 

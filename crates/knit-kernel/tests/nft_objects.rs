@@ -4,13 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::time::Duration;
 
-use knit_kernel::nft::{
-    AddrType, Boolean, CgroupId, Chain, ChainKind, CtState, CtStatus, Direction, DynsetOp, Element,
-    EtherAddr, Exists, Fake, Family, FibFlags, Hook, IcmpxCode, IfIndex, IfName, Kernel, L4Proto, Mark,
-    NatFlags, NatKind, NfProto, Nftables, Policy, Port, Reject, Rule, Set, Table, TableId, TableState,
-    Transaction, Uid, Verdict, Zone, diff, field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::testing::{in_namespaces, skip, skip_for_kernel};
+use knit_nft::{
+    AddrType, Boolean, CgroupId, Chain, ChainKind, CtState, CtStatus, Direction, DynsetOp, Element,
+    EtherAddr, Exists, Fake, Family, FibFlags, Hook, IcmpxCode, IfIndex, IfName, L4Proto, Mark, NatFlags,
+    NatKind, NfProto, Nftables, Policy, Port, Reject, Rule, Set, Table, TableId, TableState, Transaction,
+    Uid, Verdict, Zone, diff, field,
+};
 
 type ServiceKey = (Ipv4Addr, L4Proto, Port);
 type SlotKey = (Ipv4Addr, L4Proto, Port, Mark);
@@ -391,16 +392,16 @@ fn what_cannot_be_said_is_refused_before_it_is_sent() {
         let mut tx = Transaction::new();
         tx.add_table(id.clone()).add_chain(&id, Chain::regular(name).comment(comment));
         let error = fake.commit(&tx).expect_err("not valid");
-        assert!(matches!(error, knit_kernel::nft::Error::Invalid { .. }), "{error:?}");
+        assert!(matches!(error, knit_nft::Error::Invalid { .. }), "{error:?}");
     }
     let mut tx = Transaction::new();
     let wide =
         (field::ip6_saddr(), field::ip6_daddr(), field::ip6_saddr(), field::ip6_daddr(), field::th_dport());
     tx.add_table(id.clone()).add_chain(&id, Chain::regular("a"));
     tx.add_rule(&id, "a", Rule::new().in_set(&wide, "s"));
-    assert!(matches!(fake.commit(&tx), Err(knit_kernel::nft::Error::Invalid { .. })));
+    assert!(matches!(fake.commit(&tx), Err(knit_nft::Error::Invalid { .. })));
     let mut tx = Transaction::new();
     tx.add_table(id.clone()).add_chain(&id, Chain::regular("a"));
     tx.add_rule(&id, "a", Rule::new().in_prefix(field::ip_saddr(), ip("fd00::"), 64));
-    assert!(matches!(fake.commit(&tx), Err(knit_kernel::nft::Error::Invalid { .. })));
+    assert!(matches!(fake.commit(&tx), Err(knit_nft::Error::Invalid { .. })));
 }

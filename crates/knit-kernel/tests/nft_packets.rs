@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use knit_kernel::netlink::{Batch, Protocol, Socket, flags};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{
-    Chain, ChainKind, CtStatus, Direction, DynsetOp, Element, EtherType, Family, Hook, IcmpxCode, Kernel,
-    L4Proto, Mark, NatFlags, Nftables, Port, Reject, Rule, Set, TableId, TableState, Transaction, Verdict,
-    field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::testing::{eventually, in_namespaces, namespace, skip_for_kernel};
+use knit_nft::{
+    Chain, ChainKind, CtStatus, Direction, DynsetOp, Element, EtherType, Family, Hook, IcmpxCode, L4Proto,
+    Mark, NatFlags, Nftables, Port, Reject, Rule, Set, TableId, TableState, Transaction, Verdict, field,
+};
 
 const LINK: u32 = 10;
 const SECONDS: Duration = Duration::from_secs(60);

@@ -7,20 +7,49 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use knit_ipam::{Addresses, LeaseKind, Mac};
-use knit_ledger::{AttachmentPlan, Leased, Ledger, NetnsRef, SandboxRecord};
+use knit_ledger::{AttachmentPlan, Details, Door, Entry, Leased, Ledger, NetnsRef, SandboxRecord, Shared};
+use knit_types::{Attachment, Dns, HostEnd, InterfaceName, SandboxId};
+
+fn eth0() -> InterfaceName {
+    InterfaceName::new("eth0").expect("a name")
+}
 
 fn record(n: u32) -> SandboxRecord {
-    let addresses = Addresses::V4(std::net::Ipv4Addr::from_bits(0x0a00_0000 + n));
+    let addresses = Addresses::V4(std::net::Ipv4Addr::from_bits(0x0a00_0000 + n)).into();
+    let details = Details {
+        door: Door::Cni("knit".into()),
+        main: true,
+        default_route: true,
+        ports: Vec::new(),
+        dns: Dns::default(),
+    };
     let plan = AttachmentPlan {
-        interface: "eth0".into(),
+        interface: eth0(),
         network: "default".into(),
         runtime: "knit.dev/linux".into(),
         lease: Some(Leased { addresses, mac: Mac([10, 1, 10, 0, 0, 3]), kind: LeaseKind::Dynamic }),
+        loan: None,
         host_interface: Some(format!("kn{n:08x}")),
-        parameters: knit_ledger::Opaque::NONE,
+        details: Shared::new(details),
     };
     let netns = NetnsRef { path: PathBuf::from("/run/netns/x"), inode: u64::from(n), device: 4 };
-    SandboxRecord::planned(format!("{n:064x}"), None, netns, 0, [plan]).expect("one interface")
+    let id = SandboxId::new(format!("{n:064x}")).expect("an id");
+    SandboxRecord::planned(id, None, netns, 0, [plan]).expect("one interface")
+}
+
+fn made(record: &SandboxRecord) -> Attachment {
+    Attachment {
+        pod: record.runtime_pod(),
+        network: "default".into(),
+        interface: eth0(),
+        addresses: Vec::new(),
+        mac: Mac([10, 1, 10, 0, 0, 3]),
+        mtu: 1450,
+        routes: Vec::new(),
+        dns: Dns::default(),
+        host: HostEnd::default(),
+        pod_netns_inode: 7,
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,22 +57,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = PathBuf::from(base).join(format!("knit-ledger-{}", std::process::id()));
     let mut ledger = Ledger::open(dir.join("ledger"))?.ledger;
     for n in 0..500 {
-        ledger.put(record(n))?;
+        ledger.put(Entry::from(record(n)))?;
     }
     let mut times: Vec<Duration> = Vec::new();
     for n in 500..20_500 {
         let mut record = record(n);
-        let key = record.sandbox().to_owned();
-        let mut timed =
-            |step: &mut dyn FnMut(&mut Ledger<SandboxRecord>) -> Result<(), knit_ledger::LedgerError>| {
-                let start = Instant::now();
-                let result = step(&mut ledger);
-                times.push(start.elapsed());
-                result
-            };
-        timed(&mut |ledger| ledger.put(record.clone()))?;
-        record.attached("eth0", knit_ledger::Opaque::NONE)?;
-        timed(&mut |ledger| ledger.put(record.clone()))?;
+        let key = record.sandbox().to_string();
+        let mut timed = |step: &mut dyn FnMut(&mut Ledger<Entry>) -> Result<(), knit_ledger::LedgerError>| {
+            let start = Instant::now();
+            let result = step(&mut ledger);
+            times.push(start.elapsed());
+            result
+        };
+        timed(&mut |ledger| ledger.put(record.clone().into()))?;
+        record.attached(&eth0(), made(&record))?;
+        timed(&mut |ledger| ledger.put(record.clone().into()))?;
         timed(&mut |ledger| ledger.remove(&key))?;
     }
     times.sort_unstable();

@@ -96,7 +96,7 @@ impl<T: Serialize + DeserializeOwned, F: Fs> DurableFile<T, F> {
 
         let new = with_suffix(&self.path, ".new");
         let previous = with_suffix(&self.path, ".previous");
-        self.fs.create_dir(parent(&self.path)).map_err(|e| self.failed("making its directory", e))?;
+        self.fs.create_dir(parent(&self.path)).map_err(|e| self.failed("creating its directory", e))?;
         let written = self.fs.create(&new).and_then(|mut file| {
             write_all(&mut file, &bytes)?;
             file.sync()
@@ -110,7 +110,7 @@ impl<T: Serialize + DeserializeOwned, F: Fs> DurableFile<T, F> {
         if let Some(Ok(_)) = self.read(&self.path)? {
             ignore_missing(self.fs.remove(&previous))
                 .and_then(|()| self.fs.link(&self.path, &previous))
-                .map_err(|e| self.failed("keeping the value before it", e))?;
+                .map_err(|e| self.failed("keeping the previous value", e))?;
         }
         self.fs.rename(&new, &self.path).map_err(|e| self.failed("putting the new value in its place", e))?;
         self.fs.sync_dir(parent(&self.path)).map_err(|e| self.failed("syncing its directory", e))
@@ -144,7 +144,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
         .ok()
         .and_then(|line| line.strip_prefix(MAGIC))
         .and_then(|hex| u32::from_str_radix(hex, 16).ok())
-        .ok_or("its first line is not that of a durable file of format 1")?;
+        .ok_or("it does not have the first line of a durable file of format 1")?;
     if crc32c::crc32c(json) != crc {
         return Err("its content does not match its checksum".to_owned());
     }

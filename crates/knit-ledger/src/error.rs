@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Corruption {
     /// The file does not begin as a ledger does.
-    #[error("the file does not begin as a ledger does")]
+    #[error("the file does not start with a ledger header")]
     Header,
     /// The length or checksum fields of a batch are damaged.
     #[error("the frame at byte {at} is damaged")]
@@ -23,7 +23,7 @@ pub enum Corruption {
         at: u64,
     },
     /// The content of a batch is whole, but no list of records.
-    #[error("the content of the frame at byte {at} cannot be read as records")]
+    #[error("the content of the frame at byte {at} cannot be parsed as records")]
     Content {
         /// Where the frame begins.
         at: u64,
@@ -47,9 +47,8 @@ pub enum LedgerError {
     },
     /// A newer agent wrote it.
     #[error(
-        "ledger {path} has format {found}, this agent knows up to {ours}: run the newer version again, or \
-         drain \
-         the node and remove the file"
+        "ledger {path} has format {found}, this agent supports up to {ours}: run the newer version again, \
+        or drain the node and remove the file"
     )]
     NewerVersion {
         /// The ledger.
@@ -60,7 +59,10 @@ pub enum LedgerError {
         ours: u32,
     },
     /// No room for a record: nothing may be made that is not recorded.
-    #[error("no space left for ledger {path} while {doing}: free some on that file system, then try again")]
+    #[error(
+        "no space left for ledger {path} while {doing}: free some space on that file system, then try \
+    again"
+    )]
     NoSpace {
         /// The ledger.
         path: PathBuf,
@@ -80,7 +82,7 @@ pub enum LedgerError {
         source: io::Error,
     },
     /// A record that cannot be written down.
-    #[error("a record for ledger {path} cannot be written as JSON")]
+    #[error("cannot encode a record for ledger {path} as JSON")]
     Encode {
         /// The ledger.
         path: PathBuf,
@@ -105,7 +107,7 @@ pub enum LedgerError {
 pub enum DurableError {
     /// A failure of the file system. What was stored before is still there.
     #[error("{path}: {doing} failed; {}", if is_full(source) { "free some space there, then try \
-        again" } else { "what was stored before is kept" })]
+        again" } else { "the previous value is kept" })]
     Io {
         /// The file.
         path: PathBuf,
@@ -115,7 +117,7 @@ pub enum DurableError {
         source: io::Error,
     },
     /// A value that cannot be written down.
-    #[error("the value for {path} cannot be written as JSON")]
+    #[error("cannot encode the value for {path} as JSON")]
     Encode {
         /// The file.
         path: PathBuf,

@@ -1,19 +1,20 @@
 //! The bytes of a ledger, and how to read them without trusting them.
 //!
 //! ```text
-//! file   = header frame*
-//! header = "KNITLOG\n"  version: u32  crc32c of the 12 bytes before: u32
-//! frame  = length of the content: u32  crc32c of the content: u32  crc32c of the 8 bytes before: u32  content
+//! file   = header frame* header = "KNITLOG\n"  version: u32  crc32c of the 12 bytes before: u32 frame  =
+//! length of the content: u32  crc32c of the content: u32  crc32c of the 8 bytes before: u32  content
 //! ```
 //!
 //! Numbers are little-endian; the content is a JSON list of changes that hold together or not at all. A
 //! killed writer leaves a prefix of a frame at the end. Because a frame's length has a checksum of its own,
 //! that is never mistaken for damage in the middle, nor damage for that.
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::error::Corruption;
+use crate::ledger::Record;
+use crate::unreadable::Unreadable;
 
 /// The format that this code writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -30,6 +31,17 @@ const MAGIC: &[u8; 8] = b"KNITLOG\n";
 pub enum Change<R> {
     /// This record is there now, in place of one with the same key.
     Put(R),
+    /// No record with this key is there any more.
+    Remove(String),
+}
+
+/// One change as it was read.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Found<R> {
+    /// This record is there now, in place of one with the same key.
+    Put(R),
+    /// This one is there, too, and cannot be read.
+    Unreadable(Unreadable),
     /// No record with this key is there any more.
     Remove(String),
 }
@@ -88,8 +100,9 @@ pub(crate) fn encode<R: Serialize>(
 }
 
 /// Reads a ledger's bytes up to their end or to the first thing that is wrong. `apply` sees each change in
-/// order; a batch that is not sound is not seen at all.
-pub fn scan<R: DeserializeOwned>(bytes: &[u8], mut apply: impl FnMut(Change<R>)) -> Scan {
+/// order; a batch that is not sound is not seen at all. A record that is sound and cannot be read is seen as
+/// what it is, and hides none of the others.
+pub fn scan<R: Record>(bytes: &[u8], mut apply: impl FnMut(Found<R>)) -> Scan {
     let Some((head, _)) = bytes.split_first_chunk::<HEADER_LEN>() else {
         return Scan::Corrupt { sound: 0, why: Corruption::Header };
     };
@@ -116,10 +129,18 @@ pub fn scan<R: DeserializeOwned>(bytes: &[u8], mut apply: impl FnMut(Change<R>))
         if crc32c::crc32c(content) != number(&frame[4..]) {
             return Scan::Corrupt { sound: at, why: Corruption::Checksum { at } };
         }
-        let Ok(changes) = serde_json::from_slice::<Vec<Change<R>>>(content) else {
+        let Ok(changes) = serde_json::from_slice::<Vec<Change<&RawValue>>>(content) else {
             return Scan::Corrupt { sound: at, why: Corruption::Content { at } };
         };
-        changes.into_iter().for_each(&mut apply);
+        for change in changes {
+            apply(match change {
+                Change::Remove(key) => Found::Remove(key),
+                Change::Put(text) => match serde_json::from_str(text.get()) {
+                    Ok(record) => Found::Put(record),
+                    Err(why) => Found::Unreadable(Unreadable::new::<R>(text, &why)),
+                },
+            });
+        }
         offset += FRAME_LEN + len;
     }
     Scan::Whole

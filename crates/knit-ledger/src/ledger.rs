@@ -6,15 +6,27 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::error::{Corruption, LedgerError, is_full};
-use crate::frame::{self, Change, HEADER_LEN, MAX_CONTENT, Scan, VERSION};
+use crate::frame::{self, Change, Found, HEADER_LEN, MAX_CONTENT, Scan, VERSION};
 use crate::fs::{Fs, FsFile, RealFs, parent, with_suffix, write_all};
+use crate::unreadable::Unreadable;
 
 /// What a ledger keeps.
 pub trait Record: Clone + Serialize + DeserializeOwned {
+    /// The newest form of a record that can be read. A record says which it has in a field `format`, where
+    /// that is not the first.
+    const FORMAT: u32 = 1;
+
     /// What it is found by. It never changes for a record.
     fn key(&self) -> &str;
+
+    /// What a record is found by that cannot be read, from what is left of it.
+    #[must_use]
+    fn key_in(_record: &Value) -> Option<String> {
+        None
+    }
 }
 
 /// Changes that are written at once, and hold together or not at all.
@@ -38,7 +50,7 @@ pub struct Ledger<R, F: Fs = RealFs> {
     fs: F,
     path: PathBuf,
     options: Options,
-    records: BTreeMap<String, R>,
+    content: Content<R>,
     file: F::File,
     /// The bytes that are sound: behind them there may be the rest of a failed write.
     len: u64,
@@ -51,6 +63,15 @@ pub struct Ledger<R, F: Fs = RealFs> {
     _lock: F::Lock,
 }
 
+/// What is in a ledger.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Content<R> {
+    /// The records, by their keys.
+    pub records: BTreeMap<String, R>,
+    /// Those that cannot be read. No key is in both.
+    pub unreadable: BTreeMap<String, Unreadable>,
+}
+
 /// A ledger with what was found when it was opened.
 #[derive(Debug)]
 pub struct Opened<R, F: Fs = RealFs> {
@@ -60,7 +81,8 @@ pub struct Opened<R, F: Fs = RealFs> {
     pub recovery: Recovery,
 }
 
-/// What was found when a ledger was opened.
+/// What was found when a ledger was opened. Records that cannot be read are none of this:
+/// [`Ledger::unreadable`] has them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Recovery {
     /// There was none.
@@ -137,7 +159,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
     pub fn open_with(fs: F, path: impl Into<PathBuf>, options: Options) -> Result<Opened<R, F>, LedgerError> {
         let path = path.into();
         let failed = |doing, source| io_error(&path, doing, source);
-        fs.create_dir(parent(&path)).map_err(|e| failed("making its directory", e))?;
+        fs.create_dir(parent(&path)).map_err(|e| failed("creating its directory", e))?;
         let lock = fs
             .lock(&with_suffix(&path, ".lock"))
             .map_err(|e| failed("locking it", e))?
@@ -148,11 +170,11 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed("reading it", error)),
         };
-        let mut records = BTreeMap::new();
-        let scanned = bytes.as_ref().map(|bytes| (scan_into(bytes, &mut records), bytes.len() as u64));
+        let mut content = Content::default();
+        let scanned = bytes.as_ref().map(|bytes| (content.scan(bytes), bytes.len() as u64));
 
         let encoded =
-            || snapshot(&records).map_err(|source| LedgerError::Encode { path: path.clone(), source });
+            || content.snapshot().map_err(|source| LedgerError::Encode { path: path.clone(), source });
         let (recovery, file, len) = match scanned {
             Some((Scan::Newer { version }, _)) => {
                 return Err(LedgerError::NewerVersion { path, found: version, ours: VERSION });
@@ -169,7 +191,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             Some((Scan::Corrupt { why, .. }, _)) => {
                 let (file, len, to) = write_anew(&fs, &path, &encoded()?, |fs| set_aside(fs, &path))
                     .map_err(|e| failed("setting the damaged file aside", e))?;
-                (Recovery::SetAside { to, why, saved: records.len() }, file, len)
+                (Recovery::SetAside { to, why, saved: content.records.len() }, file, len)
             }
             None => {
                 let (file, len, ()) =
@@ -188,7 +210,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             fs,
             path,
             options,
-            records,
+            content,
             file,
             len,
             dirty_tail: false,
@@ -220,10 +242,10 @@ impl<R: Record, F: Fs> Ledger<R, F> {
         };
         appended.map_err(|source| io_error(&self.path, "adding a record", source))?;
         for change in batch.changes {
-            match change {
-                Change::Put(record) => drop(self.records.insert(record.key().to_owned(), record)),
-                Change::Remove(key) => drop(self.records.remove(&key)),
-            }
+            self.content.apply(match change {
+                Change::Put(record) => Found::Put(record),
+                Change::Remove(key) => Found::Remove(key),
+            });
         }
         if self.len >= self.compact_from {
             self.compact_if_worth_it();
@@ -238,30 +260,35 @@ impl<R: Record, F: Fs> Ledger<R, F> {
 
     /// Removes one record; nothing is written if it is not there.
     pub fn remove(&mut self, key: &str) -> Result<(), LedgerError> {
-        if self.records.contains_key(key) { self.commit(Batch::new().remove(key)) } else { Ok(()) }
+        if self.content.has(key) { self.commit(Batch::new().remove(key)) } else { Ok(()) }
     }
 
     /// The record of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&R> {
-        self.records.get(key)
+        self.content.records.get(key)
     }
 
     /// All records, by their keys.
     pub fn records(&self) -> impl Iterator<Item = &R> {
-        self.records.values()
+        self.content.records.values()
     }
 
-    /// How many records there are.
+    /// The records that cannot be read. One goes when another is put in its place, or it is removed.
+    pub fn unreadable(&self) -> impl Iterator<Item = &Unreadable> {
+        self.content.unreadable.values()
+    }
+
+    /// How many records there are that can be read.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.records.len()
+        self.content.records.len()
     }
 
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
+        self.content.records.is_empty()
     }
 
     /// Where it is.
@@ -284,9 +311,11 @@ impl<R: Record, F: Fs> Ledger<R, F> {
 
     /// Writes the file anew with nothing but the records that are there.
     pub fn compact(&mut self) -> Result<(), LedgerError> {
-        let bytes = snapshot(&self.records)
+        let bytes = self
+            .content
+            .snapshot()
             .map_err(|source| LedgerError::Encode { path: self.path.clone(), source })?;
-        self.replace(&bytes).map_err(|source| io_error(&self.path, "writing it again", source))
+        self.replace(&bytes).map_err(|source| io_error(&self.path, "rewriting it", source))
     }
 
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -320,7 +349,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
 
     /// Writes the file anew if that makes it smaller; whether it did.
     fn make_room(&mut self) -> bool {
-        match snapshot(&self.records) {
+        match self.content.snapshot() {
             Ok(bytes) if (bytes.len() as u64) < self.len => {
                 self.compaction_error = self.replace(&bytes).err();
                 self.compaction_error.is_none()
@@ -331,7 +360,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
 
     fn compact_if_worth_it(&mut self) {
         // The change is recorded all the same: a ledger that cannot be written anew only grows.
-        self.compaction_error = match snapshot(&self.records) {
+        self.compaction_error = match self.content.snapshot() {
             Ok(bytes) if self.len / self.options.compact_factor.max(1) >= bytes.len() as u64 => {
                 self.replace(&bytes).err()
             }
@@ -343,29 +372,60 @@ impl<R: Record, F: Fs> Ledger<R, F> {
     }
 }
 
-/// The records of a ledger, read without its lock and without changing it: for those who only want to look.
-pub fn read<R: Record>(path: &Path) -> Result<(Vec<R>, Scan), LedgerError> {
+/// What is in a ledger, read without its lock and without changing it: for those who only want to look.
+pub fn read<R: Record>(path: &Path) -> Result<(Content<R>, Scan), LedgerError> {
     let bytes = RealFs.read(path).map_err(|e| io_error(path, "reading it", e))?;
-    let mut records = BTreeMap::new();
-    let scan = scan_into(&bytes, &mut records);
-    Ok((records.into_values().collect(), scan))
+    let mut content = Content::default();
+    let scan = content.scan(&bytes);
+    Ok((content, scan))
 }
 
-fn scan_into<R: Record>(bytes: &[u8], records: &mut BTreeMap<String, R>) -> Scan {
-    frame::scan::<R>(bytes, |change| match change {
-        Change::Put(record) => drop(records.insert(record.key().to_owned(), record)),
-        Change::Remove(key) => drop(records.remove(&key)),
-    })
-}
+// === impl Content ===
 
-/// The bytes of a ledger with these records and nothing else.
-fn snapshot<R: Record>(records: &BTreeMap<String, R>) -> Result<Vec<u8>, serde_json::Error> {
-    let mut bytes = frame::header(VERSION).to_vec();
-    bytes.reserve(HEADER_LEN + records.len() * 512);
-    for record in records.values() {
-        frame::encode(&mut bytes, &[Change::Put(record)])?;
+impl<R: Record> Content<R> {
+    fn scan(&mut self, bytes: &[u8]) -> Scan {
+        frame::scan(bytes, |found| self.apply(found))
     }
-    Ok(bytes)
+
+    fn has(&self, key: &str) -> bool {
+        self.records.contains_key(key) || self.unreadable.contains_key(key)
+    }
+
+    fn apply(&mut self, found: Found<R>) {
+        match found {
+            Found::Put(record) => {
+                self.unreadable.remove(record.key());
+                self.records.insert(record.key().to_owned(), record);
+            }
+            Found::Unreadable(record) => {
+                self.records.remove(record.key());
+                self.unreadable.insert(record.key().to_owned(), record);
+            }
+            Found::Remove(key) => {
+                self.unreadable.remove(&key);
+                self.records.remove(&key);
+            }
+        }
+    }
+
+    /// The bytes of a ledger with this and nothing else.
+    fn snapshot(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut bytes = frame::header(VERSION).to_vec();
+        bytes.reserve(HEADER_LEN + self.records.len() * 512);
+        for record in self.unreadable.values() {
+            frame::encode(&mut bytes, &[Change::Put(record.text())])?;
+        }
+        for record in self.records.values() {
+            frame::encode(&mut bytes, &[Change::Put(record)])?;
+        }
+        Ok(bytes)
+    }
+}
+
+impl<R> Default for Content<R> {
+    fn default() -> Self {
+        Self { records: BTreeMap::new(), unreadable: BTreeMap::new() }
+    }
 }
 
 /// Writes a new file beside the ledger and puts it in its place at once. `before` runs between the two.

@@ -1,4 +1,4 @@
-//! What the agent keeps in the ledger: one sandbox, its attachments, and how far each has come.
+//! What the agent keeps of a sandbox: its attachments, and how far each has come.
 //!
 //! An attachment is planned (recorded, perhaps half made), attached, or being detached; when it is gone it is
 //! no longer in the record, and a record with no attachment is removed. Only the steps planned → attached →
@@ -7,11 +7,13 @@
 
 use std::path::PathBuf;
 
-use knit_ipam::{Addresses, Cooling, Lease, LeaseKey, LeaseKind, Mac, PodRef};
+use knit_ipam::{Cooling, Lease, LeaseKey, LeaseKind};
+use knit_types::{AddressList, Attachment as Made, InterfaceName, Mac, Owner, Pod, PodRef, SandboxId};
 use serde::{Deserialize, Serialize};
 
+use crate::details::{Details, Door};
 use crate::ledger::Record;
-use crate::opaque::Opaque;
+use crate::shared::Shared;
 
 /// A network namespace: its path may come to mean another one, its inode and device do not while it exists.
 #[derive(Clone, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
@@ -27,20 +29,30 @@ pub struct NetnsRef {
 /// The addresses and the MAC of an attachment.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Leased {
-    /// One of each family of the Network.
+    /// At least one of each family of the Network.
     #[serde(flatten)]
-    pub addresses: Addresses,
+    pub addresses: AddressList,
     /// The MAC that goes with them.
     pub mac: Mac,
     /// How it came to them.
     pub kind: LeaseKind,
 }
 
+/// Whom a sandbox has a lease from. It goes back there when the interface is gone.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Loan {
+    /// The claim, or the object, that reserved it.
+    #[serde(flatten)]
+    pub from: Owner,
+    /// The interface that it was reserved for.
+    pub interface: InterfaceName,
+}
+
 /// What is decided about an attachment before anything of it is made: enough to find and remove all of it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct AttachmentPlan {
     /// The interface's name inside the pod; unique in its sandbox.
-    pub interface: String,
+    pub interface: InterfaceName,
     /// The Network.
     pub network: String,
     /// The runtime that serves it, such as `knit.dev/linux`.
@@ -48,12 +60,15 @@ pub struct AttachmentPlan {
     /// Its addresses; none where the runtime gives them itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Leased>,
+    /// Whom it has them from, where they were a claim's before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loan: Option<Box<Loan>>,
     /// The name of its other end, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_interface: Option<String>,
-    /// What the runtime was told and wants to see again when it detaches. Opaque here.
-    #[serde(default, skip_serializing_if = "Opaque::is_none")]
-    pub parameters: Opaque,
+    /// Who asked for it, and what it takes to make it again.
+    #[serde(rename = "parameters")]
+    pub details: Shared<Details>,
 }
 
 /// How far an attachment has come.
@@ -62,10 +77,10 @@ pub struct AttachmentPlan {
 pub enum AttachmentState {
     /// Recorded; some of it may be there.
     Planned,
-    /// All of it is there; with what the runtime said about it. Opaque here.
-    Attached(Opaque),
-    /// It is being removed; some of it may be there.
-    Detaching(Opaque),
+    /// All of it is there; with what the runtime said about it.
+    Attached(Shared<Made>),
+    /// It is being removed; some of it may be there. With what the runtime said, if all of it was.
+    Detaching(Option<Shared<Made>>),
 }
 
 /// One attachment.
@@ -78,10 +93,12 @@ pub struct Attachment {
 }
 
 /// What was made for one sandbox, or is about to be.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(try_from = "RawRecord")]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct SandboxRecord {
-    sandbox: String,
+    /// Only where it has something that the first form has no place for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<u32>,
+    sandbox: SandboxId,
     #[serde(skip_serializing_if = "Option::is_none")]
     pod: Option<PodRef>,
     netns: NetnsRef,
@@ -99,58 +116,43 @@ pub struct Resting {
     cooling: Cooling,
 }
 
-/// As it is read, before it is checked.
-#[derive(Deserialize)]
-struct RawRecord {
-    sandbox: String,
-    #[serde(default)]
-    pod: Option<PodRef>,
-    netns: NetnsRef,
-    created_at: u64,
-    attachments: Vec<Attachment>,
-}
-
 /// A step that an attachment cannot take.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransitionError {
     /// Two attachments of one name.
-    #[error("sandbox {sandbox} has two attachments for interface {interface}: give each a name of its own")]
+    #[error("{owner} has two attachments for interface {interface}: give each a different name")]
     Duplicate {
-        /// The sandbox.
-        sandbox: String,
+        /// The owner.
+        owner: Owner,
         /// The interface.
-        interface: String,
+        interface: InterfaceName,
     },
     /// No attachment of that name.
-    #[error("sandbox {sandbox} has no attachment for interface {interface}")]
+    #[error("{owner} has no attachment for interface {interface}")]
     Unknown {
-        /// The sandbox.
-        sandbox: String,
+        /// The owner.
+        owner: Owner,
         /// The interface.
-        interface: String,
+        interface: InterfaceName,
     },
     /// An attachment that is on its way out.
-    #[error(
-        "interface {interface} of sandbox {sandbox} is being detached: wait until it is gone, then attach \
-         again"
-    )]
+    #[error("interface {interface} of {owner} is being detached: wait until it is gone, then attach again")]
     Leaving {
-        /// The sandbox.
-        sandbox: String,
+        /// The owner.
+        owner: Owner,
         /// The interface.
-        interface: String,
+        interface: InterfaceName,
     },
     /// Gone before it was marked.
     #[error(
-        "interface {interface} of sandbox {sandbox} is forgotten without having been marked as leaving: mark \
-         it first"
+        "interface {interface} of {owner} was removed without having been marked as leaving: mark it first"
     )]
     NotLeaving {
-        /// The sandbox.
-        sandbox: String,
+        /// The owner.
+        owner: Owner,
         /// The interface.
-        interface: String,
+        interface: InterfaceName,
     },
 }
 
@@ -168,6 +170,30 @@ impl Attachment {
     pub fn state(&self) -> &AttachmentState {
         &self.state
     }
+
+    /// Who asked for it, and what it takes to make it again.
+    #[must_use]
+    pub fn details(&self) -> &Details {
+        &self.plan.details
+    }
+
+    /// What the runtime said when it made it; nothing while it is not made, or is leaving.
+    #[must_use]
+    pub fn made(&self) -> Option<&Made> {
+        match &self.state {
+            AttachmentState::Attached(made) => Some(made),
+            AttachmentState::Planned | AttachmentState::Detaching(_) => None,
+        }
+    }
+
+    fn leave(&mut self) {
+        let made = match std::mem::replace(&mut self.state, AttachmentState::Planned) {
+            AttachmentState::Planned => None,
+            AttachmentState::Attached(made) => Some(made),
+            AttachmentState::Detaching(made) => made,
+        };
+        self.state = AttachmentState::Detaching(made);
+    }
 }
 
 // === impl SandboxRecord ===
@@ -175,38 +201,56 @@ impl Attachment {
 impl SandboxRecord {
     /// A sandbox with what is planned for it. `created_at` is in milliseconds of the clock that leases use.
     pub fn planned(
-        sandbox: impl Into<String>,
+        sandbox: SandboxId,
         pod: Option<PodRef>,
         netns: NetnsRef,
         created_at: u64,
         plans: impl IntoIterator<Item = AttachmentPlan>,
     ) -> Result<Self, TransitionError> {
-        let mut record = Self { sandbox: sandbox.into(), pod, netns, created_at, attachments: Vec::new() };
+        let mut record = Self { format: None, sandbox, pod, netns, created_at, attachments: Vec::new() };
         for plan in plans {
             record.plan(plan)?;
         }
         Ok(record)
     }
 
+    /// As it was read, once it is checked.
+    pub(crate) fn checked(
+        sandbox: SandboxId,
+        pod: Option<PodRef>,
+        netns: NetnsRef,
+        created_at: u64,
+        attachments: Vec<Attachment>,
+    ) -> Result<Self, TransitionError> {
+        let mut record = Self { format: None, sandbox, pod, netns, created_at, attachments: Vec::new() };
+        for attachment in attachments {
+            record.insert(attachment)?;
+        }
+        Ok(record)
+    }
+
     /// Plans one more attachment.
     pub fn plan(&mut self, plan: AttachmentPlan) -> Result<(), TransitionError> {
-        let attachment = Attachment { plan, state: AttachmentState::Planned };
-        self.insert(attachment)
+        self.insert(Attachment { plan, state: AttachmentState::Planned })
     }
 
     /// Notes that all of an attachment is there, with what the runtime says about it. Again is no error.
-    pub fn attached(&mut self, interface: &str, made: Opaque) -> Result<(), TransitionError> {
-        let sandbox = self.sandbox.clone();
+    pub fn attached(
+        &mut self,
+        interface: &InterfaceName,
+        made: impl Into<Shared<Made>>,
+    ) -> Result<(), TransitionError> {
+        let owner = self.owner();
         let attachment = self.find(interface)?;
         if matches!(attachment.state, AttachmentState::Detaching(_)) {
-            return Err(TransitionError::Leaving { sandbox, interface: interface.to_owned() });
+            return Err(TransitionError::Leaving { owner, interface: interface.clone() });
         }
-        attachment.state = AttachmentState::Attached(made);
+        attachment.state = AttachmentState::Attached(made.into());
         Ok(())
     }
 
     /// Notes that an attachment is about to be removed. Again is no error.
-    pub fn detaching(&mut self, interface: &str) -> Result<(), TransitionError> {
+    pub fn detaching(&mut self, interface: &InterfaceName) -> Result<(), TransitionError> {
         self.find(interface)?.leave();
         Ok(())
     }
@@ -217,25 +261,62 @@ impl SandboxRecord {
     }
 
     /// Notes that nothing of an attachment is left. The record is to be removed once this was the last one.
-    pub fn gone(&mut self, interface: &str) -> Result<(), TransitionError> {
-        let sandbox = self.sandbox.clone();
+    pub fn gone(&mut self, interface: &InterfaceName) -> Result<(), TransitionError> {
+        let owner = self.owner();
         if !matches!(self.find(interface)?.state, AttachmentState::Detaching(_)) {
-            return Err(TransitionError::NotLeaving { sandbox, interface: interface.to_owned() });
+            return Err(TransitionError::NotLeaving { owner, interface: interface.clone() });
         }
-        self.attachments.retain(|a| a.plan.interface != interface);
+        self.attachments.retain(|a| a.plan.interface != *interface);
+        self.note_format();
+        Ok(())
+    }
+
+    /// Notes who asked for an attachment, where that was not known.
+    pub fn asked_by(&mut self, interface: &InterfaceName, door: Door) -> Result<(), TransitionError> {
+        let attachment = self.find(interface)?;
+        let details = Details { door, ..(*attachment.plan.details).clone() };
+        attachment.plan.details = Shared::new(details);
         Ok(())
     }
 
     /// The sandbox's id.
     #[must_use]
-    pub fn sandbox(&self) -> &str {
+    pub fn sandbox(&self) -> &SandboxId {
         &self.sandbox
+    }
+
+    /// Whose leases its are.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        Owner::Sandbox(self.sandbox.clone())
+    }
+
+    /// Whom an attachment goes with: the sandbox as a whole, or the object or claim that it is there for.
+    #[must_use]
+    pub fn goes_with(&self, attachment: &Attachment) -> Owner {
+        match (&attachment.plan.loan, &attachment.details().door) {
+            (Some(loan), _) => loan.from.clone(),
+            (None, Door::Object(door)) => Owner::object(door.object()),
+            (None, Door::Cni(_) | Door::Kni | Door::Nri) => self.owner(),
+        }
     }
 
     /// The pod, where it is known.
     #[must_use]
     pub fn pod(&self) -> Option<&PodRef> {
         self.pod.as_ref()
+    }
+
+    /// The pod, as runtimes know it.
+    #[must_use]
+    pub fn runtime_pod(&self) -> Pod {
+        let pod = self.pod.as_ref();
+        Pod {
+            sandbox: self.sandbox.clone(),
+            namespace: pod.map(|p| p.namespace.clone()),
+            name: pod.map(|p| p.name.clone()),
+            uid: pod.and_then(|p| p.uid.clone()),
+        }
     }
 
     /// Its network namespace.
@@ -258,8 +339,8 @@ impl SandboxRecord {
 
     /// The attachment of an interface.
     #[must_use]
-    pub fn attachment(&self, interface: &str) -> Option<&Attachment> {
-        self.attachments.iter().find(|a| a.plan.interface == interface)
+    pub fn attachment(&self, interface: &InterfaceName) -> Option<&Attachment> {
+        self.attachments.iter().find(|a| a.plan.interface == *interface)
     }
 
     /// Whether nothing is left to record.
@@ -284,7 +365,7 @@ impl SandboxRecord {
                 key: LeaseKey::new(self.sandbox.clone(), plan.interface.clone()),
                 pod: self.pod.clone(),
                 network: plan.network.clone(),
-                addresses: leased.addresses,
+                addresses: leased.addresses.clone(),
                 mac: leased.mac,
                 kind: leased.kind,
             })
@@ -294,40 +375,26 @@ impl SandboxRecord {
     fn insert(&mut self, attachment: Attachment) -> Result<(), TransitionError> {
         let interface = attachment.plan.interface.clone();
         if self.attachment(&interface).is_some() {
-            return Err(TransitionError::Duplicate { sandbox: self.sandbox.clone(), interface });
+            return Err(TransitionError::Duplicate { owner: self.owner(), interface });
         }
         self.attachments.push(attachment);
+        self.note_format();
         Ok(())
     }
 
-    fn find(&mut self, interface: &str) -> Result<&mut Attachment, TransitionError> {
-        let sandbox = &self.sandbox;
-        self.attachments.iter_mut().find(|a| a.plan.interface == interface).ok_or_else(|| {
-            TransitionError::Unknown { sandbox: sandbox.clone(), interface: interface.to_owned() }
-        })
+    fn find(&mut self, interface: &InterfaceName) -> Result<&mut Attachment, TransitionError> {
+        let owner = Owner::Sandbox(self.sandbox.clone());
+        let found = self.attachments.iter_mut().find(|a| a.plan.interface == *interface);
+        found.ok_or_else(|| TransitionError::Unknown { owner, interface: interface.clone() })
     }
-}
 
-impl Attachment {
-    fn leave(&mut self) {
-        let made = match std::mem::replace(&mut self.state, AttachmentState::Planned) {
-            AttachmentState::Planned => Opaque::NONE,
-            AttachmentState::Attached(made) | AttachmentState::Detaching(made) => made,
+    /// An agent that knows the first form only must not take this for one of those.
+    fn note_format(&mut self) {
+        let second = |attachment: &Attachment| {
+            let plan = &attachment.plan;
+            plan.loan.is_some() || plan.lease.as_ref().is_some_and(|lease| lease.addresses.has_further())
         };
-        self.state = AttachmentState::Detaching(made);
-    }
-}
-
-impl TryFrom<RawRecord> for SandboxRecord {
-    type Error = TransitionError;
-
-    fn try_from(raw: RawRecord) -> Result<Self, Self::Error> {
-        let RawRecord { sandbox, pod, netns, created_at, attachments } = raw;
-        let mut record = Self { sandbox, pod, netns, created_at, attachments: Vec::new() };
-        for attachment in attachments {
-            record.insert(attachment)?;
-        }
-        Ok(record)
+        self.format = self.attachments.iter().any(second).then_some(crate::entry::SECOND_FORMAT);
     }
 }
 
@@ -350,11 +417,5 @@ impl Resting {
 impl Record for Resting {
     fn key(&self) -> &str {
         &self.key
-    }
-}
-
-impl Record for SandboxRecord {
-    fn key(&self) -> &str {
-        &self.sandbox
     }
 }

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use knit_types::sync::Locked;
+
 use crate::fs::{Fs, FsFile};
 
 /// What happens at a step.
@@ -130,7 +132,7 @@ impl FaultFs {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.locked()
     }
 
     /// Takes one step. Gives the fault that only a write can half survive.

@@ -250,7 +250,7 @@ fn a_newer_format_is_left_alone() {
     let error = open(&fs).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "ledger /run/knit/ledger has format 7, this agent knows up to 1: run the newer version again, or \
+        "ledger /run/knit/ledger has format 7, this agent supports up to 1: run the newer version again, or \
          drain the \
          node and remove the file"
     );

@@ -5,23 +5,24 @@
 //! packet there and back for each address. If anything fails, all of it is taken away again.
 
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_ipam::{Mac, pod_mac};
+use knit_ipam::pod_mac;
 use knit_kernel::addr::Address;
 use knit_kernel::handle::Created;
 use knit_kernel::link::{AddrGenMode, Change as LinkChange, Link, NewLink, Peer};
 use knit_kernel::neigh::Neighbour;
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Family, Nftables};
 use knit_kernel::route::Route as KernelRoute;
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName, Mtu, Op};
+use knit_nft::{Family, Nftables};
 use knit_runtime::{
     AttachRequest, Attachment, Change, Error, HostEnd, PortMapping, Protocol, Reason, Result, Route,
 };
+use knit_types::sync::ReadWrite;
 use knit_types::{ByFamily as _, Family as IpFamily};
 
 use crate::attachments::Known;
@@ -40,7 +41,7 @@ use crate::shape::{Home, Shape, check_route};
 /// breath.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// The least MTU with which a link has IPv6.
-const IPV6_MTU: u32 = 1280;
+pub(crate) const IPV6_MTU: u32 = 1280;
 
 /// All that is to be made for one request.
 pub(crate) struct Plan {
@@ -61,10 +62,17 @@ impl Core {
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
         // Until all of it is known: what is compared meanwhile is half made.
         let _moving = self.moves.begin(Subject::port(&net.name, &plan.mark));
+        let had_ipv6_on = self.has_ipv6_on(&plan);
+        // Asked first: replacing a damaged one forgets it.
+        let before = self.known_as(&plan);
+        // What was there and cannot be made again is lost, and stays known as that.
+        let failed = |error: Error| {
+            let still = before.clone().map(|known| (plan.host.to_string(), known));
+            self.attachments.known().extend(still);
+            about(error)
+        };
         let (link, new) = {
-            let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
-            // Asked first: replacing a damaged one forgets it.
-            let has_ports = self.has_ports(&plan);
+            let _together = net.gate.reading();
             match self.existing(&net, &plan, request).map_err(about)? {
                 Some(link) => {
                     self.node.open_ports_again(&plan, request).map_err(about)?;
@@ -73,10 +81,10 @@ impl Core {
                 None => {
                     // A pod keeps the ports that it was given: a program that came later is no reason to
                     // refuse the repair.
-                    if !has_ports {
+                    if before.is_none() {
                         listeners::check(request, self.node.space.namespace()).map_err(about)?;
                     }
-                    (self.make(&net, &plan, request, &pod).map_err(about)?, true)
+                    (self.make(&net, &plan, request, &pod).map_err(failed)?, true)
                 }
             }
         };
@@ -84,9 +92,9 @@ impl Core {
         if new {
             // Without the gate: a pod that does not answer must not hold up the Network.
             shape.driver().verify(&net, &plan).map_err(|error| {
-                let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+                let _together = net.gate.reading();
                 self.undo(&net, &plan);
-                about(error)
+                failed(error)
             })?;
             self.tell(Change::Added(attachment.clone()));
         }
@@ -96,46 +104,58 @@ impl Core {
             answer: Some(attachment.clone()),
             netns: Some(request.netns.clone()),
             mtu: link.mtu,
+            ipv6_on: self.attachments.take_switched_on(&plan.host) || (!new && had_ipv6_on),
         };
         self.attachments.known().insert(plan.host.to_string(), known);
         Ok(attachment)
     }
 
-    /// Whether this attachment was made here before, with the same ports of the node.
-    fn has_ports(&self, plan: &Plan) -> bool {
+    /// What is known of this attachment, if it was made here before, with the same ports of the node.
+    fn known_as(&self, plan: &Plan) -> Option<Known> {
         let known = self.attachments.known();
-        known.get(plan.host.as_str()).is_some_and(|known| known.mark.digest == plan.mark.digest)
+        known.get(plan.host.as_str()).filter(|known| known.mark.digest == plan.mark.digest).cloned()
+    }
+
+    /// Whether IPv6 was switched on for this attachment when it was made.
+    fn has_ipv6_on(&self, plan: &Plan) -> bool {
+        self.attachments.known().get(plan.host.as_str()).is_some_and(|known| known.ipv6_on)
     }
 
     /// What is there under this attachment's name: as asked for, or in the way, or of a sandbox that is no
     /// more.
     fn existing(&self, net: &Net, plan: &Plan, request: &AttachRequest) -> Result<Option<Link>> {
         let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
-        let being_made = self.attachments.making().contains(plan.host.as_str());
-        let (link, there) = match plan.port().find(&*net.space.links()?, being_made)? {
-            There::Nothing => return Ok(None),
-            There::HalfMade(index) => {
-                tracing::info!(link = %plan.host, "removing a link whose making was cut off");
-                let handle = net.space.links()?;
-                handle.delete_link(index).map_err(internal("delete a half-made link"))?;
-                return Ok(None);
-            }
-            There::Ours(found) => *found,
-        };
+        let driver = plan.shape.driver();
+        let Some((link, there)) = driver.find(self, net, plan)? else { return Ok(None) };
         let whole = link.up && there.inode == plan.mark.inode;
         if whole && there.digest != plan.mark.digest {
             return conflict(format!(
-                "sandbox {} has interface {} already, with other properties: detach it first",
+                "sandbox {} already has interface {}, with other properties: detach it first",
                 there.sandbox, there.interface
             ));
         }
-        if whole && net.inspect(&link, &there).is_ok() {
+        if whole && driver.inspect(net, &link, &there).is_ok() {
             return Ok(Some(link));
         }
         tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged \
             attachment");
         self.unmake(net, Some(&link), &there)?;
         Ok(None)
+    }
+
+    /// What is there under the name of a plan's host end; what was half made goes.
+    pub fn find_port(&self, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
+        let being_made = self.attachments.making().contains(plan.host.as_str());
+        let handle = net.space.links()?;
+        match plan.port().find(&*handle, being_made)? {
+            There::Nothing => Ok(None),
+            There::HalfMade(index) => {
+                tracing::info!(link = %plan.host, "removing a link whose creation was interrupted");
+                handle.delete_link(index).map_err(internal("delete a half-made link"))?;
+                Ok(None)
+            }
+            There::Ours(found) => Ok(Some(*found)),
+        }
     }
 
     /// Whether a link is an attachment's that a killed runtime did not finish.
@@ -146,9 +166,11 @@ impl Core {
     /// Makes it, and takes everything away again if it does not work.
     fn make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
         self.attachments.making().insert(plan.host.to_string());
-        let made = self.try_make(net, plan, request, pod);
+        let opened = self.node.open_ports(plan, request);
+        let made = opened.and_then(|()| plan.shape.driver().make(self, net, plan, request, pod));
         self.attachments.making().remove(plan.host.as_str());
         if made.is_err() {
+            self.attachments.take_switched_on(&plan.host);
             self.undo(net, plan);
         }
         made
@@ -156,27 +178,20 @@ impl Core {
 
     /// Takes away what was made for a request that failed.
     fn undo(&self, net: &Net, plan: &Plan) {
-        let look = || -> Result<Option<Link>> {
-            let links = net.space.links()?;
-            links.link_by_name(&plan.host).map_err(internal("look for what was made"))
-        };
-        let undone = look().and_then(|link| {
-            // Another's link of that name is not ours to delete.
-            let ours = link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some()));
-            self.unmake(net, ours.as_ref(), &plan.mark)
-        });
+        let left = plan.shape.driver().leftover(net, plan);
+        let undone = left.and_then(|link| self.unmake(net, link.as_ref(), &plan.mark));
         if let Err(error) = undone {
             tracing::error!(error = chain(&error), host = %plan.host, "a failed attachment could not be \
                 undone");
         }
     }
 
-    fn try_make(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
-        self.node.open_ports(plan, request)?;
+    /// Makes a pair of links between pod and router, with all that is on them.
+    pub fn make_port(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
         let handle = net.space.links()?;
         let ipv6 = self.node.ipv6 && plan.shape.mtu >= IPV6_MTU;
         let mut link = NewLink::veth(plan.host.clone(), plan.peer(pod)?);
-        link.mac = Some(kernel_mac(plan.shape.gateway_mac()));
+        link.mac = Some(plan.shape.gateway_mac());
         link.mtu = Mtu::new(plan.shape.mtu).ok();
         link.alias = Some(plan.mark.alias());
         link.addr_gen = ipv6.then_some(AddrGenMode::None);
@@ -189,7 +204,7 @@ impl Core {
         }
         let pod_side = |created: Created| {
             let peer = created.peer.ok_or_else(|| {
-                let message = format!("the kernel did not say where the other end of {} is", plan.host);
+                let message = format!("the kernel did not report where the other end of {} is", plan.host);
                 Error::new(Reason::Internal, message)
             })?;
             self.pod_side(plan, pod, peer, ipv6, request)
@@ -198,13 +213,17 @@ impl Core {
         net.node_side(plan)?;
         let link = handle.link(created.index).map_err(internal("read the new link"))?;
         link.ok_or_else(|| {
-            let message = format!("the namespace of sandbox {} went away meanwhile", request.pod.sandbox);
+            let message = format!(
+                "the namespace of sandbox {} disappeared in the \
+            meantime",
+                request.pod.sandbox
+            );
             Error::new(Reason::NamespaceGone, message)
         })
     }
 
     /// Everything inside the pod's namespace, in one batch.
-    fn pod_side(
+    pub fn pod_side(
         &self,
         plan: &Plan,
         pod: &NetNs,
@@ -229,7 +248,9 @@ impl Core {
         sysctls.set(&off, 0).map_err(internal("switch IPv6 on in the pod"))?;
         let ops: Vec<Op<'_>> =
             plan.shape.driver().pod_side(plan, peer, ipv6).into_iter().map(again).collect();
-        handle.apply(&ops).map_err(internal("configure the pod's interface"))
+        handle.apply(&ops).map_err(internal("configure the pod's interface"))?;
+        self.attachments.switched_on(&plan.host);
+        Ok(())
     }
 
     /// The answer.
@@ -244,7 +265,7 @@ impl Core {
             mtu: link.mtu,
             routes: plan.routes.clone(),
             dns: request.dns.clone(),
-            host: host_end(net, link),
+            host: plan.mark.driver().host_end(net, link),
             pod_netns_inode: plan.mark.inode,
         }
     }
@@ -259,12 +280,12 @@ impl Node {
         let ports = rules::port_elements(host, &request.ports, &ips);
         // A port of the node that another pod has is refused here.
         if !ports.is_empty() {
-            let mut transaction = knit_kernel::nft::Transaction::new();
+            let mut transaction = knit_nft::Transaction::new();
             for put in &ports {
                 transaction.create_elements(&table, &put.set, vec![put.element.clone()]);
             }
             let mut committed = self.space.rules()?.commit(&transaction);
-            if committed.as_ref().is_err_and(knit_kernel::nft::Error::is_exists) {
+            if committed.as_ref().is_err_and(knit_nft::Error::is_exists) {
                 // They may be this one's own, from before its link went without us.
                 self.close_ports(&|owner| owner == host)?;
                 committed = self.space.rules()?.commit(&transaction);
@@ -294,6 +315,13 @@ impl Node {
 }
 
 impl Net {
+    /// What a failed making left under a plan's name. Another's link of that name is not ours to delete.
+    pub fn left_of_port(&self, plan: &Plan) -> Result<Option<Link>> {
+        let link =
+            self.space.links()?.link_by_name(&plan.host).map_err(internal("look for what was made"))?;
+        Ok(link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some())))
+    }
+
     /// Sends a packet to each address and waits for the answer.
     pub fn asks(&self, plan: &Plan) -> Result<()> {
         for address in plan.mark.ips() {
@@ -301,8 +329,8 @@ impl Net {
             let asked = self.space.echo(IpFamily::of(address), from)?.ask(address, ANSWER_WITHIN);
             asked.map_err(|error| {
                 let message = format!(
-                    "{} of sandbox {} was made with {address}, but nothing answers there: \
-                     look for rules or sysctls of others that drop packets between {} and the pod",
+                    "{} of sandbox {} was created with {address}, but nothing answers there: check \
+                    for rules or sysctls of other programs that drop packets between {} and the pod",
                     plan.mark.interface, plan.mark.sandbox, plan.host
                 );
                 Error::new(Reason::Internal, message).because(error)
@@ -326,7 +354,7 @@ impl Plan {
             let taken = address.gateway == Some(ip) || shape.network.router_addresses.contains(&ip);
             if taken {
                 return Err(invalid(format!(
-                    "{ip} is the router's own in Network {}: reserve another",
+                    "{ip} belongs to the router of Network {}: reserve another",
                     request.network
                 )));
             }
@@ -336,14 +364,21 @@ impl Plan {
             let given = addresses.of_family(family).count();
             if given != usize::from(shape.has(family)) {
                 return Err(invalid(format!(
-                    "{given} {family} addresses for Network {}: give one per family of the Network",
+                    "{given} {family} addresses for Network {}: provide one per family of the Network",
                     request.network
                 )));
             }
         }
         if !request.ports.is_empty() && shape.home == Home::Own && !shape.network.primary {
             return Err(invalid(format!(
-                "ports of the node lead only to a pod's primary Network, and {} is none: leave them out here",
+                "host ports are only for a pod's primary Network, which {} is not: leave them out here",
+                request.network
+            )));
+        }
+        if request.default_route && shape.network.subnets.iter().all(|subnet| subnet.gateway.is_none()) {
+            return Err(invalid(format!(
+                "Network {} has no gateway that a default route could lead to: give its subnets one, or let \
+                 another interface have the default route",
                 request.network
             )));
         }
@@ -352,12 +387,13 @@ impl Plan {
         }
         let ips: Vec<IpAddr> = addresses.iter().map(|address| address.net.addr()).collect();
         let first = ips.iter().find(|ip| ip.is_ipv4()).or(ips.first());
-        let first = first.ok_or_else(|| invalid("no address: give one per family of the Network".into()))?;
+        let first =
+            first.ok_or_else(|| invalid("no address: provide one per family of the Network".into()))?;
         let mac = request.mac.unwrap_or_else(|| pod_mac(shape.id(), *first));
         if !mac.is_unicast() {
-            return Err(invalid(format!("{mac} cannot be the MAC of one interface: give a unicast one")));
+            return Err(invalid(format!("{mac} is not a valid MAC for an interface: use a unicast one")));
         }
-        let mut mark = Mark::of(request, shape.network.topology, mac, inode)?;
+        let mut mark = Mark::of(request, &shape.network, mac, inode)?;
         mark.addresses = addresses.iter().map(|address| address.net).collect();
         Ok(Self {
             host: host_name(&request.pod.sandbox, &request.interface),
@@ -371,7 +407,7 @@ impl Plan {
     fn peer<'a>(&self, pod: &'a NetNs) -> Result<Peer<'a>> {
         let name = IfName::new(self.mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
         let mut peer = Peer::new(name, pod);
-        peer.mac = Some(kernel_mac(self.mark.mac));
+        peer.mac = Some(self.mark.mac);
         peer.mtu = Mtu::new(self.shape.mtu).ok();
         Ok(peer)
     }
@@ -389,7 +425,7 @@ impl Plan {
             LinkChange::named(lo).up().into(),
             LinkChange { addr_gen, ..LinkChange::of(peer).up() }.into(),
         ];
-        let gateway_mac = kernel_mac(self.shape.gateway_mac());
+        let gateway_mac = self.shape.gateway_mac();
         for address in &self.addresses {
             ops.push(Op::create(Address::new(peer, address.net)));
             ops.extend(
@@ -427,11 +463,6 @@ pub(crate) fn host_end(net: &Net, link: &Link) -> HostEnd {
     }
 }
 
-/// A MAC as the kernel's crate has it.
-pub(crate) fn kernel_mac(mac: Mac) -> Mac {
-    mac
-}
-
 fn kernel_name(request: &AttachRequest) -> Result<IfName> {
     IfName::new(request.interface.as_str()).map_err(Error::from)
 }
@@ -453,7 +484,7 @@ fn check_ports(request: &AttachRequest, tunnels: u16) -> Result<()> {
 fn open_pod(request: &AttachRequest) -> Result<NetNs> {
     NetNs::open(&request.netns).map_err(|error| {
         let message = format!(
-            "the network namespace {} of sandbox {} cannot be used",
+            "cannot use the network namespace {} of sandbox {}",
             request.netns.display(),
             request.pod.sandbox
         );

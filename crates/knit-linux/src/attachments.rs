@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use knit_kernel::IfName;
 use knit_kernel::link::Link;
 use knit_kernel::owner;
 use knit_runtime::Attachment;
+use knit_types::sync::Locked;
 
 use crate::mark::Mark;
 
@@ -18,6 +20,8 @@ pub(crate) struct Attachments {
     known: Mutex<HashMap<String, Known>>,
     /// Host ends that are being made: their rules are there before they are.
     making: Mutex<HashSet<String>>,
+    /// Host ends of attachments that are being made, for which IPv6 had to be switched on in the pod.
+    switched_on: Mutex<HashSet<String>>,
 }
 
 /// What is known of one attachment.
@@ -31,17 +35,30 @@ pub(crate) struct Known {
     pub netns: Option<PathBuf>,
     /// The MTU that its host end was made with: a Network may have another one since.
     pub mtu: u32,
+    /// Whether IPv6 was off in the pod's namespace, and was switched on for this interface.
+    pub ipv6_on: bool,
 }
 
 impl Attachments {
     /// What is known, by host end.
     pub fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.locked()
     }
 
     /// Host ends that are being made.
     pub fn making(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.making.lock().unwrap_or_else(PoisonError::into_inner)
+        self.making.locked()
+    }
+
+    /// Notes that IPv6 was switched on in the pod of an attachment that is being made.
+    pub fn switched_on(&self, host: &IfName) {
+        let mut switched_on = self.switched_on.locked();
+        switched_on.insert(host.to_string());
+    }
+
+    /// Whether that was noted, which is forgotten then.
+    pub fn take_switched_on(&self, host: &IfName) -> bool {
+        self.switched_on.locked().remove(host.as_str())
     }
 
     /// Whether a link is about to be deleted by us, or its making has not ended.

@@ -16,7 +16,6 @@ use crate::mark::Mark;
 use crate::moves::Moves;
 use crate::networks::Networks;
 use crate::node::Node;
-use crate::setup::ports;
 
 /// How many changes a slow watcher may be behind.
 const BACKLOG: usize = 1024;
@@ -50,12 +49,15 @@ impl Core {
     /// Learns what an earlier runtime made.
     fn recall(&self) -> Result<()> {
         for net in self.networks.all()? {
-            let ports = ports(&*net.space.links()?)?;
+            let attachments = net.attachments()?;
             let known = |(link, mark): (Link, Mark)| {
                 let (network, mtu) = (net.name.clone(), link.mtu);
-                (link.name.to_string(), Known { network, mark, answer: None, netns: None, mtu })
+                (
+                    mark.host().to_string(),
+                    Known { network, mark, answer: None, netns: None, mtu, ipv6_on: false },
+                )
             };
-            self.attachments.known().extend(ports.into_iter().map(known));
+            self.attachments.known().extend(attachments.into_iter().map(known));
         }
         Ok(())
     }

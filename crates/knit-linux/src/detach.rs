@@ -1,13 +1,14 @@
 //! Taking attachments away, one by one or all whose owner is gone.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
-use knit_kernel::nft::{Element, Family};
 use knit_kernel::owner;
+use knit_nft::{Element, Family};
 use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
+use knit_types::sync::ReadWrite;
 
 use crate::attachments::Known;
 use crate::core::Core;
@@ -18,13 +19,12 @@ use crate::networks::Net;
 use crate::node::Node;
 use crate::port::{Port, take_elements};
 use crate::rules::{self, Put};
-use crate::setup::ports;
 
 impl Core {
     /// Takes one interface away, or all of a sandbox. What is gone already is fine.
     pub fn detach(&self, pod: &Pod, interface: Option<&InterfaceName>) -> Result<()> {
         for (net, link, mark) in self.of_sandbox(&pod.sandbox, interface)? {
-            let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let _together = net.gate.reading();
             let attachment = self.describe(&net, &link, &mark);
             self.unmake(&net, Some(&link), &mark)?;
             self.tell(Change::Removed(attachment));
@@ -47,7 +47,7 @@ impl Core {
             let _moving = self.moves.begin(Subject::port(&known.network, &known.mark));
             match self.networks.get(&known.network)? {
                 Some(net) => {
-                    let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
+                    let _together = net.gate.reading();
                     self.unmake(&net, None, &known.mark)?;
                 }
                 None => {
@@ -96,29 +96,17 @@ impl Core {
         if interface.is_none() && !known.is_empty() {
             for (network, interface) in known {
                 let Some(net) = self.networks.get(&network)? else { continue };
-                let name = host_name(sandbox, &interface);
-                let looked = net.space.links()?.link_by_name(&name);
-                let link = looked.map_err(internal("look for the attachment"))?;
-                let mark = link.as_ref().and_then(|link| link.owner().and_then(Mark::parse));
-                let ours = link.zip(mark).filter(|(_, mark)| mark.sandbox == *sandbox);
+                let ours = net.driver().attachment(&net, sandbox, &interface)?;
                 found.extend(ours.map(|(link, mark)| (net, link, mark)));
             }
             return Ok(found);
         }
         for net in self.networks.all()? {
-            let handle = net.space.links()?;
-            let links = match interface {
-                Some(interface) => {
-                    let name = host_name(sandbox, interface);
-                    let link = handle.link_by_name(&name).map_err(internal("look for the attachment"))?;
-                    let mark = link.as_ref().and_then(|link| link.owner().and_then(Mark::parse));
-                    link.zip(mark).into_iter().collect()
-                }
-                None => ports(&handle)?,
+            let ours: Vec<(Link, Mark)> = match interface {
+                Some(interface) => net.driver().attachment(&net, sandbox, interface)?.into_iter().collect(),
+                None => net.attachments()?,
             };
-            let ours = links.into_iter().filter(|(_, mark)| {
-                mark.sandbox == *sandbox && interface.is_none_or(|interface| mark.interface == *interface)
-            });
+            let ours = ours.into_iter().filter(|(_, mark)| mark.sandbox == *sandbox);
             found.extend(ours.map(|(link, mark)| (Arc::clone(&net), link, mark)));
         }
         Ok(found)
@@ -128,11 +116,8 @@ impl Core {
     /// it to.
     pub fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
         let _moving = self.moves.begin(Subject::port(&net.name, mark));
-        let host = host_name(&mark.sandbox, &mark.interface);
-        let port = Port { host: &host, mark };
-        let link = link.map(|link| link.index);
-        port.unmake(&*net.space.links()?, &mut *net.space.rules()?, link)?;
-        net.take_node_side(mark)?;
+        let host = mark.host();
+        mark.driver().unmake(net, link, mark)?;
         if mark.ports {
             self.node.close_ports(&|owner| owner == host.as_str())?;
         }
@@ -159,8 +144,8 @@ impl Core {
         }
         let making = self.attachments.making().clone();
         for net in self.networks.all()? {
-            for (link, _) in ports(&*net.space.links()?)? {
-                owners.remove(link.name.as_str());
+            for (_, mark) in net.attachments()? {
+                owners.remove(mark.host().as_str());
             }
         }
         owners.retain(|owner| !making.contains(owner));
@@ -174,17 +159,9 @@ impl Core {
     pub fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
         let mut removed = Vec::new();
         for net in self.networks.all()? {
-            let _together = net.gate.read().unwrap_or_else(PoisonError::into_inner);
-            let handle = net.space.links()?;
-            let filter =
-                LinkFilter { kind: Some("veth"), group: Some(owner::GROUP), ..LinkFilter::default() };
-            for link in handle.links(&filter).map_err(internal("list links"))? {
-                if self.is_half_made(&link) {
-                    tracing::info!(link = %link.name, "removing a link whose making was cut off");
-                    handle.delete_link(link.index).map_err(internal("delete a half-made link"))?;
-                }
-            }
-            for (link, mark) in ports(&handle)? {
+            let _together = net.gate.reading();
+            net.driver().collect_half_made(self, &net)?;
+            for (link, mark) in net.attachments()? {
                 if !keep.contains(&mark.sandbox) {
                     let attachment = self.describe(&net, &link, &mark);
                     self.unmake(&net, Some(&link), &mark)?;
@@ -202,6 +179,39 @@ impl Core {
         }
         self.sweep_ports()?;
         Ok(removed)
+    }
+}
+
+impl Net {
+    /// Takes an attachment's host side away: its link first, so that nothing more is sent, then what allowed
+    /// it to.
+    pub fn unmake_port(&self, link: Option<&Link>, mark: &Mark) -> Result<()> {
+        let host = mark.host();
+        let port = Port { host: &host, mark };
+        port.unmake(&*self.space.links()?, &mut *self.space.rules()?, link.map(|link| link.index))?;
+        self.take_node_side(mark)
+    }
+
+    /// The host end of an attachment, found by its name.
+    pub fn port_of(&self, sandbox: &SandboxId, interface: &InterfaceName) -> Result<Option<(Link, Mark)>> {
+        let looked = self.space.links()?.link_by_name(&host_name(sandbox, interface));
+        let link = looked.map_err(internal("look for the attachment"))?;
+        let mark = link.as_ref().and_then(|link| link.owner().and_then(Mark::parse));
+        let ours = |(_, mark): &(Link, Mark)| mark.sandbox == *sandbox && mark.interface == *interface;
+        Ok(link.zip(mark).filter(ours))
+    }
+
+    /// Removes host ends whose making was cut off.
+    pub fn collect_half_made(&self, is_half_made: &dyn Fn(&Link) -> bool) -> Result<()> {
+        let handle = self.space.links()?;
+        let filter = LinkFilter { kind: Some("veth"), group: Some(owner::GROUP), ..LinkFilter::default() };
+        for link in handle.links(&filter).map_err(internal("list links"))? {
+            if is_half_made(&link) {
+                tracing::info!(link = %link.name, "removing a link whose creation was interrupted");
+                handle.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+            }
+        }
+        Ok(())
     }
 }
 

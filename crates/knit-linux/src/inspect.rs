@@ -10,13 +10,12 @@ use knit_runtime::{
     Address, Attachment, Error, InterfaceName, NetworkStatus, Pod, Reason, Result, SandboxId, Status,
 };
 
-use crate::attach::host_end;
 use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::Mark;
 use crate::networks::Net;
 use crate::rules;
-use crate::setup::{links_of, ports};
+use crate::setup::links_of;
 use crate::wanted::{Entry, Links, found, found_on_own};
 
 impl Core {
@@ -24,8 +23,7 @@ impl Core {
     pub fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
         let mut attachments = Vec::new();
         for net in self.networks.all()? {
-            let handle = net.space.links()?;
-            for (link, mark) in ports(&handle)? {
+            for (link, mark) in net.attachments()? {
                 if sandbox.is_none_or(|sandbox| mark.sandbox == *sandbox) {
                     attachments.push(self.describe(&net, &link, &mark));
                 }
@@ -36,9 +34,9 @@ impl Core {
 
     /// An attachment from its mark, with what was answered if this runtime made it.
     pub fn describe(&self, net: &Net, link: &Link, mark: &Mark) -> Attachment {
-        let host = host_end(net, link);
+        let host = mark.driver().host_end(net, link);
         if let Some(answer) =
-            self.attachments.known().get(link.name.as_str()).and_then(|known| known.answer.as_ref())
+            self.attachments.known().get(mark.host().as_str()).and_then(|known| known.answer.as_ref())
             && answer.pod.sandbox == mark.sandbox
             && answer.interface == mark.interface
             && answer.pod_netns_inode == mark.inode
@@ -74,21 +72,22 @@ impl Core {
         }
         for (net, link, mark) in found {
             let about = |error: Error| error.on(net.name.as_str()).at(mark.interface.as_str());
-            net.inspect(&link, &mark).map_err(about)?;
-            self.inspect_pod(&link, &mark, netns).map_err(about)?;
+            mark.driver().inspect(&net, &link, &mark).map_err(about)?;
+            self.inspect_pod(&mark, netns).map_err(about)?;
         }
         Ok(())
     }
 
     /// Looks into the pod's namespace, where this runtime was told its path: whether the interface has its
     /// addresses.
-    fn inspect_pod(&self, link: &Link, mark: &Mark, netns: Option<&Path>) -> Result<()> {
-        let known = || self.attachments.known().get(link.name.as_str()).and_then(|known| known.netns.clone());
+    fn inspect_pod(&self, mark: &Mark, netns: Option<&Path>) -> Result<()> {
+        let known =
+            || self.attachments.known().get(mark.host().as_str()).and_then(|known| known.netns.clone());
         let path = netns.map(Path::to_owned).or_else(known);
         let Some(path) = path else { return Ok(()) };
         let damaged = |what: String| {
             let message = format!(
-                "interface {} of sandbox {} is not as it was made ({what}): detach and attach it again",
+                "interface {} of sandbox {} is not as it was created ({what}): detach and attach it again",
                 mark.interface, mark.sandbox
             );
             Error::new(Reason::Damaged, message)
@@ -97,7 +96,8 @@ impl Core {
             Ok(pod) if pod.id().ino == mark.inode => pod,
             Ok(_) if netns.is_some() => {
                 let message = format!(
-                    "the network namespace at {} is not the one that interface {} of sandbox {} was made in",
+                    "the network namespace at {} is not the one in which interface {} of sandbox {} \
+                    was created",
                     path.display(),
                     mark.interface,
                     mark.sandbox
@@ -124,22 +124,26 @@ impl Core {
 
     /// Whether it can serve, and each Network.
     pub fn status(&self) -> Result<Status> {
-        let facts = self.node.facts();
+        let facts = self.node.facts(None);
         let mut networks = Vec::new();
         for net in self.networks.all()? {
-            let handle = net.space.links()?;
-            let attachments = ports(&handle)?.len();
+            let attachments = net.attachments()?.len();
             let shape = net.shape();
             if shape.is_none() && attachments == 0 && net.home == crate::shape::Home::Node {
                 continue; // nobody has asked for the default Network yet
             }
-            let message = match &shape {
-                None => format!("Network {} is there from before and not set up yet", net.name),
-                Some(shape) => shape.complaint().unwrap_or_default(),
+            let parent = shape.as_ref().and_then(|shape| shape.driver().parent(&shape.network));
+            let parent = parent.map(|parent| self.node.facts(Some(parent)));
+            let (ready, message) = match (&shape, parent) {
+                (None, _) => {
+                    (false, format!("Network {} exists from an earlier run and is not set up yet", net.name))
+                }
+                (Some(_), Some(Err(error))) => (false, error.to_string()),
+                (Some(shape), _) => (true, shape.complaint().unwrap_or_default()),
             };
             networks.push(NetworkStatus {
                 name: net.name.clone(),
-                ready: shape.is_some(),
+                ready,
                 message,
                 attachments: u32::try_from(attachments).unwrap_or(u32::MAX),
             });
@@ -150,8 +154,9 @@ impl Core {
 }
 
 impl Net {
-    /// Looks whether one attachment is as it was made: its link, its routes and neighbours, its rules.
-    pub fn inspect(&self, link: &Link, mark: &Mark) -> Result<()> {
+    /// Looks whether one attachment's host side is as it was made: its link, its routes and neighbours, its
+    /// rules.
+    pub fn inspect_port(&self, link: &Link, mark: &Mark) -> Result<()> {
         let host = link.name.as_str();
         let mut wrong: Vec<String> = Vec::new();
         if !link.up {
@@ -191,7 +196,7 @@ impl Net {
             return Ok(());
         }
         let message = format!(
-            "interface {} of sandbox {} is not as it was made ({}): detach and attach it again",
+            "interface {} of sandbox {} is not as it was created ({}): detach and attach it again",
             mark.interface,
             mark.sandbox,
             wrong.join("; ")

@@ -48,6 +48,7 @@ mod tables;
 mod topology;
 mod tunnel;
 mod uplink;
+mod usage;
 mod wanted;
 
 pub use config::Config;

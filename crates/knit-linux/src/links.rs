@@ -5,7 +5,6 @@ use knit_kernel::link::{Change, Link, PortFlags};
 use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
-use crate::attach::kernel_mac;
 use crate::attachments::Attachments;
 use crate::fail::internal;
 use crate::mark::{Mark, host_name};
@@ -13,7 +12,7 @@ use crate::router::router_end;
 use crate::shape::{Facts, Shape};
 use crate::topology;
 use crate::tunnel;
-use crate::uplink::{End, Place, node_end};
+use crate::uplink::{End, UplinkSlot, node_end};
 
 /// What a link is to be; it is to be up in any case.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +34,7 @@ impl Like {
         Self {
             name: Some(host_name(&mark.sandbox, &mark.interface)),
             mtu,
-            mac: Some(kernel_mac(shape.gateway_mac())),
+            mac: Some(shape.gateway_mac()),
             group: Some(owner::GROUP),
             alias: None,
             port: master.zip(flags),
@@ -43,13 +42,13 @@ impl Like {
     }
 
     /// One end of a Network's uplink.
-    pub fn uplink(shape: &Shape, facts: &Facts, place: Place, end: End) -> Self {
+    pub fn uplink(shape: &Shape, facts: &Facts, place: UplinkSlot, end: End) -> Self {
         let (group, whose) = match end {
             End::Node => (owner::GROUP, "uplink"),
             End::Router => (0, "uplink-end"),
         };
         let alias = Some(owner::alias(&format!("{whose} {}", shape.id())));
-        let mac = Some(kernel_mac(place.mac(end)));
+        let mac = Some(place.mac(end));
         Self { mtu: Some(facts.mtu), mac, group: Some(group), alias, ..Self::default() }
     }
 

@@ -20,9 +20,8 @@ pub(crate) fn check(request: &AttachRequest, node: &NetNs) -> Result<()> {
         if let Some(at) = found {
             let PortMapping { host_port, protocol, .. } = mapping;
             let message = format!(
-                "a program on the node answers on {at}, and host port {host_port}/{} would take what is \
-                 meant for it: give \
-                 sandbox {} another host port, or a host IP that the program does not use",
+                "a program on the node listens on {at}, and host port {host_port}/{} would take its \
+                traffic: give sandbox {} another host port, or a host IP that the program does not use",
                 protocol_name(*protocol),
                 request.pod.sandbox
             );
@@ -61,6 +60,10 @@ fn answers_for(program: IpAddr, pod: IpAddr, host_ip: Option<IpAddr>) -> bool {
 
 /// Where programs in a namespace answer.
 fn listeners(node: &NetNs, protocol: Protocol) -> Result<Vec<SocketAddr>> {
+    // A UDP socket that is connected hears its one peer only: it asks, and does not answer. One that is not
+    // may have got its port from the kernel and only ask, too; the kernel does not tell, and WireGuard's
+    // port, say, is where such ports are. So it counts; a port that was only asked from is free a moment
+    // later.
     let (files, state) = match protocol {
         Protocol::Tcp => (["tcp", "tcp6"], "0A"),
         Protocol::Udp => (["udp", "udp6"], "07"),
@@ -81,7 +84,7 @@ fn listeners(node: &NetNs, protocol: Protocol) -> Result<Vec<SocketAddr>> {
     let looked = node.run(look).map_err(internal("look at the node's sockets"))?;
     looked.map_err(|error| {
         let message =
-            "the node's sockets cannot be looked at, and so no host port be given: see that /proc is there";
+            "cannot inspect the node's sockets, so no host port can be assigned: check that /proc is mounted";
         Error::new(Reason::Internal, message).because(error)
     })
 }
@@ -128,6 +131,22 @@ fn address(text: &str) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_udp_client_that_is_connected_is_no_listener_and_one_that_is_bound_is() {
+        let header = "sl  local_address rem_address   st tx_queue rx_queue";
+        let lines = [
+            header,
+            "1: 0100007F:0035 00000000:0000 07 00000000:00000000",
+            "2: 0702A8C0:C001 0102A8C0:0035 01 00000000:00000000",
+            "3: 00000000:CA6C 00000000:0000 07 00000000:00000000",
+        ];
+        let text = lines.join("\n");
+        let mut found = Vec::new();
+        read(text.as_bytes(), Protocol::Udp, "07", &mut found).expect("read");
+        let ports: Vec<u16> = found.iter().map(SocketAddr::port).collect();
+        assert_eq!(ports, [53, 51820], "not the port of a question that waits for its answer");
+    }
 
     #[test]
     fn whom_a_host_port_would_take_something_from() {

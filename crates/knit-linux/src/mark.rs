@@ -1,8 +1,9 @@
-//! The owner's mark of an attachment: the alias of the interface's host end, and that end's name.
+//! The owner's mark of an attachment: the alias of the interface's host end, and that end's name. Where a
+//! kind of Network has no host ends, the pod's interface has it.
 //!
-//! The mark is all that the runtime remembers of an attachment; it keeps no file. The Network is not in it:
-//! an attachment's host end lives in its Network's router, and the router's namespace is mounted under the
-//! Network's name. The pod's namespace, name and uid, its name servers and its routes do not fit: the
+//! The mark is all that the runtime remembers of an attachment; it keeps no file. The Network is not in it
+//! where there is a host end: that lives in its Network's router, and the router's namespace is mounted under
+//! the Network's name. The pod's namespace, name and uid, its name servers and its routes do not fit: the
 //! caller's ledger has them.
 
 use std::fmt;
@@ -12,7 +13,7 @@ use ipnet::IpNet;
 use knit_ipam::Mac;
 use knit_kernel::name::IfName;
 use knit_kernel::owner;
-use knit_runtime::{AttachRequest, Error, InterfaceName, Reason, Result, SandboxId, Topology};
+use knit_runtime::{AttachRequest, Error, InterfaceName, Network, Reason, Result, SandboxId, Topology};
 
 use crate::topology::{self, Driver};
 
@@ -35,6 +36,8 @@ pub(crate) struct Mark {
     pub ports: bool,
     /// Of which kind its Network is.
     pub topology: Topology,
+    /// The number of its Network, where that does not follow from where the link is: it is in the pod alone.
+    pub network: Option<u32>,
     /// The pod's addresses.
     pub addresses: Vec<IpNet>,
 }
@@ -65,7 +68,8 @@ pub(crate) fn fnv(bytes: impl AsRef<[u8]>) -> u64 {
 
 impl Mark {
     /// The mark of what is asked for.
-    pub fn of(request: &AttachRequest, topology: Topology, mac: Mac, inode: u64) -> Result<Self> {
+    pub fn of(request: &AttachRequest, network: &Network, mac: Mac, inode: u64) -> Result<Self> {
+        let topology = network.topology;
         let mark = Self {
             sandbox: request.pod.sandbox.clone(),
             interface: request.interface.clone(),
@@ -75,13 +79,14 @@ impl Mark {
             default_route: request.default_route,
             ports: !request.ports.is_empty(),
             topology,
+            network: (!topology.has_router()).then(|| network.id.get()),
             addresses: request.addresses.iter().map(|address| address.net).collect(),
         };
         let length = mark.alias().len();
         if length > owner::ALIAS_MAX {
             let message = format!(
-                "the owner's mark of sandbox {} would have {length} bytes and the kernel takes {}: use a \
-                 shorter sandbox id",
+                "the owner's mark of sandbox {} would have {length} bytes, but the kernel allows \
+                {}: use a shorter sandbox id",
                 mark.sandbox,
                 owner::ALIAS_MAX
             );
@@ -108,14 +113,17 @@ impl Mark {
             default_route: false,
             ports: false,
             topology: topology::of_letters(""),
+            network: None,
             addresses: Vec::new(),
         };
         let flags = word()?;
         let addresses = word()?.split(',').filter(|text| !text.is_empty());
+        let network = word().and_then(|text| text.strip_prefix('n')?.parse().ok());
         Some(Self {
             default_route: flags.contains('d'),
             ports: flags.contains('p'),
             topology: topology::of_letters(flags),
+            network,
             addresses: addresses.map(str::parse).collect::<Result<_, _>>().ok()?,
             ..mark
         })
@@ -124,6 +132,11 @@ impl Mark {
     /// What its kind of Network is.
     pub fn driver(&self) -> &'static dyn Driver {
         topology::of(self.topology)
+    }
+
+    /// The name of its host end: also what it is known by where its kind of Network has none.
+    pub fn host(&self) -> IfName {
+        host_name(&self.sandbox, &self.interface)
     }
 
     /// The addresses alone.
@@ -147,7 +160,7 @@ impl fmt::Display for Mark {
         for (place, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if place == 0 { "" } else { "," })?;
         }
-        Ok(())
+        self.network.map_or(Ok(()), |network| write!(f, " n{network}"))
     }
 }
 
@@ -172,7 +185,8 @@ mod tests {
             mac: "0a:01:0a:f4:00:05".parse().expect("a MAC"),
             default_route: true,
             ports: false,
-            topology: Topology::Layer2,
+            topology: Topology::Underlay,
+            network: Some((1 << 24) - 1),
             addresses: vec![
                 "10.244.0.5/32".parse().expect("v4"),
                 "2001:db8:1111:2222:3333:4444:5555:6666/128".parse().expect("v6"),

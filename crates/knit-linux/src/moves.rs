@@ -5,10 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use knit_kernel::link::Link;
-use knit_kernel::nft::Element;
+use knit_nft::Element;
+use knit_types::sync::Locked;
 
 use crate::mark::{Mark, host_name};
 use crate::rules::interface;
@@ -96,7 +97,7 @@ impl Moves {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 

@@ -63,9 +63,9 @@ impl Room {
                     tracing::warn!(
                         error = crate::fail::chain(&error),
                         family,
-                        "the kernel's limit of neighbours stays as it is, and one pod of a switched Network \
-                         may fill it \
-                         for the whole machine: set net.{family}.neigh.default.gc_thresh1 to 3 to 4096, \
+                        "the kernel's neighbor limit cannot be raised, and one pod of a switched \
+                        Network may fill the table for the whole machine: set \
+                        net.{family}.neigh.default.gc_thresh1 to 3 to 4096, \
                          16384 and 65536"
                     );
                 }

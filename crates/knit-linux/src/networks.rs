@@ -2,15 +2,19 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
+use knit_kernel::link::Link;
 use knit_kernel::netns::{self, NetNs};
 use knit_runtime::{Error, Reason, Result};
+use knit_types::sync::ReadWrite;
 
 use crate::fail::internal;
+use crate::mark::Mark;
 use crate::node::Node;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
+use crate::topology::{self, Driver};
 
 /// The Networks that are set up, or that the kernel has from before.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub(crate) struct Net {
     pub path: PathBuf,
     /// The node that it is on.
     pub node: Arc<Node>,
+    /// What its kind is, as far as its namespace shows that.
+    found: &'static dyn Driver,
     /// Shared by calls for pods, alone by calls for the Network.
     pub gate: RwLock<()>,
     /// What it was set up as, and what the node was then.
@@ -57,26 +63,30 @@ impl Networks {
 
     /// A Network that is set up, or that the kernel has from before this runtime began.
     pub fn get(&self, network: &str) -> Result<Option<Arc<Net>>> {
-        let known = self.all.read().unwrap_or_else(PoisonError::into_inner).get(network).cloned();
+        let known = self.all.reading().get(network).cloned();
         if known.is_some() {
             return Ok(known);
         }
-        let space = match self.home(network) {
-            Home::Node => Arc::clone(&self.node.space),
+        let (space, driver) = match self.home(network) {
+            Home::Node => (Arc::clone(&self.node.space), topology::default()),
             Home::Own => match NetNs::open(self.path(network)) {
-                Ok(namespace) => Arc::new(Space::new(namespace)),
+                Ok(namespace) => {
+                    let space = Space::new(namespace);
+                    let driver = topology::found_in(&space).map_err(|error| error.on(network))?;
+                    (Arc::new(space), driver)
+                }
                 // An empty file is where a mount was that ended with its mount namespace: the router has gone
                 // with it.
                 Err(netns::Error::NotFound { .. } | netns::Error::NotANamespace { .. }) => return Ok(None),
                 Err(error) => return Err(internal("open a router's namespace")(error).on(network)),
             },
         };
-        Ok(Some(self.adopt(network, space)))
+        Ok(Some(self.adopt(network, space, driver)))
     }
 
     /// Remembers a Network; if it is remembered already, that one.
-    pub fn adopt(&self, network: &str, space: Arc<Space>) -> Arc<Net> {
-        let mut networks = self.all.write().unwrap_or_else(PoisonError::into_inner);
+    pub fn adopt(&self, network: &str, space: Arc<Space>, found: &'static dyn Driver) -> Arc<Net> {
+        let mut networks = self.all.writing();
         let new = || {
             self.node.senses.listen(&space);
             Arc::new(Net {
@@ -88,6 +98,7 @@ impl Networks {
                 rules: Mutex::default(),
                 path: self.path(network),
                 node: Arc::clone(&self.node),
+                found,
             })
         };
         Arc::clone(networks.entry(network.to_owned()).or_insert_with(new))
@@ -95,7 +106,7 @@ impl Networks {
 
     /// Forgets a Network.
     pub fn forget(&self, network: &str) {
-        let gone = self.all.write().unwrap_or_else(PoisonError::into_inner).remove(network);
+        let gone = self.all.writing().remove(network);
         if let Some(net) = gone.filter(|net| net.home == Home::Own) {
             self.node.senses.ignore(&net.space);
         }
@@ -103,7 +114,7 @@ impl Networks {
 
     /// The Networks that this runtime has set up.
     pub fn set_up(&self) -> Vec<(Arc<Net>, Arc<Shape>, Arc<Facts>)> {
-        let networks = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        let networks = self.all.reading();
         let set_up = |net: &Arc<Net>| net.set_up().map(|(shape, facts)| (Arc::clone(net), shape, facts));
         networks.values().filter_map(set_up).collect()
     }
@@ -113,7 +124,7 @@ impl Networks {
         let listed = NetNs::list(&self.node.config.router_directory).map_err(internal("list routers"))?;
         let mut names: BTreeSet<String> = listed.into_iter().map(|(name, _)| name).collect();
         // One whose mount somebody took away is there all the same.
-        names.extend(self.all.read().unwrap_or_else(PoisonError::into_inner).keys().cloned());
+        names.extend(self.all.reading().keys().cloned());
         names.remove(&self.node.config.default_network);
         let names = std::iter::once(self.node.config.default_network.clone()).chain(names);
         names.filter_map(|name| self.get(&name).transpose()).collect()
@@ -125,8 +136,8 @@ impl Networks {
         let ready = net.and_then(|net| net.shape().map(|shape| (net, shape)));
         ready.ok_or_else(|| {
             let message = format!(
-                "Network {network} is not set up on node {}: wait for the agent to set it up, or see its \
-                 status",
+                "Network {network} is not set up on node {}: wait for the agent to set it up, or \
+                check its status",
                 self.node.config.node
             );
             Error::new(Reason::NetworkNotFound, message).on(network)
@@ -135,6 +146,16 @@ impl Networks {
 }
 
 impl Net {
+    /// What its kind is.
+    pub fn driver(&self) -> &'static dyn Driver {
+        self.shape().map_or(self.found, |shape| shape.driver())
+    }
+
+    /// Its attachments, as the kernel has them.
+    pub fn attachments(&self) -> Result<Vec<(Link, Mark)>> {
+        self.driver().attachments(self)
+    }
+
     /// What it was set up as.
     pub fn shape(&self) -> Option<Arc<Shape>> {
         self.set_up().map(|(shape, _)| shape)
@@ -142,12 +163,12 @@ impl Net {
 
     /// What it was set up as, and for what node.
     pub fn set_up(&self) -> Option<(Arc<Shape>, Arc<Facts>)> {
-        self.shape.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shape.reading().clone()
     }
 
     /// Remembers what it is set up as.
     pub fn set_shape(&self, shape: Arc<Shape>, facts: &Facts) {
         let set_up = Some((shape, Arc::new(facts.clone())));
-        *self.shape.write().unwrap_or_else(PoisonError::into_inner) = set_up;
+        *self.shape.writing() = set_up;
     }
 }

@@ -2,10 +2,14 @@
 //! hears.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ipnet::IpNet;
+use knit_kernel::addr::Address;
+use knit_kernel::link::Link;
+use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Reason, Result};
+use knit_types::sync::Locked;
 
 use crate::config::Config;
 use crate::fail::internal;
@@ -44,29 +48,100 @@ impl Node {
         Ok(Self { config, space, ipv6, tables: Mutex::default(), room, senses })
     }
 
-    /// Alone with the node's tables.
-    pub fn tables(&self) -> MutexGuard<'_, NodeTables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A link of the node that Networks are on; it must be there and work.
+    pub fn parent(&self, handle: &Handle, name: &str) -> Result<Link> {
+        let not_ready = |message: String| Error::new(Reason::NotReady, message);
+        let node = &self.config.node;
+        let known = IfName::new(name).map_err(|error| not_ready(error.to_string()))?;
+        let link = handle.link_by_name(&known).map_err(internal(format!("look for link {name}")))?;
+        let link = link.ok_or_else(|| {
+            not_ready(format!(
+                "node {node} has no link {name}: create it, or name another one for this node in \
+                 spec.underlay.parents"
+            ))
+        })?;
+        if self.goes_out_by(handle, &link)? {
+            let message = format!(
+                "link {name} of node {node} carries the node's own address, and with it the tunnels of all \
+                 Networks, which pods on that link could forge: name another link, for example a VLAN of its \
+                 own"
+            );
+            return Err(Error::new(Reason::Invalid, message));
+        }
+        match (link.up, link.carrier) {
+            (true, true) => Ok(link),
+            (false, _) => Err(not_ready(format!("link {name} of node {node} is down: bring it up"))),
+            (true, false) => Err(not_ready(format!(
+                "link {name} of node {node} has no carrier: see to its cable, its switch or its other end"
+            ))),
+        }
     }
 
-    /// What the node is: read again each time, since addresses and MTUs change.
-    pub fn facts(&self) -> Result<Facts> {
+    /// Whether what the node itself sends goes out by a link: it has the node's address, or the link that has
+    /// it is on top of it.
+    fn goes_out_by(&self, handle: &Handle, link: &Link) -> Result<bool> {
+        /// A VLAN of a bond over two ports is three.
+        const STACKED: usize = 8;
+        let addresses = handle.addresses(None).map_err(internal("list the node's addresses"))?;
+        let own = |address: &&Address| self.config.addresses.contains(&address.address.addr());
+        for address in addresses.iter().filter(own) {
+            let mut index = address.interface;
+            for _ in 0..STACKED {
+                if link.index == index || link.master == Some(index) {
+                    return Ok(true);
+                }
+                let upper = handle.link(index).map_err(internal("read the node's uplink"))?;
+                let below = upper.filter(|upper| upper.link_namespace.is_none()).and_then(|upper| upper.link);
+                match below {
+                    Some(below) => index = below,
+                    None => break,
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Alone with the node's tables.
+    pub fn tables(&self) -> MutexGuard<'_, NodeTables> {
+        self.tables.locked()
+    }
+
+    /// What the node is, for a Network on this link of it or on the one with the node's addresses: read again
+    /// each time, since addresses and MTUs change.
+    pub fn facts(&self, parent: Option<&str>) -> Result<Facts> {
         let handle = self.space.links()?;
+        if let Some(parent) = parent {
+            let link = self.parent(&handle, parent)?;
+            return Ok(Facts {
+                node: self.config.node.clone(),
+                addresses: self.config.addresses.clone(),
+                uplink: link.name.to_string(),
+                mtu: link.mtu,
+                prefixes: Vec::new(),
+                vxlan_port: self.config.vxlan_port,
+            });
+        }
         let addresses = handle.addresses(None).map_err(internal("list the node's addresses"))?;
         let own = self.config.addresses.iter();
         let uplink = own.clone().find_map(|own| addresses.iter().find(|found| found.address.addr() == *own));
         let Some(uplink) = uplink else {
             let own: Vec<String> = own.map(IpAddr::to_string).collect();
             let message = format!(
-                "no interface of node {} has an address of {}: give the node's addresses as its interfaces \
-                 have them",
+                "no interface of node {} has an address of {}: specify the node's addresses as its \
+                interfaces have them",
                 self.config.node,
                 own.join(", ")
             );
             return Err(Error::new(Reason::NotReady, message));
         };
         let link = handle.link(uplink.interface).map_err(internal("read the node's uplink"))?;
-        let link = link.ok_or_else(|| Error::new(Reason::NotReady, "the node's uplink has just gone"))?;
+        let link = link.ok_or_else(|| {
+            Error::new(
+                Reason::NotReady,
+                "the node's uplink has just \
+        disappeared",
+            )
+        })?;
         let prefixes = addresses.iter().filter(|found| found.interface == uplink.interface);
         let global = |net: &IpNet| !matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
         Ok(Facts {

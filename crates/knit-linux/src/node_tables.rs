@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use knit_kernel::link::Link;
-use knit_kernel::nft::{Element, TableState};
+use knit_nft::{Element, TableState};
 use knit_runtime::Result;
 
 use crate::mark::Mark;
@@ -67,7 +67,7 @@ impl Node {
         if shape.home == Home::Node {
             all.extend(source_elements(ports));
         }
-        let owned = |set: &knit_kernel::nft::Name, e: &Element| owns(set, e, shape.home, id);
+        let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, shape.home, id);
         self.read_and_settle(tables, &Elements { wanted: all, owns: &owned }, id)?;
         tables.in_force.insert(id, Arc::clone(shape));
         Ok(())
@@ -76,7 +76,7 @@ impl Node {
     /// Takes a Network's part out of the node's tables.
     pub fn clear_part(&self, tables: &mut NodeTables, home: Home, id: u32) -> Result<()> {
         if !self.exchange_part(tables, home, id, &[])? {
-            let owned = |set: &knit_kernel::nft::Name, e: &Element| owns(set, e, home, id);
+            let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, home, id);
             self.read_and_settle(tables, &Elements { wanted: Vec::new(), owns: &owned }, id)?;
         }
         tables.in_force.remove(&id);
@@ -105,7 +105,7 @@ impl Node {
         if shape.home == Home::Node {
             wanted.extend(source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link))));
         }
-        let owned = |set: &knit_kernel::nft::Name, e: &Element| {
+        let owned = |set: &knit_nft::Name, e: &Element| {
             owns(set, e, shape.home, shape.id()) && !motion.is_source_in_motion(set, e)
         };
         comparison.compare(&self.node_layout(), &Elements { wanted, owns: &owned });

@@ -6,8 +6,8 @@
 use knit_kernel::handle::Created;
 use knit_kernel::link::{Link, NewLink};
 use knit_kernel::links::Links;
-use knit_kernel::nft::{self, Nftables, TableId};
 use knit_kernel::{IfName, owner};
+use knit_nft::{self as nft, Nftables, TableId};
 use knit_runtime::{Error, Reason, Result};
 
 use crate::fail::internal;
@@ -56,7 +56,7 @@ impl Port<'_> {
                 return Ok(There::HalfMade(link.index));
             }
             return conflict(format!(
-                "link {} is there and is not an attachment of ours: delete it",
+                "link {} already exists and is not an attachment of Knit: delete it",
                 self.host
             ));
         };
@@ -144,7 +144,7 @@ impl Port<'_> {
     fn refused(&self, error: knit_kernel::Error) -> Error {
         if error.is_exists() {
             let message = format!(
-                "sandbox {} has an interface {} that is not ours: ask for another name",
+                "sandbox {} already has an interface {} that is not Knit's: use another name",
                 self.mark.sandbox, self.mark.interface
             );
             return Error::new(Reason::Conflict, message).because(error);

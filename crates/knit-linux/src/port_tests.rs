@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use knit_kernel::link::{Bridge, Peer};
 use knit_kernel::links::FakeLinks;
-use knit_kernel::nft::{Fake, Op};
+use knit_nft::{Fake, Op};
 use knit_runtime::Topology;
 
 use super::*;
@@ -36,6 +36,7 @@ impl World {
             default_route: true,
             ports: false,
             topology,
+            network: None,
             addresses: vec!["10.77.0.5/24".parse().expect("v4"), "fd77::5/64".parse().expect("v6")],
         };
         let (links, mut rules) = (FakeLinks::new(), Fake::new());
@@ -132,7 +133,7 @@ fn a_name_that_is_taken_in_the_pod_is_said_and_nothing_is_left() {
         world.links.take_peer_name(name("eth0"));
         let error = world.make(|_| panic!("there is no link")).expect_err("taken");
         assert_eq!(error.reason, Reason::Conflict, "{error}");
-        assert!(error.to_string().contains("ask for another name"), "{error}");
+        assert!(error.to_string().contains("use another name"), "{error}");
         assert!(world.left().is_empty(), "{:?}", world.left());
     }
 }
@@ -158,7 +159,7 @@ fn a_link_whose_making_was_cut_off_is_told_from_one_of_others() {
         let world = World::new(Topology::Layer3);
         world.links.add(strange);
         let error = world.find(false).expect_err("it is another's");
-        assert!(error.to_string().contains("not an attachment of ours"), "{error}");
+        assert!(error.to_string().contains("not an attachment of Knit"), "{error}");
     }
 }
 

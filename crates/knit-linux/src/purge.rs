@@ -9,12 +9,15 @@ use std::path::Path;
 
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Kernel, Nftables, TableId, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::{Handle, owner};
+use knit_nft::{Nftables, TableId, Transaction};
 use knit_runtime::Result;
 
 use crate::fail::internal;
 use crate::rules::TABLE;
+use crate::space::Space;
+use crate::topology;
 
 /// How much was taken away.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -63,6 +66,8 @@ pub fn purge(namespace: &NetNs, router_directory: &Path) -> Result<Purged> {
     }
     purged.tables = tables(namespace)?;
     for (name, _) in NetNs::list(router_directory).map_err(internal("list routers"))? {
+        let space = Space::new(NetNs::open(router_directory.join(&name)).map_err(internal("open a router"))?);
+        purged.links += topology::found_in(&space)?.purge(&space)?;
         NetNs::delete(router_directory.join(&name)).map_err(internal("delete a router"))?;
         purged.routers.push(name);
     }

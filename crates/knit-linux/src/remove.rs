@@ -1,9 +1,8 @@
 //! Taking a Network away from this node.
 
-use std::sync::PoisonError;
-
-use knit_kernel::nft::{self, Family, Nftables, Transaction};
+use knit_nft::{self as nft, Family, Nftables, Transaction};
 use knit_runtime::{Error, Reason, Result};
+use knit_types::sync::ReadWrite;
 
 use crate::core::Core;
 use crate::fail::internal;
@@ -12,7 +11,7 @@ use crate::networks::Net;
 use crate::node::Node;
 use crate::node_tables::NodeTables;
 use crate::rules;
-use crate::setup::{links_of, ports};
+use crate::setup::links_of;
 use crate::shape::Home;
 use crate::wanted::{found, take};
 
@@ -21,27 +20,31 @@ impl Core {
     pub fn remove_network(&self, name: &str) -> Result<()> {
         let Some(net) = self.networks.get(name)? else { return Ok(()) };
         let _moving = self.moves.begin(Subject::Network(name.to_owned()));
-        let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
-        let attached = ports(&*net.space.links()?)?.len();
+        let _alone = net.gate.writing();
+        let attached = net.attachments()?.len();
         if attached > 0 {
             let message =
                 format!("{attached} pods of this node are attached to Network {name}: detach them first");
             return Err(Error::new(Reason::InUse, message).on(name));
         }
-        match net.home {
-            Home::Node => self.remove_default(&net),
-            Home::Own => net.remove_router(),
-        }
-        .map_err(|error| error.on(name))?;
+        net.driver().take_down(self, &net).map_err(|error| error.on(name))?;
         self.networks.forget(name);
         Ok(())
+    }
+
+    /// Takes a Network's router away.
+    pub fn take_router_down(&self, net: &Net) -> Result<()> {
+        match net.home {
+            Home::Node => self.remove_default(net),
+            Home::Own => net.remove_router(),
+        }
     }
 
     fn remove_default(&self, net: &Net) -> Result<()> {
         let handle = self.node.space.links()?;
         if let Some(shape) = net.shape() {
             let tunnel = crate::tunnel::node_tunnel(shape.id());
-            let facts = self.node.facts()?;
+            let facts = self.node.facts(None)?;
             let links = links_of(&handle, [facts.uplink.as_str(), tunnel.as_str()], &[])?;
             let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
             let there: Vec<_> = there.into_iter().collect();

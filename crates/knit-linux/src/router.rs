@@ -5,18 +5,19 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_kernel::link::{AddrGenMode, Change, Link, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Element, IfName as NftName, Set};
 use knit_kernel::op::Object;
 use knit_kernel::{Handle, IfName, Mtu, owner};
+use knit_nft::{Element, IfName as NftName, Set};
 use knit_runtime::{Error, Reason, Result};
 use knit_types::Family;
+use knit_types::sync::ReadWrite;
 
-use crate::attach::{Plan, kernel_mac};
+use crate::attach::Plan;
 use crate::core::Core;
 use crate::fail::internal;
 use crate::links::{Like, find_renamed};
@@ -29,7 +30,7 @@ use crate::setup::links_of;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
 use crate::tunnel::{self, ROUTER_TUNNEL};
-use crate::uplink::{End, Place, ROUTER_END, node_end};
+use crate::uplink::{End, ROUTER_END, UplinkSlot, node_end};
 use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
 
 impl Core {
@@ -38,9 +39,9 @@ impl Core {
         let name = &shape.network.name;
         let net = match self.networks.get(name)? {
             Some(net) => net,
-            None => self.networks.adopt(name, self.make_router(name)?),
+            None => self.networks.adopt(name, self.make_namespace(name)?, shape.driver()),
         };
-        let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = net.gate.writing();
         net.keep_mounted()?;
         let ports = self.attachments.ports_by_name(&*net.space.links()?)?;
         let uplink = node_end(shape.id());
@@ -64,7 +65,7 @@ impl Core {
         Ok(())
     }
 
-    fn make_router(&self, name: &str) -> Result<Arc<Space>> {
+    pub fn make_namespace(&self, name: &str) -> Result<Arc<Space>> {
         let directory = &self.node.config.router_directory;
         NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
         let namespace =
@@ -88,7 +89,7 @@ impl Net {
 
     /// Mounts a router's namespace again that somebody unmounted: it lives as long as this runtime has it
     /// open, and its pods have not noticed; with the runtime it would go.
-    fn keep_mounted(&self) -> Result<()> {
+    pub fn keep_mounted(&self) -> Result<()> {
         if self.is_mounted() {
             return Ok(());
         }
@@ -99,13 +100,13 @@ impl Net {
     }
 
     /// The pair of links between node and router: where its addresses are.
-    fn ensure_uplink(&self, shape: &Shape, facts: &Facts, uplink: &IfName) -> Result<Place> {
+    fn ensure_uplink(&self, shape: &Shape, facts: &Facts, uplink: &IfName) -> Result<UplinkSlot> {
         let node = self.node.space.links()?;
         let there = find_renamed(&node, uplink, &format!("uplink {}", shape.id()))?;
         let inside =
             self.space.links()?.link_by_name(&router_end()).map_err(internal("look for the uplink"))?;
         let addresses = node.addresses(None).map_err(internal("list the node's addresses"))?;
-        let place_of = |address: &knit_kernel::addr::Address| Place::of(address.address.addr());
+        let place_of = |address: &knit_kernel::addr::Address| UplinkSlot::of(address.address.addr());
         if let (Some(link), Some(inside)) = (&there, &inside) {
             let place = addresses.iter().filter(|found| found.interface == link.index).find_map(place_of);
             if let Some(place) = place {
@@ -120,15 +121,15 @@ impl Net {
             let deleted = self.space.links()?.delete_link(inside.index);
             deleted.map_err(internal("delete a broken uplink"))?;
         }
-        let taken: BTreeSet<Place> = addresses.iter().filter_map(place_of).collect();
-        let place = Place::choose(shape.id(), |place| taken.contains(&place)).ok_or_else(|| {
+        let taken: BTreeSet<UplinkSlot> = addresses.iter().filter_map(place_of).collect();
+        let place = UplinkSlot::choose(shape.id(), |place| taken.contains(&place)).ok_or_else(|| {
             Error::new(Reason::Internal, "there is no free uplink slot on this node: remove unused Networks")
         })?;
         let mut peer = Peer::new(router_end(), self.space.namespace());
-        peer.mac = Some(kernel_mac(place.mac(End::Router)));
+        peer.mac = Some(place.mac(End::Router));
         peer.mtu = Mtu::new(facts.mtu).ok();
         let mut link = NewLink::veth(uplink.clone(), peer);
-        link.mac = Some(kernel_mac(place.mac(End::Node)));
+        link.mac = Some(place.mac(End::Node));
         link.mtu = Mtu::new(facts.mtu).ok();
         link.alias = Some(owner::alias(&format!("uplink {}", shape.id())));
         link.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
@@ -148,8 +149,7 @@ impl Net {
         let there = tunnel::in_router(&handle, shape.id())?;
         let staging = tunnel::node_tunnel(shape.id());
         let Some(wanted) = tunnel::wanted(shape, facts, staging.clone()) else {
-            let message =
-                format!("node {} has no address that a tunnel could end at: give it one", facts.node);
+            let message = format!("node {} has no address for a tunnel endpoint: give it one", facts.node);
             return Err(Error::new(Reason::NotReady, message));
         };
         let index = match there {
@@ -178,7 +178,13 @@ impl Net {
     }
 
     /// Addresses, routes, neighbours and forwarding entries in the router.
-    fn router_side(&self, shape: &Shape, facts: &Facts, place: Place, ports: &[(Link, Mark)]) -> Result<()> {
+    fn router_side(
+        &self,
+        shape: &Shape,
+        facts: &Facts,
+        place: UplinkSlot,
+        ports: &[(Link, Mark)],
+    ) -> Result<()> {
         let handle = self.space.links()?;
         let mut up = Change::named(router_end()).up();
         up.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
@@ -195,7 +201,7 @@ impl Net {
         shape: &Shape,
         facts: &Facts,
         uplink: &IfName,
-        place: Place,
+        place: UplinkSlot,
         ports: &[(Link, Mark)],
     ) -> Result<()> {
         let node = self.node.space.links()?;
@@ -244,7 +250,7 @@ impl Net {
         let Some(uplink) = self.find_uplink(&node)? else { return Ok(()) };
         let addresses =
             node.addresses(Some(uplink.index)).map_err(internal("read the uplink's addresses"))?;
-        let Some(place) = addresses.iter().find_map(|found| Place::of(found.address.addr())) else {
+        let Some(place) = addresses.iter().find_map(|found| UplinkSlot::of(found.address.addr())) else {
             return Ok(());
         };
         let links: Links = [(uplink.name.to_string(), uplink.index)].into();
@@ -267,13 +273,17 @@ impl Net {
         Ok(link.filter(|link| link.owner().is_some_and(|owner| owner.starts_with("uplink "))))
     }
 
-    fn uplink_of(&self, node: &Handle, id: u32) -> Result<(IfName, Place, u32)> {
+    fn uplink_of(&self, node: &Handle, id: u32) -> Result<(IfName, UplinkSlot, u32)> {
         let uplink = node_end(id);
         let index = node.index_of(&uplink).map_err(internal("find the uplink"))?;
         let addresses = node.addresses(Some(index)).map_err(internal("read the uplink's addresses"))?;
-        let place = addresses.iter().find_map(|found| Place::of(found.address.addr())).ok_or_else(|| {
-            Error::new(Reason::NotReady, format!("{uplink} has lost its addresses: set the Network up again"))
-        })?;
+        let place =
+            addresses.iter().find_map(|found| UplinkSlot::of(found.address.addr())).ok_or_else(|| {
+                Error::new(
+                    Reason::NotReady,
+                    format!("{uplink} has lost its addresses: set the Network up again"),
+                )
+            })?;
         Ok((uplink, place, index))
     }
 
@@ -354,7 +364,7 @@ pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<Put> {
 pub(crate) fn uplink_entries(
     shape: &Shape,
     uplink: &IfName,
-    place: Place,
+    place: UplinkSlot,
     ports: &[(Link, Mark)],
 ) -> BTreeSet<Entry> {
     let mut wanted: BTreeSet<Entry> = BTreeSet::new();
@@ -378,7 +388,7 @@ pub(crate) fn uplink_entries(
 pub(crate) fn router_entries(
     shape: &Shape,
     facts: &Facts,
-    place: Place,
+    place: UplinkSlot,
     ports: &[(Link, Mark)],
 ) -> BTreeSet<Entry> {
     let mut entries = BTreeSet::new();
@@ -402,7 +412,7 @@ pub(crate) fn router_entries(
 }
 
 /// A route from the node into a router, to one pod.
-fn local_route(uplink: &IfName, place: Place, address: IpAddr) -> Entry {
+fn local_route(uplink: &IfName, place: UplinkSlot, address: IpAddr) -> Entry {
     let family = Family::of(address);
     Entry::Route {
         to: IpNet::from(address),

@@ -1,10 +1,11 @@
 //! The tables inside a router, which are its Network's alone.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use knit_kernel::link::Link;
-use knit_kernel::nft::{Element, Family, TableState};
+use knit_nft::{Element, Family, TableState};
 use knit_runtime::Result;
+use knit_types::sync::Locked;
 
 use crate::mark::Mark;
 use crate::moves::InMotion;
@@ -18,7 +19,7 @@ use crate::topology::Driver;
 impl Net {
     /// Brings the tables inside a router to what is wanted. They are read only if somebody else touched them.
     pub fn settle_rules(&self, shape: &Arc<Shape>, ports: &[(Link, Mark)]) -> Result<()> {
-        let mut known = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.rules.locked();
         if let Some((at, before)) = known.take()
             && before.network.topology == shape.network.topology
             && self.node.senses.is_untouched(&self.space, Some(at))?
@@ -60,7 +61,7 @@ impl Net {
         ports: &[(Link, Mark)],
         motion: &InMotion,
     ) {
-        let owns = |set: &knit_kernel::nft::Name, e: &Element| !motion.is_source_in_motion(set, e);
+        let owns = |set: &knit_nft::Name, e: &Element| !motion.is_source_in_motion(set, e);
         for (layout, wanted) in self.router_tables(shape, ports, motion) {
             comparison.compare(&layout, &Elements { wanted, owns: &owns });
         }

@@ -9,8 +9,8 @@ use futures::StreamExt;
 use futures::stream;
 use knit_runtime::routers::Routers;
 use knit_runtime::{
-    AttachRequest, Attachment, Change, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod,
-    Reason, Result, Runtime, SandboxId, Status, Survey, feature,
+    AttachRequest, Attachment, Change, Changes, Disturbance, Error, Info, InterfaceName, Network,
+    NetworkUsage, Pod, Reason, Result, Runtime, SandboxId, Status, Survey, feature,
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_stream::wrappers::BroadcastStream;
@@ -22,7 +22,7 @@ use crate::fail::internal;
 use crate::routers::LinuxRouters;
 
 /// A bug in it, which must not take the agent along.
-const FAILED_INSIDE: &str = "internal error in the runtime; see the agent's log";
+const FAILED_INSIDE: &str = "internal error in the runtime; check the agent's log";
 
 /// The reference runtime.
 #[derive(Clone, Debug)]
@@ -73,6 +73,7 @@ impl Runtime for LinuxRuntime {
             feature::NETWORK_SETUP,
             feature::LAYER2,
             feature::LAYER3,
+            feature::UNDERLAY,
             feature::IPV4,
             feature::IPV6,
             feature::STATIC_ADDRESS,
@@ -129,7 +130,7 @@ impl Runtime for LinuxRuntime {
         let before = before.chain(std::iter::once(Ok(Change::Synced)));
         let after = changes.map(|change| {
             change.map_err(|BroadcastStreamRecvError::Lagged(missed)| {
-                let message = format!("{missed} changes came faster than they were read: watch again");
+                let message = format!("{missed} changes arrived faster than they were read: watch again");
                 Error::new(Reason::Internal, message)
             })
         });
@@ -146,7 +147,15 @@ impl Runtime for LinuxRuntime {
     }
 
     async fn survey(&self) -> Result<Survey> {
+        self.blocking(|core| Ok(core.survey()?.0)).await
+    }
+
+    async fn survey_and_list(&self) -> Result<(Survey, Option<Vec<Attachment>>)> {
         self.blocking(Core::survey).await
+    }
+
+    async fn usage(&self) -> Result<Vec<NetworkUsage>> {
+        self.blocking(Core::usage).await
     }
 
     async fn disturbed(&self) -> Disturbance {

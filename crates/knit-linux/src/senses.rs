@@ -1,12 +1,13 @@
 //! What the runtime notices while nobody asks: changes by others.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use knit_kernel::netns::NsId;
 use knit_kernel::watch::{Listen, News, Watcher};
 use knit_runtime::{Disturbance, Result};
+use knit_types::sync::Locked;
 use tokio::sync::Notify;
 
 use crate::fail::{chain, internal};
@@ -40,7 +41,7 @@ impl Senses {
         let told = Arc::clone(&heard);
         let watcher = Watcher::start(move |namespace, news| told.hear(namespace, &news));
         if let Err(error) = &watcher {
-            tracing::warn!(%error, "what others change is noticed late: there is no thread to listen");
+            tracing::warn!(%error, "changes by others will be noticed late: cannot start a thread to listen");
         }
         Self { watcher: watcher.ok(), heard }
     }
@@ -49,18 +50,18 @@ impl Senses {
     pub fn listen(&self, space: &Space) {
         let namespace = space.namespace();
         let seen = space.rules_seen.clone();
-        self.heard.spaces.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace.id(), seen);
+        self.heard.spaces.locked().insert(namespace.id(), seen);
         let Some(watcher) = &self.watcher else { return };
         if let Err(error) = watcher.add(namespace, Listen::Everything) {
             let error = chain(&error);
-            tracing::warn!(error, %namespace, "what others change there is noticed late");
+            tracing::warn!(error, %namespace, "changes by others will be noticed late");
         }
     }
 
     /// Listens there no more.
     pub fn ignore(&self, space: &Space) {
         let id = space.namespace().id();
-        self.heard.spaces.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        self.heard.spaces.locked().remove(&id);
         if let Some(watcher) = &self.watcher {
             watcher.remove(id);
         }
@@ -97,7 +98,7 @@ impl Heard {
             News::Network => false,
             News::Lost => true,
         };
-        let spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let spaces = self.spaces.locked();
         if let Some(seen) = spaces.get(&namespace).filter(|_| rules) {
             seen.touch();
         }

@@ -5,7 +5,7 @@
 //! be.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_kernel::handle::LinkFilter;
@@ -13,15 +13,17 @@ use knit_kernel::link::Link;
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Network, Result};
 use knit_types::Family as IpFamily;
+use knit_types::sync::ReadWrite;
 
 use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::Mark;
 use crate::moves::Subject;
+use crate::networks::Net;
 use crate::rules::{self, Put};
 use crate::settings;
 use crate::shape::{Facts, Home, Shape};
-use crate::topology;
+use crate::topology::{self, Driver};
 use crate::wanted::{Difference, Entry, Links, found};
 
 /// A pod's namespace may go at any time, and its link with it: then what there is is listed again.
@@ -34,16 +36,19 @@ impl Core {
         let about = |error: Error| error.on(network.name.as_str());
         self.node.room.make(&self.node.space);
         let home = self.networks.home(&network.name);
-        let worked_out = self.node.facts().and_then(|facts| Ok((Shape::of(network, &facts, home)?, facts)));
+        let driver = topology::of(network.topology);
+        self.take_other_kind_down(network, driver).map_err(about)?;
+        let facts = self.node.facts(driver.parent(network));
+        let worked_out = facts.and_then(|facts| Ok((Shape::of(network, &facts, home)?, facts)));
         let (shape, facts) = worked_out.map_err(|error| {
-            self.hold_closed(network, home);
+            if let Err(error) = driver.hold_closed(self, network, home) {
+                let error = crate::fail::chain(&error);
+                tracing::error!(network = network.name, error, "cannot keep the rules of a Network in force");
+            }
             about(error)
         })?;
         let shape = Arc::new(shape);
-        let set_up = || match shape.home {
-            Home::Node => self.setup_default(&shape, &facts),
-            Home::Own => self.setup_router(&shape, &facts),
-        };
+        let set_up = || shape.driver().set_up(self, &shape, &facts);
         let mut done = set_up();
         for _ in 1..ATTEMPTS {
             match &done {
@@ -54,36 +59,48 @@ impl Core {
         done.map_err(about)
     }
 
+    /// Takes the namespace away that a Network of another kind had under this name before this runtime began.
+    fn take_other_kind_down(&self, network: &Network, driver: &dyn Driver) -> Result<()> {
+        let there = self.networks.get(&network.name)?;
+        let other = |net: &Net| net.driver().topology().has_router() != driver.topology().has_router();
+        match there {
+            Some(net) if other(&net) => self.remove_network(&network.name),
+            _ => Ok(()),
+        }
+    }
+
     /// A Network that cannot be set up as it should be now keeps the rules that it has, and gets those back
     /// that somebody took away: its pods run on, and what keeps Networks apart does not depend on why it
     /// cannot be set up.
-    fn hold_closed(&self, network: &Network, home: Home) {
-        let hold = || -> Result<()> {
-            let net = self.networks.get(&network.name)?;
-            let Some(net) = net.filter(|net| home == Home::Own || net.shape().is_some()) else {
-                return self.node.close_tables(&mut self.node.tables());
-            };
-            let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
-            let Some(shape) = net.shape() else {
-                self.node.close_tables(&mut self.node.tables())?;
-                return net.close_rules(topology::of(network.topology));
-            };
-            let ports = ports(&*net.space.links()?)?;
-            if home == Home::Own {
-                net.settle_rules(&shape, &ports)?;
-            }
-            self.node.settle_part(&mut self.node.tables(), &shape, &ports)?;
-            self.attachments.settle_ports(&*net.space.links()?, &shape, &ports, None)
+    pub fn hold_router_closed(&self, network: &Network, home: Home) -> Result<()> {
+        let net = self.networks.get(&network.name)?;
+        let Some(net) = net.filter(|net| home == Home::Own || net.shape().is_some()) else {
+            return self.node.close_tables(&mut self.node.tables());
         };
-        if let Err(error) = hold() {
-            let error = crate::fail::chain(&error);
-            tracing::error!(network = network.name, error, "the rules of a Network cannot be kept in force");
+        let _alone = net.gate.writing();
+        let Some(shape) = net.shape() else {
+            self.node.close_tables(&mut self.node.tables())?;
+            return net.close_rules(topology::of(network.topology));
+        };
+        let ports = ports(&*net.space.links()?)?;
+        if home == Home::Own {
+            net.settle_rules(&shape, &ports)?;
+        }
+        self.node.settle_part(&mut self.node.tables(), &shape, &ports)?;
+        self.attachments.settle_ports(&*net.space.links()?, &shape, &ports, None)
+    }
+
+    /// Makes or repairs a Network's router, wherever it is.
+    pub fn set_router_up(&self, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
+        match shape.home {
+            Home::Node => self.setup_default(shape, facts),
+            Home::Own => self.setup_router(shape, facts),
         }
     }
 
     fn setup_default(&self, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
-        let net = self.networks.adopt(&shape.network.name, Arc::clone(&self.node.space));
-        let _alone = net.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let net = self.networks.adopt(&shape.network.name, Arc::clone(&self.node.space), shape.driver());
+        let _alone = net.gate.writing();
         let handle = self.node.space.links()?;
         let ports = self.attachments.ports_by_name(&handle)?;
         self.node.settle_part(&mut self.node.tables(), shape, &ports)?;
@@ -136,7 +153,7 @@ pub(crate) fn default_elements(shape: &Shape) -> Vec<Put> {
     let inside: Vec<IpNet> = network.not_outside.iter().chain(&pods).copied().chain(nodes).collect();
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut wanted = Vec::new();
-    let mut put = |set: fn() -> knit_kernel::nft::Set, nets: &[IpNet], family| {
+    let mut put = |set: fn() -> knit_nft::Set, nets: &[IpNet], family| {
         wanted
             .extend(rules::range_elements(nets, family).into_iter().map(|element| Put::new(set(), element)));
     };

@@ -21,7 +21,7 @@ pub(crate) struct Facts {
     pub node: String,
     /// The node's own addresses.
     pub addresses: Vec<IpAddr>,
-    /// The link that has them.
+    /// The link that the Network goes out by: the one that has them, or its parent.
     pub uplink: String,
     /// Its MTU.
     pub mtu: u32,
@@ -102,8 +102,10 @@ impl Shape {
         topology::of(network.topology).check(network, home).map_err(fail)?;
         let wish = Wish::of(network, home).map_err(fail)?;
         let source = source(network, facts);
-        let remotes = remotes(network, facts, home, wish, source);
+        let routed = network.topology.has_router();
+        let remotes = if routed { remotes(network, facts, home, wish, source) } else { Vec::new() };
         let tunnelled = match (home, wish) {
+            _ if !routed => false,
             (Home::Own, _) | (Home::Node, Wish::Tunnel) => true,
             (Home::Node, _) => {
                 remotes.iter().any(|remote| remote.ranges.iter().any(|(_, path)| *path == Path::Tunnel))
@@ -124,8 +126,8 @@ impl Shape {
             self.remotes.iter().filter(cut_off).map(|remote| remote.node.as_str()).collect();
         (!nodes.is_empty()).then(|| {
             format!(
-                "no way to the pods of {}: give these nodes an address of the family that tunnels of Network \
-                 {} have",
+                "no route to the pods of {}: give these nodes an address of the family that tunnels \
+                of Network {} use",
                 nodes.join(", "),
                 self.network.name
             )
@@ -186,13 +188,13 @@ impl Shape {
     /// otherwise.
     pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
         let subnet = self.network.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
-        let prefix = match (self.driver().has_subnet_on_link(), address) {
+        let prefix = match (self.network.topology.has_subnet_on_link(), address) {
             (true, _) => subnet.cidr.prefix_len(),
             (false, IpAddr::V4(_)) => 32,
             (false, IpAddr::V6(_)) => 128,
         };
         let net = IpNet::new(address, prefix).ok()?;
-        Some(Address { net, gateway: Some(subnet.gateway) })
+        Some(Address { net, gateway: subnet.gateway })
     }
 
     /// The routes that a pod gets.
@@ -204,13 +206,14 @@ impl Shape {
                 IpNet::V6(_) => IpNet::V6(Default::default()),
             };
             if default_route {
-                routes.push(Route { destination: any, via: Some(subnet.gateway) });
-            } else if !self.driver().has_subnet_on_link() {
+                // Without a gateway there is nowhere to go.
+                routes.extend(subnet.gateway.map(|via| Route { destination: any, via: Some(via) }));
+            } else if !self.network.topology.has_subnet_on_link() {
                 // Such a pod has nothing on its link but the gateway.
-                routes.push(Route { destination: subnet.cidr.trunc(), via: Some(subnet.gateway) });
+                routes.push(Route { destination: subnet.cidr.trunc(), via: subnet.gateway });
                 // The node is the default Network's router: it must be answered by the way that it asks.
                 if let Some(node) = self.echo_source(subnet.family()).filter(|_| self.home == Home::Node) {
-                    routes.push(Route { destination: IpNet::from(node), via: Some(subnet.gateway) });
+                    routes.push(Route { destination: IpNet::from(node), via: subnet.gateway });
                 }
             }
         }
@@ -232,11 +235,15 @@ impl Wish {
             Some(Some("auto")) => Self::Auto,
             Some(Some("direct")) => Self::Direct,
             Some(Some("tunnel")) => Self::Tunnel,
-            Some(_) => return Err("parameter path of its NetworkClass: write auto, direct or tunnel".into()),
+            Some(_) => {
+                return Err("parameter path of its NetworkClass: must be auto, direct or \
+            tunnel"
+                    .into());
+            }
         };
         if home == Home::Own && wish == Wish::Direct {
-            return Err("direct routes between nodes serve the default Network only: \
-                        leave parameter path of its NetworkClass out"
+            return Err("direct routes between nodes are only for the default Network: leave \
+            parameter path of its NetworkClass out"
                 .into());
         }
         Ok(wish)
@@ -250,15 +257,18 @@ fn check_subnets(network: &Network) -> Result<(), String> {
     }
     for family in Family::ALL {
         if network.subnets.of_family(family).count() > 1 {
-            return Err(format!("Network {name} has two subnets of one family: give at most one"));
+            return Err(format!("Network {name} has two subnets of one family: use at most one"));
         }
     }
     for subnet in &network.subnets {
-        if !subnet.cidr.contains(&subnet.gateway) {
-            return Err(format!(
-                "the gateway {} of Network {name} is not in {}",
-                subnet.gateway, subnet.cidr
-            ));
+        match subnet.gateway {
+            Some(gateway) if !subnet.cidr.contains(&gateway) => {
+                return Err(format!("the gateway {gateway} of Network {name} is not in {}", subnet.cidr));
+            }
+            None if network.topology.has_router() => {
+                return Err(format!("subnet {} of Network {name} has no gateway: give it one", subnet.cidr));
+            }
+            _ => {}
         }
     }
     for route in &network.routes {
@@ -269,15 +279,23 @@ fn check_subnets(network: &Network) -> Result<(), String> {
 
 /// Refuses a route that could not work in a pod.
 pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String> {
-    let Some(gateway) = network.gateway_for(route.destination.addr()) else {
+    if !network.subnets.has_family(route.destination.family()) {
         return Err(format!(
             "route to {} on Network {}, which has no subnet of that family: give it one or leave the route \
              out",
             route.destination, network.name
         ));
+    }
+    let gateway = network.gateway_for(route.destination.addr());
+    let Some(via) = route.via.or(gateway) else {
+        return Err(format!(
+            "route to {} on Network {}, which has no gateway of that family: say via which address",
+            route.destination, network.name
+        ));
     };
-    let Some(via) = route.via else { return Ok(()) };
-    if !topology::of(network.topology).has_subnet_on_link() && via != gateway {
+    if let Some(gateway) = gateway.filter(|gateway| *gateway != via)
+        && !network.topology.has_subnet_on_link()
+    {
         return Err(format!(
             "route to {} via {via}: a pod of the routed Network {} has only its gateway {gateway} on its \
              link; leave via out",
@@ -287,7 +305,7 @@ pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String
     let on_link = network.subnets.iter().any(|subnet| subnet.cidr.contains(&via));
     if !on_link {
         return Err(format!(
-            "route to {} via {via}, which is in no subnet of Network {}: name an address of the Network",
+            "route to {} via {via}, which is in no subnet of Network {}: use an address of the Network",
             route.destination, network.name
         ));
     }
@@ -359,9 +377,8 @@ fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>
     let mtu = network.mtu.map_or(most, u32::from);
     if mtu > most {
         return Err(format!(
-            "the MTU {mtu} of Network {} does not fit: {} of node {} has {}, and a tunnel takes {overhead} \
-             of it; \
-             set at most {most}, or raise that of the interface",
+            "the MTU {mtu} of Network {} does not fit: {} of node {} has {}, and a tunnel takes \
+            {overhead} of it; set at most {most}, or raise the MTU of the interface",
             network.name, facts.uplink, facts.node, facts.mtu
         ));
     }
@@ -369,8 +386,8 @@ fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>
     let least = if v6 { MIN_MTU_V6 } else { MIN_MTU_V4 };
     if mtu < least {
         return Err(format!(
-            "Network {} would have an MTU of {mtu}, and it needs {least} at least: raise that of {}, which \
-             has {}",
+            "Network {} would have an MTU of {mtu}, but it needs at least {least}: raise that of \
+            {}, which has {}",
             network.name, facts.uplink, facts.mtu
         ));
     }

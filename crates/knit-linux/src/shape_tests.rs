@@ -42,8 +42,8 @@ fn network() -> Network {
         id: NetworkId::new(7).expect("an id"),
         topology: Topology::Layer3,
         subnets: vec![
-            Subnet { cidr: net("10.244.0.0/16"), gateway: ip("10.244.0.1") },
-            Subnet { cidr: net("fd44::/64"), gateway: ip("fd44::1") },
+            Subnet { cidr: net("10.244.0.0/16"), gateway: Some(ip("10.244.0.1")) },
+            Subnet { cidr: net("fd44::/64"), gateway: Some(ip("fd44::1")) },
         ],
         mtu: None,
         primary: true,
@@ -58,6 +58,7 @@ fn network() -> Network {
         ],
         router_addresses: vec![],
         announced: Vec::new(),
+        underlay: None,
         parameters: serde_json::Map::new(),
     }
 }
@@ -150,7 +151,7 @@ fn what_cannot_work_is_refused() {
         error.message
     };
     assert!(refused(|network| network.subnets.clear()).contains("no subnet"));
-    assert!(refused(|network| network.subnets[0].gateway = ip("10.1.1.1")).contains("10.1.1.1"));
+    assert!(refused(|network| network.subnets[0].gateway = Some(ip("10.1.1.1"))).contains("10.1.1.1"));
     assert!(refused(|network| network.subnets[1] = network.subnets[0]).contains("two subnets"));
     let route = |network: &mut Network| {
         network.routes.push(Route { destination: net("10.9.0.0/16"), via: Some(ip("10.244.1.9")) });
@@ -159,7 +160,7 @@ fn what_cannot_work_is_refused() {
     let wish = |network: &mut Network| {
         network.parameters.insert("path".into(), "direct".into());
     };
-    assert!(refused(wish).contains("default Network only"));
+    assert!(refused(wish).contains("only for the default Network"));
 }
 
 /// Blocks of four, and a router's own address, so that all of it can be read.
@@ -175,7 +176,7 @@ fn small(topology: Topology) -> Shape {
 }
 
 fn plan(shape: &Shape) -> String {
-    let place = crate::uplink::Place::choose(shape.id(), |_| false).expect("a place");
+    let place = crate::uplink::UplinkSlot::choose(shape.id(), |_| false).expect("a place");
     let entries = crate::router::router_entries(shape, &facts(), place, &[]);
     entries.iter().map(|entry| format!("{entry}\n")).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
-use knit_kernel::nft::Family;
+use knit_nft::Family;
 use knit_runtime::{Damage, Result};
 
 use crate::fail::internal;
@@ -30,6 +30,8 @@ pub(crate) struct Sight {
     pub rules: Option<Comparison>,
     /// How often others had changed them before they were read.
     changed: u64,
+    /// The host ends of Networks that were looked at, here and in their routers.
+    pub seen: HashMap<String, Vec<(Link, Mark)>>,
 }
 
 /// What is wrong with one Network.
@@ -48,7 +50,7 @@ impl Node {
         let reading = Reading::of(&handle).map_err(internal("read addresses, routes and neighbours"))?;
         let ports = links.iter().filter_map(|link| Some((link.clone(), marked(link)?))).collect();
         let links = links.into_iter().map(|link| (link.name.to_string(), link)).collect();
-        Ok(Sight { links, ports, reading, rules, changed })
+        Ok(Sight { links, ports, reading, rules, changed, seen: HashMap::new() })
     }
 }
 

@@ -7,12 +7,14 @@
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use knit_kernel::Handle;
 use knit_kernel::netns::NetNs;
-use knit_kernel::{Handle, nft};
+use knit_kernel::nft::Kernel;
 use knit_runtime::Result;
 use knit_types::Family;
+use knit_types::sync::Locked;
 
 use crate::echo::Echo;
 use crate::fail::internal;
@@ -27,7 +29,7 @@ pub(crate) struct Space {
     /// Whether others changed the rules here.
     pub rules_seen: Seen,
     links: Pool<Handle>,
-    rules: Pool<nft::Kernel>,
+    rules: Pool<Kernel>,
     echo4: Pool<Echo>,
     echo6: Pool<Echo>,
 }
@@ -79,8 +81,8 @@ impl Space {
     }
 
     /// For nftables.
-    pub fn rules(&self) -> Result<Lease<'_, nft::Kernel>> {
-        let open = || nft::Kernel::open_in(&self.namespace);
+    pub fn rules(&self) -> Result<Lease<'_, Kernel>> {
+        let open = || Kernel::open_in(&self.namespace);
         self.rules.take(open).map_err(internal("open a socket for rules"))
     }
 
@@ -135,7 +137,7 @@ impl<T> Default for Pool<T> {
 
 impl<T> Pool<T> {
     fn take<E>(&self, open: impl FnOnce() -> Result<T, E>) -> Result<Lease<'_, T>, E> {
-        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.0.locked().pop();
         let thing = idle.map_or_else(open, Ok)?;
         Ok(Lease { pool: self, thing: Some(thing) })
     }
@@ -157,7 +159,7 @@ impl<T> DerefMut for Lease<'_, T> {
 
 impl<T> Drop for Lease<'_, T> {
     fn drop(&mut self) {
-        let mut idle = self.pool.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.pool.0.locked();
         if idle.len() < KEEP {
             idle.extend(self.thing.take());
         }

@@ -16,12 +16,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::{Conntrack, Filter, Flow, L4, TupleFilter};
-use knit_kernel::nft::{
-    AddrType, Chain, ChainKind, Data, Element, ElementValue, Family as TableFamily, FibFlags, Hook, Kernel,
-    Key, L4Proto, NfProto, Nftables, Port, Reg, Rule, Set, SetState, Table, TableId, TableState, Transaction,
+use knit_kernel::nft::Kernel;
+use knit_kernel::watch::Untouched;
+use knit_nft::{
+    AddrType, Chain, ChainKind, Data, Element, ElementValue, Family as TableFamily, FibFlags, Hook, Key,
+    L4Proto, NfProto, Nftables, Port, Reg, Rule, Set, SetState, Table, TableId, TableState, Transaction,
     field,
 };
-use knit_kernel::watch::Untouched;
 use knit_runtime::routers::{Chosen, Entrance, Steered, Steering};
 use knit_runtime::{Protocol, Result};
 use knit_types::Family;
@@ -90,7 +91,7 @@ impl SteerTable {
         Ok(Self { conntrack: Some(conntrack), namespace: Some(namespace), ..Self::over(nft) })
     }
 
-    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection
+    /// Over nftables that somebody else brings, as [`Fake`](knit_nft::Fake), without connection
     /// tracking.
     fn over(nft: impl Nftables + Send + 'static) -> Self {
         Self {
@@ -120,7 +121,7 @@ impl SteerTable {
         let tx = self.transaction(&changed, &known, wanted);
         self.others.written();
         if let Err(error) = self.nft.commit_chunked(&tx) {
-            tracing::info!(error = chain(&error), "a change of steering was refused; looking at all of it");
+            tracing::info!(error = chain(&error), "a change of steering was refused; reading all of it");
             return self.set_all(wanted);
         }
         let mut gone = BTreeMap::new();
@@ -414,7 +415,11 @@ impl Steering for SteerTable {
     fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
         let Some(namespace) = &self.namespace else { return };
         if let Err(error) = self.others.watch(namespace, TABLE, tell) {
-            tracing::warn!(error = chain(&error), "changes that others make to steering are noticed late");
+            tracing::warn!(
+                error = chain(&error),
+                "changes that others make to steering will be \
+            noticed late"
+            );
         }
     }
 
@@ -441,7 +446,7 @@ impl std::fmt::Debug for SteerTable {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use knit_kernel::nft::{Fake, Generation, Result};
+    use knit_nft::{Fake, Generation, Result};
 
     use super::*;
 

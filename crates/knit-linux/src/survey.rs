@@ -6,8 +6,12 @@
 //! compared: every transaction is heard of, with who made it (`senses`). What calls of our own were changing
 //! meanwhile (`moves`) is not known, and is not called damage; nor is what cannot be read.
 
-use knit_kernel::nft::Family;
-use knit_runtime::{InterfaceName, NotKnown, Result, SandboxId, Survey};
+use std::path::PathBuf;
+
+use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
+use knit_kernel::{IfName, NetNs};
+use knit_nft::Family;
+use knit_runtime::{Attachment, InterfaceName, NotKnown, Result, SandboxId, Survey};
 
 use crate::core::Core;
 use crate::links::Like;
@@ -21,14 +25,32 @@ use crate::setup::default_entries;
 use crate::shape::{Facts, Home, Shape};
 use crate::sight::{Sight, Wrong};
 use crate::tunnel::{self, ROUTER_TUNNEL};
-use crate::uplink::{End, Place, node_end};
+use crate::uplink::{End, UplinkSlot, node_end};
 use crate::wanted::Difference;
 
 /// Damage that follows from the node's own link having changed; what else there is of the kind says nothing
 /// then.
 const FOLLOWS_NODE: [&str; 2] = ["links", "routes"];
 
-/// A Network that is looked at.
+/// A Network that is looked at: what it was set up as, and for what node.
+#[derive(Clone, Copy)]
+pub(crate) struct Looked<'a> {
+    pub net: &'a Net,
+    pub shape: &'a Shape,
+    pub facts: &'a Facts,
+}
+
+/// What is found by looking.
+pub(crate) struct Found<'a> {
+    /// The node's own namespace.
+    pub node: &'a mut Sight,
+    /// What is wrong with the Network.
+    pub wrong: &'a mut Wrong,
+    /// Attachments that are to be made again.
+    pub survey: &'a mut Survey,
+}
+
+/// A Network that is looked at, without what was being changed.
 struct Subject<'a> {
     net: &'a Net,
     shape: &'a Shape,
@@ -37,25 +59,25 @@ struct Subject<'a> {
 }
 
 impl Core {
-    /// Says what is not as it was made, and what is not known.
-    pub fn survey(&self) -> Result<Survey> {
-        let survey = self.look()?;
+    /// Says what is not as it was made, and what is not known; and what was seen on the way.
+    pub fn survey(&self) -> Result<(Survey, Option<Vec<Attachment>>)> {
+        let (survey, listed) = self.look()?;
         if survey.networks.is_empty() && survey.attachments.is_empty() {
-            return Ok(survey);
+            return Ok((survey, listed));
         }
         // A pod's namespace may have gone in the middle of it, with its link: that is seen as what it is by
         // now.
         self.look()
     }
 
-    fn look(&self) -> Result<Survey> {
+    fn look(&self) -> Result<(Survey, Option<Vec<Attachment>>)> {
         let mut survey = Survey::default();
         let networks = self.networks.set_up();
         if networks.is_empty() {
-            return Ok(survey);
+            return Ok((survey, None));
         }
         let comparing = self.moves.compare();
-        let facts = self.node.facts();
+        let own_facts = self.node.facts(None);
         let mut node = self.node.sight(&self.node.space)?;
         let mut all_compared = true;
         let mut lacking = self.node.room.lacking(&self.node.space);
@@ -65,8 +87,9 @@ impl Core {
                 wrong.add("sysctls", format!("net/{family}/neigh/default/gc_thresh1 to 3 are too low"));
             }
             let mut unknown = None;
-            let about = (&**net, &**shape, &**set_up_for);
-            match self.look_at(about, &comparing, &mut node, &mut wrong, &mut survey) {
+            let looked = Looked { net, shape, facts: set_up_for };
+            let found = Found { node: &mut node, wrong: &mut wrong, survey: &mut survey };
+            match shape.driver().compare(self, looked, &comparing, found) {
                 Ok(motion) if motion.is_none() => {}
                 Ok(_) => unknown = Some(NotKnown::Moving),
                 // What cannot be read of one Network is that one's: others do not wait.
@@ -74,13 +97,16 @@ impl Core {
             }
             let found = node.take_wrong(&self.node.space);
             found.into_iter().for_each(|what| wrong.add("rules", what));
-            match &facts {
+            let parent = shape.driver().parent(&shape.network).map(|parent| self.node.facts(Some(parent)));
+            match parent.as_ref().unwrap_or(&own_facts) {
                 Ok(facts) if *facts == **set_up_for => {}
                 // It is set up again for that.
                 Ok(_) => {
                     wrong.0.retain(|damage| !FOLLOWS_NODE.contains(&damage.kind));
                     wrong.add("node", "the node's own link, MTU or addresses have changed");
                 }
+                // What it is on has gone or is down. Setting it up again fails, and says so.
+                Err(error) if parent.is_some() => wrong.add("node", error.to_string()),
                 // All was compared with what the node was when it was set up; the node's own routes go with
                 // its address.
                 Err(error) => {
@@ -98,17 +124,30 @@ impl Core {
         if all_compared && survey.attachments.is_empty() {
             node.rules_are_right(&self.node.space);
         }
-        Ok(survey)
+        let listed = self.listed(&mut node)?;
+        Ok((survey, Some(listed)))
     }
 
-    /// Looks at one Network; says what of it is not known because it was being changed.
-    fn look_at(
+    /// All attachments: those that were seen, and those of Networks that were not looked at.
+    fn listed(&self, node: &mut Sight) -> Result<Vec<Attachment>> {
+        let mut seen = std::mem::take(&mut node.seen);
+        let mut listed = Vec::new();
+        for net in self.networks.all()? {
+            let ports = match seen.remove(&net.name) {
+                Some(ports) => ports,
+                None => net.attachments()?,
+            };
+            listed.extend(ports.iter().map(|(link, mark)| self.describe(&net, link, mark)));
+        }
+        Ok(listed)
+    }
+
+    /// Looks at a Network with a router; says what of it is not known because it was being changed.
+    pub fn compare_router(
         &self,
-        (net, shape, facts): (&Net, &Shape, &Facts),
+        Looked { net, shape, facts }: Looked<'_>,
         comparing: &Comparing<'_>,
-        node: &mut Sight,
-        wrong: &mut Wrong,
-        survey: &mut Survey,
+        Found { node, wrong, survey }: Found<'_>,
     ) -> Result<InMotion> {
         let mut router = match shape.home {
             Home::Node => None,
@@ -134,7 +173,11 @@ impl Core {
             }
         };
         survey.attachments.extend(lost);
+        survey.noticed.extend(self.switched_off(&net.name));
         survey.attachments.extend(self.closed_ports(&ports, node));
+        let seen =
+            router.as_mut().map_or_else(|| std::mem::take(&mut node.ports), |r| std::mem::take(&mut r.ports));
+        node.seen.insert(net.name.clone(), seen);
         if let Some(mut router) = router {
             let found = router.take_wrong(&net.space);
             if found.is_empty() && moved.is_none() {
@@ -159,7 +202,7 @@ impl Core {
                 wrong.link(&Like::tunnel(shape, None), link);
             }
             (None, None) => {}
-            (Some(_), _) => wrong.add("links", format!("the tunnel {tunnel} is missing or is another one")),
+            (Some(_), _) => wrong.add("links", format!("the tunnel {tunnel} is missing or was replaced")),
             (None, Some(_)) => wrong.add("links", format!("there is a tunnel {tunnel}")),
         }
         let wanted = default_entries(shape, facts, &node.ports, tunnel.as_str());
@@ -174,7 +217,7 @@ impl Core {
     fn look_at_router(&self, subject: &Subject<'_>, router: &mut Sight, wrong: &mut Wrong) -> Result<()> {
         let Subject { net, shape, facts, motion } = subject;
         if !net.is_mounted() {
-            wrong.add("namespace", "the router's namespace is not mounted any more");
+            wrong.add("namespace", "the router's namespace is no longer mounted");
         }
         if let Some(rules) = &mut router.rules {
             net.compare_rules(rules, shape, &router.ports, motion);
@@ -195,10 +238,10 @@ impl Core {
             (Some(link), Some(wanted)) if tunnel::same(&wanted, link) => {
                 wrong.link(&Like::tunnel(shape, master), link);
             }
-            _ => wrong.add("links", "the tunnel is missing or is another one"),
+            _ => wrong.add("links", "the tunnel is missing or was replaced"),
         }
         let inside = router.links.get(router_end().as_str());
-        let place = inside.and_then(|link| router.reading.addresses(link.index).find_map(Place::of));
+        let place = inside.and_then(|link| router.reading.addresses(link.index).find_map(UplinkSlot::of));
         let (Some(inside), Some(place)) = (inside, place) else {
             wrong.add("links", "the uplink is missing in the router, or its addresses are");
             return Ok(());
@@ -219,7 +262,7 @@ impl Core {
             self.node.compare_part(rules, shape, &[], motion);
         }
         let link = node.links.get(uplink.as_str());
-        let place = link.and_then(|link| node.reading.addresses(link.index).find_map(Place::of));
+        let place = link.and_then(|link| node.reading.addresses(link.index).find_map(UplinkSlot::of));
         let (Some(link), Some(place)) = (link, place) else {
             wrong.add("links", format!("the uplink {uplink} is missing, or its addresses are"));
             return;
@@ -250,6 +293,32 @@ impl Core {
             }
         }
         lost
+    }
+
+    /// Attachments for which IPv6 was switched on when they were made, and is off now. That is inside the
+    /// pod, and only somebody in there, or root on the node, does it: it is the pod's own affair, and is
+    /// told.
+    fn switched_off(&self, network: &str) -> Vec<((SandboxId, InterfaceName), String)> {
+        let of_network: Vec<(Mark, PathBuf)> = {
+            let known = self.attachments.known();
+            let on = known.values().filter(|known| known.ipv6_on && known.network == network);
+            on.filter_map(|known| Some((known.mark.clone(), known.netns.clone()?))).collect()
+        };
+        let is_off = |(mark, path): &(Mark, PathBuf)| {
+            let name = IfName::new(mark.interface.as_str()).ok()?;
+            // A pod that ends takes all of it along.
+            let pod = NetNs::open(path).ok().filter(|pod| pod.id().ino == mark.inode)?;
+            let off = Sysctl::ipv6_disabled(Scope::Link(&name));
+            let value = Sysctls::of(&pod).and_then(|sysctls| sysctls.get(&off)).ok()?;
+            (value == "1").then(|| {
+                let what = format!(
+                    "IPv6 was disabled inside the pod ({off} is 1): interface {name} has no IPv6 address. \
+                     Knit leaves what is inside a pod to the pod; start the pod again to get it back"
+                );
+                ((mark.sandbox.clone(), mark.interface.clone()), what)
+            })
+        };
+        of_network.iter().filter_map(is_off).collect()
     }
 
     /// Attachments that ports of the node no longer lead to.

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use knit_kernel::nft::{self, Nftables, Op, SetState, TableId, TableState, Transaction};
-use knit_runtime::{Error, Reason, Result};
+use knit_nft::{self as nft, Nftables, Op, SetState, TableId, TableState, Transaction};
+use knit_runtime::Result;
 
 use crate::fail::internal;
 use crate::rules::{Elements, Put, merge};
@@ -44,7 +44,11 @@ impl Comparison {
         if found.is_none() {
             self.wrong.push(format!("table {} is missing", layout.id()));
         } else if changes > 0 {
-            self.wrong.push(format!("table {} is not as it was made, in {changes} places", layout.id()));
+            self.wrong.push(format!(
+                "table {} differs from its desired state in {changes} \
+            places",
+                layout.id()
+            ));
         }
     }
 
@@ -60,36 +64,25 @@ pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>)
     let table = layout.id().clone();
     let failed = || internal::<nft::Error>(format!("bring table {table} to its wanted state"));
     let mut kernel = space.rules()?;
-    let mut last = None;
-    for _ in 0..ATTEMPTS {
-        let (generation, found) = kernel.snapshot(&table).map_err(failed())?;
+    let applied = nft::until_current(&mut *kernel, &table, ATTEMPTS, |kernel, attempt, found| {
         let wanted = merge(layout.clone(), found.as_ref(), elements);
         let plan = nft::diff(found.as_ref(), &wanted);
         if plan.is_empty() {
-            return Ok(wanted);
+            return Ok(Some(wanted));
         }
         tracing::debug!(%table, changes = plan.len(), "rules");
         let elements_only =
             plan.ops().iter().all(|op| matches!(op, Op::AddElements { .. } | Op::DeleteElements { .. }));
-        let committed = if elements_only {
-            // Nobody else changes these, so it does not matter what else has changed since.
-            kernel.commit_chunked(&plan).map(|_| ())
-        } else {
-            match kernel.commit_if(generation, &plan) {
-                Err(nft::Error::TooBig { .. }) => kernel.commit_chunked(&plan).map(|_| ()),
-                other => other,
-            }
-        };
-        match committed {
-            Ok(()) => return Ok(wanted),
-            Err(error) if error.is_stale() || error.is_not_found() => last = Some(error),
-            Err(error) => return Err(failed()(error)),
+        // Nobody else changes elements, so it does not matter for them what else has changed since.
+        let at = (!elements_only).then_some(attempt.generation);
+        match kernel.commit_planned(at, &plan) {
+            Ok(_) => Ok(Some(wanted)),
+            // What they belong to was there when it was read.
+            Err(error) if error.is_not_found() && !attempt.last => Ok(None),
+            Err(error) => Err(error),
         }
-    }
-    Err(last.map_or_else(
-        || Error::new(Reason::Internal, format!("table {table} kept changing while it was written")),
-        failed(),
-    ))
+    });
+    applied.map_err(failed())
 }
 
 /// Exchanges one part of a table's elements for another, without reading the table. False if they were not
@@ -104,7 +97,7 @@ pub(crate) fn exchange(space: &Space, layout: &TableState, before: &[Put], wante
     match space.rules()?.commit_chunked(&plan) {
         Ok(_) => Ok(true),
         Err(error) => {
-            tracing::debug!(%table, %error, "the table is not as it was left, and is read");
+            tracing::debug!(%table, %error, "the table was changed by others; reading it");
             Ok(false)
         }
     }

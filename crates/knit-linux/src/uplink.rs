@@ -38,14 +38,14 @@ pub fn router_uplink(router: &NetNs) -> Result<Vec<IpAddr>, knit_kernel::Error> 
     let name = IfName::new(ROUTER_END).expect("uplink is a name");
     let Some(link) = handle.link_by_name(&name)? else { return Ok(Vec::new()) };
     let addresses = handle.addresses(Some(link.index))?.into_iter().map(|found| found.address.addr());
-    let mut own: Vec<IpAddr> = addresses.filter(|address| Place::of(*address).is_some()).collect();
+    let mut own: Vec<IpAddr> = addresses.filter(|address| UplinkSlot::of(*address).is_some()).collect();
     own.sort_unstable();
     Ok(own)
 }
 
 /// One uplink's place in those ranges.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd, Ord)]
-pub(crate) struct Place(u16);
+pub(crate) struct UplinkSlot(u16);
 
 /// One end of an uplink.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -56,7 +56,7 @@ pub(crate) enum End {
     Router = 2,
 }
 
-impl Place {
+impl UplinkSlot {
     /// The place that a Network has unless somebody else is there: `taken` says so.
     pub fn choose(network: u32, taken: impl Fn(Self) -> bool) -> Option<Self> {
         let first = (network % u32::from(COUNT)) as u16;
@@ -117,22 +117,22 @@ mod tests {
     #[test]
     fn places_and_addresses_follow_from_each_other() {
         let (v4, v6) = ranges();
-        for place in [Place(0), Place(1), Place(COUNT - 1)] {
+        for place in [UplinkSlot(0), UplinkSlot(1), UplinkSlot(COUNT - 1)] {
             for end in [End::Node, End::Router] {
                 let [a, b] = place.addresses(end);
-                assert_eq!(Place::of(a.addr()), Some(place));
-                assert_eq!(Place::of(b.addr()), Some(place));
+                assert_eq!(UplinkSlot::of(a.addr()), Some(place));
+                assert_eq!(UplinkSlot::of(b.addr()), Some(place));
                 assert!(IpNet::from(v4).contains(&a.addr()) && IpNet::from(v6).contains(&b.addr()));
             }
         }
-        assert_eq!(Place::of("10.0.0.1".parse().expect("an address")), None);
+        assert_eq!(UplinkSlot::of("10.0.0.1".parse().expect("an address")), None);
     }
 
     #[test]
     fn two_networks_do_not_share_a_place() {
-        let first = Place::choose(7, |_| false).expect("free");
-        let second = Place::choose(7 + u32::from(COUNT), |place| place == first).expect("free");
+        let first = UplinkSlot::choose(7, |_| false).expect("free");
+        let second = UplinkSlot::choose(7 + u32::from(COUNT), |place| place == first).expect("free");
         assert_ne!(first, second);
-        assert_eq!(Place::choose(7, |_| true), None);
+        assert_eq!(UplinkSlot::choose(7, |_| true), None);
     }
 }

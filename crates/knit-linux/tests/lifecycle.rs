@@ -5,9 +5,10 @@ mod support;
 use futures::StreamExt;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId};
+use knit_kernel::nft::Kernel;
 use knit_kernel::owner;
 use knit_kernel::testing::{as_stranger, eventually, in_namespaces};
+use knit_nft::{Family, Nftables, TableId};
 use knit_runtime::{Change, PortMapping, Protocol, Reason, Runtime};
 use support::{Cluster, Node, SOON, Talk, TestPod, default_network, ip, name, ours, run, tables, udp};
 
@@ -51,7 +52,7 @@ fn setting_up_repairs_what_is_damaged_and_removes_leftovers() {
                 handle.remove(neighbour).expect("removed");
             }
             let mut kernel = as_stranger(|| Kernel::open_in(&cluster.a.space).expect("nftables"));
-            let mut flush = knit_kernel::nft::Transaction::new();
+            let mut flush = knit_nft::Transaction::new();
             flush.delete_table(&TableId::new(Family::Inet, "knit"));
             kernel.commit(&flush).expect("flushed");
             drop(kernel);
@@ -205,6 +206,18 @@ fn ipv6_that_is_switched_off_in_a_pod_is_switched_on() {
                 udp(&cluster.a.space, &pod.space, ip("fd44::1:5"), 5000, SOON),
                 Talk::From(ip("fd07::1"))
             );
+            // Whoever switches it off again inside the pod is told what follows from it, and not fought.
+            let survey = cluster.a.runtime.survey().await.expect("compared");
+            assert!(survey.noticed.is_empty(), "{survey:?}");
+            let eth0 = name("eth0");
+            let off = knit_kernel::sysctl::Sysctl::ipv6_disabled(knit_kernel::sysctl::Scope::Link(&eth0));
+            sysctls.set(&off, 1).expect("set");
+            let survey = cluster.a.runtime.survey().await.expect("compared");
+            let told: Vec<_> = survey.noticed.into_iter().collect();
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert!(told[0].1.contains("disable_ipv6"), "{told:?}");
+            assert!(survey.networks.is_empty() && survey.attachments.is_empty());
+            assert_eq!(sysctls.get(&off).expect("read"), "1", "it is the pod's own");
         });
     });
 }

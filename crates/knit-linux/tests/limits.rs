@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use knit_kernel::NetNs;
 use knit_kernel::netlink::{Message, Protocol, Socket};
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId};
+use knit_kernel::nft::Kernel;
 use knit_kernel::op::Op;
 use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::in_namespaces;
+use knit_nft::{Family, Nftables, TableId};
+use knit_runtime::{NetworkUsage, Runtime as _};
 use support::{Cluster, NEVER, SOON, Talk, blue, default_network, green, ip, name, net, run, udp};
 
 /// How many of `count` connections, each from a socket of its own, arrive at `to` in the outside.
@@ -38,6 +40,12 @@ fn connections(pod: &NetNs, outside: &NetNs, to: SocketAddr, count: usize) -> us
     arrived
 }
 
+/// What a Network uses, and was refused.
+async fn usage(cluster: &Cluster, network: &str) -> NetworkUsage {
+    let all = cluster.a.runtime.usage().await.expect("numbers");
+    all.into_iter().find(|usage| usage.network == network).expect("the Network")
+}
+
 /// Whether new connections are let through. One datagram may be lost where tests beside this one flood the
 /// machine's queues; where a limit is reached, all of them are.
 fn gets_through(from: &NetNs, outside: &NetNs, to: IpAddr, port: u16) -> bool {
@@ -56,7 +64,9 @@ fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
             // On a slow machine the first ones would be forgotten, and make room, before the last ones are
             // tried.
             let timeout = Sysctl::new("net/netfilter/nf_conntrack_udp_timeout").expect("a name");
-            Sysctls::of(&cluster.a.space).expect("sysctls").set(&timeout, 3600).expect("set");
+            for space in [&cluster.a.space, &cluster.a.router("blue")] {
+                Sysctls::of(space).expect("sysctls").set(&timeout, 3600).expect("set");
+            }
             let greedy = cluster.a.pod(&blue(&cluster.a), "greedy", &["10.77.0.18", "fd77::12"]).await;
             let modest = cluster.a.pod(&green(&cluster.a), "modest", &["10.77.0.34", "fd77::22"]).await;
             // Both families count together.
@@ -74,6 +84,17 @@ fn a_tenant_that_opens_connections_without_end_leaves_others_room() {
                 }
                 assert!(gets_through(&cluster.a.space, &cluster.outside, world, 7200), "the node itself");
             }
+            // The numbers name who did it.
+            let [greedy, modest] = [usage(&cluster, "blue").await, usage(&cluster, "green").await];
+            assert!((3000..=4000).contains(&greedy.refused_connections), "{greedy:?}");
+            assert!(greedy.connections >= 3000 && greedy.connections_limit > 0, "{greedy:?}");
+            assert_eq!((modest.refused_connections, modest.refused_connections_together), (0, 0));
+            assert!((1..1000).contains(&modest.connections), "{modest:?}");
+            // They are not taken for damage, and last while Networks are set up again.
+            let survey = cluster.a.runtime.survey().await.expect("compared");
+            assert!(survey.networks.is_empty(), "{survey:?}");
+            cluster.a.setup(&blue(&cluster.a)).await;
+            assert_eq!(usage(&cluster, "blue").await.refused_connections, greedy.refused_connections);
         });
     });
 }
@@ -101,6 +122,11 @@ fn two_greedy_networks_filled_the_nodes_whole_table_of_connections() {
             assert!(first >= 500, "{first}: one alone has its share");
             assert!(first + second <= 2048, "{first} and {second} of 2000 each");
             assert!(gets_through(&cluster.a.space, &cluster.outside, world, 7200), "the node itself");
+            let [one, two] = [usage(&cluster, "blue").await, usage(&cluster, "green").await];
+            let together = one.refused_connections_together + two.refused_connections_together;
+            let alone = one.refused_connections + two.refused_connections;
+            let refused = 4000 - (first + second) as u64;
+            assert!(together > 0 && together + alone <= refused, "{one:?} {two:?}, {refused} did not arrive");
         });
     });
 }
@@ -182,6 +208,9 @@ fn a_switched_pod_that_asks_for_everybody_is_slowed_down_alone() {
             let [arp, solicitations] = too_many(&router);
             assert!(arp > 0, "190 ARP requests among 600 questions");
             assert!(solicitations > 0, "600 neighbour solicitations");
+            let counted = usage(&cluster, "blue").await.refused_questions;
+            assert!(counted >= arp + solicitations, "{counted} of {arp} and {solicitations}");
+            assert_eq!(usage(&cluster, "green").await.refused_questions, 0);
             for (from, to) in [(&one, "10.77.0.20"), (&one, "fd77::14")] {
                 assert_ne!(udp(&from.space, &two.space, ip(to), 5000, SOON), Talk::Silence, "{to}");
             }

@@ -7,12 +7,13 @@ use std::net::SocketAddr;
 use knit_kernel::Handle;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{
-    Chain, ChainKind, Family, Hook, Kernel, L4Proto, Mark, Nftables, Port, Rule, TableId, TableState,
-    Transaction, field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::testing::{eventually, in_namespaces};
 use knit_linux::STEERED;
+use knit_nft::{
+    Chain, ChainKind, Family, Hook, L4Proto, Mark, Nftables, Port, Rule, TableId, TableState, Transaction,
+    field,
+};
 use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
 use support::{
     Cluster, NEVER, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, ours, ours_in, run,

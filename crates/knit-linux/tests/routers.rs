@@ -288,9 +288,8 @@ fn vxlan(vni: u32, to: [u8; 6], source: &str, target: &str, port: u16) -> Vec<u8
 
 /// Translates an address as a service proxy on the node would.
 fn service(node: &Node, vip: &str, endpoint: &str) {
-    use knit_kernel::nft::{
-        Chain, ChainKind, Family, Hook, Kernel, Nftables, Rule, TableId, TableState, field,
-    };
+    use knit_kernel::nft::Kernel;
+    use knit_nft::{Chain, ChainKind, Family, Hook, Nftables, Rule, TableId, TableState, field};
     let name = format!("proxy-{}", vip.replace([':', '.'], "-"));
     let rule = match ip(vip) {
         std::net::IpAddr::V4(vip) => Rule::new().eq(field::ip_daddr(), &vip),

@@ -6,13 +6,12 @@ mod support;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use knit_kernel::addr::Address;
-use knit_kernel::nft::{
-    Chain, ChainKind, Family, Hook, Kernel, L4Proto, Nftables, Port, Rule, TableId, TableState, field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::op::Op;
 use knit_kernel::route::Route;
 use knit_kernel::testing::in_namespaces;
 use knit_linux::{STEERED, router_uplink};
+use knit_nft::{Chain, ChainKind, Family, Hook, L4Proto, Nftables, Port, Rule, TableId, TableState, field};
 use support::{
     Cluster, NEVER, Node, SOON, Talk, blue, default_network, green, ip, name, net, run, tcp, udp, udp_via,
 };

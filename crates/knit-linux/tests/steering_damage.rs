@@ -3,31 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use knit_kernel::NetNs;
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
-use knit_kernel::testing::{as_stranger, in_namespaces, namespace, table_damages};
+use knit_kernel::testing::{in_namespaces, namespace, table_damages};
 use knit_linux::{Config, LinuxRuntime};
+use knit_nft::{Family, TableId};
 use knit_runtime::routers::{Chosen, Entrance, Steered};
 use knit_runtime::{Protocol, Runtime as _};
+use knit_testbed::tables::{commit_as_stranger, elsewhere_in_the_rule_set, read};
 
 fn steering() -> TableId {
     TableId::new(Family::Inet, "knit-steer")
-}
-
-fn read(space: &NetNs, id: &TableId) -> String {
-    let table = Kernel::open_in(space).expect("nftables").table(id).expect("read");
-    table.expect("the table is there").without_handles().to_string()
-}
-
-fn commit_as_stranger(space: &NetNs, tx: &Transaction) {
-    as_stranger(|| Kernel::open_in(space).expect("nftables").commit(tx).expect("done"));
-}
-
-/// A change that has nothing to do with us.
-fn elsewhere_in_the_rule_set(name: &str) -> Transaction {
-    let mut tx = Transaction::new();
-    tx.add_table(TableId::new(Family::Inet, name));
-    tx
 }
 
 #[test]

@@ -7,10 +7,11 @@ use knit_kernel::addr::Address;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::link::{Change, PortFlags};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{as_stranger, eventually, in_namespaces};
 use knit_kernel::{Handle, Mac, Mtu, Op, owner};
+use knit_nft::{Family, Nftables, TableId, Transaction};
 use knit_runtime::{Network, NotKnown, PortMapping, Protocol, Reason, Runtime, Survey, Topology};
 use support::{
     Cluster, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, net, run, udp, udp_via,
@@ -310,7 +311,7 @@ fn rules_that_nobody_else_touched_are_not_read() {
             let theirs = TableId::new(Family::Inet, "theirs");
             as_stranger(|| {
                 let mut tx = Transaction::new();
-                tx.create_table(knit_kernel::nft::Table::new(theirs));
+                tx.create_table(knit_nft::Table::new(theirs));
                 Kernel::open_in(&cluster.a.space).expect("nftables").commit(&tx).expect("a table");
             });
             not_read(&cluster.a).await;
@@ -414,7 +415,7 @@ fn touch(space: &NetNs) {
         let id = TableId::new(Family::Inet, "knit");
         let mut kernel = Kernel::open_in(space).expect("nftables");
         let mut tx = Transaction::new();
-        tx.add_chain(&id, knit_kernel::nft::Chain::regular("strange"));
+        tx.add_chain(&id, knit_nft::Chain::regular("strange"));
         kernel.commit(&tx).expect("added");
         let mut tx = Transaction::new();
         tx.delete_chain(&id, "strange");
@@ -563,6 +564,35 @@ fn a_part_that_somebody_else_took_away_comes_back_although_another_network_was_s
                 node.setup(&network).await;
             }
             whole(node, "after").await;
+        });
+    });
+}
+
+#[test]
+fn what_was_seen_while_comparing_is_what_a_list_would_say() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            let node = &cluster.a;
+            let _pods = [
+                node.pod(&default_network(), "one", &["10.244.1.5", "fd44::1:5"]).await,
+                node.pod(&blue(node), "two", &["10.77.0.20", "fd77::14"]).await,
+                node.pod(&green(node), "three", &["10.77.0.36", "fd77::24"]).await,
+            ];
+            let sandboxes = async |node: &Node| {
+                let (survey, seen) = node.runtime.survey_and_list().await.expect("a survey");
+                assert_eq!(survey, Survey::default());
+                let mut all =
+                    [seen.expect("it is read along"), node.runtime.list(None).await.expect("a list")];
+                all.iter_mut().for_each(|all| all.sort_by_key(|one| one.pod.sandbox.to_string()));
+                assert_eq!(all[0], all[1]);
+                all[0].len()
+            };
+            assert_eq!(sandboxes(node).await, 3);
+            // An agent that was replaced knows only the Networks that it has set up: others have pods, too.
+            cluster.a.restart();
+            cluster.a.setup(&default_network()).await;
+            assert_eq!(sandboxes(&cluster.a).await, 3);
         });
     });
 }

@@ -8,12 +8,11 @@ use knit_kernel::addr::Address;
 use knit_kernel::handle::NeighbourFilter;
 use knit_kernel::link::Change;
 use knit_kernel::neigh::Neighbour;
-use knit_kernel::nft::{
-    Chain, ChainKind, Family, Hook, Kernel, NatFlags, Nftables, Rule, TableId, TableState, field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, skip_for_kernel};
 use knit_kernel::{Handle, NetNs, Op, owner};
+use knit_nft::{Chain, ChainKind, Family, Hook, NatFlags, Nftables, Rule, TableId, TableState, field};
 use support::{Cluster, NEVER, SOON, Talk, TestPod, blue, ip, name, net, run, tcp, udp, udp_from, udp_via};
 
 async fn blues(cluster: &Cluster) -> [TestPod; 3] {

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use knit_kernel::NetNs;
 use knit_kernel::link::Change;
-use knit_kernel::nft::{
-    Chain, ChainKind, Family, Hook, Kernel, L4Proto, Nftables, Port, Rule, TableId, TableState, field,
-};
+use knit_kernel::nft::Kernel;
 use knit_kernel::op::Op;
 use knit_kernel::route::Route;
 use knit_kernel::testing::{as_stranger, in_namespaces};
+use knit_nft::{Chain, ChainKind, Family, Hook, L4Proto, Nftables, Port, Rule, TableId, TableState, field};
 use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
 use support::{
     Cluster, NEVER, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, net, run, tcp, udp,
@@ -35,7 +34,7 @@ fn service(node: &Node, vip: IpAddr, frontend: Option<u16>, endpoint: SocketAddr
     };
     let rule = rule.dnat_to(endpoint.ip(), Some(Port(endpoint.port())));
     let family = if vip.is_ipv4() { Family::Ip } else { Family::Ip6 };
-    let masquerade = Rule::new().masquerade(knit_kernel::nft::NatFlags::NONE);
+    let masquerade = Rule::new().masquerade(knit_nft::NatFlags::NONE);
     let state = TableState::new(TableId::new(family, "a-proxy"))
         .chain(Chain::base("in", ChainKind::Nat, Hook::Prerouting, -100), [rule.clone()])
         .chain(Chain::base("out", ChainKind::Nat, Hook::Output, -100), [rule])
@@ -204,6 +203,32 @@ fn a_pods_host_port_took_what_was_meant_for_the_nodes_own_program() {
             drop((kubelet, kubelet_udp, one_address, late));
             request.ports = vec![mapping(Protocol::Tcp, 10250, None)];
             cluster.b.runtime.attach(&request).await.expect("attached");
+        });
+    });
+}
+
+#[test]
+fn a_udp_client_of_the_node_kept_its_port_from_pods() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let node = &cluster.b;
+            let client = node.space.run(|| UdpSocket::bind("0.0.0.0:40000")).expect("in").expect("a socket");
+            let ask = |sandbox: &'static str| {
+                let pod = TestPod::new(sandbox);
+                let mut request = pod.request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
+                let (host_port, container_port) = (40000, 5353);
+                let protocol = Protocol::Udp;
+                request.ports = vec![PortMapping { protocol, host_port, container_port, host_ip: None }];
+                (pod, request)
+            };
+            let (_pod, request) = ask("early");
+            let error = node.runtime.attach(&request).await.expect_err("somebody may answer there");
+            assert!(error.to_string().contains("40000"), "{error}");
+            // Connected, it hears one peer only.
+            client.connect("192.168.7.1:53").expect("connected");
+            let (pod, request) = ask("later");
+            let _pod = pod.attached(node, request).await;
         });
     });
 }

@@ -12,21 +12,23 @@ use knit_runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::config::CoreConfig;
+use crate::config::{CoreConfig, MainInterfaces};
 use crate::core::{Core, Parts};
 use crate::files::Files;
-use crate::front_door::cni::{CniDoor, DoorError};
-use crate::front_door::kni::{self, KniDoor, KniDoorError};
-use crate::front_door::network_attachment::ObjectsDoor;
+use crate::front_door::dra::DraConfig;
+use crate::front_door::nri::NriConfig;
+use crate::front_door::{Doors, DoorsError};
 use crate::http::HttpServer;
+use crate::level::Followers;
+use crate::policy::PolicyEnforcer;
 use crate::proxy::ServiceProxy;
 use crate::reconcile::{Outcome, Pass};
-use crate::report::{policy, published, writer};
+use crate::report::{claims, policy, published, writer};
 use crate::world::boot::BootFile;
 use crate::world::feed;
 
 /// The pause before what a pass could not do is tried again; it grows to the usual one.
-const AGAIN: Duration = Duration::from_secs(1);
+const PASS_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// All that an agent is told.
 pub struct AgentConfig {
@@ -46,8 +48,15 @@ pub struct AgentConfig {
     pub netns_dirs: Vec<PathBuf>,
     /// Makes the runtime inside the agent, once the node's addresses are known.
     pub runtime: MakeRuntime,
+    /// The door of the container runtime, where another CNI plugin gives pods their main interface. Without
+    /// it the agent is the node's CNI plugin.
+    pub nri: Option<NriConfig>,
     /// Service proxies, if there are any.
     pub proxy: Option<Arc<dyn ServiceProxy>>,
+    /// Who enforces policies, if anybody here does.
+    pub policies: Option<Arc<dyn PolicyEnforcer>>,
+    /// The door of claims, if it is to be open.
+    pub dra: Option<DraConfig>,
 }
 
 /// Makes the runtime inside the agent for a node with these addresses.
@@ -73,7 +82,7 @@ pub enum StartError {
     #[error("the node agent cannot open its ledger")]
     Ledger(#[source] LedgerError),
     /// A directory cannot be made.
-    #[error("directory {path} cannot be made: see that its parent is there and writable",
+    #[error("cannot create directory {path}: check that its parent exists and is writable",
         path = path.display())]
     Directory {
         /// The directory.
@@ -83,7 +92,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The port cannot be opened.
-    #[error("the address {address} for health and metrics cannot be used: free it, or give another")]
+    #[error("cannot listen on {address} for health and metrics: free the address, or set another one")]
     Http {
         /// The address.
         address: SocketAddr,
@@ -92,14 +101,11 @@ pub enum StartError {
         source: io::Error,
     },
     /// The runtime inside the agent does not start.
-    #[error("the network runtime of the node agent does not start")]
+    #[error("the built-in network runtime did not start")]
     Runtime(#[source] Box<knit_runtime::Error>),
-    /// The socket for the shim cannot be opened.
+    /// A front door cannot be opened.
     #[error(transparent)]
-    Door(DoorError),
-    /// The socket for KNI clients cannot be opened.
-    #[error(transparent)]
-    KniDoor(KniDoorError),
+    Door(DoorsError),
 }
 
 // === impl Agent ===
@@ -111,15 +117,36 @@ impl Agent {
     /// # Errors
     /// When something is wrong with what it was told, or another agent has the ledger.
     pub async fn start(config: AgentConfig) -> Result<Self, StartError> {
-        let AgentConfig { core, socket, source, node_addresses, http, lock_wait, netns_dirs, runtime, proxy } =
-            config;
+        let AgentConfig {
+            mut core,
+            socket,
+            source,
+            node_addresses,
+            http,
+            lock_wait,
+            netns_dirs,
+            runtime,
+            nri,
+            proxy,
+            policies,
+            dra,
+        } = config;
+        if nri.is_some() {
+            core.main_interfaces = MainInterfaces::Foreign;
+        }
         for path in [core.run_dir.clone(), core.state_dir.clone(), core.runtimes_dir()] {
             make_directory(&path).map_err(|source| StartError::Directory { path, source })?;
         }
         let (files, recovery) = open_ledger(&core, lock_wait).await.map_err(StartError::Ledger)?;
         let boot = BootFile::new(&core.state_dir);
         let world = boot.load().into_world();
-        let core = Core::new(Parts { config: core, world, store: Box::new(files), proxy: proxy.clone() });
+        let core = Core::new(Parts {
+            config: core,
+            world,
+            store: Box::new(files),
+            proxy: proxy.clone(),
+            policies: policies.clone(),
+        });
         let mut tasks = JoinSet::new();
         let http = match http {
             Some(address) => {
@@ -133,8 +160,8 @@ impl Agent {
                     // The node's address may come late, or be a cloud's and on no interface: pods do not wait
                     // for that.
                     Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-                        tracing::warn!(%address, "no interface has the address for health and numbers: they \
-                                                  answer once one has it");
+                        tracing::warn!(%address, "no interface has the address for health and metrics yet: \
+                        they are served once one has it");
                         tasks.spawn(HttpServer::serve_once_there(address, core.clone()));
                         Some(address)
                     }
@@ -156,19 +183,25 @@ impl Agent {
         if let Some(proxy) = proxy {
             proxy.follow(&core, &objects, &mut tasks);
         }
+        if let Some(policies) = &policies {
+            policies.follow(&core, &objects, &mut tasks);
+        }
         let limit = core.config().runtime_deadline;
         core.runtimes().refresh(&core.config().runtimes_dir(), limit).await;
         wait_for_objects(&core).await;
 
         let adopt = recovery != Recovery::Clean;
         let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
-        let door = CniDoor::open(&socket).map_err(StartError::Door)?;
-        tracing::info!(node = core.node(), socket = %socket.display(), objects = %objects.origin(),
-            "serving");
-        let kni_socket = core.config().run_dir.join(kni::SOCKET);
-        let kni_door = KniDoor::open(&kni_socket).map_err(StartError::KniDoor)?;
-        tasks.spawn(door.serve(core.clone()));
-        tasks.spawn(kni_door.serve(core.clone()));
+        if dra.is_some() {
+            let doubtful = !matches!(recovery, Recovery::Clean | Recovery::Fresh);
+            core.use_claims(Arc::new(objects.clone()), doubtful);
+            let sweeping = core.clone();
+            tasks.spawn(async move { sweeping.keep_claims_swept().await });
+            tasks.spawn(claims::write_claims(core.clone(), objects.clone()));
+        }
+        let doors =
+            Doors::open(&socket, &core.config().run_dir, dra.as_ref(), nri).map_err(StartError::Door)?;
+        doors.serve(&core, &objects, &mut tasks);
         // Shims that found nobody between the first pass and now have left notes.
         let late = core.clone();
         tasks.spawn(async move { late.take_spooled().await });
@@ -200,7 +233,7 @@ impl Agent {
         self.tasks.abort_all();
         if tokio::time::timeout(deadline, self.core.idle()).await.is_err() {
             tracing::warn!(
-                "stopping while requests still run: the next start finishes them or takes them back"
+                "stopping while requests are still running: the next start finishes them or rolls them back"
             );
         }
         while self.tasks.join_next().await.is_some() {}
@@ -217,22 +250,23 @@ fn spawn_loops(
 ) {
     let following = core.clone();
     tasks.spawn(async move { following.networks().follow().await });
-    tasks.spawn(ObjectsDoor::new(core.clone(), objects.clone()).serve());
     tasks.spawn(writer::write_reports(core.clone(), objects.clone()));
     tasks.spawn(published::follow(core.clone(), objects.clone()));
     tasks.spawn(writer::write_node(core.clone(), objects.clone()));
     tasks.spawn(writer::renew_lease(core.clone(), objects.clone()));
-    tasks.spawn(policy::warn_of_policies(core.clone(), objects.clone()));
+    if core.networks().policies().is_none() {
+        tasks.spawn(policy::warn_of_policies(core.clone(), objects.clone()));
+    }
     let reconciling = core.clone();
     tasks.spawn(async move {
         let every = reconciling.config().reconcile_every;
         // What could not be done is tried again soon: a namespace that ends, say, takes its links with it a
         // moment later.
-        let mut again = AGAIN;
+        let mut again = PASS_RETRY_DELAY;
         let mut outcome = first;
         loop {
             let pause = if outcome.failed == 0 { every } else { again.min(every) };
-            again = if outcome.failed == 0 { AGAIN } else { (again * 2).min(every) };
+            again = if outcome.failed == 0 { PASS_RETRY_DELAY } else { (again * 2).min(every) };
             tokio::time::sleep(pause).await;
             let pass = Pass { netns_dirs: netns_dirs.clone(), ..Pass::default() };
             outcome = reconciling.reconcile(&pass).await;
@@ -245,7 +279,9 @@ fn spawn_loops(
     let looking = core.clone();
     tasks.spawn(async move {
         let (directory, limit) = (looking.config().runtimes_dir(), looking.config().runtime_deadline);
+        let mut followers = Followers::default();
         loop {
+            followers.keep_up(&looking);
             tokio::time::sleep(Duration::from_secs(5)).await;
             if looking.runtimes().refresh(&directory, limit).await {
                 looking.networks().pass().await;
@@ -264,13 +300,13 @@ async fn open_ledger(config: &CoreConfig, patience: Duration) -> Result<(Files, 
             Ok((files, recovery)) => {
                 match &recovery {
                     Recovery::Fresh | Recovery::Clean => {}
-                    found => tracing::warn!(?found, "the ledger was not whole"),
+                    found => tracing::warn!(?found, "the ledger was damaged"),
                 }
                 return Ok((files, recovery));
             }
             Err(error @ LedgerError::Locked { .. }) if Instant::now() < deadline => {
                 if !told {
-                    tracing::info!("waiting for the agent that has the ledger: {error}");
+                    tracing::info!("waiting for the agent that holds the ledger: {error}");
                     told = true;
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -295,8 +331,8 @@ async fn wait_for_addresses(core: &Core, given: Vec<IpAddr>) -> Vec<IpAddr> {
         if let Ok(addresses) = core.world().wait(soon, look).await {
             return addresses;
         }
-        tracing::warn!(%node, "waiting for the InternalIP addresses in the status of this Node; --node-ip \
-                               gives them, too");
+        tracing::warn!(%node, "waiting for InternalIP addresses in the status of this Node; --node-ip sets \
+        them directly");
         if let Ok(addresses) = core.world().wait(far, look).await {
             return addresses;
         }
@@ -310,7 +346,7 @@ async fn wait_for_objects(core: &Core) {
     let arrived =
         core.world().wait(Instant::now() + patience, |world| world.is_synced().then_some(()).ok_or(()));
     if arrived.await.is_err() {
-        tracing::warn!("not all objects have arrived; going on with what is known from before");
+        tracing::warn!("not all objects have arrived; continuing with what was known before");
     }
 }
 

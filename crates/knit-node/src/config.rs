@@ -3,6 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Where an agent learns of other nodes' addresses and blocks.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Peers {
+    /// From all Nodes and all AddressBlocks: what an agent receives grows with the cluster.
+    #[default]
+    Objects,
+    /// From the NodeSlices and BlockSlices that the controller writes. A folder has none, and is read as with
+    /// [`Self::Objects`].
+    Slices,
+}
+
 /// Names, paths and limits.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
@@ -12,6 +23,10 @@ pub struct CoreConfig {
     pub run_dir: PathBuf,
     /// The directory for what outlives a reboot.
     pub state_dir: PathBuf,
+    /// Who gives this node's pods their main interface.
+    pub main_interfaces: MainInterfaces,
+    /// Where it learns of other nodes.
+    pub peers: Peers,
     /// How long a request waits for an object that is not known yet.
     pub cache_wait: Duration,
     /// How long a request waits for a further AddressBlock.
@@ -34,6 +49,18 @@ pub struct CoreConfig {
     pub sandbox_grace: Duration,
 }
 
+/// Who gives the pods of a node their main interface.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum MainInterfaces {
+    /// The agent, as the node's CNI plugin: the Network `default` is served, and the node has no network
+    /// without it.
+    #[default]
+    Ours,
+    /// Another CNI plugin. The agent makes further interfaces only; the Network `default`, if there is one,
+    /// is not served, and whether the node has a network is not the agent's to say.
+    Foreign,
+}
+
 // === impl CoreConfig ===
 
 impl CoreConfig {
@@ -44,6 +71,8 @@ impl CoreConfig {
             node: node.into(),
             run_dir: run_dir.into(),
             state_dir: state_dir.into(),
+            main_interfaces: MainInterfaces::default(),
+            peers: Peers::default(),
             cache_wait: Duration::from_secs(5),
             block_wait: Duration::from_secs(10),
             runtime_deadline: Duration::from_secs(30),

@@ -2,7 +2,7 @@
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`Sandboxes`] | ledger, allocator, and a lock for each sandbox |
+//! | [`Sandboxes`] | ledger, allocator, and a lock for each owner |
 //! | [`Networks`] | what this node has of each Network |
 //! | `Pipeline` | nothing: it carries out requests |
 //! | `Reconciler` | how often what was repaired |
@@ -11,33 +11,42 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use knit_api::names;
-use knit_ledger::SandboxRecord;
+use knit_ledger::{Reservation, SandboxRecord};
 use knit_runtime::routers::Routers;
 use knit_runtime::{Attachment, InterfaceName, Runtime, SandboxId};
+use knit_types::ObjectRef;
+use knit_types::sync::Locked as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::claims::{ClaimSource, Claims, Prepared};
 use crate::clock;
-use crate::config::CoreConfig;
+use crate::config::{CoreConfig, MainInterfaces};
 use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
+use crate::front_door::nri;
 use crate::level::Repairs;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
 use crate::pipeline::{Attached, Pipeline};
-use crate::proxy::ServiceProxy;
+use crate::policy::PolicyEnforcer;
+use crate::proxy::{ServiceProxy, Stopped};
 use crate::readiness::Readiness;
 use crate::reconcile::{Outcome, Pass, Reconciler};
 use crate::report::Report;
-use crate::request::{Door, PodRequest};
+use crate::request::{ClaimRequest, Door, PodRequest};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::books::Store;
 use crate::world::{World, WorldStore};
+
+/// How long a scrape waits for what one runtime's Networks use.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A handle on the parts of an agent. Clones are the same one.
 #[derive(Clone)]
@@ -52,6 +61,10 @@ struct Inner {
     readiness: Readiness,
     metrics: Arc<Metrics>,
     proxy: Option<Arc<dyn ServiceProxy>>,
+    /// Claims of pods, where they are served.
+    claims: OnceLock<Claims>,
+    /// Why a door that requests are expected by is closed.
+    closed_door: Mutex<Option<String>>,
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
     /// Requests that are being worked on.
@@ -68,6 +81,8 @@ pub struct Parts {
     pub store: Box<dyn Store>,
     /// Service proxies, if there are any.
     pub proxy: Option<Arc<dyn ServiceProxy>>,
+    /// Who enforces policies, if anybody here does.
+    pub policies: Option<Arc<dyn PolicyEnforcer>>,
 }
 
 // === impl Core ===
@@ -76,19 +91,21 @@ impl Core {
     /// A core with no runtime yet.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let Parts { config, world, store, proxy } = parts;
+        let Parts { config, world, store, proxy, policies } = parts;
         let shown = watch::Sender::new(0);
         let readiness = Readiness::new(&config.run_dir);
         let repairs = Repairs::new(config.reconcile_every);
         let cri = config.cri_socket.as_deref().and_then(|socket| match Cri::new(socket) {
             Ok(cri) => Some(cri),
             Err(error) => {
-                tracing::error!(%error, "the container runtime is not asked for its sandboxes");
+                tracing::error!(%error, "not asking the container runtime for its sandboxes");
                 None
             }
         });
         let sandboxes = Arc::new(Sandboxes::open(&config.node, store, shown.clone()));
         let (config, world) = (Arc::new(config), Arc::new(WorldStore::new(world)));
+        // Before anything arrives: what is known of their blocks must not be forgotten meanwhile.
+        sandboxes.books().networks_in_use().iter().for_each(|network| world.want(network));
         let (runtimes, report) = (Arc::new(Runtimes::default()), Arc::new(Report::default()));
         let metrics = Arc::new(Metrics::default());
         let networks = Arc::new(Networks::new(
@@ -97,6 +114,7 @@ impl Core {
             Arc::clone(&sandboxes),
             Arc::clone(&runtimes),
             proxy.clone(),
+            policies,
             shown.clone(),
         ));
         let pipeline = Pipeline { config, world, sandboxes, runtimes, networks, report };
@@ -113,7 +131,12 @@ impl Core {
             cri,
         };
         let busy = watch::Sender::new(0);
-        Self { inner: Arc::new(Inner { pipeline, reconciler, readiness, metrics, proxy, shown, busy }) }
+        let claims = OnceLock::new();
+        let foreign = pipeline.config.main_interfaces == MainInterfaces::Foreign;
+        let closed_door = Mutex::new(foreign.then(|| nri::NOT_CONNECTED.to_owned()));
+        let inner =
+            Inner { pipeline, reconciler, readiness, metrics, proxy, claims, closed_door, shown, busy };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Gives a pod what a request is about. The same request again gives the same answer.
@@ -122,14 +145,18 @@ impl Core {
     ///
     /// # Errors
     /// When one of its interfaces cannot be had: then it gets none of them.
-    pub async fn attach(&self, request: PodRequest, deadline: Instant) -> Result<Attached> {
+    pub async fn attach(&self, mut request: PodRequest, deadline: Instant) -> Result<Attached> {
         let core = self.clone();
         let operation = if request.start.is_some() { Operation::Attach } else { Operation::Plug };
         self.run(operation, async move {
-            let result = core.inner.pipeline.attach(&request, deadline).await;
+            let result = match core.claims_of(&mut request, deadline).await {
+                Ok(()) => core.inner.pipeline.attach(&request, deadline).await,
+                Err(error) => Err(error),
+            };
             // What a running pod gets is told by who asked for it.
             if request.start.is_some() {
                 match &result {
+                    Ok(attached) if attached.attachments.is_empty() => {}
                     Ok(_) => core.report().changed(&request.pod.sandbox),
                     Err(error) => core.report().failed(&request.pod, error),
                 }
@@ -137,6 +164,85 @@ impl Core {
             result
         })
         .await
+    }
+
+    /// Finds the claims that a pod which starts has, where claims are served.
+    async fn claims_of(&self, request: &mut PodRequest, deadline: Instant) -> Result<()> {
+        if let Some(claims) = self.inner.claims.get().filter(|_| request.start.is_some()) {
+            let found = claims.of_pod(request, deadline).await?;
+            let new = found.into_iter().filter(|claim| !request.claims.contains(claim)).collect::<Vec<_>>();
+            request.claims.extend(new);
+        }
+        Ok(())
+    }
+
+    /// Serves claims from now on, which are read at `source`. What was prepared may have been forgotten if
+    /// that is `doubtful`: then no pod starts before its claims are known.
+    pub fn use_claims(&self, source: Arc<dyn ClaimSource>, doubtful: bool) {
+        self.report().follow_claims();
+        let claims = Claims::new(self.inner.pipeline.clone(), source, doubtful);
+        if self.inner.claims.set(claims).is_err() {
+            tracing::error!("claims are served already");
+        }
+    }
+
+    /// Prepares a claim: what the scheduler gave it is reserved. The same again changes nothing.
+    ///
+    /// # Errors
+    /// When one of its devices cannot be had: then nothing is reserved.
+    pub async fn prepare(&self, claim: ObjectRef, deadline: Instant) -> Result<Vec<Prepared>> {
+        let core = self.clone();
+        let work = async move {
+            let claims = core.inner.claims.get().ok_or_else(|| {
+                Error::new(Reason::NotReady, "claims are not served on this node: start the agent with --dra")
+            })?;
+            let result = claims.prepare(&claim, deadline).await;
+            if let Err(error) = &result {
+                core.report().not_prepared(&claim, error);
+            }
+            result
+        };
+        self.run(Operation::Prepare, work).await
+    }
+
+    /// Frees what is reserved for claims that are gone, for ever.
+    pub(crate) async fn keep_claims_swept(&self) {
+        if let Some(claims) = self.inner.claims.get() {
+            claims.keep_swept().await;
+        }
+    }
+
+    /// Frees what is reserved for claims that are gone, once; how many there were.
+    pub async fn sweep_claims(&self) -> usize {
+        match self.inner.claims.get() {
+            Some(claims) => claims.sweep().await,
+            None => 0,
+        }
+    }
+
+    /// Reserves what a claim asks for, before there is a sandbox: all of it, or nothing. The same request
+    /// again changes nothing. Nothing is given where a sandbox has it.
+    ///
+    /// # Errors
+    /// When one of its interfaces cannot be had: then nothing is reserved.
+    pub async fn prepare_claim(
+        &self,
+        request: ClaimRequest,
+        deadline: Instant,
+    ) -> Result<Option<Reservation>> {
+        let core = self.clone();
+        let work = async move { core.inner.pipeline.prepare_claim(&request, deadline).await };
+        self.run(Operation::Prepare, work).await
+    }
+
+    /// Frees what is reserved for a claim. Nothing reserved is success.
+    ///
+    /// # Errors
+    /// While a sandbox has it: try again once that one is detached.
+    pub async fn release_claim(&self, claim: ObjectRef) -> Result<()> {
+        let core = self.clone();
+        let work = async move { core.inner.pipeline.release_claim(&claim).await };
+        self.run(Operation::Unprepare, work).await
     }
 
     /// Whether a pod that runs could get what a request is about, as far as can be told now. Nothing is
@@ -259,24 +365,52 @@ impl Core {
         self.inner.reconciler.keep_right(runtime).await;
     }
 
+    /// Follows what one runtime tells of what it made, for ever.
+    pub(crate) async fn follow(&self, name: &str, runtime: &Arc<dyn Runtime>) {
+        self.inner.reconciler.follow(name, runtime).await;
+    }
+
     /// Whether pods can be attached, as far as it can be told now.
     pub fn assess(&self) {
         let world = self.world().get();
+        if self.config().main_interfaces == MainInterfaces::Foreign {
+            let missing = (!world.knows_primaries()).then(|| {
+                "not all Networks and namespaces have arrived from the Kubernetes API yet".to_owned()
+            });
+            self.inner.readiness.set(self.inner.closed_door.locked().clone().or(missing));
+            return;
+        }
         let states = self.networks().states();
         let default = states.iter().find(|s| s.name == names::DEFAULT_NETWORK);
         let problem = if self.networks().is_set_up(names::DEFAULT_NETWORK) {
             None
         } else if !world.networks.contains_key(names::DEFAULT_NETWORK) {
             Some(if world.synced.networks {
-                "there is no Network named default: create it, or see that the controller runs".to_owned()
+                "there is no Network named default: create it, or check that the controller is \
+                running"
+                    .to_owned()
             } else {
-                "the Kubernetes API does not answer, and no Network is known from before".to_owned()
+                "the Kubernetes API does not answer, and no Network was stored earlier".to_owned()
             })
         } else {
             let problem = default.and_then(|s| s.problem.as_ref()).map(|p| p.message.clone());
             Some(problem.unwrap_or_else(|| "Network default is being set up".to_owned()))
         };
+        let problem = problem.or_else(|| self.services_stopped().map(|stopped| stopped.why));
         self.inner.readiness.set(problem);
+    }
+
+    /// Notes that a door by which requests are expected is open, or why it is not.
+    pub(crate) fn set_closed_door(&self, problem: Option<String>) {
+        *self.inner.closed_door.locked() = problem;
+        self.assess();
+        self.networks_changed();
+    }
+
+    /// Why nobody looks after service proxies any more; none while somebody does.
+    #[must_use]
+    pub fn services_stopped(&self) -> Option<Stopped> {
+        self.inner.proxy.as_ref().and_then(|proxy| proxy.stopped())
     }
 
     /// Waits until no request is being worked on.
@@ -322,14 +456,33 @@ impl Core {
         &self.inner.metrics
     }
 
+    /// All that is counted on this node, with what runtimes say of their Networks at this moment.
+    pub async fn scrape(&self) -> String {
+        let mut usage = Vec::new();
+        for (name, runtime) in self.runtimes().all() {
+            // A runtime that does not answer costs its own numbers.
+            match tokio::time::timeout(USAGE_TIMEOUT, runtime.usage()).await {
+                Ok(Ok(found)) => usage.extend(found),
+                Ok(Err(error)) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::debug!(runtime = %name, error, "what its Networks use is not known");
+                }
+                Err(_) => tracing::debug!(runtime = %name, "what its Networks use is not told in time"),
+            }
+        }
+        self.inner.metrics.usage(&usage);
+        self.metrics_text()
+    }
+
     /// All that is counted on this node, its service proxies included, in the text form of OpenMetrics.
     #[must_use]
     pub fn metrics_text(&self) -> String {
         let own = self.inner.metrics.text();
-        let Some(proxies) = self.inner.proxy.as_ref().map(|proxy| proxy.metrics()) else { return own };
+        let proxies = self.inner.proxy.as_ref().map(|proxy| proxy.metrics()).unwrap_or_default();
+        let policies = self.networks().policies().map(PolicyEnforcer::metrics).unwrap_or_default();
         let end = "# EOF\n";
         let body = own.strip_suffix(end).unwrap_or(&own);
-        format!("{body}{proxies}{end}")
+        format!("{body}{proxies}{policies}{end}")
     }
 
     /// This node's name.
@@ -388,7 +541,7 @@ impl Core {
             Ok(result) => result,
             Err(failed) => {
                 self.inner.busy.send_modify(|n| *n = n.saturating_sub(1));
-                Err(Error::new(Reason::Internal, "the node agent failed: see its log").because(failed))
+                Err(Error::new(Reason::Internal, "the node agent failed: check its log").because(failed))
             }
         }
     }

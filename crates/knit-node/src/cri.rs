@@ -8,17 +8,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_api::cri::v1 as wire;
 use knit_ipam::{Millis, PodRef};
+use knit_types::sync::Locked;
 use tonic::transport::{Channel, Endpoint};
 use wire::runtime_service_client::RuntimeServiceClient;
 
 /// How long the container runtime may take to answer: this is on nobody's way, but a start waits for the
 /// first one.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CRI_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The most that an answer may be: sandboxes come with all labels and annotations of their pods.
 const MOST: usize = 64 << 20;
@@ -33,7 +34,8 @@ pub struct Cri {
 
 /// The socket's path cannot be one.
 #[derive(Debug, thiserror::Error)]
-#[error("{path} cannot be the container runtime's socket: give an absolute path", path = path.display())]
+#[error("{path} is not a valid path for the container runtime's socket: use an absolute \
+path", path = path.display())]
 pub struct WrongSocket {
     /// What was given.
     pub path: PathBuf,
@@ -81,7 +83,7 @@ impl Cri {
         let wrong = || WrongSocket { path: socket.to_owned() };
         let text = socket.to_str().filter(|_| socket.is_absolute()).ok_or_else(wrong)?;
         let endpoint = Endpoint::from_shared(format!("unix://{text}")).map_err(|_| wrong())?;
-        let channel = endpoint.connect_timeout(PATIENCE).timeout(PATIENCE).connect_lazy();
+        let channel = endpoint.connect_timeout(CRI_TIMEOUT).timeout(CRI_TIMEOUT).connect_lazy();
         let client = RuntimeServiceClient::new(channel).max_decoding_message_size(MOST);
         Ok(Self { socket: socket.to_owned(), client, sandboxes: Mutex::default() })
     }
@@ -91,17 +93,17 @@ impl Cri {
         let mut client = self.client.clone();
         let question = client.list_pod_sandbox(wire::ListPodSandboxRequest {});
         // The client's own limit does not hold for a server that accepts and then says nothing at all.
-        let answer = match tokio::time::timeout(PATIENCE, question).await {
+        let answer = match tokio::time::timeout(CRI_TIMEOUT, question).await {
             Ok(Ok(answer)) => Some(answer.into_inner().items.into_iter().map(listed).collect()),
             Ok(Err(status)) => {
                 let error = &status as &dyn std::error::Error;
-                tracing::warn!(socket = %self.socket.display(), error, "the container runtime does not list \
-                    its sandboxes: only namespaces that are gone count");
+                tracing::warn!(socket = %self.socket.display(), error, "the container runtime does not \
+                list its sandboxes: only missing namespaces prove that a pod is gone");
                 None
             }
             Err(_) => {
                 tracing::warn!(socket = %self.socket.display(), "the container runtime does not answer \
-                    within {} s: only namespaces that are gone count", PATIENCE.as_secs());
+                within {} s: only missing namespaces prove that a pod is gone", CRI_TIMEOUT.as_secs());
                 None
             }
         };
@@ -121,7 +123,7 @@ impl Cri {
     }
 
     fn sandboxes(&self) -> MutexGuard<'_, Sandboxes> {
-        self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sandboxes.locked()
     }
 }
 

@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 
 use knit_ipam::{Cooling, Millis};
-use knit_ledger::{Batch, Ledger, LedgerError, Recovery, Resting, SandboxRecord};
+use knit_ledger::{Batch, Entry, Ledger, LedgerError, Recovery, Resting, Unreadable};
 
 use crate::sandboxes::books::Store;
 
 /// Both files.
 #[derive(Debug)]
 pub struct Files {
-    ledger: Ledger<SandboxRecord>,
+    ledger: Ledger<Entry>,
     /// None if it can be neither read nor made: then what rests is known as long as this agent lives.
     resting: Option<Ledger<Resting>>,
     /// Whether it is known what rests.
@@ -41,13 +41,15 @@ fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerEr
             // A record that was cut off is the last one, of an agent that was killed before it gave the
             // address up.
             Recovery::Fresh | Recovery::Clean | Recovery::TornTailCut { .. } => {
-                return Ok((Some(opened.ledger), true));
+                let mut ledger = opened.ledger;
+                let known = drop_unreadable(&mut ledger, path);
+                return Ok((Some(ledger), known));
             }
             Recovery::SetAside { to, why, .. } => {
                 tracing::error!(
                     file = %to.display(),
-                    "the list of resting addresses is damaged ({why:?}) and is set aside: no free \
-                     address is given out until it has rested"
+                    "the list of recently freed addresses is damaged ({why:?}) and was set aside: free \
+                    addresses are held back for their full time"
                 );
                 return Ok((Some(opened.ledger), false));
             }
@@ -60,7 +62,7 @@ fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerEr
         file = %path.display(),
         set_aside = aside.as_ref().map(|to| tracing::field::display(to.display())),
         error = &why as &dyn std::error::Error,
-        "the list of resting addresses cannot be opened: no free address is given out until it has rested"
+        "cannot open the list of recently freed addresses: free addresses are held back for their full time"
     );
     match Ledger::open(path) {
         Ok(opened) => Ok((Some(opened.ledger), false)),
@@ -68,12 +70,33 @@ fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerEr
             tracing::error!(
                 file = %path.display(),
                 error = &error as &dyn std::error::Error,
-                "a new list of resting addresses cannot be made either: the next agent \
-                 will not know what rests; remove what is in its place"
+                "cannot create a new list of recently freed addresses either: the next agent will not know \
+                them; remove whatever is at this path"
             );
             Ok((None, false))
         }
     }
+}
+
+/// Drops what cannot be read of what rests; false if there was something: any address may be one of those.
+fn drop_unreadable(ledger: &mut Ledger<Resting>, path: &Path) -> bool {
+    let unreadable: Vec<String> = ledger.unreadable().map(|record| record.key().to_owned()).collect();
+    if unreadable.is_empty() {
+        return true;
+    }
+    tracing::error!(
+        file = %path.display(), records = unreadable.len(),
+        "the list of resting addresses has records that cannot be read: no free address is given out until \
+         it has rested"
+    );
+    let dropped = ledger.commit(unreadable.into_iter().fold(Batch::new(), Batch::remove));
+    if let Err(error) = dropped {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "they cannot be dropped yet: the next start says the same"
+        );
+    }
+    false
 }
 
 /// Gives what cannot be opened another name; nothing if that fails, too.
@@ -84,20 +107,20 @@ fn set_aside(path: &Path) -> Option<PathBuf> {
 }
 
 impl Store for Files {
-    fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError> {
-        self.ledger.put(record)
+    fn commit(&mut self, changes: Batch<Entry>) -> Result<(), LedgerError> {
+        self.ledger.commit(changes)
     }
 
-    fn remove(&mut self, sandbox: &str) -> Result<(), LedgerError> {
-        self.ledger.remove(sandbox)
+    fn get(&self, key: &str) -> Option<&Entry> {
+        self.ledger.get(key)
     }
 
-    fn get(&self, sandbox: &str) -> Option<&SandboxRecord> {
-        self.ledger.get(sandbox)
-    }
-
-    fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_> {
+    fn entries(&self) -> Box<dyn Iterator<Item = &Entry> + '_> {
         Box::new(self.ledger.records())
+    }
+
+    fn unreadable(&self) -> Box<dyn Iterator<Item = &Unreadable> + '_> {
+        Box::new(self.ledger.unreadable())
     }
 
     fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError> {

@@ -9,6 +9,7 @@
 //! says about the latter.
 
 pub mod agent;
+mod claims;
 pub mod clock;
 mod config;
 mod core;
@@ -23,6 +24,7 @@ pub mod metrics;
 pub mod netns;
 pub mod networks;
 pub mod pipeline;
+pub mod policy;
 pub mod proxy;
 pub mod readiness;
 pub mod reconcile;
@@ -34,8 +36,11 @@ pub mod sandboxes;
 pub mod testing;
 pub mod world;
 
-pub use crate::config::CoreConfig;
+pub use crate::claims::{ClaimSource, PodClaim, Prepared};
+pub use crate::config::{CoreConfig, MainInterfaces, Peers};
 pub use crate::core::{Core, Parts};
 pub use crate::error::{Error, Reason, Result};
 pub use crate::pipeline::{Attached, resolve};
-pub use crate::request::{Asked, Door, ObjectDoor, PodRequest, Start, Wish, Wishes, pod_name};
+pub use crate::request::{
+    Asked, ClaimRequest, Door, Main, MainInterface, ObjectDoor, PodRequest, Start, Wish, Wishes, pod_name,
+};

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use knit_runtime::NetworkUsage;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -33,6 +34,11 @@ pub struct Metrics {
     table_entries: Family<TableLabels, Gauge>,
     table_limit: Family<TableLabels, Gauge>,
     refused: Counter,
+    connections: Family<NetworkLabels, Gauge>,
+    connections_limit: Family<NetworkLabels, Gauge>,
+    refused_connections: Family<LimitLabels, Counter>,
+    refused_questions: Family<NetworkLabels, Counter>,
+    unreadable: Gauge,
 }
 
 /// What was asked for.
@@ -50,6 +56,10 @@ pub enum Operation {
     Plug,
     /// Unplug one.
     Unplug,
+    /// Reserve what a claim asks for.
+    Prepare,
+    /// Free it.
+    Unprepare,
 }
 
 /// How a Network is, for its gauges.
@@ -82,6 +92,12 @@ struct NetworkLabels {
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct LimitLabels {
+    network: String,
+    limit: &'static str,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct TableLabels {
     table: &'static str,
 }
@@ -97,20 +113,20 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("knit_node");
         let requests = Family::default();
-        registry.register("requests", "Requests by what was asked for and what came of it", requests.clone());
+        registry.register("requests", "Requests by operation and result", requests.clone());
         // 0.25 ms to 4 s.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 2.0, 15));
         let duration = Family::new_with_constructor(buckets);
         registry.register_with_unit(
             "request_duration",
-            "How long requests took",
+            "Duration of requests",
             Unit::Seconds,
             duration.clone(),
         );
         let attachments = Family::default();
         registry.register("attachments", "Attachments of each Network on this node", attachments.clone());
         let free = Family::default();
-        registry.register("free_addresses", "Addresses that a pod of this node could get", free.clone());
+        registry.register("free_addresses", "Addresses available to pods on this node", free.clone());
         let ready = Family::default();
         registry.register(
             "network_ready",
@@ -136,30 +152,61 @@ impl Default for Metrics {
             garbage.clone(),
         );
         let repairs = Family::default();
-        registry.register(
-            "repairs",
-            "What was put right because somebody else had changed it, by what it was",
-            repairs.clone(),
-        );
+        registry.register("repairs", "Repairs of what somebody else had changed, by kind", repairs.clone());
         let table_entries = Family::default();
         registry.register(
             "kernel_table_entries",
-            "Entries of a table of the kernel's that everybody on this node shares",
+            "Entries of a kernel table shared by the whole node",
             table_entries.clone(),
         );
         let table_limit = Family::default();
         registry.register(
             "kernel_table_limit",
-            "From how many entries on a table of the kernel's takes no more",
+            "Number of entries at which a shared kernel table accepts no more",
             table_limit.clone(),
         );
         let refused = Counter::default();
         registry.register(
             "http_refused_connections",
-            "Connections to this port that were refused because there were too many of one client or of all",
+            "Connections to this port refused because of the limits per client or in total",
             refused.clone(),
         );
+        let connections = Family::default();
+        registry.register(
+            "network_connections",
+            "Entries in the connection table of a Network's router on this node, between its pods too",
+            connections.clone(),
+        );
+        let connections_limit = Family::default();
+        registry.register(
+            "network_connections_limit",
+            "From how many entries on the connection table of a Network's router takes no more",
+            connections_limit.clone(),
+        );
+        let refused_connections = Family::default();
+        registry.register(
+            "network_refused_connections",
+            "Connections out of a Network that were dropped: it had too many through this node (network), or \
+             all Networks together had (all)",
+            refused_connections.clone(),
+        );
+        let refused_questions = Family::default();
+        registry.register(
+            "network_refused_neighbour_requests",
+            "ARP requests and neighbor solicitations dropped because a pod of a Network sent too many",
+            refused_questions.clone(),
+        );
+        let unreadable = Gauge::default();
+        registry.register(
+            "unreadable_records",
+            "Unreadable ledger records: their addresses stay reserved until their pods are deleted",
+            unreadable.clone(),
+        );
         Self {
+            connections,
+            connections_limit,
+            refused_connections,
+            refused_questions,
             registry,
             requests,
             duration,
@@ -173,6 +220,7 @@ impl Default for Metrics {
             table_entries,
             table_limit,
             refused,
+            unreadable,
         }
     }
 }
@@ -199,6 +247,11 @@ impl Metrics {
     #[must_use]
     pub fn refused_connections(&self) -> Counter {
         self.refused.clone()
+    }
+
+    /// Says how many records of the ledger cannot be read.
+    pub fn unreadable(&self, records: usize) {
+        self.unreadable.set(i64::try_from(records).unwrap_or(i64::MAX));
     }
 
     /// Says how the Networks are.
@@ -229,6 +282,27 @@ impl Metrics {
             };
             self.services_ready.get_or_create(&labels).set(i64::from(ready));
             self.service_ports.get_or_create(&labels).set(i64::try_from(ports).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Says what Networks use, and were refused. The kernel counts; these are its numbers.
+    pub fn usage(&self, networks: &[NetworkUsage]) {
+        self.connections.clear();
+        self.connections_limit.clear();
+        self.refused_connections.clear();
+        self.refused_questions.clear();
+        for usage in networks {
+            let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+            let labels = NetworkLabels { network: usage.network.clone() };
+            self.connections.get_or_create(&labels).set(number(usage.connections));
+            self.connections_limit.get_or_create(&labels).set(number(usage.connections_limit));
+            self.refused_questions.get_or_create(&labels).inc_by(usage.refused_questions);
+            for (limit, count) in
+                [("network", usage.refused_connections), ("all", usage.refused_connections_together)]
+            {
+                let labels = LimitLabels { network: usage.network.clone(), limit };
+                self.refused_connections.get_or_create(&labels).inc_by(count);
+            }
         }
     }
 
@@ -269,6 +343,8 @@ impl EncodeLabelValue for Operation {
             Self::Gc => "gc",
             Self::Plug => "plug",
             Self::Unplug => "unplug",
+            Self::Prepare => "prepare",
+            Self::Unprepare => "unprepare",
         })
     }
 }

@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use knit_kernel::handle::LinkFilter;
+use knit_kernel::{Handle, NetNs};
 use knit_ledger::NetnsRef;
 
 /// What is at a path; nothing if nothing is.
@@ -30,6 +32,15 @@ pub fn is_gone(known: &NetnsRef) -> bool {
         // What cannot be looked at may be there.
         Err(_) => false,
     }
+}
+
+/// The names of all interfaces in a namespace that is there.
+///
+/// # Errors
+/// When it cannot be entered.
+pub fn interfaces(path: &Path) -> knit_kernel::Result<Vec<String>> {
+    let handle = Handle::open(&NetNs::open(path)?)?;
+    Ok(handle.links(&LinkFilter::default())?.into_iter().map(|link| link.name.to_string()).collect())
 }
 
 /// The processes that we can see, by the network namespaces that they are in.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use knit_objects::Objects;
-use knit_runtime::{Network, Protocol};
+use knit_runtime::{Network, Protocol, Topology};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -38,6 +38,26 @@ pub trait ServiceProxy: Send + Sync {
     fn owner_of_node_port(&self, _protocol: Protocol, _port: u16) -> Option<(String, String)> {
         None
     }
+
+    /// Returns when all Services have been listed since the agent's start, and so the owner of each node port
+    /// is known; false if that will never be. What an earlier agent left in force says nothing of owners.
+    async fn node_ports_known(&self) -> bool {
+        true
+    }
+
+    /// Why no proxy is looked after any more; none while they are.
+    fn stopped(&self) -> Option<Stopped> {
+        None
+    }
+}
+
+/// Service proxies that nobody looks after: what is in force stays as it is, whatever happens to Services.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Stopped {
+    /// Why, and what to do.
+    pub why: String,
+    /// Whether they ran before: then a new start of the agent is likely to help.
+    pub ran: bool,
 }
 
 /// A proxy that runs until it is dropped.
@@ -47,35 +67,56 @@ pub trait Running: Debug + Send + Sync {
 
     /// How it stands.
     fn state(&self) -> ServicesState {
-        self.watch().borrow().clone()
+        let watch = self.watch();
+        // It is closed when nobody is left who could change it.
+        match watch.has_changed() {
+            Ok(_) => watch.borrow().clone(),
+            Err(_) => ServicesState::Broken(NOBODY_LOOKS.to_owned()),
+        }
     }
 
-    /// How it stands, now and from now on: what a pod must find in force is waited for here.
+    /// How it stands, now and from now on: what a pod must find in force is waited for here. It is closed
+    /// when nobody looks after the proxy any more.
     fn watch(&self) -> watch::Receiver<ServicesState>;
 }
 
-/// In place of a proxy, for a Network of a runtime that makes no router: there the agent has nowhere to put
-/// one.
+/// In place of a proxy, for a Network without a router: there the agent has nowhere to put one.
 #[derive(Debug)]
-pub(crate) struct Foreign {
-    /// The runtime's name.
-    pub runtime: String,
+pub(crate) struct NoRouter {
+    /// It never changes. A state without its sender is one that nobody keeps up to date.
+    state: watch::Sender<ServicesState>,
 }
 
-impl Running for Foreign {
-    fn update(&self, _: &Network) {}
+impl NoRouter {
+    /// The runtime of this name makes none that the agent could use.
+    pub fn of_runtime(runtime: &str) -> Self {
+        Self::because(format!(
+            "not served by Knit: whether Services work in this Network is up to its network runtime {runtime}"
+        ))
+    }
 
-    fn watch(&self) -> watch::Receiver<ServicesState> {
-        watch::channel(ServicesState::Off(format!(
-            "not served by Knit here; network runtime {} makes this Network, and serves Services in it or \
-             does not",
-            self.runtime
-        )))
-        .1
+    /// Networks of this kind have none.
+    pub fn of_topology(topology: Topology) -> Self {
+        Self::because(format!("not served: {topology} Networks have no router"))
+    }
+
+    fn because(why: String) -> Self {
+        Self { state: watch::Sender::new(ServicesState::Off(why)) }
     }
 }
 
-const NOT_ARRIVED: &str = "the objects have not all arrived yet";
+impl Running for NoRouter {
+    fn update(&self, _: &Network) {}
+
+    fn watch(&self) -> watch::Receiver<ServicesState> {
+        self.state.subscribe()
+    }
+}
+
+const NOT_ARRIVED: &str = "not all objects have arrived yet";
+
+/// What is said of Services whose proxy nobody looks after.
+pub(crate) const NOBODY_LOOKS: &str = "nobody looks after its service proxy any more";
 
 /// How the Services of a Network are on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -63,8 +63,8 @@ impl Readiness {
         if changed && ready {
             tracing::info!("ready");
             if let Err(error) = self.mark() {
-                tracing::warn!(path = %self.marker.display(), %error, "the readiness marker cannot be \
-                    written: while the agent is away, STATUS will fail");
+                tracing::warn!(path = %self.marker.display(), %error, "cannot write the readiness marker: \
+                STATUS will fail while the agent is down");
             }
         }
     }

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use knit_ipam::Mac;
+pub use knit_ledger::{Door, ObjectDoor};
 use knit_runtime::{Dns, InterfaceName, Pod, PortMapping};
-use serde::{Deserialize, Serialize};
+use knit_types::ObjectRef;
 
 /// This pod, in this sandbox, is to have these interfaces.
 #[derive(Clone, Debug)]
@@ -16,16 +17,44 @@ pub struct PodRequest {
     pub start: Option<Start>,
     /// What the pod asks for.
     pub wishes: Wishes,
+    /// Claims that are the pod's: what was reserved for them, its sandbox gets.
+    pub claims: Vec<ObjectRef>,
     /// Who asks.
     pub door: Door,
 }
 
-/// What a sandbox gets when it starts: its namespace gets its main interface, whatever else it asks for.
+/// This claim is to have these Networks, before there is a sandbox that uses it.
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    /// The claim. Its namespace is the one whose rights count.
+    pub claim: ObjectRef,
+    /// What it asks for. Those that name no interface get one that is free in the claim.
+    pub networks: Vec<Asked>,
+}
+
+/// What a sandbox gets when it starts, whatever else it asks for.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// Where its network namespace can be opened.
     pub netns: PathBuf,
-    /// The name of its main interface.
+    /// Its main interface.
+    pub main: Main,
+}
+
+/// Who gives a sandbox its main interface.
+#[derive(Clone, Debug)]
+pub enum Main {
+    /// The agent, like this.
+    Ours(MainInterface),
+    /// Another CNI plugin, and this is the interface's name: the agent makes further ones only, and never
+    /// touches this one.
+    Foreign(InterfaceName),
+}
+
+/// The main interface that a sandbox gets.
+#[derive(Clone, Debug)]
+pub struct MainInterface {
+    /// Its name.
     pub interface: InterfaceName,
     /// Ports of the node that lead to the main interface.
     pub ports: Vec<PortMapping>,
@@ -73,6 +102,38 @@ pub struct Asked {
     pub default_route: bool,
 }
 
+// === impl Main ===
+
+impl Main {
+    /// The interface's name.
+    #[must_use]
+    pub fn name(&self) -> &InterfaceName {
+        match self {
+            Self::Ours(main) => &main.interface,
+            Self::Foreign(name) => name,
+        }
+    }
+
+    /// What the agent makes, if that is the agent's.
+    #[must_use]
+    pub fn ours(&self) -> Option<&MainInterface> {
+        match self {
+            Self::Ours(main) => Some(main),
+            Self::Foreign(_) => None,
+        }
+    }
+}
+
+// === impl Wish ===
+
+impl Wish {
+    /// Whether it asks for nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.primary.is_none() && self.further.is_empty()
+    }
+}
+
 // === impl Wishes ===
 
 impl Wishes {
@@ -90,86 +151,11 @@ impl Default for Wishes {
     }
 }
 
-/// A way a request reaches the agent.
-#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-pub enum Door {
-    /// A CNI client, with the name of its configuration: GC is about that one only.
-    Cni(String),
-    /// A KNI client.
-    Kni,
-    /// A NetworkAttachment object.
-    Object(ObjectDoor),
-}
-
-/// Which NetworkAttachment asks. Another one of the same name is another object.
-#[derive(Clone, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-#[serde(from = "RawObject")]
-pub struct ObjectDoor {
-    /// Its namespace and name, with a slash between them.
-    pub name: String,
-    /// Its uid, where it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
-}
-
-/// As it may be recorded: earlier versions kept the name alone.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum RawObject {
-    Name(String),
-    Whole {
-        name: String,
-        #[serde(default)]
-        uid: Option<String>,
-    },
-}
-
-impl From<RawObject> for ObjectDoor {
-    fn from(raw: RawObject) -> Self {
-        match raw {
-            RawObject::Name(name) => Self { name, uid: None },
-            RawObject::Whole { name, uid } => Self { name, uid },
-        }
-    }
-}
-
-impl Door {
-    /// Whether nobody knows who asked: it was found running after the ledger was lost.
-    #[must_use]
-    pub fn is_forgotten(&self) -> bool {
-        matches!(self, Self::Cni(name) if name.is_empty())
-    }
-
-    /// Whether a garbage collection through `door` is about what this one made. What was found after the
-    /// ledger was lost has no configuration's name: it may be any one's.
-    #[must_use]
-    pub fn is_served_by(&self, door: &Self) -> bool {
-        match (self, door) {
-            (_, Self::Cni(_)) if self.is_forgotten() => true,
-            _ => self == door,
-        }
-    }
-}
-
 /// How errors and logs call a pod.
 #[must_use]
 pub fn pod_name(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
         (Some(namespace), Some(name)) => format!("pod {namespace}/{name}"),
         _ => format!("sandbox {}", pod.sandbox),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ledger_of_an_earlier_version_is_read() {
-        let old: Door = serde_json::from_str(r#"{"Object":"shop/more"}"#).expect("a door");
-        assert_eq!(old, Door::Object(ObjectDoor { name: "shop/more".into(), uid: None }));
-        let new = Door::Object(ObjectDoor { name: "shop/more".into(), uid: Some("u1".into()) });
-        let text = serde_json::to_string(&new).expect("text");
-        assert_eq!(serde_json::from_str::<Door>(&text).expect("a door"), new);
     }
 }

@@ -6,7 +6,7 @@ mod features;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use knit_api::NodeRuntime;
@@ -16,6 +16,7 @@ use knit_runtime::{Info, Runtime, feature};
 use crate::error::{Error, Reason, Result};
 use crate::pipeline::resolve::Wanted;
 use features::{Announced, has};
+use knit_types::sync::{Locked, ReadWrite};
 
 /// All runtimes that this agent can use, by the names that NetworkClasses use.
 #[derive(Default)]
@@ -65,8 +66,8 @@ impl Runtimes {
     pub(crate) fn can_have(&self, wanted: &Wanted) -> Result<()> {
         let asked = [
             (feature::HOST_PORTS, !wanted.ports.is_empty(), "ports of the node"),
-            (feature::STATIC_ADDRESS, !wanted.addresses.is_empty(), "an address of its own choice"),
-            (feature::STATIC_MAC, wanted.mac.is_some(), "a MAC of its own choice"),
+            (feature::STATIC_ADDRESS, !wanted.addresses.is_empty(), "a specific address"),
+            (feature::STATIC_MAC, wanted.mac.is_some(), "a specific MAC"),
         ];
         // A runtime that is away is said to be away, by who asks it.
         let Some(info) = self.read().get(&wanted.runtime).map(|known| known.info.clone()) else {
@@ -77,8 +78,8 @@ impl Runtimes {
             Some((feature, _, what)) => Err(Error::new(
                 Reason::Refused,
                 format!(
-                    "interface {} asks for {what}, and network runtime {} of Network {} has not announced \
-                     {feature}: leave it out",
+                    "interface {} asks for {what}, but network runtime {} of Network {} has not announced \
+                    {feature}: leave it out",
                     wanted.interface, wanted.runtime, wanted.network
                 ),
             )),
@@ -95,6 +96,16 @@ impl Runtimes {
     #[must_use]
     pub fn all(&self) -> Vec<(String, Arc<dyn Runtime>)> {
         self.read().iter().map(|(name, known)| (name.clone(), Arc::clone(&known.runtime))).collect()
+    }
+
+    /// Those behind a socket that have announced that they can be watched. One inside the agent changes only
+    /// what it is told to, and compares what it made by itself.
+    #[must_use]
+    pub fn watchable(&self) -> BTreeMap<String, Arc<dyn Runtime>> {
+        let known = self.read();
+        let watchable = |known: &&Known| known.socket.is_some() && has(&known.info, feature::WATCH);
+        let of = |known: &Known| (known.info.name.clone(), Arc::clone(&known.runtime));
+        known.values().filter(watchable).map(of).collect()
     }
 
     /// What NodeNetwork shows of them.
@@ -132,7 +143,7 @@ impl Runtimes {
                 Ok(Ok(status)) if status.ready => None,
                 Ok(Ok(status)) => Some(status.message),
                 Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it does not answer: look at its log".to_owned()),
+                Err(_) => Some("it does not answer: check its log".to_owned()),
             };
             (name, problem)
         }));
@@ -156,8 +167,11 @@ impl Runtimes {
         let runtime = match RemoteRuntime::new(socket, call_deadline) {
             Ok(runtime) => runtime,
             Err(error) => {
-                tracing::warn!(socket = %socket.display(), error = &error as &dyn std::error::Error, "a \
-                    socket cannot be used");
+                tracing::warn!(
+                    socket = %socket.display(),
+                    error = &error as &dyn std::error::Error,
+                    "cannot use a socket"
+                );
                 return;
             }
         };
@@ -172,8 +186,8 @@ impl Runtimes {
         };
         let mut known = self.write();
         if known.contains_key(&info.name) {
-            tracing::warn!(socket = %socket.display(), runtime = %info.name, "a second network runtime of \
-                that name is left aside: stop one of them");
+            tracing::warn!(socket = %socket.display(), runtime = %info.name, "a second network runtime \
+            with the same name is ignored: stop one of them");
             return;
         }
         tracing::info!(socket = %socket.display(), runtime = %info.name, version = %info.version, "found a \
@@ -196,15 +210,15 @@ impl Runtimes {
     }
 
     fn refused(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, String>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+        self.refused.locked()
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Known>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner)
+        self.known.reading()
     }
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, Known>> {
-        self.known.write().unwrap_or_else(PoisonError::into_inner)
+        self.known.writing()
     }
 }
 
@@ -230,19 +244,19 @@ fn sockets(directory: &Path) -> Vec<PathBuf> {
 /// When it is not, with what to do.
 pub fn closed_to_others(socket: &Path) -> Result<(), String> {
     let shown = socket.display();
-    let meta = std::fs::metadata(socket).map_err(|error| format!("{shown} cannot be looked at: {error}"))?;
+    let meta = std::fs::metadata(socket).map_err(|error| format!("cannot inspect {shown}: {error}"))?;
     if !meta.file_type().is_socket() {
         return Err(format!("{shown} is not a socket: remove it"));
     }
     if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
-        return Err(format!("{shown} belongs to user {}: the runtime has to run as root", meta.uid()));
+        return Err(format!("{shown} belongs to user {}: the runtime must run as root", meta.uid()));
     }
     let mode = meta.mode() & 0o777;
     // Whoever may write to it may connect; reading alone, which servers leave to others by default, opens
     // nothing.
     if mode & 0o022 != 0 {
         return Err(format!(
-            "{shown} is open to others (mode {mode:04o}): the runtime has to set its mode to 0600"
+            "{shown} is open to others (mode {mode:04o}): the runtime must set its mode to 0600"
         ));
     }
     Ok(())

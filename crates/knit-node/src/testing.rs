@@ -4,18 +4,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::StreamExt as _;
+use ipnet::IpNet;
 use knit_ipam::{Cooling, Millis};
-use knit_ledger::{LedgerError, SandboxRecord};
+use knit_ledger::{Batch, Entry, LedgerError, Unreadable};
+use knit_runtime::routers::{Routers, Steering};
 use knit_runtime::{
-    AttachRequest, Attachment, Damage, Disturbance, Error, HostEnd, Info, InterfaceName, Network,
-    NetworkStatus, Pod, Reason, Result, Runtime, SandboxId, Status, Survey, feature,
+    AttachRequest, Attachment, Change, Changes, Damage, Disturbance, Error, HostEnd, Info, InterfaceName,
+    Network, NetworkStatus, NetworkUsage, Pod, Protocol, Reason, Result, Runtime, SandboxId, Status, Survey,
+    feature,
 };
-use tokio::sync::{Notify, watch};
+use knit_types::sync::Locked;
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::netns;
 use crate::sandboxes::books::Store;
@@ -25,6 +32,8 @@ use crate::sandboxes::books::Store;
 pub struct FakeKernel {
     state: Arc<Mutex<KernelState>>,
     disturbed: Arc<Notify>,
+    /// Who watches the runtime of this kernel; none while nobody does.
+    watchers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change>>>>,
 }
 
 #[derive(Debug, Default)]
@@ -37,6 +46,7 @@ struct KernelState {
     halves: BTreeSet<(SandboxId, InterfaceName)>,
     attaches: usize,
     set_ups: usize,
+    usage: BTreeMap<String, NetworkUsage>,
     faults: Faults,
 }
 
@@ -51,6 +61,8 @@ pub struct Faults {
     pub surveys: usize,
     /// This many set-ups fail.
     pub set_ups: usize,
+    /// This many removals of Networks fail.
+    pub removals: usize,
     /// Set-up fails with this.
     pub set_up: Option<Reason>,
     /// An attach of this interface never answers.
@@ -83,6 +95,7 @@ struct LifeState {
 pub struct FakeRuntime {
     name: String,
     features: Vec<&'static str>,
+    routers: bool,
     kernel: FakeKernel,
     life: Life,
 }
@@ -140,9 +153,39 @@ impl FakeKernel {
         self.disturbed.notify_one();
     }
 
-    /// Loses an interface, as if somebody had deleted it.
+    /// From now on a Network uses this.
+    pub fn uses(&self, usage: NetworkUsage) {
+        self.state().usage.insert(usage.network.clone(), usage);
+    }
+
+    /// Loses an interface, as if somebody had deleted it, and tells those who watch.
     pub fn lose(&self, sandbox: &str, interface: &str) {
-        self.state().attachments.retain(|(s, i), _| s.as_str() != sandbox || i.as_str() != interface);
+        let lost = |(s, i): &(SandboxId, InterfaceName)| s.as_str() == sandbox && i.as_str() == interface;
+        let gone: Vec<_> = self.state().attachments.extract_if(.., |key, _| lost(key)).collect();
+        for (_, attachment) in gone {
+            self.tell(&Change::Removed(attachment));
+        }
+    }
+
+    /// Begins with nothing, as a runtime does that keeps what it has in memory: all streams end, and Networks
+    /// and interfaces are gone.
+    pub fn restart(&self) {
+        let mut state = self.state();
+        state.networks.clear();
+        state.attachments.clear();
+        state.halves.clear();
+        drop(state);
+        self.watchers.locked().clear();
+    }
+
+    /// Whether somebody watches.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.watchers.locked().iter().any(|watcher| !watcher.is_closed())
+    }
+
+    fn tell(&self, change: &Change) {
+        self.watchers.locked().retain(|watcher| watcher.send(change.clone()).is_ok());
     }
 
     /// Forgets which pods its attachments are for, as a kernel does that keeps only sandboxes.
@@ -154,7 +197,7 @@ impl FakeKernel {
     }
 
     fn state(&self) -> MutexGuard<'_, KernelState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 }
 
@@ -190,7 +233,7 @@ impl Life {
 
     /// One step; false if life ends here or has ended.
     fn step(&self) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.locked();
         let step = state.steps;
         state.steps += 1;
         if state.kill_at == Some(step) {
@@ -225,13 +268,26 @@ impl FakeRuntime {
             feature::ROUTES,
             feature::HOST_PORTS,
         ];
-        Self { name: name.to_owned(), features, kernel: kernel.clone(), life: life.clone() }
+        Self { name: name.to_owned(), features, routers: false, kernel: kernel.clone(), life: life.clone() }
+    }
+
+    /// The same one, with routers that Services could be served in.
+    #[must_use]
+    pub fn with_routers(self) -> Self {
+        Self { routers: true, ..self }
     }
 
     /// The same one, without some features.
     #[must_use]
     pub fn without(mut self, features: &[&str]) -> Self {
         self.features.retain(|f| !features.contains(f));
+        self
+    }
+
+    /// The same one, with more features.
+    #[must_use]
+    pub fn with(mut self, features: &[&'static str]) -> Self {
+        self.features.extend(features);
         self
     }
 
@@ -279,8 +335,38 @@ impl FakeRuntime {
     }
 }
 
+/// Routers in which nothing is: enough for a service proxy that is none.
+#[derive(Debug)]
+struct FakeRouters;
+
+impl Routers for FakeRouters {
+    fn uplink(&self, _: BorrowedFd<'_>) -> Result<Vec<IpAddr>> {
+        Ok(Vec::new())
+    }
+
+    fn uplink_ranges(&self) -> Vec<IpNet> {
+        Vec::new()
+    }
+
+    fn uplink_prefix(&self) -> String {
+        "uplink".to_owned()
+    }
+
+    fn reserved_ports(&self) -> Vec<(Protocol, u16)> {
+        Vec::new()
+    }
+
+    fn steering(&self) -> Result<Box<dyn Steering>> {
+        Err(Error::new(Reason::Unsupported, "nothing leads into a fake router"))
+    }
+}
+
 #[async_trait]
 impl Runtime for FakeRuntime {
+    fn routers(&self) -> Option<Arc<dyn Routers>> {
+        self.routers.then(|| Arc::new(FakeRouters) as Arc<dyn Routers>)
+    }
+
     async fn info(&self) -> Result<Info> {
         let features = self.features.iter().map(|f| (*f).to_owned()).collect();
         Ok(Info { name: self.name.clone(), version: "test".into(), features })
@@ -304,6 +390,10 @@ impl Runtime for FakeRuntime {
 
     async fn remove_network(&self, name: &str) -> Result<()> {
         let mut state = self.kernel.state();
+        if state.faults.removals > 0 {
+            state.faults.removals -= 1;
+            return Err(Error::new(Reason::Internal, "told to fail").on(name));
+        }
         if state.attachments.values().any(|a| a.network == name) {
             return Err(Error::new(Reason::InUse, "in use").on(name));
         }
@@ -346,8 +436,12 @@ impl Runtime for FakeRuntime {
             let stays = |(s, i): &(SandboxId, InterfaceName)| {
                 *s != pod.sandbox || interface.is_some_and(|interface| interface != i)
             };
-            state.attachments.retain(|key, _| stays(key));
+            let gone: Vec<_> = state.attachments.extract_if(.., |key, _| !stays(key)).collect();
             state.halves.retain(stays);
+            drop(state);
+            for (_, attachment) in gone {
+                self.kernel.tell(&Change::Removed(attachment));
+            }
         }
         self.life.live().await;
         Ok(())
@@ -367,6 +461,20 @@ impl Runtime for FakeRuntime {
         self.life.live().await;
         let all = self.kernel.attachments();
         Ok(all.into_iter().filter(|a| sandbox.is_none_or(|s| *s == a.pod.sandbox)).collect())
+    }
+
+    async fn watch(&self) -> Result<Changes> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        for attachment in self.kernel.attachments() {
+            // Nobody has closed the other end.
+            let _ = sender.send(Change::Added(attachment));
+        }
+        let _ = sender.send(Change::Synced);
+        self.kernel.watchers.locked().push(sender);
+        let next = |mut receiver: mpsc::UnboundedReceiver<Change>| async move {
+            receiver.recv().await.map(|change| (Ok(change), receiver))
+        };
+        Ok(futures::stream::unfold(receiver, next).boxed())
     }
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
@@ -403,6 +511,10 @@ impl Runtime for FakeRuntime {
         Ok(Survey { networks: damaged.into_iter().map(damage).collect(), ..Survey::default() })
     }
 
+    async fn usage(&self) -> Result<Vec<NetworkUsage>> {
+        Ok(self.kernel.state().usage.values().cloned().collect())
+    }
+
     async fn disturbed(&self) -> Disturbance {
         self.kernel.disturbed.notified().await;
         Disturbance::Rules
@@ -428,24 +540,22 @@ impl MortalStore {
 }
 
 impl Store for MortalStore {
-    fn put(&mut self, record: SandboxRecord) -> Result<(), LedgerError> {
+    fn commit(&mut self, changes: Batch<Entry>) -> Result<(), LedgerError> {
         self.step()?;
-        self.store.put(record)?;
+        self.store.commit(changes)?;
         self.step()
     }
 
-    fn remove(&mut self, sandbox: &str) -> Result<(), LedgerError> {
-        self.step()?;
-        self.store.remove(sandbox)?;
-        self.step()
+    fn get(&self, key: &str) -> Option<&Entry> {
+        self.store.get(key)
     }
 
-    fn get(&self, sandbox: &str) -> Option<&SandboxRecord> {
-        self.store.get(sandbox)
+    fn entries(&self) -> Box<dyn Iterator<Item = &Entry> + '_> {
+        self.store.entries()
     }
 
-    fn records(&self) -> Box<dyn Iterator<Item = &SandboxRecord> + '_> {
-        self.store.records()
+    fn unreadable(&self) -> Box<dyn Iterator<Item = &Unreadable> + '_> {
+        self.store.unreadable()
     }
 
     fn rest(&mut self, freed: Vec<Cooling>, rested: Millis) -> Result<(), LedgerError> {

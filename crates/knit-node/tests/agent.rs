@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use knit_cni::protocol::{self, Command, MAX_FRAME, PROTOCOL_VERSION, Request, Response};
 use knit_cni::{Args, NetworkConfig, code};
-use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_node::testing::{FakeKernel, FakeRuntime, Life};
+use knit_node::{CoreConfig, Peers};
 use knit_objects::Source;
+use knit_testbed::objects;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -27,37 +28,26 @@ impl Node {
         for folder in ["objects", "netns"] {
             std::fs::create_dir(node.path(folder)).expect("a folder");
         }
-        let network = |name: &str, id: u32, cidr: &str, spec: Value| {
-            let mut object = json!({
-                "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
-                "spec": {"class": "knit", "topology": "Layer3", "subnets": [{"cidr": cidr}]},
-                "status": {"id": id}
-            });
-            if let (Some(spec), Value::Object(extra)) = (object["spec"].as_object_mut(), spec) {
-                spec.extend(extra);
+        let network = |name: &str, id: u32, cidr: &str, more: Value| {
+            let mut spec = json!({"class": "knit", "topology": "Layer3", "subnets": [{"cidr": cidr}]});
+            if let (Some(spec), Value::Object(more)) = (spec.as_object_mut(), more) {
+                spec.extend(more);
             }
-            object
+            objects::network(name, id, spec)
         };
-        let block = |network: &str, range: &str| {
-            json!({
-                "apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
-                    "metadata": {"name": format!("{network}-1")},
-                "spec": {"network": network, "node": "node-1", "ipv4": range}
-            })
-        };
+        let block = |network: &str, range: &str| objects::block(network, "node-1", range, None);
         for (n, object) in [
             network("default", 1, "10.1.0.0/16", json!({})),
             network("blue", 2, "10.2.0.0/16", json!({"allowedNamespaces": {"from": "All"}})),
             block("default", "10.1.0.0/28"),
             block("blue", "10.2.0.0/28"),
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}),
-            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"},
-                "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}),
+            objects::node("node-1", &["192.0.2.1"]),
         ]
         .into_iter()
         .enumerate()
         {
-            node.put(&format!("{n}.json"), &object);
+            node.put(&n.to_string(), &object);
         }
         node
     }
@@ -67,9 +57,7 @@ impl Node {
     }
 
     fn put(&self, file: &str, object: &Value) {
-        let unfinished = self.path("objects").join(format!(".{file}"));
-        std::fs::write(&unfinished, object.to_string()).expect("written");
-        std::fs::rename(unfinished, self.path("objects").join(file)).expect("in place");
+        objects::write(&self.path("objects"), file, object);
     }
 
     fn config(&self, source: Source) -> AgentConfig {
@@ -89,6 +77,9 @@ impl Node {
                 Ok(Arc::new(FakeRuntime::new("knit.dev/linux", &kernel, &Life::default())))
             }),
             proxy: None,
+            nri: None,
+            policies: None,
+            dra: None,
         }
     }
 
@@ -270,7 +261,7 @@ async fn plugged_into_a_running_pod_and_out_again() {
         "metadata": {"name": "more", "namespace": "shop"},
         "spec": {"pod": "pod-a", "network": "blue", "interface": "data0", "addresses": ["10.2.0.7"]}
     });
-    node.put("more.json", &object);
+    node.put("more", &object);
     let kernel = node.kernel.clone();
     eventually("plugging in", || kernel.attachments().iter().any(|a| a.interface.as_str() == "data0")).await;
     let status = node.path("objects").join("status");
@@ -285,7 +276,7 @@ async fn plugged_into_a_running_pod_and_out_again() {
     refused["spec"]["interface"] = "data1".into();
     refused["spec"]["network"] = "default".into();
     refused["spec"]["addresses"] = json!([]);
-    node.put("refused.json", &refused);
+    node.put("refused", &refused);
     eventually("the refusal", || contains(&status, "RequestRefused")).await;
 
     std::fs::remove_file(node.path("objects").join("more.json")).expect("removed");
@@ -418,9 +409,161 @@ async fn half_an_api(objects: Vec<Value>, held: &'static str) -> (String, tokio:
     (url, open)
 }
 
+/// What a controller writes about two nodes.
+fn slices(complete: bool) -> [Value; 3] {
+    let slice = |kind: &str, name: &str, network: Option<&str>, mut spec: Value| {
+        (spec["index"], spec["complete"]) = (json!(0), json!(complete));
+        if let Some(network) = network {
+            spec["network"] = json!(network);
+        }
+        json!({"apiVersion": "knit.dev/v1alpha1", "kind": kind,
+            "metadata": {"name": name, "labels": network.map(|n| json!({"knit.dev/network": n}))},
+            "spec": spec})
+    };
+    let block = |network: &str, node: &str, range: &str| {
+        json!({"name": format!("{network}-{node}"), "node": node, "ipv4": range,
+            "created": "2026-01-01T00:00:00Z"})
+    };
+    [
+        slice(
+            "NodeSlice",
+            "nodes-0",
+            None,
+            json!({"nodes": [
+            {"name": "node-1", "addresses": ["192.0.2.1"]}, {"name": "node-2", "addresses": ["192.0.2.2"]}]}),
+        ),
+        slice(
+            "BlockSlice",
+            "default-0",
+            Some("default"),
+            json!({"blocks": [block("default", "node-1", "10.1.0.0/28")]}),
+        ),
+        slice(
+            "BlockSlice",
+            "blue-0",
+            Some("blue"),
+            json!({"blocks": [
+            block("blue", "node-1", "10.2.0.0/28"), block("blue", "node-2", "10.2.0.16/28")]}),
+        ),
+    ]
+}
+
+/// How many blocks of each node an agent told the runtime of.
+fn told_blocks(node: &Node, network: &str) -> Vec<String> {
+    let networks = node.kernel.networks();
+    networks.get(network).map(|n| n.blocks.iter().map(|b| b.node.clone()).collect()).unwrap_or_default()
+}
+
+/// An agent reads slices, its own Node and its own blocks, and of no other Node or block the object.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_deletes_them() {
+    use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
+    use knit_api::{AddressBlock, BlockSlice, Network, NodeSlice};
+    use knit_apiserver::{Config as ApiConfig, Server, StoreOptions};
+    use knit_objects::{Key, Objects, Write};
+
+    async fn create<K: knit_objects::Object + serde::Serialize>(objects: &Objects, object: &Value) {
+        let object: K = serde_json::from_value(object.clone()).expect("an object");
+        objects.write(&Write::create(&object)).await.expect("created");
+    }
+    let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
+    let store = StoreOptions { crds, ..StoreOptions::default() };
+    let server = Server::start(ApiConfig { store, ..ApiConfig::default() }).await.expect("an API server");
+    let objects = Objects::open(Source::Url(server.url())).await.expect("objects");
+    let node = Node::new();
+    for file in std::fs::read_dir(node.path("objects")).expect("the objects") {
+        let text = std::fs::read(file.expect("a file").path()).expect("read");
+        let object: Value = serde_json::from_slice(&text).expect("an object");
+        match object["kind"].as_str().expect("a kind") {
+            "Network" => {
+                create::<Network>(&objects, &object).await;
+                let key = Key::cluster(object["metadata"]["name"].as_str().expect("a name"));
+                let write = Write::status::<Network>(key, &object["status"], "test");
+                objects.write(&write).await.expect("written");
+            }
+            "AddressBlock" => create::<AddressBlock>(&objects, &object).await,
+            "Namespace" => create::<Namespace>(&objects, &object).await,
+            "Node" => {
+                create::<NodeObject>(&objects, &object).await;
+                let write = Write::status::<NodeObject>(Key::cluster("node-1"), &object["status"], "test");
+                objects.write(&write).await.expect("written");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    // Another node that nobody has told of in a slice.
+    create::<NodeObject>(&objects, &json!({"metadata": {"name": "node-9"}})).await;
+    let start = || async {
+        let mut config = node.config(Source::Url(server.url()));
+        (config.core.block_wait, config.core.peers) = (Duration::from_secs(1), Peers::Slices);
+        Agent::start(config).await.expect("started")
+    };
+    let agent = start().await;
+    // A controller that is older writes no slices, and one that is at it has not written all.
+    for held in ["no slices", "slices that are not complete"] {
+        let answer = node.call(node.request(Command::Add, "a", "blue")).await;
+        assert_eq!(error_code(&answer), code::TRY_AGAIN, "{held}: {answer:?}");
+        assert!(format!("{answer:?}").contains("not all Nodes, BlockSlices have arrived"), "{answer:?}");
+        if held == "no slices" {
+            let [nodes, default, blue] = slices(false);
+            create::<NodeSlice>(&objects, &nodes).await;
+            create::<BlockSlice>(&objects, &default).await;
+            create::<BlockSlice>(&objects, &blue).await;
+            let known = || agent.core().world().get().nodes.contains_key("node-2");
+            eventually("the other node", known).await;
+        }
+    }
+    let complete = json!({"spec": {"complete": true}});
+    objects
+        .write(&Write::merge::<NodeSlice>(Key::cluster("nodes-0"), complete.clone()))
+        .await
+        .expect("written");
+    for name in ["default-0", "blue-0"] {
+        let write = Write::merge::<BlockSlice>(Key::cluster(name), complete.clone());
+        objects.write(&write).await.expect("written");
+    }
+    eventually("all lists", || agent.core().world().get().is_synced()).await;
+    result(node.call(node.request(Command::Add, "a", "blue")).await);
+    assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
+    let inside = node.kernel.networks()["blue"].not_outside.clone();
+    assert!(inside.contains(&"192.0.2.2/32".parse().expect("a range")), "{inside:?}");
+    assert!(!agent.core().world().get().nodes.contains_key("node-9"), "Nodes themselves are not followed");
+
+    let kept = node.path("state").join("boot-cache.json");
+    let all_kept = |text: String| text.contains("10.2.0.16/28") && text.contains("\"whole\"");
+    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+
+    // Somebody deletes all slices: whoever was known stays known.
+    for name in ["blue-0", "default-0"] {
+        objects.write(&Write::delete::<BlockSlice>(Key::cluster(name))).await.expect("deleted");
+    }
+    objects.write(&Write::delete::<NodeSlice>(Key::cluster("nodes-0"))).await.expect("deleted");
+    eventually("the loss", || !agent.core().world().get().is_synced()).await;
+    assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
+    // So it does over a restart of the agent, by what was kept on disk.
+    agent.stop(Duration::from_secs(5)).await;
+    let agent = start().await;
+    result(node.call(node.request(Command::Add, "b", "blue")).await);
+    assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
+    // One that says that the other node is gone is believed once all of it is there.
+    let [_, default, mut blue] = slices(true);
+    blue["spec"]["blocks"].as_array_mut().expect("blocks").truncate(1);
+    create::<BlockSlice>(&objects, &default).await;
+    create::<BlockSlice>(&objects, &blue).await;
+    eventually("the end of a block", || told_blocks(&node, "blue") == ["node-1"]).await;
+    agent.stop(Duration::from_secs(5)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_was_let_out_to_every_service_while_the_service_ranges_were_not_known() {
-    for held in ["servicecidrs", "nodes"] {
+    for (peers, held, list) in [
+        (Peers::Objects, "servicecidrs", "servicecidrs"),
+        (Peers::Objects, "nodes", "nodes"),
+        (Peers::Slices, "nodes", "nodes"),
+        (Peers::Slices, "nodeslices", "nodes"),
+        (Peers::Slices, "blockslices", "blockslices"),
+        (Peers::Slices, "addressblocks", "addressblocks"),
+    ] {
         let node = Node::new();
         let mut objects: Vec<Value> = std::fs::read_dir(node.path("objects"))
             .expect("the objects")
@@ -429,15 +572,16 @@ async fn a_tenant_was_let_out_to_every_service_while_the_service_ranges_were_not
             .collect();
         objects.push(json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
             "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]}}));
+        objects.extend(slices(true));
         let (url, open) = half_an_api(objects, held).await;
         let mut config = node.config(Source::Url(url));
-        config.core.block_wait = Duration::from_secs(1);
+        (config.core.block_wait, config.core.peers) = (Duration::from_secs(1), peers);
         config.node_addresses = vec!["192.0.2.1".parse().expect("an address")];
         let agent = Agent::start(config).await.expect("started");
         let answer = node.call(node.request(Command::Add, "a", "blue")).await;
         assert_eq!(error_code(&answer), code::TRY_AGAIN, "{held}: {answer:?}");
         let said = format!("{answer:?}").to_lowercase();
-        assert!(said.contains(&format!("not all {held} have arrived")), "{said}");
+        assert!(said.contains(&format!("not all {list} have arrived")), "{said}");
         assert!(!node.kernel.networks().contains_key("blue"), "{held}");
         open.send_replace(true);
         eventually("the list", || agent.core().world().get().is_synced()).await;
@@ -465,9 +609,9 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
         json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "shop"},
             "spec": {"clusterIP": ip, "clusterIPs": [ip]}})
     };
-    node.put("1.json", &blue(&["db", "cache"]));
-    node.put("db.json", &service("db", "10.96.0.7"));
-    node.put("cache.json", &service("cache", "10.96.0.8"));
+    node.put("1", &blue(&["db", "cache"]));
+    node.put("db", &service("db", "10.96.0.7"));
+    node.put("cache", &service("cache", "10.96.0.8"));
     let allowed = || -> Vec<String> {
         let networks = node.kernel.networks();
         networks
@@ -492,8 +636,9 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
     std::fs::remove_file(node.path("objects").join("cache.json")).expect("removed");
     agent.core().world().update_networks(|world| {
         let networks = Arc::make_mut(&mut world.networks);
-        let changed = serde_json::from_value(blue(&["cache", "other"])).expect("a Network");
-        networks.insert("blue".to_owned(), Arc::new(changed));
+        let changed: knit_api::Network =
+            serde_json::from_value(blue(&["cache", "other"])).expect("a Network");
+        networks.insert("blue".to_owned(), Arc::new(changed.into()));
     });
     eventually("the end of the way to that", || allowed().is_empty()).await;
     agent.stop(Duration::from_secs(5)).await;
@@ -530,7 +675,7 @@ async fn an_agent_is_replaced_by_another() {
 async fn reports_health_and_numbers() {
     let node = Node::new();
     node.put(
-        "policy.json",
+        "policy",
         &json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
             "metadata": {"name": "wall", "namespace": "shop"}, "spec": {"podSelector": {}}}),
     );

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Node, addresses, block, id, in_namespace, netns_of, network};
+use common::{Node, addresses, block, id, in_namespace, main_of, netns_of, network};
 use knit_node::reconcile::Pass;
 use knit_node::testing::Faults;
 use knit_node::{Door, Reason};
@@ -299,7 +299,7 @@ async fn a_call_that_names_another_interface_took_the_running_pods_networks_away
     let further = before.attachments[1].interface.clone();
     for interface in [InterfaceName::new("eth1").expect("a name"), further] {
         let mut request = node.request("a", "shop", "blue");
-        request.start.as_mut().expect("a pod that starts").interface = interface.clone();
+        main_of(&mut request).interface = interface.clone();
         let error = agent.add(request).await.expect_err("it has its networks");
         assert_eq!(error.reason, Reason::Refused);
         assert!(error.chain().contains("detach the pod first"), "{}", error.chain());
@@ -458,4 +458,37 @@ async fn an_attach_that_never_ends_is_not_followed_for_ever() {
     assert!(alive() > before, "it may still come");
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(alive(), before);
+}
+
+/// A Network whose removal failed was forgotten, and what the runtime had of it stayed for ever.
+#[tokio::test]
+async fn a_network_that_cannot_be_removed_is_removed_later() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    agent.del("a").await.expect("detached");
+    let has_blue = || node.kernel.networks().contains_key("blue");
+    let delete = |world: &mut knit_node::world::World| {
+        Arc::make_mut(&mut world.networks).remove("blue");
+    };
+    agent.core.world().update(delete);
+    node.kernel.fail(Faults { removals: 2, ..Faults::default() });
+    for _ in 0..2 {
+        agent.core.networks().pass().await;
+        assert!(has_blue(), "told to fail");
+    }
+    agent.core.networks().pass().await;
+    assert!(!has_blue(), "what is left is tried again");
+
+    // One of which only a part was made is removed, too.
+    let node = Node::new();
+    let agent = node.start().await;
+    node.kernel.fail(Faults { set_up: Some(knit_runtime::Reason::Internal), ..Faults::default() });
+    agent.core.keep_network("blue").await;
+    agent.core.world().update(delete);
+    node.kernel.fail(Faults { removals: 1, ..Faults::default() });
+    agent.core.networks().pass().await;
+    assert!(agent.core.networks().states().iter().any(|state| state.name == "blue"), "it is not forgotten");
+    agent.core.networks().pass().await;
+    assert!(agent.core.networks().states().iter().all(|state| state.name != "blue"));
 }

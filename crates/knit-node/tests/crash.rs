@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use common::{Agent, Node, addresses};
-use knit_ledger::{AttachmentState, SandboxRecord};
+use knit_ledger::{AttachmentState, Entry};
 use knit_node::Reason;
 use knit_node::testing::{Faults, Life};
 
@@ -75,13 +75,13 @@ async fn del(agent: &Agent, told: &Mutex<Told>, sandbox: &str) {
 async fn afterwards(node: &Node, told: &Told, kill_at: usize) {
     let agent = node.start().await;
     let when = format!("killed at step {kill_at}: {told:?}");
-    let (records, _) = knit_ledger::read::<SandboxRecord>(&node.config().ledger()).expect("the ledger");
+    let (content, _) = knit_ledger::read::<Entry>(&node.config().ledger()).expect("the ledger");
     // Ledger and kernel say the same, and nothing is half way.
     let mut recorded = BTreeSet::new();
-    for record in &records {
+    for record in content.records.values().filter_map(Entry::sandbox) {
         for attachment in record.attachments() {
             assert!(matches!(attachment.state(), AttachmentState::Attached(_)), "{when}: {attachment:?}");
-            recorded.insert((record.sandbox().to_owned(), attachment.plan().interface.clone()));
+            recorded.insert((record.sandbox().to_string(), attachment.plan().interface.to_string()));
         }
     }
     let kernel: BTreeSet<(String, String)> =
@@ -107,8 +107,8 @@ async fn afterwards(node: &Node, told: &Told, kill_at: usize) {
         agent.del(sandbox).await.expect("detached");
     }
     assert!(node.is_clean(), "{when}");
-    let (records, _) = knit_ledger::read::<SandboxRecord>(&node.config().ledger()).expect("the ledger");
-    assert!(records.is_empty(), "{when}");
+    let (content, _) = knit_ledger::read::<Entry>(&node.config().ledger()).expect("the ledger");
+    assert!(content.records.is_empty() && content.unreadable.is_empty(), "{when}");
 }
 
 #[tokio::test]

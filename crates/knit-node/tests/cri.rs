@@ -4,13 +4,14 @@
 mod common;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Agent, Node, id, in_namespace, netns_of};
 use knit_api::cri::v1 as wire;
 use knit_node::reconcile::{Outcome, Pass};
 use knit_node::{Door, Wishes};
+use knit_types::sync::Locked;
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 use wire::runtime_service_server::{RuntimeService, RuntimeServiceServer};
@@ -33,7 +34,7 @@ impl RuntimeService for FakeCri {
         &self,
         _: Request<wire::ListPodSandboxRequest>,
     ) -> Result<Response<wire::ListPodSandboxResponse>, Status> {
-        let mood = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mood = self.0.locked().clone();
         match mood {
             Mood::Lists(sandboxes) => {
                 let items = sandboxes.into_iter().map(|(id, ready)| sandbox(id, ready)).collect();
@@ -75,7 +76,7 @@ impl FakeCri {
     }
 
     fn set(&self, mood: Mood) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mood;
+        *self.0.locked() = mood;
     }
 
     fn lists(&self, ids: &[&str]) {

@@ -352,6 +352,47 @@ async fn an_interface_of_an_object_was_lost_with_a_part_of_the_ledger() {
     following.abort();
 }
 
+/// The kernel knows sandboxes only, and without a container runtime's socket nobody said which pod it was:
+/// the object asked for its interface again, and again.
+#[tokio::test(start_paused = true)]
+async fn an_interface_of_an_object_finds_it_after_the_whole_ledger_was_lost() {
+    let mut bed = Bed::new().await;
+    bed.put(vec![object("aaa", "x", "evil", "blue", json!({}))]);
+    let following = bed.follow();
+    bed.within(1, "plugging in", |bed| bed.interfaces("evil") == ["eth0", "net1"]).await;
+    following.abort();
+    assert!(following.await.is_err_and(|end| end.is_cancelled()));
+    let Bed { mut node, agent, objects } = bed;
+    drop(agent);
+    std::fs::remove_file(node.config().ledger()).expect("removed");
+    node.kernel.forget_pods();
+    let status = json!({"node": NODE, "sandboxId": "evil", "interface": "net1"});
+    let known = object("aaa", "x", "evil", "blue", json!({"status": status}));
+    // What somebody wrote of another node's sandbox says nothing.
+    let elsewhere = json!({"status": {"node": "node-2", "sandboxId": "good", "interface": "net1"}});
+    let other = object("aaa", "y", "evil", "blue", elsewhere);
+    Arc::make_mut(&mut node.world.attachments).insert(("aaa".into(), "x".into()), Arc::new(known.clone()));
+    Arc::make_mut(&mut node.world.attachments).insert(("aaa".into(), "y".into()), Arc::new(other));
+    let agent = node.start().await;
+    assert_eq!(agent.outcome.adopted, 3, "{:?}", agent.outcome);
+    let name = |sandbox: &str| agent.core.sandboxes().pod(&common::id(sandbox)).expect("adopted").name;
+    assert_eq!((name("evil"), name("good")), (Some("pod-evil".to_owned()), None));
+    Arc::make_mut(&mut node.world.attachments).clear();
+    agent.core.world().update(|world| {
+        Arc::make_mut(&mut world.attachments).remove(&("aaa".to_owned(), "y".to_owned()));
+    });
+    bed = Bed { node, agent, objects };
+    let attaches = bed.node.kernel.attaches();
+    let written = bed.written();
+    written.keys().for_each(|file| std::fs::remove_file(file).expect("removed"));
+    let following = bed.follow();
+    bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("Ready")).await;
+    assert_eq!((bed.interfaces("evil").len(), bed.node.kernel.attaches()), (2, attaches));
+    bed.agent.core.world().update(|world| Arc::make_mut(&mut world.attachments).clear());
+    bed.within(10, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
+    following.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_an_earlier_version_plugged_in_stays() {
     let bed = Bed::new().await;

@@ -13,6 +13,7 @@ use knit_kernel::link::Change;
 use knit_kernel::testing::in_namespaces;
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_node::http::HttpServer;
+use knit_runtime::NetworkUsage;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// A connection from one of our addresses.
@@ -59,6 +60,15 @@ async fn serve_and_ask() {
     let address: IpAddr = "10.0.0.9".parse().expect("an address");
     let server = HttpServer::open(SocketAddr::new(address, 0)).await.expect("a port");
     let to = server.address().expect("an address");
+    // What one tenant does, as its runtime counts it.
+    node.kernel.uses(NetworkUsage {
+        network: "blue".into(),
+        connections: 300,
+        connections_limit: 4096,
+        refused_connections: 7,
+        refused_connections_together: 5,
+        refused_questions: 9,
+    });
     let serving = tokio::spawn(server.serve(agent.core.clone()));
     let asked = tokio::task::spawn_blocking(move || {
         // One that says nothing, half a request, and the same again and again.
@@ -76,6 +86,15 @@ async fn serve_and_ask() {
         let refused = metrics.lines().find(|l| l.starts_with("knit_node_http_refused_connections_total "));
         let refused: u64 = refused.and_then(|l| l.rsplit(' ').next()?.parse().ok()).expect("a number");
         assert!(refused >= 250, "{refused} of 300");
+        for line in [
+            r#"knit_node_network_connections{network="blue"} 300"#,
+            r#"knit_node_network_connections_limit{network="blue"} 4096"#,
+            r#"knit_node_network_refused_connections_total{network="blue",limit="network"} 7"#,
+            r#"knit_node_network_refused_connections_total{network="blue",limit="all"} 5"#,
+            r#"knit_node_network_refused_neighbour_requests_total{network="blue"} 9"#,
+        ] {
+            assert!(metrics.lines().any(|found| found.trim_end() == line), "{line}: {metrics}");
+        }
         assert_eq!(get("10.0.0.1", to, "/healthz"), "", "the client itself has too many");
         held
     });

@@ -2,26 +2,23 @@
 //! Networks over two nodes, a restart that no pod notices, and nothing left at the end.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_cni::protocol::{self, Command, PROTOCOL_VERSION, Request, Response};
-use knit_cni::{Args, NetworkConfig};
-use knit_kernel::addr::Address;
+use knit_cni::protocol::{Command, Response};
+use knit_kernel::Handle;
 use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::testing::{eventually, in_namespaces, namespace};
-use knit_kernel::{Handle, IfName, Op};
+use knit_kernel::testing::{eventually, in_namespaces};
 use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_objects::{FolderOptions, Source};
+use knit_testbed::objects::{block, network, node, write};
+use knit_testbed::wire::Wire;
+use knit_testbed::{NEVER, SOON, cni, name};
 use serde_json::{Value, json};
-
-const SOON: Duration = Duration::from_secs(60);
-const NEVER: Duration = Duration::from_millis(300);
 
 struct Node {
     name: &'static str,
@@ -60,6 +57,9 @@ impl Node {
                 Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
             }),
             proxy: None,
+            nri: None,
+            policies: None,
+            dra: None,
         };
         Agent::start(config).await.expect("started")
     }
@@ -69,35 +69,18 @@ impl Node {
     }
 
     async fn call(&self, command: Command, pod: &Pod, networks: &str) -> Value {
-        let config = json!({
-            "cniVersion": "1.1.0", "name": "knit",
-            "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"knit.dev/networks": networks}}
-        });
-        let request = Request {
-            version: PROTOCOL_VERSION,
-            command,
-            container_id: pod.sandbox.clone(),
-            netns: pod.path.display().to_string(),
-            ifname: "eth0".into(),
-            args: Args {
-                pod_namespace: Some(pod.namespace.into()),
-                pod_name: Some(pod.sandbox.clone()),
-                pod_uid: None,
-                infra_container_id: None,
-            },
-            path: String::new(),
-            config: NetworkConfig::parse(config.to_string().as_bytes()).expect("a configuration"),
-            timeout_ms: Some(60_000),
-        };
-        let socket = self.socket();
-        let asked = tokio::task::spawn_blocking(move || {
-            let mut stream = UnixStream::connect(socket).expect("connected");
-            protocol::send(&mut stream, &request).expect("sent");
-            protocol::receive::<Response>(&mut stream).expect("an answer")
-        });
-        match asked.await.expect("asked") {
-            Response::Ok(value) => value,
-            Response::Err(error) => panic!("{command:?} of {}: {error:?}", pod.sandbox),
+        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
+        cni::call(&self.socket(), command, about, &cni::networks(networks)).await
+    }
+
+    /// Why a pod cannot be added within two seconds.
+    async fn refusal(&self, pod: &Pod, networks: &str) -> String {
+        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
+        let mut request = cni::request(Command::Add, about, &cni::networks(networks));
+        request.timeout_ms = Some(2000);
+        match cni::ask(&self.socket(), request).await {
+            Response::Err(error) => format!("{error:?}"),
+            Response::Ok(value) => panic!("{} was added: {value}", pod.sandbox),
         }
     }
 }
@@ -111,56 +94,21 @@ impl Pod {
     }
 }
 
-fn name(text: &str) -> IfName {
-    IfName::new(text).expect("a name")
-}
-
-/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2. The wire is a namespace of its own, since links that
-/// are made here carry the mark of what Knit made.
-fn nodes(dir: &Path) -> (NetNs, [Node; 2]) {
-    let wire = namespace();
-    let outside = Handle::open(&wire).expect("a handle");
-    let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
-    bridge.up = true;
-    outside.create_link(&bridge).expect("the wire");
-    let bridge = outside.index_of(&name("wire")).expect("the wire");
-    let node = |node: &'static str, text: &str| {
-        let space = namespace();
-        let mut port = NewLink::veth(name(node), Peer::new(name("eth0"), &space));
-        port.master = Some(bridge);
-        port.up = true;
-        outside.create_link(&port).expect("a port of the wire");
-        let handle = Handle::open(&space).expect("a handle");
-        let eth0 = handle.index_of(&name("eth0")).expect("eth0");
-        let net: IpNet = text.parse().expect("a prefix");
-        handle.apply(&[Change::of(eth0).up().into(), Op::create(Address::new(eth0, net))]).expect("eth0");
+/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2.
+fn nodes(dir: &Path) -> (Wire, [Node; 2]) {
+    let wire = Wire::new();
+    let node = |node: &'static str, host: u8| {
+        let space = wire.host(node, host);
         let node = Node { name: node, space, dir: dir.join(node), objects: dir.join("objects") };
         std::fs::create_dir_all(&node.dir).expect("a directory");
         node
     };
-    let nodes = [node("a", "192.168.7.1/24"), node("b", "192.168.7.2/24")];
+    let nodes = [node("a", 1), node("b", 2)];
     (wire, nodes)
 }
 
 fn write_objects(folder: &Path) {
     std::fs::create_dir_all(folder).expect("a folder");
-    let network = |name: &str, id: u32, spec: Value| {
-        json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
-            "spec": spec, "status": {"id": id}})
-    };
-    let block = |name: &str, network: &str, node: &str, ipv4: &str, ipv6: Option<&str>| {
-        let mut object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
-            "metadata": {"name": name},
-            "spec": {"network": network, "node": node, "ipv4": ipv4}});
-        if let Some(ipv6) = ipv6 {
-            object["spec"]["ipv6"] = ipv6.into();
-        }
-        object
-    };
-    let node = |name: &str, address: &str| {
-        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-            "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
-    };
     let objects = [
         network(
             "default",
@@ -180,20 +128,20 @@ fn write_objects(folder: &Path) {
             json!({"class": "knit", "topology": "Layer2", "subnets": [{"cidr": "10.77.0.0/16"}],
                 "primaryFor": {"matchLabels": {"team": "green"}}}),
         ),
-        block("default-a", "default", "a", "10.244.1.0/28", Some("fd44::1:0/124")),
-        block("default-b", "default", "b", "10.244.2.0/28", Some("fd44::2:0/124")),
-        block("blue-a", "blue", "a", "10.77.0.16/28", None),
-        block("blue-b", "blue", "b", "10.77.0.32/28", None),
-        block("green-a", "green", "a", "10.77.0.16/28", None),
-        block("green-b", "green", "b", "10.77.0.32/28", None),
-        node("a", "192.168.7.1"),
-        node("b", "192.168.7.2"),
+        block("default", "a", "10.244.1.0/28", Some("fd44::1:0/124")),
+        block("default", "b", "10.244.2.0/28", Some("fd44::2:0/124")),
+        block("blue", "a", "10.77.0.16/28", None),
+        block("blue", "b", "10.77.0.32/28", None),
+        block("green", "a", "10.77.0.16/28", None),
+        block("green", "b", "10.77.0.32/28", None),
+        node("a", &["192.168.7.1"]),
+        node("b", &["192.168.7.2"]),
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}),
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "forest",
             "labels": {"team": "green"}}}),
     ];
     for (n, object) in objects.iter().enumerate() {
-        std::fs::write(folder.join(format!("{n}.json")), object.to_string()).expect("written");
+        write(folder, &n.to_string(), object);
     }
 }
 
@@ -277,6 +225,116 @@ async fn scenario() {
     nodes[1].call(Command::Del, &bush, "").await;
     for agent in [&agent_a, &agent_b] {
         assert!(agent.core().list(None).is_empty());
+        let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
+        assert_eq!(runtime.list(None).await.expect("a list"), []);
+    }
+    agent_a.stop(Duration::from_secs(5)).await;
+    agent_b.stop(Duration::from_secs(5)).await;
+}
+
+/// The Network of docs/underlay.md.
+fn documented() -> String {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/underlay.md");
+    let page = std::fs::read_to_string(page).expect("docs/underlay.md");
+    let example = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next());
+    example.expect("an example").to_owned()
+}
+
+/// Joins a node to a second segment, by a link of this name.
+fn join(wire: &Wire, node: &Node, port: &str, link: &str) {
+    let handle = Handle::open(&wire.space).expect("a handle");
+    if handle.link_by_name(&name("lan")).expect("a look").is_none() {
+        let mut bridge = NewLink::bridge(name("lan"), Bridge::default());
+        bridge.up = true;
+        handle.create_link(&bridge).expect("the segment");
+    }
+    let mut new = NewLink::veth(name(port), Peer::new(name(link), &node.space));
+    new.master = Some(handle.index_of(&name("lan")).expect("the segment"));
+    new.up = true;
+    handle.create_link(&new).expect("a port of the segment");
+    let up = Change::named(name(link)).up();
+    Handle::open(&node.space).expect("a handle").apply(&[up.into()]).expect("up");
+}
+
+#[test]
+fn the_network_of_the_page_about_underlays_works_and_its_pods_come_back_with_their_link() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(underlay());
+    });
+}
+
+async fn underlay() {
+    let dir = PathBuf::from("/run/test");
+    let (wire, nodes) = nodes(&dir);
+    let folder = dir.join("objects");
+    write_objects(&folder);
+    let write = |file: &str, object: &Value| {
+        std::fs::write(folder.join(file), object.to_string()).expect("written");
+    };
+    let office = format!("{}status:\n  id: 20\n", documented());
+    std::fs::write(folder.join("office.yaml"), office).expect("written");
+    for (node, range) in [("a", "192.168.20.32/28"), ("b", "192.168.20.48/28")] {
+        let spec = json!({"network": "office", "node": node, "ipv4": range});
+        let block = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
+            "metadata": {"name": format!("office-{node}")}, "spec": spec});
+        write(&format!("office-{node}.json"), &block);
+    }
+    write(
+        "11.json",
+        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop",
+        "labels": {"office": "yes"}}}),
+    );
+    let node = |name: &str, address: &str, labels: Value| {
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
+            "status": {"addresses": [{"type": "InternalIP", "address": address}]}})
+    };
+    write("9.json", &node("a", "192.168.7.1", json!({"rack": "left"})));
+    join(&wire, &nodes[0], "lan-a", "bond0.20");
+    join(&wire, &nodes[1], "lan-b", "eth1");
+    // A Network on the segment that nodes and a host are on: others reach that host as before, by their node.
+    let street = json!({"topology": "Underlay", "underlay": {"parents": [{"name": "eth9"}]},
+        "subnets": [{"cidr": "192.168.7.0/24", "reserved": ["192.168.7.0/26"]}]});
+    write(
+        "street.json",
+        &json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network",
+        "metadata": {"name": "street"}, "spec": street, "status": {"id": 21}}),
+    );
+    let mut host = Pod::new("host", "nobody");
+    host.space = wire.host("host", 99);
+    let (agent_a, agent_b) = tokio::join!(nodes[0].start(), nodes[1].start());
+    let [one, two] = [Pod::new("one", "shop"), Pod::new("two", "shop")];
+    let first = nodes[0].call(Command::Add, &one, "office").await;
+    reaches(&one, &host, "192.168.7.99".parse().expect("an address"), 4999);
+
+    // A node that no entry is for says so, until one is.
+    let error = nodes[1].refusal(&two, "office").await;
+    assert!(error.contains("no entry of spec.underlay.parents matches this node's labels"), "{error}");
+    write("10.json", &node("b", "192.168.7.2", json!({"rack": "right"})));
+    let second = nodes[1].call(Command::Add, &two, "office").await;
+    let on_lan = |result: &Value| address(result, 2);
+    assert!(first["ips"][2]["address"].as_str().is_some_and(|text| text.ends_with("/24")), "{first}");
+    reaches(&one, &two, on_lan(&second), 5000);
+    reaches(&two, &one, on_lan(&first), 5000);
+
+    // The link goes, and the pod's with it.
+    let port = Handle::open(&wire.space).expect("a handle");
+    port.delete_link(port.index_of(&name("lan-a")).expect("a port")).expect("deleted");
+    let problem = || {
+        let states = agent_a.core().networks().states();
+        let office = states.into_iter().find(|state| state.name == "office");
+        office.and_then(|state| state.problem).map(|problem| problem.message)
+    };
+    let told = || problem().is_some_and(|message| message.contains("no link bond0.20"));
+    eventually("NodeNetwork can say that the link is missing", SOON, told);
+    assert!(!talk(&one, &two, on_lan(&second), 5001, NEVER));
+    join(&wire, &nodes[0], "lan-a", "bond0.20");
+    reaches(&one, &two, on_lan(&second), 5002);
+    eventually("the Network is ready again", SOON, || problem().is_none());
+
+    nodes[0].call(Command::Del, &one, "").await;
+    nodes[1].call(Command::Del, &two, "").await;
+    for agent in [&agent_a, &agent_b] {
         let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
         assert_eq!(runtime.list(None).await.expect("a list"), []);
     }

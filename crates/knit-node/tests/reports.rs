@@ -19,7 +19,7 @@ use knit_node::report::{published, writer};
 use knit_objects::{Key, Objects, Source, Write};
 use serde_json::{Value, json};
 
-/// What was written, by path: how often, and the last body.
+/// What was written, by method and path: how often, and the last body.
 type Written = Arc<Mutex<BTreeMap<String, (usize, Value)>>>;
 
 /// A user made this object beforehand, for something else.
@@ -36,12 +36,21 @@ async fn answer(request: Request<Incoming>, written: Written) -> Response<Full<B
             "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
             "metadata": {"name": TAKEN, "namespace": "shop"}, "spec": {"pod": "another", "network": "blue"}
         }),
-        Method::GET => json!({
+        Method::GET if path.ends_with("/networkattachments") => json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachmentList", "metadata": {}, "items": []
         }),
+        // What an agent wrote is there as it wrote it.
+        Method::GET if written.lock().expect("nobody panicked").contains_key(&format!("PATCH {path}")) => {
+            written.lock().expect("nobody panicked")[&format!("PATCH {path}")].1.clone()
+        }
+        Method::GET => {
+            code = 404;
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                "reason": "NotFound", "message": "it is not there"})
+        }
         _ => {
             let mut written = written.lock().expect("nobody panicked");
-            let entry = written.entry(path.clone()).or_default();
+            let entry = written.entry(format!("{method} {path}")).or_default();
             *entry = (entry.0 + 1, body.clone());
             if path.contains(TAKEN) {
                 code = 422;
@@ -141,7 +150,7 @@ async fn an_announcement_that_a_user_deleted_was_never_written_again() {
 
     let mut node = Node::new();
     let blue = Arc::make_mut(Arc::make_mut(&mut node.world.networks).get_mut("blue").expect("it is there"));
-    blue.spec.subnets[0].reserved = vec!["10.2.9.0/24".into()];
+    blue.edit(|blue| blue.spec.subnets[0].reserved = vec!["10.2.9.0/24".into()]);
     let agent = node.start().await;
     // Out of a reserved range: no other node could know where it is.
     let request = node.request("a", "shop", r#"[{"name": "blue", "ips": ["10.2.9.7"]}]"#);
@@ -203,4 +212,73 @@ async fn an_announcement_that_a_user_deleted_was_never_written_again() {
     };
     tokio::time::timeout(Duration::from_secs(60), gone).await.expect("it goes with its pod");
     writing.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn an_object_that_a_user_made_under_a_pods_name_is_not_deleted_with_the_pod() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let (url, written) = serve().await;
+    let objects = Objects::open(Source::Url(url)).await.expect("objects");
+    for name in ["evil", "good"] {
+        agent.add(node.request(name, "shop", "blue")).await.expect("attached");
+    }
+    let writing = tokio::spawn(writer::write_reports(agent.core.clone(), objects));
+    eventually("the refusal", || count(&written, TAKEN) > 0).await;
+    eventually("the report", || count(&written, "pod-good-net1") == 2).await;
+    // The user's first: reports are written one after the other.
+    agent.del("evil").await.expect("detached");
+    agent.del("good").await.expect("detached");
+    let deletions = |name: &str| {
+        let written = written.lock().expect("nobody panicked");
+        written.keys().filter(|key| key.starts_with("DELETE ") && key.contains(name)).count()
+    };
+    eventually("the end of the other's", || deletions("pod-good-net1") == 1).await;
+    assert_eq!(deletions(TAKEN), 0, "it is the user's");
+    writing.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_was_restarted_wrote_again_what_its_node_said_already() {
+    use k8s_openapi::api::core::v1::Node as NodeObject;
+    use knit_api::NodeNetwork;
+
+    let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
+    let store = StoreOptions { crds, ..StoreOptions::default() };
+    let server = Server::start(ApiConfig { store, ..ApiConfig::default() }).await.expect("an API server");
+    let objects = Objects::open(Source::Url(server.url())).await.expect("objects");
+    let object: NodeObject =
+        serde_json::from_value(json!({"metadata": {"name": common::NODE}})).expect("a Node");
+    objects.write(&Write::create(&object)).await.expect("created");
+    let key = Key::cluster(common::NODE);
+    // What an agent said an hour ago.
+    let then = jiff::Timestamp::now() - jiff::SignedDuration::from_hours(1);
+    let (reason, message) = ("KnitIsReady", "the node agent is ready to attach pods");
+    let manager = names::AGENT_MANAGER;
+    let write = Write::node_network_unavailable(common::NODE, false, reason, message, then, manager);
+    objects.write(&write).await.expect("written");
+    let first = objects.get::<NodeObject>(&key).await.expect("an answer").expect("a Node");
+
+    let node = Node::new();
+    let agent = node.start().await;
+    let writing = tokio::spawn(writer::write_node(agent.core.clone(), objects.clone()));
+    // Two pods, one after the other: what is said of the second is written after all that was written at the
+    // start.
+    for (sandbox, network) in [("a", "blue"), ("b", "other")] {
+        agent.add(node.request(sandbox, "shop", network)).await.expect("attached");
+        let said = async {
+            loop {
+                let said = objects.get::<NodeNetwork>(&key).await.expect("an answer");
+                let networks = said.and_then(|said| said.status).map(|status| status.networks);
+                if networks.unwrap_or_default().iter().any(|n| n.name == network && n.ready) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), said).await.expect("what is said of a Network");
+    }
+    let second = objects.get::<NodeObject>(&key).await.expect("an answer").expect("a Node");
+    assert_eq!(second.metadata.resource_version, first.metadata.resource_version, "it was written again");
+    writing.abort();
 }

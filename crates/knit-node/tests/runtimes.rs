@@ -11,15 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Node, network};
+use common::{Node, main_of, network};
 use knit_api::conditions::node_network::REASON_UNSUPPORTED;
 use knit_ipam::Mac;
 use knit_kernel::testing::{eventually, skip};
-use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
+use knit_node::level::Followers;
+use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState, Stopped};
 use knit_node::testing::{FakeRuntime, Life};
 use knit_node::{Core, Parts, Reason};
 use knit_runtime::{PortMapping, Protocol, feature, wire};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -29,7 +31,13 @@ const OTHER: &str = "example.com/other";
 async fn core_without(node: &Node, features: &[&str], proxy: Option<Arc<dyn ServiceProxy>>) -> Core {
     let config = node.config();
     let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
-    let core = Core::new(Parts { config, world: node.world.clone(), store: Box::new(ledger), proxy });
+    let core = Core::new(Parts {
+        config,
+        world: node.world.clone(),
+        store: Box::new(ledger),
+        proxy,
+        policies: None,
+    });
     let life = Life::default();
     core.runtimes()
         .add(Arc::new(FakeRuntime::new("knit.dev/linux", &node.kernel, &life)))
@@ -129,6 +137,68 @@ async fn sockets_that_others_can_reach_were_used() {
     assert_eq!(core.runtimes().describe().len(), 3);
 }
 
+/// A node whose Network `other` is served by a runtime behind a socket that can be watched, with one pod on
+/// it. No pass ever runs here.
+async fn followed(node: &Node) -> (Core, Followers) {
+    let config = node.config();
+    let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
+    let core = Core::new(Parts {
+        config,
+        world: node.world.clone(),
+        store: Box::new(ledger),
+        proxy: None,
+        policies: None,
+    });
+    let life = Life::default();
+    let ours = FakeRuntime::new("knit.dev/linux", &node.kernel, &life);
+    core.runtimes().add(Arc::new(ours)).await.expect("ours");
+    let dir = core.config().runtimes_dir();
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let socket = dir.join("other.sock");
+    let (served, runtime) =
+        (socket.clone(), FakeRuntime::new(OTHER, &node.other, &life).with(&[feature::WATCH]));
+    tokio::spawn(async move { wire::serve(&served, Arc::new(runtime), pending()).await });
+    eventually("it listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
+    core.runtimes().refresh(&dir, Duration::from_secs(5)).await;
+    core.attach(node.request("s1", "shop", "other"), soon()).await.expect("attached");
+    assert_eq!(node.other.attachments().len(), 1);
+    let mut followers = Followers::default();
+    followers.keep_up(&core);
+    eventually("it is followed", Duration::from_secs(60), || node.other.is_watched());
+    (core, followers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_foreign_runtime_lost_was_gone_until_the_next_pass() {
+    let node = Node::new();
+    let (core, _followers) = followed(&node).await;
+    let lost = node.other.attachments();
+    node.other.lose("s1", "net1");
+    eventually("it is made again", Duration::from_secs(60), || !node.other.attachments().is_empty());
+    assert_eq!(node.other.attachments()[0].addresses, lost[0].addresses);
+    // What the agent takes away itself stays away.
+    core.detach(common::id("s1"), None).await.expect("detached");
+    core.attach(node.request("s2", "shop", "other"), soon()).await.expect("attached");
+    node.other.lose("s2", "net1");
+    eventually("it is made again", Duration::from_secs(60), || !node.other.attachments().is_empty());
+    assert_eq!(node.other.attachments()[0].pod.sandbox, common::id("s2"), "its events come in order");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_runtime_that_began_again_had_no_networks_until_the_next_pass() {
+    let node = Node::new();
+    let (core, _followers) = followed(&node).await;
+    node.other.restart();
+    eventually("its Network is set up again", Duration::from_secs(60), || {
+        node.other.networks().contains_key("other")
+    });
+    eventually("its interfaces are made again", Duration::from_secs(60), || {
+        node.other.attachments().len() == 1
+    });
+    eventually("it is followed again", Duration::from_secs(60), || node.other.is_watched());
+    drop(core);
+}
+
 #[tokio::test]
 async fn a_socket_of_another_user_was_used() {
     if !rustix::process::geteuid().is_root() {
@@ -187,7 +257,7 @@ async fn a_pods_host_port_took_another_tenants_node_port() {
     let core = core_without(&node, &[], Some(Arc::new(OneService))).await;
     let add = |sandbox: &str, namespace: &str, protocol, host_port| {
         let mut request = node.request(sandbox, namespace, "");
-        request.start.as_mut().expect("a pod that starts").ports =
+        main_of(&mut request).ports =
             vec![PortMapping { protocol, host_port, container_port: 80, host_ip: None }];
         core.attach(request, Instant::now() + Duration::from_secs(60))
     };
@@ -208,4 +278,151 @@ async fn services_of_a_foreign_network_were_an_error() {
         panic!("{:?}", state(&core, "other"));
     };
     assert!(who.contains(OTHER), "{who}");
+}
+
+/// Proxies whose supervisor a test plays: it lists Services, says how they are, and ends.
+#[derive(Clone)]
+struct Played {
+    /// Whether all Services were listed.
+    listed: watch::Receiver<bool>,
+    state: watch::Receiver<ServicesState>,
+}
+
+#[derive(Debug)]
+struct PlayedOne(watch::Receiver<ServicesState>);
+
+impl Running for PlayedOne {
+    fn update(&self, _: &knit_runtime::Network) {}
+
+    fn watch(&self) -> watch::Receiver<ServicesState> {
+        self.0.clone()
+    }
+}
+
+#[async_trait]
+impl ServiceProxy for Played {
+    fn follow(&self, _: &Core, _: &knit_objects::Objects, _: &mut JoinSet<()>) {}
+
+    async fn start(
+        &self,
+        _: Option<PathBuf>,
+        network: &knit_runtime::Network,
+    ) -> Result<Box<dyn Running>, ProxyError> {
+        if self.stopped().is_some() {
+            return Err(ProxyError { network: network.name.clone(), source: "it has ended".into() });
+        }
+        Ok(Box::new(PlayedOne(self.state.clone())))
+    }
+
+    fn owner_of_node_port(&self, _: Protocol, port: u16) -> Option<(String, String)> {
+        let known = *self.listed.borrow() && port == 30080;
+        known.then(|| ("forest".to_owned(), "web".to_owned()))
+    }
+
+    async fn node_ports_known(&self) -> bool {
+        self.listed.clone().wait_for(|listed| *listed).await.is_ok()
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        let ended = self.state.has_changed().is_err();
+        ended.then(|| Stopped { why: "they are not looked after".to_owned(), ran: true })
+    }
+}
+
+/// A core whose runtime has routers, in which a test serves.
+async fn core_with_routers(node: &Node, proxy: Played) -> Core {
+    let config = node.config();
+    let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
+    let (world, proxy) = (node.world.clone(), Some(Arc::new(proxy) as Arc<dyn ServiceProxy>));
+    let core = Core::new(Parts { config, world, store: Box::new(ledger), proxy, policies: None });
+    let runtime = FakeRuntime::new("knit.dev/linux", &node.kernel, &Life::default()).with_routers();
+    core.runtimes().add(Arc::new(runtime)).await.expect("ours");
+    let other = FakeRuntime::new(OTHER, &node.other, &Life::default());
+    core.runtimes().add(Arc::new(other)).await.expect("the other");
+    core
+}
+
+#[tokio::test(start_paused = true)]
+async fn right_after_a_restart_a_host_port_took_the_node_port_of_a_service_that_was_not_listed_yet() {
+    let node = Node::new();
+    let (lists, listed) = watch::channel(false);
+    // What an agent before left is in force; nobody has said yet whose it is.
+    let (_state, state) = watch::channel(ServicesState::Kept);
+    let core = core_with_routers(&node, Played { listed, state }).await;
+    let add = |sandbox: &str, host_port| {
+        let mut request = node.request(sandbox, "shop", "");
+        let (protocol, container_port) = (Protocol::Tcp, 80);
+        main_of(&mut request).ports =
+            vec![PortMapping { protocol, host_port, container_port, host_ip: None }];
+        core.attach(request, Instant::now() + Duration::from_secs(20))
+    };
+    let early = add("a", 30080).await.expect_err("nobody knows yet");
+    assert_eq!(early.reason, Reason::NotReady, "{}", early.chain());
+    assert!(early.chain().contains("Services"), "{}", early.chain());
+    assert!(node.is_clean());
+    core.attach(node.request("plain", "shop", ""), soon()).await.expect("who has no host port does not wait");
+    let waiting = add("b", 30080);
+    let (late, ()) = tokio::join!(waiting, async { _ = lists.send_replace(true) });
+    let late = late.expect_err("it is forest/web's");
+    assert_eq!(late.reason, Reason::Refused, "{}", late.chain());
+    add("c", 30081).await.expect("nobody's");
+    // While no API server answers there is nobody to wait for.
+    let mut away = Node::new();
+    away.world.before.networks_away = true;
+    let (_lists, listed) = watch::channel(false);
+    let (_state, state) = watch::channel(ServicesState::Kept);
+    let core = core_with_routers(&away, Played { listed, state }).await;
+    let mut request = away.request("d", "shop", "");
+    let port = PortMapping { protocol: Protocol::Tcp, host_port: 80, container_port: 80, host_ip: None };
+    main_of(&mut request).ports = vec![port];
+    core.attach(request, soon()).await.expect("what was here before the outage");
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_nobody_looked_after_services_any_more_pods_of_tenants_were_started_without_them() {
+    for before in [ServicesState::Waiting, ServicesState::Serving { ports: 3, failed: 0 }] {
+        let node = Node::new();
+        // Nor does anybody list Services any more.
+        let (_, listed) = watch::channel(false);
+        let (sender, receiver) = watch::channel(before.clone());
+        let core = core_with_routers(&node, Played { listed, state: receiver }).await;
+        core.keep_network("default").await;
+        core.keep_network("blue").await;
+        core.assess();
+        core.readiness().now().expect("ready");
+        if before == ServicesState::Waiting {
+            // One that waits when it happens.
+            let waiting = core.attach(node.request("a", "shop", "blue"), soon());
+            // The clock moves on only when nobody has anything left to do.
+            let ends = async {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                drop(sender);
+            };
+            let (waited, ()) = tokio::join!(waiting, ends);
+            let error = waited.expect_err("its Services will not come");
+            assert_eq!(error.reason, Reason::NotReady, "{}", error.chain());
+        } else {
+            drop(sender);
+        }
+        let started = Instant::now();
+        let error = core.attach(node.request("b", "shop", "blue"), soon()).await.expect_err("refused");
+        assert_eq!(error.reason, Reason::NotReady, "{}", error.chain());
+        assert!(error.chain().contains("they are not looked after"), "{}", error.chain());
+        assert_eq!(started.elapsed(), Duration::ZERO, "nobody waits for what will not come");
+        // One that was set up afterwards has no proxy at all, and none will be started.
+        let error = core.attach(node.request("e", "forest", ""), soon()).await.expect_err("refused");
+        assert!(error.chain().contains("they are not looked after"), "{}", error.chain());
+        // A Network that has no Services of ours does not need them.
+        core.attach(node.request("f", "shop", "other"), soon()).await.expect("nothing to wait for");
+        // The API server may need a pod of the default Network, also one with a host port.
+        let mut request = node.request("c", "shop", "");
+        let port = PortMapping { protocol: Protocol::Tcp, host_port: 80, container_port: 80, host_ip: None };
+        main_of(&mut request).ports = vec![port];
+        core.attach(request, soon()).await.expect("with a warning");
+        core.assess();
+        let problem = core.readiness().now().expect_err("not ready any more");
+        assert!(problem.contains("they are not looked after"), "{problem}");
+        let services = state(&core, "blue").services.expect("a proxy was started");
+        assert!(matches!(services, ServicesState::Broken(_)), "{services:?}");
+    }
 }

@@ -83,7 +83,13 @@ async fn run() {
 
     let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
     let (dir, limit) = (config.runtimes_dir(), config.runtime_deadline);
-    let core = Core::new(Parts { config, world: node.world.clone(), store: Box::new(ledger), proxy: None });
+    let core = Core::new(Parts {
+        config,
+        world: node.world.clone(),
+        store: Box::new(ledger),
+        proxy: None,
+        policies: None,
+    });
     core.runtimes().add(Arc::new(linux)).await.expect("the reference runtime");
     assert!(core.runtimes().refresh(&dir, limit).await, "a runtime was found");
     let found: Vec<String> = core.runtimes().describe().into_iter().map(|r| r.name).collect();

@@ -1,11 +1,12 @@
 //! What is there of one kind, for many readers. Reading takes a short lock and never waits for the source;
 //! whoever must wait waits for a change, not for a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use jiff::Timestamp;
+use knit_types::sync::{Locked, ReadWrite};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -39,8 +40,10 @@ pub(crate) struct Store<T> {
     kind: String,
     objects: RwLock<HashMap<Key, Arc<T>>>,
     progress: watch::Sender<Progress>,
-    /// Says that what came is what was there.
+    /// Says that what came says nothing new.
     same: Option<fn(&T, &T) -> bool>,
+    /// What has changed since somebody last asked, if somebody does.
+    changed: Mutex<Option<HashSet<Key>>>,
 }
 
 // === impl Cache ===
@@ -71,6 +74,23 @@ impl<T> Cache<T> {
         for (key, value) in self.shared.store.read().iter() {
             each(key, value);
         }
+    }
+
+    /// Begins to note which objects change, for [`Self::take_changed`]. All that are there count as changed.
+    /// One reader can do this; if a second one does, both begin again and each misses what the other takes.
+    pub fn track(&self) {
+        let objects = self.shared.store.read();
+        *self.shared.store.changed.locked() = Some(objects.keys().cloned().collect());
+    }
+
+    /// The objects that have changed since the last call, each as it is now, or nothing if it is gone.
+    /// However often one changed, it is there once. Objects that say nothing new are among them: their newest
+    /// version counts for writes.
+    #[must_use]
+    pub fn take_changed(&self) -> Vec<(Key, Option<Arc<T>>)> {
+        let objects = self.shared.store.read();
+        let changed = self.shared.store.changed.locked().as_mut().map(std::mem::take).unwrap_or_default();
+        changed.into_iter().map(|key| (objects.get(&key).cloned(), key)).map(|(o, k)| (k, o)).collect()
     }
 
     /// How many objects there are.
@@ -182,22 +202,27 @@ impl<T> Drop for Shared<T> {
 
 impl<T> Store<T> {
     pub(crate) fn new(kind: String, same: Option<fn(&T, &T) -> bool>) -> Arc<Self> {
-        Arc::new(Self { kind, objects: RwLock::default(), progress: watch::Sender::default(), same })
+        let (objects, changed) = (RwLock::default(), Mutex::default());
+        Arc::new(Self { kind, objects, progress: watch::Sender::default(), same, changed })
     }
 
     pub(crate) fn take(&self, event: Event<T>, now: Timestamp) {
         let mut synced = None;
         match event {
             Event::Applied(key, value) => {
-                let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
+                let mut objects = self.objects.writing();
                 let known = objects.get(&key).zip(self.same);
-                if known.is_some_and(|(known, same)| same(known, &value)) {
+                let same = known.is_some_and(|(known, same)| same(known, &value));
+                self.note(&key);
+                objects.insert(key, Arc::new(value));
+                if same {
                     return;
                 }
-                objects.insert(key, Arc::new(value));
             }
             Event::Deleted(key) => {
-                self.objects.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                let mut objects = self.objects.writing();
+                self.note(&key);
+                objects.remove(&key);
             }
             Event::Synced => synced = Some(now),
         }
@@ -207,14 +232,59 @@ impl<T> Store<T> {
         });
     }
 
+    /// Under the lock of the objects, so that whoever takes what changed sees it as it is.
+    fn note(&self, key: &Key) {
+        if let Some(changed) = &mut *self.changed.locked() {
+            changed.insert(key.clone());
+        }
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, HashMap<Key, Arc<T>>> {
-        self.objects.read().unwrap_or_else(PoisonError::into_inner)
+        self.objects.reading()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_says_nothing_new_wakes_nobody_and_is_kept_all_the_same() {
+        let store = Store::<(&str, u64)>::new("Node".into(), Some(|a, b| a.0 == b.0));
+        let key = || Key::cluster("a");
+        for version in 0..1000 {
+            store.take(Event::Applied(key(), ("ready", version)), Timestamp::UNIX_EPOCH);
+        }
+        assert_eq!(store.progress.borrow().changes, 1);
+        assert_eq!(store.read().get(&key()).map(|kept| kept.1), Some(999), "writes refer to the newest");
+        store.take(Event::Applied(key(), ("closed", 1000)), Timestamp::UNIX_EPOCH);
+        assert_eq!(store.progress.borrow().changes, 2);
+    }
+
+    #[tokio::test]
+    async fn what_has_changed_is_told_once_with_its_newest_version() {
+        let store = Store::<u64>::new("Node".into(), Some(PartialEq::eq));
+        let connection = Connection::Connected { since: Timestamp::UNIX_EPOCH };
+        let (_, connection) = watch::channel(connection);
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let cache = Cache::new(Arc::clone(&store), connection, task);
+        let take = |event| store.take(event, Timestamp::UNIX_EPOCH);
+        take(Event::Applied(Key::cluster("a"), 1));
+        assert!(cache.take_changed().is_empty(), "nobody asked yet");
+        cache.track();
+        take(Event::Applied(Key::cluster("b"), 1));
+        take(Event::Applied(Key::cluster("b"), 2));
+        let mut changed = cache.take_changed();
+        changed.sort_by_key(|(key, _)| key.name().to_owned());
+        let a = (Key::cluster("a"), Some(Arc::new(1)));
+        assert_eq!(changed, [a, (Key::cluster("b"), Some(Arc::new(2)))]);
+        take(Event::Deleted(Key::cluster("a")));
+        take(Event::Applied(Key::cluster("b"), 2));
+        let mut changed = cache.take_changed();
+        changed.sort_by_key(|(key, _)| key.name().to_owned());
+        assert_eq!(changed, [(Key::cluster("a"), None), (Key::cluster("b"), Some(Arc::new(2)))]);
+        assert!(cache.take_changed().is_empty());
+    }
 
     #[test]
     fn what_is_not_kept_of_an_object_was_a_change_to_all_readers() {

@@ -20,13 +20,12 @@ pub enum Error {
     /// Neither a kubeconfig nor a pod's service account was found.
     #[error(
         "found no Kubernetes API: there is no usable kubeconfig and this is not a pod with a service \
-         account; \
-         set KUBECONFIG, name a kubeconfig, or give a folder of objects"
+        account; set KUBECONFIG, specify a kubeconfig, or specify a folder of objects"
     )]
     NoCluster(#[source] Box<kube::config::InferConfigError>),
 
     /// The kubeconfig that was named cannot be used.
-    #[error("cannot use the kubeconfig {path}: name one that kubectl --kubeconfig works with",
+    #[error("cannot use the kubeconfig {path}: specify one that works with kubectl --kubeconfig",
         path = path.display())]
     Kubeconfig {
         /// Where it was looked for.
@@ -36,7 +35,7 @@ pub enum Error {
     },
 
     /// The text is no URL.
-    #[error("{url:?} is not the URL of a Kubernetes API: write one like https://10.0.0.1:6443")]
+    #[error("{url:?} is not the URL of a Kubernetes API: use one such as https://10.0.0.1:6443")]
     Url {
         /// The text as it was given.
         url: String,
@@ -46,8 +45,8 @@ pub enum Error {
 
     /// No client could be made out of a configuration that was found.
     #[error(
-        "cannot make a client for the Kubernetes API at {url}: check certificates and credentials of the \
-         kubeconfig"
+        "cannot create a client for the Kubernetes API at {url}: check the certificates and credentials in \
+        the kubeconfig"
     )]
     Client {
         /// The API server.
@@ -57,7 +56,8 @@ pub enum Error {
     },
 
     /// The folder is not there or cannot be read.
-    #[error("cannot read the folder of objects {path}: make it, or name another one", path = path.display())]
+    #[error("cannot read the folder of objects {path}: create it, or specify another \
+    one", path = path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -66,7 +66,8 @@ pub enum Error {
     },
 
     /// The system does not let us watch the folder.
-    #[error("cannot watch the folder of objects {path}: the limit may be reached, see /proc/sys/fs/inotify",
+    #[error("cannot watch the folder of objects {path}: the inotify limit may have been reached, see \
+    /proc/sys/fs/inotify",
         path = path.display())]
     FolderWatch {
         /// The folder.
@@ -87,7 +88,7 @@ pub enum Error {
     },
 
     /// A selector that is no selector.
-    #[error("{text:?} is not a {what} selector: {problem}; write for example {example}")]
+    #[error("{text:?} is not a valid {what} selector: {problem}; for example: {example}")]
     Selector {
         /// `label` or `field`.
         what: &'static str,
@@ -141,21 +142,21 @@ pub enum Error {
     },
 
     /// The object is not there.
-    #[error("{attempt}: there is no such object")]
+    #[error("{attempt}: the object does not exist")]
     NotFound {
         /// What was tried.
         attempt: Box<Attempt>,
     },
 
     /// The object is there already.
-    #[error("{attempt}: it exists already")]
+    #[error("{attempt}: the object already exists")]
     AlreadyExists {
         /// What was tried.
         attempt: Box<Attempt>,
     },
 
     /// Somebody else changed the object in between.
-    #[error("{attempt}: somebody else changed it in between; read it again and retry")]
+    #[error("{attempt}: the object was changed in the meantime; read it again and retry")]
     Conflict {
         /// What was tried.
         attempt: Box<Attempt>,
@@ -173,14 +174,14 @@ pub enum Error {
     },
 
     /// The list or watch is older than what the API server remembers: a new list is needed.
-    #[error("{attempt}: the version asked for is too old")]
+    #[error("{attempt}: the requested version is too old")]
     Expired {
         /// What was tried.
         attempt: Box<Attempt>,
     },
 
     /// Any other answer of the API server.
-    #[error("{attempt}: the Kubernetes API answers with an error")]
+    #[error("{attempt}: the Kubernetes API returned an error")]
     Api {
         /// What was tried.
         attempt: Box<Attempt>,
@@ -189,7 +190,7 @@ pub enum Error {
     },
 
     /// The object cannot be turned into JSON, or the answer not into the object.
-    #[error("{attempt}: the object cannot be read as a {kind}", kind = attempt.resource.kind)]
+    #[error("{attempt}: the object cannot be decoded as a {kind}", kind = attempt.resource.kind)]
     Decode {
         /// What was tried.
         attempt: Box<Attempt>,
@@ -198,7 +199,7 @@ pub enum Error {
     },
 
     /// An object without a name, or with one that cannot be a name.
-    #[error("{attempt}: {name:?} cannot be an object's name")]
+    #[error("{attempt}: {name:?} is not a valid object name")]
     Name {
         /// What was tried.
         attempt: Box<Attempt>,

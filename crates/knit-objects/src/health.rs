@@ -111,11 +111,14 @@ impl Health {
             let now = Timestamp::now();
             let news = state.error() != Some(error);
             if news {
-                tracing::warn!(source = %self.what, %error, "objects do not arrive; what is known stays in force");
+                tracing::warn!(source = %self.what, %error, "objects do not arrive; continuing with what \
+                is known");
             }
             let error: Arc<str> = error.into();
             *state = match state {
-                Connection::Connecting { since, .. } => Connection::Connecting { since: *since, error: Some(error) },
+                Connection::Connecting { since, .. } => {
+                    Connection::Connecting { since: *since, error: Some(error) }
+                }
                 Connection::Connected { .. } => Connection::Disconnected { since: now, error },
                 Connection::Disconnected { since, .. } => Connection::Disconnected { since: *since, error },
             };

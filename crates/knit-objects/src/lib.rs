@@ -2,8 +2,8 @@
 //!
 //! [`Objects`] is one handle over both. Reading: [`Objects::watch`] gives a [`Subscription`] (a stream of
 //! events) or a [`Cache`] (for many readers) of any kind, with what is kept of each object decided at the
-//! edge. Writing: [`Write`] describes one write; [`Objects::write`] carries it out now, [`StatusWriter`] in
-//! its own time with the latest value per object; [`EventRecorder`] tells people what happened.
+//! edge. Writing: [`Write`] describes one write; [`Objects::write`] carries it out; [`EventRecorder`] tells
+//! people what happened.
 //!
 //! While the source is away, everything known stays in force and [`Connection`] says since when and why; when
 //! it is back, what changed meanwhile arrives, deletions included.
@@ -41,7 +41,6 @@ mod selector;
 mod source;
 mod watch;
 mod write;
-mod writer;
 
 pub use backoff::{Backoff, jitter};
 pub use cache::{Cache, Progress};
@@ -55,4 +54,3 @@ pub use problem::{Problem, Severity};
 pub use selector::Selection;
 pub use watch::{Event, Subscription, Watch};
 pub use write::Write;
-pub use writer::{QueueFull, StatusWriter, WriterState};

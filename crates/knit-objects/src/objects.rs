@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use knit_types::sync::Locked;
 use kube::Resource;
 use kube::core::ApiResource;
 use serde::Serialize;
@@ -209,6 +210,20 @@ impl Objects {
         }
     }
 
+    /// Whether the source has a kind, such as one of a CRD that may not be installed; nothing if it does not
+    /// answer. A folder has every kind.
+    pub async fn serves<K: Resource<DynamicType = ()>>(&self) -> Option<bool> {
+        let Some(client) = self.client() else { return Some(true) };
+        match client.list_api_group_resources(&K::api_version(&())).await {
+            Ok(list) => Some(list.resources.iter().any(|resource| resource.name == K::plural(&()))),
+            Err(kube::Error::Api(status)) if status.code == 404 => Some(false),
+            Err(error) => {
+                tracing::debug!(kind = %K::kind(&()), %error, "cannot tell whether the API serves a kind");
+                None
+            }
+        }
+    }
+
     /// What is wrong with objects that were read, now and on changes.
     #[must_use]
     pub fn problems(&self) -> watch::Receiver<Arc<Vec<Problem>>> {
@@ -266,7 +281,7 @@ impl Objects {
         if matches!(self.inner.backend, Backend::Folder(_)) {
             return;
         }
-        let mut known = self.inner.not_understood.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.inner.not_understood.locked();
         if change(&mut known) {
             self.inner.problems.send_replace(Arc::new(known.values().cloned().collect()));
         }

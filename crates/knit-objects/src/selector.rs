@@ -97,7 +97,7 @@ pub(crate) fn parse_labels(text: &str) -> Result<Selector> {
 
 fn parse_requirement(part: &str) -> Result<Expression, String> {
     if part.is_empty() {
-        return Err("there is nothing between two commas".into());
+        return Err("nothing between two commas".into());
     }
     if let Some(key) = part.strip_prefix('!') {
         return Ok(Expression::DoesNotExist(label_key(key)?));
@@ -126,7 +126,7 @@ fn label_key(text: &str) -> Result<String, String> {
     let key = text.trim();
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     if key.is_empty() || !key.chars().all(fits) {
-        return Err(format!("{key:?} cannot be a label's key"));
+        return Err(format!("{key:?} is not a valid label key"));
     }
     Ok(key.to_owned())
 }
@@ -145,11 +145,11 @@ fn parse_fields(text: &str) -> Result<Vec<FieldRule>> {
             } else if let Some((path, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
                 (path, value, true)
             } else {
-                return Err(wrong(format!("{part:?} compares nothing")));
+                return Err(wrong(format!("{part:?} has no comparison")));
             };
             let path = path.trim();
             if path.is_empty() {
-                return Err(wrong(format!("{part:?} names no field")));
+                return Err(wrong(format!("{part:?} does not name a field")));
             }
             Ok(FieldRule {
                 pointer: format!("/{}", path.replace('.', "/")),

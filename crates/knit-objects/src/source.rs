@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn managed_fields_are_never_kept() {
-        let text = r#"{"kind":"Pod","metadata":{"managedFields":[{"a":{"b":[1,2]}}],"name":"x"},"spec":{"metadata":{"managedFields":1}}}"#;
+        let text = r#"{"kind":"Pod","metadata":{"managedFields":[{"a":{"b":[1,2]}}],"name":"x"},
+            "spec":{"metadata":{"managedFields":1}}}"#;
         let lean: Lean = serde_json::from_str(text).expect("an object");
         let expected = json!({"kind":"Pod","metadata":{"name":"x"},"spec":{"metadata":{"managedFields":1}}});
         assert_eq!(lean.value(), &expected);

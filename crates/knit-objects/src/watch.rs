@@ -132,6 +132,12 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
         self.cache_with(Some(T::eq))
     }
 
+    /// The same, where `same` says whether an object says nothing new. Its newest version is kept in any
+    /// case, for writes that refer to it.
+    pub fn cache_of_news_by(self, same: fn(&T, &T) -> bool) -> Result<Cache<T>> {
+        self.cache_with(Some(same))
+    }
+
     fn cache_with(self, same: Option<fn(&T, &T) -> bool>) -> Result<Cache<T>> {
         let kind = K::kind(&()).into_owned();
         let store = crate::cache::Store::new(kind, same);

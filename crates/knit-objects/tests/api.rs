@@ -10,11 +10,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event as KubeEvent;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use knit_api::{Network, NetworkAttachment, NetworkAttachmentSpec};
+use knit_api::Network;
 use knit_apiserver::{Config, Handle, Server, Store, StoreOptions};
 use knit_objects::{
     Cache, Connection, Error, Event, EventLimits, EventNote, EventRecorder, Key, Objects, Reporter,
-    Selection, Source, StatusWriter, Write,
+    Selection, Source, Write,
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -306,50 +306,6 @@ async fn statuses_leases_and_node_conditions() {
         assert_eq!(lease.lease_duration_seconds, Some(40));
         assert_eq!(lease.renew_time.expect("a time").0.as_microsecond(), now.as_microsecond());
     }
-}
-
-#[tokio::test]
-async fn the_status_writer_survives_an_outage_and_writes_the_latest_value() {
-    let server = serve().await;
-    let (store, address) = (server.store().clone(), server.addr);
-    let objects = open(&server).await;
-    objects.write(&Write::create(&namespace("x", ""))).await.expect("created");
-    let writer = StatusWriter::start(&objects);
-    let mut attachment = NetworkAttachment::new(
-        "web",
-        NetworkAttachmentSpec { pod: "web".into(), network: "blue".into(), ..Default::default() },
-    );
-    attachment.metadata.namespace = Some("x".into());
-    let key = Key::namespaced("x", "web");
-    let publish = |interface: &str| {
-        let status = json!({ "interface": interface });
-        let apply = Write::apply(&attachment, MANAGER);
-        let target = apply.target().clone();
-        writer
-            .set_all(target, vec![apply, Write::status::<NetworkAttachment>(key.clone(), &status, MANAGER)])
-            .expect("room");
-    };
-    publish("net1");
-    writer.flush(deadline()).await.expect("written");
-    server.shutdown().await;
-    for i in 2..=50 {
-        publish(&format!("net{i}"));
-    }
-    let mut state = writer.state();
-    state.wait_for(|state| state.retried > 0).await.expect("a state");
-    assert!(writer.flush(Instant::now()).await.is_err());
-    let server = serve_again(store, address).await;
-    writer.flush(deadline()).await.expect("written");
-    let objects = open(&server).await;
-    let read = objects.get::<NetworkAttachment>(&key).await.expect("answer").expect("an attachment");
-    assert_eq!(read.status.and_then(|s| s.interface).as_deref(), Some("net50"));
-    assert!(writer.state().borrow().written < 20);
-    // What the API refuses for good does not stop the others.
-    let wrong = json!({ "mtu": "many" });
-    writer.set(Write::status::<NetworkAttachment>(key.clone(), &wrong, MANAGER)).expect("room");
-    writer.set(Write::delete::<Namespace>(Key::cluster("none"))).expect("room");
-    writer.flush(deadline()).await.expect("done");
-    assert_eq!(writer.state().borrow().refused, 1);
 }
 
 #[tokio::test]

@@ -258,7 +258,7 @@ async fn a_folder_that_is_not_there_is_a_clear_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let error = Objects::open(Source::folder(folder.path().join("none"))).await.expect_err("no folder");
     assert!(matches!(error, Error::Folder { .. }));
-    assert!(error.to_string().contains("make it, or name another one"), "{error}");
+    assert!(error.to_string().contains("create it, or specify another one"), "{error}");
     let file = folder.path().join("file");
     fs::write(&file, "").expect("a file");
     assert!(matches!(Objects::open(Source::folder(file)).await, Err(Error::Folder { .. })));

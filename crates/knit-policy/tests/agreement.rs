@@ -173,6 +173,37 @@ proptest! {
         prop_assert_eq!(by_event.meaning(), at_once.meaning());
     }
 
+    /// Within one batch no number of a class is given up by some and taken by others: a packet in the middle
+    /// of its lookups while the batch is committed would be taken for somebody else.
+    #[test]
+    fn no_number_changes_its_meaning_within_a_batch(
+        events in prop::collection::vec((random::event(), prop::bool::weighted(0.3)), 1..60),
+    ) {
+        let mut engine = Engine::new("n0");
+        let mut before: BTreeMap<Class, (String, Vec<Key>)> = BTreeMap::new();
+        for (event, stop) in &events {
+            random::tell(&mut engine, event);
+            if !*stop {
+                continue;
+            }
+            engine.settle();
+            let mut after: BTreeMap<Class, (String, Vec<Key>)> = BTreeMap::new();
+            for (key, value) in engine.elements("default") {
+                if let Value::Class(class) = value {
+                    let words = || engine.describe("default", class).expect("a class that is in use");
+                    after.entry(class).or_insert_with(|| (words(), Vec::new())).1.push(key);
+                }
+            }
+            for (class, (meant, members)) in &before {
+                let Some((means, now)) = after.get(class) else { continue };
+                // Either it means the same, or something else has become of all that were in it.
+                let stays = members.iter().any(|member| now.contains(member));
+                prop_assert!(meant == means || stays, "class {} was {}, is {}", class, meant, means);
+            }
+            before = after;
+        }
+    }
+
     /// Changes, one after the other, come to exactly what the engine says is in force.
     #[test]
     fn changes_add_up_to_what_is_in_force(

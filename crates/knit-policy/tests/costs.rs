@@ -167,8 +167,8 @@ fn problems_are_named_by_object_and_field_and_capped() {
     assert_eq!(problems.len(), 100);
     assert_eq!(
         problems[0].to_string(),
-        "NetworkPolicy x/p: spec.ingress[0].from[0].ipBlock.cidr: \"what\" is not a valid CIDR such as \
-            10.0.0.0/8; it is left out"
+        "NetworkPolicy x/p: spec.ingress[0].from[0].ipBlock.cidr: \"what\" is not a valid CIDR such \
+        as 10.0.0.0/8; it is ignored"
     );
     assert!(policy.expect("a policy").ingress.expect("rules")[0].peers.as_ref().expect("a list").is_empty());
 }

@@ -402,3 +402,23 @@ fn rule_38_a_cluster_service_on_the_uplink_is_judged_as_its_endpoints() {
     lab.tell(|e| e.set_aliases("blue", &[Alias { endpoints: [].into(), ..dns.clone() }, api.clone()]));
     assert_eq!(allows(&lab), (false, true), "and one must be known");
 }
+
+#[test]
+fn a_pod_stays_subject_to_policies_on_its_node_whoever_claims_its_address_elsewhere() {
+    let mut lab = Lab::new();
+    lab.apply(&policy("deny", "{podSelector: {}, policyTypes: [Ingress]}"));
+    let subjects = |lab: &Lab| {
+        let elements = lab.engines["n0"].elements("default");
+        elements.keys().filter(|key| matches!(key, Key::Subject(..))).copied().collect::<Vec<_>>()
+    };
+    let before = subjects(&lab);
+    assert!(!before.is_empty());
+    // Another node tells of a younger pod with the address of x/a: a fixed address that was handed on, or a
+    // node that lies.
+    let addresses = pod("x", "a").attachments;
+    let liar = Pod { node: "n1".into(), created: 99, attachments: addresses, ..Pod::new("z", "liar") };
+    lab.tell(|e| e.set_pod(liar.clone()));
+    assert_eq!(subjects(&lab), before, "the pod is still on this node, and isolated");
+    lab.tell(|e| e.delete_pod(&liar.key, None));
+    assert_eq!(subjects(&lab), before);
+}

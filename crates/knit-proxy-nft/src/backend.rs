@@ -3,8 +3,9 @@
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::Conntrack;
-use knit_kernel::nft::{Error, Kernel, Nftables, TableId};
+use knit_kernel::nft::Kernel;
 use knit_kernel::watch::Untouched;
+use knit_nft::{Error, Nftables, TableId};
 use knit_proxy::backend::{Backend, Failure, Outcome, Retry};
 use knit_proxy::backends::{MasqueradeAs, OnClean, OnRepair, Repaired};
 use knit_proxy::conntrack::Cleanup;
@@ -135,7 +136,7 @@ impl NftBackend {
         Ok(Self { conntrack, namespace: Some(namespace), ..Self::over(nft, config) })
     }
 
-    /// Over nftables that somebody else brings, as [`Fake`](knit_kernel::nft::Fake), without connection
+    /// Over nftables that somebody else brings, as [`Fake`](knit_nft::Fake), without connection
     /// tracking.
     #[must_use]
     pub fn over(nft: impl Nftables + Send + 'static, config: Config) -> Self {
@@ -197,8 +198,8 @@ impl NftBackend {
                 self.commits += synced.commits;
                 if (expected && synced.changes > 0) || because == Because::Contradicted {
                     let (table, changes) = (&layout.id, synced.changes);
-                    tracing::warn!(%table, changes, "somebody else changed the rules of Services; they are \
-                        put right");
+                    tracing::warn!(%table, changes, "another program changed the rules of Services; \
+                    repairing them");
                     self.on_repair.iter_mut().for_each(|told| told(Repaired { family, changes }));
                 }
                 *self.tables.get_mut(family) = Some(synced.table);
@@ -224,7 +225,7 @@ impl NftBackend {
             Err(error) => {
                 tracing::info!(
                     error = report(&error),
-                    "cannot tell whether {id} is there, which is not wanted"
+                    "cannot determine whether the unneeded table {id} exists"
                 );
             }
         }
@@ -307,7 +308,11 @@ impl Backend for NftBackend {
     fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
         let Some(namespace) = &self.namespace else { return };
         if let Err(error) = self.others.watch(namespace, &self.config.table, tell) {
-            tracing::warn!(error = report(&error), "changes that others make to the rules are noticed late");
+            tracing::warn!(
+                error = report(&error),
+                "changes that others make to the rules will be \
+            noticed late"
+            );
         }
     }
 
@@ -333,7 +338,7 @@ impl Backend for NftBackend {
                     Err(error) => {
                         tracing::info!(
                             error = report(&error),
-                            "a change of {family} was refused; doing all of it again"
+                            "a change of {family} was refused; doing a full sync"
                         );
                         let contradicted = error.is_not_found() || error.is_exists();
                         Some(if contradicted { Because::Contradicted } else { Because::Refused })

@@ -1,7 +1,8 @@
 //! What this crate offers to programs and agents that do not know it by name.
 
 use knit_kernel::NetNs;
-use knit_kernel::nft::{Kernel, Nftables};
+use knit_kernel::nft::Kernel;
+use knit_nft::Nftables;
 use knit_proxy::backend::Backend;
 use knit_proxy::backends::{BackendSetup, Backends, Namespace, OpenError};
 
@@ -55,7 +56,7 @@ impl Backends for NftBackends {
     fn others_at_work(&self, at: Namespace<'_>) -> Result<Option<String>, OpenError> {
         let found = KubeProxy::look_in(&namespace(at)?);
         let found =
-            found.map_err(|error| OpenError::new("cannot tell whether kube-proxy is at work", error))?;
+            found.map_err(|error| OpenError::new("cannot determine whether kube-proxy is active", error))?;
         Ok((!found.is_empty()).then(|| format!("kube-proxy ({found})")))
     }
 
@@ -81,7 +82,7 @@ impl knit_proxy::backends::Limits for ConnectionTable {
             // The next look at the namespace says what is wrong with it.
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::debug!(error, "the limits of a connection table cannot be looked at");
+                tracing::debug!(error, "cannot inspect the limits of a connection table");
                 0
             }
         }

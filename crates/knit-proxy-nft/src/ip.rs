@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use knit_kernel::nft::{Data, Element, Family as Table, Field, Key, Scalar, field};
+use knit_nft::{Data, Element, Family as Table, Field, Key, Scalar, field};
 use knit_proxy::model::{Family, Protocol};
 
 /// What differs between IPv4 and IPv6 in a rule.

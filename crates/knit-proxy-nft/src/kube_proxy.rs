@@ -3,8 +3,9 @@
 
 use std::fmt;
 
-use knit_kernel::nft::{Error as NftError, Family, Kernel, Nftables, TableId, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::{Handle, IfName, NetNs};
+use knit_nft::{Error as NftError, Family, Nftables, TableId, Transaction};
 
 /// What of kube-proxy is in a network namespace.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -103,7 +104,7 @@ impl fmt::Display for KubeProxy {
 
 #[cfg(test)]
 mod tests {
-    use knit_kernel::nft::{Chain, Fake, Table};
+    use knit_nft::{Chain, Fake, Table};
 
     use super::*;
 
@@ -129,7 +130,7 @@ mod tests {
             self.0.commit(transaction)
         }
 
-        fn commit_if(&mut self, at: knit_kernel::nft::Generation, tx: &Transaction) -> Result<(), NftError> {
+        fn commit_if(&mut self, at: knit_nft::Generation, tx: &Transaction) -> Result<(), NftError> {
             self.0.commit_if(at, tx)
         }
 
@@ -137,7 +138,7 @@ mod tests {
             self.0.commit_chunked(transaction)
         }
 
-        fn generation(&mut self) -> Result<knit_kernel::nft::Generation, NftError> {
+        fn generation(&mut self) -> Result<knit_nft::Generation, NftError> {
             self.0.generation()
         }
 
@@ -152,7 +153,7 @@ mod tests {
         fn snapshot(
             &mut self,
             table: &TableId,
-        ) -> Result<(knit_kernel::nft::Generation, Option<knit_kernel::nft::TableState>), NftError> {
+        ) -> Result<(knit_nft::Generation, Option<knit_nft::TableState>), NftError> {
             panic!("{table} is read as a whole")
         }
     }

@@ -18,13 +18,13 @@
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_kernel::nft::expr::{LookupResult, MetaKey, SetRef};
-use knit_kernel::nft::{
+use knit_kernel::owner;
+use knit_nft::expr::{LookupResult, MetaKey, SetRef};
+use knit_nft::{
     AddrType, Chain, ChainKind, ChainState, CtStatus, DynsetOp, Element, Expr, FibFlags, Field, Hook, IfName,
     L4Proto, Mark, Name, NatFlags, Port, Reg, Reject, Rule, RuleState, Scalar, Set, SetState, Table, TableId,
     TableState, field,
 };
-use knit_kernel::owner;
 use knit_proxy::backends::MasqueradeAs;
 use knit_proxy::model::Family;
 use knit_proxy::view::{Masquerade, NodePortMatch, NodeSettings, PodTraffic, Scope};

@@ -139,7 +139,9 @@ impl Refused {
                 "/proc/sys is read-only in this container".to_owned()
             }
             knit_kernel::Error::Sysctl { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                "the kernel lets only the host's own root, in the host's network, set them".to_owned()
+                "the kernel lets only the host's root user, in the host's network namespace, set \
+                them"
+                    .to_owned()
             }
             knit_kernel::Error::Sysctl { source, .. } if source.kind() == ErrorKind::NotFound => {
                 "this kernel has no such setting, or does not track connections yet".to_owned()
@@ -153,9 +155,8 @@ impl Refused {
     fn lines(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(reason, settings)| {
             format!(
-                "limits of the connection table stay as they are: {reason}. Services work without; where the \
-                 limits \
-                 matter, set them on the host: {}",
+                "limits of the connection table are not changed: {reason}. Services work without \
+                them; if the limits matter, set them on the host: {}",
                 settings.join(" ")
             )
         })

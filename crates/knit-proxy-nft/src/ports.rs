@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use knit_kernel::nft::{Data, Element, ElementValue, TableState};
+use knit_nft::{Data, Element, ElementValue, TableState};
 use knit_proxy::diff::{SlotOp, Slots};
 use knit_proxy::model::Family;
 use knit_proxy::view::{NodePortMatch, NodeSettings, PortKey, PortView, Scope, Sources, Targets};
@@ -19,7 +19,7 @@ use crate::sticky::{FoundSticky, Numbers, StickyElements, swap};
 pub(crate) type Entry = (Data, Behaviour);
 
 /// An endpoint as the kernel has it.
-pub(crate) type Place = (IpAddr, u16);
+pub(crate) type EndpointAddress = (IpAddr, u16);
 
 /// A service port in the kernel.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub(crate) struct Port {
     /// Its number, since it first had affinity.
     pub id: Option<u32>,
     pub view: Arc<PortView>,
-    cluster: Slots<Place>,
-    local: Slots<Place>,
+    cluster: Slots<EndpointAddress>,
+    local: Slots<EndpointAddress>,
     /// The numbers of its endpoints, if it has affinity.
     numbers: Numbers,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Found {
     /// The number of the service port at a frontend's key.
     ids: HashMap<Data, u32>,
     /// Endpoints by a frontend's key and slot.
-    slots: HashMap<Data, BTreeMap<u32, Place>>,
+    slots: HashMap<Data, BTreeMap<u32, EndpointAddress>>,
     sticky: FoundSticky,
     /// The number of a behaviour, by its chain's name.
     pub actions: HashMap<Arc<str>, u32>,
@@ -143,7 +143,7 @@ impl Found {
     /// Reads what is there. Values that make no sense are left out, and put right by the difference.
     pub(crate) fn read(state: &TableState, sets: &Sets) -> Self {
         let mut found = Self { sticky: FoundSticky::read(state, sets), ..Self::default() };
-        let elements = |set: &knit_kernel::nft::Set| {
+        let elements = |set: &knit_nft::Set| {
             state.sets.get(&set.name).into_iter().flat_map(|state| state.elements.values())
         };
         for element in elements(&sets.services) {
@@ -172,10 +172,10 @@ impl Found {
     }
 
     /// The endpoints of the first frontend that has any from slot `base` on, as far as there is no gap.
-    fn slots(&self, entries: &[Entry], base: u32) -> Slots<Place> {
+    fn slots(&self, entries: &[Entry], base: u32) -> Slots<EndpointAddress> {
         for slots in entries.iter().filter_map(|(frontend, _)| self.slots.get(frontend)) {
             let dense = slots.range(base..).zip(base..).take_while(|((slot, _), wanted)| *slot == wanted);
-            let places: Vec<Place> = dense.map(|((_, place), _)| *place).collect();
+            let places: Vec<EndpointAddress> = dense.map(|((_, place), _)| *place).collect();
             if !places.is_empty() {
                 return Slots::found(places);
             }
@@ -184,7 +184,7 @@ impl Found {
     }
 }
 
-fn places(targets: &Targets) -> Vec<Place> {
+fn places(targets: &Targets) -> Vec<EndpointAddress> {
     targets.iter().map(|target| (target.address, target.port)).collect()
 }
 
@@ -235,7 +235,7 @@ fn slot_key(frontend: &Data, slot: usize, base: u32) -> Data {
     ip::slot(frontend, base.wrapping_add(u32::try_from(slot).unwrap_or(u32::MAX)))
 }
 
-fn endpoint(frontend: &Data, slot: usize, base: u32, (address, port): Place) -> Element {
+fn endpoint(frontend: &Data, slot: usize, base: u32, (address, port): EndpointAddress) -> Element {
     let mut element = Element::from_data(slot_key(frontend, slot, base));
     element.value = ElementValue::Data(ip::target(address, port));
     element
@@ -307,7 +307,7 @@ impl Port {
     }
 
     /// Its slots of both scopes.
-    fn scopes(&self) -> [(Scope, &Slots<Place>, u32); 2] {
+    fn scopes(&self) -> [(Scope, &Slots<EndpointAddress>, u32); 2] {
         [(Scope::Cluster, &self.cluster, 0), (Scope::Local, &self.local, LOCAL_SLOTS)]
     }
 

@@ -6,24 +6,24 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use knit_kernel::nft::{Data, Element, ElementValue, TableState};
+use knit_nft::{Data, Element, ElementValue, TableState};
 use knit_proxy::diff::Slots;
 
 use crate::ip;
 use crate::layout::Sets;
-use crate::ports::{Place, SetEdit};
+use crate::ports::{EndpointAddress, SetEdit};
 
 /// The numbers of one service port's endpoints. None is ever given to another one.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
-    of: HashMap<Place, u32>,
+    of: HashMap<EndpointAddress, u32>,
     next: u32,
 }
 
 /// What service ports with affinity have in the kernel, by the number of the service port.
 #[derive(Debug, Default)]
 pub(crate) struct FoundSticky {
-    members: HashMap<u32, BTreeMap<u32, Place>>,
+    members: HashMap<u32, BTreeMap<u32, EndpointAddress>>,
     slots: HashMap<u32, BTreeMap<u32, u32>>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct StickyElements {
 
 impl Numbers {
     /// Numbers for these, who keep theirs if they have one; nobody else has any.
-    pub(crate) fn update<'a>(&mut self, places: impl Iterator<Item = &'a Place>) {
+    pub(crate) fn update<'a>(&mut self, places: impl Iterator<Item = &'a EndpointAddress>) {
         let mut known = std::mem::take(&mut self.of);
         for place in places {
             if self.of.contains_key(place) {
@@ -52,7 +52,11 @@ impl Numbers {
 
     /// The elements of a service port whose endpoints have these numbers, for the slots of each scope, which
     /// begin at the second part.
-    pub(crate) fn elements(&self, service: u32, scopes: [(&Slots<Place>, u32); 2]) -> StickyElements {
+    pub(crate) fn elements(
+        &self,
+        service: u32,
+        scopes: [(&Slots<EndpointAddress>, u32); 2],
+    ) -> StickyElements {
         let mut found = StickyElements::default();
         for (slots, base) in scopes {
             for (slot, place) in (base..).zip(slots.members()) {
@@ -73,7 +77,7 @@ impl FoundSticky {
     /// Reads what is there; values that make no sense are left out.
     pub(crate) fn read(state: &TableState, sets: &Sets) -> Self {
         let mut found = Self::default();
-        let elements = |set: &knit_kernel::nft::Set| {
+        let elements = |set: &knit_nft::Set| {
             state.sets.get(&set.name).into_iter().flat_map(|state| state.elements.values())
         };
         for element in elements(&sets.members) {
@@ -103,7 +107,7 @@ impl FoundSticky {
     }
 
     /// Its endpoints by slot from `base` on, as far as there is no gap.
-    pub(crate) fn slots(&self, service: u32, base: u32) -> Slots<Place> {
+    pub(crate) fn slots(&self, service: u32, base: u32) -> Slots<EndpointAddress> {
         let (Some(slots), Some(members)) = (self.slots.get(&service), self.members.get(&service)) else {
             return Slots::new();
         };
@@ -139,7 +143,7 @@ fn data(element: &Element) -> Option<&Data> {
 mod tests {
     use super::*;
 
-    fn place(last: u8) -> Place {
+    fn place(last: u8) -> EndpointAddress {
         ([10, 0, 0, last].into(), 80)
     }
 

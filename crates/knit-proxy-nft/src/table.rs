@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use knit_kernel::nft::{
+use knit_nft::{
     Chain, Data, Element, Error, Name, Nftables, Op, Result, Rule, Set, TableState, Transaction, Verdict,
-    diff,
+    diff, until_current,
 };
 use knit_proxy::view::{Changes, NodeSettings, NodeView, PortKey, PortView};
 pub(crate) use knit_types::chain as report;
@@ -70,32 +70,25 @@ impl FamilyTable {
     /// out.
     pub(crate) fn sync(nft: &mut dyn Nftables, layout: &Layout, state: &NodeView) -> Result<Synced> {
         let mut refused: Vec<(PortKey, String)> = Vec::new();
-        let mut attempts = 0;
         loop {
-            let (generation, found) = nft.snapshot(&layout.id)?;
-            let skip: BTreeSet<&PortKey> = refused.iter().map(|(key, _)| key).collect();
-            let (mut table, wanted) = Self::build(layout, state, found.as_ref(), &skip);
-            let plan = diff(found.as_ref(), &wanted);
-            drop((found, wanted));
-            let mut commit = |plan: &Transaction| {
-                let committed =
-                    if attempts < ATTEMPTS { nft.commit_if(generation, plan) } else { nft.commit(plan) };
-                match committed {
-                    Err(Error::TooBig { .. }) => nft.commit_chunked(plan),
-                    other => other.map(|()| usize::from(!plan.is_empty())),
+            let (table, committed) = until_current(nft, &layout.id, ATTEMPTS + 1, |nft, attempt, found| {
+                let skip: BTreeSet<&PortKey> = refused.iter().map(|(key, _)| key).collect();
+                let (mut table, wanted) = Self::build(layout, state, found.as_ref(), &skip);
+                let plan = diff(found.as_ref(), &wanted);
+                drop((found, wanted));
+                let at = (!attempt.last).then_some(attempt.generation);
+                match sparing_busy_chains(&plan, |plan| nft.commit_planned(at, plan)) {
+                    Ok((commits, left)) => {
+                        table.doomed = left;
+                        Ok(Some((table, Ok((plan.len(), commits)))))
+                    }
+                    Err(error) if error.is_stale() => Err(error),
+                    // The table knows whose fault it is.
+                    Err(error) => Ok(Some((table, Err(error)))),
                 }
-            };
-            let committed = match commit(&plan) {
-                Err(error) if error.is_busy() => {
-                    let (rest, doomed) = without_chain_deletions(&plan);
-                    table.doomed = doomed;
-                    if table.doomed.is_empty() { Err(error) } else { commit(&rest) }
-                }
-                other => other,
-            };
+            })?;
             match committed {
-                Ok(commits) => return Ok(Synced { table, refused, changes: plan.len(), commits }),
-                Err(error) if error.is_stale() => attempts += 1,
+                Ok((changes, commits)) => return Ok(Synced { table, refused, changes, commits }),
                 Err(error) => match table.culprit(&error) {
                     Some(key) if refused.iter().all(|(known, _)| *known != key) => {
                         refused.push((key, report(&error)));
@@ -253,18 +246,10 @@ impl FamilyTable {
         if tx.is_empty() {
             return Ok(0);
         }
-        match nft.commit_chunked(&tx) {
-            Err(error) if error.is_busy() => {
-                let (rest, doomed) = without_chain_deletions(&tx);
-                if doomed.is_empty() {
-                    return Err(error);
-                }
-                nft.commit_chunked(&rest)?;
-                self.doomed = doomed;
-                Ok(rest.len())
-            }
-            other => other.map(|_| tx.len()),
-        }
+        let (_, left) = sparing_busy_chains(&tx, |tx| nft.commit_chunked(tx))?;
+        let committed = tx.len() - left.len();
+        self.doomed.extend(left);
+        Ok(committed)
     }
 
     /// Deletes chains that were left behind; those that are wanted again stay.
@@ -468,19 +453,27 @@ impl FamilyTable {
     }
 }
 
-/// A transaction without the deletions of chains, and those. Kernels before 6.2 do not delete a chain
-/// together with the element that led there, nor soon after: they let go of the element later.
-fn without_chain_deletions(tx: &Transaction) -> (Transaction, Vec<Name>) {
-    let (mut rest, mut doomed) = (Transaction::new(), Vec::new());
+/// Commits; if a chain that is to go is in use, all but the deletions of chains. Kernels before 6.2 do not
+/// delete a chain together with the element that led there, nor soon after: they let go of the element later.
+/// Returns what `commit` does, and the chains that were left.
+fn sparing_busy_chains(
+    tx: &Transaction,
+    mut commit: impl FnMut(&Transaction) -> Result<usize>,
+) -> Result<(usize, Vec<Name>)> {
+    let busy = match commit(tx) {
+        Err(error) if error.is_busy() => error,
+        other => return other.map(|commits| (commits, Vec::new())),
+    };
+    let (mut rest, mut left) = (Transaction::new(), Vec::new());
     for op in tx.ops() {
         match op {
-            Op::DeleteChain { chain, .. } => doomed.push(Arc::clone(chain)),
+            Op::DeleteChain { chain, .. } => left.push(Arc::clone(chain)),
             other => {
                 rest.push(other.clone());
             }
         }
     }
-    (rest, doomed)
+    if left.is_empty() { Err(busy) } else { commit(&rest).map(|commits| (commits, left)) }
 }
 
 /// An element of `actions`.

@@ -6,12 +6,13 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use knit_kernel::NetNs;
-use knit_kernel::nft::{Chain, Family as TableFamily, Kernel, Nftables, TableId, Transaction};
-use knit_kernel::testing::{as_stranger, eventually, in_namespaces, namespace, table_damages};
+use knit_kernel::testing::{eventually, in_namespaces, namespace, table_damages};
+use knit_nft::{Chain, Family as TableFamily, TableId, Transaction};
 use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
 use knit_proxy::view::{View, ViewConfig};
 use knit_proxy_nft::{Config, NftBackend};
+use knit_testbed::tables::{commit_as_stranger, elsewhere_in_the_rule_set, read};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -48,22 +49,6 @@ fn backend(space: &NetNs) -> (NftBackend, Arc<AtomicUsize>) {
 
 fn services() -> TableId {
     TableId::new(TableFamily::Ip, "knit-proxy")
-}
-
-fn read(space: &NetNs, id: &TableId) -> String {
-    let table = Kernel::open_in(space).expect("nftables").table(id).expect("read");
-    table.expect("the table is there").without_handles().to_string()
-}
-
-fn commit_as_stranger(space: &NetNs, tx: &Transaction) {
-    as_stranger(|| Kernel::open_in(space).expect("nftables").commit(tx).expect("done"));
-}
-
-/// A change that has nothing to do with us.
-fn elsewhere_in_the_rule_set(name: &str) -> Transaction {
-    let mut tx = Transaction::new();
-    tx.add_table(TableId::new(TableFamily::Inet, name));
-    tx
 }
 
 #[test]

@@ -9,7 +9,9 @@
 //! ```no_run
 //! # struct MyBackend;
 //! # impl knit_proxy::backend::Backend for MyBackend {
-//! #     fn sync(&mut self, _: &knit_proxy::view::NodeView) -> knit_proxy::backend::Outcome { knit_proxy::backend::Outcome::Done }
+//! #     fn sync(&mut self, _: &knit_proxy::view::NodeView) -> knit_proxy::backend::Outcome {
+//! #         knit_proxy::backend::Outcome::Done
+//! #     }
 //! # }
 //! use knit_proxy_testkit::{World, ours, run};
 //!

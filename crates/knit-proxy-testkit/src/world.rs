@@ -18,6 +18,7 @@ use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_proxy::model::{NodeInfo, Protocol};
+use knit_types::sync::Locked;
 
 /// The name of the node.
 pub const NODE: &str = "node";
@@ -58,7 +59,7 @@ struct Host {
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
     /// The kernel refused something.
-    #[error("cannot make the namespaces of the tests")]
+    #[error("cannot create the namespaces of the tests")]
     Kernel(#[from] knit_kernel::Error),
     /// A namespace could not be entered.
     #[error("cannot enter a namespace of the tests")]
@@ -143,7 +144,7 @@ impl World {
     /// # Errors
     /// If nobody has the address, or it cannot listen.
     pub fn serve(&self, address: SocketAddr, protocol: Protocol) -> Result<(), WorldError> {
-        let mut servers = self.servers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut servers = self.servers.locked();
         if !servers.insert((address, protocol)) {
             return Ok(());
         }

@@ -95,20 +95,26 @@ impl Cleanup {
         }
     }
 
-    fn add(&mut self, family: Family, place: Place, serving: &Arc<HashSet<SocketAddr>>, keep: bool) {
+    fn add(
+        &mut self,
+        family: Family,
+        place: FlowDestination,
+        serving: &Arc<HashSet<SocketAddr>>,
+        keep: bool,
+    ) {
         match place {
-            Place::Address(address) if keep => {
+            FlowDestination::Address(address) if keep => {
                 self.addresses.entry(address).or_insert_with(|| Arc::clone(serving));
             }
-            Place::Address(address) => {
+            FlowDestination::Address(address) => {
                 self.addresses.insert(address, Arc::clone(serving));
             }
             // A node port is matched by its number, and other traffic may have the same: where nobody serves
             // it there is nothing to tell the two apart, and nothing is deleted (rule 51).
-            Place::NodePort(port) if !serving.is_empty() => {
+            FlowDestination::NodePort(port) if !serving.is_empty() => {
                 self.node_ports.get_mut(family).insert(port, Arc::clone(serving));
             }
-            Place::NodePort(_) => {}
+            FlowDestination::NodePort(_) => {}
         }
     }
 
@@ -161,12 +167,12 @@ impl Cleanup {
 
 /// Where clients send to.
 #[derive(Clone, Copy)]
-enum Place {
+enum FlowDestination {
     Address(SocketAddr),
     NodePort(u16),
 }
 
-impl Place {
+impl FlowDestination {
     fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Address(address) => Some(address.ip()),
@@ -175,10 +181,10 @@ impl Place {
     }
 }
 
-fn places(view: &PortView) -> impl Iterator<Item = Place> + '_ {
+fn places(view: &PortView) -> impl Iterator<Item = FlowDestination> + '_ {
     view.frontends.iter().map(|f| match (f.kind, f.address) {
-        (FrontendKind::NodePort, _) | (_, None) => Place::NodePort(f.port),
-        (_, Some(address)) => Place::Address(SocketAddr::new(address, f.port)),
+        (FrontendKind::NodePort, _) | (_, None) => FlowDestination::NodePort(f.port),
+        (_, Some(address)) => FlowDestination::Address(SocketAddr::new(address, f.port)),
     })
 }
 

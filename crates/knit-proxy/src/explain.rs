@@ -135,8 +135,8 @@ impl fmt::Display for Explanation {
         for address in &self.proxied_ips {
             writeln!(
                 f,
-                "  load-balancer IP {address} is not served here: its load balancer proxies, ipMode is not \
-                 VIP (rule 22)"
+                "  load-balancer IP {address} is not served here: its load balancer acts as a \
+                proxy, ipMode is not VIP (rule 22)"
             )?;
         }
         for (group, family) in &self.other_family {
@@ -201,7 +201,7 @@ impl fmt::Display for PortExplanation {
 /// Why a frontend does what it does.
 fn why(kind: FrontendKind, route: Route, decision: Decision) -> &'static str {
     match (route.action, kind) {
-        (Action::Reject, _) => " (rule 33: no endpoint anywhere can answer)",
+        (Action::Reject, _) => " (rule 33: no endpoint anywhere is serving)",
         (Action::Drop, FrontendKind::ClusterIp) => " (rule 31: none is on this node, others are elsewhere)",
         (Action::Drop, _) => " (rule 32: none is on this node, others are elsewhere)",
         (Action::Endpoints(Scope::Local), FrontendKind::ClusterIp) => " (rule 31)",
@@ -220,7 +220,7 @@ impl fmt::Display for Pool {
         f.write_str(match self {
             Self::Unused => "not needed (rule 39)",
             Self::Ready => "the ready ones (rule 30)",
-            Self::Terminating => "none is ready, so those that terminate and still answer (rule 30)",
+            Self::Terminating => "none is ready, so those that are terminating but still serving (rule 30)",
             Self::Empty => "none",
         })
     }
@@ -243,11 +243,11 @@ impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ready => "used: it is ready",
-            Self::Terminating => "used: it terminates, but answers, and no other is ready (rule 30)",
+            Self::Terminating => "used: it is terminating but still serving, and no other is ready (rule 30)",
             Self::ScopeUnused => "not used: no traffic needs this",
-            Self::NotServing => "not used: it does not answer (rule 30)",
+            Self::NotServing => "not used: it is not serving (rule 30)",
             Self::NotReady => "not used: it is not ready (rule 30)",
-            Self::TerminatingOthersReady => "not used: it terminates, and others are ready (rule 30)",
+            Self::TerminatingOthersReady => "not used: it is terminating, and others are ready (rule 30)",
             Self::NotLocal => "not used: it is on another node",
             Self::HintedToOtherNode => "not used: hinted to another node (rule 35)",
             Self::HintedToOtherZone => "not used: hinted to another zone (rule 35)",
@@ -302,7 +302,7 @@ port http TCP IPv4
     cluster: used: it is ready
     local: not used: it is on another node
   endpoint 10.1.0.3:8080 of shop/web-1
-    cluster: not used: it terminates, and others are ready (rule 30)
+    cluster: not used: it is terminating, and others are ready (rule 30)
     local: not used: it is on another node
 ";
         assert_eq!(explanation.to_string(), expected);
@@ -331,8 +331,8 @@ port http TCP IPv4
         let text = explain(&view, "shop/web").unwrap().to_string();
         for line in [
             "  health check on port 32000: ready endpoints here: 0 IPv4, 0 IPv6 (rule 54)",
-            "  load-balancer IP 198.51.100.7 is not served here: its load balancer proxies, ipMode is not \
-             VIP (rule 22)",
+            "  load-balancer IP 198.51.100.7 is not served here: its load balancer acts as a proxy, \
+            ipMode is not VIP (rule 22)",
             "  endpoints of shop/web-6 are not used: the Service has no IPv6 cluster IP (rule 18)",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\nin\n{text}");

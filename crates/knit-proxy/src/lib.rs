@@ -21,7 +21,9 @@
 //!             for frontend in &port.frontends {
 //!                 // The route says which endpoints: all of them, this node's, or none.
 //!                 let endpoints: Vec<String> = match frontend.route.action {
-//!                     Action::Endpoints(scope) => port.targets(scope).iter().map(|e| e.to_string()).collect(),
+//!                     Action::Endpoints(scope) => {
+//!                         port.targets(scope).iter().map(|e| e.to_string()).collect()
+//!                     }
 //!                     Action::Reject | Action::Drop => vec![frontend.route.to_string()],
 //!                 };
 //!                 self.0.push(format!("{key}: {frontend} -> {}", endpoints.join(" or ")));

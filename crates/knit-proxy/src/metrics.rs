@@ -113,9 +113,14 @@ impl Metrics {
         };
         let m = metrics.clone();
         let r = registry.sub_registry_with_prefix("kubeproxy");
-        r.register("sync_proxy_rules_duration_seconds", "Time to make changes true", m.sync_duration);
-        r.register("sync_full_proxy_rules_duration_seconds", "Time of full syncs", m.full_duration);
-        r.register("sync_partial_proxy_rules_duration_seconds", "Time of partial syncs", m.partial_duration);
+        r.register("sync_proxy_rules_duration_seconds", "Time to apply changes", m.sync_duration);
+        r.register("sync_full_proxy_rules_duration_seconds", "Duration of full syncs", m.full_duration);
+        r.register(
+            "sync_partial_proxy_rules_duration_seconds",
+            "Duration of partial \
+        syncs",
+            m.partial_duration,
+        );
         r.register(
             "sync_proxy_rules_last_timestamp_seconds",
             "When rules were last in sync",
@@ -128,20 +133,20 @@ impl Metrics {
         );
         r.register(
             "network_programming_duration_seconds",
-            "Time from a change of a pod or service until it was true here",
+            "Time from a change of a pod or service until it was applied on this node",
             m.programming_duration,
         );
         // The library adds `_total` to the name of a counter.
         r.register("sync_proxy_rules_endpoint_changes", "Endpoint changes seen", m.endpoint_changes);
         r.register(
             "sync_proxy_rules_endpoint_changes_pending",
-            "Endpoint changes not yet made true",
+            "Endpoint changes not yet applied",
             m.endpoint_changes_pending,
         );
         r.register("sync_proxy_rules_service_changes", "Service changes seen", m.service_changes);
         r.register(
             "sync_proxy_rules_service_changes_pending",
-            "Service changes not yet made true",
+            "Service changes not yet applied",
             m.service_changes_pending,
         );
         r.register(
@@ -152,7 +157,7 @@ impl Metrics {
         r.register("proxy_healthz", "Answers to /healthz", m.healthz);
         r.register("proxy_livez", "Answers to /livez", m.livez);
         r.register("sync_proxy_rules_nftables_sync_failures", "Syncs that failed", m.sync_failures);
-        r.register("sync_proxy_rules_nftables_cleanup_failures", "Clean-ups that failed", m.cleanup_failures);
+        r.register("sync_proxy_rules_nftables_cleanup_failures", "Cleanups that failed", m.cleanup_failures);
         r.register(
             "conntrack_reconciler_sync_duration_seconds",
             "Time to find stale flows",
@@ -387,7 +392,8 @@ mod tests {
         };
         let now = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
         send(group("there", Some(now + 1)), Outcome::Done);
-        let internal = "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv4\"}";
+        let internal = "kubeproxy_sync_proxy_rules_no_local_endpoints_total\
+                        {traffic_policy=\"internal\",ip_family=\"IPv4\"}";
         assert_eq!(line(&registry, internal), "1");
         assert_eq!(
             line(&registry, "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}"),

@@ -6,7 +6,7 @@
 //! it changed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 pub use knit_objects::{FolderOptions, Objects, Source as Origin};
 
@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use knit_objects::{Event as Change, Key, Subscription};
+use knit_types::sync::Locked;
 
 use crate::kubernetes::{Converted, HEADLESS_LABEL, Kubernetes, PROXY_NAME_LABEL};
 use crate::model::{GroupName, NetworkName, NodeInfo, ObjectRef, Problem, ServiceName};
@@ -220,5 +221,5 @@ fn full_name(list: ListKind, key: &Key) -> String {
 
 /// Conversion does not panic; a converter is whole whenever it is not in use.
 fn lock(kubernetes: &Mutex<Kubernetes>) -> MutexGuard<'_, Kubernetes> {
-    kubernetes.lock().unwrap_or_else(PoisonError::into_inner)
+    kubernetes.locked()
 }

@@ -85,7 +85,7 @@ pub struct Inbox {
 
 /// The engine on the other end is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the service proxy's engine has stopped; start it again to go on")]
+#[error("the service proxy's engine has stopped; start it again to continue")]
 pub struct Stopped;
 
 /// Makes a handle and its inbox.

@@ -12,7 +12,7 @@ use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
 use knit_proxy::view::{View, ViewConfig};
 use prost::Message;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What protoc sends to its plugins.
 #[derive(Clone, PartialEq, Message)]
@@ -164,7 +164,7 @@ fn a_backend_in_go_follows_the_stream_and_reports() {
     assert_eq!(next(), "set port shop/web TCP IPV4");
     assert_eq!(next(), "10.0.0.1:80 -> 10.1.0.1:8080 10.1.0.2:8080");
     let reported = |stream: &Stream, done: &dyn Fn(&Watcher) -> bool| {
-        eventually("the backend reports", PATIENCE, || {
+        eventually("the backend reports", TEST_TIMEOUT, || {
             stream.watchers().iter().any(|watcher| watcher.name == "go-node" && done(watcher))
         });
     };

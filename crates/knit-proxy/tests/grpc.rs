@@ -14,7 +14,7 @@ use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service, ServiceName}
 use knit_proxy::source::{Event, handle};
 use knit_proxy::view::{Changes, NodeView, PortView};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const SOCKET: &str = "KNIT_TEST_FEEDER_SOCKET";
 /// What the other process prints for us begins like this; the rest is the test harness's.
 const WORD: &str = "feeder: ";
@@ -106,8 +106,8 @@ impl Feeder {
     /// Waits until what it says of its watchers is this.
     fn knows(&mut self, wanted: &[&str]) {
         let mut found = Vec::new();
-        let end = Instant::now() + PATIENCE;
-        eventually("the feeder knows", PATIENCE * 2, || {
+        let end = Instant::now() + TEST_TIMEOUT;
+        eventually("the feeder knows", TEST_TIMEOUT * 2, || {
             found = self.watchers();
             assert!(found == wanted || Instant::now() < end, "{found:?} is not {wanted:?}");
             found == wanted
@@ -175,7 +175,7 @@ impl Backend for Recording {
 }
 
 fn next(calls: &Receiver<String>) -> String {
-    calls.recv_timeout(PATIENCE).expect("the backend is called")
+    calls.recv_timeout(TEST_TIMEOUT).expect("the backend is called")
 }
 
 #[test]
@@ -196,14 +196,14 @@ fn a_proxy_is_fed_by_another_process_and_outlives_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let source = runtime.spawn(source.run(feeding, move |link| links.send(link).unwrap()));
     // Nobody is there yet: it waits, and the backend is left alone.
-    assert!(matches!(link.recv_timeout(PATIENCE).unwrap(), Link::Lost { .. }));
+    assert!(matches!(link.recv_timeout(TEST_TIMEOUT).unwrap(), Link::Lost { .. }));
 
     let mut feeder = Feeder::start(
         &socket,
         &["set shop/web 10.0.0.1 10.1.0.1 10.1.0.2", "set shop/bad 10.0.0.2", "listed"],
     );
     assert_eq!(next(&called), r#"sync node-a shop/bad [], shop/web ["10.1.0.1:8080", "10.1.0.2:8080"]"#);
-    while link.recv_timeout(PATIENCE).unwrap() != Link::Connected {}
+    while link.recv_timeout(TEST_TIMEOUT).unwrap() != Link::Connected {}
     feeder.knows(&[r#"node-a done=true None ["shop/bad TCP IPv4: no room"]"#]);
     feeder.tell("set shop/web 10.0.0.1 10.1.0.2");
     assert_eq!(next(&called), r#"apply shop/web ["10.1.0.2:8080"]"#);
@@ -211,7 +211,7 @@ fn a_proxy_is_fed_by_another_process_and_outlives_it() {
 
     // It dies. Nothing is taken away.
     feeder.kill();
-    assert!(matches!(link.recv_timeout(PATIENCE).unwrap(), Link::Lost { .. }));
+    assert!(matches!(link.recv_timeout(TEST_TIMEOUT).unwrap(), Link::Lost { .. }));
     assert!(called.try_recv().is_err());
 
     // Another one comes, and counts its states anew. Only what is other than before is done.
@@ -229,7 +229,7 @@ fn a_proxy_is_fed_by_another_process_and_outlives_it() {
     engine.join().unwrap();
     // It notices with the next state that nobody takes it any more.
     feeder.tell("delete shop/same");
-    let ended = runtime.block_on(async { tokio::time::timeout(PATIENCE, source).await });
+    let ended = runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, source).await });
     assert!(ended.expect("in time").expect("no panic").is_err());
     // Who watches no more is forgotten.
     feeder.knows(&[]);

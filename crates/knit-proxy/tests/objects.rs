@@ -111,7 +111,7 @@ async fn a_problem_is_told_once_and_again_only_after_it_was_mended() {
     fs::write(&file, &bad).expect("a file");
     let mut feed = feed(folder.path()).await;
     let expected =
-        ["Service shop/web: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is left out"];
+        ["Service shop/web: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is ignored"];
     assert_eq!(problems(&listed(&mut feed).await), expected);
 
     // It changes, and the same is still wrong.

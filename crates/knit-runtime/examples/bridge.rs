@@ -84,7 +84,8 @@ impl Runtime for BridgeRuntime {
         let bridge = NewLink { up: true, ..NewLink::bridge(name("bridge")?, Bridge::default()) };
         let bridge = handle.create_link(&bridge).map_err(failed)?.index;
         for subnet in &network.subnets {
-            let gateway = ipnet::IpNet::new(subnet.gateway, subnet.cidr.prefix_len()).map_err(failed)?;
+            let Some(gateway) = subnet.gateway else { continue };
+            let gateway = ipnet::IpNet::new(gateway, subnet.cidr.prefix_len()).map_err(failed)?;
             handle.ensure(KernelAddress::new(bridge, gateway)).map_err(failed)?;
         }
         state.networks.insert(network.name.clone(), Home { network: network.clone(), namespace, bridge });
@@ -114,10 +115,7 @@ impl Runtime for BridgeRuntime {
             return if before == request && same_space {
                 Ok(attachment.clone())
             } else {
-                Err(Error::new(
-                    Reason::Conflict,
-                    "the interface is there already, and is different: detach it",
-                ))
+                Err(Error::new(Reason::Conflict, "the interface already exists and differs: detach it"))
             };
         }
         state.ports += 1;

@@ -15,11 +15,12 @@ pub mod wire;
 pub use error::{Error, Reason, Result};
 pub use request::AttachRequest;
 pub use runtime::{
-    Change, Changes, Damage, Disturbance, Info, NetworkStatus, NotKnown, Runtime, Status, Survey, feature,
+    Change, Changes, Damage, Disturbance, Info, NetworkStatus, NetworkUsage, NotKnown, Runtime, Status,
+    Survey, feature,
 };
-pub use types::{Announced, Block, Network, NetworkId, Subnet};
+pub use types::{Announced, Block, Network, NetworkId, Subnet, Underlay};
 
 pub use knit_types::{
     Address, Attachment, Dns, HostEnd, InterfaceName, Mac, Pod, PortMapping, Protocol, Route, SandboxId,
-    Topology,
+    Topology, UnderlayMode,
 };

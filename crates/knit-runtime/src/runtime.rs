@@ -74,7 +74,13 @@ pub trait Runtime: Send + Sync {
     /// A runtime that cannot do that says `Unsupported`; the caller then sets up each Network and checks each
     /// attachment from time to time.
     async fn survey(&self) -> Result<Survey> {
-        Err(Error::new(Reason::Unsupported, "this runtime does not compare what it made: check instead"))
+        Err(Error::new(Reason::Unsupported, "this runtime cannot compare its state: check instead"))
+    }
+
+    /// The same, with [all attachments](Self::list) where these are read along with it: listing them again
+    /// would cost as much as the comparison.
+    async fn survey_and_list(&self) -> Result<(Survey, Option<Vec<Attachment>>)> {
+        Ok((self.survey().await?, None))
     }
 
     /// Returns when somebody else changed, or may have changed, what this runtime made, at once if that has
@@ -84,11 +90,36 @@ pub trait Runtime: Send + Sync {
         std::future::pending().await
     }
 
+    /// What its Networks use on this node of what they share with others, and what they were refused of it;
+    /// asked for each time that metrics are read, so it must be cheap. Networks for which that is not known
+    /// are left out.
+    async fn usage(&self) -> Result<Vec<NetworkUsage>> {
+        Ok(Vec::new())
+    }
+
     /// Its routers on this node, for the agent's services. None: it has none that the agent could serve
     /// Services in, and does that itself or not at all.
     fn routers(&self) -> Option<Arc<dyn Routers>> {
         None
     }
+}
+
+/// What a Network uses on this node of what it shares with others, and what it was refused of it. Counts
+/// begin again at 0 when what counts is made again.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NetworkUsage {
+    /// Its name.
+    pub network: String,
+    /// How many connections its router has in its table: those between its pods, too.
+    pub connections: u64,
+    /// From how many on that table takes no more.
+    pub connections_limit: u64,
+    /// Connections that were refused because the Network had as many as one may have.
+    pub refused_connections: u64,
+    /// Connections that were refused because all Networks together had as many as they may have.
+    pub refused_connections_together: u64,
+    /// Questions who has an address that were refused because a pod asked too many of them.
+    pub refused_questions: u64,
 }
 
 /// What somebody else may have changed.
@@ -109,6 +140,9 @@ pub struct Survey {
     pub attachments: BTreeSet<(SandboxId, InterfaceName)>,
     /// Networks of which something could not be compared. That is not damage; the rest of them was compared.
     pub unknown: BTreeMap<String, NotKnown>,
+    /// What somebody changed inside a pod of what was made there, in words for the pod's author. It is told
+    /// and not repaired: a pod's interface is the pod's own.
+    pub noticed: BTreeMap<(SandboxId, InterfaceName), String>,
 }
 
 /// Why something of a Network was not compared.
@@ -188,6 +222,8 @@ pub mod feature {
     pub const LAYER2: &str = "Layer2";
     /// Routed Networks.
     pub const LAYER3: &str = "Layer3";
+    /// Networks on a link of the node.
+    pub const UNDERLAY: &str = "Underlay";
     /// IPv4 addresses.
     pub const IPV4: &str = "IPv4";
     /// IPv6 addresses.

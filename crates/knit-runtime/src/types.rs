@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_types::{ByFamily, Family, HasFamily, Mac, Route, Topology};
+use knit_types::{ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayMode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason};
@@ -45,8 +45,20 @@ pub struct Network {
     /// Interfaces of pods on other nodes that do not follow from blocks.
     #[serde(default)]
     pub announced: Vec<Announced>,
+    /// The link of this node that it is on; with [`Topology::Underlay`], and only there.
+    #[serde(default)]
+    pub underlay: Option<Underlay>,
     /// The parameters of its NetworkClass.
     pub parameters: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The link of this node that a Network is on.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Underlay {
+    /// The link's name in the node's namespace.
+    pub parent: String,
+    /// How pods of this node reach each other.
+    pub mode: UnderlayMode,
 }
 
 /// An address range of a Network.
@@ -54,8 +66,9 @@ pub struct Network {
 pub struct Subnet {
     /// The range.
     pub cidr: IpNet,
-    /// The pods' gateway, the same on every node.
-    pub gateway: IpAddr,
+    /// The pods' gateway, the same on every node. None only where it is not ours:
+    /// with [`Topology::Underlay`].
+    pub gateway: Option<IpAddr>,
 }
 
 /// A range of addresses that one node owns in a Network.
@@ -96,7 +109,7 @@ impl NetworkId {
         match NonZeroU32::new(id) {
             Some(n) if id < 1 << 24 => Ok(Self(n)),
             _ => {
-                let message = format!("{id} cannot be a Network's number: give 1 to 16777215");
+                let message = format!("{id} is not a valid Network number: use 1 to 16777215");
                 Err(Error::new(Reason::Invalid, message))
             }
         }
@@ -140,10 +153,10 @@ impl HasFamily for Subnet {
 // === impl Network ===
 
 impl Network {
-    /// The gateway of an address's family.
+    /// The gateway of an address's family, if there is one.
     #[must_use]
     pub fn gateway_for(&self, address: IpAddr) -> Option<IpAddr> {
-        self.subnets.first_of(Family::of(address)).map(|subnet| subnet.gateway)
+        self.subnets.first_of(Family::of(address)).and_then(|subnet| subnet.gateway)
     }
 
     /// The blocks of one node.

@@ -6,22 +6,27 @@
 //! Nobody has an address that belongs to a pod, a Service or, unless the operator allows it, a node; and
 //! nobody has the port of the tunnel ([`Objection`]).
 
+mod objection;
+mod outside;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
-use knit_proxy::view::{FrontendKind, PortKey, PortView, Sources};
+use knit_proxy::view::{FrontendKind, PortKey, PortView};
 use knit_runtime::routers::{Chosen, Entrance, Steered};
 
 use crate::forbidden::{Forbidden, Whose};
 use crate::internal_ports::Reserved;
+use objection::Objection;
+pub(crate) use objection::Refusal;
+use outside::places;
 
 /// Where clients come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Place {
+pub(crate) struct EntranceAddress {
     pub address: IpAddr,
     pub protocol: Protocol,
     pub port: u16,
@@ -32,9 +37,9 @@ pub(crate) struct Place {
 pub(crate) struct Steering {
     /// Ports that nobody has.
     reserved: Reserved,
-    claims: HashMap<Place, BTreeMap<Rank, Claim>>,
+    claims: HashMap<EntranceAddress, BTreeMap<Rank, Claim>>,
     /// What is claimed by whom, to take it back.
-    by_owner: BTreeMap<Owner, Vec<(Place, Rank)>>,
+    by_owner: BTreeMap<Owner, Vec<(EntranceAddress, Rank)>>,
     forbidden: Forbidden,
     /// Addresses that this node has, whether or not its Node lists them.
     own: HashSet<IpAddr>,
@@ -42,10 +47,10 @@ pub(crate) struct Steering {
     on_nodes: BTreeSet<NetworkName>,
     /// Somebody else serves the default Network on this node, by rules of their own.
     left_to_others: bool,
-    wanted: BTreeMap<Place, Steered>,
-    changed: BTreeSet<Place>,
+    wanted: BTreeMap<EntranceAddress, Steered>,
+    changed: BTreeSet<EntranceAddress>,
     /// What was refused to whom, and why.
-    refused: BTreeMap<(ServiceName, Place), Refusal>,
+    refused: BTreeMap<(ServiceName, EntranceAddress), Refusal>,
     news: BTreeSet<ServiceName>,
 }
 
@@ -78,29 +83,6 @@ struct Claim {
     to: Option<To>,
 }
 
-/// Why a claim does not count, whoever else wants the place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Objection {
-    /// Pods and Services have such addresses.
-    InCluster,
-    /// A node has it.
-    OfNode,
-    /// A node has it, and the Service's Network could allow that to load balancers.
-    OfNodeDenied,
-    /// This node has it, and no Node lists it. The Service's Network could allow that, if it says so.
-    Unlisted { allowable: bool },
-    /// The tunnels have it; said of a node port, or of a Service's own port.
-    Tunnel { protocol: Protocol, port: u16, node_port: bool },
-}
-
-/// Why somebody does not get a place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub why: String,
-    /// It is so on this node, and others may not know.
-    pub only_here: bool,
-}
-
 #[derive(Debug, Clone)]
 struct To {
     at: std::net::SocketAddr,
@@ -116,7 +98,7 @@ pub(crate) struct Ends {
     pub node: Vec<IpAddr>,
 }
 
-impl Place {
+impl EntranceAddress {
     /// As the runtime has it.
     fn entrance(self) -> Entrance {
         Entrance { address: self.address, protocol: self.protocol, port: self.port }
@@ -156,7 +138,7 @@ impl Steering {
             let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
             // The router was not told of these. They are refused, so that the author hears of it.
             let mut refuse = |address: IpAddr, port: u16, kind| {
-                let place = Place { address, protocol: key.protocol, port };
+                let place = EntranceAddress { address, protocol: key.protocol, port };
                 if all.iter().all(|(known, ..)| *known != place) {
                     let claim = Claim { network: network.clone(), kind, to: None };
                     all.push((place, Rank::new(service, &key.port, kind), claim));
@@ -207,7 +189,7 @@ impl Steering {
         let contested = !self.on_nodes.is_empty();
         for port in &service.ports {
             let mut add = |kind, address: &IpAddr, port_number| {
-                let place = Place { address: *address, protocol: port.protocol, port: port_number };
+                let place = EntranceAddress { address: *address, protocol: port.protocol, port: port_number };
                 let claim = Claim { network: NetworkName::default(), kind, to: None };
                 places.push((place, Rank::new(service, &port.name, kind), claim));
             };
@@ -286,12 +268,15 @@ impl Steering {
     /// Services that were refused something else since the last call, and what they are refused now.
     pub(crate) fn take_refused(&mut self) -> Vec<(ServiceName, Vec<Refusal>)> {
         let texts = |service: &ServiceName| {
-            let first =
-                Place { address: std::net::Ipv4Addr::UNSPECIFIED.into(), protocol: Protocol::Tcp, port: 0 };
+            let first = EntranceAddress {
+                address: std::net::Ipv4Addr::UNSPECIFIED.into(),
+                protocol: Protocol::Tcp,
+                port: 0,
+            };
             let of_service = self.refused.range((service.clone(), first)..);
             let of_service = of_service.take_while(|((name, _), _)| name == service);
-            let text = |place: &Place, refusal: &Refusal| {
-                let Place { address, protocol, port } = place;
+            let text = |place: &EntranceAddress, refusal: &Refusal| {
+                let EntranceAddress { address, protocol, port } = place;
                 Refusal {
                     why: format!("{address} port {port}/{protocol}: {}", refusal.why),
                     ..refusal.clone()
@@ -303,7 +288,7 @@ impl Steering {
         news.into_iter().map(|service| (service.clone(), texts(&service))).collect()
     }
 
-    fn replace(&mut self, owner: Owner, places: Vec<(Place, Rank, Claim)>) {
+    fn replace(&mut self, owner: Owner, places: Vec<(EntranceAddress, Rank, Claim)>) {
         let mut touched = BTreeSet::new();
         for (place, rank) in self.by_owner.remove(&owner).unwrap_or_default() {
             if let Some(claims) = self.claims.get_mut(&place) {
@@ -330,12 +315,12 @@ impl Steering {
     }
 
     fn decide_all(&mut self) {
-        let all: Vec<Place> = self.claims.keys().copied().collect();
+        let all: Vec<EntranceAddress> = self.claims.keys().copied().collect();
         all.into_iter().for_each(|place| self.decide(place));
     }
 
     /// Why a claim does not count; none if it does.
-    fn objection(&self, place: &Place, claim: &Claim) -> Option<Objection> {
+    fn objection(&self, place: &EntranceAddress, claim: &Claim) -> Option<Objection> {
         let Claim { network, kind, to } = claim;
         if self.is_reserved(place.protocol, place.port) {
             let node_port = *kind == FrontendKind::NodePort;
@@ -361,7 +346,7 @@ impl Steering {
         }
     }
 
-    fn decide(&mut self, place: Place) {
+    fn decide(&mut self, place: EntranceAddress) {
         let claims: Vec<(Rank, Claim)> =
             self.claims.get(&place).into_iter().flatten().map(|(r, c)| (r.clone(), c.clone())).collect();
         let objections: Vec<_> = claims.iter().map(|(_, claim)| self.objection(&place, claim)).collect();
@@ -371,7 +356,7 @@ impl Steering {
                 (_, Some(winner)) if claims[winner].0.service == rank.service => None,
                 (Some(objection), _) => Some(Refusal::from(*objection)),
                 (None, Some(winner)) if claim.to.is_some() => Some(Refusal {
-                    why: format!("Service {} has it", claims[winner].0.service),
+                    why: format!("Service {} already uses it", claims[winner].0.service),
                     only_here: false,
                 }),
                 _ => None,
@@ -398,7 +383,7 @@ impl Steering {
         }
     }
 
-    fn set_refused(&mut self, place: Place, service: &ServiceName, refusal: Option<Refusal>) {
+    fn set_refused(&mut self, place: EntranceAddress, service: &ServiceName, refusal: Option<Refusal>) {
         let key = (service.clone(), place);
         if self.refused.get(&key) == refusal.as_ref() {
             return;
@@ -408,46 +393,6 @@ impl Steering {
             None => self.refused.remove(&key),
         };
         self.news.insert(service.clone());
-    }
-}
-
-impl From<Objection> for Refusal {
-    fn from(objection: Objection) -> Self {
-        let only_here = matches!(objection, Objection::Unlisted { .. });
-        Self { why: objection.to_string(), only_here }
-    }
-}
-
-impl fmt::Display for Objection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (protocol, port, node_port) = match self {
-            Self::InCluster => {
-                return f.write_str("the address is inside a Network or a range of service addresses");
-            }
-            Self::OfNode => return f.write_str("it is an address of a node"),
-            Self::OfNodeDenied => {
-                return f.write_str(
-                    "it is an address of a node, which the Service's Network does not allow \
-                     (spec.services.nodeAddresses)",
-                );
-            }
-            Self::Unlisted { allowable } => {
-                f.write_str(
-                    "an interface of this node has the address, though its Node does not list it; remove it \
-                     there",
-                )?;
-                let allow = ", or set spec.services.nodeAddresses: Allow of the Service's Network";
-                return f.write_str(if *allowable { allow } else { "" });
-            }
-            Self::Tunnel { protocol, port, node_port } => (protocol, port, *node_port),
-        };
-        let what = if node_port { "nodePort" } else { "port" };
-        write!(
-            f,
-            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give \
-             the \
-             Service another {what}"
-        )
     }
 }
 
@@ -461,56 +406,6 @@ impl Rank {
             node_port: kind == FrontendKind::NodePort,
         }
     }
-}
-
-type Found = (Place, FrontendKind, std::net::SocketAddr, Option<Box<[IpNet]>>);
-
-/// The places that clients outside know of a port, and where the router takes them.
-fn places(key: &PortKey, view: &PortView, service: &Service, ends: &Ends) -> Vec<Found> {
-    let internal = view.frontends.iter().find(|frontend| frontend.kind == FrontendKind::NodePort);
-    let (Some(internal), Some(router)) = (internal, Ends::of(&ends.router, key.family)) else {
-        return Vec::new();
-    };
-    let to = (router, internal.port).into();
-    let at = |address, port| Place { address, protocol: key.protocol, port };
-    let node = Ends::of(&ends.node, key.family);
-    let mut found = Vec::new();
-    for frontend in &view.frontends {
-        let (FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp, Some(address)) =
-            (frontend.kind, frontend.address)
-        else {
-            continue;
-        };
-        let sources = sources(&frontend.sources, address, node);
-        found.push((at(address, frontend.port), frontend.kind, to, sources));
-    }
-    if names(service, &key.port, key.protocol, internal.port) {
-        found.extend(node.map(|node| {
-            let place = at(node, internal.port);
-            // Where it is the load balancer's address too, that one's list holds.
-            let same = found.iter().find(|(known, ..)| *known == place);
-            let sources = same.and_then(|(.., sources)| sources.clone());
-            (place, FrontendKind::NodePort, to, sources)
-        }));
-    }
-    found
-}
-
-/// Who may come. Rule 44: where the node itself may, its load-balancer address may too.
-fn sources(sources: &Sources, address: IpAddr, node: Option<IpAddr>) -> Option<Box<[IpNet]>> {
-    let Sources::Only { ranges, .. } = sources else { return None };
-    let looped = node.is_some_and(|node| ranges.iter().any(|range| range.contains(&node)));
-    Some(ranges.iter().copied().chain(looped.then(|| IpNet::from(address))).collect())
-}
-
-/// Whether a Service itself names a node port: one that was only given to it for the router's use is no port
-/// of the node.
-fn names(service: &Service, port: &str, protocol: Protocol, number: u16) -> bool {
-    service.ports.iter().any(|found| {
-        *found.name == *port
-            && found.protocol == protocol
-            && found.node_port.is_some_and(|named| named.get() == number)
-    })
 }
 
 #[cfg(test)]

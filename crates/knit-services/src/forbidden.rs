@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_model::{addresses_of_networks, addresses_on_segments};
 use knit_node::world::World;
 
 /// Ranges and addresses that belong to somebody.
@@ -13,6 +14,9 @@ pub(crate) struct Forbidden {
     ranges: Vec<IpNet>,
     /// Nodes', of any type.
     nodes: HashSet<IpAddr>,
+    /// Pods' on segments outside, where nodes and others may be among them. Sorted, and apart from each
+    /// other.
+    segments: Vec<IpNet>,
 }
 
 /// Whose an address is.
@@ -42,25 +46,18 @@ impl Forbidden {
         ranges: impl IntoIterator<Item = IpNet>,
         nodes: impl IntoIterator<Item = IpAddr>,
     ) -> Self {
-        let mut ranges = IpNet::aggregate(&ranges.into_iter().collect());
-        ranges.sort_unstable();
-        Self { ranges, nodes: nodes.into_iter().collect() }
+        Self { ranges: sorted(ranges), nodes: nodes.into_iter().collect(), segments: Vec::new() }
     }
 
     /// What belongs to somebody in the cluster; `uplinks`: where the addresses of links to routers come from.
     pub(crate) fn of(world: &World, uplinks: &[IpNet]) -> Self {
-        let subnets = world.networks.values().flat_map(|network| &network.spec.subnets);
-        let subnets = subnets.filter_map(|subnet| subnet.cidr.parse().ok());
-        // A Network without subnets is where its blocks are.
-        let without = |name: &str| world.networks.get(name).is_none_or(|n| n.spec.subnets.is_empty());
-        let blocks = world.blocks.values().filter(|block| without(&block.network));
-        let blocks = blocks.flat_map(|block| [&block.ipv4, &block.ipv6]).flatten();
-        let blocks = blocks.filter_map(|range| range.parse().ok());
+        let pods = addresses_of_networks(&world.networks, &world.blocks);
         let services = world.service_cidrs.values().flatten().copied();
         let always = ALWAYS.into_iter().filter_map(|range| range.parse().ok());
-        let ranges = subnets.chain(blocks).chain(services).chain(uplinks.iter().copied()).chain(always);
+        let ranges = pods.chain(services).chain(uplinks.iter().copied()).chain(always);
         let nodes = world.nodes.values().flat_map(|node| node.addresses.iter().chain(&node.others).copied());
-        Self::new(ranges, nodes)
+        let segments = sorted(addresses_on_segments(&world.networks, &world.blocks));
+        Self { segments, ..Self::new(ranges, nodes) }
     }
 
     /// Whether two states of things come to the same, without a look at each object.
@@ -74,14 +71,25 @@ impl Forbidden {
 
     /// Whose an address is; none: nobody's in the cluster.
     pub(crate) fn whose(&self, address: IpAddr) -> Option<Whose> {
-        let after = self.ranges.partition_point(|range| range.network() <= address);
-        let inside = after.checked_sub(1).is_some_and(|at| self.ranges[at].contains(&address));
-        match (inside, self.nodes.contains(&address)) {
+        match (contain(&self.ranges, address), self.nodes.contains(&address)) {
             (true, _) => Some(Whose::Cluster),
             (false, true) => Some(Whose::Node),
-            (false, false) => None,
+            (false, false) => contain(&self.segments, address).then_some(Whose::Cluster),
         }
     }
+}
+
+/// Sorted, and apart from each other.
+fn sorted(ranges: impl IntoIterator<Item = IpNet>) -> Vec<IpNet> {
+    let mut ranges = IpNet::aggregate(&ranges.into_iter().collect());
+    ranges.sort_unstable();
+    ranges
+}
+
+/// Whether one of these ranges, sorted and apart from each other, has an address.
+fn contain(ranges: &[IpNet], address: IpAddr) -> bool {
+    let after = ranges.partition_point(|range| range.network() <= address);
+    after.checked_sub(1).is_some_and(|at| ranges[at].contains(&address))
 }
 
 #[cfg(test)]
@@ -90,6 +98,7 @@ mod tests {
     use std::sync::Arc;
 
     use knit_api::{AddressBlockSpec, Network, NetworkSpec};
+    use knit_model::AddressBlock;
     use knit_node::world::NodeView;
 
     use super::*;
@@ -107,13 +116,14 @@ mod tests {
             ipv4: Some("10.244.1.0/24".to_owned()),
             ipv6: Some("fd44:1::/64".to_owned()),
         };
+        let block = AddressBlock::of(&block).expect("a block");
         let node = NodeView {
             addresses: vec![ip("192.168.7.1"), ip("fd07::1")],
             others: vec![ip("198.51.100.7")],
             ..NodeView::default()
         };
         let world = World {
-            networks: Arc::new(BTreeMap::from([("default".to_owned(), Arc::new(network))])),
+            networks: Arc::new(BTreeMap::from([("default".to_owned(), Arc::new(network.into()))])),
             blocks: Arc::new(BTreeMap::from([("default-a".to_owned(), Arc::new(block))])),
             nodes: Arc::new(BTreeMap::from([("a".to_owned(), Arc::new(node))])),
             ..World::default()
@@ -133,6 +143,34 @@ mod tests {
             ("ff02::1", Some(Whose::Cluster)),
             ("203.0.113.60", None),
             ("2001:db8::60", None),
+        ] {
+            assert_eq!(forbidden.whose(ip(address)), whose, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_segment_that_pods_are_on_was_taken_from_load_balancers_and_nodes() {
+        let spec = serde_json::json!({"topology": "Underlay", "subnets": [{"cidr": "192.168.20.0/24"}]});
+        let network = Network::new("lan", serde_json::from_value(spec).expect("a spec"));
+        let block = AddressBlockSpec {
+            network: "lan".to_owned(),
+            node: "a".to_owned(),
+            ipv4: Some("192.168.20.32/28".to_owned()),
+            ipv6: None,
+        };
+        let block = AddressBlock::of(&block).expect("a block");
+        let node = NodeView { addresses: vec![ip("192.168.20.40")], ..NodeView::default() };
+        let world = World {
+            networks: Arc::new(BTreeMap::from([("lan".to_owned(), Arc::new(network.into()))])),
+            blocks: Arc::new(BTreeMap::from([("lan-a".to_owned(), Arc::new(block))])),
+            nodes: Arc::new(BTreeMap::from([("a".to_owned(), Arc::new(node))])),
+            ..World::default()
+        };
+        let forbidden = Forbidden::of(&world, &[]);
+        for (address, whose) in [
+            ("192.168.20.33", Some(Whose::Cluster)),
+            ("192.168.20.40", Some(Whose::Node)),
+            ("192.168.20.200", None),
         ] {
             assert_eq!(forbidden.whose(ip(address)), whose, "{address}");
         }

@@ -1,12 +1,14 @@
 //! The proxy of one router: how it is configured, and what it says about itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use knit_http::{OPEN_RETRY_DELAY, open_patiently};
 use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
@@ -105,9 +107,6 @@ pub(crate) struct News {
 
 /// A change waits this long at most, or the proxy is unwell (rule 55).
 const UNWELL: Duration = Duration::from_secs(60);
-
-/// How long to wait before a port that could not be opened is tried again.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// Is called when a state changes that people see.
 pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
@@ -375,23 +374,28 @@ async fn keep_serving<S: Future<Output = std::io::Result<()>>>(
     serve: impl Fn(tokio::net::TcpListener) -> S,
 ) {
     let mut told = false;
-    loop {
-        let opened = listen(&node, at).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            tokio::net::TcpListener::from_std(listener)
-        });
-        let ended = match opened {
-            Ok(listener) => serve(listener).await,
-            // It will not come by waiting.
-            Err(error) if is_no_family(&error) => return,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = ended
-            && !std::mem::replace(&mut told, true)
-        {
-            tracing::warn!("{what} of the service proxy cannot be answered on {at}: {error}");
+    let mut tell = |error: &std::io::Error| {
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!("cannot serve {what} of the service proxy on {at}: {error}");
         }
-        tokio::time::sleep(RETRY).await;
+    };
+    loop {
+        let opened = open_patiently(
+            || listen(&node, at),
+            |error| {
+                // It will not come by waiting.
+                if is_no_family(error) {
+                    return ControlFlow::Break(());
+                }
+                tell(error);
+                ControlFlow::Continue(())
+            },
+        );
+        let Ok(listener) = opened.await else { return };
+        if let Err(error) = serve(listener).await {
+            tell(&error);
+        }
+        tokio::time::sleep(OPEN_RETRY_DELAY).await;
     }
 }
 
@@ -454,14 +458,14 @@ impl Observer for Watcher {
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Namespace(_) => "the router's namespace cannot be opened",
-            Self::Objects(_) => "Services cannot be read",
-            Self::Open(_) | Self::Start(_) => "the service proxy does not start",
-            Self::Look(_) => "it cannot be said whether kube-proxy serves this node",
+            Self::Namespace(_) => "cannot open the router's namespace",
+            Self::Objects(_) => "cannot read Services",
+            Self::Open(_) | Self::Start(_) => "the service proxy did not start",
+            Self::Look(_) => "cannot determine whether kube-proxy serves this node",
             Self::GiveWay(_) => {
-                "the tables of this agent cannot be removed, although kube-proxy serves this node"
+                "cannot remove the tables of this agent, although kube-proxy serves this node"
             }
-            Self::Uplink(_) => "it cannot be said where a router is reached",
+            Self::Uplink(_) => "cannot determine the address of a router",
         })
     }
 }

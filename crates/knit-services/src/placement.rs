@@ -5,8 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use knit_api::Network;
-use knit_api::claims::Claims;
+use knit_model::{Claims, Network};
 use knit_node::resolve::{claims, primary_network};
 use knit_node::world::{Labels, World};
 use knit_proxy::model::NetworkName;
@@ -93,7 +92,8 @@ mod tests {
 
     fn world(namespaces: usize) -> World {
         let network = |name: &str, spec: serde_json::Value| {
-            (name.to_owned(), Arc::new(Network::new(name, serde_json::from_value(spec).expect("a spec"))))
+            let object = knit_api::Network::new(name, serde_json::from_value(spec).expect("a spec"));
+            (name.to_owned(), Arc::new(Network::from(object)))
         };
         let red = json!({"topology": "Layer3", "primaryFor": {"matchLabels": {"team": "red"}}});
         let networks = [network("default", json!({"topology": "Layer3"})), network("red", red)];

@@ -70,8 +70,8 @@ impl Refusals {
             let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             format!(
                 "spec.externalIPs {} are not served: Network {network} does not allow them; its operator \
-                 can, with \
-                 spec.services.externalIPs: Allow. A Service of type LoadBalancer needs no such permission",
+                can allow them with spec.services.externalIPs: Allow. A Service of type LoadBalancer does \
+                not need this permission",
                 list.join(", ")
             )
         });

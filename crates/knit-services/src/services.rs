@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use knit_kernel::NetNs;
 use knit_node::Core;
-use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState};
+use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState, Stopped};
 use knit_objects::Objects;
 use knit_proxy::backends::Backends;
 use knit_proxy::metrics::merge_texts;
 use knit_runtime::{Network, Protocol};
+use knit_types::sync::Locked;
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -65,10 +66,23 @@ pub struct Services {
     ids: AtomicU64,
     registries: Registries,
     node_ports: Arc<Mutex<NodePorts>>,
+    /// Whether all Services have been listed; closed when nobody is left who lists them.
+    listed: watch::Receiver<bool>,
+    listed_by: Mutex<Option<watch::Sender<bool>>>,
+    /// Whether a supervisor was started.
+    ran: AtomicBool,
 }
 
 /// What each instance counts.
 pub(crate) type Registries = Arc<Mutex<BTreeMap<u64, Registry>>>;
+
+/// What the supervisor shares with the agent.
+pub(crate) struct Shared {
+    pub registries: Registries,
+    pub node_ports: Arc<Mutex<NodePorts>>,
+    /// Whether all Services have been listed.
+    pub listed: watch::Sender<bool>,
+}
 
 /// What the supervisor is asked for.
 #[derive(Debug)]
@@ -79,12 +93,13 @@ pub(crate) enum Command {
     Compare,
 }
 
-/// One instance, as the agent holds it.
+/// One instance, as the agent holds it. Only the supervisor has the other end of its state: when that is
+/// gone, the state says so.
 struct Held {
     id: u64,
     network: String,
     commands: mpsc::UnboundedSender<Command>,
-    state: Arc<watch::Sender<ServicesState>>,
+    state: watch::Receiver<ServicesState>,
 }
 
 impl Services {
@@ -92,7 +107,11 @@ impl Services {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
+        let (listed_by, listed) = watch::channel(false);
         Self {
+            listed,
+            listed_by: Mutex::new(Some(listed_by)),
+            ran: AtomicBool::new(false),
             commands,
             start: Mutex::new(Some((config, inbox))),
             ids: AtomicU64::new(0),
@@ -105,17 +124,31 @@ impl Services {
 #[async_trait]
 impl ServiceProxy for Services {
     fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) {
-        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some((config, inbox)) = start else { return };
+        let start = self.start.locked().take();
+        let listed = self.listed_by.locked().take();
+        let Some(((config, inbox), listed)) = start.zip(listed) else { return };
         let Some(routers) = core.routers() else {
-            tracing::error!("no network runtime of this node has routers that Services could be served in");
+            tracing::error!("no network runtime of this node has routers in which Services could be served");
             return;
         };
-        let shared = (Arc::clone(&self.registries), Arc::clone(&self.node_ports));
+        let shared = Shared {
+            registries: Arc::clone(&self.registries),
+            node_ports: Arc::clone(&self.node_ports),
+            listed,
+        };
         match Supervisor::new(config, core.clone(), routers, objects, shared) {
-            Ok(supervisor) => drop(tasks.spawn(supervisor.run(inbox))),
+            Ok(supervisor) => {
+                self.ran.store(true, Ordering::Relaxed);
+                let core = core.clone();
+                tasks.spawn(async move {
+                    // Also where it panics.
+                    let _ended = Ended(core);
+                    supervisor.run(inbox).await;
+                    tracing::error!("the service proxies of this node are not looked after any more");
+                });
+            }
             Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "Services cannot be followed");
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot watch Services");
             }
         }
     }
@@ -126,13 +159,9 @@ impl ServiceProxy for Services {
         network: &Network,
     ) -> Result<Box<dyn Running>, ProxyError> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        let state = Arc::new(watch::Sender::new(ServicesState::Waiting));
-        let held = Held {
-            id,
-            network: network.name.clone(),
-            commands: self.commands.clone(),
-            state: Arc::clone(&state),
-        };
+        let (sender, state) = watch::channel(ServicesState::Waiting);
+        let held = Held { id, network: network.name.clone(), commands: self.commands.clone(), state };
+        let state = Arc::new(sender);
         let command = Command::Start { id, router, network: network.clone(), state };
         let stopped = |error: mpsc::error::SendError<Command>| ProxyError {
             network: network.name.clone(),
@@ -152,14 +181,37 @@ impl ServiceProxy for Services {
     }
 
     fn owner_of_node_port(&self, protocol: Protocol, port: u16) -> Option<(String, String)> {
-        let ports = self.node_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let ports = self.node_ports.locked();
         ports.owner(protocol, port).map(|name| (name.namespace().to_owned(), name.name().to_owned()))
+    }
+
+    async fn node_ports_known(&self) -> bool {
+        self.listed.clone().wait_for(|listed| *listed).await.is_ok()
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        let ran = self.ran.load(Ordering::Relaxed);
+        self.commands.is_closed().then(|| Stopped {
+            why: "the service proxies of this node are not looked after any more: the agent's log says why; \
+                  start the agent again"
+                .to_owned(),
+            ran,
+        })
+    }
+}
+
+/// Tells the agent that the supervisor has ended.
+struct Ended(Core);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.networks_changed();
     }
 }
 
 /// The text of all that instances count.
 pub(crate) fn metrics(registries: &Registries) -> String {
-    let registries = registries.lock().unwrap_or_else(PoisonError::into_inner);
+    let registries = registries.locked();
     let text = |registry: &Registry| {
         let mut text = String::new();
         // A string takes everything.
@@ -177,7 +229,7 @@ impl Running for Held {
     }
 
     fn watch(&self) -> watch::Receiver<ServicesState> {
-        self.state.subscribe()
+        self.state.clone()
     }
 }
 
@@ -193,5 +245,56 @@ impl fmt::Debug for Held {
             .field("network", &self.network)
             .field("state", &*self.state.borrow())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knit_proxy_nft::NftBackends;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_instance_whose_supervisor_ended_waited_for_ever() {
+        let config = Config {
+            node: "n1".into(),
+            namespace: NetNs::current().expect("a namespace"),
+            mode: Mode::On,
+            healthz: None,
+            metrics: None,
+            backends: Arc::new(NftBackends),
+        };
+        let services = Services::new(config);
+        let network = Network {
+            name: "blue".into(),
+            id: knit_runtime::NetworkId::new(2).expect("a number"),
+            topology: knit_runtime::Topology::Layer3,
+            subnets: Vec::new(),
+            mtu: None,
+            primary: true,
+            outside: false,
+            not_outside: Vec::new(),
+            cluster_service_ips: Vec::new(),
+            routes: Vec::new(),
+            blocks: Vec::new(),
+            router_addresses: Vec::new(),
+            announced: Vec::new(),
+            underlay: None,
+            parameters: serde_json::Map::new(),
+        };
+        let running = services.start(None, &network).await.expect("it is asked for");
+        assert_eq!((services.stopped(), running.state()), (None, ServicesState::Waiting));
+        let waiting = tokio::spawn(async move {
+            let settled = running.watch().wait_for(|state| state.holds_up_pods().is_none()).await.is_ok();
+            (settled, running.state())
+        });
+        // As when its task ends: all that it had is dropped.
+        drop(services.start.lock().expect("nobody panicked").take());
+        drop(services.listed_by.lock().expect("nobody panicked").take());
+        let (settled, state) = waiting.await.expect("it does not wait for ever");
+        assert!(!settled && matches!(state, ServicesState::Broken(_)), "{state:?}");
+        assert!(services.stopped().is_some_and(|stopped| !stopped.ran));
+        assert!(!services.node_ports_known().await);
+        assert!(services.start(None, &network).await.is_err());
     }
 }

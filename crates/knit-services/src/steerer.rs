@@ -9,10 +9,10 @@ use knit_node::level::{Backoff, Turn};
 use knit_runtime::routers::{Entrance, Routers, Steered, Steering};
 
 /// How long to wait before what failed is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+const STEER_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// How often the table is put right, whoever changes it again and again.
-const REPAIR: Duration = Duration::from_secs(5);
+const STEER_REPAIR_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The thread; it ends when this is dropped. What it wrote stays.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Steerer {
             wanted,
             changed: BTreeSet::new(),
             failing: false,
-            repairs: Backoff::new(REPAIR),
+            repairs: Backoff::new(STEER_REPAIR_INTERVAL),
             touched: false,
         };
         std::thread::Builder::new().name("steering".to_owned()).spawn(move || work.run(&inbox))?;
@@ -147,7 +147,7 @@ impl Work {
         match self.repairs.turn(&(), now) {
             Turn::Later(at) => return Some(at.saturating_duration_since(now)),
             Turn::Now { first: true, fight: true } => {
-                tracing::warn!("somebody else changes what leads into routers again and again");
+                tracing::warn!("another program keeps changing the rules that steer traffic into routers");
             }
             Turn::Now { .. } => {}
         }
@@ -164,7 +164,7 @@ impl Work {
             Ok(()) => {
                 self.changed.clear();
                 if std::mem::take(&mut self.failing) {
-                    tracing::info!("traffic to Services of Networks is led into their routers again");
+                    tracing::info!("traffic to Services of Networks is steered into their routers again");
                 }
                 None
             }
@@ -173,11 +173,11 @@ impl Work {
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(
                         error,
-                        "traffic to Services of Networks may not be led into their routers"
+                        "traffic to Services of Networks may not be steered into their routers"
                     );
                 }
                 self.table = None;
-                Some(RETRY)
+                Some(STEER_RETRY_DELAY)
             }
         }
     }
@@ -196,7 +196,10 @@ impl Work {
         let written = table.set(&self.wanted, &self.changed);
         let repairs = table.take_repairs();
         if repairs > 0 {
-            tracing::warn!("somebody else changed what leads into routers; {repairs} changes put it right");
+            tracing::warn!(
+                "another program changed the rules that steer traffic into routers; repaired \
+            with {repairs} changes"
+            );
             (self.on_repair)();
         }
         written

@@ -56,14 +56,6 @@ impl Family {
     /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// [`Family::V4`] by the name that it has in the Kubernetes API.
-    #[allow(non_upper_case_globals, reason = "as the API spells it")]
-    pub const IPv4: Self = Self::V4;
-
-    /// [`Family::V6`] by the name that it has in the Kubernetes API.
-    #[allow(non_upper_case_globals, reason = "as the API spells it")]
-    pub const IPv6: Self = Self::V6;
-
     /// The family of an address.
     #[must_use]
     pub const fn of(address: IpAddr) -> Self {

@@ -2,9 +2,10 @@
 //!
 //! Each is defined here and nowhere else, checked when it is made, and written down in one way. A value that
 //! exists is valid, so that whoever holds one needs no second check. Nothing here acts, and nothing here
-//! knows Kubernetes or the kernel; beside the words there is only how an error is shown with its causes
-//! ([`Chain`]).
+//! knows Kubernetes or the kernel; beside the words there is how an error is shown with its causes
+//! ([`Chain`]), and how a lock is taken ([`sync`]).
 
+mod address_list;
 mod addresses;
 mod attachment;
 mod chain;
@@ -15,8 +16,10 @@ mod owner;
 mod parse;
 mod pod;
 mod protocol;
+pub mod sync;
 mod topology;
 
+pub use address_list::AddressList;
 pub use addresses::Addresses;
 pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route};
 pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
@@ -27,4 +30,4 @@ pub use owner::{ObjectRef, Owner};
 pub use parse::{parse_ip, parse_net};
 pub use pod::PodRef;
 pub use protocol::{ParseProtocolError, Protocol};
-pub use topology::{ParseTopologyError, Topology};
+pub use topology::{ParseTopologyError, Topology, UnderlayMode};

@@ -80,13 +80,13 @@ impl IfName {
         } else if name.bytes().any(|b| matches!(b, b'/' | b':')) {
             "the kernel refuses '/' and ':'"
         } else if name.contains('%') {
-            "'%' makes the kernel choose a number"
+            "'%' makes the kernel choose the name"
         } else if !name.bytes().all(|b| b.is_ascii_graphic()) {
-            "it has a space, a control character or a letter beyond ASCII"
+            "it contains a space, a control character or a non-ASCII character"
         } else if matches!(name, "." | ".." | "all" | "default") {
             // Directories below /proc/sys/net/ipv4/conf that are not links; the kernel refuses the first two
             // itself.
-            "it has a meaning of its own below /proc/sys/net"
+            "it has a special meaning in /proc/sys/net"
         } else {
             return Ok(Self::of(name));
         };

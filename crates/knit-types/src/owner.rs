@@ -15,10 +15,10 @@ use crate::name::SandboxId;
 pub enum Owner {
     /// A pod's sandbox.
     Sandbox(SandboxId),
-    /// A claim that was prepared for a pod whose sandbox is not there yet.
-    Claim(ObjectRef),
+    /// A claim that was prepared for a pod whose sandbox is not there yet, or no longer.
+    Claim(Box<ObjectRef>),
     /// Another object, such as a NetworkAttachment that a user wrote.
-    Object(ObjectRef),
+    Object(Box<ObjectRef>),
 }
 
 /// One object of the Kubernetes API. Another one of the same name has another uid, and is another object.
@@ -28,13 +28,25 @@ pub struct ObjectRef {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its uid.
+    /// Its uid; empty where there is none, as of an object in a folder.
     pub uid: String,
 }
 
 // === impl Owner ===
 
 impl Owner {
+    /// A claim.
+    #[must_use]
+    pub fn claim(claim: ObjectRef) -> Self {
+        Self::Claim(Box::new(claim))
+    }
+
+    /// Another object.
+    #[must_use]
+    pub fn object(object: ObjectRef) -> Self {
+        Self::Object(Box::new(object))
+    }
+
     /// The sandbox, if it is one.
     #[must_use]
     pub fn sandbox(&self) -> Option<&SandboxId> {
@@ -50,8 +62,8 @@ impl Owner {
     pub fn key(&self) -> String {
         match self {
             Self::Sandbox(id) => id.to_string(),
-            Self::Claim(claim) => format!("claim:{}", claim.uid),
-            Self::Object(object) => format!("object:{}", object.uid),
+            Self::Claim(claim) => format!("claim:{}", claim.key()),
+            Self::Object(object) => format!("object:{}", object.key()),
         }
     }
 }
@@ -74,6 +86,13 @@ impl fmt::Display for Owner {
 
 // === impl ObjectRef ===
 
+impl ObjectRef {
+    /// One word for each object: its uid, or else its name.
+    fn key(&self) -> String {
+        if self.uid.is_empty() { self.to_string() } else { self.uid.clone() }
+    }
+}
+
 impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -90,12 +109,13 @@ mod tests {
 
     #[test]
     fn no_claim_and_no_object_has_the_key_of_a_sandbox() {
-        let keys = [Owner::Claim(object("u")), Owner::Object(object("u"))].map(|owner| owner.key());
+        let keys = [Owner::claim(object("u")), Owner::object(object("u"))].map(|owner| owner.key());
         assert_ne!(keys[0], keys[1]);
         for key in keys {
             SandboxId::new(&key).expect_err("a sandbox could have that id");
         }
-        assert_ne!(Owner::Claim(object("u1")).key(), Owner::Claim(object("u2")).key());
+        assert_eq!(Owner::object(object("")).key(), "object:shop/more");
+        assert_ne!(Owner::claim(object("u1")).key(), Owner::claim(object("u2")).key());
     }
 
     #[test]
@@ -112,7 +132,7 @@ mod tests {
         assert_eq!(text, r#"{"sandbox":"s1","interface":"eth0"}"#);
         assert_eq!(serde_json::from_str::<Key>(&text).expect("a key"), key);
 
-        let key = Key { owner: Owner::Claim(object("u1")), interface: "net1".into() };
+        let key = Key { owner: Owner::claim(object("u1")), interface: "net1".into() };
         let text = serde_json::to_string(&key).expect("JSON");
         assert_eq!(serde_json::from_str::<Key>(&text).expect("a key"), key);
         serde_json::from_str::<Key>(r#"{"sandbox":"../x","interface":"eth0"}"#).expect_err("not an id");

@@ -13,6 +13,20 @@ pub enum Topology {
     Layer3,
     /// All pods are on one switched segment, as virtual machines expect it.
     Layer2,
+    /// Pods are on a segment of the nodes' own, beside whatever else is there.
+    Underlay,
+}
+
+/// How pods of one node reach each other on a link of the node. All of them reach what is on the wire.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
+pub enum UnderlayMode {
+    /// Directly.
+    #[default]
+    Bridge,
+    /// Not at all.
+    Private,
+    /// By a switch on the wire that sends frames back to where they came from.
+    Vepa,
 }
 
 /// A text that is not one of the topologies.
@@ -24,7 +38,7 @@ pub struct ParseTopologyError {
 
 impl Topology {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Layer3, Self::Layer2];
+    pub const ALL: [Self; 3] = [Self::Layer3, Self::Layer2, Self::Underlay];
 
     /// The name in the API.
     #[must_use]
@@ -32,6 +46,41 @@ impl Topology {
         match self {
             Self::Layer3 => "Layer3",
             Self::Layer2 => "Layer2",
+            Self::Underlay => "Underlay",
+        }
+    }
+
+    /// Whether each node has a router for the Network, with an address of its own in it. Where there is none,
+    /// there is nothing that serves Services, keeps policies or leads outside.
+    #[must_use]
+    pub const fn has_router(self) -> bool {
+        match self {
+            Self::Layer3 | Self::Layer2 => true,
+            Self::Underlay => false,
+        }
+    }
+
+    /// Whether pods have the Network's subnet on their link, and not their gateway alone.
+    #[must_use]
+    pub const fn has_subnet_on_link(self) -> bool {
+        match self {
+            Self::Layer3 => false,
+            Self::Layer2 | Self::Underlay => true,
+        }
+    }
+}
+
+impl UnderlayMode {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Bridge, Self::Private, Self::Vepa];
+
+    /// The name in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Bridge => "Bridge",
+            Self::Private => "Private",
+            Self::Vepa => "Vepa",
         }
     }
 }

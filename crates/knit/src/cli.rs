@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::command;
 
-/// Kubernetes networking: networks, and every interface that joins a pod to one, as API objects.
+/// Kubernetes networking: networks, and every interface that connects a pod to one, as API objects.
 #[derive(Debug, Parser)]
 #[command(name = "knit", version, propagate_version = true, max_term_width = 110)]
 pub struct Cli {
@@ -19,27 +19,30 @@ pub enum Command {
     Completions(command::completions::Args),
     /// Check a network runtime against the profiles of KNI v1alpha1
     Conformance(command::conformance::Args),
-    /// Run the controller: it numbers Networks, gives nodes their addresses, and says how Networks are
+    /// Run the controller: it numbers Networks, assigns addresses to nodes, and reports the status of
+    /// Networks
     Controller(Box<command::controller::Args>),
-    /// Look for what is wrong on this node, and say what to do
+    /// Check this node for problems, and say how to fix them
     Doctor(Box<command::doctor::Args>),
-    /// Say what network policies say about a connection, rule by rule
+    /// Show what network policies drop on this node: who, to whom, and which policy decided
+    Drops(command::drops::Args),
+    /// Explain what network policies mean for a connection, rule by rule
     Explain(Box<command::explain::Args>),
     /// Show Networks, attachments, blocks or nodes
     Get(Box<command::get::Args>),
-    /// Be the CNI shim, as a container runtime runs it
+    /// Run as the CNI shim, as a container runtime does
     #[command(hide = true)]
     Cni,
-    /// Put the CNI shim and its configuration where the container runtime looks for them
+    /// Install the CNI shim and its configuration where the container runtime looks for them
     Install(Box<command::install::Args>),
     /// Run a whole cluster on this machine: nodes, pods and an API, with nothing installed and no root
     Lab(Box<command::lab::Args>),
     /// Write the manual pages
     Man(command::man::Args),
-    /// Run the node agent: it gives the pods of this node their networks
+    /// Run the node agent: it sets up the networks of this node's pods
     Node(Box<command::node::Args>),
-    /// Make this node's Services work: a drop-in for kube-proxy
+    /// Implement this node's Services: a drop-in replacement for kube-proxy
     Proxy(Box<command::proxy::Args>),
-    /// Take Knit away from this node, or what is left of it from a cluster
+    /// Uninstall Knit from this node, or clean up what is left of it in a cluster
     Uninstall(Box<command::uninstall::Args>),
 }

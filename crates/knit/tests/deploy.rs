@@ -200,10 +200,16 @@ fn expected(lines: &[(&str, &[&str], &[&str])]) -> BTreeSet<String> {
 #[test]
 fn roles_allow_what_the_parts_do_and_nothing_else() {
     const READ: &[&str] = &["list", "watch"];
+    const CLUSTER_POLICIES: &[&str] =
+        &["clusternetworkpolicies", "adminnetworkpolicies", "baselineadminnetworkpolicies"];
     let agent = expected(&[
         ("knit.dev", &["networks", "networkclasses", "addressblocks", "networkattachments"], READ),
+        ("knit.dev", &["nodeslices", "blockslices"], READ),
         ("", &["namespaces", "nodes", "pods", "services"], READ),
-        ("networking.k8s.io", &["servicecidrs"], READ),
+        ("networking.k8s.io", &["servicecidrs", "networkpolicies"], READ),
+        ("policy.networking.k8s.io", CLUSTER_POLICIES, READ),
+        ("k8s.cni.cncf.io", &["multi-networkpolicies"], READ),
+        ("knit.dev", &["policypeerslices"], READ),
         ("discovery.k8s.io", &["endpointslices"], READ),
         // Server-side apply makes what is missing.
         ("knit.dev", &["nodenetworks", "networkattachments"], &["create", "patch"]),
@@ -217,11 +223,16 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
         ("knit.dev", &["networkclasses", "networks"], &["get", "list", "watch", "create", "patch"]),
         ("knit.dev", &["networkclasses/status", "networks/status", "networkattachments/status"], &["patch"]),
         ("knit.dev", &["addressblocks"], &["list", "watch", "create", "delete"]),
+        ("knit.dev", &["nodeslices", "blockslices"], &["list", "watch", "create", "update", "delete"]),
         ("knit.dev", &["nodenetworks"], READ),
         ("knit.dev", &["networkattachments"], &["list", "watch", "patch", "delete"]),
-        ("", &["namespaces"], READ),
+        ("", &["namespaces", "pods"], READ),
         ("", &["nodes"], &["list", "watch", "patch"]),
         ("networking.k8s.io", &["servicecidrs", "networkpolicies"], READ),
+        ("policy.networking.k8s.io", CLUSTER_POLICIES, READ),
+        ("k8s.cni.cncf.io", &["multi-networkpolicies"], READ),
+        // Server-side apply makes what is missing.
+        ("knit.dev", &["policypeerslices"], &["list", "watch", "create", "patch", "delete"]),
         ("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"]),
         ("events.k8s.io", &["events"], &["create", "patch"]),
     ]);
@@ -236,11 +247,24 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
         ("", &["nodes"], &["list", "patch"]),
         ("coordination.k8s.io", &["leases"], &["get"]),
     ]);
+    // Where claims are served.
+    let agent_claims = expected(&[
+        ("resource.k8s.io", &["resourceclaims"], &["get"]),
+        ("resource.k8s.io", &["resourceclaims/status"], &["patch"]),
+        ("resource.k8s.io", &["resourceclaims/driver"], &["associated-node:patch"]),
+    ]);
+    let controller_claims = expected(&[(
+        "resource.k8s.io",
+        &["resourceslices", "deviceclasses"],
+        &["list", "create", "patch", "delete"],
+    )]);
     for (role, expected) in [
         ("knit-node", agent),
         ("knit-controller", controller),
         ("knit-proxy", proxy),
         ("knit-uninstall", uninstall),
+        ("knit-node-claims", agent_claims),
+        ("knit-controller-claims", controller_claims),
     ] {
         assert_eq!(allowed(role), expected, "{role}");
     }
@@ -274,12 +298,14 @@ fn policies_cover_all_that_an_agent_may_write() {
     let writes = ["create", "update", "patch", "delete", "deletecollection"];
     let written: BTreeSet<String> = allowed("knit-node")
         .into_iter()
+        .chain(allowed("knit-node-claims"))
         .filter_map(|line| {
             let (what, verb) = line.rsplit_once(' ')?;
             writes.contains(&verb).then(|| what.to_owned())
         })
         .collect();
     let mut covered = BTreeSet::new();
+    let mut others: BTreeSet<String> = BTreeSet::new();
     let mut bound = BTreeSet::new();
     for (place, object) in objects() {
         if text(&object, "/kind") == "ValidatingAdmissionPolicyBinding" {
@@ -290,6 +316,13 @@ fn policies_cover_all_that_an_agent_may_write() {
             continue;
         }
         assert_eq!(text(&object, "/spec/failurePolicy"), "Fail", "{place}");
+        let conditions = object["spec"]["matchConditions"].as_array().expect("conditions");
+        if conditions.iter().all(|condition| text(condition, "/name") != "by-an-agent") {
+            // What others may not do to what an agent wrote.
+            assert_eq!(text(&object, "/spec/matchConditions/0/name"), "not-by-an-agent", "{place}");
+            others.insert(text(&object, "/metadata/name").to_owned());
+            continue;
+        }
         for rule in object["spec"]["matchConstraints"]["resourceRules"].as_array().expect("rules") {
             for resource in rule["resources"].as_array().expect("resources") {
                 let group = rule["apiGroups"][0].as_str().expect("a group");
@@ -302,6 +335,7 @@ fn policies_cover_all_that_an_agent_may_write() {
         let by = covered.iter().filter(|(policy, covers)| covers.trim() == what && bound.contains(policy));
         assert_eq!(by.count(), 1, "an agent may write {what}, and no policy says of which node");
     }
+    assert!(!others.is_empty() && others.is_subset(&bound), "{others:?} of {bound:?} are in force");
 }
 
 #[test]
@@ -326,6 +360,47 @@ fn the_agents_container_sees_neither_of_the_runtimes_folders() {
 }
 
 #[test]
+fn no_part_waits_among_the_tenants_when_the_api_server_is_busy() {
+    let objects = objects();
+    let of_kind = |kind: &str| {
+        let base = |place: &String| place.contains("deploy/base/");
+        let found = objects.iter().filter(|(place, object)| base(place) && text(object, "/kind") == kind);
+        found.map(|(_, object)| object).collect::<Vec<_>>()
+    };
+    let levels: BTreeSet<&str> = of_kind("PriorityLevelConfiguration")
+        .into_iter()
+        .map(|level| text(level, "/metadata/name"))
+        .collect();
+    let accounts: BTreeSet<(&str, &str)> = of_kind("ServiceAccount")
+        .into_iter()
+        .map(|account| (text(account, "/metadata/namespace"), text(account, "/metadata/name")))
+        .collect();
+    assert_eq!(accounts.len(), 3, "{accounts:?}");
+    // The flow of everything that an account asks; by name, its Lease has a way of its own.
+    let mut whole = BTreeSet::new();
+    for schema in of_kind("FlowSchema") {
+        let name = text(schema, "/metadata/name");
+        let level = text(schema, "/spec/priorityLevelConfiguration/name");
+        // Kubernetes' own, which is always there.
+        assert!(levels.contains(level) || level == "leader-election", "{name}: {level}");
+        let precedence = schema.pointer("/spec/matchingPrecedence").and_then(Value::as_i64);
+        // That of all other service accounts is 9000, and the smallest number counts.
+        assert!(precedence.is_some_and(|precedence| (100..9000).contains(&precedence)), "{name}");
+        for rule in schema.pointer("/spec/rules").and_then(Value::as_array).into_iter().flatten() {
+            for subject in rule["subjects"].as_array().into_iter().flatten() {
+                let account = &subject["serviceAccount"];
+                let account = (text(account, "/namespace"), text(account, "/name"));
+                assert!(accounts.contains(&account), "{name}: {account:?}");
+                if rule.pointer("/resourceRules/0/resources/0").and_then(Value::as_str) == Some("*") {
+                    assert!(whole.insert(account), "{account:?} has two flows");
+                }
+            }
+        }
+    }
+    assert_eq!(whole, accounts, "each part has a flow");
+}
+
+#[test]
 fn overlays_are_complete() {
     let kubectl = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
     if Command::new(&kubectl).args(["version", "--client"]).output().is_err() {
@@ -334,19 +409,38 @@ fn overlays_are_complete() {
     for (overlay, expected) in [
         (
             "overlays/full",
-            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 5, DaemonSet 1, \
-            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 4, \
-            ValidatingAdmissionPolicyBinding 4",
+            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
+            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            ServiceAccount 2, ValidatingAdmissionPolicy 5, ValidatingAdmissionPolicyBinding 5",
         ),
         (
             "overlays/cni",
-            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 5, DaemonSet 1, \
-            Deployment 1, Namespace 1, Role 2, RoleBinding 2, ServiceAccount 2, ValidatingAdmissionPolicy 4, \
-            ValidatingAdmissionPolicyBinding 4",
+            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
+            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            ServiceAccount 2, ValidatingAdmissionPolicy 5, ValidatingAdmissionPolicyBinding 5",
+        ),
+        (
+            "overlays/claims",
+            "ClusterRole 6, ClusterRoleBinding 4, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
+            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            ServiceAccount 2, ValidatingAdmissionPolicy 6, ValidatingAdmissionPolicyBinding 6",
+        ),
+        (
+            "overlays/secondary",
+            "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
+            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            ServiceAccount 2, ValidatingAdmissionPolicy 5, ValidatingAdmissionPolicyBinding 5",
+        ),
+        (
+            "overlays/dra",
+            "ClusterRole 6, ClusterRoleBinding 4, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
+            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            ServiceAccount 2, ValidatingAdmissionPolicy 6, ValidatingAdmissionPolicyBinding 6",
         ),
         (
             "overlays/proxy",
-            "ClusterRole 1, ClusterRoleBinding 1, ConfigMap 1, DaemonSet 1, Namespace 1, ServiceAccount 1",
+            "ClusterRole 1, ClusterRoleBinding 1, ConfigMap 1, DaemonSet 1, FlowSchema 1, Namespace 1, \
+            PriorityLevelConfiguration 1, ServiceAccount 1",
         ),
         (
             "uninstall",
@@ -377,6 +471,17 @@ fn overlays_are_complete() {
                 object.pointer("/spec/selector/matchLabels/app.kubernetes.io~1version").is_none(),
                 "{name}"
             );
+        }
+        if ["overlays/secondary", "overlays/dra"].contains(&overlay) {
+            let agent = objects.iter().find(|o| text(o, "/kind") == "DaemonSet").expect("the agent");
+            assert!(agent.pointer("/spec/template/spec/initContainers").is_none(), "nothing is installed");
+            let volumes = agent.pointer("/spec/template/spec/volumes").and_then(Value::as_array);
+            let paths: BTreeSet<&str> =
+                volumes.expect("volumes").iter().map(|v| text(v, "/hostPath/path")).collect();
+            let expected = ["/run/knit", "/run/netns", "/var/lib/knit", "/var/run/nri"];
+            let kubelets = paths.iter().filter(|path| path.starts_with("/var/lib/kubelet/")).count();
+            assert!(expected.iter().all(|path| paths.contains(path)), "{overlay}: {paths:?}");
+            assert_eq!(paths.len(), expected.len() + kubelets, "{overlay}: {paths:?}");
         }
         let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
         assert_eq!(kinds.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "), "{overlay}");

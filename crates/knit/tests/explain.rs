@@ -64,18 +64,24 @@ fn the_commands_of_the_page_print_what_it_says() {
 }
 
 #[test]
-fn json_says_the_same_and_that_nothing_is_enforced() {
-    let folder = folder(&[("shop.yaml", file())]);
-    let output = knit(folder.path(), &["shop/batch", "shop/db:5432", "-o", "json"]);
+fn json_says_the_same() {
+    let shop = folder(&[("shop.yaml", file())]);
+    let output = knit(shop.path(), &["shop/batch", "shop/db:5432", "-o", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(json[0]["enforced"], false);
+    assert_eq!(json[0]["enforced"], true);
     assert_eq!(json[0]["allowed"], false);
     assert_eq!(json[0]["egress"]["allowed"], true);
     assert_eq!(json[0]["ingress"]["tiers"][1]["rules"][0]["policy"], "NetworkPolicy shop/db");
-    let output = knit(folder.path(), &["shop/web", "shop/db:5432", "-o", "json"]);
+    let output = knit(shop.path(), &["shop/web", "shop/db:5432", "-o", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&json[0]["allowed"], &json[0]["ingress"]["rule"]), (&true.into(), &0.into()));
-    assert!(text(&output.stderr).contains("does not enforce"), "nobody may miss it");
+    let others = "apiVersion: knit.dev/v1alpha1\nkind: Network\nmetadata: {name: default}\n\
+        spec: {topology: Layer3, policy: {enforcement: Others}}\n";
+    let left = folder(&[("shop.yaml", file()), ("network.yaml", others)]);
+    let output = knit(left.path(), &["shop/web", "shop/db:5432", "-o", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(json[0]["enforced"], false);
+    assert!(text(&output.stderr).contains("leaves policies to others"), "nobody may miss it");
 }
 
 const NETWORKS: &str = "
@@ -174,7 +180,7 @@ fn primary_networks_further_interfaces_and_cluster_services() {
     );
     let dns = text(&knit(folder.path(), &["blue/a", "10.96.0.10:53/udp"]).stdout);
     assert!(dns.starts_with("allowed: "), "{dns}");
-    assert!(dns.contains("judged as its endpoint 10.0.0.9:5353 (rule 38)"), "{dns}");
+    assert!(dns.contains("evaluated as its endpoint 10.0.0.9:5353 (rule 38)"), "{dns}");
     assert!(first(&["203.0.113.9", "blue/a:80", "--network", "storage"]).starts_with("denied: "));
     assert!(
         first(&["node/node-1", "blue/a:80", "--network", "storage"]).starts_with("allowed: "),
@@ -189,17 +195,47 @@ fn primary_networks_further_interfaces_and_cluster_services() {
 }
 
 #[test]
+fn of_two_networks_that_select_a_namespace_another_one_was_named_than_the_pods_have() {
+    let network = |name: &str, created: &str| {
+        format!(
+            "apiVersion: knit.dev/v1alpha1\nkind: Network\n\
+             metadata: {{name: {name}, creationTimestamp: '{created}'}}\n\
+             spec: {{topology: Layer3, subnets: [{{cidr: 10.77.0.0/16}}], \
+             primaryFor: {{matchLabels: {{t: a}}}}}}\n"
+        )
+    };
+    let pod = |name: &str, ip: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: a}}\n\
+             spec: {{nodeName: n, containers: [{{name: c, image: i}}]}}\nstatus: {{podIPs: [{{ip: {ip}}}]}}\n"
+        )
+    };
+    let objects = [
+        network("newer", "2026-03-01T00:00:00Z"),
+        network("older", "2026-02-01T00:00:00Z"),
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: a, labels: {t: a}}\n".to_owned(),
+        pod("x", "10.77.0.5"),
+        pod("y", "10.77.0.6"),
+    ];
+    let folder = folder(&[("all.yaml", &objects.join("---\n"))]);
+    let output = knit(folder.path(), &["a/x", "a/y:80"]);
+    let (shown, warned) = (text(&output.stdout), text(&output.stderr));
+    assert!(shown.contains("in Network older"), "{shown}{warned}");
+    assert!(warned.contains("older, the older one, has it"), "{warned}");
+}
+
+#[test]
 fn questions_that_cannot_be_answered_say_what_to_write() {
     let folder = folder(&[("shop.yaml", file())]);
     for (args, message) in [
-        (&["shop/web", "shop/none:80"][..], "there is no pod shop/none: write NAMESPACE/POD"),
-        (&["web", "shop/db:80"], "there is no pod web in namespace default: do you mean shop/web?"),
-        (&["node/none", "shop/db:80"], "there is no Node none"),
+        (&["shop/web", "shop/none:80"][..], "pod shop/none does not exist: write NAMESPACE/POD"),
+        (&["web", "shop/db:80"], "pod web does not exist in namespace default: do you mean shop/web?"),
+        (&["node/none", "shop/db:80"], "Node none does not exist"),
         (&["shop/web", "shop/db:http"], "pod shop/db has no port named http"),
         (&["shop/web", "10.0.0.1:http"], "10.0.0.1 has no named ports"),
-        (&["shop/web", "shop/db:80", "--network", "red"], "there is no Network red"),
+        (&["shop/web", "shop/db:80", "--network", "red"], "Network red does not exist"),
         (&["shop/web", "[fd00::1]:80"], "have no address family in common"),
-        (&["shop/web", "shop/db:99999"], "\"99999\" is not a port"),
+        (&["shop/web", "shop/db:99999"], "\"99999\" is not a valid port"),
     ] {
         let output = knit(folder.path(), args);
         assert!(!output.status.success(), "{args:?}");

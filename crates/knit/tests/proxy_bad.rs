@@ -12,7 +12,7 @@ use knit_kernel::route::Route;
 use knit_kernel::testing::{eventually, in_namespaces};
 use knit_kernel::{Handle, IfName, Op};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long one try of many may take.
 const TRY: Duration = Duration::from_millis(500);
 const GOOD: &str = r#"
@@ -37,8 +37,8 @@ const BAD: [(&str, &str, &[&str]); 5] = [
         include_str!("proxy/bad/addresses.yaml"),
         &[
             "Service bad/addresses: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address",
-            "Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not an address \
-             range",
+            "Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not a valid \
+             CIDR",
             "EndpointSlice bad/addresses-1: endpoints[0].addresses[0]: \"192.0.2.999\" is not an IP address",
         ],
     ),
@@ -60,8 +60,8 @@ const BAD: [(&str, &str, &[&str]); 5] = [
     (
         "no-service.yaml",
         include_str!("proxy/bad/no-service.yaml"),
-        &["EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: there is no Service \
-             bad/lost"],
+        &["EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: Service bad/lost \
+             does not exist"],
     ),
 ];
 
@@ -129,19 +129,19 @@ fn rules_12_21_bad_objects_are_named_and_connections_to_the_others_go_on() {
         let said = || fs::read_to_string(&log).unwrap_or_default();
         let check = |bad: &[(&str, &str, &[&str])]| {
             for words in bad.iter().flat_map(|(_, _, words)| *words) {
-                eventually(words, PATIENCE, || said().contains(words));
+                eventually(words, TEST_TIMEOUT, || said().contains(words));
             }
             // The good Service, and what is good of the bad ones.
             for address in ["10.96.0.100:80", "10.96.0.40:80"] {
-                eventually(address, PATIENCE, || answers(address, TRY));
+                eventually(address, TEST_TIMEOUT, || answers(address, TRY));
             }
         };
         // They come one after the other while the good one is used.
         let proxy = start(&folder, &log);
-        eventually("the good one answers", PATIENCE, || answers("10.96.0.100:80", TRY));
+        eventually("the good one answers", TEST_TIMEOUT, || answers("10.96.0.100:80", TRY));
         for (name, text, _) in BAD {
             fs::write(folder.join(name), text).expect("a file");
-            assert!(answers("10.96.0.100:80", PATIENCE), "{name}: {}", said());
+            assert!(answers("10.96.0.100:80", TEST_TIMEOUT), "{name}: {}", said());
         }
         check(&BAD);
         drop(proxy);
@@ -150,7 +150,7 @@ fn rules_12_21_bad_objects_are_named_and_connections_to_the_others_go_on() {
         let proxy = start(&folder, &log);
         check(&BAD[..4]);
         // The table of the one before still answers, so that alone says nothing of this one.
-        eventually("its own rules are in force", PATIENCE, || said().contains("in force:"));
+        eventually("its own rules are in force", TEST_TIMEOUT, || said().contains("in force:"));
         drop(proxy);
     });
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use knit_kernel::testing::{eventually, in_namespaces, skip};
 
 const PAGE: &str = include_str!("../../../docs/proxy.md");
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What the page says, in order.
 #[derive(Debug)]
@@ -114,8 +114,8 @@ fn rules_11_33_the_commands_of_the_page_work() {
                     background.0.push(child);
                     if command.starts_with("knit ") {
                         let read = || std::fs::read_to_string(&log).unwrap_or_default();
-                        let end = Instant::now() + PATIENCE;
-                        eventually("the proxy is in force", PATIENCE, || {
+                        let end = Instant::now() + TEST_TIMEOUT;
+                        eventually("the proxy is in force", TEST_TIMEOUT, || {
                             assert!(Instant::now() < end - Duration::from_secs(1), "{}", read());
                             read().contains("in force")
                         });
@@ -124,8 +124,8 @@ fn rules_11_33_the_commands_of_the_page_work() {
                 // What was changed takes effect in its own time.
                 Step::Run { command, prints } => {
                     let mut last = String::new();
-                    let end = Instant::now() + PATIENCE;
-                    eventually(&command, PATIENCE, || {
+                    let end = Instant::now() + TEST_TIMEOUT;
+                    eventually(&command, TEST_TIMEOUT, || {
                         last = run(folder, &command);
                         assert!(
                             last == prints || Instant::now() < end - Duration::from_secs(2),

@@ -69,7 +69,7 @@ shop/web   http/TCP   192.0.2.3:8080   no     no
 "
     );
     let output = ask(&["get", "endpoints", "-o", "wide"], "good");
-    assert!(text(&output.stdout).contains("not used: it terminates, and others are ready (rule 30)"));
+    assert!(text(&output.stdout).contains("not used: it is terminating, and others are ready (rule 30)"));
     let output = ask(&["get", "endpoints", "-o", "json"], "good");
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(rows[2]["endpoint"], "192.0.2.3:8080");
@@ -97,14 +97,18 @@ port http TCP IPv4
     cluster: used: it is ready
     local: not used: it is on another node
   endpoint 192.0.2.3:8080 of shop/web-1
-    cluster: not used: it terminates, and others are ready (rule 30)
+    cluster: not used: it is terminating, and others are ready (rule 30)
     local: not used: it is on another node
 "
     );
     assert_eq!(text(&ask(&["--explain", "shop/web"], "good").stdout), words, "the flag says the same");
     let none = ask(&["explain", "shop/none"], "good");
     assert_eq!(none.status.code(), Some(1));
-    assert!(text(&none.stderr).starts_with("error: there is no Service shop/none"), "{}", text(&none.stderr));
+    assert!(
+        text(&none.stderr).starts_with("error: Service shop/none is not served here"),
+        "{}",
+        text(&none.stderr)
+    );
 }
 
 #[test]
@@ -172,26 +176,25 @@ shop/web        http/TCP   node port          30080              1
     assert_eq!(
         text(&output.stderr),
         "\
-warning: EndpointSlice bad/addresses-1: endpoints[0].addresses[0]: \"192.0.2.999\" is not an IP address; it \
-is left out
+warning: EndpointSlice bad/addresses-1: endpoints[0].addresses[0]: \"192.0.2.999\" is not an IP address; \
+it is ignored
 warning: EndpointSlice bad/addresses-1: endpoints[1].addresses[0]: 2001:db8::1 is not an IPv4 address; the \
-endpoint is left out
-warning: EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: there is no Service bad/lost \
-that is served here; its endpoints are not used
-warning: EndpointSlice bad/ports-1: ports[1].port: -5 is not a port number (1 to 65535); the port is left out
-warning: Service bad/addresses: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is left out
-warning: Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not an address range \
-such as 10.0.0.0/8; it lets nobody in
+endpoint is ignored
+warning: EndpointSlice bad/lost-1: metadata.labels[kubernetes.io/service-name]: Service bad/lost does not \
+exist or is not served here; its endpoints are not used
+warning: EndpointSlice bad/ports-1: ports[1].port: -5 is not a port number (1 to 65535); the port is ignored
+warning: Service bad/addresses: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is ignored
+warning: Service bad/addresses: spec.loadBalancerSourceRanges[0]: \"10.0.0.0/99\" is not a valid CIDR such \
+as 10.0.0.0/8; it allows no clients
 warning: Service bad/addresses: status.loadBalancer.ingress[0].ip: \"one.two.three\" is not an IP address; \
-it is left out
-warning: Service bad/ports: spec.ports[0].port: 70000 is not a port number (1 to 65535); the port is left out
-warning: Service bad/ports: spec.ports[1].port: 0 is not a port number (1 to 65535); the port is left out
-warning: Service bad/ports: spec.ports[2].protocol: \"QUIC\" is none of TCP, UDP and SCTP; the port is left \
-out
+it is ignored
+warning: Service bad/ports: spec.ports[0].port: 70000 is not a port number (1 to 65535); the port is ignored
+warning: Service bad/ports: spec.ports[1].port: 0 is not a port number (1 to 65535); the port is ignored
+warning: Service bad/ports: spec.ports[2].protocol: \"QUIC\" must be TCP, UDP or SCTP; the port is ignored
 warning: Service bad/ports: spec.ports[3].nodePort: 99999 is not a port number (1 to 65535); the port is \
-left out
+ignored
 warning: Service bad/younger: spec.externalIPs: external IP 198.51.100.50:80 TCP of port \"\" is already \
-used by bad/older, which comes first; it is not served here, give one of the two another one
+used by bad/older, which takes precedence; it is not served here, change one of the two
 warning: broken.yaml:10: not YAML: while parsing a flow mapping, did not find expected ',' or '}' at line 4, \
 column 5
 "
@@ -245,7 +248,7 @@ fn a_configuration_that_cannot_be_used_is_named() {
     let output = config(&format!("{head}nodePortAdresses: [primary]\n"));
     assert!(output.status.success());
     let warning = text(&output.stderr);
-    assert!(warning.contains("nodePortAdresses is not known"), "{warning}");
+    assert!(warning.contains("unknown field nodePortAdresses"), "{warning}");
 }
 
 #[test]
@@ -254,7 +257,7 @@ fn without_a_source_the_running_proxy_is_asked() {
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output.stderr);
     assert!(
-        error.starts_with("error: no proxy answers at /nonexistent/proxy.sock; start one, or say"),
+        error.starts_with("error: no proxy answers at /nonexistent/proxy.sock; start one, or specify"),
         "{error}"
     );
 }

@@ -8,13 +8,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use knit_kernel::nft::{Kernel, Nftables as _};
+use knit_kernel::nft::Kernel;
 use knit_kernel::testing::{eventually, in_namespaces};
+use knit_nft::Nftables as _;
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
 use rustix::thread::CapabilitySet;
 
 const SHOP: &str = include_str!("proxy/good/shop.yaml");
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A proxy that runs, and all it has printed. It is stopped with the value.
 struct Proxy {
@@ -71,12 +72,12 @@ impl Proxy {
 
     #[track_caller]
     fn logs(&self, words: &str) {
-        eventually(&format!("{words:?} in the log"), PATIENCE, || self.log().contains(words));
+        eventually(&format!("{words:?} in the log"), TEST_TIMEOUT, || self.log().contains(words));
     }
 
     #[track_caller]
     fn prints(&self, words: &str) {
-        eventually(&format!("{words:?} printed"), PATIENCE, || self.out().contains(words));
+        eventually(&format!("{words:?} printed"), TEST_TIMEOUT, || self.out().contains(words));
     }
 
     /// The address after these words in the log.
@@ -93,7 +94,7 @@ impl Proxy {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
         let status = self.child.wait().expect("it ends");
         // Who reads the pipes may be behind; they hold the texts until all is read.
-        eventually("all that was said is read", PATIENCE, || {
+        eventually("all that was said is read", TEST_TIMEOUT, || {
             Arc::strong_count(&self.log) == 1 && Arc::strong_count(&self.out) == 1
         });
         (status, self.log())
@@ -189,7 +190,7 @@ fn rules_55_61_files_are_followed_and_health_metrics_and_questions_answered() {
     proxy.prints("delete shop/web:http TCP IPv4");
     let (status, log) = proxy.terminate();
     assert!(status.success(), "{log}");
-    assert!(log.contains("stopping; what is in force stays in force"), "{log}");
+    assert!(log.contains("stopping; existing rules stay in force"), "{log}");
     assert!(!socket.exists());
 }
 
@@ -200,7 +201,7 @@ fn a_problem_is_logged_once_while_it_lasts() {
     let bad = SHOP.replace("type: NodePort", "type: NodePort\n  externalIPs: [10.0.0.300]");
     fs::write(&file, &bad).expect("a file");
     let proxy = Proxy::from_files(folder.path());
-    let words = "Service shop/web: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is left out";
+    let words = "Service shop/web: spec.externalIPs[0]: \"10.0.0.300\" is not an IP address; it is ignored";
     proxy.logs(words);
     put(&file, &bad.replace("10.96.0.10", "10.96.0.99"));
     proxy.prints("cluster IP 10.96.0.99:80");
@@ -222,9 +223,9 @@ fn a_configuration_file_is_used_and_its_fields_are_spoken_of() {
     let proxy = Proxy::start(folder.path(), &["--from-files", from, "--config", config]);
     proxy.logs("in force: 2 service ports");
     let log = proxy.log();
-    assert!(log.contains("the configuration's field ipvs.masqueradeAl is not known"), "{log}");
-    assert!(log.contains("mean nothing here: ipvs.scheduler (IPVS is not used"), "{log}");
-    assert!(log.contains("mode ipvs is asked for; nftables is used instead"), "{log}");
+    assert!(log.contains("unknown field ipvs.masqueradeAl in the configuration"), "{log}");
+    assert!(log.contains("have no effect here: ipvs.scheduler (IPVS is not used"), "{log}");
+    assert!(log.contains("mode ipvs is configured; nftables is used instead"), "{log}");
     // The flag for the node's name comes before the file, the pods' range is the file's.
     proxy.prints("node port 30080 -> local endpoints: 192.0.2.1:8080");
     proxy.prints("from pods here -> cluster endpoints");
@@ -243,7 +244,7 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     let address = format!("unix:{}", folder.path().join("stream.sock").display());
     let follower_socket = follower.join("proxy.sock");
     let second = Proxy::start(&follower, &["--from-stream", &address]);
-    second.logs("there is no stream");
+    second.logs("the stream is closed");
     let from = objects.to_str().expect("UTF-8");
     let feed =
         || Proxy::with_backend("stream", &feeder, &["--from-files", from, "--stream-address", &address]);
@@ -267,7 +268,7 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     let endpoints = ask(&["get", "endpoints", "shop/web", "-o", "wide"]);
     assert!(endpoints.contains("192.0.2.1:8080") && endpoints.contains("192.0.2.2:8080"), "{endpoints}");
     let reasons = ask(&["explain", "shop/web"]);
-    assert!(reasons.contains("another proxy decides"), "{reasons}");
+    assert!(reasons.contains("decisions are made by another proxy"), "{reasons}");
     // The first one knows who follows it, and how that goes.
     let feeder_socket = feeder.join("proxy.sock");
     let watchers = || {
@@ -279,16 +280,16 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
         assert!(asked.status.success(), "{asked:?}");
         String::from_utf8_lossy(&asked.stdout).into_owned()
     };
-    eventually("the second one has reported", PATIENCE, || {
+    eventually("the second one has reported", TEST_TIMEOUT, || {
         watchers().lines().any(|line| line.contains("up to date"))
     });
 
     // The first one ends; nothing changes for the second. Then it comes back with something else.
-    let lost = || second.log().matches("there is no stream").count();
+    let lost = || second.log().matches("the stream is closed").count();
     let lost_before = lost();
     let (status, log) = first.terminate();
     assert!(status.success(), "{log}");
-    eventually("the end is noticed", PATIENCE, || lost() > lost_before);
+    eventually("the end is noticed", TEST_TIMEOUT, || lost() > lost_before);
     fs::write(&file, SHOP.replace("  - {addresses: [192.0.2.2], nodeName: there}\n", "")).expect("a file");
     let before = second.out();
     let _first = feed();

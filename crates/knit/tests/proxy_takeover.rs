@@ -4,21 +4,21 @@
 //! cache, or in the folder that `KNIT_KUBE_BIN` names; and `nft` and `openssl`. Where they are not, it is
 //! skipped.
 
-use std::collections::HashMap;
-use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use knit_kernel::addr::Address;
-use knit_kernel::nft::{Kernel, Nftables};
+use knit_kernel::nft::Kernel;
 use knit_kernel::route::Route;
 use knit_kernel::testing::{eventually, in_namespaces, skip};
 use knit_kernel::{Handle, IfName, Op};
+use knit_nft::Nftables;
+use knit_testbed::control_plane::{ControlPlane, START_TIMEOUT, program};
+use knit_testbed::echo;
 
-const PATIENCE: Duration = Duration::from_secs(100);
 const SERVICE: &str = "10.96.0.10:80";
 
 const OBJECTS: &str = r#"
@@ -40,86 +40,6 @@ ports: [{port: 8080, protocol: TCP, name: ""}]
 endpoints: [{addresses: [192.0.2.11]}, {addresses: [192.0.2.12]}]
 "#;
 
-/// Programs that are ended with the value.
-struct Bed {
-    folder: PathBuf,
-    programs: HashMap<&'static str, PathBuf>,
-    children: Vec<(String, Child)>,
-}
-
-impl Bed {
-    fn start(&mut self, program: &Path, args: &[&str]) {
-        let name = program.file_name().expect("a name").to_string_lossy().into_owned();
-        let log = File::create(self.folder.join(format!("{name}.log"))).expect("a file");
-        let mut command = Command::new(program);
-        command.args(args).current_dir(&self.folder).stdin(Stdio::null());
-        let child = command.stdout(log.try_clone().expect("a file")).stderr(log).spawn();
-        self.children.push((name, child.expect("it starts")));
-    }
-
-    fn kube(&mut self, name: &str, args: &[&str]) {
-        self.start(&self.programs[name].clone(), args);
-    }
-
-    fn stop(&mut self, name: &str) {
-        let (_, mut child) =
-            self.children.remove(self.children.iter().position(|(n, _)| n == name).expect("it runs"));
-        let pid = rustix::process::Pid::from_child(&child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
-        child.wait().expect("it ends");
-    }
-
-    fn log(&self, name: &str) -> String {
-        fs::read_to_string(self.folder.join(format!("{name}.log"))).unwrap_or_default()
-    }
-
-    fn kubectl(&self, args: &[&str]) -> bool {
-        let mut command = Command::new(&self.programs["kubectl"]);
-        command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(args);
-        command.output().is_ok_and(|output| output.status.success())
-    }
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        for (_, child) in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// A program of the folder that somebody named, or the newest that the test bed's cache has.
-fn find(name: &str) -> Option<PathBuf> {
-    if let Some(folder) = std::env::var_os("KNIT_KUBE_BIN") {
-        return Some(PathBuf::from(folder).join(name)).filter(|path| path.is_file());
-    }
-    let cache = std::env::var_os("KNIT_KUBE_CACHE").map(PathBuf::from).or_else(|| {
-        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-        let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
-        Some(folder.join("knit/kube"))
-    })?;
-    let folders = fs::read_dir(cache.join("bin")).ok()?.flatten();
-    let built = folders.map(|folder| folder.path().join(name)).filter(|path| path.is_file());
-    built.max_by_key(|path| fs::metadata(path).and_then(|m| m.modified()).ok())
-}
-
-fn echo(address: &'static str) {
-    let listener = TcpListener::bind(address).expect("bound");
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            std::thread::spawn(move || {
-                let mut buffer = [0; 64];
-                while let Ok(length @ 1..) = stream.read(&mut buffer) {
-                    if stream.write_all(&buffer[..length]).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-}
-
 fn ping(stream: &mut TcpStream) {
     stream.write_all(b"ping").expect("sent");
     let mut buffer = [0; 4];
@@ -130,7 +50,7 @@ fn ping(stream: &mut TcpStream) {
 fn connect(wait: Duration) -> Option<TcpStream> {
     let address: SocketAddr = SERVICE.parse().expect("an address");
     let stream = TcpStream::connect_timeout(&address, wait).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(START_TIMEOUT)).expect("a timeout");
     Some(stream)
 }
 
@@ -143,7 +63,7 @@ fn network() {
     let handle = Handle::current().expect("a handle");
     let lo = handle.index_of(&IfName::new("lo").expect("a name")).expect("lo");
     let address = |text: &str| Op::create(Address::new(lo, text.parse().expect("an address")));
-    let own = ["192.0.2.1/32", "192.0.2.11/32", "192.0.2.12/32"].map(address);
+    let own = ["192.0.2.11/32", "192.0.2.12/32"].map(address);
     handle.apply(&own).expect("addresses");
     let route = Route {
         source: Some([192, 0, 2, 1].into()),
@@ -155,71 +75,25 @@ fn network() {
 #[test]
 fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
     in_namespaces(|| {
-        let mut programs = HashMap::new();
-        for name in ["etcd", "kube-apiserver", "kube-proxy", "kubectl"] {
-            match find(name) {
-                Some(path) => programs.insert(name, path),
-                None => {
-                    return skip(format_args!(
-                        "there is no {name}: `cargo xtask kube build` makes it, or KNIT_KUBE_BIN names its \
-                         folder"
-                    ));
-                }
-            };
-        }
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        let key =
-            Command::new("openssl").args(["genpkey", "-algorithm", "RSA", "-out", &path("key")]).output();
-        if !key.is_ok_and(|output| output.status.success()) {
-            return skip("there is no openssl to make a key with");
-        }
+        let kube_proxy = match program("kube-proxy") {
+            Ok(kube_proxy) => kube_proxy,
+            Err(why) => return skip(why),
+        };
         if !Command::new("nft").arg("--version").output().is_ok_and(|output| output.status.success()) {
             return skip("there is no nft, which kube-proxy needs");
         }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut bed = match ControlPlane::start(folder.path(), "AlwaysAllow") {
+            Ok(bed) => bed,
+            Err(why) => return skip(why),
+        };
         network();
-        echo("192.0.2.11:8080");
-        echo("192.0.2.12:8080");
-        let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
-             clusters: [{name: x, cluster: {server: 'https://127.0.0.1:6443', insecure-skip-tls-verify: \
-             true}}]\n\
-             users: [{name: x, user: {token: secret}}]\n\
-             contexts: [{name: x, context: {cluster: x, user: x}}]\n";
-        fs::write(path("kubeconfig"), kubeconfig).expect("a file");
-        fs::write(path("tokens"), "secret,admin,1,system:masters\n").expect("a file");
-        fs::write(path("objects.yaml"), OBJECTS).expect("a file");
-        let mut bed = Bed { folder: folder.path().to_owned(), programs, children: Vec::new() };
-        bed.kube(
-            "etcd",
-            &[
-                "--data-dir=etcd",
-                "--unsafe-no-fsync",
-                "--listen-client-urls=http://127.0.0.1:2379",
-                "--advertise-client-urls=http://127.0.0.1:2379",
-                "--listen-peer-urls=http://127.0.0.1:2380",
-            ],
-        );
-        bed.kube(
-            "kube-apiserver",
-            &[
-                "--etcd-servers=http://127.0.0.1:2379",
-                "--service-cluster-ip-range=10.96.0.0/16",
-                "--service-account-issuer=https://kubernetes.default.svc",
-                "--service-account-key-file=key",
-                "--service-account-signing-key-file=key",
-                "--cert-dir=certificates",
-                "--bind-address=127.0.0.1",
-                "--advertise-address=192.0.2.1",
-                "--endpoint-reconciler-type=none",
-                "--authorization-mode=AlwaysAllow",
-                "--token-auth-file=tokens",
-                "--disable-admission-plugins=ServiceAccount",
-            ],
-        );
-        eventually("the API server takes objects", PATIENCE, || {
-            bed.kubectl(&["apply", "--validate=false", "--server-side", "-f", &path("objects.yaml")])
-        });
-        let kube_proxy = [
+        echo::serve_at("192.0.2.11:8080");
+        echo::serve_at("192.0.2.12:8080");
+        bed.write("objects.yaml", OBJECTS);
+        bed.apply(&["--validate=false", "-f", "objects.yaml"]);
+        let args = [
             "--kubeconfig=kubeconfig",
             "--proxy-mode=nftables",
             "--hostname-override=node-a",
@@ -227,14 +101,13 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
         ];
-        bed.kube("kube-proxy", &kube_proxy);
-        eventually("kube-proxy serves", PATIENCE, || {
-            let over =
-                bed.children.last_mut().is_some_and(|(_, child)| matches!(child.try_wait(), Ok(Some(_))));
-            assert!(!over, "{}", bed.log("kube-proxy"));
+        bed.run(&kube_proxy, &args);
+        eventually("kube-proxy serves", START_TIMEOUT, || {
+            bed.check("kube-proxy");
             connect(Duration::from_millis(500)).is_some()
         });
-        let mut streams: Vec<TcpStream> = (0..4).map(|_| connect(PATIENCE).expect("connected")).collect();
+        let mut streams: Vec<TcpStream> =
+            (0..4).map(|_| connect(START_TIMEOUT).expect("connected")).collect();
         streams.iter_mut().for_each(ping);
         assert!(tables().contains(&"ip kube-proxy".to_owned()), "{:?}", tables());
 
@@ -252,28 +125,28 @@ fn rule_62_kube_proxy_is_taken_over_with_connections_open() {
         assert!(!refused.status.success() && said.contains("--takeover"), "{said}");
 
         // Beside it: both are there, and traffic goes on.
-        bed.start(knit, &[&common[..], &["--beside-kube-proxy"]].concat());
-        eventually("both are there", PATIENCE, || bed.log("knit").contains("in force:"));
+        bed.run(knit, &[&common[..], &["--beside-kube-proxy"]].concat());
+        eventually("both are there", START_TIMEOUT, || bed.log("knit").contains("in force:"));
         assert!(
             tables().contains(&"ip kube-proxy".to_owned()) && tables().contains(&"ip knit-proxy".to_owned())
         );
         streams.iter_mut().for_each(ping);
-        ping(&mut connect(PATIENCE).expect("connected"));
+        ping(&mut connect(START_TIMEOUT).expect("connected"));
         bed.stop("knit");
 
         // kube-proxy ends, which leaves its rules; they go once ours are in force, and no connection breaks.
         bed.stop("kube-proxy");
-        bed.start(knit, &[&common[..], &["--takeover"]].concat());
-        eventually("kube-proxy's tables are gone", PATIENCE, || {
-            assert!(connect(PATIENCE).is_some(), "there is always one of the two");
+        bed.run(knit, &[&common[..], &["--takeover"]].concat());
+        eventually("kube-proxy's tables are gone", START_TIMEOUT, || {
+            assert!(connect(START_TIMEOUT).is_some(), "there is always one of the two");
             tables().iter().all(|table| !table.contains("kube-proxy"))
         });
         assert!(tables().contains(&"ip knit-proxy".to_owned()), "{}", bed.log("knit"));
         streams.iter_mut().for_each(ping);
-        ping(&mut connect(PATIENCE).expect("connected"));
+        ping(&mut connect(START_TIMEOUT).expect("connected"));
         // Its own rules are what serves now: a change is followed.
-        assert!(bed.kubectl(&["delete", "endpointslice", "web-1"]));
-        eventually("nobody is left", PATIENCE, || connect(PATIENCE).is_none());
+        bed.kubectl(&["delete", "endpointslice", "web-1"]).expect("deleted");
+        eventually("nobody is left", START_TIMEOUT, || connect(START_TIMEOUT).is_none());
         streams.iter_mut().for_each(ping);
     });
 }

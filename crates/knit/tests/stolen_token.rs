@@ -5,9 +5,7 @@
 //! It needs etcd, kube-apiserver and kubectl, as `cargo xtask kube build` leaves them in its cache, or in the
 //! folder that `KNIT_KUBE_BIN` names; and `openssl`. Where they are not, it is skipped.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -15,14 +13,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use knit_api::names::{AGENT_MANAGER, ATTACHMENT_FINALIZER};
-use knit_api::{AddressBlock, Network, NetworkAttachment, NodeNetwork};
-use knit_kernel::addr::Address;
+use knit_api::{AddressBlock, Network, NetworkAttachment, NodeNetwork, NodeSlice};
 use knit_kernel::testing::{eventually, in_namespaces, skip};
-use knit_kernel::{Handle, IfName, Op};
 use knit_objects::{Key, Objects, Selection, Source, Write};
+use knit_testbed::control_plane::{ADMIN, ControlPlane, START_TIMEOUT};
 use serde_json::{Value, json};
-
-const PATIENCE: Duration = Duration::from_secs(100);
 
 /// Nodes, and a pod of the agent on each, as the DaemonSet makes it; and a user's NetworkAttachment.
 const OBJECTS: &str = r#"
@@ -51,140 +46,24 @@ metadata: {name: orphan, namespace: default, finalizers: [example.org/own]}
 spec: {pod: web, network: blue}
 "#;
 
-/// Programs that are ended with the value.
-struct Server {
-    folder: PathBuf,
-    kubectl: PathBuf,
-    children: Vec<Child>,
-}
-
-impl Server {
-    fn start(&mut self, program: &Path, args: &[&str]) {
-        let name = program.file_name().expect("a name").to_string_lossy().into_owned();
-        let log = File::create(self.folder.join(format!("{name}.log"))).expect("a file");
-        let mut command = Command::new(program);
-        command.args(args).current_dir(&self.folder).stdin(Stdio::null());
-        let child = command.stdout(log.try_clone().expect("a file")).stderr(log).spawn();
-        self.children.push(child.expect("it starts"));
-    }
-
-    fn kubectl(&self, args: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(&self.kubectl);
-        let output = command.arg("--kubeconfig").arg(self.folder.join("admin")).args(args).output();
-        let output = output.expect("kubectl runs");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
-    }
-
-    /// Somebody with this token.
-    fn client(&self, runtime: &tokio::runtime::Runtime, name: &str, token: &str) -> Objects {
-        let path = self.folder.join(name);
-        fs::write(&path, kubeconfig(token)).expect("a file");
-        let source = Source::Kubeconfig { path, context: None };
-        runtime.block_on(Objects::open(source)).expect("objects")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn kubeconfig(token: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
-         clusters: [{{name: x, cluster: {{server: 'https://127.0.0.1:6443', insecure-skip-tls-verify: \
-         true}}}}]\n\
-         users: [{{name: x, user: {{token: '{token}'}}}}]\n\
-         contexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
-    )
-}
-
-/// A program of the folder that somebody named, or the newest that the test bed's cache has.
-fn find(name: &str) -> Option<PathBuf> {
-    if let Some(folder) = std::env::var_os("KNIT_KUBE_BIN") {
-        return Some(PathBuf::from(folder).join(name)).filter(|path| path.is_file());
-    }
-    let cache = std::env::var_os("KNIT_KUBE_CACHE").map(PathBuf::from).or_else(|| {
-        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-        let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
-        Some(folder.join("knit/kube"))
-    })?;
-    let folders = fs::read_dir(cache.join("bin")).ok()?.flatten();
-    let built = folders.map(|folder| folder.path().join(name)).filter(|path| path.is_file());
-    built.max_by_key(|path| fs::metadata(path).and_then(|m| m.modified()).ok())
+/// Somebody with this token.
+fn client(plane: &ControlPlane, runtime: &tokio::runtime::Runtime, name: &str, token: &str) -> Objects {
+    let source = Source::Kubeconfig { path: plane.client(name, token), context: None };
+    runtime.block_on(Objects::open(source)).expect("objects")
 }
 
 /// An API server with what the overlays give agents; nothing, with the reason, where that cannot be.
-fn serve(folder: &Path) -> Result<Server, String> {
-    let program = |name: &str| {
-        find(name).ok_or_else(|| {
-            format!(
-                "there is no {name}: `cargo xtask kube build` makes it, or KNIT_KUBE_BIN names its folder"
-            )
-        })
-    };
-    let (etcd, api, kubectl) = (program("etcd")?, program("kube-apiserver")?, program("kubectl")?);
-    let path = |name: &str| folder.join(name).display().to_string();
-    let key = Command::new("openssl").args(["genpkey", "-algorithm", "RSA", "-out", &path("key")]).output();
-    if !key.is_ok_and(|output| output.status.success()) {
-        return Err("there is no openssl to make a key with".into());
-    }
-    let handle = Handle::current().expect("a handle");
-    let lo = handle.index_of(&IfName::new("lo").expect("a name")).expect("lo");
-    let own = Op::create(Address::new(lo, "192.0.2.1/32".parse().expect("an address")));
-    handle.apply(&[own]).expect("an address");
-    fs::write(path("admin"), kubeconfig("secret")).expect("a file");
-    fs::write(path("tokens"), "secret,admin,1,system:masters\n").expect("a file");
-    fs::write(path("objects.yaml"), OBJECTS).expect("a file");
-    let mut server = Server { folder: folder.to_owned(), kubectl, children: Vec::new() };
-    server.start(
-        &etcd,
-        &[
-            "--data-dir=etcd",
-            "--unsafe-no-fsync",
-            "--listen-client-urls=http://127.0.0.1:2379",
-            "--advertise-client-urls=http://127.0.0.1:2379",
-            "--listen-peer-urls=http://127.0.0.1:2380",
-        ],
-    );
-    server.start(
-        &api,
-        &[
-            "--etcd-servers=http://127.0.0.1:2379",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-account-key-file=key",
-            "--service-account-signing-key-file=key",
-            "--cert-dir=certificates",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=192.0.2.1",
-            "--endpoint-reconciler-type=none",
-            "--authorization-mode=RBAC",
-            "--token-auth-file=tokens",
-            "--disable-admission-plugins=ServiceAccount",
-        ],
-    );
+fn serve(folder: &Path) -> Result<ControlPlane, String> {
+    let plane = ControlPlane::start(folder, "RBAC")?;
+    plane.write("objects.yaml", OBJECTS);
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
     let deploy = |name: &str| deploy.join(name).display().to_string();
-    let apply = |flag: &str, what: &str| {
-        let mut said = String::new();
-        eventually(&format!("the API server takes {what}"), PATIENCE, || {
-            let applied = server.kubectl(&["apply", "--server-side", flag, what]);
-            said = applied.err().unwrap_or_default();
-            said.is_empty()
-        });
-    };
-    apply("-k", &deploy("crds"));
+    plane.apply(&["-k", &deploy("crds")]);
     for file in ["base/common/namespace.yaml", "base/agent/rbac.yaml", "base/agent/policy.yaml"] {
-        apply("-f", &deploy(file));
+        plane.apply(&["-f", &deploy(file)]);
     }
-    apply("-f", &path("objects.yaml"));
-    Ok(server)
+    plane.apply(&["-f", "objects.yaml"]);
+    Ok(plane)
 }
 
 fn attachment(name: &str) -> Key {
@@ -262,6 +141,8 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
     let block =
         json!({"metadata": {"name": "b"}, "spec": {"network": "blue", "node": "n1", "ipv4": "10.77.0.0/29"}});
     let block: AddressBlock = serde_json::from_value(block).expect("a block");
+    let slice = json!({"metadata": {"name": "nodes-7"}, "spec": {"index": 7, "nodes": [{"name": "n2"}]}});
+    let slice: NodeSlice = serde_json::from_value(slice).expect("a slice");
     vec![
         // What an agent publishes.
         ("n1", published("n1s", &of_node("n1"), &[]), true),
@@ -276,6 +157,19 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("n2", metadata("n1s", &json!({"labels": {"knit.dev/announced": null}})), false),
         ("n2", metadata("n1s", &json!({"labels": {"app.kubernetes.io/managed-by": null}})), false),
         ("n2", Write::delete::<NetworkAttachment>(attachment("n1s")), false),
+        // Nor does anybody else take from it what says whose it is: its agent could not repair that.
+        ("admin", metadata("n1s", &json!({"labels": {"app.kubernetes.io/managed-by": null}})), false),
+        ("admin", metadata("n1s", &json!({"labels": {"app.kubernetes.io/managed-by": "me"}})), false),
+        ("admin", metadata("n1s", &json!({"labels": {"knit.dev/node": "n2"}})), false),
+        ("admin", metadata("n1s", &json!({"labels": {"knit.dev/node": null}})), false),
+        ("admin", metadata("n1s", &json!({"labels": {"knit.dev/announced": null}})), false),
+        ("admin", metadata("n1s", &json!({"labels": {"knit.dev/network": "red"}})), false),
+        ("admin", metadata("n1s", &json!({"labels": {"mine": "too"}})), true),
+        ("admin", published("forged", &of_node("n1"), &[]), false),
+        ("admin", published("plain", &json!({"knit.dev/announced": "true"}), &[]), true),
+        ("n1", published("n1s", &of_node("n1"), &[]), true),
+        ("admin", metadata("users", &json!({"labels": {"app.kubernetes.io/managed-by": "Helm"}})), true),
+        ("admin", metadata("users", &json!({"labels": {"app.kubernetes.io/managed-by": "knit"}})), false),
         ("n1", metadata("n1s", &json!({"finalizers": ["example.org/stay"]})), false),
         ("n1", Write::delete::<NetworkAttachment>(attachment("n1s")), true),
         // What a user made: the finalizer and the status, and nothing else.
@@ -336,6 +230,7 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("n2", repeated("e", "n1"), false),
         // What is no agent's to write.
         ("n1", Write::create(&block), false),
+        ("n1", Write::create(&slice), false),
         (
             "n1",
             Write::merge::<Network>(Key::cluster("blue"), json!({"metadata": {"labels": {"a": "b"}}})),
@@ -363,15 +258,15 @@ fn a_stolen_token_is_one_nodes() {
             let pod = format!("agent-{node}");
             let bound = ["--bound-object-kind=Pod", "--bound-object-name", &pod];
             let args = [&["create", "token", "knit-node", "-n", "knit-system"], &bound[..]].concat();
-            server.client(&runtime, node, &server.kubectl(&args).expect("a token"))
+            client(&server, &runtime, node, &server.kubectl(&args).expect("a token"))
         };
         let unbound =
             server.kubectl(&["create", "token", "knit-node", "-n", "knit-system"]).expect("a token");
         let clients = [
             ("n1", of_pod("n1")),
             ("n2", of_pod("n2")),
-            ("nobody", server.client(&runtime, "nobody", &unbound)),
-            ("admin", server.client(&runtime, "somebody", "secret")),
+            ("nobody", client(&server, &runtime, "nobody", &unbound)),
+            ("admin", client(&server, &runtime, "somebody", ADMIN)),
         ];
         let attempt = |who: &str, write: &Write| {
             let (_, client) = clients.iter().find(|(name, _)| *name == who).expect("a client");
@@ -384,8 +279,16 @@ fn a_stolen_token_is_one_nodes() {
             ("n1", condition("n2")),
             ("n1", event("probe", "n2")),
         ] {
-            eventually(&format!("{write} is refused"), PATIENCE, || attempt(who, &write).is_err());
+            eventually(&format!("{write} is refused"), START_TIMEOUT, || attempt(who, &write).is_err());
         }
+        attempt("n1", &published("labelled", &of_node("n1"), &[])).expect("its own");
+        let mut number = 0;
+        eventually("labels of what an agent published are not changed", START_TIMEOUT, || {
+            // Another one each time: the same again is no change.
+            number += 1;
+            let labels = json!({"labels": {"knit.dev/node": format!("n{number}")}});
+            attempt("admin", &metadata("labelled", &labels)).is_err()
+        });
         let mut wrong = Vec::new();
         for (who, write, taken) in attempts() {
             let result = attempt(who, &write);

@@ -50,7 +50,7 @@ pub fn run() -> Result<Vec<Row>> {
         // The inner process has printed; this one only passes on how it went.
         std::process::exit(status.code().unwrap_or(1));
     }
-    std::fs::create_dir_all("/run/netns").context("cannot make /run/netns in our own mount namespace")?;
+    std::fs::create_dir_all("/run/netns").context("cannot create /run/netns in our own mount namespace")?;
     // A node has an address, as every node does: without one, each IPv4 route to a pod makes the kernel look
     // for a source through all links of the namespace, and what is measured grows with the pods.
     let _outside = super::attach::uplink()?;

@@ -12,11 +12,12 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::jiff::Timestamp;
+use knit_types::sync::Locked;
 
 use super::process::{self, Process};
 use super::{Goal, Row};
@@ -224,7 +225,7 @@ impl Watch {
                 if let (Some(name), Some(address)) = (words.next(), words.next())
                     && address != "<none>"
                 {
-                    let mut seen = into.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut seen = into.locked();
                     seen.entry(name.to_owned()).or_insert(now);
                 }
             }
@@ -235,7 +236,7 @@ impl Watch {
     /// Waits until all of these have an address; when each had it.
     fn wait_for(&self, names: &[String]) -> Result<BTreeMap<String, Timestamp>> {
         until("addresses of all pods", LIMIT, || {
-            let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = self.seen.locked();
             Ok(names.iter().all(|name| seen.contains_key(name)).then(|| seen.clone()))
         })
     }
@@ -250,7 +251,7 @@ impl Drop for Watch {
 
 /// When containerd was asked for the sandbox of each pod, and when it had made one.
 fn sandboxes(log: &Path) -> Result<BTreeMap<String, (Timestamp, Timestamp)>> {
-    let text = fs::read_to_string(log).with_context(|| format!("{} cannot be read", log.display()))?;
+    let text = fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
     Ok(parse(&text))
 }
 
@@ -279,14 +280,18 @@ mod tests {
 
     #[test]
     fn a_sandbox_takes_from_the_question_to_the_answer() {
-        let log = r#"
-time="2026-01-02T03:04:05.100000000Z" level=info msg="RunPodSandbox for name:\"a\" uid:\"1\" namespace:\"bench\""
-time="2026-01-02T03:04:05.200000000Z" level=info msg="connecting to shim 12" address="unix:///run/x"
-time="2026-01-02T03:04:05.350000000Z" level=info msg="RunPodSandbox for name:\"a\" uid:\"1\" namespace:\"bench\" returns sandbox id \"12\""
-time="2026-01-02T03:04:06.000000000Z" level=info msg="RunPodSandbox for name:\"b\" uid:\"2\" namespace:\"bench\""
-time="2026-01-02T03:04:06.500000000Z" level=error msg="RunPodSandbox for name:\"b\" uid:\"2\" namespace:\"bench\" failed, error"
-"#;
-        let made = parse(log);
+        let line = |time: &str, pod: &str, outcome: &str| {
+            let asked = format!(r#"RunPodSandbox for name:\"{pod}\" uid:\"1\" namespace:\"bench\"{outcome}"#);
+            format!("time=\"2026-01-02T03:04:{time}Z\" level=info msg=\"{asked}\"\n")
+        };
+        let log = [
+            line("05.1", "a", ""),
+            "time=\"2026-01-02T03:04:05.200000000Z\" level=info msg=\"connecting to shim 12\"\n".to_owned(),
+            line("05.35", "a", r#" returns sandbox id \"12\""#),
+            line("06.0", "b", ""),
+            line("06.5", "b", " failed, error"),
+        ];
+        let made = parse(&log.concat());
         assert_eq!(made.len(), 1, "b was never made");
         let (asked, done) = made["a"];
         assert_eq!(between(asked, done).unwrap(), Duration::from_millis(250));

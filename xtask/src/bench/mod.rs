@@ -4,6 +4,7 @@
 //! [`Name`].
 
 mod attach;
+mod datapath;
 mod kernel;
 mod kube;
 mod lab;
@@ -37,6 +38,8 @@ pub struct Args {
 enum Name {
     /// A pod's networks through the shim, next to the containernetworking plugins
     Attach,
+    /// What packets of pods cost, next to a bare veth pair, a bridge and routes
+    Datapath,
     /// A pod's veth, addresses and routes, next to `ip -batch`
     Kernel,
     /// 50 pods at once on a real cluster, next to the bridge plugin, portmap and kube-proxy
@@ -56,6 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let rows: Vec<Row> = match args.name {
         Name::Attach => attach::run(args.program.as_deref())?,
+        Name::Datapath => datapath::run()?,
         Name::Kernel => kernel::run()?,
         Name::Kube => kube::run()?,
         Name::Lab => lab::run(args.program.as_deref())?,

@@ -25,7 +25,7 @@ pub struct Archive<W: Write> {
 
 impl Archive<BufWriter<File>> {
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+        let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self::new(BufWriter::new(file)))
     }
 }

@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
     let kernel = if args.debs.is_empty() { Kernel::of_apt()? } else { Kernel::of_debs(&args.debs)? };
     let programs = build(&args.packages)?;
     let folder = target_dir().join("kernel-test");
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let system = folder.join("initramfs");
     let size = guest::write(&system, &folder, &kernel, &programs, &args.only)?;
     eprintln!(

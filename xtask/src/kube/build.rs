@@ -37,7 +37,7 @@ pub fn build(cache: &Cache, groups: &[Group]) -> Result<()> {
     let (start, all) = (Instant::now(), wanted.len());
     eprintln!("building {all} programs into {}; this is done once", cache.path().display());
     for (number, (component, program, folder)) in wanted.iter().enumerate() {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let label = format!("[{}/{all}] {}", number + 1, program.name);
         build_one(component, program, folder, &label)?;
     }

@@ -46,7 +46,7 @@ pub fn make(state: &State, nodes: &[String]) -> Result<()> {
     write(&pki.join("ca.crt"), &authority.issuer.pem())?;
     write(&pki.join("ca.key"), &authority.issuer.key().serialize_pem())?;
 
-    let accounts = KeyPair::generate().context("cannot make the key of service accounts")?;
+    let accounts = KeyPair::generate().context("cannot create the key of service accounts")?;
     write(&pki.join("sa.key"), &accounts.serialize_pem())?;
     write(&pki.join("sa.pub"), &accounts.public_key_pem())?;
 
@@ -93,7 +93,7 @@ pub fn make(state: &State, nodes: &[String]) -> Result<()> {
 /// Writes `PATH.crt` and `PATH.key`, signed by nobody else: for a server of tests that no client checks.
 pub fn self_signed(path: &Path, name: &str) -> Result<()> {
     let made = rcgen::generate_simple_self_signed([name.to_owned()]);
-    let made = made.with_context(|| format!("cannot make a certificate for {name}"))?;
+    let made = made.with_context(|| format!("cannot create a certificate for {name}"))?;
     write(&path.with_extension("crt"), &made.cert.pem())?;
     write(&path.with_extension("key"), &made.signing_key.serialize_pem())
 }
@@ -106,8 +106,8 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages =
             vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
-        let key = KeyPair::generate().context("cannot make the authority's key")?;
-        let issuer = CertifiedIssuer::self_signed(params, key).context("cannot make the authority")?;
+        let key = KeyPair::generate().context("cannot create the authority's key")?;
+        let issuer = CertifiedIssuer::self_signed(params, key).context("cannot create the authority")?;
         Ok(Self { issuer })
     }
 
@@ -131,7 +131,7 @@ impl Authority {
             let certificate = params.signed_by(&key, &self.issuer)?;
             Ok(Pair { certificate: certificate.pem(), key: key.serialize_pem() })
         };
-        signed().with_context(|| format!("cannot make a certificate for {}", subject.name))
+        signed().with_context(|| format!("cannot create a certificate for {}", subject.name))
     }
 
     fn kubeconfig(&self, pair: &Pair, server: &str, path: &Path) -> Result<()> {

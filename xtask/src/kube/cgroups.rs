@@ -48,7 +48,7 @@ pub fn make(group: &str) -> Result<()> {
                 }
                 Ok(())
             };
-            made().with_context(|| format!("cannot make the control group {}", path.display()))?;
+            made().with_context(|| format!("cannot create the control group {}", path.display()))?;
         }
     }
     Ok(())

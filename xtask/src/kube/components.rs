@@ -17,6 +17,8 @@ pub enum Group {
     Peers,
     /// The upstream end-to-end tests
     E2e,
+    /// The conformance suite of ClusterNetworkPolicy
+    Cnp,
 }
 
 /// One folder with a go.mod, and the programs that are built out of it.
@@ -58,7 +60,7 @@ const fn component(
 }
 
 /// All of them, those that the bed starts with first.
-pub const ALL: [Component; 11] = [
+pub const ALL: [Component; 12] = [
     component(
         "etcd",
         Group::Core,
@@ -145,6 +147,13 @@ pub const ALL: [Component; 11] = [
         "components/kubernetes",
         KUBERNETES_FLAGS,
         &[program("regression-issue-74839", "k8s.io/kubernetes/test/images/regression-issue-74839")],
+    ),
+    component(
+        "network-policy-api",
+        Group::Cnp,
+        "components/network-policy-api",
+        "-s -w",
+        &[Program { name: "cnp.test", package: ".", is_test: true }],
     ),
 ];
 

@@ -17,11 +17,13 @@ use crate::oci::{Entry, Image};
 const SUITE: &str = "trixie";
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// What tests call in their pods.
-const PACKAGES: &str = "busybox-static,ca-certificates,conntrack,curl,bind9-dnsutils,iperf,iproute2,iputils-ping,netcat-openbsd,socat";
+const PACKAGES: &str = "busybox-static,ca-certificates,conntrack,curl,bind9-dnsutils,iperf,iproute2,\
+                        iputils-ping,netcat-openbsd,socat";
 
 /// Everything that the root serves as.
-const ROOT_NAMES: [&str; 4] = [
+const ROOT_NAMES: [&str; 5] = [
     images::AGNHOST,
+    "registry.k8s.io/e2e-test-images/agnhost:2.45",
     "registry.k8s.io/e2e-test-images/agnhost:2.55",
     "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.1.1",
     "registry.k8s.io/build-image/distroless-iptables:v0.9.7",
@@ -33,16 +35,16 @@ const REGRESSION: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839
 /// Makes what is missing, the programs in them too, and returns the files.
 pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
     let folder = cache.images();
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     // First, because it says at once when something is not installed.
     let root = root(cache)?;
     build::build(cache, &[Group::Core, Group::E2e])?;
     let agnhost = build::program(cache, "agnhost")?;
     let coredns = build::program(cache, "coredns")?;
-    // Named after the builds of what is in it.
+    // Named after the builds of what is in it, and how many names it has.
     let [first, second] = [&agnhost, &coredns]
         .map(|program| program.parent().and_then(Path::file_name).unwrap_or_default().display().to_string());
-    let tools = folder.join(format!("e2e-{SUITE}-{first}-{second}.tar"));
+    let tools = folder.join(format!("e2e-{SUITE}-{}-{first}-{second}.tar", ROOT_NAMES.len()));
     if !tools.is_file() {
         let certificates = folder.join("localhost");
         certs::self_signed(&certificates, "localhost")?;

@@ -57,7 +57,7 @@ pub fn make(cache: &Cache) -> Result<Vec<PathBuf>> {
 /// Writes an image to the cache, unless the same is there.
 pub(super) fn write(cache: &Cache, name: &str, image: &Image) -> Result<PathBuf> {
     let folder = cache.images();
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let short = name.rsplit('/').next().unwrap_or(name).replace(':', "-");
     let file = folder.join(format!("{short}-{}.tar", key(name, image)?));
     if !file.is_file() {

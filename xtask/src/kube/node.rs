@@ -30,7 +30,7 @@ pub fn prepare(state: &State, index: usize, name: &str) -> Result<()> {
     let folder = state.machine(name);
     let etc = folder.join("overlay/etc/upper");
     for path in [&etc, &folder.join("kubelet")] {
-        fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
     }
     let write = |path: PathBuf, content: String| {
         fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))
@@ -204,7 +204,8 @@ oom_score = 0
         BinaryName = "{runc}"
         SystemdCgroup = false
 
-# Nothing of a bed outlives it, so nothing needs to reach the disk: else each container that ends waits for all of it.
+# Nothing of a bed outlives it, so nothing needs to reach the disk: otherwise each container that ends waits
+# for all of it.
 [plugins."io.containerd.snapshotter.v1.overlayfs"]
   mount_options = ["volatile"]
 

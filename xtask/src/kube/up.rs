@@ -55,7 +55,7 @@ impl Bed {
     fn rise(&self, images: &[std::path::PathBuf], phases: &Phases) -> Result<()> {
         let (state, options, nodes) = (self.state(), self.options(), self.nodes());
         for folder in [state.logs(), state.machine(CONTROL_PLANE)] {
-            fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         fs::write(state.description(), serde_json::to_vec(options)?)?;
         build::link(self.cache(), &state.bin())?;

@@ -62,7 +62,7 @@ impl Runtime for Fixed {
 fn fixed() -> Fixed {
     let subnet = |cidr: &str, gateway: &str| Subnet {
         cidr: cidr.parse().expect("a range"),
-        gateway: gateway.parse().expect("an address"),
+        gateway: Some(gateway.parse().expect("an address")),
     };
     let network = Network {
         name: "there".into(),
@@ -78,6 +78,7 @@ fn fixed() -> Fixed {
         blocks: Vec::new(),
         router_addresses: Vec::new(),
         announced: Vec::new(),
+        underlay: None,
         parameters: Default::default(),
     };
     let runtime = BridgeRuntime::default();

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use knit_ipam::Mac;
@@ -14,6 +14,7 @@ use knit_runtime::{
     Address, AttachRequest, Attachment, Dns, Error, Info, InterfaceName, Network, Pod, Reason, Result,
     Runtime, SandboxId, Status,
 };
+use knit_types::sync::Locked;
 use tokio::sync::Barrier;
 
 use crate::bridge::BridgeRuntime;
@@ -92,7 +93,7 @@ impl Wrong {
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<NetNs>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.locked()
     }
 
     /// What is told of an attachment.

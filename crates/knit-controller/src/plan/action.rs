@@ -32,6 +32,7 @@ pub struct Plan {
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "few are made in a plan, and none is kept")]
 pub enum Action {
     /// Make a class.
     MakeClass(NetworkClass),

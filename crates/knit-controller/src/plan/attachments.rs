@@ -6,18 +6,19 @@ use knit_api::NetworkAttachmentStatus;
 use knit_api::conditions::network_attachment as reasons;
 
 use super::action::{Action, Plan};
+use super::index::Index;
 use super::status::condition;
 use super::turn::Turn;
-use crate::cluster::{Cluster, Memory, Now};
+use crate::cluster::{Memory, Now};
 
 /// How long the agent of a pod's node may take to say something first.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+const POD_NOT_FOUND_DELAY: SignedDuration = SignedDuration::from_secs(10);
 
 /// Answers those that waited long enough. The agent of the pod's node overwrites it as soon as there is one.
-pub(super) fn answer(cluster: &Cluster, memory: &Memory, now: Now, turn: &mut Turn, plan: &mut Plan) {
-    for waiting in &cluster.attachments {
+pub(super) fn answer(index: &Index<'_>, memory: &Memory, now: Now, turn: &mut Turn, plan: &mut Plan) {
+    for waiting in index.unanswered() {
         let Some(created) = waiting.unanswered else { continue };
-        let over = created.saturating_add(PATIENCE).unwrap_or(Timestamp::MAX);
+        let over = created.saturating_add(POD_NOT_FOUND_DELAY).unwrap_or(Timestamp::MAX);
         if now.wall < over {
             plan.again_at(now.when(over));
             continue;
@@ -26,9 +27,7 @@ pub(super) fn answer(cluster: &Cluster, memory: &Memory, now: Now, turn: &mut Tu
             continue;
         }
         let message = format!(
-            "no node runs a pod {} of namespace {}: create it, and the agent of its node attaches it, or \
-             delete this \
-             NetworkAttachment",
+            "no node runs pod {} in namespace {}: create the pod, or delete this NetworkAttachment",
             waiting.pod, waiting.namespace
         );
         let condition =
@@ -51,7 +50,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::cluster::AttachmentView;
+    use crate::cluster::{AttachmentView, Cluster};
+    use crate::plan::kept::Indexed;
 
     #[test]
     fn what_no_agent_takes_up_is_answered_once_the_agents_had_their_time() {
@@ -68,12 +68,15 @@ mod tests {
             ..AttachmentView::default()
         };
         let answered = AttachmentView { network: "blue".into(), ..AttachmentView::default() };
-        let cluster = Cluster { attachments: vec![Arc::new(view), Arc::new(answered)], ..Cluster::default() };
+        let all = [view, answered].map(|view| ((view.namespace.clone(), view.name.clone()), Arc::new(view)));
+        let cluster = Cluster { attachments: all.into(), ..Cluster::default() };
+        let (indexed, departed) = (Indexed::new(cluster), std::collections::HashSet::new());
+        let index = Index::new(&indexed, &departed);
         let mut plan = Plan::default();
         let mut memory = Memory::default();
         let mut answer = |now, plan: &mut Plan| {
             let mut turn = Turn::new(&mut memory, now);
-            answer(&cluster, &memory, now, &mut turn, plan);
+            answer(&index, &memory, now, &mut turn, plan);
         };
         answer(at(0), &mut plan);
         assert_eq!((plan.actions.len(), plan.again), (0, Some(Duration::from_secs(510))));
@@ -82,6 +85,6 @@ mod tests {
         let words = plan.to_string();
         assert_eq!(words, "status of NetworkAttachment shop/web-blue: Ready=False/PodNotFound\n");
         let [Action::AttachmentStatus { status, .. }] = plan.actions.as_slice() else { panic!("{words}") };
-        assert!(status.conditions[0].message.contains("no node runs a pod web of namespace shop"));
+        assert!(status.conditions[0].message.contains("no node runs pod web in namespace shop"));
     }
 }

@@ -9,68 +9,167 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_NETWORK, MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL, NODE_LABEL};
-use knit_api::{AddressBlock, AddressBlockSpec, Network, NodeNetworkStatusNetwork};
-use knit_ipam::{AddressRange, Block, BlockQuery, Family, Growth, Pool, next_block, outranked};
+use knit_api::{AddressBlock, AddressBlockSpec, NodeNetworkStatusNetwork};
+use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
+use knit_model::Network;
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan};
 use super::index::Index;
-use super::share;
-use crate::cluster::{Cluster, Memory, NodeView, Now, Remembered};
+use super::share::{self, Left};
+use crate::cluster::{BlockView, Cluster, Memory, Now, Remembered};
+use crate::rate;
 
 /// How long a block counts that was made and is never seen.
 pub(crate) const REMEMBER: Duration = Duration::from_secs(60);
 
+/// Where many nodes could not have a block of a Network, they are tried again after this time: one Network
+/// that is full does not keep the controller busy.
+const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+/// So many are not many.
+const FEW_REFUSED: usize = 8;
+
 /// All blocks there are, with those that are about to be.
-struct Books {
+struct Books<'a> {
+    index: Index<'a>,
+    /// Those that are not seen yet, by Network.
     of_network: BTreeMap<String, Vec<Block>>,
     /// The same, by node.
     of_node: HashMap<String, Vec<Block>>,
 }
 
+/// Nodes that wait for a block of one Network.
+struct Queue<'a> {
+    name: &'a str,
+    network: &'a Network,
+    verdict: &'a Verdict<'a>,
+    nodes: std::vec::IntoIter<&'a str>,
+    /// The Network's blocks, once one is looked for.
+    existing: Option<Vec<Block>>,
+    /// What is left of it: counted once for all nodes that ask, and only if one of them has a block already.
+    left: Option<Left>,
+}
+
 /// Gives blocks: of the default Network to every node that has none, of any other to a node that asks.
+/// Networks take turns, the default one first: a node that joins does not wait behind thousands that ask for
+/// something else.
 pub(super) fn give(
     cluster: &Cluster,
     index: &Index<'_>,
     memory: &mut Memory,
-    verdicts: &Verdicts,
+    verdicts: &Verdicts<'_>,
     now: Now,
     plan: &mut Plan,
 ) {
-    let mut books = Books::new(cluster, memory, now);
-    let until = now.steady.saturating_add(REMEMBER);
+    let mut books = Books::new(cluster, *index, memory, now);
+    memory.refused.retain(|_, nodes| {
+        nodes.retain(|_, at| now.steady < at.saturating_add(AFTER_REFUSAL));
+        !nodes.is_empty()
+    });
+    let mut queues = queues(cluster, index, &books, verdicts);
+    let after = |queue: &Queue<'_>| memory.last_given.as_deref().is_some_and(|last| queue.name <= last);
+    queues.sort_by_key(|queue| (queue.name != DEFAULT_NETWORK, after(queue)));
+    while !queues.is_empty() {
+        let mut waiting = Vec::with_capacity(queues.len());
+        for mut queue in queues {
+            match queue.serve(cluster, &mut books, memory, now, plan) {
+                Ok(true) => waiting.push(queue),
+                Ok(false) => {}
+                Err(next) => return plan.again_at(next),
+            }
+        }
+        queues = waiting;
+    }
+}
+
+fn queues<'a>(
+    cluster: &'a Cluster,
+    index: &Index<'a>,
+    books: &Books<'a>,
+    verdicts: &'a Verdicts<'a>,
+) -> Vec<Queue<'a>> {
+    let mut queues = Vec::new();
     for (name, network) in &cluster.networks {
-        let Some(verdict) = verdicts.of_network.get(name) else { continue };
-        if network.metadata.deletion_timestamp.is_some() || !verdict.may_give_blocks() {
+        let Some(verdict) = verdicts.of_network.get(name.as_str()) else { continue };
+        if network.is_being_deleted() || !verdict.may_give_blocks() {
             continue;
         }
-        for node in needy(cluster, index, &books, name) {
-            if let Err(text) = share::allows(cluster, verdict.pool.as_ref(), node, books.held(name, node)) {
-                plan.notes.push(Note { regarding: reference(network), reason: "NodeHasItsShare", text });
-                continue;
-            }
-            match choose(cluster, index, &books, node, name, verdict) {
-                Ok(Some(block)) => {
-                    let object = object_of(&block, network);
-                    books.add(block);
-                    let block = Arc::new(object.clone());
-                    memory.blocks.insert(
-                        object.metadata.name.clone().unwrap_or_default(),
-                        Remembered { block, until },
-                    );
-                    plan.actions.push(Action::GiveBlock(object));
-                }
-                Ok(None) => {}
-                Err(text) => {
-                    plan.notes.push(Note {
-                        regarding: reference(network),
-                        reason: "AddressesExhausted",
-                        text,
-                    });
-                }
-            }
+        let nodes = needy(cluster, index, books, name);
+        if !nodes.is_empty() {
+            let nodes = nodes.into_iter();
+            queues.push(Queue { name, network, verdict, nodes, existing: None, left: None });
         }
     }
+    queues
+}
+
+// === impl Queue ===
+
+impl Queue<'_> {
+    /// Serves the next node of this Network that was not refused a moment ago. Whether there may be more.
+    ///
+    /// # Errors
+    /// When enough was given for now: when to go on.
+    fn serve(
+        &mut self,
+        cluster: &Cluster,
+        books: &mut Books<'_>,
+        memory: &mut Memory,
+        now: Now,
+        plan: &mut Plan,
+    ) -> Result<bool, Duration> {
+        let refused = memory.refused.get(self.name).filter(|nodes| nodes.len() > FEW_REFUSED);
+        let refused = |node: &str| refused.and_then(|nodes| nodes.get(node)).copied();
+        let node = loop {
+            let Some(node) = self.nodes.next() else { return Ok(false) };
+            match refused(node) {
+                Some(at) => plan.again_at(at.saturating_add(AFTER_REFUSAL)),
+                None => break node,
+            }
+        };
+        let (name, network) = (self.name, self.network);
+        let held = books.held(name, node);
+        let left = |pool: &Pool| *self.left.get_or_insert_with(|| books.left(cluster, pool));
+        let growth = match share::allows(cluster, self.verdict.pool, node, held, left) {
+            Ok(growth) => growth,
+            Err(text) => {
+                plan.notes.push(Note { regarding: reference(network), reason: "NodeHasItsShare", text });
+                refuse(memory, name, node, now);
+                return Ok(true);
+            }
+        };
+        memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+        if name != DEFAULT_NETWORK {
+            memory.last_given = Some(name.to_owned());
+        }
+        let existing = self.existing.get_or_insert_with(|| books.of_network(name));
+        match choose(cluster, books, existing, (node, growth), name, self.verdict) {
+            Ok(Some(block)) => {
+                let object = object_of(&block, network);
+                if let Some(left) = &mut self.left {
+                    left.addresses = left.addresses.saturating_sub(u128::from(block.size().addresses()));
+                    left.without -= usize::from(books.count(name, node) == 0);
+                }
+                existing.push(block.clone());
+                books.add(block);
+                let block = Arc::new(BlockView::of(object.clone()));
+                let until = now.steady.saturating_add(REMEMBER);
+                let known = Remembered { block, until };
+                memory.blocks.insert(object.metadata.name.clone().unwrap_or_default(), known);
+                plan.actions.push(Action::GiveBlock(object));
+            }
+            Ok(None) => {}
+            Err(text) => {
+                plan.notes.push(Note { regarding: reference(network), reason: "AddressesExhausted", text });
+                refuse(memory, name, node, now);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn refuse(memory: &mut Memory, network: &str, node: &str, now: Now) {
+    memory.refused.entry(network.to_owned()).or_default().insert(node.to_owned(), now.steady);
 }
 
 /// Takes blocks back whose node is gone for long enough, whose Network is gone or goes and is not used any
@@ -80,159 +179,118 @@ pub(super) fn release(
     index: &Index<'_>,
     departed: &HashSet<String>,
     memory: &mut Memory,
+    now: Now,
     plan: &mut Plan,
 ) {
-    let overlapping = overlapping(cluster);
-    for (name, winner) in &overlapping {
-        if let Some(network) = cluster.networks.get(&winner.spec.network) {
-            let (node, range) = (&winner.spec.node, ranges(winner));
-            let text = format!(
-                "AddressBlock {name} overlaps {range} of node {node}, which is older: it is taken back"
-            );
-            plan.notes.push(Note { regarding: reference(network), reason: "BlocksOverlap", text });
+    let mut candidates: BTreeSet<&str> = index.not_pod_ranges().collect();
+    for (name, of) in index.all_blocks() {
+        match cluster.networks.get(name) {
+            None => candidates.extend(of.blocks.iter().map(String::as_str)),
+            Some(network) if network.is_being_deleted() && index.user_of(name).is_none() => {
+                candidates.extend(of.blocks.iter().map(String::as_str));
+            }
+            Some(network) => {
+                for (loser, winner) in &of.overlapping {
+                    candidates.insert(loser);
+                    let winner = cluster.blocks.get(winner).and_then(|view| view.block.as_ref());
+                    let Some(range) = winner else { continue };
+                    let text = format!(
+                        "AddressBlock {loser} overlaps {range} of node {}, which is older: it is revoked",
+                        range.node()
+                    );
+                    plan.notes.push(Note { regarding: reference(network), reason: "BlocksOverlap", text });
+                }
+            }
         }
     }
-    for (name, block) in &cluster.blocks {
-        if block.metadata.deletion_timestamp.is_some() {
-            continue;
-        }
-        let spec = &block.spec;
-        let network = cluster.networks.get(&spec.network);
-        let why = match network {
-            None => Some(format!("Network {} is gone", spec.network)),
-            Some(network) if network.metadata.deletion_timestamp.is_some() => {
-                let unused = index.user_of(&spec.network).is_none();
-                unused.then(|| format!("Network {} is being deleted", spec.network))
+    candidates.extend(departed.iter().flat_map(|node| index.blocks_on(node)).map(|(name, _)| name));
+    for name in candidates {
+        let Some(block) = cluster.blocks.get(name).filter(|block| !block.deleting) else { continue };
+        let why = match cluster.networks.get(&block.network) {
+            None => Some(format!("Network {} is gone", block.network)),
+            Some(network) if network.is_being_deleted() => {
+                let unused = index.user_of(&block.network).is_none();
+                unused.then(|| format!("Network {} is being deleted", block.network))
             }
-            Some(network) if not_its_pod_range(cluster, network, block) => {
-                Some(format!("the podCIDRs of node {} are others", spec.node))
+            Some(_) if index.is_not_its_pod_range(name) => {
+                Some(format!("the podCIDRs of node {} have changed", block.node))
             }
-            Some(_) if departed.contains(&spec.node) => Some(format!("node {} is gone", spec.node)),
-            Some(_) => overlapping.get(name.as_str()).map(|winner| {
-                format!("it overlaps {} of node {}, which is older", ranges(winner), winner.spec.node)
-            }),
+            Some(_) if departed.contains(&block.node) => Some(format!("node {} is gone", block.node)),
+            Some(_) => index
+                .outranking(&block.network, name)
+                .and_then(|winner| winner.block.as_ref())
+                .map(|winner| format!("it overlaps {winner} of node {}, which is older", winner.node())),
         };
-        if let Some(why) = why {
-            memory.blocks.remove(name);
-            let uid = block.metadata.uid.clone().unwrap_or_default();
-            plan.actions.push(Action::ReleaseBlock { name: name.clone(), uid, why });
+        let Some(why) = why else { continue };
+        if let Err(next) = memory.rates.releases.take(rate::RELEASES, now.steady) {
+            return plan.again_at(next);
         }
-    }
-}
-
-/// Blocks that overlap one of their Network with a better right, each with that one. The older has it, as on
-/// nodes.
-fn overlapping(cluster: &Cluster) -> HashMap<&str, &AddressBlock> {
-    let mut of_network: BTreeMap<&str, Vec<(&str, &AddressBlock, Block)>> = BTreeMap::new();
-    for (name, object) in &cluster.blocks {
-        if let Some(block) = block_of(object) {
-            of_network.entry(&object.spec.network).or_default().push((name, object, block));
-        }
-    }
-    let mut found = HashMap::new();
-    for mut objects in of_network.into_values() {
-        objects.sort_by_key(|(name, object, _)| (object.metadata.creation_timestamp.clone(), *name));
-        let blocks: Vec<Block> = objects.iter().map(|(_, _, block)| block.clone()).collect();
-        found.extend(
-            outranked(&blocks).into_iter().map(|(loser, winner)| (objects[loser].0, objects[winner].1)),
-        );
-    }
-    found
-}
-
-fn ranges(block: &AddressBlock) -> String {
-    let ranges = [&block.spec.ipv4, &block.spec.ipv6];
-    ranges.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(",")
-}
-
-/// Whether a block is a podCIDR that its Node does not have any more: the Node joined anew and got another,
-/// or it is gone and the cluster gave its range to another Node, which cannot wait then.
-fn not_its_pod_range(cluster: &Cluster, network: &Network, object: &AddressBlock) -> bool {
-    let default = network.metadata.name.as_deref() == Some(DEFAULT_NETWORK);
-    if !default || !network.spec.subnets.is_empty() {
-        return false;
-    }
-    let Some(block) = block_of(object) else { return false };
-    let covers = |view: &NodeView| {
-        let overlap = |range: &IpNet| block.ranges().any(|r| r.overlaps(&AddressRange::from(*range)));
-        view.pod_ranges.iter().any(overlap)
-    };
-    match cluster.nodes.get(block.node()) {
-        Some(view) => !view.pod_ranges.is_empty() && !covers(view),
-        None => cluster.nodes.values().any(|view| covers(view)),
+        memory.blocks.remove(name);
+        plan.actions.push(Action::ReleaseBlock { name: name.to_owned(), uid: block.uid.clone(), why });
     }
 }
 
 /// The nodes that should get a block of this Network now.
-fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books, network: &str) -> Vec<&'a str> {
+fn needy<'a>(cluster: &'a Cluster, index: &Index<'a>, books: &Books<'_>, network: &str) -> Vec<&'a str> {
     // A node that does not know all its blocks yet asks out of an old view. It may know of more: those that
     // were taken back and still have pods. That it says so is no more than its word; what it gets is limited
     // by its share.
     let asks = |node: &str, here: &NodeNetworkStatusNetwork| {
-        let has = books.count(network, node);
-        here.wants_block && usize::try_from(here.blocks).is_ok_and(|known| known >= has)
+        usize::try_from(here.blocks).is_ok_and(|known| known >= books.count(network, node))
     };
-    let asking = index.said(network).iter().filter(|(node, here)| asks(node, here)).map(|(node, _)| *node);
+    let asking = index.asking(network).filter(|(node, here)| asks(node, here)).map(|(node, _)| node);
     if network != DEFAULT_NETWORK {
         return asking.collect();
     }
-    let has_none = |node: &str| books.count(network, node) == 0;
-    let own_subnets = cluster.networks.get(network).is_some_and(|n| !n.spec.subnets.is_empty());
+    let own_subnets = cluster.networks.get(network).is_some_and(|n| n.has_subnets());
     let ranges = |node: &str| cluster.nodes.get(node).map_or(&[][..], |view| view.pod_ranges.as_slice());
-    let all = || cluster.nodes.keys().map(String::as_str);
+    let without = index.without_default().filter(|node| books.count(network, node) == 0);
     if !own_subnets {
         // The cluster gives Nodes their ranges: one each, and one that has none yet will have it in a moment.
-        return all().filter(|node| has_none(node) && !ranges(node).is_empty()).collect();
+        return without.filter(|node| !ranges(node).is_empty()).collect();
     }
-    let asking: BTreeSet<&str> = asking.collect();
-    all().filter(|node| has_none(node) || asking.contains(node)).collect()
+    // Those that have nothing first.
+    let mut nodes: Vec<&str> = without.collect();
+    let has_none: HashSet<&str> = nodes.iter().copied().collect();
+    nodes.extend(asking.filter(|node| !has_none.contains(node)));
+    nodes
 }
 
 fn choose(
     cluster: &Cluster,
-    index: &Index<'_>,
-    books: &Books,
-    node: &str,
+    books: &Books<'_>,
+    existing: &[Block],
+    (node, growth): (&str, Growth),
     network: &str,
-    verdict: &Verdict,
+    verdict: &Verdict<'_>,
 ) -> Result<Option<Block>, String> {
-    let Some(pool) = &verdict.pool else {
+    let Some(pool) = verdict.pool else {
         // Only the default Network may have no subnets: Nodes' podCIDRs are its blocks.
         let ranges = cluster.nodes.get(node).map_or(&[][..], |view| view.pod_ranges.as_slice());
-        return if ranges.is_empty() { Ok(None) } else { pod_range(books, node, ranges).map(Some) };
+        return if ranges.is_empty() { Ok(None) } else { pod_range(existing, node, ranges).map(Some) };
     };
     // A podIP is unique on its node, so blocks of two primary Networks never overlap there. For others it is
     // better too, since one pod can make any Network its primary, but not at the price of no block.
-    let empty = Vec::new();
-    let existing = books.of_network.get(network).unwrap_or(&empty);
     let others: Vec<Block> = books.on_node(node).filter(|b| b.network() != network).cloned().collect();
-    let is_primary = |name: &str| cluster.networks.get(name).is_some_and(|n| n.spec.primary_for.is_some());
+    let is_primary = |name: &str| cluster.networks.get(name).is_some_and(|n| n.is_primary());
     let primaries: Vec<Block> = others.iter().filter(|b| is_primary(b.network())).cloned().collect();
-    let elsewhere = index.primary_addresses(node).iter().filter(|(other, _)| *other != network);
-    let avoid: Vec<IpAddr> = elsewhere.map(|(_, address)| *address).collect();
-    let query = |pool, other_primaries| BlockQuery {
-        pool,
-        node,
-        existing,
-        other_primaries,
-        avoid: &avoid,
-        growth: Growth::default(),
-    };
+    let elsewhere = books.index.primary_addresses(node).into_iter().filter(|(other, _)| *other != network);
+    let avoid: Vec<IpAddr> = elsewhere.map(|(_, address)| address).collect();
+    let query =
+        |pool, other_primaries| BlockQuery { pool, node, existing, other_primaries, avoid: &avoid, growth };
     let strictest: Pool = pool.clone().primary(true);
     let result = next_block(&query(&strictest, &others)).or_else(|_| next_block(&query(pool, &primaries)));
     result.map(Some).map_err(|error| error.to_string())
 }
 
 /// The block that a Node's podCIDRs are.
-fn pod_range(books: &Books, node: &str, ranges: &[IpNet]) -> Result<Block, String> {
+fn pod_range(existing: &[Block], node: &str, ranges: &[IpNet]) -> Result<Block, String> {
     let v4 = ranges.iter().find_map(|r| if let IpNet::V4(r) = r { Some(r.trunc()) } else { None });
     let v6 = ranges.iter().find_map(|r| if let IpNet::V6(r) = r { Some(r.trunc()) } else { None });
     let block = Block::from_ranges(DEFAULT_NETWORK, node, v4, v6).map_err(|e| e.to_string())?;
-    let others = books.of_network.get(DEFAULT_NETWORK).into_iter().flatten();
-    match others.into_iter().find(|other| other.overlaps(&block)) {
+    match existing.iter().find(|other| other.overlaps(&block)) {
         Some(other) => Err(format!(
-            "the podCIDRs of node {node} ({block}) overlap {other}, which node {} has: give each Node its \
-             own",
+            "the podCIDRs of node {node} ({block}) overlap {other} of node {}: give each Node its own",
             other.node()
         )),
         None => Ok(block),
@@ -251,7 +309,7 @@ fn object_of(block: &Block, network: &Network) -> AddressBlock {
     if block.node().len() <= 63 {
         labels.extend([label(NODE_LABEL, block.node())]);
     }
-    let owner = kube::Resource::controller_owner_ref(network, &());
+    let owner = kube::Resource::controller_owner_ref(network.object(), &());
     let range = |family| block.prefix(family).map(|r| r.to_string());
     AddressBlock {
         metadata: ObjectMeta {
@@ -273,28 +331,20 @@ fn object_of(block: &Block, network: &Network) -> AddressBlock {
     }
 }
 
-/// The block of an object; nothing if its ranges are none.
-pub(super) fn block_of(object: &AddressBlock) -> Option<Block> {
-    let spec = &object.spec;
-    let v4 = spec.ipv4.as_deref().map(str::parse).transpose().ok()?;
-    let v6 = spec.ipv6.as_deref().map(str::parse).transpose().ok()?;
-    Block::from_ranges(spec.network.as_str(), spec.node.as_str(), v4, v6).ok()
-}
-
 fn reference(network: &Network) -> ObjectReference {
-    ObjectReference { namespace: None, ..kube::Resource::object_ref(network, &()) }
+    ObjectReference { namespace: None, ..kube::Resource::object_ref(network.object(), &()) }
 }
 
 // === impl Books ===
 
-impl Books {
-    fn new(cluster: &Cluster, memory: &mut Memory, now: Now) -> Self {
+impl<'a> Books<'a> {
+    fn new(cluster: &Cluster, index: Index<'a>, memory: &mut Memory, now: Now) -> Self {
         // What the cache shows by now needs no memory.
         memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now.steady < known.until);
-        let mut books = Self { of_network: BTreeMap::new(), of_node: HashMap::new() };
-        for object in cluster.blocks.values().chain(memory.blocks.values().map(|known| &known.block)) {
-            if let Some(block) = block_of(object) {
-                books.add(block);
+        let mut books = Self { index, of_network: BTreeMap::new(), of_node: HashMap::new() };
+        for known in memory.blocks.values() {
+            if let Some(block) = &known.block.block {
+                books.add(block.block().clone());
             }
         }
         books
@@ -305,8 +355,22 @@ impl Books {
         self.of_network.entry(block.network().to_owned()).or_default().push(block);
     }
 
+    /// All blocks of a Network.
+    fn of_network(&self, network: &str) -> Vec<Block> {
+        let unseen = self.of_network.get(network).into_iter().flatten();
+        self.index.blocks(network).chain(unseen).cloned().collect()
+    }
+
     fn count(&self, network: &str, node: &str) -> usize {
         self.on_node(node).filter(|b| b.network() == network).count()
+    }
+
+    /// What is left of a Network.
+    fn left(&self, cluster: &Cluster, pool: &Pool) -> Left {
+        let blocks = self.of_network(pool.network());
+        let owners: HashSet<&str> = blocks.iter().map(Block::node).collect();
+        let without = cluster.nodes.keys().filter(|node| !owners.contains(node.as_str())).count();
+        Left::of(pool, &blocks, without)
     }
 
     /// How many addresses the blocks of a node have.
@@ -316,6 +380,7 @@ impl Books {
     }
 
     fn on_node(&self, node: &str) -> impl Iterator<Item = &Block> {
-        self.of_node.get(node).into_iter().flatten()
+        let seen = self.index.blocks_on(node).filter_map(|(_, view)| Some(view.block.as_ref()?.block()));
+        seen.chain(self.of_node.get(node).into_iter().flatten())
     }
 }

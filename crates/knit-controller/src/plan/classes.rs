@@ -1,43 +1,32 @@
 //! What is known of NetworkClasses: whether a node has their runtime, and what all of them can do.
 
-use std::collections::BTreeSet;
-
 use jiff::Timestamp;
+use knit_api::NetworkClassStatus;
 use knit_api::conditions::network_class as reasons;
-use knit_api::{NetworkClassStatus, NodeRuntime};
 
 use super::action::{Action, Plan};
+use super::index::Index;
 use super::status::condition;
 use crate::cluster::Cluster;
 
-/// Every node's runtime of this name.
-pub(super) fn runtimes<'a>(cluster: &'a Cluster, name: &'a str) -> impl Iterator<Item = &'a NodeRuntime> {
-    cluster
-        .node_networks
-        .values()
-        .filter_map(|node| node.status.as_ref())
-        .flat_map(|status| &status.runtimes)
-        .filter(move |runtime| runtime.name == name)
-}
-
-pub(super) fn statuses(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
+pub(super) fn statuses(cluster: &Cluster, index: &Index<'_>, now: Timestamp, plan: &mut Plan) {
     for (name, class) in &cluster.classes {
         let runtime = &class.spec.runtime;
         let old = class.status.clone().unwrap_or_default();
-        let accepted = runtimes(cluster, runtime).any(|r| r.healthy);
+        let known = index.runtime(runtime);
+        let accepted = known.is_some_and(|known| known.healthy > 0);
         let (reason, message) = if accepted {
             (reasons::REASON_ACCEPTED, String::new())
         } else {
             (
                 reasons::REASON_NO_RUNTIME,
-                format!("no node has a healthy runtime {runtime}: is its DaemonSet there?"),
+                format!("no node has a healthy runtime {runtime}: check its DaemonSet"),
             )
         };
-        let mut features: Option<BTreeSet<String>> = None;
-        for runtime in runtimes(cluster, runtime) {
-            let here: BTreeSet<String> = runtime.features.iter().cloned().collect();
-            features = Some(features.map_or(here.clone(), |all| all.intersection(&here).cloned().collect()));
-        }
+        // What all of them can do.
+        let features = known.into_iter().flat_map(|known| {
+            known.features.iter().filter(|(_, count)| **count == known.entries).map(|(name, _)| name.clone())
+        });
         let generation = class.metadata.generation;
         let status = NetworkClassStatus {
             conditions: vec![condition(
@@ -49,7 +38,7 @@ pub(super) fn statuses(cluster: &Cluster, now: Timestamp, plan: &mut Plan) {
                 generation,
                 now,
             )],
-            supported_features: features.unwrap_or_default().into_iter().collect(),
+            supported_features: features.collect(),
         };
         if class.status.as_ref() != Some(&status) {
             plan.actions.push(Action::ClassStatus { name: name.clone(), status });

@@ -8,23 +8,21 @@ use knit_api::conditions::network_attachment as reasons;
 use knit_api::names::ATTACHMENT_FINALIZER;
 
 use super::action::{Action, Plan};
+use super::index::Index;
 use super::status::condition;
 use super::turn::Turn;
-use crate::cluster::{Agents, AttachmentView, Cluster, Memory, Now};
+use crate::cluster::{Agents, AttachmentView, Cluster, Memory, Now, Place};
 use crate::config::Config;
 
 /// Nodes that have been gone for longer than the grace.
 pub(super) fn nodes(
-    cluster: &Cluster,
+    index: Index<'_>,
     memory: &mut Memory,
     config: &Config,
     now: Now,
     plan: &mut Plan,
 ) -> HashSet<String> {
-    let owners = cluster.blocks.values().map(|block| block.spec.node.as_str());
-    let of_attachments = cluster.attachments.iter().filter_map(|attachment| attachment.node.as_deref());
-    let missing: BTreeSet<&str> =
-        owners.chain(of_attachments).filter(|node| !cluster.nodes.contains_key(*node)).collect();
+    let missing: BTreeSet<&str> = index.missing().collect();
     memory.gone.retain(|node, _| missing.contains(node.as_str()));
     let mut departed = HashSet::new();
     for node in missing {
@@ -44,6 +42,7 @@ pub(super) fn nodes(
 /// gone.
 pub(super) fn attachments(
     cluster: &Cluster,
+    index: &Index<'_>,
     departed: &HashSet<String>,
     memory: &mut Memory,
     config: &Config,
@@ -55,8 +54,8 @@ pub(super) fn attachments(
     let relabelled = |view: &AttachmentView| view.leaving.is_some() && view.managed;
     let nobodys = |view: &AttachmentView| relabelled(view) || (view.leaving.is_some() && view.node.is_none());
     let place = |view: &AttachmentView| (view.namespace.clone(), view.name.clone());
-    let waiting: HashSet<(String, String)> =
-        cluster.attachments.iter().filter(|a| nobodys(a)).map(|a| place(a)).collect();
+    let behind = index.left_behind();
+    let waiting: HashSet<Place> = behind.iter().filter(|a| nobodys(a)).map(|a| place(a)).collect();
     memory.leaving.retain(|key, _| waiting.contains(key));
     let waited = |view: &AttachmentView, memory: &mut Memory, plan: &mut Plan| {
         let since = *memory.leaving.entry(place(view)).or_insert(now.steady);
@@ -66,13 +65,19 @@ pub(super) fn attachments(
         }
         now.steady >= over
     };
-    for view in &cluster.attachments {
+    for view in behind {
         let action = match (&view.node, &view.leaving) {
             (Some(node), Some(finalizers)) if !departed.contains(node) && relabelled(view) => {
                 if !waited(view, memory, plan) {
                     continue;
                 }
-                let_go(view, finalizers, "it is labelled as an agent's own, and no agent holds it".into())
+                let_go(
+                    view,
+                    finalizers,
+                    "it is labeled as published by an agent, but no agent holds \
+                it"
+                    .into(),
+                )
             }
             // Its user wants it gone, and the machine that had it may never come back.
             (Some(node), Some(finalizers)) if !departed.contains(node) => {
@@ -86,7 +91,7 @@ pub(super) fn attachments(
                 if plan.held_back > 0 {
                     continue;
                 }
-                let_go(view, finalizers, format!("the agent of node {node} is away"))
+                let_go(view, finalizers, format!("the agent of node {node} is down"))
             }
             (Some(node), None) if !departed.contains(node) => continue,
             (Some(node), Some(finalizers)) => let_go(view, finalizers, format!("node {node} is gone")),
@@ -96,7 +101,7 @@ pub(super) fn attachments(
                 if !waited(view, memory, plan) {
                     continue;
                 }
-                let_go(view, finalizers, "no node says that it has it".into())
+                let_go(view, finalizers, "no node reports that it has it".into())
             }
             // Somebody else's finalizer keeps it.
             (Some(_), None) if view.managed && view.deleting => continue,
@@ -143,6 +148,6 @@ fn let_go(view: &AttachmentView, finalizers: &[String], why: String) -> Action {
 
 fn node_gone(node: &str, now: Now) -> Condition {
     let message =
-        format!("node {node}, which ran the pod, is gone: where the pod runs next, it is attached again");
+        format!("node {node}, which ran the pod, is gone: it will be attached again where the pod runs next");
     condition(&[], reasons::READY, false, reasons::REASON_NO_POD, message, None, now.wall)
 }

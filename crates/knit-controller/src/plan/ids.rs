@@ -13,8 +13,8 @@ const LAST: u32 = (1 << 24) - 1;
 pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String, u32> {
     let mut ids: BTreeMap<String, u32> = BTreeMap::new();
     for (name, network) in &cluster.networks {
-        let uid = network.metadata.uid.clone().unwrap_or_default();
-        let known = network.status.as_ref().and_then(|s| s.id).or_else(|| memory.ids.get(&uid).copied());
+        let uid = network.uid().to_owned();
+        let known = network.id().or_else(|| memory.ids.get(&uid).copied());
         if let Some(id) = known {
             ids.insert(name.clone(), id);
             memory.ids.insert(uid, id);
@@ -24,11 +24,11 @@ pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String,
     taken.extend((memory.numbers.highest > 0).then_some(memory.numbers.highest));
     // The oldest first, so that numbers follow the order in which Networks were made.
     let mut without: Vec<_> = cluster.networks.iter().filter(|(name, _)| !ids.contains_key(*name)).collect();
-    without.sort_by_key(|(name, network)| (network.metadata.creation_timestamp.clone(), (*name).clone()));
+    without.sort_by(|(_, a), (_, b)| a.age().cmp(&b.age()));
     for (name, network) in without {
         let Some(id) = next(&taken) else { break };
         taken.insert(id);
-        memory.ids.insert(network.metadata.uid.clone().unwrap_or_default(), id);
+        memory.ids.insert(network.uid().to_owned(), id);
         ids.insert(name.clone(), id);
     }
     ids

@@ -1,160 +1,209 @@
-//! The cluster turned round once per pass, so that no step looks at every node for every Network.
+//! What is where, for one pass: the indices that are kept, and which nodes have departed by now.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use knit_api::names::DEFAULT_NETWORK;
-use knit_api::{AllowedNamespacesFrom, Network, NodeNetworkStatusNetwork};
+use knit_api::{Family, NodeNetworkStatusNetwork};
 use knit_ipam::Block;
-use kube::core::{Selector, SelectorExt};
+use knit_model::Network;
 
-use super::blocks::block_of;
-use crate::cluster::{AttachmentView, Cluster, NamespaceView};
+use super::kept::{Indexed, Kept, OfNetwork, OfRuntime};
+use super::primary::Primaries;
+use crate::cluster::{AttachmentView, BlockView, Cluster, NamespaceView};
 
 /// What is where.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Index<'a> {
-    /// What nodes that are there say of a Network.
-    said: HashMap<&'a str, Vec<(&'a str, &'a NodeNetworkStatusNetwork)>>,
-    /// The blocks of a Network.
-    blocks: HashMap<&'a str, Vec<Block>>,
-    /// How many NetworkAttachments a Network has that is being deleted.
-    attachments: HashMap<&'a str, usize>,
-    /// The addresses that pods of primary Networks have on a node, each with its Network.
-    primary: HashMap<&'a str, Vec<(&'a str, IpAddr)>>,
-    /// Nodes' own addresses, sorted.
-    addresses: Vec<(IpAddr, &'a str)>,
-    /// Nodes' podCIDRs, sorted by their first address; with each the one of those up to it that reaches
-    /// furthest.
-    ranges: Vec<(IpNet, &'a str, usize)>,
+    cluster: &'a Cluster,
+    kept: &'a Kept,
+    departed: &'a HashSet<String>,
 }
 
 impl<'a> Index<'a> {
-    pub(super) fn new(cluster: &'a Cluster, departed: &HashSet<String>) -> Self {
-        let mut said: HashMap<&str, Vec<_>> = HashMap::new();
-        for (node, object) in
-            cluster.node_networks.iter().filter(|(node, _)| cluster.nodes.contains_key(*node))
-        {
-            for entry in object.status.iter().flat_map(|status| &status.networks) {
-                said.entry(entry.name.as_str()).or_default().push((node.as_str(), entry));
-            }
-        }
-        let mut blocks: HashMap<&str, Vec<Block>> = HashMap::new();
-        for object in cluster.blocks.values() {
-            blocks.entry(object.spec.network.as_str()).or_default().extend(block_of(object));
-        }
-        let mut primary: HashMap<&str, Vec<(&str, IpAddr)>> = HashMap::new();
-        for (node, attachment) in there(cluster, departed) {
-            let network = attachment.network.as_str();
-            if cluster.networks.get(network).is_some_and(|n| n.spec.primary_for.is_some()) {
-                primary.entry(node).or_default().extend(attachment.addresses.iter().map(|a| (network, *a)));
-            }
-        }
-        let of_nodes = || cluster.nodes.iter().map(|(name, node)| (name.as_str(), node));
-        let mut addresses: Vec<(IpAddr, &str)> =
-            of_nodes().flat_map(|(name, node)| node.addresses.iter().map(move |a| (*a, name))).collect();
-        addresses.sort_unstable();
-        let mut sorted: Vec<(IpNet, &str)> =
-            of_nodes().flat_map(|(name, node)| node.pod_ranges.iter().map(move |r| (*r, name))).collect();
-        sorted.sort_unstable_by_key(|(range, name)| (range.network(), *name));
-        let mut ranges: Vec<(IpNet, &str, usize)> = Vec::with_capacity(sorted.len());
-        let mut furthest = 0;
-        for (i, (range, name)) in sorted.into_iter().enumerate() {
-            if i == 0 || range.broadcast() > ranges[furthest].0.broadcast() {
-                furthest = i;
-            }
-            ranges.push((range, name, furthest));
-        }
-        Self { said, blocks, attachments: users(cluster, departed), primary, addresses, ranges }
+    pub(super) fn new(indexed: &'a Indexed, departed: &'a HashSet<String>) -> Self {
+        Self { cluster: &indexed.cluster, kept: &indexed.kept, departed }
     }
 
-    /// What nodes say of this Network, by node.
-    pub(super) fn said(&self, network: &str) -> &[(&'a str, &'a NodeNetworkStatusNetwork)] {
-        self.said.get(network).map_or(&[], Vec::as_slice)
+    fn network(&self, name: &str) -> Option<&'a OfNetwork> {
+        self.kept.networks.get(name)
     }
 
-    /// The blocks of this Network.
-    pub(super) fn blocks(&self, network: &str) -> &[Block] {
-        self.blocks.get(network).map_or(&[], Vec::as_slice)
+    /// Which Network is a namespace's primary.
+    pub(super) fn primaries(&self) -> &'a Primaries {
+        &self.kept.primaries
+    }
+
+    /// What nodes say of a runtime; nothing if none has it.
+    pub(super) fn runtime(&self, name: &str) -> Option<&'a OfRuntime> {
+        self.kept.runtimes.get(name)
+    }
+
+    /// What nodes say of a Network's addresses: used and free. Nothing if none speaks of this family.
+    pub(super) fn addresses(&self, network: &str, family: Family) -> Option<(i128, i128)> {
+        self.network(network)?.addresses(family)
+    }
+
+    /// Addresses of a Network's subnet that no block has; nothing if there is no block.
+    pub(super) fn unassigned(&self, network: &str, family: Family) -> Option<u128> {
+        self.network(network)?.unassigned[family as usize]
+    }
+
+    /// Whether a Network has blocks that can be used.
+    pub(super) fn has_blocks(&self, network: &str) -> bool {
+        self.network(network).is_some_and(|of| of.usable > 0)
+    }
+
+    /// The blocks of a Network that can be used.
+    pub(super) fn blocks(&self, network: &str) -> impl Iterator<Item = &'a Block> {
+        let names = self.network(network).into_iter().flat_map(|of| &of.blocks);
+        names.filter_map(|name| Some(self.cluster.blocks.get(name)?.block.as_ref()?.block()))
+    }
+
+    /// The names of all Networks of which there is a block, with its blocks.
+    pub(super) fn all_blocks(&self) -> impl Iterator<Item = (&'a str, &'a OfNetwork)> {
+        let with = self.kept.networks.iter().filter(|(_, of)| !of.blocks.is_empty());
+        with.map(|(name, of)| (name.as_str(), of))
+    }
+
+    /// The AddressBlocks of a node.
+    pub(super) fn blocks_on(&self, node: &str) -> impl Iterator<Item = (&'a str, &'a BlockView)> {
+        let names = self.kept.nodes.get(node).into_iter().flat_map(|of| &of.blocks);
+        names.filter_map(|name| Some((name.as_str(), &**self.cluster.blocks.get(name)?)))
+    }
+
+    /// Blocks of the default Network that are a podCIDR which their Node does not have.
+    pub(super) fn not_pod_ranges(&self) -> impl Iterator<Item = &'a str> {
+        self.kept.not_pod_ranges.iter().map(String::as_str)
+    }
+
+    /// Whether a block is one of those.
+    pub(super) fn is_not_its_pod_range(&self, name: &str) -> bool {
+        self.kept.not_pod_ranges.contains(name)
+    }
+
+    /// The AddressBlock that overlaps this one and has a better right.
+    pub(super) fn outranking(&self, network: &str, name: &str) -> Option<&'a BlockView> {
+        let winner = self.network(network)?.overlapping.get(name)?;
+        self.cluster.blocks.get(winner).map(|view| &**view)
+    }
+
+    /// Nodes that want a block of this Network, with what they say of it.
+    pub(super) fn asking(
+        &self,
+        network: &str,
+    ) -> impl Iterator<Item = (&'a str, &'a NodeNetworkStatusNetwork)> {
+        self.entries(network, |of| &of.asking).filter(|(_, entry)| entry.wants_block)
+    }
+
+    /// Nodes on which this Network is not ready, with what they say of it.
+    pub(super) fn not_ready(
+        &self,
+        network: &str,
+    ) -> impl Iterator<Item = (&'a str, &'a NodeNetworkStatusNetwork)> {
+        self.entries(network, |of| &of.not_ready).filter(|(_, entry)| !entry.ready)
+    }
+
+    /// How many nodes say that it is not ready.
+    pub(super) fn not_ready_count(&self, network: &str) -> usize {
+        self.network(network).map_or(0, |of| of.not_ready.len())
+    }
+
+    fn entries(
+        &self,
+        network: &str,
+        set: impl Fn(&'a OfNetwork) -> &'a std::collections::BTreeSet<String>,
+    ) -> impl Iterator<Item = (&'a str, &'a NodeNetworkStatusNetwork)> {
+        let (cluster, name) = (self.cluster, network.to_owned());
+        let nodes = self.network(network).into_iter().flat_map(set);
+        nodes.flat_map(move |node| {
+            let status = cluster.node_networks.get(node).and_then(|object| object.status.as_ref());
+            let name = name.clone();
+            let entries = status.into_iter().flat_map(|status| &status.networks);
+            entries.filter(move |entry| entry.name == name).map(move |entry| (node.as_str(), entry))
+        })
+    }
+
+    /// Nodes that have no block of the default Network.
+    pub(super) fn without_default(&self) -> impl Iterator<Item = &'a str> {
+        self.kept.without_default.iter().map(String::as_str)
+    }
+
+    /// Nodes that are not there and have blocks or attachments.
+    pub(super) fn missing(&self) -> impl Iterator<Item = &'a str> {
+        self.kept.missing.iter().map(String::as_str)
+    }
+
+    /// Attachments about which nobody has said anything.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = &'a AttachmentView> {
+        let places = self.kept.unanswered.iter();
+        places.filter_map(|place| self.cluster.attachments.get(place)).map(|view| &**view)
+    }
+
+    /// Attachments that are being deleted and have our finalizer, and all of departed nodes.
+    pub(super) fn left_behind(&self) -> Vec<&'a AttachmentView> {
+        let of_departed = self.departed.iter().filter_map(|node| self.kept.nodes.get(node));
+        let mut places: Vec<_> = of_departed.flat_map(|of| &of.attachments).collect();
+        places.extend(&self.kept.leaving);
+        places.sort_unstable();
+        places.dedup();
+        places.into_iter().filter_map(|place| self.cluster.attachments.get(place)).map(|v| &**v).collect()
     }
 
     /// The addresses that pods of primary Networks have on this node, each with its Network.
-    pub(super) fn primary_addresses(&self, node: &str) -> &[(&'a str, IpAddr)] {
-        self.primary.get(node).map_or(&[], Vec::as_slice)
+    pub(super) fn primary_addresses(&self, node: &str) -> Vec<(&'a str, IpAddr)> {
+        let places = self.kept.nodes.get(node).into_iter().flat_map(|of| &of.attachments);
+        let views = places.filter_map(|place| self.cluster.attachments.get(place)).filter(|view| view.ready);
+        let is_primary = |name: &str| self.cluster.networks.get(name).is_some_and(|n| n.is_primary());
+        views
+            .filter(|view| is_primary(&view.network))
+            .flat_map(|view| view.addresses.iter().map(|address| (view.network.as_str(), *address)))
+            .collect()
     }
 
     /// A node whose own address is in this range.
     pub(super) fn node_inside(&self, range: IpNet) -> Option<(IpAddr, &'a str)> {
-        let at = self.addresses.partition_point(|(address, _)| *address < range.network());
-        self.addresses.get(at).copied().filter(|(address, _)| *address <= range.broadcast())
+        self.nodes_inside(range).next()
+    }
+
+    /// All nodes whose own address is in this range.
+    pub(super) fn nodes_inside(&self, range: IpNet) -> impl Iterator<Item = (IpAddr, &'a str)> {
+        let addresses = &self.kept.addresses;
+        let at = addresses.partition_point(|(address, _)| *address < range.network());
+        let from_there = addresses[at..].iter().map(|(address, node)| (*address, node.as_str()));
+        from_there.take_while(move |(address, _)| *address <= range.broadcast())
     }
 
     /// A podCIDR that overlaps this range, and whose it is.
     pub(super) fn pod_range_over(&self, range: IpNet) -> Option<(IpNet, &'a str)> {
-        // Of those that begin before the range's end, the one that reaches furthest reaches into it if any
-        // does.
-        let before = self.ranges.partition_point(|(other, _, _)| other.network() <= range.broadcast());
-        let furthest = self.ranges.get(before.checked_sub(1)?)?.2;
-        let (other, node, _) = self.ranges[furthest];
-        (other.broadcast() >= range.network()).then_some((other, node))
+        self.kept.pod_range_over(range)
     }
 
     /// Who uses a Network, in words; nothing if nobody does.
     pub(super) fn user_of(&self, network: &str) -> Option<String> {
-        if let Some(published) = self.attachments.get(network) {
+        let published = self.published(network);
+        if published > 0 {
             return Some(format!("{published} NetworkAttachments"));
         }
-        let (node, here) = self.said(network).iter().find(|(_, n)| n.attachments > 0)?;
+        let (node, here) = self.entries(network, |of| &of.used_on).find(|(_, n)| n.attachments > 0)?;
         Some(format!("{} pods on node {node}", here.attachments))
     }
-}
 
-/// NetworkAttachments whose interface is there, with its node. What an object only asks for, or was refused,
-/// is none.
-fn there<'a>(
-    cluster: &'a Cluster,
-    departed: &HashSet<String>,
-) -> impl Iterator<Item = (&'a str, &'a AttachmentView)> {
-    cluster.attachments.iter().filter(|attachment| attachment.ready).filter_map(|attachment| {
-        let node = attachment.node.as_deref().filter(|node| !departed.contains(*node))?;
-        Some((node, &**attachment))
-    })
-}
-
-/// How many NetworkAttachments each Network has that is being deleted: only for those it counts.
-fn users<'a>(cluster: &'a Cluster, departed: &HashSet<String>) -> HashMap<&'a str, usize> {
-    let mut users: HashMap<&str, usize> = HashMap::new();
-    let mut allowed: HashMap<(&str, &str), bool> = HashMap::new();
-    for (_, attachment) in there(cluster, departed) {
-        let name = attachment.network.as_str();
-        let network = cluster.networks.get(name).filter(|n| n.metadata.deletion_timestamp.is_some());
-        let Some(network) = network else { continue };
-        let namespace = attachment.namespace.as_str();
-        let allowed = allowed.entry((name, namespace)).or_insert_with(|| {
-            cluster.namespaces.get(namespace).is_some_and(|view| may_use(name, network, view))
+    /// How many attachments hold a Network that is being deleted: those of namespaces that may use it.
+    fn published(&self, name: &str) -> usize {
+        let network = self.cluster.networks.get(name).filter(|network| network.is_being_deleted());
+        let (Some(network), Some(of)) = (network, self.network(name)) else { return 0 };
+        let allowed = of.attached.iter().filter(|(namespace, _)| {
+            self.cluster.namespaces.get(*namespace).is_some_and(|view| may_use(network, view))
         });
-        if *allowed {
-            *users.entry(name).or_default() += 1;
-        }
+        let nodes = allowed.flat_map(|(_, nodes)| nodes);
+        nodes.filter(|(node, _)| !self.departed.contains(*node)).map(|(_, count)| count).sum()
     }
-    users
 }
 
 /// Whether a namespace may use a Network. A selector that cannot be understood might have meant it.
-fn may_use(name: &str, network: &Network, namespace: &NamespaceView) -> bool {
-    let matches = |selector: &LabelSelector| {
-        Selector::try_from(selector.clone()).map_or(true, |selector| selector.matches(&namespace.labels))
-    };
-    let allowed = network.spec.allowed_namespaces.as_ref();
-    name == DEFAULT_NETWORK
-        || network.spec.primary_for.as_ref().is_some_and(matches)
-        || allowed.is_some_and(|allowed| match allowed.from {
-            AllowedNamespacesFrom::None => false,
-            AllowedNamespacesFrom::All => true,
-            AllowedNamespacesFrom::Selector => allowed.selector.as_ref().is_some_and(matches),
-        })
+fn may_use(network: &Network, namespace: &NamespaceView) -> bool {
+    network.is_default() || network.admits(&namespace.labels).unwrap_or(true)
 }
 
 #[cfg(test)]
@@ -164,7 +213,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cluster::NodeView;
+    use crate::cluster::{Cluster, NodeView};
 
     fn range() -> impl Strategy<Value = IpNet> {
         let v4 = (0_u32..64, 26_u8..=32).prop_map(|(n, len)| {
@@ -187,7 +236,10 @@ mod tests {
                     ..NodeView::default() };
                 cluster.nodes.insert(format!("n{i}"), Arc::new(view));
             }
-            let index = Index::new(&cluster, &HashSet::new());
+            let mut indexed = Indexed::new(cluster);
+            indexed.refresh();
+            let departed = HashSet::new();
+            let index = Index::new(&indexed, &departed);
             let overlapping = ranges.iter().any(|r| r.contains(&asked) || asked.contains(r));
             let found = index.pod_range_over(asked);
             prop_assert_eq!(found.is_some(), overlapping);

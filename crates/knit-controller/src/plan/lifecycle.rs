@@ -20,7 +20,8 @@ pub(super) fn make_defaults(cluster: &Cluster, config: &Config, now: Now, plan: 
         let spec = NetworkClassSpec { runtime: LINUX_RUNTIME.into(), parameters: None };
         plan.actions.push(Action::MakeClass(NetworkClass::new(DEFAULT_CLASS, spec)));
     }
-    if !cluster.networks.contains_key(DEFAULT_NETWORK)
+    if config.serves_default
+        && !cluster.networks.contains_key(DEFAULT_NETWORK)
         && let Some(subnets) = default_subnets(cluster, config, now, plan)
     {
         let spec = NetworkSpec {
@@ -74,25 +75,25 @@ pub(super) fn finalizers(
 ) {
     let mut keep = 0;
     for (name, network) in &cluster.networks {
-        let mut finalizers = network.metadata.finalizers.clone().unwrap_or_default();
+        let mut finalizers = network.object().metadata.finalizers.clone().unwrap_or_default();
         let has = finalizers.iter().any(|f| f == NETWORK_FINALIZER);
-        if network.metadata.deletion_timestamp.is_none() {
+        if !network.is_being_deleted() {
             if has {
                 continue;
             }
             finalizers.push(NETWORK_FINALIZER.into());
         } else {
-            if !has || index.user_of(name).is_some() || !index.blocks(name).is_empty() {
+            if !has || index.user_of(name).is_some() || index.has_blocks(name) {
                 continue;
             }
-            let id = network.status.as_ref().and_then(|status| status.id).unwrap_or(0);
+            let id = network.id().unwrap_or(0);
             if id > memory.numbers.highest {
                 keep = keep.max(id);
                 continue;
             }
             finalizers.retain(|f| f != NETWORK_FINALIZER);
         }
-        let resource_version = network.metadata.resource_version.clone().unwrap_or_default();
+        let resource_version = network.resource_version().to_owned();
         plan.actions.push(Action::Finalizers { name: name.clone(), resource_version, finalizers });
     }
     if keep > 0 {

@@ -7,8 +7,10 @@ mod blocks;
 mod classes;
 mod counts;
 mod departed;
+pub mod devices;
 mod ids;
 mod index;
+mod kept;
 mod lifecycle;
 mod policies;
 mod primary;
@@ -16,10 +18,14 @@ mod share;
 mod status;
 mod taints;
 mod turn;
+mod worked_out;
 
 pub use action::{Action, Note, Plan};
 pub(crate) use blocks::REMEMBER;
+pub use kept::{Change, Indexed};
 pub use primary::{Primaries, primaries};
+
+use std::collections::HashSet;
 
 use crate::cluster::{Cluster, Memory, Now};
 use crate::config::Config;
@@ -31,30 +37,40 @@ use turn::Turn;
 /// planned are added to it.
 #[must_use]
 pub fn plan(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now) -> Plan {
-    let mut plan = Plan::default();
-    let departed = departed::nodes(cluster, memory, config, now, &mut plan);
-    let index = Index::new(cluster, &departed);
-    lifecycle::make_defaults(cluster, config, now, &mut plan);
-    lifecycle::finalizers(cluster, &index, memory, config, &mut plan);
-    classes::statuses(cluster, now.wall, &mut plan);
-    let ids = ids::assign(cluster, memory);
-    let verdicts = accept::verdicts(cluster, &index, &ids);
-    blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
-    blocks::release(cluster, &index, &departed, memory, &mut plan);
-    status::networks(
-        &status::Known { cluster, index: &index, ids: &ids, verdicts: &verdicts },
-        memory,
-        config,
-        now,
-        &mut plan,
-    );
-    taints::on_nodes(cluster, memory, now, &mut plan);
-    let mut turn = Turn::new(memory, now);
-    attachments::answer(cluster, memory, now, &mut turn, &mut plan);
-    let mut turn = Turn::new(memory, now);
-    departed::attachments(cluster, &departed, memory, config, (now, &mut turn), &mut plan);
-    policies::warn(cluster, memory, config, now, &mut plan);
-    plan
+    Indexed::new(cluster.clone()).plan(memory, config, now)
+}
+
+impl Indexed {
+    /// The same as [`plan()`], without turning the cluster round again.
+    #[must_use]
+    pub fn plan(&mut self, memory: &mut Memory, config: &Config, now: Now) -> Plan {
+        self.refresh();
+        let mut plan = Plan::default();
+        let nobody = HashSet::new();
+        let departed = departed::nodes(Index::new(self, &nobody), memory, config, now, &mut plan);
+        let (cluster, index) = (&self.cluster, Index::new(self, &departed));
+        lifecycle::make_defaults(cluster, config, now, &mut plan);
+        lifecycle::finalizers(cluster, &index, memory, config, &mut plan);
+        classes::statuses(cluster, &index, now.wall, &mut plan);
+        let ids = ids::assign(cluster, memory);
+        let verdicts = accept::verdicts(cluster, &index, &ids);
+        blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
+        blocks::release(cluster, &index, &departed, memory, now, &mut plan);
+        status::networks(
+            &status::Known { cluster, index: &index, ids: &ids, verdicts: &verdicts },
+            memory,
+            config,
+            now,
+            &mut plan,
+        );
+        taints::on_nodes(cluster, config, memory, now, &mut plan);
+        let mut turn = Turn::new(memory, now);
+        attachments::answer(&index, memory, now, &mut turn, &mut plan);
+        let mut turn = Turn::new(memory, now);
+        departed::attachments(cluster, &index, &departed, memory, config, (now, &mut turn), &mut plan);
+        policies::warn(cluster, memory, config, now, &mut plan);
+        plan
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! NetworkPolicies that nobody enforces: their authors are told, once per object and by one place in the
-//! cluster.
+//! NetworkPolicies that Knit does not enforce, because it is told to leave them to others: their authors are
+//! told, once per object and by one place in the cluster.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -8,6 +8,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+
+use knit_api::PolicyEnforcement;
+use knit_api::names::DEFAULT_NETWORK;
+use knit_model::{Claims, Network};
 
 use super::action::{Action, Plan};
 use crate::cluster::{Cluster, Memory, Now, PolicyView};
@@ -20,9 +24,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Says so on each NetworkPolicy that is new to this controller. What an earlier one said has the same name.
 pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
-    let there: HashSet<&str> = cluster.policies.iter().map(|policy| policy.uid.as_str()).collect();
+    let there: HashSet<&str> = cluster.policies.values().map(|policy| policy.uid.as_str()).collect();
     memory.told.retain(|uid| there.contains(uid.as_str()));
-    let untold = cluster.policies.iter().filter(|policy| !memory.told.contains(&policy.uid));
+    // The usual: there is nothing to say, however many policies there are.
+    if config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network)) {
+        return;
+    }
+    let untold = cluster.policies.values().filter(|policy| !memory.told.contains(&policy.uid));
+    let enforced = enforced(cluster, config);
+    let untold = untold.filter(|policy| !enforced(&policy.namespace));
     let untold: Vec<_> = untold.take(AT_ONCE + 1).cloned().collect();
     if untold.len() > AT_ONCE {
         plan.again_at(now.steady + PAUSE);
@@ -32,6 +42,21 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
         let event = Box::new(event(policy, &config.identity, now.wall));
         plan.actions.push(Action::Tell { event, policy: policy.uid.clone() });
     }
+}
+
+/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others.
+fn enforced<'a>(cluster: &'a Cluster, config: &Config) -> impl Fn(&str) -> bool + use<'a> {
+    let all = config.enforce_policies;
+    let claims = Claims::of(cluster.networks.values());
+    move |namespace| {
+        let labels = cluster.namespaces.get(namespace).map(|view| &view.labels);
+        let primary = labels.and_then(|labels| claims.selecting(labels).next()).unwrap_or(DEFAULT_NETWORK);
+        all && cluster.networks.get(primary).is_none_or(|network| is_enforced_in(network))
+    }
+}
+
+fn is_enforced_in(network: &Network) -> bool {
+    network.object().spec.policy.unwrap_or_default().enforcement == PolicyEnforcement::Knit
 }
 
 fn event(policy: &PolicyView, identity: &str, now: Timestamp) -> Event {
@@ -49,8 +74,8 @@ fn event(policy: &PolicyView, identity: &str, now: Timestamp) -> Event {
         reason: Some("NotEnforced".into()),
         type_: Some("Warning".into()),
         note: Some(
-            "this version of Knit does not enforce NetworkPolicies: pods stay reachable as if it were not \
-             there"
+            "Knit leaves NetworkPolicies of this namespace to others: unless another program on the nodes \
+            enforces them, pods stay reachable as if the policy did not exist."
                 .into(),
         ),
         regarding: Some(ObjectReference {

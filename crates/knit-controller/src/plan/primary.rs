@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use knit_api::Network;
-use knit_api::claims::Claims;
 use knit_api::names::DEFAULT_NETWORK;
+use knit_model::{Claims, Network};
 
 use crate::cluster::NamespaceView;
 
@@ -27,7 +26,7 @@ pub fn primaries(
     networks: &BTreeMap<String, Arc<Network>>,
     namespaces: &BTreeMap<String, Arc<NamespaceView>>,
 ) -> Primaries {
-    let claims = Claims::of(networks.iter().map(|(name, network)| (name.as_str(), &**network)));
+    let claims = Claims::of(networks.values());
     let mut found = Primaries::default();
     let invalid = claims.unreadable();
     found
@@ -46,13 +45,14 @@ pub fn primaries(
 }
 
 impl Primaries {
-    /// How many namespaces have this Network as their primary one.
+    /// How many namespaces have each Network as their primary one, of so many.
     #[must_use]
-    pub fn count(&self, network: &str, namespaces: usize) -> usize {
-        if network == DEFAULT_NETWORK {
-            let elsewhere = self.of_namespace.values().filter(|n| *n != DEFAULT_NETWORK).count();
-            return namespaces - elsewhere;
+    pub fn counts(&self, namespaces: usize) -> BTreeMap<&str, usize> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for network in self.of_namespace.values() {
+            *counts.entry(network.as_str()).or_default() += 1;
         }
-        self.of_namespace.values().filter(|n| *n == network).count()
+        *counts.entry(DEFAULT_NETWORK).or_default() += namespaces - self.of_namespace.len();
+        counts
     }
 }

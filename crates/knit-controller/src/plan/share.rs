@@ -1,7 +1,7 @@
 //! How much of a Network one node may have. What a node says of itself is its own word: whoever has its token
 //! could ask until nothing is left for anybody else.
 
-use knit_ipam::Pool;
+use knit_ipam::{Block, Growth, Pool};
 
 use crate::cluster::Cluster;
 
@@ -10,33 +10,67 @@ use crate::cluster::Cluster;
 const PODS: u32 = 110;
 /// Addresses for each of them: several interfaces, and those that rest.
 const PER_POD: u32 = 4;
-/// A subnet so small that halves of it serve nobody is whose who comes first.
-const SMALL: u64 = 16;
 
-/// Whether a node that holds so many addresses of a Network may have a further block; if not, why, in words.
-/// The first one is everybody's.
-pub(super) fn allows(cluster: &Cluster, pool: Option<&Pool>, node: &str, held: u64) -> Result<(), String> {
+/// A subnet's own address, its gateway and its broadcast address: no pod's, but a block with one of them is
+/// as good as another.
+const SINGLE: u128 = 3;
+
+/// What is left of a Network, and for whom.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Left {
+    /// Addresses that are in no block.
+    pub(super) addresses: u128,
+    /// Nodes that have no block yet, each of which may need its first one.
+    pub(super) without: usize,
+}
+
+impl Left {
+    /// What these blocks leave of a pool.
+    pub(super) fn of(pool: &Pool, blocks: &[Block], without: usize) -> Self {
+        let subnets = pool.families().filter_map(|family| pool.subnet(family));
+        let addresses = subnets.map(|subnet| subnet.unassigned(blocks)).min().unwrap_or(0);
+        Self { addresses: addresses.saturating_add(SINGLE), without }
+    }
+
+    /// How blocks of a node that has some already may grow, so that the others find their first one; none if
+    /// there is only room for those.
+    pub(super) fn growth(self) -> Option<Growth> {
+        let mut growth = Growth::default();
+        let first = u128::from(growth.first.addresses());
+        let spare = self.addresses.saturating_sub(first.saturating_mul(self.without as u128));
+        while u128::from(growth.largest.addresses()) > spare && growth.largest > growth.first {
+            growth.largest = growth.largest.half()?;
+        }
+        // Where nobody waits, whatever is left is the asking node's.
+        (self.without == 0 || u128::from(growth.largest.addresses()) <= spare).then_some(growth)
+    }
+}
+
+/// Whether a node that holds so many addresses of a Network may have a further block, and how large; if not,
+/// why, in words. The first one is everybody's.
+pub(super) fn allows(
+    cluster: &Cluster,
+    pool: Option<&Pool>,
+    node: &str,
+    held: u64,
+    left: impl FnOnce(&Pool) -> Left,
+) -> Result<Growth, String> {
     // Without subnets a node's podCIDRs are its blocks, and the cluster gave it those.
-    let (Some(pool), true) = (pool, held > 0) else { return Ok(()) };
+    let (Some(pool), true) = (pool, held > 0) else { return Ok(Growth::default()) };
     let pods = cluster.nodes.get(node).and_then(|view| view.pods).unwrap_or(PODS).max(PODS);
     let network = pool.network();
     if held >= u64::from(pods) * u64::from(PER_POD) {
         return Err(format!(
-            "node {node} asks for a further block of Network {network}, though it holds {held} addresses and \
-             may run {pods} \
-             pods: it gets none. Look there for interfaces that nobody needs (knit get attachments), and for \
-             a stolen token"
+            "node {node} requests another block of Network {network}, although it holds {held} addresses \
+             and may run {pods} pods: the request is refused. Check that node for unneeded interfaces (knit \
+             get attachments), and for a stolen token"
         ));
     }
-    let others = cluster.nodes.len() > 1;
-    let half = u64::try_from(pool.room() / 2).unwrap_or(u64::MAX).max(SMALL);
-    if others && held >= half {
-        return Err(format!(
-            "node {node} asks for a further block of Network {network}, though it holds {held} addresses: no \
-             node gets more \
-             than half of a subnet. Spread the pods over more nodes, or make the Network again with a larger \
-             subnet"
-        ));
-    }
-    Ok(())
+    left(pool).growth().ok_or_else(|| {
+        format!(
+            "node {node} requests another block of Network {network}, although it holds {held} addresses: \
+             what is left is kept for the first blocks of other nodes. Spread the pods over more nodes, or \
+             recreate the Network with a larger subnet"
+        )
+    })
 }

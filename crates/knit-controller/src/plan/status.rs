@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use knit_api::NetworkStatus;
 use knit_api::conditions::network as reasons;
-use knit_api::{Network, NetworkStatus};
+use knit_model::Network;
 
 use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Plan};
@@ -13,23 +14,25 @@ use super::counts::addresses;
 use super::index::Index;
 use crate::cluster::{Cluster, Memory, Now};
 use crate::config::Config;
+use crate::rate;
 
 /// What statuses are made of.
 pub(super) struct Known<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) index: &'a Index<'a>,
     pub(super) ids: &'a BTreeMap<String, u32>,
-    pub(super) verdicts: &'a Verdicts,
+    pub(super) verdicts: &'a Verdicts<'a>,
 }
 
 pub(super) fn networks(known: &Known<'_>, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
     let Known { cluster, index, ids, verdicts } = known;
-    let there: HashSet<&str> = cluster.networks.values().map(|n| uid(n)).collect();
+    let there: HashSet<&str> = cluster.networks.values().map(|n| n.uid()).collect();
     memory.counted.retain(|uid, _| there.contains(uid.as_str()));
+    let primary_in = verdicts.primaries.counts(cluster.namespaces.len());
     for (name, network) in &cluster.networks {
-        let Some(verdict) = verdicts.of_network.get(name) else { continue };
-        let old = network.status.clone().unwrap_or_default();
-        let primary = verdicts.primaries.count(name, cluster.namespaces.len());
+        let Some(verdict) = verdicts.of_network.get(name.as_str()) else { continue };
+        let old = network.status().cloned().unwrap_or_default();
+        let primary = primary_in.get(name.as_str()).copied().unwrap_or(0);
         let status = NetworkStatus {
             conditions: conditions(index, name, network, verdict, &old.conditions, now.wall),
             id: ids.get(name).copied(),
@@ -39,22 +42,22 @@ pub(super) fn networks(known: &Known<'_>, memory: &mut Memory, config: &Config, 
         // A write that comes first in this plan makes another version of the Network, or lets it go.
         let changes_first =
             |action: &Action| matches!(action, Action::Finalizers { name: other, .. } if other == name);
-        if network.status.as_ref() == Some(&status) || plan.actions.iter().any(changes_first) {
+        if network.status() == Some(&status) || plan.actions.iter().any(changes_first) {
             continue;
         }
-        let next = memory.counted.get(uid(network)).map(|last| last.saturating_add(config.counts_every));
+        let next = memory.counted.get(network.uid()).map(|last| last.saturating_add(config.counts_every));
         if let Some(next) = next.filter(|next| now.steady < *next && is_only_counts(&old, &status)) {
             plan.again_at(next);
             continue;
         }
-        memory.counted.insert(uid(network).to_owned(), now.steady);
-        let resource_version = network.metadata.resource_version.clone().unwrap_or_default();
+        if let Err(next) = memory.rates.statuses.take(rate::STATUSES, now.steady) {
+            plan.again_at(next);
+            continue;
+        }
+        memory.counted.insert(network.uid().to_owned(), now.steady);
+        let resource_version = network.resource_version().to_owned();
         plan.actions.push(Action::NetworkStatus { name: name.clone(), resource_version, status });
     }
-}
-
-fn uid(network: &Network) -> &str {
-    network.metadata.uid.as_deref().unwrap_or_default()
 }
 
 /// Whether two statuses differ in numbers of addresses alone. That none is free, or one is again, is more
@@ -74,19 +77,41 @@ fn conditions(
     index: &Index<'_>,
     name: &str,
     network: &Network,
-    verdict: &Verdict,
+    verdict: &Verdict<'_>,
     old: &[Condition],
     now: Timestamp,
 ) -> Vec<Condition> {
-    let generation = network.metadata.generation;
+    let generation = network.object().metadata.generation;
     let (accepted, reason, message) = match &verdict.refused {
         None => (true, reasons::REASON_ACCEPTED, String::new()),
         Some((reason, message)) => (false, *reason, message.clone()),
     };
     let accepted_condition = condition(old, reasons::ACCEPTED, accepted, reason, message, generation, now);
     let (ready, reason, message) = readiness(index, name, network, accepted);
-    vec![accepted_condition, condition(old, reasons::READY, ready, reason, message, generation, now)]
+    let mut all =
+        vec![accepted_condition, condition(old, reasons::READY, ready, reason, message, generation, now)];
+    if !network.topology().has_router() {
+        for (type_, message) in NOT_THERE {
+            let reason = reasons::REASON_NO_ROUTER;
+            all.push(condition(old, type_, false, reason, message.into(), generation, now));
+        }
+    }
+    all
 }
+
+/// What a Network without a router does not have, and what that means.
+const NOT_THERE: [(&str, &str); 2] = [
+    (
+        reasons::SERVICES_SERVED,
+        "pods reach no Service by this Network, and no Service leads to their addresses in it: they are on a \
+         link of their node, with no router of Knit's in between",
+    ),
+    (
+        reasons::POLICY_ENFORCED,
+        "NetworkPolicies do not apply to this Network: pods are on a link of their node, and anyone on its \
+         segment can reach them",
+    ),
+];
 
 fn readiness(
     index: &Index<'_>,
@@ -94,28 +119,27 @@ fn readiness(
     network: &Network,
     accepted: bool,
 ) -> (bool, &'static str, String) {
-    if network.metadata.deletion_timestamp.is_some()
+    if network.is_being_deleted()
         && let Some(user) = index.user_of(name)
     {
         return (
             false,
             reasons::REASON_IN_USE,
-            format!("being deleted, and used by {user}: remove these pods"),
+            format!("being deleted, but still used by {user}: remove these pods"),
         );
     }
     if !accepted {
         return (false, reasons::REASON_NOT_ACCEPTED, "see the condition Accepted".into());
     }
-    let not_ready: Vec<String> = index
-        .said(name)
-        .iter()
-        .filter(|(_, here)| !here.ready)
+    let first: Vec<String> = index
+        .not_ready(name)
+        .take(3)
         .map(|(node, here)| format!("{node} ({})", here.message.as_deref().unwrap_or(&here.reason)))
         .collect();
-    match not_ready.len() {
+    match index.not_ready_count(name) {
         0 => (true, reasons::REASON_READY, String::new()),
         n => {
-            let mut message = format!("not set up on {}", not_ready[..n.min(3)].join(", "));
+            let mut message = format!("not set up on {}", first.join(", "));
             if n > 3 {
                 message.push_str(&format!(" and {} more nodes", n - 3));
             }

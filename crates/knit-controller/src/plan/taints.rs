@@ -13,6 +13,8 @@ use knit_api::names::{DEFAULT_NETWORK, UNSCHEDULABLE_TAINT};
 
 use super::action::{Action, Plan};
 use crate::cluster::{AgentLease, Agents, Cluster, Memory, Now, SeenLease};
+use crate::config::Config;
+use crate::rate;
 
 const NO_SCHEDULE: &str = "NoSchedule";
 /// Passes that are further apart than this were not the controller's own will: it was stopped, or starved.
@@ -40,7 +42,7 @@ enum Agent {
     Unknown,
 }
 
-pub(super) fn on_nodes(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &mut Plan) {
+pub(super) fn on_nodes(cluster: &Cluster, config: &Config, memory: &mut Memory, now: Now, plan: &mut Plan) {
     let agents = memory.agents.hear(cluster, now, plan);
     let away = agents.values().filter(|agent| **agent == Agent::Away).count();
     let most = away > FEW && away * 2 > agents.len();
@@ -59,8 +61,19 @@ pub(super) fn on_nodes(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &
             Some(Agent::Unknown) => closed,
             Some(Agent::Alive) | None => false,
         };
-        let why = if away { Some(AGENT_AWAY) } else { out_of_addresses(cluster, name).then_some(NO_ADDRESS) };
+        // Where another CNI plugin is the network of Nodes, what an earlier installation closed is opened.
+        let why = if !config.serves_default {
+            None
+        } else if away {
+            Some(AGENT_AWAY)
+        } else {
+            out_of_addresses(cluster, name).then_some(NO_ADDRESS)
+        };
         if has == why.map(|w| w.value) {
+            continue;
+        }
+        if let Err(next) = memory.rates.taints.take(rate::TAINTS, now.steady) {
+            plan.again_at(next);
             continue;
         }
         let mut taints: Vec<Taint> = node.taints.iter().filter(|t| !ours(t)).cloned().collect();
@@ -76,7 +89,7 @@ pub(super) fn on_nodes(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &
             node: name.clone(),
             resource_version: node.resource_version.clone(),
             taints,
-            why: why.map_or("the network is there again", |w| w.text).into(),
+            why: why.map_or("the network is available again", |w| w.text).into(),
         });
     }
 }

@@ -2,8 +2,10 @@
 
 mod agents;
 mod anything;
+mod kept;
 mod others;
 mod shares;
+mod underlay;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use knit_api::{
 
 use super::{Action, Plan, plan};
 use crate::cluster::{
-    AttachmentView, Cluster, HIGHEST_NUMBER, Memory, NamespaceView, NodeView, Now, Numbers,
+    AttachmentView, BlockView, Cluster, HIGHEST_NUMBER, Memory, NamespaceView, NodeView, Now, Numbers,
 };
 use crate::config::Config;
 
@@ -94,13 +96,24 @@ impl World {
             ..NetworkSpec::default()
         };
         let metadata = self.meta(name);
-        self.cluster.networks.insert(name.into(), Arc::new(Network { metadata, spec, status: None }));
+        let network = Network { metadata, spec, status: None };
+        self.cluster.networks.insert(name.into(), Arc::new(network.into()));
     }
 
     /// The Network has our finalizer already.
     fn keep(&mut self, name: &str) {
-        let network = Arc::make_mut(self.cluster.networks.get_mut(name).expect("a Network"));
-        network.metadata.finalizers = Some(vec![NETWORK_FINALIZER.into()]);
+        self.edit(name, |network| network.metadata.finalizers = Some(vec![NETWORK_FINALIZER.into()]));
+    }
+
+    /// Somebody changes a Network.
+    fn edit(&mut self, name: &str, change: impl FnOnce(&mut Network)) {
+        Arc::make_mut(self.cluster.networks.get_mut(name).expect("a Network")).edit(change);
+    }
+
+    /// Somebody deletes a Network.
+    fn delete(&mut self, name: &str) {
+        let now = Time(self.now);
+        self.edit(name, |network| network.metadata.deletion_timestamp = Some(now));
     }
 
     fn namespace(&mut self, name: &str, tenant: &str) {
@@ -122,6 +135,7 @@ impl World {
             addresses: Vec::new(),
             blocks: 0,
             wants_block: false,
+            policies: None,
         };
         change(&mut entry);
         networks.push(entry);
@@ -166,24 +180,25 @@ impl World {
                     network.metadata = self.meta(network.metadata.name.as_deref().expect("a name"));
                     network.metadata.finalizers = finalizers;
                     let name = network.metadata.name.clone().expect("a name");
-                    self.cluster.networks.insert(name, Arc::new(network));
+                    self.cluster.networks.insert(name, Arc::new(network.into()));
                 }
                 Action::GiveBlock(mut block) => {
                     let name = block.metadata.name.clone().expect("a name");
                     block.metadata.uid = version;
                     block.metadata.creation_timestamp = Some(Time(self.now));
-                    let before = self.cluster.blocks.insert(name.clone(), Arc::new(block));
+                    let before = self.cluster.blocks.insert(name.clone(), Arc::new(BlockView::of(block)));
                     assert!(before.is_none(), "{name} was given twice");
                 }
                 Action::ReleaseBlock { name, .. } => {
                     self.cluster.blocks.remove(&name).expect("a block that is there");
                 }
                 Action::NetworkStatus { name, status, .. } => {
-                    let network = Arc::make_mut(self.cluster.networks.get_mut(&name).expect("a Network"));
-                    let before = network.status.as_ref().and_then(|s| s.id);
+                    let before = self.cluster.networks[&name].id();
                     assert!(before.is_none() || before == status.id, "the number of {name} changed");
-                    network.status = Some(status);
-                    network.metadata.resource_version = version;
+                    self.edit(&name, |network| {
+                        network.status = Some(status);
+                        network.metadata.resource_version = version;
+                    });
                 }
                 Action::ClassStatus { name, status } => {
                     Arc::make_mut(self.cluster.classes.get_mut(&name).expect("a class")).status =
@@ -195,7 +210,7 @@ impl World {
                     (view.node, view.ready, view.addresses) = (None, false, Vec::new());
                 }
                 Action::AttachmentFinalizers { name, .. } | Action::DeleteAttachment { name, .. } => {
-                    self.cluster.attachments.retain(|a| a.name != name);
+                    self.cluster.attachments.retain(|_, a| a.name != name);
                 }
                 Action::KeepNumber(mut lease) => {
                     let text = lease.metadata.annotations.clone().unwrap_or_default()[HIGHEST_NUMBER].clone();
@@ -205,9 +220,8 @@ impl World {
                 }
                 Action::Tell { .. } => {}
                 Action::Finalizers { name, finalizers, .. } => {
-                    let network = Arc::make_mut(self.cluster.networks.get_mut(&name).expect("a Network"));
-                    network.metadata.finalizers = Some(finalizers.clone());
-                    if finalizers.is_empty() && network.metadata.deletion_timestamp.is_some() {
+                    self.edit(&name, |network| network.metadata.finalizers = Some(finalizers.clone()));
+                    if finalizers.is_empty() && self.cluster.networks[&name].is_being_deleted() {
                         self.cluster.networks.remove(&name);
                     }
                 }
@@ -230,8 +244,21 @@ impl World {
         panic!("it does not come to rest: {}", self.plan());
     }
 
+    /// This attachment is there, and no other of its name.
+    fn attach(&mut self, view: AttachmentView) {
+        self.cluster.attachments.insert((view.namespace.clone(), view.name.clone()), Arc::new(view));
+    }
+
+    /// These attachments are there, and no others.
+    fn attach_only(&mut self, views: impl IntoIterator<Item = AttachmentView>) {
+        self.cluster.attachments.clear();
+        for view in views {
+            self.attach(view);
+        }
+    }
+
     fn attachment(&mut self, name: &str) -> &mut AttachmentView {
-        let found = self.cluster.attachments.iter_mut().find(|a| a.name == name);
+        let found = self.cluster.attachments.values_mut().find(|a| a.name == name);
         Arc::make_mut(found.expect("an attachment"))
     }
 
@@ -239,21 +266,19 @@ impl World {
         self.cluster
             .blocks
             .values()
-            .filter(|b| b.spec.network == network && b.spec.node == node)
-            .map(|b| {
-                [b.spec.ipv4.clone(), b.spec.ipv6.clone()].into_iter().flatten().collect::<Vec<_>>().join(",")
-            })
+            .filter(|b| b.network == network && b.node == node)
+            .filter_map(|b| Some(b.block.as_ref()?.to_string()))
             .collect()
     }
 
     fn accepted(&self, network: &str) -> (String, String) {
-        let status = self.cluster.networks[network].status.clone().expect("a status");
+        let status = self.cluster.networks[network].status().expect("a status");
         let condition = status.conditions.iter().find(|c| c.type_ == "Accepted").expect("Accepted").clone();
         (condition.reason, condition.message)
     }
 
     fn ready(&self, network: &str) -> (String, String) {
-        let status = self.cluster.networks[network].status.clone().expect("a status");
+        let status = self.cluster.networks[network].status().expect("a status");
         let condition = status.conditions.iter().find(|c| c.type_ == "Ready").expect("Ready").clone();
         (condition.reason, condition.message)
     }
@@ -303,7 +328,7 @@ fn without_pod_ranges_the_default_network_is_cut_up() {
     assert_eq!(world.blocks_of("default", "n1").len(), 3);
     world.pass(30);
     world.settle();
-    let status = world.cluster.networks["default"].status.clone().expect("a status");
+    let status = world.cluster.networks["default"].status().expect("a status").clone();
     // 65,536 less the subnet's own, the gateway (both in n1's first block) and the broadcast address, less
     // blocks.
     assert_eq!(
@@ -384,7 +409,7 @@ fn the_default_network_is_not_made_before_it_is_known_whether_nodes_have_pod_ran
     // The cluster gives it one.
     world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
     world.settle();
-    assert_eq!(world.cluster.networks["default"].spec.subnets, []);
+    assert_eq!(world.cluster.networks["default"].ranges(), []);
     assert_eq!(world.blocks_of("default", "n1"), ["10.244.0.0/24"]);
 
     let mut without = World::new();
@@ -392,7 +417,7 @@ fn the_default_network_is_not_made_before_it_is_known_whether_nodes_have_pod_ran
     without.node("n1", "192.0.2.1", &[]);
     without.pass(20);
     without.settle();
-    assert_eq!(without.cluster.networks["default"].spec.subnets[0].cidr, "10.10.0.0/16");
+    assert_eq!(without.cluster.networks["default"].object().spec.subnets[0].cidr, "10.10.0.0/16");
     assert_eq!(without.blocks_of("default", "n1"), ["10.10.0.0/29"]);
 }
 
@@ -430,7 +455,7 @@ fn what_collides_is_refused_and_says_with_whom() {
     world.network("pods", &["10.244.0.0/16"], None);
     world.network("broken", &["10.1.2.3/16"], None);
     world.network("classless", &["10.79.0.0/16"], None);
-    Arc::make_mut(world.cluster.networks.get_mut("classless").expect("a Network")).spec.class = "none".into();
+    world.edit("classless", |network| network.spec.class = "none".into());
     world.settle();
     let reason = |name: &str| world.accepted(name).0;
     assert_eq!(reason("default"), "Accepted");
@@ -438,7 +463,7 @@ fn what_collides_is_refused_and_says_with_whom() {
     assert_eq!(reason("same"), "Accepted");
     assert_eq!(reason("late"), "PrimaryConflict");
     assert!(
-        world.accepted("late").1.contains("namespace a has Network blue"),
+        world.accepted("late").1.contains("namespace a already has Network blue"),
         "{:?}",
         world.accepted("late")
     );
@@ -449,8 +474,7 @@ fn what_collides_is_refused_and_says_with_whom() {
     }
     assert_eq!(reason("broken"), "Invalid");
     assert_eq!(reason("classless"), "ClassNotFound");
-    let primary =
-        |name: &str| world.cluster.networks[name].status.as_ref().and_then(|s| s.primary_namespaces);
+    let primary = |name: &str| world.cluster.networks[name].status().and_then(|s| s.primary_namespaces);
     assert_eq!((primary("blue"), primary("late"), primary("default")), (Some(1), Some(0), Some(0)));
     // Nothing is given out of what is refused.
     for name in ["nodes", "services", "pods", "broken"] {
@@ -469,14 +493,13 @@ fn a_network_stays_while_it_is_used() {
     world.network("blue", &["10.77.0.0/16"], None);
     world.asks("n1", "blue");
     world.settle();
-    let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
-    assert_eq!(network.metadata.finalizers.as_deref(), Some(&[NETWORK_FINALIZER.to_owned()][..]));
-    network.metadata.deletion_timestamp = Some(Time(world.now));
+    let finalizers = world.cluster.networks["blue"].object().metadata.finalizers.as_deref();
+    assert_eq!(finalizers, Some(&[NETWORK_FINALIZER.to_owned()][..]));
+    world.delete("blue");
     world.says("n1", "blue", |n| n.attachments = 2);
     world.namespace("a", "blue");
     let allowed = serde_json::from_value(serde_json::json!({"from": "All"})).expect("all");
-    let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
-    network.spec.allowed_namespaces = Some(allowed);
+    world.edit("blue", |network| network.spec.allowed_namespaces = Some(allowed));
     let view = AttachmentView {
         namespace: "a".into(),
         network: "blue".into(),
@@ -484,7 +507,7 @@ fn a_network_stays_while_it_is_used() {
         ready: true,
         ..AttachmentView::default()
     };
-    world.cluster.attachments.push(Arc::new(view));
+    world.attach(view);
     world.settle();
     assert_eq!(world.ready("blue").0, "InUse");
     assert_eq!(world.blocks_of("blue", "n1").len(), 1);
@@ -548,11 +571,15 @@ fn two_networks_with_one_number_the_older_keeps_it() {
     world.network("old", &["10.77.0.0/16"], None);
     world.network("new", &["10.78.0.0/16"], None);
     for name in ["old", "new"] {
-        let network = Arc::make_mut(world.cluster.networks.get_mut(name).expect("a Network"));
-        network.status = Some(knit_api::NetworkStatus { id: Some(9), ..Default::default() });
+        let status = knit_api::NetworkStatus { id: Some(9), ..Default::default() };
+        world.edit(name, |network| network.status = Some(status));
     }
     world.settle();
     assert_eq!(world.accepted("old").0, "Accepted");
     assert_eq!(world.accepted("new").0, "Invalid");
-    assert!(world.accepted("new").1.contains("its number 9 is Network old's"), "{:?}", world.accepted("new"));
+    assert!(
+        world.accepted("new").1.contains("its number 9 belongs to Network old"),
+        "{:?}",
+        world.accepted("new")
+    );
 }

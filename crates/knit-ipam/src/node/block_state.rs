@@ -95,6 +95,13 @@ impl BlockState {
         slot.leased = true;
     }
 
+    /// Marks an index that pods could get as leased. One that they cannot get stays what it is.
+    pub(super) fn withhold(&mut self, index: u32) {
+        if matches!(self.role(index), Role::Ordinary | Role::Reserved) {
+            self.take(index);
+        }
+    }
+
     /// Marks an index as nobody's.
     pub(super) fn give_back(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
@@ -124,8 +131,19 @@ impl BlockState {
     }
 
     /// Ordinary indexes that nobody has, longest unused first, with the time they were freed.
-    pub(super) fn idle(&self) -> impl Iterator<Item = (Option<Millis>, u32)> + '_ {
+    pub(super) fn idle(&self) -> impl ExactSizeIterator<Item = (Option<Millis>, u32)> + '_ {
         self.idle.iter().copied()
+    }
+
+    /// How many of them were freed at such a time. It must hold for all later times, too.
+    pub(super) fn idle_since(&self, lately: impl Fn(Option<Millis>) -> bool) -> u64 {
+        self.idle.iter().rev().take_while(|(freed_at, _)| lately(*freed_at)).count() as u64
+    }
+
+    /// Whether an index is one of them.
+    pub(super) fn is_idle(&self, index: u32) -> bool {
+        let slot = self.slots[index as usize];
+        slot.role == Role::Ordinary && !slot.leased
     }
 
     /// Indexes that are leased.

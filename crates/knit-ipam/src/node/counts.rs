@@ -1,10 +1,11 @@
 //! How many addresses a node has, and when it should ask for more or give some back.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::NodeAllocator;
 use super::block_state::{BlockState, Role};
-use knit_types::Family;
+use knit_types::{Addresses, Family};
 
 use crate::block::Block;
 use crate::lease::Millis;
@@ -65,7 +66,7 @@ impl fmt::Display for FamilyCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "of {} addresses {} are used, {} in quarantine, {} reserved, {} the router's, {} blocked",
+            "of {} addresses, {} are used, {} held back, {} reserved, {} used by the router, {} blocked",
             self.total, self.used, self.quarantined, self.reserved, self.router, self.blocked
         )
     }
@@ -101,7 +102,7 @@ impl NodeAllocator {
                 .leases
                 .values()
                 .filter(|lease| lease.network == network)
-                .filter_map(|lease| lease.addresses.get(family))
+                .flat_map(|lease| lease.addresses.of_family(family))
                 .filter(|address| state.slot_of(*address).is_none())
                 .count() as u64;
             match family {
@@ -173,15 +174,33 @@ impl NodeAllocator {
         sum.used += block.leased();
         sum.router += block.unleased(Role::Router);
         sum.reserved += block.unleased(Role::Reserved) + block.unleased(Role::Never);
-        for (freed_at, index) in block.idle() {
-            let addresses = block.block.at(index).expect("an idle index is inside its block");
-            if self.is_quarantined(freed_at, now) {
-                sum.quarantined += 1;
-            } else if !block.is_live() || self.obstacle(network, &addresses).is_some() {
-                sum.blocked += 1;
-            } else {
-                sum.free += 1;
-            }
-        }
+        let quarantined = block.idle_since(|freed_at| self.is_quarantined(freed_at, now));
+        let idle = block.idle().len() as u64 - quarantined;
+        let blocked = if block.is_live() { self.blocked(network, block, now) } else { idle };
+        sum.quarantined += quarantined;
+        sum.blocked += blocked;
+        sum.free += idle - blocked;
+    }
+
+    /// How many indexes are free but for somebody who has one of their addresses: looked for among the
+    /// addresses that somebody has, because a block has many more of its own.
+    fn blocked(&self, network: &str, block: &BlockState, now: Millis) -> u64 {
+        let Some(state) = self.networks.get(network) else { return 0 };
+        let last = block.block.at(block.block.size().addresses() - 1);
+        let ranges =
+            block.block.start().iter().zip(last.iter().flat_map(Addresses::iter)).collect::<Vec<_>>();
+        let taken = ranges.iter().flat_map(|(first, last)| {
+            let here = self.holders.range(first..=last).map(|(address, _)| *address);
+            let elsewhere = state.elsewhere.range(first..=last).map(|(address, _)| *address);
+            here.chain(elsewhere).chain(self.withheld.range(first..=last).map(|(address, _)| *address))
+        });
+        let indexes: BTreeSet<u32> = taken.filter_map(|address| block.block.index_of(address)).collect();
+        let is_blocked = |index: &&u32| {
+            let addresses = block.block.at(**index).expect("an index of this block");
+            block.is_idle(**index)
+                && !self.is_quarantined(block.freed_at(**index), now)
+                && self.obstacle(network, &addresses).is_some()
+        };
+        indexes.iter().filter(is_blocked).count() as u64
     }
 }

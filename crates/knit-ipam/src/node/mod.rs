@@ -7,6 +7,7 @@ mod block_state;
 mod counts;
 mod plan;
 mod restore;
+mod withheld;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,7 +15,8 @@ use std::net::IpAddr;
 use self::block_state::BlockState;
 pub use self::counts::{Counts, FamilyCounts, WantsMore};
 pub use self::restore::Restored;
-use knit_types::{Addresses, Mac};
+use self::withheld::Withheld;
+use knit_types::{Addresses, Mac, Owner, PodRef};
 
 use crate::address::AddressRange;
 use crate::block::Block;
@@ -40,6 +42,8 @@ pub struct NodeAllocator {
     leases: BTreeMap<LeaseKey, Lease>,
     /// Who has an address; several only where Networks overlap.
     holders: BTreeMap<IpAddr, Vec<LeaseKey>>,
+    /// Addresses that nobody gets, though no lease has them.
+    withheld: BTreeMap<IpAddr, Vec<Withheld>>,
     /// Freed indexes by Network and first address. Kept apart from the blocks, so that it outlives them.
     cooling: BTreeMap<(String, IpAddr), Cooling>,
     /// From when on it is known what was freed when; any address that nobody has may have been freed just
@@ -100,6 +104,7 @@ impl NodeAllocator {
             networks: BTreeMap::new(),
             leases: BTreeMap::new(),
             holders: BTreeMap::new(),
+            withheld: BTreeMap::new(),
             cooling: BTreeMap::new(),
             known_from: None,
         }
@@ -138,7 +143,8 @@ impl NodeAllocator {
 
     /// Forgets a Network and its blocks. Refused, with the number of leases, while pods have some.
     pub fn remove_network(&mut self, network: &str) -> Result<(), u64> {
-        let leases = self.leases.values().filter(|lease| lease.network == network).count() as u64;
+        let leases = self.leases.values().filter(|lease| lease.network == network).count();
+        let leases = (leases + self.withheld_of(network)) as u64;
         if leases > 0 {
             return Err(leases);
         }
@@ -252,10 +258,27 @@ impl NodeAllocator {
         self.remove_lease(key, None)
     }
 
-    /// Frees all that a sandbox has.
-    pub fn free_sandbox(&mut self, sandbox: &str, now: Millis) -> Vec<Lease> {
-        let keys: Vec<LeaseKey> = self.sandbox(sandbox).map(|lease| lease.key.clone()).collect();
+    /// Frees all that an owner has.
+    pub fn free_owner(&mut self, owner: &Owner, now: Millis) -> Vec<Lease> {
+        let keys: Vec<LeaseKey> = self.of_owner(owner).map(|lease| lease.key.clone()).collect();
         keys.iter().filter_map(|key| self.free(key, now)).collect()
+    }
+
+    /// Gives what one owner has to another, with nothing free in between; `pod` is who uses it from now on.
+    /// False, and nothing changed, if the first does not have it or the second has something by that name.
+    pub fn transfer(&mut self, from: &LeaseKey, to: &LeaseKey, pod: Option<&PodRef>) -> bool {
+        if self.leases.contains_key(to) {
+            return false;
+        }
+        let Some(mut lease) = self.leases.remove(from) else { return false };
+        for address in lease.addresses.iter() {
+            let holders = self.holders.get_mut(&address).into_iter().flatten();
+            holders.filter(|holder| *holder == from).for_each(|holder| holder.clone_from(to));
+        }
+        lease.key.clone_from(to);
+        lease.pod = pod.cloned();
+        self.leases.insert(to.clone(), lease);
+        true
     }
 
     /// The lease of an interface.
@@ -264,10 +287,9 @@ impl NodeAllocator {
         self.leases.get(key)
     }
 
-    /// The leases of a sandbox.
-    pub fn sandbox(&self, sandbox: &str) -> impl Iterator<Item = &Lease> {
-        let from = LeaseKey::new(sandbox, "");
-        self.leases.range(from..).map(|(_, lease)| lease).take_while(move |l| l.key.sandbox == sandbox)
+    /// The leases of an owner.
+    pub fn of_owner(&self, owner: &Owner) -> impl Iterator<Item = &Lease> {
+        self.leases.values().filter(move |lease| lease.key.owner == *owner)
     }
 
     /// All leases, by their keys.
@@ -306,6 +328,9 @@ impl NodeAllocator {
             if let Some(lease) = here {
                 return Some((address, format!("{} on Network {}", lease.holder(), lease.network)));
             }
+            if let Some(holder) = self.withholder(network, address) {
+                return Some((address, holder.to_owned()));
+            }
             let elsewhere = &self.networks.get(network)?.elsewhere;
             elsewhere.get(&address).map(|who| (address, who.clone()))
         })
@@ -313,7 +338,7 @@ impl NodeAllocator {
 
     fn insert_block(&mut self, block: Block, withdrawn: bool) {
         let network = block.network().to_owned();
-        let Some(state) = self.networks.get_mut(&network) else { return };
+        let Some(state) = self.networks.get(&network) else { return };
         let mut new = BlockState::new(block, &state.pool, withdrawn);
         if let Some(known_from) = self.known_from {
             new.rest_all(known_from);
@@ -325,12 +350,19 @@ impl NodeAllocator {
                 }
             }
         }
+        for address in self.withheld.keys().filter(|address| self.withholder(&network, **address).is_some()) {
+            if let Some(index) = new.block.index_of(*address) {
+                new.withhold(index);
+            }
+        }
         for cooling in self.cooling.values().filter(|c| c.network == network) {
             if let Some(index) = new.block.index_of(cooling.address) {
                 new.set_freed_at(index, cooling.freed_at);
             }
         }
-        state.blocks.push(new);
+        if let Some(state) = self.networks.get_mut(&network) {
+            state.blocks.push(new);
+        }
     }
 
     fn insert_lease(&mut self, lease: Lease) {
@@ -363,6 +395,11 @@ impl NodeAllocator {
         Some(lease)
     }
 
+    /// Whether somebody has an address of a Network here, or nobody may have it.
+    fn is_held(&self, network: &str, address: IpAddr) -> bool {
+        self.holder(network, address).is_some() || self.withholder(network, address).is_some()
+    }
+
     /// Makes the index of an address idle, unless another lease has an address of it.
     fn give_slot_back(&mut self, lease: &Lease, address: IpAddr, freed_at: Option<Millis>) {
         let slot = self.networks.get(&lease.network).and_then(|state| {
@@ -374,7 +411,7 @@ impl NodeAllocator {
             self.cool(lease, address, freed_at);
             return;
         };
-        let held = pair.iter().any(|a| self.holder(&lease.network, a).is_some());
+        let held = pair.iter().any(|a| self.is_held(&lease.network, a));
         self.cool(lease, pair.first(), freed_at);
         if let Some(state) = self.networks.get_mut(&lease.network) {
             let block = &mut state.blocks[n];

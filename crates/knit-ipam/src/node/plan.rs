@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::block_state::Role;
 use super::{NetworkState, NodeAllocator};
-use knit_types::{Addresses, Family, Mac, PodRef};
+use knit_types::{AddressList, Addresses, Family, Mac, PodRef};
 
 use crate::error::{LeaseError, NotLeasable};
 use crate::lease::{Lease, LeaseKey, LeaseKind, Millis, Request, Want};
@@ -28,7 +28,7 @@ impl NodeAllocator {
     pub fn plan(&self, request: &Request, now: Millis) -> Result<Vec<Lease>, LeaseError> {
         let mut planned: Vec<Lease> = Vec::with_capacity(request.wants.len());
         for want in &request.wants {
-            let key = LeaseKey::new(request.sandbox.clone(), want.interface.clone());
+            let key = LeaseKey::new(request.owner.clone(), want.interface.clone());
             if planned.iter().any(|lease| lease.key == key) {
                 return Err(LeaseError::DuplicateRequest { key });
             }
@@ -61,10 +61,10 @@ impl NodeAllocator {
 impl Choice<'_> {
     fn lease(self) -> Result<Lease, LeaseError> {
         let addresses = self.addresses()?;
-        let derived = self.state.pool.mac(&addresses);
+        let derived = self.state.pool.mac(addresses.firsts());
         let mac = self.want.mac.unwrap_or(derived);
         self.check_mac(mac, derived)?;
-        let asked = self.want.addresses.is_some() || mac != derived;
+        let asked = !self.want.addresses.is_empty() || mac != derived;
         Ok(Lease {
             key: self.key,
             pod: self.pod.cloned(),
@@ -76,8 +76,10 @@ impl Choice<'_> {
     }
 
     /// The wanted addresses, and one of each family that was left open.
-    fn addresses(&self) -> Result<Addresses, LeaseError> {
-        let Some(fixed) = self.want.addresses else { return self.dynamic() };
+    fn addresses(&self) -> Result<AddressList, LeaseError> {
+        let Some(fixed) = AddressList::from_list(&self.want.addresses) else {
+            return self.dynamic().map(AddressList::from);
+        };
         for address in fixed.iter() {
             self.check_fixed(address)?;
         }
@@ -90,7 +92,9 @@ impl Choice<'_> {
             Some(pair) => pair,
             None => self.dynamic()?,
         };
-        Ok(Addresses::new(fixed.v4().or(rest.v4()), fixed.v6().or(rest.v6())).unwrap_or(fixed))
+        let chosen = open.into_iter().filter_map(|family| rest.get(family));
+        let all: Vec<IpAddr> = fixed.iter().chain(chosen).collect();
+        Ok(AddressList::from_list(&all).unwrap_or(fixed))
     }
 
     /// Whether a pod may have an address that it asks for.
@@ -122,7 +126,7 @@ impl Choice<'_> {
     }
 
     /// The pair of a wanted address in a block of this node, if its other half can be had.
-    fn partner(&self, fixed: &Addresses) -> Option<Addresses> {
+    fn partner(&self, fixed: &AddressList) -> Option<Addresses> {
         let (n, index) = self.state.slot_of(fixed.first())?;
         let block = &self.state.blocks[n];
         let pair = block.block.at(index)?;
@@ -178,8 +182,7 @@ impl Choice<'_> {
     /// Whether an index can be leased: nobody has one of its addresses, and the pod does not ask for the rest
     /// of it.
     fn is_open(&self, addresses: &Addresses) -> bool {
-        let fixed = self.want.addresses;
-        let own = fixed.is_some_and(|fixed| fixed.iter().any(|a| addresses.contains(a)));
+        let own = self.want.addresses.iter().any(|fixed| addresses.contains(*fixed));
         !own && self.taken(addresses).is_none()
     }
 
@@ -211,9 +214,9 @@ impl Choice<'_> {
         } else if mac == derived {
             return Ok(());
         } else if mac == gateway_mac(id) {
-            "is the gateway's".to_owned()
+            "belongs to the gateway".to_owned()
         } else if is_derived(id, mac) {
-            "is kept for another address".to_owned()
+            "is reserved for another address".to_owned()
         } else if let Some(lease) = leases().find(|lease| lease.mac == mac) {
             format!("is in use by {}", lease.holder())
         } else {

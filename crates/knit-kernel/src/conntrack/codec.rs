@@ -178,6 +178,17 @@ pub(super) fn put_delete(w: &mut Writer<'_>, flow: &Flow) {
     }
 }
 
+/// A request to set the bits of `mask` in the mark of exactly this flow. Without the flag to create, nothing
+/// is made where there is none.
+pub(super) fn put_mark(w: &mut Writer<'_>, flow: &Flow, value: u32, mask: u32) {
+    w.fixed(&[family(&flow.original), 0, 0, 0]);
+    put_tuple(w, CTA_TUPLE_ORIG, &flow.original);
+    if flow.zone != 0 {
+        w.u16_be(CTA_ZONE, flow.zone);
+    }
+    w.u32_be(CTA_MARK, value & mask).u32_be(CTA_MARK_MASK, mask);
+}
+
 /// A request to make this flow.
 pub(super) fn put_flow(w: &mut Writer<'_>, flow: &Flow) {
     w.fixed(&[family(&flow.original), 0, 0, 0]);

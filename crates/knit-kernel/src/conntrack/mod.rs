@@ -1,4 +1,4 @@
-//! Connection tracking over ctnetlink: list with filters in the kernel, delete by tuple, zones.
+//! Connection tracking over ctnetlink: list with filters in the kernel, delete by tuple, mark by mask, zones.
 //!
 //! ```no_run
 //! use knit_kernel::conntrack::{Conntrack, Filter, TupleFilter};
@@ -28,8 +28,8 @@ use crate::netns::NetNs;
 /// Shorthand for results of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How many deletions go to the kernel at once: each may be answered, and all answers must fit the receive
-/// buffer.
+/// How many deletions or marks go to the kernel at once: each may be answered, and all answers must fit the
+/// receive buffer.
 const DELETE_BATCH: usize = 256;
 
 /// One direction of a flow, as its packets look.
@@ -108,6 +108,14 @@ pub enum Error {
         /// What the kernel said.
         source: Refusal,
     },
+    /// A flow's mark could not be set. Those of others of the same call may be.
+    #[error("cannot set the mark of flow {flow}")]
+    Mark {
+        /// Which one.
+        flow: Box<Flow>,
+        /// What the kernel said.
+        source: Refusal,
+    },
     /// A flow could not be made.
     #[error("cannot create flow {flow}")]
     Create {
@@ -127,6 +135,9 @@ pub enum Error {
     /// The socket failed.
     #[error("cannot delete flows")]
     Socket(#[source] netlink::Error),
+    /// The socket failed.
+    #[error("cannot set marks of flows")]
+    Marks(#[source] netlink::Error),
 }
 
 // === impl Conntrack ===
@@ -181,6 +192,35 @@ impl Conntrack {
         Ok(deleted)
     }
 
+    /// Sets the bits of `mask` in the marks of flows to those of `value`; other bits stay, whoever changes
+    /// them meanwhile. Returns how many flows were there; one that is gone is no error.
+    pub fn set_mark<'a>(
+        &mut self,
+        flows: impl IntoIterator<Item = &'a Flow>,
+        value: u32,
+        mask: u32,
+    ) -> Result<usize> {
+        let flows: Vec<&Flow> = flows.into_iter().collect();
+        let mut marked = 0;
+        for part in flows.chunks(DELETE_BATCH) {
+            let mut batch = Batch::new();
+            for flow in part {
+                batch.push(codec::NEW, 0, |w| codec::put_mark(w, flow, value, mask));
+            }
+            let answers = self.socket.request(&mut batch).map_err(Error::Marks)?;
+            for (index, refusal) in &answers.refused {
+                if !refusal.is_not_found() {
+                    return Err(Error::Mark {
+                        flow: Box::new(part[*index].clone()),
+                        source: refusal.clone(),
+                    });
+                }
+            }
+            marked += part.len() - answers.refused.len();
+        }
+        Ok(marked)
+    }
+
     /// Makes a flow, as if its first packet had been seen. Fails if one with the same tuple and zone is
     /// there.
     pub fn create(&mut self, flow: &Flow) -> Result<()> {
@@ -205,7 +245,7 @@ impl Error {
     /// What was named is not there.
     pub fn is_not_found(&self) -> bool {
         match self {
-            Self::Delete { source, .. } => source.is_not_found(),
+            Self::Delete { source, .. } | Self::Mark { source, .. } => source.is_not_found(),
             Self::Create { source, .. } | Self::List { source, .. } => source.is_not_found(),
             _ => false,
         }
@@ -219,9 +259,10 @@ impl Error {
     /// The same request may succeed later without anything else changing.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Delete { source, .. } => source.is_retryable(),
+            Self::Delete { source, .. } | Self::Mark { source, .. } => source.is_retryable(),
             Self::Open(source)
             | Self::Socket(source)
+            | Self::Marks(source)
             | Self::Create { source, .. }
             | Self::List { source, .. } => source.is_retryable(),
             Self::Filter { .. } => false,

@@ -200,23 +200,31 @@ impl Handle {
         Ok(entries)
     }
 
-    fn list<T>(
+    pub(super) fn list<T>(
         &self,
         attempted: &'static str,
         kind: u16,
         body: impl Fn(&mut Writer<'_>),
         parse: impl Fn(&Message<'_>) -> Option<T>,
     ) -> Result<Vec<T>> {
+        self.dump(kind, body, parse).map_err(|source| self.failed(attempted, source))
+    }
+
+    pub(super) fn dump<T>(
+        &self,
+        kind: u16,
+        body: impl Fn(&mut Writer<'_>),
+        parse: impl Fn(&Message<'_>) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
         let each = |into: &mut Vec<T>, message: Message<'_>| {
             into.extend(parse(&message));
             Ok::<(), NetlinkError>(())
         };
-        let listed = self.socket().dump(kind, body, Vec::new, each);
-        listed.map_err(|source| self.failed(attempted, source))
+        self.socket().dump(kind, body, Vec::new, each)
     }
 }
 
-fn link_header<'a, 'b>(writer: &'a mut Writer<'b>, index: u32) -> &'a mut Writer<'b> {
+pub(super) fn link_header<'a, 'b>(writer: &'a mut Writer<'b>, index: u32) -> &'a mut Writer<'b> {
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
     writer.fixed(&header)

@@ -4,18 +4,22 @@
 //! entered once and not per request. Threads may share a handle; requests take turns, and a deletion never
 //! holds up the others.
 
+mod distant;
 mod list;
 mod remove;
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use knit_types::sync::Locked;
+
+pub use distant::Distant;
 pub use list::{LinkFilter, NeighbourFilter, RouteFilter};
 
 use crate::error::{Difference, Error, Result};
 use crate::link::{Link, NewLink, RTM_NEWLINK};
 use crate::name::IfName;
-use crate::netlink::{Batch, Protocol, Socket, flags};
+use crate::netlink::{Batch, Emit as _, Protocol, Socket, flags};
 use crate::netns::NetNs;
 use crate::op::{Object, Op};
 
@@ -69,7 +73,7 @@ impl Handle {
 
     fn socket(&self) -> MutexGuard<'_, Socket> {
         // A panic while it was held leaves at worst answers behind, which are told apart by their number.
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+        self.socket.locked()
     }
 
     fn failed(&self, attempted: impl fmt::Display, source: crate::netlink::Error) -> Error {
@@ -122,10 +126,18 @@ impl Handle {
                     if *kind == RTM_NEWLINK { Link::parse_payload(payload) } else { None }
                 },
             );
-        let link = match echo {
-            Some(link) => link,
+        let link = match (echo, new.elsewhere()) {
+            // The kernel echoes a link to its own namespace only.
+            (_, Some(elsewhere)) => {
+                let found = Self::open(elsewhere)?.link_by_name(&new.name)?;
+                found.ok_or_else(|| Error::NotFound {
+                    object: new.describe(),
+                    namespace: elsewhere.to_string(),
+                })?
+            }
+            (Some(link), None) => link,
             // Kernels before 6.2 do not echo links.
-            None => self.link_by_name(&new.name)?.ok_or_else(|| Error::NotFound {
+            (None, None) => self.link_by_name(&new.name)?.ok_or_else(|| Error::NotFound {
                 object: new.describe(),
                 namespace: self.namespace.to_string(),
             })?,

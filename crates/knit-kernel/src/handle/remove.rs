@@ -5,10 +5,10 @@
 //! the request, and the caller returns as soon as the announcement is there.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use knit_types::sync::Locked;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Handle;
@@ -62,7 +62,7 @@ impl Handle {
             && removal.events.drain(|_| {}).is_ok()
             && outcome.is_ok();
         if clean {
-            let mut idle = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = self.removals.locked();
             if idle.len() < KEEP {
                 idle.push(removal);
             }
@@ -109,7 +109,7 @@ impl Handle {
 
     /// An idle pair of sockets, or a new one.
     fn removal(&self) -> Result<Removal, NetlinkError> {
-        let idle = self.removals.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.removals.locked().pop();
         match idle {
             Some(removal) => Ok(removal),
             None => Ok(Removal {

@@ -7,6 +7,7 @@
 
 mod bridge;
 mod change;
+mod macvlan;
 mod new;
 mod veth;
 mod vxlan;
@@ -15,6 +16,7 @@ use std::net::IpAddr;
 
 pub use bridge::{Bridge, PortFlags};
 pub use change::{Change, LinkRef};
+pub use macvlan::{Macvlan, MacvlanMode};
 pub use new::{Kind, NewLink};
 pub use veth::Peer;
 pub use vxlan::Vxlan;
@@ -50,6 +52,7 @@ const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 /// Leaves statistics out of answers: half of a link's bytes.
 pub(crate) const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 const IF_OPER_UP: u8 = 6;
+const IFF_LOWER_UP: u32 = 1 << 16;
 
 /// A link as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +67,8 @@ pub struct Link {
     pub up: bool,
     /// Whether it can carry packets: set up, and so is its other end.
     pub running: bool,
+    /// Whether there is something at the other end: a cable, a switch. Only where it is set up.
+    pub carrier: bool,
     /// Its MAC address, if it has one.
     pub mac: Option<Mac>,
     /// Its MTU.
@@ -74,7 +79,8 @@ pub struct Link {
     pub group: u32,
     /// Its alias; the owner's mark ([`crate::owner`]) is in there.
     pub alias: Option<String>,
-    /// The other end's number (veth) or the underlay's (VXLAN), in the namespace that `link_namespace` tells.
+    /// The other end's number (veth), the underlay's (VXLAN) or the parent's (macvlan), in the namespace that
+    /// `link_namespace` tells.
     pub link: Option<u32>,
     /// The kernel's number for the namespace of `link`, if that is another one.
     pub link_namespace: Option<i32>,
@@ -93,6 +99,8 @@ pub enum Details {
     Bridge(Bridge),
     /// A VXLAN device.
     Vxlan(Vxlan),
+    /// A child of another link.
+    Macvlan(MacvlanMode),
     /// Nothing that is of interest here.
     Other,
 }
@@ -137,6 +145,7 @@ impl Link {
             kind: String::new(),
             up: flags & libc::IFF_UP as u32 != 0,
             running: false,
+            carrier: flags & IFF_LOWER_UP != 0,
             mac: None,
             mtu: 0,
             master: None,
@@ -177,6 +186,7 @@ impl Link {
             self.details = match self.kind.as_str() {
                 "bridge" => Details::Bridge(Bridge::parse(data.nested())),
                 "vxlan" => Details::Vxlan(Vxlan::parse(data.nested())),
+                "macvlan" => MacvlanMode::parse(data.nested()).map_or(Details::Other, Details::Macvlan),
                 _ => Details::Other,
             };
         }

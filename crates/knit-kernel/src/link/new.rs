@@ -1,10 +1,13 @@
 //! A link to be made.
 
+use std::os::fd::{AsFd, AsRawFd};
+
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
-use super::{AddrGenMode, Bridge, Change, Details, Link, Peer, PortFlags, Vxlan, veth};
+use super::{AddrGenMode, Bridge, Change, Details, Link, Macvlan, Peer, PortFlags, Vxlan, veth};
 use crate::error::{Difference, Error, Result};
 use crate::name::{IfName, Mac, Mtu};
+use crate::netns::NetNs;
 use crate::owner;
 
 /// A link to be made, with everything that it is to have from the beginning.
@@ -42,6 +45,8 @@ pub enum Kind<'a> {
     Bridge(Bridge),
     /// A VXLAN device.
     Vxlan(Vxlan),
+    /// A child of another link.
+    Macvlan(Macvlan<'a>),
 }
 
 impl Kind<'_> {
@@ -51,6 +56,7 @@ impl Kind<'_> {
             Self::Veth(_) => "veth",
             Self::Bridge(_) => "bridge",
             Self::Vxlan(_) => "vxlan",
+            Self::Macvlan(_) => "macvlan",
         }
     }
 }
@@ -86,6 +92,19 @@ impl<'a> NewLink<'a> {
         Self::new(name, Kind::Vxlan(vxlan))
     }
 
+    /// A child of another link.
+    pub fn macvlan(name: IfName, macvlan: Macvlan<'a>) -> Self {
+        Self::new(name, Kind::Macvlan(macvlan))
+    }
+
+    /// The namespace that it is made in, where that is not the handle's.
+    pub(crate) fn elsewhere(&self) -> Option<&'a NetNs> {
+        match &self.kind {
+            Kind::Macvlan(macvlan) => macvlan.namespace,
+            _ => None,
+        }
+    }
+
     /// In words, for errors and plans.
     pub fn describe(&self) -> String {
         format!("{} {}", self.kind.name(), self.name)
@@ -109,7 +128,11 @@ impl<'a> NewLink<'a> {
             }
             Kind::Veth(peer) => check_mac(&format!("{object}'s peer {}", peer.name), peer.mac),
             Kind::Vxlan(vxlan) => vxlan.validate(&object),
-            Kind::Bridge(_) => Ok(()),
+            Kind::Macvlan(_) if self.elsewhere().is_some() && (self.needs_change() || self.up) => {
+                let problem = "alias, address generation mode or state for a link in another namespace";
+                Err(Error::invalid(object, problem, "set them from inside that namespace"))
+            }
+            Kind::Bridge(_) | Kind::Macvlan(_) => Ok(()),
         }
     }
 
@@ -150,6 +173,12 @@ impl<'a> NewLink<'a> {
             }
             Kind::Bridge(bridge) => (InfoKind::Bridge, bridge.data()),
             Kind::Vxlan(vxlan) => (InfoKind::Vxlan, vxlan.data()),
+            Kind::Macvlan(macvlan) => {
+                attributes.push(LinkAttribute::Link(macvlan.parent));
+                let elsewhere = macvlan.namespace.map(|namespace| namespace.as_fd().as_raw_fd());
+                attributes.extend(elsewhere.map(LinkAttribute::NetNsFd));
+                (InfoKind::MacVlan, macvlan.data())
+            }
         };
         attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind), LinkInfo::Data(data)]));
         message
@@ -163,6 +192,7 @@ impl<'a> NewLink<'a> {
         match (&self.kind, &found.details) {
             (Kind::Bridge(wanted), Details::Bridge(found)) => wanted.compare(found, into),
             (Kind::Vxlan(wanted), Details::Vxlan(found)) => wanted.compare(found, into),
+            (Kind::Macvlan(wanted), Details::Macvlan(found)) => wanted.compare(*found, into),
             _ => {}
         }
         if self.mac.is_some() {

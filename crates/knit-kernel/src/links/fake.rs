@@ -1,8 +1,10 @@
 //! Links in memory: names can be taken, calls can fail, and what was done is told in order.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use super::Links;
+use knit_types::sync::Locked;
+
+use super::{LinkList, Links};
 use crate::error::{Error, Result};
 use crate::handle::{Created, LinkFilter};
 use crate::link::{Details, Kind, Link, NewLink};
@@ -52,6 +54,7 @@ impl FakeLinks {
             kind: kind.into(),
             up: false,
             running: false,
+            carrier: false,
             mac: None,
             mtu: 1500,
             master: None,
@@ -94,7 +97,7 @@ impl FakeLinks {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 
@@ -146,7 +149,7 @@ impl State {
     }
 }
 
-impl Links for FakeLinks {
+impl LinkList for FakeLinks {
     fn link_by_name(&self, name: &IfName) -> Result<Option<Link>> {
         Ok(self.state().links.iter().find(|link| link.name == *name).cloned())
     }
@@ -155,6 +158,18 @@ impl Links for FakeLinks {
         Ok(self.state().links.iter().filter(|link| filter.accepts(link)).cloned().collect())
     }
 
+    fn delete_link(&self, index: u32) -> Result<bool> {
+        let mut state = self.state();
+        let Some(link) = state.links.iter().find(|link| link.index == index) else { return Ok(false) };
+        let what = format!("delete {} {}", link.kind, link.name);
+        state.attempt(what)?;
+        state.links.retain(|link| link.index != index);
+        state.objects.retain(|object| interface(object) != Some(index));
+        Ok(true)
+    }
+}
+
+impl Links for FakeLinks {
     fn create_link(&self, new: &NewLink<'_>) -> Result<Created> {
         new.validate()?;
         let mut state = self.state();
@@ -171,19 +186,12 @@ impl Links for FakeLinks {
         (link.index, link.up, link.running, link.mac, link.group) =
             (index, new.up, new.up, new.mac, new.group);
         (link.alias, link.master, link.port) = (new.alias.clone(), new.master, new.port);
+        if let Kind::Macvlan(macvlan) = &new.kind {
+            (link.link, link.details) = (Some(macvlan.parent), Details::Macvlan(macvlan.mode));
+        }
         link.mtu = new.mtu.map_or(1500, crate::name::Mtu::get);
         state.links.push(link);
         Ok(Created { index, peer: matches!(new.kind, Kind::Veth(_)).then_some(peer) })
-    }
-
-    fn delete_link(&self, index: u32) -> Result<bool> {
-        let mut state = self.state();
-        let Some(link) = state.links.iter().find(|link| link.index == index) else { return Ok(false) };
-        let what = format!("delete {} {}", link.kind, link.name);
-        state.attempt(what)?;
-        state.links.retain(|link| link.index != index);
-        state.objects.retain(|object| interface(object) != Some(index));
-        Ok(true)
     }
 
     fn apply(&self, ops: &[Op<'_>]) -> Result<()> {

@@ -13,19 +13,22 @@ use crate::link::{Link, NewLink};
 use crate::name::IfName;
 use crate::op::Op;
 
-/// The links of one namespace.
-pub trait Links {
+/// The links of a namespace that is perhaps another one: what can be done there from here.
+pub trait LinkList {
     /// The link with this name, or `None`.
     fn link_by_name(&self, name: &IfName) -> Result<Option<Link>>;
 
     /// The links that the filter accepts, in the order of their indexes.
     fn links(&self, filter: &LinkFilter<'_>) -> Result<Vec<Link>>;
 
-    /// Makes a link with all that it is to have. On an error nothing is left of it.
-    fn create_link(&self, new: &NewLink<'_>) -> Result<Created>;
-
     /// Deletes a link: whether there was one.
     fn delete_link(&self, index: u32) -> Result<bool>;
+}
+
+/// The links of one namespace.
+pub trait Links: LinkList {
+    /// Makes a link with all that it is to have. On an error nothing is left of it.
+    fn create_link(&self, new: &NewLink<'_>) -> Result<Created>;
 
     /// Applies operations in order. One that is refused does not stop those after it.
     fn apply(&self, ops: &[Op<'_>]) -> Result<()>;
@@ -37,7 +40,7 @@ pub trait Links {
     }
 }
 
-impl Links for Handle {
+impl LinkList for Handle {
     fn link_by_name(&self, name: &IfName) -> Result<Option<Link>> {
         Handle::link_by_name(self, name)
     }
@@ -46,12 +49,14 @@ impl Links for Handle {
         Handle::links(self, filter)
     }
 
-    fn create_link(&self, new: &NewLink<'_>) -> Result<Created> {
-        Handle::create_link(self, new)
-    }
-
     fn delete_link(&self, index: u32) -> Result<bool> {
         Handle::delete_link(self, index)
+    }
+}
+
+impl Links for Handle {
+    fn create_link(&self, new: &NewLink<'_>) -> Result<Created> {
+        Handle::create_link(self, new)
     }
 
     fn apply(&self, ops: &[Op<'_>]) -> Result<()> {

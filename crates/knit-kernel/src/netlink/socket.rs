@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::error::{Error, Refusal, Result};
-use super::message::{Batch, Message, Messages, NOOP, OVERRUN, flags};
+use knit_netlink::{Batch, Message, Messages, Refusal, flags, kind};
+
+use super::error::{Error, Result};
 use super::own::Registered;
 use crate::netns::{NetNs, NsId};
 use crate::sys;
@@ -220,7 +221,7 @@ impl Socket {
     pub fn send(&mut self, batch: &mut Batch, last_flags: u16) -> Result<u32> {
         let first = self.number(batch, last_flags)?;
         let bytes = batch.bytes();
-        let sent = retry(|| sys::send(self.fd.as_fd(), &batch.buffer));
+        let sent = retry(|| sys::send(self.fd.as_fd(), batch.as_bytes()));
         match sent {
             Ok(sent) if sent == bytes => Ok(first),
             Ok(_) => Err(Error::Send { bytes, source: io::ErrorKind::WriteZero.into() }),
@@ -231,7 +232,7 @@ impl Socket {
     /// Makes a batch ready to be sent on this socket by another thread: the first sequence number, and the
     /// bytes.
     pub(crate) fn prepare(&mut self, batch: &mut Batch) -> Result<(u32, Vec<u8>)> {
-        Ok((self.number(batch, 0)?, batch.buffer.clone()))
+        Ok((self.number(batch, 0)?, batch.as_bytes().to_vec()))
     }
 
     fn number(&mut self, batch: &mut Batch, last_flags: u16) -> Result<u32> {
@@ -269,7 +270,7 @@ impl Socket {
     pub fn dump<T>(
         &mut self,
         kind: u16,
-        body: impl Fn(&mut super::attr::Writer<'_>),
+        body: impl Fn(&mut knit_netlink::attr::Writer<'_>),
         begin: impl Fn() -> T,
         each: impl FnMut(&mut T, Message<'_>) -> Result<()>,
     ) -> Result<T> {
@@ -281,7 +282,7 @@ impl Socket {
         &mut self,
         if_changed: Changed,
         kind: u16,
-        body: impl Fn(&mut super::attr::Writer<'_>),
+        body: impl Fn(&mut knit_netlink::attr::Writer<'_>),
         begin: impl Fn() -> T,
         mut each: impl FnMut(&mut T, Message<'_>) -> Result<()>,
     ) -> Result<T> {
@@ -353,14 +354,14 @@ impl Socket {
         };
         if length > self.buffer.len() {
             return Err(
-                super::error::Malformed::Message { claimed: length, available: self.buffer.len() }.into()
+                knit_netlink::Malformed::Message { claimed: length, available: self.buffer.len() }.into()
             );
         }
         for message in Messages::new(&self.buffer[..length]) {
             let message = message?;
             match message.kind {
-                OVERRUN => return Err(Error::Overrun),
-                NOOP => {}
+                kind::OVERRUN => return Err(Error::Overrun),
+                kind::NOOP => {}
                 _ => each(message),
             }
         }

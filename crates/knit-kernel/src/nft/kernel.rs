@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::decode::{self, ListedElement};
-use super::encode::Encoded;
-use super::error::{Error, Result};
-use super::expr::AnonymousSet;
-use super::object::{Family, Name, Set, TableId};
-use super::state::{ChainState, SetState, TableState};
-use super::transaction::{Op, Transaction};
-use super::wire::{self, msg};
-use super::{Generation, Nftables};
+use knit_nft::decode::{self, ListedElement};
+use knit_nft::encode::{self, Encoded};
+use knit_nft::expr::AnonymousSet;
+use knit_nft::wire::{self, msg};
+use knit_nft::{
+    ChainState, ChannelError, Error, Family, Generation, Name, Nftables, Op, Result, RuleState, Set,
+    SetState, TableId, TableState, Transaction,
+};
+
 use crate::netlink::attr::{Reader, Writer};
 use crate::netlink::{self, Batch, Changed, Message, Protocol, Refusal, Socket};
 use crate::netns::NetNs;
@@ -52,8 +52,7 @@ impl Kernel {
     fn raise(&mut self, wanted: usize) -> Result<usize> {
         if self.limit < wanted {
             let raised = self.socket.raise_send_buffer(wanted);
-            self.limit = raised
-                .map_err(|source| Error::Socket { attempted: "raise the netlink send buffer", source })?;
+            self.limit = raised.map_err(failed("raise the netlink send buffer"))?;
         }
         Ok(self.limit)
     }
@@ -82,8 +81,8 @@ impl Kernel {
         if bytes > limit {
             return Err(Error::TooBig { bytes, limit });
         }
-        let failed = |source| Error::Socket { attempted: "commit an nftables transaction", source };
-        let first = self.socket.send(&mut encoded.batch, 0).map_err(failed)?;
+        let attempted = "commit an nftables transaction";
+        let first = self.socket.send(&mut encoded.batch, 0).map_err(failed(attempted))?;
         // The kernel has carried out or refused the batch by now. It reports every refusal; the first is the
         // cause.
         let mut refused: Option<(usize, Refusal)> = None;
@@ -97,7 +96,7 @@ impl Kernel {
                     refused = Some((index, refusal));
                 }
             })
-            .map_err(failed)?;
+            .map_err(failed(attempted))?;
         match refused {
             None => Ok(()),
             Some((message, refusal)) => Err(blame(&encoded, message, refusal, transaction)),
@@ -115,6 +114,20 @@ impl Kernel {
             });
         let listed = listed.map_err(listing(|| format!("the elements of {table} {}", set.name)))?;
         Ok(decode::join_ranges(set, listed))
+    }
+
+    /// The rules of one chain, with what they counted: without the sets that they have of their own, and
+    /// without the rest of the table. None if there is no such chain.
+    pub fn rules(&mut self, table: &TableId, chain: &str) -> Result<Vec<RuleState>> {
+        let body = |w: &mut Writer<'_>| {
+            w.string(wire::rule::TABLE, &table.name).string(wire::rule::CHAIN, chain);
+        };
+        let listed = self.list(msg::GETRULE, table.family, body, |_, attrs, out: &mut Vec<_>| {
+            out.extend(decode::rule(attrs));
+        });
+        let listed = listed.map_err(listing(|| format!("the rules of {table} {chain}")))?;
+        let ours = listed.into_iter().filter(|(name, rule)| *name == table.name && &*rule.chain == chain);
+        Ok(ours.map(|(_, rule)| rule.state).collect())
     }
 
     /// Sends a listing request and decodes what comes back.
@@ -350,15 +363,24 @@ fn same(one: Option<&TableState>, other: Option<&TableState>) -> bool {
 }
 
 fn is_inconsistent(error: &Error) -> bool {
-    matches!(error, Error::List { source: netlink::Error::Inconsistent(_), .. })
+    let Error::List { source, .. } = error else { return false };
+    matches!(source.inner().downcast_ref(), Some(netlink::Error::Inconsistent(_)))
 }
 
 fn cannot_open(source: netlink::Error) -> Error {
-    Error::Socket { attempted: "open an nfnetlink socket", source }
+    failed("open an nfnetlink socket")(source)
+}
+
+fn failed(attempted: &'static str) -> impl FnOnce(netlink::Error) -> Error {
+    move |source| Error::Socket { attempted, source: channel(source) }
 }
 
 fn listing(what: impl FnOnce() -> String) -> impl FnOnce(netlink::Error) -> Error {
-    move |source| Error::List { what: what(), source }
+    move |source| Error::List { what: what(), source: channel(source) }
+}
+
+fn channel(error: netlink::Error) -> ChannelError {
+    ChannelError::new(error.errno().map(|errno| errno.0), error)
 }
 
 fn partial(chunks: usize, done: usize, total: usize, source: Error) -> Error {
@@ -379,7 +401,7 @@ fn blame(encoded: &Encoded, message: usize, refusal: Refusal, transaction: &Tran
     let op: &Op = &transaction.ops()[index];
     let element = part.zip(op.elements()).and_then(|(part, elements)| match (part.len(), refusal.offset) {
         (1, _) => Some(&elements[part.start]),
-        (_, Some(offset)) => super::encode::element_at(op, part, offset as usize).map(|at| &elements[at]),
+        (_, Some(offset)) => encode::element_at(op, part, offset as usize).map(|at| &elements[at]),
         _ => None,
     });
     let operation = element.map_or_else(|| op.to_string(), |element| op.describe_element(element));

@@ -3,12 +3,13 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use super::encode::Encoded;
-use super::error::Result;
-use super::object::{Chain, ChainKind, Element, Family, Hook, Set, TableId, Verdict};
-use super::rule::Rule;
-use super::transaction::Transaction;
-use super::{Kernel, L4Proto, Mark, Nftables, Port, field};
+use knit_nft::encode::Encoded;
+use knit_nft::{
+    Chain, ChainKind, Element, Family, Hook, L4Proto, Mark, Nftables, Port, Result, Rule, Set, TableId,
+    Transaction, Verdict, field,
+};
+
+use super::Kernel;
 
 /// Times of one run of [`service_maps`].
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ pub fn service_maps(kernel: &mut Kernel, services: u32, endpoints: u32) -> Resul
     let id = TableId::new(Family::Ip, "knit-measure");
     let dispatch = Set::verdict_map::<(Ipv4Addr, L4Proto, Port)>("service-ips");
     let slots = Set::map::<(Ipv4Addr, L4Proto, Port, Mark), (Ipv4Addr, Port)>("endpoints");
-    let chain: super::Name = format!("lb-{endpoints}").into();
+    let chain: knit_nft::Name = format!("lb-{endpoints}").into();
     let slot = |service: u32, slot: u32, port: u16| {
         let key = (Ipv4Addr::from(0x0a60_0000 + service), L4Proto::TCP, Port(80), Mark(slot));
         Element::new(&key).value(&(Ipv4Addr::from(0x0af0_0000 + service * endpoints + slot), Port(port)))

@@ -1,8 +1,8 @@
 //! What nftables' notifications are about, and the number that moves on with each of its transactions.
 
-use super::Generation;
-use super::object::{Family, TableId};
-use super::wire::{self, msg};
+use knit_nft::wire::{self, msg};
+use knit_nft::{Family, Generation, TableId};
+
 use crate::netlink::attr::Reader;
 use crate::netlink::{Answers, Batch, Error, Message, Result, Socket};
 

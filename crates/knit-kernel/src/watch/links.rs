@@ -68,7 +68,7 @@ impl Links {
     fn take_port(&mut self, link: &Link, message: &Message<'_>) -> bool {
         let Some(known) = self.0.get_mut(&link.index) else { return false };
         if message.kind == RTM_DELLINK {
-            // It is no port any more; its master is told in the link's own message.
+            // It is no longer a port; its master is in the link's own message.
             return false;
         }
         let flags = message.split::<16>().ok().and_then(|(_, attrs)| attrs.get(IFLA_PROTINFO));

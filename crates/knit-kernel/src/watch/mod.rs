@@ -6,7 +6,7 @@
 //! else, and whoever hears it compares. A link whose other end goes up and down is no news: nothing of what
 //! we set has changed.
 //!
-//! [`Watcher`] is the thread that listens in any number of namespaces.
+//! A [`Watcher`] listens in any number of namespaces; one thread does it for all watchers of the process.
 
 mod links;
 #[cfg(all(test, feature = "testing"))]
@@ -14,12 +14,13 @@ mod tests;
 mod thread;
 mod untouched;
 
+use knit_nft::{Generation, TableId};
+
 use crate::addr::{RTM_DELADDR, RTM_NEWADDR};
 use crate::link::{RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK};
 use crate::neigh::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH};
 use crate::netlink::{Error, Message, Protocol, Result, Socket, flags, is_doomed, is_own};
 use crate::netns::{NetNs, NsId};
-use crate::nft::{Generation, TableId};
 use crate::owner;
 use crate::route::{RTM_DELROUTE, RTM_NEWROUTE, Route};
 use links::Links;
@@ -47,8 +48,8 @@ pub enum News {
     Lost,
 }
 
-/// What to listen to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What to listen to: each has what those before it have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Listen {
     /// nftables only.
     Tables,
@@ -100,8 +101,8 @@ impl Ears {
         Ok(Self { namespace: namespace.id(), tables, network, generation: Some(generation) })
     }
 
-    /// Takes in all that is queued, and tells what is news.
-    fn hear(&mut self, tell: &mut dyn FnMut(News)) {
+    /// Takes in all that is queued, and tells what is news, and for those who listen to how much.
+    fn hear(&mut self, tell: &mut dyn FnMut(News, Listen)) {
         let Self { namespace, tables, network, generation } = self;
         let mut last: Option<TableId> = None;
         let heard = tables.drain(|message| {
@@ -111,17 +112,17 @@ impl Ears {
                 && let Some(table) = crate::nft::table_of(&message)
                 && last.as_ref() != Some(&table)
             {
-                tell(News::Table(table.clone()));
+                tell(News::Table(table.clone()), Listen::Tables);
                 last = Some(table);
             }
         });
         // Whatever went wrong, something may not have been heard.
-        let mut lost = heard.is_err();
-        if lost {
+        if heard.is_err() {
             // Only now that the queue is empty: what was in it is from before the loss.
             *generation = None;
+            tell(News::Lost, Listen::Tables);
         }
-        let mut news = false;
+        let (mut news, mut lost) = (false, false);
         if let Some(network) = network {
             let Network { socket, links, namespace: space, stale } = network;
             let heard = socket.drain(|message| news |= is_news(&message, *namespace, links));
@@ -136,9 +137,9 @@ impl Ears {
             }
         }
         if lost {
-            tell(News::Lost);
+            tell(News::Lost, Listen::Everything);
         } else if news {
-            tell(News::Network);
+            tell(News::Network, Listen::Everything);
         }
     }
 }

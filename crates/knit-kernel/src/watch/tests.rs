@@ -1,8 +1,10 @@
 //! What was not heard: with buffers that are soon full, and without a thread, so that all is in order.
 
+use knit_nft::{Family, Nftables, Table, TableId, Transaction};
+
 use super::{Ears, Listen, News};
 use crate::link::{Change, NewLink, Peer};
-use crate::nft::{Family, Kernel, Nftables, Table, TableId, Transaction};
+use crate::nft::Kernel;
 use crate::testing::{as_stranger, in_namespaces, namespace};
 use crate::{Handle, IfName, NetNs, owner};
 
@@ -11,7 +13,7 @@ const MANY: usize = 100;
 
 fn heard(ears: &mut Ears) -> Vec<News> {
     let mut all = Vec::new();
-    ears.hear(&mut |news| all.push(news));
+    ears.hear(&mut |news, _| all.push(news));
     all
 }
 

@@ -8,10 +8,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use knit_nft::Generation;
 
 use super::{Listen, News, Watcher};
 use crate::netns::{NetNs, NsId};
-use crate::nft::Generation;
+
+/// The kernel tells of a transaction before it ends; so long may the thread take that listens, on a busy
+/// machine.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What is known of what others do to tables of one name.
 #[derive(Debug, Default)]
@@ -86,7 +92,7 @@ impl Untouched {
             return true;
         }
         // In this order: what was heard up to there has been told.
-        let all_heard = |heard: &&Heard| heard.watcher.heard(heard.namespace) == Some(now);
+        let all_heard = |heard: &&Heard| heard.watcher.catch_up(heard.namespace, now, CATCH_UP_TIMEOUT);
         self.heard.as_ref().filter(all_heard).is_some_and(|heard| !heard.touched.load(Ordering::Acquire))
     }
 }

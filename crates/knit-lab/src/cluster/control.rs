@@ -113,7 +113,7 @@ pub fn serve(lab: Lab, listener: UnixListener, down: Arc<Notify>) {
             let (lab, down, runtime) = (lab.clone(), Arc::clone(&down), runtime.clone());
             std::thread::spawn(move || {
                 if let Err(error) = serve_one(&lab, stream, &down, &runtime) {
-                    tracing::debug!(%error, "a caller of the lab went away");
+                    tracing::debug!(%error, "a client of the lab disconnected");
                 }
             });
         }
@@ -190,7 +190,7 @@ async fn exec(
     command.stdout(streams.next().unwrap_or_else(Stdio::null));
     command.stderr(streams.next().unwrap_or_else(Stdio::null));
     let mut child = lab.spawn_in_pod(&pod, command)?;
-    let what = || Error::io(format!("the command in pod {namespace}/{name} cannot be waited for"));
+    let what = || Error::io(format!("cannot wait for the command in pod {namespace}/{name}"));
     caller.set_nonblocking(true).map_err(what())?;
     let mut caller = tokio::net::UnixStream::from_std(caller).map_err(what())?;
     let mut byte = [0];

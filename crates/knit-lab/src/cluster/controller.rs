@@ -21,7 +21,7 @@ pub(crate) async fn start(lab: &Lab) -> Result<()> {
         .map(|cidr| knit_api::Subnet { cidr: cidr.to_owned(), ..knit_api::Subnet::default() })
         .to_vec();
     let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
-        Error::io("the controller does not start")(std::io::Error::other(error))
+        Error::io("cannot start the controller")(std::io::Error::other(error))
     };
     let url = format!("http://{}", super::api_address());
     let source = Objects::open(Source::Url(url)).await.map_err(|error| failed(error.into()))?;
@@ -43,7 +43,7 @@ async fn wait_for_default(lab: &Lab) -> Result<()> {
         if tokio::time::timeout_at(end, changes.wait()).await.is_err() {
             return Err(Error::TooLate {
                 seconds: limit.as_secs(),
-                what: "the controller has not made the default Network".to_owned(),
+                what: "the controller has not created the default Network".to_owned(),
                 details: String::new(),
             });
         }

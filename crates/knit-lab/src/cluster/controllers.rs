@@ -57,7 +57,7 @@ pub(crate) async fn deployments(lab: Lab) {
         let pods = objects::list(lab.store(), POD);
         for deployment in objects::list(lab.store(), DEPLOYMENT) {
             if let Err(error) = keep_replicas(lab.store(), &deployment, &pods) {
-                tracing::warn!(%error, deployment = deployment.name(), "replicas cannot be kept");
+                tracing::warn!(%error, deployment = deployment.name(), "cannot maintain replicas");
             }
         }
         changes.wait().await;
@@ -118,8 +118,7 @@ pub(crate) async fn endpoints(lab: Lab) {
             if !service.is_deleting() && service.value["spec"]["selector"].is_object() {
                 for slice in slices(service, &pods) {
                     if let Err(error) = write_slice(lab.store(), &slice) {
-                        tracing::warn!(%error, service = service.name(), "an EndpointSlice cannot be \
-                            written");
+                        tracing::warn!(%error, service = service.name(), "cannot write an EndpointSlice");
                     }
                 }
             }

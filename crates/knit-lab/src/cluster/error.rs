@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The embedded API does not start.
-    #[error("the lab's Kubernetes API does not start")]
+    #[error("cannot start the lab's Kubernetes API")]
     Api(#[source] StartError),
     /// An object was refused.
     #[error("{kind} {name}: {error}", error = error.message)]
@@ -25,7 +25,7 @@ pub enum Error {
         error: Box<ApiError>,
     },
     /// A manifest cannot be read.
-    #[error("manifest {file} cannot be read: {why}")]
+    #[error("cannot read manifest {file}: {why}")]
     Manifest {
         /// Where it came from.
         file: String,
@@ -33,7 +33,7 @@ pub enum Error {
         why: String,
     },
     /// Two things want the same addresses.
-    #[error("{first} overlaps {second}: give it another range; only primary Networks may overlap each other")]
+    #[error("{first} overlaps {second}: use another range; only primary Networks may overlap each other")]
     Overlap {
         /// The one.
         first: String,
@@ -51,7 +51,7 @@ pub enum Error {
         why: String,
     },
     /// A part of the network was refused by the kernel.
-    #[error("{what} cannot be made")]
+    #[error("cannot create {what}")]
     Kernel {
         /// What.
         what: String,
@@ -69,13 +69,13 @@ pub enum Error {
         source: std::io::Error,
     },
     /// There is no such node.
-    #[error("there is no node {name} in this lab: `knit lab status` lists them")]
+    #[error("node {name} does not exist in this lab: `knit lab status` lists them")]
     NoSuchNode {
         /// The name that was given.
         name: String,
     },
     /// There is no such pod, or it does not run.
-    #[error("pod {name} does not run in this lab: `knit lab status` lists what does")]
+    #[error("pod {name} is not running in this lab: `knit lab status` lists those that are")]
     NoSuchPod {
         /// The name that was given.
         name: String,
@@ -104,7 +104,7 @@ pub enum Error {
     #[error("{0}")]
     Cni(String),
     /// The shim cannot be run.
-    #[error("the CNI shim {program} cannot be run", program = program.display())]
+    #[error("cannot run the CNI shim {program}", program = program.display())]
     Shim {
         /// The program.
         program: PathBuf,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ipnet::IpNet;
+use knit_model::{Labels, Network, overlap};
 use serde_json::{Value, json};
 
 use super::error::{Error, Result};
@@ -100,7 +101,7 @@ impl Manifests {
 
     fn check_beside(&self, there: &Self) -> Result<()> {
         let options = StoreOptions::with_crds(&knit_api::crds())
-            .map_err(|error| Error::io("the CRDs cannot be written as JSON")(error.into()))?;
+            .map_err(|error| Error::io("cannot encode the CRDs as JSON")(error.into()))?;
         let scratch = Store::new(&options).map_err(|error| Error::Api(error.into()))?;
         there.apply(&scratch)?;
         self.apply(&scratch)?;
@@ -136,8 +137,9 @@ impl Manifests {
                 _ => continue,
             };
             let namespace = Some(meta(object, "namespace")).filter(|n| !n.is_empty()).unwrap_or("default");
-            let labels = objects::get(scratch, ("v1", "Namespace"), "", namespace)
-                .map_or(Value::Null, |n| n.value["metadata"]["labels"].clone());
+            let labels = objects::get(scratch, ("v1", "Namespace"), "", namespace);
+            let labels = labels.map(|n| n.value["metadata"]["labels"].clone()).unwrap_or_default();
+            let labels: Labels = serde_json::from_value(labels).unwrap_or_default();
             let kind = object["kind"].as_str().unwrap_or_default();
             let who = format!("{kind} {namespace}/{}", meta(object, "name"));
             for name in wanted_networks(&pod["metadata"]["annotations"]) {
@@ -146,9 +148,11 @@ impl Manifests {
                 match network(&name) {
                     None if name == "default" => {}
                     None => return refused("does not exist: add it to the manifests".to_owned()),
-                    Some(found) if !may_attach(&found.value["spec"], &labels) => {
-                        let why =
-                            format!("does not let namespace {namespace} attach: see its allowedNamespaces");
+                    // A selector that cannot be read is refused by the agent, in its own words.
+                    Some(found) if read(&found.value).is_some_and(|n| n.admits(&labels) == Ok(false)) => {
+                        let why = format!(
+                            "does not allow namespace {namespace} to attach: check its allowedNamespaces"
+                        );
                         return refused(why);
                     }
                     Some(_) => {}
@@ -172,13 +176,11 @@ impl Manifests {
         let networks = self.objects.iter().filter(|object| object["kind"] == "Network");
         let (default, others): (Vec<&Value>, Vec<&Value>) =
             networks.partition(|n| meta(n, "name") == "default");
-        let subnets = |network: &Value| -> Vec<IpNet> {
-            let list = network["spec"]["subnets"].as_array().cloned().unwrap_or_default();
-            list.iter().filter_map(|s| s["cidr"].as_str()?.parse().ok()).collect()
-        };
+        let subnets =
+            |network: &Value| read(network).map_or_else(Vec::new, |network| network.ranges().to_vec());
         let clash = |what: &str, nets: &[IpNet], taken: &[(String, IpNet)]| -> Result<()> {
             for net in nets {
-                if let Some((other, _)) = taken.iter().find(|(_, t)| t.contains(net) || net.contains(t)) {
+                if let Some((other, _)) = taken.iter().find(|(_, t)| overlap(t, net)) {
                     return Err(Error::Overlap { first: format!("{what} ({net})"), second: other.clone() });
                 }
             }
@@ -245,20 +247,9 @@ fn wanted_networks(annotations: &Value) -> Vec<String> {
     names
 }
 
-/// Whether a Network lets a namespace with these labels attach; selectors with expressions are left to the
-/// agent.
-fn may_attach(spec: &Value, labels: &Value) -> bool {
-    let selected = |selector: &Value| {
-        let plain = selector["matchLabels"].as_object().cloned().unwrap_or_default();
-        plain.iter().all(|(key, value)| labels.get(key) == Some(value))
-    };
-    let primary = spec.get("primaryFor").filter(|p| p.is_object()).is_some_and(selected);
-    primary
-        || match spec["allowedNamespaces"]["from"].as_str() {
-            Some("All") => true,
-            Some("Selector") => selected(&spec["allowedNamespaces"]["selector"]),
-            _ => false,
-        }
+/// A Network; none if it is not one, which whoever applies it says.
+fn read(object: &Value) -> Option<Network> {
+    serde_json::from_value::<knit_api::Network>(object.clone()).ok().map(Network::from)
 }
 
 /// Splits YAML at its document marks; JSON is one document.
@@ -324,7 +315,7 @@ mod tests {
         );
         let said =
             check(&(network("red", "10.77.0.0/24") + &pod("knit.dev/networks", r#"[{"name": "red"}]"#)));
-        assert!(said.contains("Network red, which does not let namespace default attach"), "{said}");
+        assert!(said.contains("Network red, which does not allow namespace default to attach"), "{said}");
         assert_eq!(check(&pod("knit.dev/primary", "default")), "");
     }
 
@@ -344,7 +335,7 @@ mod tests {
         let annotated =
             pod.replace("namespace: team", "namespace: team, annotations: {knit.dev/networks: red}");
         let said = check(&annotated).unwrap_err().to_string();
-        assert!(said.contains("Network red, which does not let namespace team attach"), "{said}");
+        assert!(said.contains("Network red, which does not allow namespace team to attach"), "{said}");
     }
 
     #[test]
@@ -356,7 +347,7 @@ mod tests {
         let said = check("kind: Pod\n");
         assert!(said.contains("without kind or apiVersion"), "{said}");
         let said = check("a: [\n");
-        assert!(said.starts_with("manifest test cannot be read"), "{said}");
+        assert!(said.starts_with("cannot read manifest test"), "{said}");
         let said = check(
             "apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: nowhere}\nspec: {containers: \
              [{name: c, image: x}]}\n",

@@ -25,9 +25,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use knit_types::sync::Locked;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::sync::Notify;
@@ -96,9 +97,9 @@ impl Lab {
     /// Starts the API and the nodes, and waits until pods can be given networks on all of them.
     pub async fn start(options: Options) -> Result<Self> {
         let logs = options.dir.join("log");
-        std::fs::create_dir_all(&logs).map_err(Error::io(format!("{} cannot be made", logs.display())))?;
+        std::fs::create_dir_all(&logs).map_err(Error::io(format!("cannot create {}", logs.display())))?;
         let crds = StoreOptions::with_crds(&knit_api::crds())
-            .map_err(|error| Error::io("the CRDs cannot be written as JSON")(error.into()))?;
+            .map_err(|error| Error::io("cannot encode the CRDs as JSON")(error.into()))?;
         let store = Store::new(&crds).map_err(|error| Error::Api(error.into()))?;
         let wire = Wire::lay()?;
         let nodes =
@@ -143,12 +144,12 @@ impl Lab {
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let handle = tokio::spawn(task).abort_handle();
-        self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+        self.inner.tasks.locked().push(handle);
     }
 
     /// Ends everything: pods and agents at once. What is left goes with the sandbox.
     pub async fn stop(self) {
-        for task in self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for task in self.inner.tasks.locked().drain(..) {
             task.abort();
         }
         if let Some(server) = self.inner.server.lock().await.take() {
@@ -219,7 +220,7 @@ impl Lab {
             match std::fs::read(log::file(&self.logs(), &pod, one)) {
                 Ok(printed) => text.push_str(&String::from_utf8_lossy(&printed)),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => return Err(Error::io(format!("the log of pod {who} cannot be read"))(error)),
+                Err(error) => return Err(Error::io(format!("cannot read the log of pod {who}"))(error)),
             }
         }
         Ok(text)
@@ -269,7 +270,7 @@ impl Lab {
         let mut command = self.pod_command(&pod, &line);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = self.spawn_in_pod(&pod, command)?;
-        let what = format!("the command in pod {namespace}/{name} cannot be waited for");
+        let what = format!("cannot wait for the command in pod {namespace}/{name}");
         let output = child.wait_with_output().await.map_err(Error::io(what))?;
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.push_str(&String::from_utf8_lossy(&output.stderr));
@@ -315,7 +316,7 @@ impl Lab {
     pub async fn upgrade_agent(&self, node: &str, program: &Path) -> Result<()> {
         let found = self.node(node)?;
         std::fs::metadata(program)
-            .map_err(Error::io(format!("{} cannot be the agent of {node}", program.display())))?;
+            .map_err(Error::io(format!("cannot use {} as the agent of {node}", program.display())))?;
         found.set_program(program.to_owned());
         found.set_agent(Wanted::Ended).await;
         self.start_agent(node).await
@@ -344,7 +345,7 @@ impl Lab {
         node.set_agent(Wanted::Killed).await;
         self.pods().lose(name).await;
         let (wire, lost) = (self.clone(), Arc::clone(&node));
-        blocking("a node was not taken away", move || lost.lose(&wire.inner.wire)).await?;
+        blocking("a node was not removed", move || lost.lose(&wire.inner.wire)).await?;
         self.write_node(&node)
     }
 
@@ -376,7 +377,7 @@ impl Lab {
                     Err(error) => error.to_string(),
                 }
             } else {
-                "its socket is not there".to_owned()
+                "its socket does not exist".to_owned()
             };
             if Instant::now() > end {
                 let log = std::fs::read_to_string(node.log()).unwrap_or_default();
@@ -384,7 +385,7 @@ impl Lab {
                 let tail = tail.into_iter().rev().map(|line| format!("\n  {line}")).collect::<String>();
                 return Err(Error::TooLate {
                     seconds: limit.as_secs(),
-                    what: format!("the agent of {} does not serve: {error}", node.name),
+                    what: format!("the agent of {} is not serving: {error}", node.name),
                     details: tail,
                 });
             }

@@ -5,11 +5,12 @@ use std::fs::{File, OpenOptions};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_kernel::netns::NetNs;
 use knit_kernel::sandbox::loopback_up;
+use knit_types::sync::Locked;
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -78,7 +79,7 @@ impl Node {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 
     /// Its addresses on the wire.
@@ -109,7 +110,7 @@ impl Node {
 
     /// Has its agent be this program from its next start on.
     pub(crate) fn set_program(&self, program: PathBuf) {
-        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = Some(program);
+        *self.program.locked() = Some(program);
     }
 
     /// The agent's run-time directory.
@@ -130,13 +131,13 @@ impl Node {
     /// Makes the namespace and plugs it in. Blocks.
     pub(crate) fn boot(&self, wire: &Wire) -> Result<()> {
         for dir in [self.run_dir(), self.pod_namespaces(), self.dir.join("state")] {
-            let what = || format!("directory {} cannot be made", dir.display());
+            let what = || format!("cannot create directory {}", dir.display());
             std::fs::create_dir_all(&dir).map_err(Error::io(what()))?;
         }
         let what = || format!("the namespace of {}", self.name);
         let namespace = NetNs::unnamed().map_err(Error::kernel(what()))?;
         let up = namespace.run(loopback_up).map_err(Error::kernel(what()))?;
-        up.map_err(Error::io(format!("lo of {} cannot be brought up", self.name)))?;
+        up.map_err(Error::io(format!("cannot bring up lo of {}", self.name)))?;
         wire.plug(&self.name, self.index, &namespace)?;
         *self.state() = State { namespace: Some(Arc::new(namespace)), link_cut: false };
         Ok(())
@@ -163,7 +164,7 @@ impl Node {
         for dir in [self.run_dir(), self.pod_namespaces()] {
             match std::fs::remove_dir_all(&dir) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::io(format!("{} cannot be emptied", dir.display()))(error));
+                    return Err(Error::io(format!("cannot empty {}", dir.display()))(error));
                 }
                 _ => {}
             }
@@ -209,7 +210,7 @@ impl Node {
                         continue;
                     }
                 }
-                Err(error) => tracing::warn!(node = self.name, %error, "the agent does not start"),
+                Err(error) => tracing::warn!(node = self.name, %error, "the agent did not start"),
             }
             tokio::time::sleep(RESTART).await;
         }
@@ -226,7 +227,7 @@ impl Node {
 
     fn spawn_agent(&self, namespace: &NetNs, how: &AgentCommand) -> Result<Child> {
         let addresses: Vec<String> = self.addresses().iter().map(IpAddr::to_string).collect();
-        let other = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let other = self.program.locked().clone();
         let mut command = Command::new(other.as_ref().unwrap_or(&how.program));
         command
             .arg("node")
@@ -262,7 +263,7 @@ async fn end(child: &mut Child, how: Wanted) {
 
 /// A file to add lines to.
 pub(crate) fn append(path: &Path) -> Result<File> {
-    let what = || format!("log {} cannot be written", path.display());
+    let what = || format!("cannot write log {}", path.display());
     OpenOptions::new().create(true).append(true).open(path).map_err(Error::io(what()))
 }
 
@@ -273,5 +274,5 @@ pub(crate) fn spawn_in(namespace: &NetNs, mut command: Command, what: &str) -> R
         let _runtime = runtime.enter();
         command.spawn()
     });
-    spawned.map_err(Error::kernel(what))?.map_err(Error::io(format!("{what} cannot be started")))
+    spawned.map_err(Error::kernel(what))?.map_err(Error::io(format!("cannot start {what}")))
 }

@@ -61,7 +61,7 @@ pub(crate) fn delete(store: &Store, kind: KindName, object: &Object, grace: Opti
     if let Err(error) = store.delete(&kind, object.namespace(), object.name(), &options)
         && error.reason != "NotFound"
     {
-        tracing::warn!(%error, name = object.name(), "an object cannot be deleted");
+        tracing::warn!(%error, name = object.name(), "cannot delete an object");
     }
 }
 

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_kernel::netns::NetNs;
 use knit_kernel::sandbox::loopback_up;
+use knit_types::sync::Locked;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::watch;
@@ -69,7 +70,7 @@ enum Stop {
 
 impl Pods {
     fn running(&self) -> MutexGuard<'_, BTreeMap<String, Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.locked()
     }
 
     /// A pod by its namespace and name.
@@ -207,7 +208,7 @@ impl Worker {
             Ok(Some((namespace, addresses))) => self.keep_running(&namespace, &addresses).await,
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(pod = self.pod.name(), %error, "the pod's namespace cannot be made");
+                tracing::warn!(pod = self.pod.name(), %error, "cannot create the pod's namespace");
                 self.report("FailedCreatePodSandBox", &error.to_string());
                 let _ = self.stop.wait_for(|stop| *stop != Stop::No).await;
             }
@@ -419,7 +420,7 @@ impl Worker {
         }
         let mut pause = Duration::from_millis(50);
         while let Err(error) = self.shim.del(&self.sandbox).await {
-            tracing::warn!(pod = self.pod.name(), %error, "DEL failed; once more");
+            tracing::warn!(pod = self.pod.name(), %error, "DEL failed; retrying");
             if *self.stop.borrow() == Stop::Lost || self.node.namespace().is_none() {
                 break;
             }
@@ -429,7 +430,7 @@ impl Worker {
         let path = self.sandbox.netns.clone();
         let deleted = tokio::task::spawn_blocking(move || NetNs::delete(path)).await;
         if let Ok(Err(error)) = deleted {
-            tracing::warn!(pod = self.pod.name(), %error, "a pod's namespace cannot be deleted");
+            tracing::warn!(pod = self.pod.name(), %error, "cannot delete a pod's namespace");
         }
     }
 
@@ -466,7 +467,7 @@ impl Worker {
         let log = log::file(&self.lab.logs(), &self.pod, name);
         let dir = log.parent().unwrap_or(&log);
         std::fs::create_dir_all(dir)
-            .map_err(Error::io(format!("directory {} cannot be made", dir.display())))?;
+            .map_err(Error::io(format!("cannot create directory {}", dir.display())))?;
         command.stdout(append(&log)?).stderr(append(&log)?);
         Ok(command)
     }

@@ -42,7 +42,7 @@ impl Shim {
     pub async fn add(&self, sandbox: &Sandbox) -> Result<Vec<IpAddr>> {
         let answer = self.call("ADD", Some(sandbox)).await?;
         let result = CniResult::from_json(&answer)
-            .map_err(|error| Error::Cni(format!("the answer to ADD cannot be read: {error}")))?;
+            .map_err(|error| Error::Cni(format!("cannot parse the answer to ADD: {error}")))?;
         let main = result.ips.iter().filter(|ip| ip.interface.is_none_or(|index| index == 0));
         Ok(main.map(|ip| ip.address.addr()).collect())
     }
@@ -88,7 +88,7 @@ impl Shim {
         let text = |field: &str| answer[field].as_str().unwrap_or_default();
         let mut words = text("msg").to_owned();
         if words.is_empty() {
-            words = format!("the CNI shim ended with {} and no answer", output.status);
+            words = format!("the CNI shim exited with {} and without an answer", output.status);
         }
         if !text("details").is_empty() {
             words = format!("{words} ({})", text("details"));

@@ -49,7 +49,7 @@ impl Lab {
                     let why = status["message"]
                         .as_str()
                         .or_else(|| status["containerStatuses"][0]["state"]["waiting"]["message"].as_str());
-                    format!("\n  {}/{}: {}", pod.namespace(), pod.name(), why.unwrap_or("no word of it yet"))
+                    format!("\n  {}/{}: {}", pod.namespace(), pod.name(), why.unwrap_or("no status yet"))
                 };
                 return Err(Error::TooLate {
                     seconds: limit.as_secs(),
@@ -72,7 +72,7 @@ impl Lab {
             });
             open = asked
                 .await
-                .map_err(|error| Error::io("Services cannot be asked")(std::io::Error::other(error)))?;
+                .map_err(|error| Error::io("cannot query Services")(std::io::Error::other(error)))?;
             if open.is_empty() {
                 return Ok(());
             }

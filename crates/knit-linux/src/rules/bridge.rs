@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use knit_kernel::nft::{
+use knit_nft::{
     ArpOp, Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, IfName, L4Proto, Rule, Set, Table,
     TableState, field,
 };
@@ -20,6 +20,11 @@ const FIRST: i32 = -300;
 const QUESTIONS: (u64, u32) = (100, 300);
 /// When a port's questions are counted from the start again: so long are ports remembered that are gone.
 const FORGET: Duration = Duration::from_secs(60);
+
+/// The chains in which a pod's questions are counted, and the comment of the rules that drop what is too
+/// many.
+pub(crate) const ASKED_IN: [&str; 2] = ["port", "icmp6"];
+pub(crate) const TOO_MANY: &str = "too many";
 
 const ARP_REQUEST: ArpOp = ArpOp(1);
 const NEIGHBOUR_SOLICITATION: Icmp6Type = Icmp6Type(135);
@@ -90,5 +95,5 @@ pub(crate) fn layout() -> TableState {
 
 /// More questions than a port may ask.
 fn too_many(rule: Rule) -> Rule {
-    rule.limit_each(&field::iifname(), "questions", QUESTIONS, FORGET).counter().drop().comment("too many")
+    rule.limit_each(&field::iifname(), "questions", QUESTIONS, FORGET).counter().drop().comment(TOO_MANY)
 }

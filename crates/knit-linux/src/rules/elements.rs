@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use knit_ipam::Mac;
-use knit_kernel::nft::{Element, EtherAddr, IfName, L4Proto, Port, Set, TableId, Transaction};
+use knit_nft::{Element, EtherAddr, IfName, L4Proto, Port, Set, TableId, Transaction};
 use knit_runtime::{PortMapping, Protocol};
 
 use super::{node, port};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use knit_kernel::nft::{Element, Name, Set, TableState};
+use knit_nft::{Element, Name, Set, TableState};
 
 use super::Put;
 
@@ -35,7 +35,9 @@ pub(crate) fn merge(layout: TableState, found: Option<&TableState>, elements: &E
         state.extend(others.filter(|element| !(elements.owns)(name, element)).cloned());
     }
     let mut additions: BTreeMap<Name, Vec<Element>> = BTreeMap::new();
-    for put in &elements.wanted {
+    let unchecked = found.map(super::tunnel::unchecked_of).unwrap_or_default();
+    let others = unchecked.iter().filter(|put| !(elements.owns)(&put.set.name, &put.element));
+    for put in elements.wanted.iter().chain(others) {
         additions.entry(put.set.name.clone()).or_default().push(put.element.clone());
     }
     for (name, more) in additions {

@@ -15,9 +15,9 @@ pub(crate) mod tunnel;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_kernel::nft::expr::CmpOp;
-use knit_kernel::nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, TableId, field};
 use knit_kernel::owner;
+use knit_nft::expr::CmpOp;
+use knit_nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, TableId, field};
 use knit_types::ByFamily as _;
 
 pub(crate) use elements::{Put, link_local, port_elements, port_sets, source_elements};
@@ -69,7 +69,7 @@ pub(crate) fn never_outside() -> impl Iterator<Item = IpNet> {
 }
 
 /// A set of ranges of one family.
-fn ranges<K: knit_kernel::nft::Key>(name: &str) -> Set {
+fn ranges<K: knit_nft::Key>(name: &str) -> Set {
     Set::of::<K>(name).interval()
 }
 

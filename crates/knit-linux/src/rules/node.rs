@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use knit_kernel::nft::expr::CmpOp;
-use knit_kernel::nft::{
+use knit_nft::expr::CmpOp;
+use knit_nft::{
     AddrType, Chain, ChainKind, CtDirection, CtState, CtStatus, Data, Element, Exists, Expr, Family,
     FibFlags, Hook, IfName, L4Proto, Mark, NatFlags, NfProto, Port, Reg, Rule, Scalar, Set, Table,
     TableState, field,
@@ -131,6 +131,20 @@ fn all_flows() -> Set {
     Set::of::<Mark>("all-flows").dynamic(ALL_FLOW_PARTS).comment("connections of all uplinks, in parts")
 }
 
+/// Connections that were refused to a Network because it had too many, counted by its uplink.
+pub(crate) fn refused() -> Set {
+    Set::of::<IfName>("refused")
+        .dynamic(u32::from(uplink::COUNT))
+        .comment("connections, to one that had too many")
+}
+
+/// Connections that were refused to a Network because all of them had too many, counted by its uplink.
+pub(crate) fn refused_together() -> Set {
+    Set::of::<IfName>("all-refused")
+        .dynamic(u32::from(uplink::COUNT))
+        .comment("connections, because all together had too many")
+}
+
 /// Whether an element of a set is the default Network's, which has this number.
 pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
     ["sources", "pods", "inside", "outward", "known"].iter().any(|name| set.starts_with(name))
@@ -169,9 +183,13 @@ pub(crate) fn layout(vxlan_port: u16, flows_at_most: Flows) -> TableState {
         hairpin6(),
         flows(),
         all_flows(),
+        refused(),
+        refused_together(),
     ]
     .into_iter()
     .fold(state, |state, set| state.set(set, []));
+    let state = refusals(state, "refuse", "refused", "too many connections");
+    let state = refusals(state, "refuse-all", "all-refused", "too many connections of all Networks");
     from_uplinks(to_uplinks(translation(state), vxlan_port), flows_at_most)
 }
 
@@ -227,21 +245,26 @@ fn from_uplinks(state: TableState, flows_at_most: Flows) -> TableState {
         )
 }
 
+/// Counts what is refused to each Network, and drops it. These are two rules: where there is no room to
+/// count, the first one ends there.
+fn refusals(state: TableState, chain: &str, counted: &str, why: &str) -> TableState {
+    state.chain(
+        Chain::regular(chain),
+        [Rule::new().count_each(&field::iifname(), counted), Rule::new().counter().drop().comment(why)],
+    )
+}
+
 /// Drops the first packet of a connection if its Network has too many. The kernel looks through all that it
 /// counted under one key when another one comes, so each uplink has many keys: which one follows from the
 /// connection's hash. All Networks together leave a part of the node's table to the node and the default
 /// Network, however many they are.
 fn new_flow(Flows { each, together }: Flows) -> Vec<Rule> {
     let key = (field::iifname(), field::symhash(FLOW_PARTS));
-    let of_one = Rule::new().connections_over(&key, "flows", each.div_ceil(FLOW_PARTS)).counter().drop();
+    let of_one = Rule::new().connections_over(&key, "flows", each.div_ceil(FLOW_PARTS)).goto("refuse");
     let key = field::symhash(ALL_FLOW_PARTS);
-    let of_all =
-        Rule::new().connections_over(&key, "all-flows", together.div_ceil(ALL_FLOW_PARTS)).counter().drop();
-    let rules = [
-        (each > 0).then(|| of_one.comment("too many connections")),
-        (together > 0).then(|| of_all.comment("too many connections of all Networks")),
-    ];
-    rules.into_iter().flatten().collect()
+    let most = together.div_ceil(ALL_FLOW_PARTS);
+    let of_all = Rule::new().connections_over(&key, "all-flows", most).goto("refuse-all");
+    [(each > 0).then_some(of_one), (together > 0).then_some(of_all)].into_iter().flatten().collect()
 }
 
 /// Goes out by an uplink, known by its group and how its name begins. Beside the set of uplinks, so that all

@@ -5,7 +5,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use knit_kernel::nft::{
+use knit_nft::{
     Chain, ChainKind, EtherAddr, Family, Hook, Icmp6Type, IfName, L4Proto, NfProto, Rule, Set, Table,
     TableState, field,
 };

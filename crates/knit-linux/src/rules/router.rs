@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use knit_kernel::nft::{
+use knit_nft::{
     Chain, ChainKind, CtDirection, CtState, Family, Hook, IfName, L4Proto, NatFlags, NfProto, Rule, Set,
     Table, TableState, field,
 };
@@ -64,7 +64,7 @@ fn empty() -> TableState {
 
 /// Interfaces of a router that checks ports, and that are none.
 pub(crate) fn not_ports(links: [&str; 2]) -> Vec<Put> {
-    let element = |link| knit_kernel::nft::Element::new(&IfName::new(link));
+    let element = |link| knit_nft::Element::new(&IfName::new(link));
     links.map(|link| Put::new(others(), element(link))).into()
 }
 
@@ -151,8 +151,8 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     put(outward6, outward, IpFamily::V6);
     for service in &network.cluster_service_ips {
         puts.push(match service {
-            std::net::IpAddr::V4(v4) => Put::new(services4(), knit_kernel::nft::Element::new(v4)),
-            std::net::IpAddr::V6(v6) => Put::new(services6(), knit_kernel::nft::Element::new(v6)),
+            std::net::IpAddr::V4(v4) => Put::new(services4(), knit_nft::Element::new(v4)),
+            std::net::IpAddr::V6(v6) => Put::new(services6(), knit_nft::Element::new(v6)),
         });
     }
     puts

@@ -1,5 +1,6 @@
 //! The tables as people read them.
 
+use knit_nft::{IfName, Name, TableState};
 use knit_runtime::{PortMapping, Protocol};
 
 use super::*;
@@ -43,6 +44,34 @@ fn an_attachment_is_a_few_elements() {
     let mut state = merge(state, None, &elements);
     state.sets.retain(|_, set| !set.elements.is_empty());
     insta::assert_snapshot!(state.to_string());
+}
+
+#[test]
+fn another_networks_frames_were_dropped_while_tables_of_a_version_without_checks_were_replaced() {
+    let layout = || node::layout(4789, node::Flows { each: 65_536, together: 65_536 });
+    let uplink = |name: &str| Put::new(node::uplinks::all(), Element::new(&IfName::new(name)));
+    let set_up = |found: Option<&TableState>, id: u32| {
+        let owns = |set: &Name, element: &Element| node::network_of(set, element) == Some(id);
+        merge(layout(), found, &Elements { wanted: vec![uplink(&format!("up-{id}"))], owns: &owns })
+    };
+    let unchecked = |state: &TableState| -> Vec<u32> {
+        let set = &state.sets["tunnel-unchecked"];
+        set.elements.values().filter_map(|e| node::network_of("tunnel-unchecked", e)).collect()
+    };
+    let mut earlier = layout();
+    earlier.sets.retain(|name, _| !name.starts_with("tunnel-"));
+    let both = [uplink("up-2"), uplink("up-3")].map(|put| put.element);
+    earlier.sets.get_mut("uplinks").expect("a set").extend(both);
+
+    let first = set_up(Some(&earlier), 2);
+    assert_eq!(unchecked(&first), [3], "nothing is known yet of what other nodes send there");
+    let second = set_up(Some(&first), 3);
+    assert_eq!(unchecked(&second), [0; 0]);
+    // Where frames were checked before, or rules were flushed, nothing is taken unchecked.
+    let mut flushed = first.clone();
+    flushed.sets.get_mut("tunnel-unchecked").expect("a set").elements.clear();
+    assert_eq!(unchecked(&set_up(Some(&flushed), 2)), [0; 0]);
+    assert_eq!(unchecked(&set_up(None, 2)), [0; 0]);
 }
 
 #[test]

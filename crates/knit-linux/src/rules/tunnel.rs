@@ -17,11 +17,12 @@
 //! outside too: their own addresses are single ones, and a source that is neither a pod's nor the address of
 //! a node that has pods may come from any node. Only these are looked up in a set of ranges.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use knit_kernel::nft::expr::{LookupResult, SetRef};
-use knit_kernel::nft::{
+use knit_nft::expr::{LookupResult, SetRef};
+use knit_nft::{
     AddrType, Chain, ChainKind, CtState, CtStatus, Data, Element, EtherType, Expr, FibFlags, Hook, L4Proto,
     NfProto, Port, Reg, Rule, Scalar, Set, TableState, Vni, field,
 };
@@ -32,6 +33,8 @@ use crate::shape::{Home, Shape};
 /// Before connection tracking.
 const RAW: i32 = -300;
 const FILTER: i32 = 0;
+
+const UNCHECKED: &str = "tunnel-unchecked";
 
 /// The addresses of a unit, as a power of two. The controller cuts no smaller block out of a subnet of some
 /// size.
@@ -82,6 +85,12 @@ fn nodes6() -> Set {
     Set::of::<(Vni, Ipv6Addr)>("tunnel-nodes6")
 }
 
+/// Networks whose frames are not checked yet: tables of a version that did not check frames have been
+/// replaced, and what other nodes may send in these Networks is not known before each of them is set up.
+fn unchecked() -> Set {
+    Set::of::<Vni>(UNCHECKED).comment("set up by an earlier version")
+}
+
 /// Addresses of which it is known at which node they are: the default Network's pods, and nodes themselves.
 fn known4() -> Set {
     ranges::<Ipv4Addr>("known4").comment("sources of one node only")
@@ -89,6 +98,21 @@ fn known4() -> Set {
 
 fn known6() -> Set {
     ranges::<Ipv6Addr>("known6").comment("sources of one node only")
+}
+
+/// The Networks that frames must still be taken of unchecked, if this is the table of a version that did not
+/// check them. Without this, a Network's frames would be dropped from the moment that another one is set up.
+/// A Network's own set-up removes it in the transaction that brings what it is checked by; a table that is
+/// gone, flushed for instance, leaves none.
+pub(super) fn unchecked_of(found: &TableState) -> Vec<Put> {
+    if found.sets.contains_key(&units44().name) {
+        return Vec::new();
+    }
+    let elements = found.sets.iter().flat_map(|(name, set)| {
+        set.elements.values().filter_map(|element| super::node::network_of(name, element))
+    });
+    let networks: BTreeSet<u32> = elements.collect();
+    networks.into_iter().map(|id| Put::new(unchecked(), Element::new(&Vni(id)))).collect()
 }
 
 /// To the tunnels' port.
@@ -111,6 +135,7 @@ pub(super) fn checks(state: TableState, port: u16) -> TableState {
         nodes6(),
         known4(),
         known6(),
+        unchecked(),
     ];
     let state = sets.into_iter().fold(state, |state, set| state.set(set, []));
     let (v4, v6) = (field::ip_saddr(), field::ip6_saddr());
@@ -168,6 +193,7 @@ where
                 .in_set(&(field::vxlan_vni(), outer.clone()), nodes)
                 .not_in_set(&ip6(), "known6"),
         ),
+        take(Rule::new().in_set(&field::vxlan_vni(), UNCHECKED)),
         Rule::new()
             .eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL)
             .counter()
@@ -246,7 +272,7 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
                 });
                 puts.extend(shape.addresses_of(&remote.node).map(|own| host(vni, node, own)));
             } else {
-                let gateways = shape.network.subnets.iter().map(|subnet| subnet.gateway);
+                let gateways = shape.network.subnets.iter().filter_map(|subnet| subnet.gateway);
                 puts.extend(gateways.map(|gateway| host(vni, node, gateway)));
             }
             for (range, _) in &remote.ranges {

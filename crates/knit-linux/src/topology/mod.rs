@@ -1,26 +1,38 @@
-//! Kinds of Networks: what one is inside its router, and what a pod of it has.
+//! Kinds of Networks: what one is on a node, and what a pod of it has.
 //!
 //! One file for each kind, which is all that there is of it: everything else in this crate asks the driver. A
-//! new kind is a file here, a line in [`of`] and in [`ALL`], and a letter for marks.
+//! new kind is a file here, a line in [`of`] and in [`ALL`], and a letter for marks. Most kinds have a
+//! router; theirs say what is in it, and leave the verbs as they are. A kind without a router has verbs of
+//! its own.
 
 mod routed;
 mod switched;
+mod underlay;
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-use knit_kernel::link::PortFlags;
-use knit_kernel::nft::{TableId, TableState};
-use knit_kernel::{Handle, Op};
-use knit_runtime::{Network, Result, Topology};
+use std::sync::Arc;
 
-use crate::attach::Plan;
+use knit_kernel::link::{Link, PortFlags};
+use knit_kernel::netns::NetNs;
+use knit_kernel::{Handle, IfName, Op};
+use knit_nft::{self as nft, TableId, TableState};
+use knit_runtime::{AttachRequest, HostEnd, InterfaceName, Network, Result, SandboxId, Topology};
+
+use crate::attach::{self, Plan};
+use crate::core::Core;
+use crate::fail::internal;
 use crate::mark::Mark;
+use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
-use crate::rules::Put;
+use crate::rules::{self, Put};
 use crate::settings::Setting;
+use crate::setup;
 use crate::shape::{Facts, Home, Shape};
 use crate::sight::{Sight, Wrong};
+use crate::space::Space;
+use crate::survey::{Found, Looked};
 use crate::wanted::Entry;
 
 pub(crate) use routed::remote_entries as routed_remote_entries;
@@ -37,39 +49,74 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     /// Refuses a Network that cannot be of this kind in such a router, and says what to do.
     fn check(&self, network: &Network, home: Home) -> Result<(), String>;
 
-    /// Whether pods have their subnet on their link. If not, they have only the gateway there.
-    fn has_subnet_on_link(&self) -> bool;
+    /// The link of the node that a Network is on, where that is not the one with the node's addresses.
+    fn parent<'a>(&self, _: &'a Network) -> Option<&'a str> {
+        None
+    }
 
-    /// The links of a router that are neither uplink, tunnel nor ports: makes and changes them. Says which of
-    /// them the tunnel and the ports are ports of, if any.
-    fn settle_links(&self, router: &Handle, shape: &Shape) -> Result<Option<u32>>;
+    // What is done to a Network on this node. As it is here it is done to one with a router.
 
-    /// Says what is wrong with these links, and which one the tunnel and the ports are ports of.
-    fn compare_links(&self, router: &Sight, shape: &Shape, wrong: &mut Wrong) -> Option<u32>;
+    /// Brings this node's side of a Network to what is wanted, whatever is there.
+    fn set_up(&self, core: &Core, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
+        core.set_router_up(shape, facts)
+    }
 
-    /// The name of the link in a router that the tunnel and the ports are ports of, and what they are there.
-    fn master(&self) -> Option<Master>;
+    /// Keeps in force what keeps a Network apart that cannot be set up as it should be now.
+    fn hold_closed(&self, core: &Core, network: &Network, home: Home) -> Result<()> {
+        core.hold_router_closed(network, home)
+    }
 
-    /// Settings of a router beyond forwarding, and what it means where a kernel does not have them.
-    fn settings(&self) -> Vec<(Vec<Setting>, &'static str)>;
+    /// Takes away what setting a Network up made; it has no attachments.
+    fn take_down(&self, core: &Core, net: &Net) -> Result<()> {
+        core.take_router_down(net)
+    }
 
-    /// The tables inside a router: where ports are checked, and the router's own. They may be the same.
-    fn tables(&self, vxlan_port: u16) -> Vec<TableState>;
+    /// Compares a Network and its attachments with what they should be; says what of it is not known because
+    /// it was being changed.
+    fn compare(
+        &self,
+        core: &Core,
+        looked: Looked<'_>,
+        comparing: &Comparing<'_>,
+        found: Found<'_>,
+    ) -> Result<InMotion> {
+        core.compare_router(looked, comparing, found)
+    }
 
-    /// The table that the sources of pods are in.
-    fn sources(&self) -> TableId;
+    // What is done for one attachment. As it is here its link is a pair, whose other end is in the router.
 
-    /// What this kind has in the router's own table, besides what every Network has there.
-    fn router_elements(&self) -> Vec<Put>;
+    /// All attachments of a Network that the kernel has.
+    fn attachments(&self, net: &Net) -> Result<Vec<(Link, Mark)>> {
+        setup::ports(&*net.space.links()?)
+    }
 
-    /// What a router has for itself and for the pods of other nodes.
-    fn router_entries(&self, shape: &Shape, facts: &Facts) -> BTreeSet<Entry>;
+    /// One of them.
+    fn attachment(
+        &self,
+        net: &Net,
+        sandbox: &SandboxId,
+        interface: &InterfaceName,
+    ) -> Result<Option<(Link, Mark)>> {
+        net.port_of(sandbox, interface)
+    }
 
-    /// What a router has for a pod of this node.
-    fn pod_entries(&self, host: &str, mark: &Mark) -> Vec<Entry>;
+    /// What is there in the place of a planned attachment, as asked for or not. What was half made goes; what
+    /// is another's is a conflict.
+    fn find(&self, core: &Core, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
+        core.find_port(net, plan)
+    }
 
-    /// What of that does not go with the pod's link.
-    fn left_by(&self, mark: &Mark) -> Vec<Entry>;
+    /// Makes an attachment.
+    fn make(
+        &self,
+        core: &Core,
+        net: &Net,
+        plan: &Plan,
+        request: &AttachRequest,
+        pod: &NetNs,
+    ) -> Result<Link> {
+        core.make_port(net, plan, request, pod)
+    }
 
     /// What is done inside the pod's namespace, to the interface with this number there.
     fn pod_side(&self, plan: &Plan, interface: u32, ipv6: bool) -> Vec<Op<'static>> {
@@ -80,6 +127,89 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     /// and back.
     fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
         net.asks(plan)
+    }
+
+    /// The link that a failed making left.
+    fn leftover(&self, net: &Net, plan: &Plan) -> Result<Option<Link>> {
+        net.left_of_port(plan)
+    }
+
+    /// Takes an attachment away; what of it is gone already is fine.
+    fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
+        net.unmake_port(link, mark)
+    }
+
+    /// Looks whether an attachment is as it was made.
+    fn inspect(&self, net: &Net, link: &Link, mark: &Mark) -> Result<()> {
+        net.inspect_port(link, mark)
+    }
+
+    /// Removes the links of makings that were cut off.
+    fn collect_half_made(&self, core: &Core, net: &Net) -> Result<()> {
+        net.collect_half_made(&|link| core.is_half_made(link))
+    }
+
+    /// The other end of an attachment's link.
+    fn host_end(&self, net: &Net, link: &Link) -> HostEnd {
+        attach::host_end(net, link)
+    }
+
+    /// Takes away what of attachments does not go with a Network's namespace; says how many links.
+    fn purge(&self, _: &Space) -> Result<usize> {
+        Ok(0)
+    }
+
+    // What there is in a router.
+
+    /// The links of a router that are neither uplink, tunnel nor ports: makes and changes them. Says which of
+    /// them the tunnel and the ports are ports of, if any.
+    fn settle_links(&self, _: &Handle, _: &Shape) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
+    /// Says what is wrong with these links, and which one the tunnel and the ports are ports of.
+    fn compare_links(&self, _: &Sight, _: &Shape, _: &mut Wrong) -> Option<u32> {
+        None
+    }
+
+    /// The name of the link in a router that the tunnel and the ports are ports of, and what they are there.
+    fn master(&self) -> Option<Master> {
+        None
+    }
+
+    /// Settings of a router beyond forwarding, and what it means where a kernel does not have them.
+    fn settings(&self) -> Vec<(Vec<Setting>, &'static str)> {
+        Vec::new()
+    }
+
+    /// The tables inside a router: where ports are checked, and the router's own. They may be the same.
+    fn tables(&self, _vxlan_port: u16) -> Vec<TableState> {
+        Vec::new()
+    }
+
+    /// The table that the sources of pods are in.
+    fn sources(&self) -> TableId {
+        rules::table(nft::Family::Inet)
+    }
+
+    /// What this kind has in the router's own table, besides what every Network has there.
+    fn router_elements(&self) -> Vec<Put> {
+        Vec::new()
+    }
+
+    /// What a router has for itself and for the pods of other nodes.
+    fn router_entries(&self, _: &Shape, _: &Facts) -> BTreeSet<Entry> {
+        BTreeSet::new()
+    }
+
+    /// What a router has for a pod of this node.
+    fn pod_entries(&self, _host: &str, _: &Mark) -> Vec<Entry> {
+        Vec::new()
+    }
+
+    /// What of that does not go with the pod's link.
+    fn left_by(&self, _: &Mark) -> Vec<Entry> {
+        Vec::new()
     }
 }
 
@@ -92,14 +222,37 @@ pub(crate) struct Master {
 }
 
 /// All kinds.
-const ALL: [&dyn Driver; 2] = [&routed::Routed, &switched::Switched];
+const ALL: [&dyn Driver; 3] = [&routed::Routed, &switched::Switched, &underlay::Underlay];
 
 /// The driver of a kind.
 pub(crate) fn of(topology: Topology) -> &'static dyn Driver {
     match topology {
         Topology::Layer3 => &routed::Routed,
         Topology::Layer2 => &switched::Switched,
+        Topology::Underlay => &underlay::Underlay,
     }
+}
+
+/// The driver of the Network whose router is the node itself.
+pub(crate) fn default() -> &'static dyn Driver {
+    &routed::Routed
+}
+
+/// The driver of a Network whose namespace was found, as far as that is known before it is set up: kinds with
+/// a router are told apart by the marks of their attachments.
+pub(crate) fn found_in(space: &Space) -> Result<&'static dyn Driver> {
+    let found = space.links()?.link_by_name(&lo()).map_err(internal("read a Network's namespace"))?;
+    let says = found.as_ref().and_then(|lo| lo.owner()?.strip_prefix(NAMESPACE));
+    Ok(says.map_or(default(), |says| of(of_letters(says))))
+}
+
+/// Before the letter of a kind without a router and its Network's number, in the mark of the loopback link of
+/// the Network's namespace.
+const NAMESPACE: &str = "namespace ";
+
+/// The loopback link, which every namespace has.
+fn lo() -> IfName {
+    IfName::new("lo").expect("lo is a name")
 }
 
 /// The names of links that others are ports of, of all kinds.

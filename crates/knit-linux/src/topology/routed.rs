@@ -3,16 +3,13 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use knit_kernel::Handle;
-use knit_kernel::nft::{Family, TableId, TableState};
+use knit_nft::{Family, TableId, TableState};
 use knit_runtime::{Network, Result, Topology};
 
-use super::{Driver, Master};
+use super::Driver;
 use crate::mark::Mark;
 use crate::rules::{self, Put};
-use crate::settings::Setting;
 use crate::shape::{Facts, Home, Path, Shape, tunnel_hop, tunnel_mac};
-use crate::sight::{Sight, Wrong};
 use crate::tunnel::ROUTER_TUNNEL;
 use crate::uplink::ROUTER_END;
 use crate::wanted::Entry;
@@ -34,26 +31,6 @@ impl Driver for Routed {
         Ok(())
     }
 
-    fn has_subnet_on_link(&self) -> bool {
-        false
-    }
-
-    fn settle_links(&self, _: &Handle, _: &Shape) -> Result<Option<u32>> {
-        Ok(None)
-    }
-
-    fn compare_links(&self, _: &Sight, _: &Shape, _: &mut Wrong) -> Option<u32> {
-        None
-    }
-
-    fn master(&self) -> Option<Master> {
-        None
-    }
-
-    fn settings(&self) -> Vec<(Vec<Setting>, &'static str)> {
-        Vec::new()
-    }
-
     fn tables(&self, vxlan_port: u16) -> Vec<TableState> {
         vec![rules::port::no_arp(), rules::router::layout(rules::router::with_ports(), vxlan_port)]
     }
@@ -67,7 +44,7 @@ impl Driver for Routed {
     }
 
     fn router_entries(&self, shape: &Shape, _: &Facts) -> BTreeSet<Entry> {
-        let own = shape.network.subnets.iter().map(|subnet| subnet.gateway);
+        let own = shape.network.subnets.iter().filter_map(|subnet| subnet.gateway);
         let own = own.chain(shape.network.router_addresses.iter().copied());
         let address = |address| Entry::Address { link: "lo".into(), net: IpNet::from(address) };
         let mut entries: BTreeSet<Entry> = own.map(address).collect();
@@ -86,10 +63,6 @@ impl Driver for Routed {
             ]
         };
         mark.ips().flat_map(both).collect()
-    }
-
-    fn left_by(&self, _: &Mark) -> Vec<Entry> {
-        Vec::new()
     }
 }
 

@@ -10,17 +10,16 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use knit_ipam::{Mac, pod_mac};
 use knit_kernel::link::{AddrGenMode, Bridge, NewLink, PortFlags};
-use knit_kernel::nft::{Family, TableId, TableState};
 use knit_kernel::{Handle, IfName, Mtu, owner};
+use knit_nft::{Family, TableId, TableState};
 use knit_runtime::{Block, Network, Result, Topology};
 use knit_types::{Family as IpFamily, HasFamily as _};
 
 use super::{Driver, Master};
-use crate::attach::kernel_mac;
 use crate::fail::internal;
 use crate::links::Like;
 use crate::mark::Mark;
-use crate::rules::{self, Put};
+use crate::rules;
 use crate::settings::{self, Setting};
 use crate::shape::{Facts, Home, Shape};
 use crate::sight::{Sight, Wrong};
@@ -32,11 +31,10 @@ use crate::wanted::Entry;
 pub(super) struct Switched;
 
 /// What it means where a kernel does not have the settings.
-const NO_BRIDGE_FILTER: &str = "bridged packets pass no IP rules here, so Services and policies of switched \
-                                Networks do \
-                                not work: load the module br_netfilter";
-const ASKS: &str =
-    "the router asks for addresses that nobody has, and its pods may fill the machine's table of neighbours";
+const NO_BRIDGE_FILTER: &str = "bridged packets do not pass IP rules here, so Services and policies \
+of switched Networks do not work: load the module br_netfilter";
+const ASKS: &str = "the router sends solicitations for unassigned addresses, and its pods may fill the \
+    machine's neighbor table";
 
 /// The bridge, in the router.
 const BRIDGE: &str = "bridge";
@@ -75,13 +73,13 @@ impl Driver for Switched {
 
     fn check(&self, network: &Network, home: Home) -> Result<(), String> {
         match home {
-            Home::Node => Err(format!("Network {} is the node's own and can only be Layer3", network.name)),
+            Home::Node => Err(format!(
+                "Network {} uses the node's own namespace and can only be \
+            Layer3",
+                network.name
+            )),
             Home::Own => Ok(()),
         }
-    }
-
-    fn has_subnet_on_link(&self) -> bool {
-        true
     }
 
     /// The bridge: its MAC first, because changing it later takes its neighbours away.
@@ -93,7 +91,7 @@ impl Driver for Switched {
             return Ok(Some(link.index));
         }
         let mut bridge = NewLink::bridge(name, Bridge::default());
-        (bridge.mac, bridge.mtu) = (Some(kernel_mac(bridge_mac(shape))), Mtu::new(shape.mtu).ok());
+        (bridge.mac, bridge.mtu) = (Some(bridge_mac(shape)), Mtu::new(shape.mtu).ok());
         (bridge.group, bridge.up) = (0, true);
         bridge.alias = Some(owner::alias(&format!("bridge {}", shape.id())));
         bridge.addr_gen = Some(AddrGenMode::None);
@@ -126,10 +124,6 @@ impl Driver for Switched {
         rules::table(Family::Bridge)
     }
 
-    fn router_elements(&self) -> Vec<Put> {
-        Vec::new()
-    }
-
     fn router_entries(&self, shape: &Shape, facts: &Facts) -> BTreeSet<Entry> {
         let mut entries = remote_entries(shape, facts);
         entries.extend(bridge_addresses(shape));
@@ -150,7 +144,7 @@ impl Driver for Switched {
 
 /// The bridge as it is to be.
 fn like(shape: &Shape) -> Like {
-    let mac = Some(kernel_mac(bridge_mac(shape)));
+    let mac = Some(bridge_mac(shape));
     Like { mtu: Some(shape.mtu), mac, group: Some(0), ..Like::default() }
 }
 
@@ -166,15 +160,11 @@ fn bridge_addresses(shape: &Shape) -> Vec<Entry> {
     let mut entries = Vec::new();
     for subnet in &shape.network.subnets {
         let own = shape.router_address(subnet.family());
-        let (first, gateway_alone) = match own {
-            Some(own) => (own, true),
-            None => (subnet.gateway, false),
-        };
+        let Some(first) = own.or(subnet.gateway) else { continue };
         let net = IpNet::new(first, subnet.cidr.prefix_len()).expect("a prefix length of the same family");
         entries.push(Entry::Address { link: BRIDGE.into(), net });
-        if gateway_alone {
-            entries.push(Entry::Address { link: BRIDGE.into(), net: IpNet::from(subnet.gateway) });
-        }
+        let alone = subnet.gateway.filter(|gateway| *gateway != first);
+        entries.extend(alone.map(|it| Entry::Address { link: BRIDGE.into(), net: IpNet::from(it) }));
     }
     entries
 }

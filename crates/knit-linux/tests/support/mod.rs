@@ -1,6 +1,6 @@
 //! A small cluster out of namespaces: nodes and an outside world on one segment, pods, and packets between
 //! them.
-#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "every test file uses a part of it")]
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,37 +10,22 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
-use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId, TableState};
+use knit_kernel::nft::Kernel;
 use knit_kernel::owner;
 use knit_kernel::route::Route as KernelRoute;
-use knit_kernel::testing::namespace;
-use knit_kernel::{Handle, IfName, Op};
+use knit_kernel::{Handle, Op};
 use knit_linux::{Config, LinuxRuntime};
+use knit_nft::{Family, Nftables, TableId, TableState};
 use knit_runtime::{
     Address, AttachRequest, Attachment, Block, Dns, Network, NetworkId, Pod, Runtime, Subnet, Topology,
 };
-
-/// How long a packet that must arrive may take, and how long one is waited for that must not.
-pub const SOON: Duration = Duration::from_secs(60);
-pub const NEVER: Duration = Duration::from_millis(300);
-
-pub fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
-
-pub fn net(text: &str) -> IpNet {
-    text.parse().expect("a prefix")
-}
-
-pub fn name(text: &str) -> IfName {
-    IfName::new(text).expect("a name")
-}
+use knit_testbed::wire::{self, Wire};
+pub use knit_testbed::{NEVER, SOON, ip, name, net};
 
 /// Nodes `a` and `b`, and the outside, on one segment 192.168.7.0/24 and fd07::/64.
 pub struct Cluster {
-    pub wire: NetNs,
+    pub wire: Wire,
     pub a: Node,
     pub b: Node,
     pub outside: NetNs,
@@ -66,15 +51,10 @@ impl Cluster {
     }
 
     pub fn with_mtu(mtu: u32) -> Self {
-        let wire = namespace();
-        let handle = Handle::open(&wire).expect("a handle");
-        let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
-        bridge.up = true;
-        handle.create_link(&bridge).expect("the wire");
-        let a = Node::new("a", 1, &wire, mtu);
-        let b = Node::new("b", 2, &wire, mtu);
-        let outside = namespace();
-        plug(&wire, &outside, "outside", 99, mtu);
+        let wire = Wire::with_mtu(mtu);
+        let a = Node::new("a", 1, &wire);
+        let b = Node::new("b", 2, &wire);
+        let outside = wire.host("outside", 99);
         // The outside knows another world: 203.0.113.0/24 and 2001:db8:99::/64 are behind it.
         let out = Handle::open(&outside).expect("a handle");
         let lo = out.index_of(&name("lo")).expect("lo");
@@ -95,30 +75,10 @@ impl Cluster {
     }
 }
 
-/// Joins a namespace to the wire: its `eth0` has host number `host`.
-fn plug(wire: &NetNs, space: &NetNs, port: &str, host: u8, mtu: u32) -> Vec<IpAddr> {
-    let handle = Handle::open(wire).expect("a handle");
-    let bridge = handle.index_of(&name("wire")).expect("the wire");
-    let mut peer = Peer::new(name("eth0"), space);
-    peer.mtu = Some(knit_kernel::Mtu::new(mtu).expect("an MTU"));
-    let mut link = NewLink::veth(name(port), peer);
-    link.mtu = Some(knit_kernel::Mtu::new(mtu).expect("an MTU"));
-    link.master = Some(bridge);
-    link.up = true;
-    handle.create_link(&link).expect("a port of the wire");
-    let inside = Handle::open(space).expect("a handle");
-    let eth0 = inside.index_of(&name("eth0")).expect("eth0");
-    let addresses = [format!("192.168.7.{host}/24"), format!("fd07::{host}/64")];
-    let mut ops: Vec<Op<'_>> = vec![Change::of(eth0).up().into()];
-    ops.extend(addresses.iter().map(|text| Op::create(LinkAddress::new(eth0, net(text)))));
-    inside.apply(&ops).expect("addresses of eth0");
-    addresses.iter().map(|text| net(text).addr()).collect()
-}
-
 impl Node {
-    fn new(name: &'static str, host: u8, wire: &NetNs, mtu: u32) -> Self {
-        let space = namespace();
-        let addresses = plug(wire, &space, name, host, mtu);
+    fn new(name: &'static str, host: u8, wire: &Wire) -> Self {
+        let space = wire.host(name, host);
+        let addresses = wire::addresses(host).map(|net| net.addr()).to_vec();
         let routers = PathBuf::from(format!("/run/routers-{name}"));
         let runtime = Self::runtime(name, &space, &addresses, &routers, |_| {});
         Self { name, space, addresses, runtime, routers }
@@ -223,8 +183,8 @@ pub fn default_network() -> Network {
         id: NetworkId::new(1).expect("an id"),
         topology: Topology::Layer3,
         subnets: vec![
-            Subnet { cidr: net("10.244.0.0/16"), gateway: ip("10.244.255.254") },
-            Subnet { cidr: net("fd44::/64"), gateway: ip("fd44::ffff:fffe") },
+            Subnet { cidr: net("10.244.0.0/16"), gateway: Some(ip("10.244.255.254")) },
+            Subnet { cidr: net("fd44::/64"), gateway: Some(ip("fd44::ffff:fffe")) },
         ],
         mtu: None,
         primary: true,
@@ -243,6 +203,7 @@ pub fn default_network() -> Network {
         ],
         router_addresses: Vec::new(),
         announced: Vec::new(),
+        underlay: None,
         parameters: serde_json::Map::new(),
     }
 }
@@ -345,8 +306,8 @@ pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) 
         id: NetworkId::new(id).expect("an id"),
         topology,
         subnets: vec![
-            Subnet { cidr: net("10.77.0.0/24"), gateway: ip("10.77.0.1") },
-            Subnet { cidr: net("fd77::/64"), gateway: ip("fd77::1") },
+            Subnet { cidr: net("10.77.0.0/24"), gateway: Some(ip("10.77.0.1")) },
+            Subnet { cidr: net("fd77::/64"), gateway: Some(ip("fd77::1")) },
         ],
         mtu: None,
         primary: true,
@@ -364,6 +325,7 @@ pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) 
         blocks: vec![block("a", 1, a.0, a.1), block("b", 2, b.0, b.1)],
         router_addresses: vec![ip(own.2), ip(own.3)],
         announced: Vec::new(),
+        underlay: None,
         parameters: serde_json::Map::new(),
     }
 }

@@ -63,7 +63,7 @@ pub fn parse(text: &str) -> Result<Vec<Asked>, String> {
         return Err(format!("it is {} bytes long: write at most {MAX_LENGTH}", text.len()));
     }
     if text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) {
-        return Err("it has control characters in it: write names, or a JSON list".to_owned());
+        return Err("it contains control characters: write names, or a JSON list".to_owned());
     }
     let text = text.trim();
     let asked = if text.is_empty() {
@@ -95,13 +95,13 @@ pub fn check_number(networks: usize) -> Result<(), String> {
 pub fn check_name(name: &str) -> Result<(), String> {
     if let Some((namespace, name)) = name.split_once('/') {
         let (namespace, name) = (shown(namespace), shown(name));
-        return Err(format!("{namespace}/{name}: Networks have no namespace: write the name alone"));
+        return Err(format!("{namespace}/{name}: Networks are not namespaced: write only the name"));
     }
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.');
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let bytes = name.as_bytes();
     if name.len() > 63 || !bytes.iter().all(|b| inner(*b)) || !edge(bytes.first()) || !edge(bytes.last()) {
-        return Err(format!("{} cannot be a Network's name: write one such as blue", shown(name)));
+        return Err(format!("{} is not a valid Network name: write one such as blue", shown(name)));
     }
     Ok(())
 }
@@ -109,7 +109,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
 fn parse_name(part: &str) -> Result<Asked, String> {
     let part = part.trim();
     if part.is_empty() {
-        return Err("there is nothing between two commas: write names such as blue,green@net1".to_owned());
+        return Err("nothing between two commas: write names such as blue,green@net1".to_owned());
     }
     let (name, interface) = match part.split_once('@') {
         Some((name, interface)) => (name, Some(interface)),
@@ -135,7 +135,10 @@ impl TryFrom<Entry> for Asked {
 
     fn try_from(entry: Entry) -> Result<Self, String> {
         if entry.namespace.is_some_and(|namespace| !namespace.is_empty()) {
-            return Err(format!("{} has a namespace: Networks have none, leave it out", shown(&entry.name)));
+            return Err(format!(
+                "{} has a namespace: Networks are not namespaced, leave it out",
+                shown(&entry.name)
+            ));
         }
         check_name(&entry.name)?;
         let ips = entry.ips.unwrap_or_default();

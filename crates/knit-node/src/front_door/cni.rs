@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::request::Door;
 
 /// How long a client may take to say what it wants, and to take the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many clients are served at once; further ones wait in the socket's queue.
 const CLIENTS: usize = 512;
@@ -34,7 +34,7 @@ pub struct CniDoor {
 
 /// Why the door cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("the socket {path} for the CNI shim cannot be opened: see that its directory is there and writable")]
+#[error("cannot open the socket {path} for the CNI shim: check that its directory exists and is writable")]
 pub struct DoorError {
     /// The socket.
     pub path: PathBuf,
@@ -92,7 +92,7 @@ impl CniDoor {
                 }
                 Err(error) => {
                     // Out of descriptors, mostly: a pause lets others end.
-                    tracing::warn!(%error, "a client of the CNI socket cannot be accepted");
+                    tracing::warn!(%error, "cannot accept a client of the CNI socket");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -106,11 +106,11 @@ async fn serve_one(mut stream: UnixStream, core: &Core) -> Result<(), FrameError
         tracing::warn!(
             uid = peer.uid(),
             pid = peer.pid(),
-            "a client of the CNI socket is not root, and is refused"
+            "refused a client of the CNI socket that is not root"
         );
         return Ok(());
     }
-    let request = match timeout(PATIENCE, read(&mut stream)).await {
+    let request = match timeout(CLIENT_TIMEOUT, read(&mut stream)).await {
         Ok(Ok(request)) => request,
         Ok(Err(FrameError::Closed)) => return Ok(()),
         Ok(Err(error)) => {
@@ -138,8 +138,8 @@ async fn serve_one(mut stream: UnixStream, core: &Core) -> Result<(), FrameError
 async fn answer(request: Request, core: &Core) -> Result<Value, CniError> {
     if request.version != PROTOCOL_VERSION {
         let msg = format!(
-            "the CNI shim speaks version {} of its protocol, the node agent {PROTOCOL_VERSION}: install both \
-             from one release",
+            "the CNI shim speaks version {} of its protocol, the node agent {PROTOCOL_VERSION}: install \
+            both from the same release",
             request.version
         );
         return Err(CniError::new(code::INTERNAL, msg));
@@ -163,7 +163,7 @@ async fn answer(request: Request, core: &Core) -> Result<Value, CniError> {
             let Some(previous) = &request.config.prev_result else {
                 return Err(CniError::new(
                     code::INVALID_CONFIG,
-                    "CHECK needs prevResult: give what ADD answered",
+                    "CHECK needs prevResult: pass the result of ADD",
                 ));
             };
             let attached = core.check(sandbox).await.map_err(|e| translate::cni_error(&e))?;
@@ -210,7 +210,7 @@ async fn write(stream: &mut UnixStream, response: &Response) -> Result<(), Frame
         stream.write_all(&frame).await?;
         stream.shutdown().await
     };
-    match timeout(PATIENCE, send).await {
+    match timeout(CLIENT_TIMEOUT, send).await {
         Ok(sent) => sent.map_err(FrameError::Io),
         Err(_) => Err(FrameError::Io(io::ErrorKind::TimedOut.into())),
     }

@@ -3,6 +3,11 @@
 
 pub mod annotation;
 pub mod cni;
+mod doors;
+pub mod dra;
 pub mod kni;
 pub mod network_attachment;
+pub mod nri;
 mod translate;
+
+pub use doors::{Doors, DoorsError};

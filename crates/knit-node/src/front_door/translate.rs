@@ -11,7 +11,7 @@ use knit_runtime::{Dns, InterfaceName, Pod, PortMapping, Protocol, SandboxId};
 use super::annotation::{self, parse_address};
 use crate::error::{Error, Reason};
 use crate::pipeline::Attached;
-use crate::request::{Door, PodRequest, Start, Wishes};
+use crate::request::{Door, Main, MainInterface, PodRequest, Start, Wishes};
 
 /// The sandbox of a call.
 pub(super) fn sandbox(request: &Request) -> Result<SandboxId, CniError> {
@@ -31,7 +31,7 @@ pub(super) fn pod_request(request: Request) -> Result<PodRequest, CniError> {
     let interface = interface(&request)?;
     let netns = PathBuf::from(&request.netns);
     if !netns.is_absolute() {
-        let msg = format!("CNI_NETNS {:?} is no absolute path", request.netns);
+        let msg = format!("CNI_NETNS {:?} is not an absolute path", request.netns);
         return Err(CniError::new(code::INVALID_ENVIRONMENT, msg));
     }
     if request.config.prev_result.is_some() {
@@ -40,13 +40,13 @@ pub(super) fn pod_request(request: Request) -> Result<PodRequest, CniError> {
     }
     let NetworkConfig { name, runtime_config, .. } = request.config;
     if runtime_config.bandwidth.is_some() {
-        tracing::warn!(%sandbox, "capability bandwidth is not served: the pod's bandwidth is not limited");
+        tracing::warn!(%sandbox, "capability bandwidth is not supported: the pod's bandwidth is not limited");
     }
     let (namespace, pod_name) = match (request.args.pod_namespace, request.args.pod_name) {
         (Some(namespace), Some(name)) => (Some(namespace), Some(name)),
         (None, None) => (None, None),
         _ => {
-            let msg = "CNI_ARGS has only one of K8S_POD_NAMESPACE and K8S_POD_NAME: give both or none";
+            let msg = "CNI_ARGS has only one of K8S_POD_NAMESPACE and K8S_POD_NAME: set both or neither";
             return Err(CniError::new(code::INVALID_ENVIRONMENT, msg));
         }
     };
@@ -67,13 +67,16 @@ pub(super) fn pod_request(request: Request) -> Result<PodRequest, CniError> {
         pod: Pod { sandbox, namespace, name: pod_name, uid: request.args.pod_uid },
         start: Some(Start {
             netns,
-            interface,
-            ports,
-            addresses,
-            mac,
-            dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            main: Main::Ours(MainInterface {
+                interface,
+                ports,
+                addresses,
+                mac,
+                dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            }),
         }),
         wishes: runtime_config.pod_annotations.as_ref().map_or(Wishes::AsThePodSays, annotation::wishes),
+        claims: Vec::new(),
         door: Door::Cni(name),
     })
 }
@@ -86,7 +89,7 @@ fn port(mapping: &knit_cni::PortMapping) -> Result<PortMapping, String> {
         other => return Err(format!("protocol {other:?} must be tcp, udp or sctp")),
     };
     if mapping.container_port == 0 {
-        return Err(format!("hostPort {} leads to containerPort 0: give a port", mapping.host_port));
+        return Err(format!("hostPort {} maps to containerPort 0: set a port", mapping.host_port));
     }
     let host_ip = match mapping.host_ip.as_str() {
         "" | "0.0.0.0" | "::" => None,

@@ -4,27 +4,32 @@
 //! Nobody waits for a comparison. A repair is a Network's, or an attachment's, and each of them is limited by
 //! itself: whoever damages the same thing again and again is reported, and costs nobody else.
 
+mod follow;
 mod pace;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_ledger::AttachmentState;
 use knit_runtime::{
-    Damage, Disturbance, InterfaceName, NotKnown, Reason as RuntimeReason, Runtime, SandboxId, Survey,
+    Attachment, Damage, Disturbance, InterfaceName, NotKnown, Reason as RuntimeReason, Runtime, SandboxId,
+    Survey,
 };
+use knit_types::sync::Locked;
 use tokio::time::Instant;
 
+use crate::networks::compute::Unready;
 use crate::reconcile::{Outcome, Reconciler};
-use crate::sandboxes::books::pod_of;
+use crate::report::PodEvent;
+pub use follow::Followers;
 pub use pace::{Backoff, Pace, Turn};
 
 /// A Network is put right this often at the least, whoever damages it: it is a matter of isolation.
 const NETWORK: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
 /// anyway.
-const RETRY: Duration = Duration::from_secs(1);
+const COMPARE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Damage of this kind is nobody's doing: the node's own link has changed.
 const NODE: &str = "node";
@@ -32,11 +37,16 @@ const NODE: &str = "node";
 /// Attachments that are to be attached again: sandbox and interface.
 pub(crate) type Damaged = BTreeSet<(SandboxId, InterfaceName)>;
 
+/// What runtimes were seen to have, by their names.
+pub(crate) type Seen = BTreeMap<String, Vec<Attachment>>;
+
 /// How often what was put right.
 #[derive(Debug)]
 pub(crate) struct Repairs {
     networks: Mutex<Backoff<String>>,
     attachments: Mutex<Backoff<(SandboxId, InterfaceName)>>,
+    /// What was told of the insides of pods: each thing once.
+    noticed: Mutex<BTreeMap<(SandboxId, InterfaceName), String>>,
 }
 
 /// What a look at one runtime came to.
@@ -87,16 +97,29 @@ impl Repairs {
         Self {
             networks: Mutex::new(Backoff::new(NETWORK.min(pass))),
             attachments: Mutex::new(Backoff::new(pass)),
+            noticed: Mutex::default(),
         }
     }
 
     fn networks(&self) -> MutexGuard<'_, Backoff<String>> {
-        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.networks.locked()
+    }
+
+    /// What is to be told of the inside of a pod: what was not told before. Pods that are gone are forgotten.
+    fn is_news(
+        &self,
+        who: &(SandboxId, InterfaceName),
+        what: &str,
+        is_there: impl Fn(&SandboxId) -> bool,
+    ) -> bool {
+        let mut told = self.noticed.locked();
+        told.retain(|(sandbox, _), _| is_there(sandbox));
+        told.insert(who.clone(), what.to_owned()).is_none_or(|before| before != what)
     }
 
     /// Whether it is an attachment's turn to be made again.
     pub(crate) fn attachment(&self, sandbox: &SandboxId, interface: &InterfaceName) -> Turn {
-        let mut attachments = self.attachments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attachments = self.attachments.locked();
         attachments.turn(&(sandbox.clone(), interface.clone()), Instant::now())
     }
 }
@@ -113,14 +136,18 @@ impl Look {
 
 impl Reconciler {
     /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass.
-    /// Says which attachments are to be attached again.
-    pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> Damaged {
-        let mut damaged = Damaged::new();
-        self.networks.compare_services();
+    /// Says which attachments are to be attached again, and what runtimes were seen to have of which nothing
+    /// was put right.
+    pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> (Damaged, Seen) {
+        let (mut damaged, mut seen) = (Damaged::new(), Seen::new());
+        self.networks.compare_services_and_policies();
         for (name, runtime) in self.runtimes.all() {
             let limit = self.config.runtime_deadline;
-            match tokio::time::timeout(limit, runtime.survey()).await {
-                Ok(Ok(survey)) => {
+            match tokio::time::timeout(limit, runtime.survey_and_list()).await {
+                Ok(Ok((survey, listed))) => {
+                    if survey.networks.is_empty() {
+                        seen.extend(listed.map(|listed| (name, listed)));
+                    }
                     damaged.extend(self.put_right(&runtime, survey, Occasion::Pass, outcome).await.damaged);
                 }
                 // Before the first request, all was set up just now.
@@ -130,18 +157,18 @@ impl Reconciler {
                     }
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "what a \
-                        network runtime made cannot be compared");
+                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "cannot \
+                    compare the state of a network runtime");
                     outcome.failed += 1;
                 }
                 Err(_) => {
-                    tracing::warn!(runtime = %name, "what a network runtime made cannot be compared: it does \
+                    tracing::warn!(runtime = %name, "cannot compare the state of a network runtime: it does \
                         not answer");
                     outcome.failed += 1;
                 }
             }
         }
-        damaged
+        (damaged, seen)
     }
 
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
@@ -186,7 +213,7 @@ impl Reconciler {
             // Nobody is told by a runtime that does not compare: the passes do.
             Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => return None,
             // The next pass says so, if it lasts.
-            Ok(Err(_)) | Err(_) => return Some(Instant::now() + RETRY),
+            Ok(Err(_)) | Err(_) => return Some(Instant::now() + COMPARE_RETRY_DELAY),
         };
         let Look { damaged, again } = self.put_right(runtime, survey, Occasion::News, &mut outcome).await;
         let later = self.attach_again(&damaged, &mut outcome).await;
@@ -202,15 +229,33 @@ impl Reconciler {
         outcome: &mut Outcome,
     ) -> Look {
         let mut look = Look { damaged: survey.attachments, again: None };
+        for (who, what) in survey.noticed {
+            let Some(pod) = self.sandboxes.pod(&who.0) else { continue };
+            if self.repairs.is_news(&who, &what, |sandbox| self.sandboxes.pod(sandbox).is_some()) {
+                tracing::info!(sandbox = %who.0, interface = %who.1, "{what}");
+                self.report.say(PodEvent { pod, reason: "InterfaceChanged", message: format!("{what}.") });
+            }
+        }
         for (network, why) in survey.unknown {
             // What was told of it is used up, so nobody else would have it compared before the next pass.
-            look.come_back(Instant::now() + RETRY);
+            look.come_back(Instant::now() + COMPARE_RETRY_DELAY);
             match why {
-                NotKnown::Moving => tracing::debug!(network, "something of it was just being changed"),
+                NotKnown::Moving => tracing::debug!(network, "part of it was being changed"),
                 NotKnown::Failed(error) => {
-                    tracing::warn!(network, error, "not all of a Network can be compared");
+                    tracing::warn!(network, error, "part of a Network cannot be compared");
                     outcome.failed += 1;
                 }
+            }
+        }
+        // What could not be put right and is no longer damaged: what was missing is back.
+        let broken = self.networks.broken().into_iter().filter(|(name, network)| {
+            let its_own = self.runtimes.get(name).is_some_and(|its| Arc::ptr_eq(&its, runtime));
+            its_own && !survey.networks.contains_key(network)
+        });
+        for (_, network) in broken {
+            if self.set_up_again(runtime, &network).await == SetUp::Failed {
+                outcome.failed += 1;
+                look.come_back(Instant::now() + COMPARE_RETRY_DELAY);
             }
         }
         for (network, damage) in survey.networks {
@@ -226,7 +271,7 @@ impl Reconciler {
                     SetUp::Gone => {}
                     SetUp::Failed => {
                         outcome.failed += 1;
-                        look.come_back(Instant::now() + RETRY);
+                        look.come_back(Instant::now() + COMPARE_RETRY_DELAY);
                     }
                 },
             }
@@ -249,15 +294,13 @@ impl Reconciler {
                 tracing::error!(
                     network,
                     error = &error as &dyn std::error::Error,
-                    "a damaged Network cannot be put right yet"
+                    "cannot repair a damaged Network yet"
                 );
+                self.networks.is_broken(&newest, Unready::not_set_up(knit_types::chain(&error)));
                 SetUp::Failed
             }
             Err(_) => {
-                tracing::error!(
-                    network,
-                    "a damaged Network cannot be put right: its runtime does not answer"
-                );
+                tracing::error!(network, "cannot repair a damaged Network: its runtime does not answer");
                 SetUp::Failed
             }
         }
@@ -276,19 +319,31 @@ impl Reconciler {
                 outcome.failed += 1;
             }
         }
+        self.check_foreign(name, runtime, None, outcome).await
+    }
+
+    /// Has a runtime check the attachments that it made, of one sandbox or of all. Says which are damaged.
+    async fn check_foreign(
+        &self,
+        name: &str,
+        runtime: &Arc<dyn Runtime>,
+        sandbox: Option<&SandboxId>,
+        outcome: &mut Outcome,
+    ) -> Damaged {
         let attached: Vec<_> = {
             let books = self.sandboxes.books();
             let of = |record: &knit_ledger::SandboxRecord| {
-                let pod = pod_of(record).ok()?;
                 let made = |a: &&knit_ledger::Attachment| {
                     a.plan().runtime == name && matches!(a.state(), AttachmentState::Attached(_))
                 };
                 let own = record.attachments().iter().filter(made);
-                let own = own.filter_map(|a| InterfaceName::new(a.plan().interface.as_str()).ok());
-                let own: Vec<InterfaceName> = own.collect();
-                Some((pod, record.netns().path.clone(), own))
+                let own: Vec<InterfaceName> = own.map(|a| a.plan().interface.clone()).collect();
+                (record.runtime_pod(), record.netns().path.clone(), own)
             };
-            books.records().filter_map(of).collect()
+            match sandbox {
+                Some(sandbox) => books.get(sandbox).into_iter().map(of).collect(),
+                None => books.records().map(of).collect(),
+            }
         };
         let mut damaged = Damaged::new();
         for (pod, netns, interfaces) in attached {
@@ -303,13 +358,13 @@ impl Reconciler {
                     }
                     Ok(Err(error)) => {
                         tracing::debug!(runtime = name, sandbox = %pod.sandbox, %interface,
-                            error = &error as &dyn std::error::Error, "an interface cannot be checked");
+                            error = &error as &dyn std::error::Error, "cannot check an interface");
                     }
                     // One that hangs would hang for each of them.
                     Err(_) => {
                         tracing::warn!(
                             runtime = name,
-                            "interfaces cannot be checked: the network runtime does not answer"
+                            "cannot check interfaces: the network runtime does not answer"
                         );
                         outcome.failed += 1;
                         return damaged;
@@ -324,18 +379,16 @@ impl Reconciler {
         let words: Vec<&str> = damage.iter().map(|damage| damage.message.as_str()).collect();
         let words = words.join("; ");
         match Telling::of(damage, turn) {
-            Telling::Changed => tracing::info!(network, "it is set up again: {words}"),
+            Telling::Changed => tracing::info!(network, "setting it up again: {words}"),
             Telling::Damaged => {
-                tracing::warn!(network, "somebody changed what Knit made, and it is put right: {words}");
+                tracing::warn!(network, "another program changed Knit's kernel state; repairing it: {words}");
             }
             Telling::Fight => {
-                tracing::error!(network, "somebody changes what Knit made again and again: {words}");
+                tracing::error!(network, "another program keeps changing Knit's kernel state: {words}");
                 let message = format!(
-                    "Network {network}: something on this node changes what Knit made in the kernel again \
-                     and again \
-                     ({words}). It is put right every {} s; find the program that does it (a firewall \
-                     service that \
-                     flushes rules?) and stop it.",
+                    "Network {network}: a program on this node keeps changing Knit's kernel state \
+                    ({words}). It is repaired every {} s; find the program that does it (a firewall \
+                    service that flushes rules?) and stop it.",
                     NETWORK.as_secs()
                 );
                 self.report.say_of_node("KnitIsDisturbed", message);

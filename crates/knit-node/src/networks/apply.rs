@@ -13,16 +13,23 @@ use tokio::time::Instant;
 use super::compute::{self, Desired, Here, Unready};
 use super::{Applied, Networks, Patience};
 use crate::clock;
-use crate::error::Result;
-use crate::proxy::{Foreign, Running};
+use crate::config::MainInterfaces;
+use crate::error::{Error, Reason, Result};
+use crate::policy::EnforcedRouter;
+use crate::proxy::{NoRouter, Running};
 use crate::world::{World, announced};
 
 /// The shortest time between two passes over all Networks because of changes.
-const GATHER: Duration = Duration::from_millis(100);
+const APPLY_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Networks {
     /// Has pods be attached to a Network here: sets it up if nobody wanted it before.
     pub(crate) async fn ensure(&self, name: &str, patience: Patience) -> Result<()> {
+        if name == names::DEFAULT_NETWORK && !self.serves_default() {
+            let message = "Network default is not served where another CNI plugin gives pods their main \
+                interface: use another one";
+            return Err(Error::new(Reason::Refused, message));
+        }
         self.want(name);
         if self.is_set_up(name) {
             return Ok(());
@@ -37,10 +44,19 @@ impl Networks {
     /// as a Service that clients outside reach by this node. Why it is not ready, if it is not, is kept with
     /// the Network.
     pub async fn keep(&self, name: &str) {
+        if name == names::DEFAULT_NETWORK && !self.serves_default() {
+            return;
+        }
         self.want(name);
         if !self.is_set_up(name) {
             let _ = self.apply(name).await;
         }
+    }
+
+    /// Whether the Network of main interfaces is this agent's to serve: its router is the node's own
+    /// namespace, where another CNI plugin may be at work.
+    fn serves_default(&self) -> bool {
+        self.config.main_interfaces == MainInterfaces::Ours
     }
 
     /// Something that NodeNetwork shows of a Network may have changed.
@@ -56,7 +72,7 @@ impl Networks {
             let problem = match tokio::time::timeout_at(deadline, self.apply(name)).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(problem)) => problem,
-                Err(_) => Unready::not_set_up("setting it up takes longer than the request may"),
+                Err(_) => Unready::not_set_up("setting it up takes longer than the request allows"),
             };
             if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
                 return Err(problem.into_error(name));
@@ -108,11 +124,14 @@ impl Networks {
         self.tell_runtime(&runtime, &network).await?;
         let first = !self.is_set_up(name);
         let proxy = if first { self.start_proxy(&runtime, &network).await } else { None };
+        let policies = if first { self.start_policies(&runtime, &network) } else { None };
         let mut entries = self.entries();
         let entry = entries.entry(name.to_owned()).or_default();
-        let proxy = entry.applied.take().and_then(|a| a.proxy).inspect(|p| p.update(&network)).or(proxy);
+        let (old_proxy, old_policies) = entry.applied.take().map(|a| (a.proxy, a.policies)).unzip();
+        let proxy = old_proxy.flatten().inspect(|p| p.update(&network)).or(proxy);
+        let policies = old_policies.flatten().or(policies);
         entry.attempted = None;
-        entry.applied = Some(Applied { runtime, network, proxy });
+        entry.applied = Some(Applied { runtime, network, proxy, policies });
         drop(entries);
         if first {
             tracing::info!(network = name, "Network is set up");
@@ -141,7 +160,7 @@ impl Networks {
                 tracing::warn!(
                     network = name,
                     error = &error as &dyn std::error::Error,
-                    "an AddressBlock cannot be used"
+                    "cannot use an AddressBlock"
                 );
             }
         }
@@ -166,7 +185,7 @@ impl Networks {
                     here = %lease.holder(),
                     node = announced.node,
                     addresses = %lease.addresses,
-                    "an address is in use on another node, too: delete one of the two pods"
+                    "an address is also in use on another node: delete one of the two pods"
                 );
             }
             twice.is_none()
@@ -209,13 +228,13 @@ impl Networks {
         network: &Arc<knit_runtime::Network>,
     ) -> Option<Box<dyn Running>> {
         let proxy = self.proxy.as_ref()?;
-        let has_routers = self.runtimes.get(runtime).is_some_and(|runtime| runtime.routers().is_some());
-        if !has_routers {
-            return Some(Box::new(Foreign { runtime: runtime.to_owned() }));
+        if !network.topology.has_router() {
+            return Some(Box::new(NoRouter::of_topology(network.topology)));
         }
-        let own = network.name == names::DEFAULT_NETWORK;
-        let router = (!own).then(|| self.config.routers_dir().join(&network.name));
-        match proxy.start(router, network).await {
+        if !self.has_routers(runtime) {
+            return Some(Box::new(NoRouter::of_runtime(runtime)));
+        }
+        match proxy.start(self.router_of(network), network).await {
             Ok(running) => Some(running),
             Err(error) => {
                 tracing::error!(
@@ -228,12 +247,34 @@ impl Networks {
         }
     }
 
+    /// Has policies enforced in a Network's router, if it has one. It returns at once.
+    fn start_policies(
+        &self,
+        runtime: &str,
+        network: &knit_runtime::Network,
+    ) -> Option<Box<dyn EnforcedRouter>> {
+        let has_router = network.topology.has_router() && self.has_routers(runtime);
+        let policies = self.policies.as_ref().filter(|_| has_router)?;
+        Some(policies.start(self.router_of(network), network))
+    }
+
+    /// Whether a runtime makes routers that the agent can use.
+    fn has_routers(&self, runtime: &str) -> bool {
+        self.runtimes.get(runtime).is_some_and(|runtime| runtime.routers().is_some())
+    }
+
+    /// Where the namespace of a Network's router is; none for the node's own.
+    fn router_of(&self, network: &knit_runtime::Network) -> Option<std::path::PathBuf> {
+        let own = network.name == names::DEFAULT_NETWORK;
+        (!own).then(|| self.config.routers_dir().join(&network.name))
+    }
+
     /// One pass over all Networks that this node needs: sets up, updates, and removes what was not used for a
     /// while.
     pub async fn pass(&self) {
         let world = self.world.get();
         let mut needed: BTreeSet<String> = self.sandboxes.books().networks_in_use();
-        if world.networks.contains_key(names::DEFAULT_NETWORK) {
+        if self.serves_default() && world.networks.contains_key(names::DEFAULT_NETWORK) {
             needed.insert(names::DEFAULT_NETWORK.to_owned());
         }
         let now = clock::now();
@@ -248,6 +289,7 @@ impl Networks {
                 }
             }
         }
+        keep.iter().for_each(|name| self.world.want(name));
         // Each result is kept with its Network.
         let _ = futures::future::join_all(keep.iter().map(|name| self.apply(name))).await;
         for name in remove {
@@ -261,23 +303,37 @@ impl Networks {
         if self.sandboxes.books().networks_in_use().contains(name) {
             return;
         }
-        let runtime = self.entries().get_mut(name).and_then(|e| e.applied.take()).map(|a| a.runtime);
-        if let Some(runtime) = runtime.as_ref().and_then(|runtime| self.runtimes.get(runtime))
-            && let Err(error) = runtime.remove_network(name).await
-            && error.reason != RuntimeReason::NetworkNotFound
+        // Its proxy ends first. What a runtime was told and did not do whole is there as well.
+        let told = self.entries().get_mut(name).and_then(|entry| {
+            let applied = entry.applied.take().map(|applied| (applied.runtime, applied.network));
+            applied.or_else(|| entry.attempted.take())
+        });
+        if let Some((runtime, network)) = told
+            && let Err(why) = self.remove_from(&runtime, name).await
         {
-            tracing::warn!(
-                network = name,
-                error = &error as &dyn std::error::Error,
-                "an unused Network cannot be removed yet"
-            );
+            tracing::warn!(network = name, runtime, "cannot remove an unused Network yet: {why}");
+            // Nothing is forgotten that a runtime may still have: the next pass tries again.
+            self.entries().entry(name.to_owned()).or_default().attempted = Some((runtime, network));
             return;
         }
         // Fails only while leases are there, which a pod that came meanwhile may have.
         if self.sandboxes.books().allocator.remove_network(name).is_ok() {
             self.entries().remove(name);
-            tracing::info!(network = name, "unused Network is removed");
+            self.world.unwant(name);
+            tracing::info!(network = name, "removed an unused Network");
             self.changed();
+        }
+    }
+
+    async fn remove_from(&self, runtime: &str, name: &str) -> Result<(), String> {
+        let Some(runtime) = self.runtimes.get(runtime) else {
+            return Err("its network runtime does not answer on this node".to_owned());
+        };
+        let limit = self.config.runtime_deadline;
+        match tokio::time::timeout(limit, runtime.remove_network(name)).await {
+            Ok(Err(error)) if error.reason != RuntimeReason::NetworkNotFound => Err(chain(&error)),
+            Ok(_) => Ok(()),
+            Err(_) => Err(format!("it was not removed within {} s", limit.as_secs())),
         }
     }
 
@@ -293,7 +349,7 @@ impl Networks {
                 seen = Some(revision);
                 // The first change is taken at once; those that come right behind it are taken together.
                 tokio::time::sleep_until(next).await;
-                next = Instant::now() + GATHER;
+                next = Instant::now() + APPLY_INTERVAL;
                 self.pass().await;
             }
             // A pass now and then even with no news: for what failed, and what is no longer used.

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_api::{Network, Outside, ServiceReference, conditions, names};
-use knit_ipam::{AddressRange, Addresses, Pool, Subnet};
-use knit_runtime::{Block, NetworkId, Route};
+use knit_api::conditions;
+use knit_ipam::{Addresses, Pool, Subnet};
+use knit_model::{Network, addresses_of_networks};
+use knit_runtime::{Block, NetworkId, Underlay};
+use knit_types::chain;
 
 use crate::world::{World, announced};
 
@@ -41,12 +43,6 @@ impl Unready {
     }
 }
 
-/// Whether some namespaces have a Network as their primary.
-#[must_use]
-pub fn is_primary(name: &str, network: &Network) -> bool {
-    name == names::DEFAULT_NETWORK || network.spec.primary_for.is_some()
-}
-
 /// Whether a Network has pods on this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Here {
@@ -66,58 +62,54 @@ pub fn desired(world: &World, name: &str, node: &str, here: Here) -> Result<Desi
         .get(name)
         .ok_or_else(|| Unready::not_set_up(format!("Network {name} does not exist: create it")))?;
     let runtime = world.runtime_of(network).ok_or_else(|| {
-        let class = &network.spec.class;
+        let class = network.class();
         Unready::not_set_up(format!("NetworkClass {class} of Network {name} does not exist: create it"))
     })?;
-    let id = network.status.as_ref().and_then(|s| s.id).ok_or_else(|| {
+    let id = network.id().ok_or_else(|| {
         Unready::not_set_up(format!(
-            "Network {name} has no number (status.id) yet: the controller gives it one"
+            "Network {name} has no number (status.id) yet: the controller assigns one"
         ))
     })?;
     // Pods of the default Network reach what their node reaches; it has no outside that could be too large.
-    if name != names::DEFAULT_NETWORK {
-        check_inside(world, here)?;
+    if !network.is_default() {
+        check_inside(world, name, here)?;
     }
     let wrong = |problem: String| Unready::not_set_up(format!("Network {name}: {problem}"));
     let id = NetworkId::new(id).map_err(|e| wrong(e.to_string()))?;
     let own_blocks = own_blocks(world, name, node);
-    let pool = if network.spec.subnets.is_empty() && name == names::DEFAULT_NETWORK {
-        let block = own_blocks.first().ok_or_else(|| no_block(name))?;
-        pool_of_block(name, id, block).map_err(wrong)?
-    } else {
-        pool_of(name, network, id).map_err(wrong)?
+    let pool = match network.pool().map_err(|error| wrong(chain(error)))? {
+        Some(pool) => pool.clone(),
+        None => {
+            let block = own_blocks.first().ok_or_else(|| no_block(name))?;
+            pool_of_block(name, id, block).map_err(wrong)?
+        }
     };
-    let primary = is_primary(name, network);
+    let underlay = underlay(world, network, node).map_err(wrong)?;
     let families: Vec<knit_ipam::Family> = pool.families().collect();
     let network = knit_runtime::Network {
         name: name.to_owned(),
         id,
-        topology: network.spec.topology,
+        topology: network.topology(),
         subnets: families
             .iter()
             .filter_map(|family| pool.subnet(*family))
             .filter_map(|subnet| {
                 let cidr = IpNet::new(first(subnet), subnet.prefix_len()).ok()?;
-                Some(knit_runtime::Subnet { cidr, gateway: subnet.gateway() })
+                // Without a router of ours there is the segment's own, if the operator names one.
+                let gateway = network.has_gateway(subnet.range().family()).then(|| subnet.gateway());
+                Some(knit_runtime::Subnet { cidr, gateway })
             })
             .collect(),
-        mtu: network.spec.mtu,
-        primary,
-        outside: match network.spec.outside {
-            Some(Outside::Masquerade) => true,
-            Some(Outside::Closed) => false,
-            None => primary,
-        },
+        mtu: network.mtu(),
+        primary: network.is_primary(),
+        outside: network.reaches_outside(),
         not_outside: not_outside(world),
-        cluster_service_ips: if name == names::DEFAULT_NETWORK {
-            Vec::new()
-        } else {
-            service_ips(world, network)
-        },
-        routes: routes(network).map_err(wrong)?,
+        cluster_service_ips: if network.is_default() { Vec::new() } else { service_ips(world, network) },
+        routes: network.routes().map_err(|error| wrong(chain(error)))?.to_vec(),
         blocks: blocks(world, name),
         router_addresses: Vec::new(),
         announced: announced::for_runtime(world, name, node),
+        underlay,
         parameters: world.class_of(network).and_then(|c| c.spec.parameters.clone()).unwrap_or_default(),
     };
     Ok(Desired { pool, runtime, network, own_blocks })
@@ -129,8 +121,8 @@ pub fn no_block(name: &str) -> Unready {
     Unready {
         reason: conditions::node_network::REASON_NO_ADDRESS,
         message: format!(
-            "this node has no AddressBlock of Network {name} yet: it asked for one; see that the controller \
-             runs"
+            "this node has no AddressBlock of Network {name} yet and has requested one: check that the \
+            controller is running"
         ),
     }
 }
@@ -151,57 +143,30 @@ fn first(subnet: &Subnet) -> IpAddr {
     subnet.range().first()
 }
 
-fn pool_of(name: &str, network: &Network, id: NetworkId) -> Result<Pool, String> {
-    let mut subnets = Vec::new();
-    for subnet in &network.spec.subnets {
-        let range = |text: &str| {
-            text.parse::<IpNet>()
-                .map_err(|_| format!("{text:?} is no address range: write one such as 10.77.0.0/16"))
-        };
-        let gateway = match &subnet.gateway {
-            Some(text) => Some(text.parse().map_err(|_| format!("gateway {text:?} is no address"))?),
-            None => None,
-        };
-        let reserved: Vec<AddressRange> =
-            subnet.reserved.iter().map(|r| range(r).map(AddressRange::from)).collect::<Result<_, _>>()?;
-        subnets.push(Subnet::new(range(&subnet.cidr)?, gateway, &reserved).map_err(|e| e.to_string())?);
+/// The link of this node that a Network is on, if it is of that kind.
+fn underlay(world: &World, network: &Network, node: &str) -> Result<Option<Underlay>, String> {
+    if network.topology().has_router() {
+        return Ok(None);
     }
-    let pool = Pool::new(name, id.get(), subnets).map_err(|e| e.to_string())?;
-    Ok(pool.primary(is_primary(name, network)).with_router(name != names::DEFAULT_NETWORK))
+    let view = world.nodes.get(node).ok_or("the Node of this node has not arrived yet: it tries again")?;
+    let parent = network.parent_on(&view.labels).map_err(|error| chain(&error))?.to_owned();
+    Ok(Some(Underlay { parent, mode: network.underlay_mode() }))
 }
 
-/// This node's blocks of a Network. One that cannot be is left out, with a word in the log.
+/// This node's blocks of a Network.
 fn own_blocks(world: &World, name: &str, node: &str) -> Vec<knit_ipam::Block> {
-    let mine = world.blocks.iter().filter(|(_, b)| b.network == name && b.node == node);
-    let parsed = mine.filter_map(|(object, spec)| {
-        let (ipv4, ipv6) = ranges(spec);
-        match knit_ipam::Block::from_ranges(name, node, ipv4, ipv6) {
-            Ok(block) => Some(block),
-            Err(error) => {
-                tracing::warn!(address_block = %object, error = &error as &dyn std::error::Error, "an \
-                    AddressBlock cannot be used");
-                None
-            }
-        }
-    });
-    parsed.collect()
-}
-
-fn ranges(spec: &knit_api::AddressBlockSpec) -> (Option<ipnet::Ipv4Net>, Option<ipnet::Ipv6Net>) {
-    (spec.ipv4.as_deref().and_then(|t| t.parse().ok()), spec.ipv6.as_deref().and_then(|t| t.parse().ok()))
+    let mine = world.blocks.values().filter(|b| b.network() == name && b.node() == node);
+    mine.map(|block| block.block().clone()).collect()
 }
 
 /// All blocks of a Network, with their nodes' addresses.
 fn blocks(world: &World, name: &str) -> Vec<Block> {
-    let of_network = world.blocks.values().filter(|b| b.network == name);
+    let of_network = world.blocks.values().filter(|b| b.network() == name);
     let mut blocks: Vec<Block> = of_network
-        .filter_map(|spec| {
-            let (ipv4, ipv6) = ranges(spec);
-            if ipv4.is_none() && ipv6.is_none() {
-                return None;
-            }
-            let node_addresses = world.nodes.get(&spec.node).map(|n| n.addresses.clone()).unwrap_or_default();
-            Some(Block { node: spec.node.clone(), node_addresses, ipv4, ipv6 })
+        .map(|block| {
+            let node = block.node();
+            let node_addresses = world.nodes.get(node).map(|n| n.addresses.clone()).unwrap_or_default();
+            Block { node: node.to_owned(), node_addresses, ipv4: block.ipv4(), ipv6: block.ipv6() }
         })
         .collect();
     blocks.sort_by(|a, b| (&a.node, a.ipv4, a.ipv6).cmp(&(&b.node, b.ipv4, b.ipv6)));
@@ -209,68 +174,43 @@ fn blocks(world: &World, name: &str) -> Vec<Block> {
 }
 
 /// Nothing is let out by half a list of what is inside: what is missing of it would be the outside.
-fn check_inside(world: &World, here: Here) -> Result<(), Unready> {
-    let missing = world.missing_of_the_inside(here == Here::InUse);
+fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
+    let missing = world.missing_of_the_inside(name, here == Here::InUse);
     if missing.is_empty() {
         return Ok(());
     }
     Err(Unready::not_set_up(format!(
-        "not all {} have arrived from the Kubernetes API yet, and without them pods would reach what is not \
-         the outside: \
-         it tries again. If this stays, see the agent's log for the answer of the API: the agent's role must \
-         allow it to \
-         list and watch them (deploy/base/agent/rbac.yaml), and ServiceCIDRs need Kubernetes 1.33 or newer",
+        "not all {} have arrived from the Kubernetes API yet, and without them pods could reach what is \
+        not outside of the cluster; it will be retried. If this persists, check the agent's log for the \
+        API server's answer: the agent's role must allow it to list and watch them \
+        (deploy/base/agent/rbac.yaml), ServiceCIDRs need Kubernetes 1.33 or later, and Nodes and BlockSlices \
+        come from a controller that is running and not older than this agent",
         missing.join(", ")
     )))
 }
 
-/// What is not the outside: nodes, services, all Networks.
+/// What is not the outside: nodes, services, all Networks. A segment that some Network's pods are on is the
+/// outside all the same: most of what is there is not the cluster's.
 fn not_outside(world: &World) -> Vec<IpNet> {
     let addresses = world.nodes.values().flat_map(|n| n.addresses.iter().chain(&n.others));
     let nodes = addresses.map(|a| IpNet::from(*a));
     let services = world.service_cidrs.values().flatten().copied();
-    let networks =
-        world.networks.values().flat_map(|n| n.spec.subnets.iter().filter_map(|s| s.cidr.parse().ok()));
-    // A Network without subnets is where its blocks are.
-    let without = |name: &str| world.networks.get(name).is_some_and(|n| n.spec.subnets.is_empty());
-    let blocks = world.blocks.values().filter(|b| without(&b.network)).flat_map(|b| {
-        let (ipv4, ipv6) = ranges(b);
-        ipv4.map(IpNet::from).into_iter().chain(ipv6.map(IpNet::from))
-    });
-    let mut ranges = IpNet::aggregate(&nodes.chain(services).chain(networks).chain(blocks).collect());
+    let networks = addresses_of_networks(&world.networks, &world.blocks);
+    let mut ranges = IpNet::aggregate(&nodes.chain(services).chain(networks).collect());
     ranges.sort();
     ranges
 }
 
-/// The Services of the default Network that pods of a Network reach.
-#[must_use]
-pub fn cluster_services(network: &Network) -> Vec<ServiceReference> {
-    network.spec.cluster_services.clone().unwrap_or_else(|| {
-        let service =
-            |namespace: &str, name: &str| ServiceReference { namespace: namespace.into(), name: name.into() };
-        vec![service("default", "kubernetes"), service("kube-system", "kube-dns")]
-    })
-}
-
 fn service_ips(world: &World, network: &Network) -> Vec<IpAddr> {
-    let mut ips: Vec<IpAddr> = cluster_services(network)
-        .into_iter()
-        .filter_map(|s| world.services.get(&(s.namespace, s.name)))
+    let mut ips: Vec<IpAddr> = network
+        .cluster_services()
+        .filter_map(|(namespace, name)| world.services.get(&(namespace.to_owned(), name.to_owned())))
         .flatten()
         .copied()
         .collect();
     ips.sort();
     ips.dedup();
     ips
-}
-
-fn routes(network: &Network) -> Result<Vec<Route>, String> {
-    let route = |r: &knit_api::Route| {
-        let wrong = || format!("route {:?} via {:?} cannot be read", r.destination, r.via);
-        let via = r.via.as_ref().map(|via| via.parse().map_err(|_| wrong())).transpose()?;
-        Ok(Route { destination: r.destination.parse().map_err(|_| wrong())?, via })
-    };
-    network.spec.routes.iter().map(route).collect()
 }
 
 /// The own addresses of a router, as a runtime takes them.
@@ -284,28 +224,30 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use knit_api::{AddressBlockSpec, NetworkSpec, NetworkStatus};
+    use knit_api::{AddressBlockSpec, Network, NetworkSpec, NetworkStatus, names};
+    use knit_model::AddressBlock;
 
     use super::*;
 
-    fn block(node: &str, ipv4: &str, ipv6: &str) -> Arc<AddressBlockSpec> {
+    fn block(node: &str, ipv4: &str, ipv6: &str) -> Arc<AddressBlock> {
         let range = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
-        Arc::new(AddressBlockSpec {
+        let spec = AddressBlockSpec {
             network: names::DEFAULT_NETWORK.into(),
             node: node.into(),
             ipv4: range(ipv4),
             ipv6: range(ipv6),
-        })
+        };
+        Arc::new(AddressBlock::of(&spec).expect("a block"))
     }
 
-    fn world(blocks: &[Arc<AddressBlockSpec>]) -> World {
+    fn world(blocks: &[Arc<AddressBlock>]) -> World {
         let spec = NetworkSpec { class: names::DEFAULT_CLASS.into(), ..NetworkSpec::default() };
         let mut network = Network::new(names::DEFAULT_NETWORK, spec);
         network.status = Some(NetworkStatus { id: Some(1), ..NetworkStatus::default() });
         let blocks: BTreeMap<_, _> =
             blocks.iter().enumerate().map(|(i, b)| (i.to_string(), Arc::clone(b))).collect();
         World {
-            networks: Arc::new([(names::DEFAULT_NETWORK.to_owned(), Arc::new(network))].into()),
+            networks: Arc::new([(names::DEFAULT_NETWORK.to_owned(), Arc::new(network.into()))].into()),
             blocks: Arc::new(blocks),
             ..World::default()
         }
@@ -319,7 +261,7 @@ mod tests {
         ]);
         let found = desired(&world, names::DEFAULT_NETWORK, "b", Here::New).expect("it can be set up");
         let subnets: Vec<String> =
-            found.network.subnets.iter().map(|s| format!("{} {}", s.cidr, s.gateway)).collect();
+            found.network.subnets.iter().map(|s| format!("{} {}", s.cidr, s.gateway.expect("one"))).collect();
         assert_eq!(subnets, ["10.244.5.0/24 10.244.5.1", "fd00:0:0:2::/120 fd00:0:0:2::1"]);
         assert_eq!(found.own_blocks.len(), 1);
         assert_eq!(found.network.blocks.len(), 2);
@@ -330,12 +272,27 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_that_pods_are_on_was_no_longer_the_outside_for_others() {
+        let mut world = world(&[block("a", "10.244.0.0/24", "")]);
+        for (name, topology) in [("lan", "Underlay"), ("blue", "Layer2")] {
+            let cidr = if name == "lan" { "192.168.20.0/24" } else { "10.77.0.0/16" };
+            let spec = serde_json::json!({"topology": topology, "subnets": [{"cidr": cidr}]});
+            let network = Network::new(name, serde_json::from_value(spec).expect("a spec"));
+            Arc::make_mut(&mut world.networks).insert(name.to_owned(), Arc::new(network.into()));
+        }
+        let found = desired(&world, names::DEFAULT_NETWORK, "a", Here::New).expect("it can be set up");
+        let inside = |range: &str| found.network.not_outside.contains(&range.parse().expect("a range"));
+        assert!(inside("10.77.0.0/16"));
+        assert!(!inside("192.168.20.0/24"), "{:?}", found.network.not_outside);
+    }
+
+    #[test]
     fn a_node_is_not_the_outside_by_any_of_its_addresses() {
         let ip = |text: &str| text.parse().expect("an address");
         let view = crate::world::NodeView {
             addresses: vec![ip("192.168.7.2"), ip("fd07::2")],
             others: vec![ip("203.0.113.2"), ip("2001:db8::2")],
-            uid: None,
+            ..Default::default()
         };
         let nodes = Arc::new([("b".to_owned(), Arc::new(view))].into());
         let world = World { nodes, ..world(&[block("a", "10.244.0.0/24", "")]) };
@@ -352,7 +309,7 @@ mod tests {
         let spec = serde_json::json!({"topology": "Layer3", "subnets": [{"cidr": "10.7.0.0/16"}]});
         let mut red = Network::new("red", serde_json::from_value(spec).expect("a spec"));
         red.status = Some(NetworkStatus { id: Some(2), ..NetworkStatus::default() });
-        Arc::make_mut(&mut world.networks).insert("red".to_owned(), Arc::new(red));
+        Arc::make_mut(&mut world.networks).insert("red".to_owned(), Arc::new(red.into()));
         let all = Synced {
             networks: true,
             namespaces: true,

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::Networks;
 use super::compute::Unready;
+use crate::proxy::NOBODY_LOOKS;
 
 /// How long pods of the default Network wait for its Services at most.
 const DEFAULT_NETWORK_WAIT: Duration = Duration::from_secs(3);
@@ -18,35 +19,47 @@ impl Networks {
     /// ([`ServicesState::holds_up_pods`](crate::proxy::ServicesState::holds_up_pods)).
     ///
     /// # Errors
-    /// When that does not come in time: who asks tries again.
+    /// When that does not come in time, or nobody is left who could bring it: who asks tries again.
     pub(crate) async fn in_force(&self, network: &str, deadline: Instant) -> Result<(), Unready> {
-        let watch = {
-            let entries = self.entries();
-            let applied = entries.get(network).and_then(|entry| entry.applied.as_ref());
-            applied.and_then(|applied| applied.proxy.as_ref()).map(|proxy| proxy.watch())
-        };
-        let Some(mut state) = watch else { return Ok(()) };
         // The API server may itself be a pod of the default Network, or need one: while it is away, or
         // refuses a list, such a pod must start all the same.
         let is_default = network == names::DEFAULT_NETWORK;
         let deadline =
             if is_default { deadline.min(Instant::now() + DEFAULT_NETWORK_WAIT) } else { deadline };
-        let settled = state.wait_for(|state| state.holds_up_pods().is_none());
-        // Without anybody who could say more, the agent is stopping or the Network is going.
-        if tokio::time::timeout_at(deadline, settled).await.is_ok() {
-            return Ok(());
-        }
-        let why = state.borrow().holds_up_pods();
-        match why {
-            None => Ok(()),
-            Some(why) if is_default => {
-                tracing::warn!(network, "a pod is answered although Services are not in force yet: {why}");
+        match self.services_settled(network, deadline).await {
+            Err(why) if is_default => {
+                tracing::warn!(network, "attaching a pod although Services are not in force: {why}");
                 Ok(())
             }
-            Some(why) => {
-                let reason = conditions::node_network::REASON_NOT_SET_UP;
-                Err(Unready { reason, message: format!("its Services are not in force yet: {why}") })
-            }
+            settled => settled.map_err(|why| Unready {
+                reason: conditions::node_network::REASON_NOT_SET_UP,
+                message: format!("its Services are not in force: {why}"),
+            }),
         }
+    }
+
+    /// Waits until the Services of a Network hold nobody up; an error says why they do.
+    async fn services_settled(&self, network: &str, deadline: Instant) -> Result<(), String> {
+        let stopped = || self.proxy.as_ref().and_then(|proxy| proxy.stopped()).map(|stopped| stopped.why);
+        let watch = {
+            let entries = self.entries();
+            let applied = entries.get(network).and_then(|entry| entry.applied.as_ref());
+            applied.and_then(|applied| applied.proxy.as_ref()).map(|proxy| proxy.watch())
+        };
+        // None was started: perhaps because nobody is left who starts any.
+        let Some(mut state) = watch else { return stopped().map_or(Ok(()), Err) };
+        // What is in force from before does not follow Services any more, and is not for new pods.
+        if state.has_changed().is_err() {
+            return Err(stopped().unwrap_or_else(|| NOBODY_LOOKS.to_owned()));
+        }
+        let settled = state.wait_for(|state| state.holds_up_pods().is_none());
+        match tokio::time::timeout_at(deadline, settled).await {
+            Ok(Ok(_)) => return Ok(()),
+            // The Network is going, or all of it has stopped.
+            Ok(Err(_)) => return Err(stopped().unwrap_or_else(|| NOBODY_LOOKS.to_owned())),
+            Err(_) => {}
+        }
+        let why = state.borrow().holds_up_pods();
+        why.map_or(Ok(()), |why| Err(why.to_owned()))
     }
 }

@@ -7,17 +7,19 @@ mod in_force;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_api::conditions;
-use knit_ipam::{Addresses, Millis};
+use knit_ipam::{AddressList, Millis};
+use knit_types::sync::Locked;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock;
 use crate::config::CoreConfig;
 use crate::error::{Error, Reason};
+use crate::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer};
 use crate::proxy::{Running, ServiceProxy, ServicesState};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
@@ -32,6 +34,8 @@ pub struct Networks {
     runtimes: Arc<Runtimes>,
     /// Service proxies, if there are any.
     proxy: Option<Arc<dyn ServiceProxy>>,
+    /// Who enforces policies, if anybody here does.
+    policies: Option<Arc<dyn PolicyEnforcer>>,
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
     entries: Mutex<BTreeMap<String, Entry>>,
@@ -79,6 +83,8 @@ struct Applied {
     network: Arc<knit_runtime::Network>,
     /// The Network's service proxy, which ends with it.
     proxy: Option<Box<dyn Running>>,
+    /// Its policies, which are enforced as long as it is there.
+    policies: Option<Box<dyn EnforcedRouter>>,
 }
 
 /// How a Network is on this node.
@@ -92,6 +98,8 @@ pub struct NetworkState {
     pub starved: bool,
     /// How its Services are; nothing if this agent has no service proxies, or none started.
     pub services: Option<ServicesState>,
+    /// How its policies are; nothing if this agent enforces none, or the Network has no router.
+    pub policies: Option<PoliciesState>,
 }
 
 // === impl Networks ===
@@ -103,9 +111,15 @@ impl Networks {
         sandboxes: Arc<Sandboxes>,
         runtimes: Arc<Runtimes>,
         proxy: Option<Arc<dyn ServiceProxy>>,
+        policies: Option<Arc<dyn PolicyEnforcer>>,
         shown: watch::Sender<u64>,
     ) -> Self {
-        Self { config, world, sandboxes, runtimes, proxy, shown, entries: Mutex::default() }
+        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries: Mutex::default() }
+    }
+
+    /// Who enforces policies, if anybody here does.
+    pub(crate) fn policies(&self) -> Option<&dyn PolicyEnforcer> {
+        self.policies.as_deref()
     }
 
     /// The service proxies of this node, if there are any.
@@ -113,9 +127,10 @@ impl Networks {
         self.proxy.as_deref()
     }
 
-    /// Has the service proxies compare what they made, as runtimes do.
-    pub(crate) fn compare_services(&self) {
+    /// Has service proxies and policies compare what they made, as runtimes do.
+    pub(crate) fn compare_services_and_policies(&self) {
         self.proxy.iter().for_each(|proxy| proxy.compare());
+        self.policies.iter().for_each(|policies| policies.compare());
     }
 
     /// How each Network is.
@@ -130,6 +145,7 @@ impl Networks {
             },
             starved: entry.starved,
             services: entry.applied.as_ref().and_then(|a| a.proxy.as_ref()).map(|proxy| proxy.state()),
+            policies: entry.applied.as_ref().and_then(|a| a.policies.as_ref()).map(|p| p.state()),
         };
         self.entries().iter().map(state).collect()
     }
@@ -173,7 +189,34 @@ impl Networks {
         {
             applied.network = Arc::clone(network);
             applied.proxy.iter().for_each(|proxy| proxy.update(network));
+            entry.problem = None;
+            drop(entries);
+            self.changed();
         }
+    }
+
+    /// Notes that a Network which was in force is not any more, and could not be put right: NodeNetwork says
+    /// so, and it is tried again.
+    pub(crate) fn is_broken(&self, network: &Arc<knit_runtime::Network>, problem: Unready) {
+        let mut entries = self.entries();
+        let Some(entry) = entries.get_mut(&network.name) else { return };
+        let Some(applied) = &entry.applied else { return };
+        entry.attempted = Some((applied.runtime.clone(), Arc::clone(network)));
+        let news = entry.problem.as_ref() != Some(&problem);
+        entry.problem = Some(problem);
+        drop(entries);
+        if news {
+            self.changed();
+        }
+    }
+
+    /// The Networks that were in force and could not be put right, with their runtimes.
+    pub(crate) fn broken(&self) -> Vec<(String, String)> {
+        let entries = self.entries();
+        let broken = entries.iter().filter(|(_, entry)| entry.applied.is_some() && entry.problem.is_some());
+        let named =
+            |(name, entry): (&String, &Entry)| Some((entry.attempted.as_ref()?.0.clone(), name.clone()));
+        broken.filter_map(named).collect()
     }
 
     /// The Networks that a runtime was told of.
@@ -193,7 +236,7 @@ impl Networks {
         &self,
         name: &str,
         node: &str,
-        addresses: &Addresses,
+        addresses: &AddressList,
         own: &[knit_ipam::Block],
     ) -> bool {
         let Some(applied) = self.applied(name) else { return false };
@@ -208,11 +251,12 @@ impl Networks {
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.locked()
     }
 
     /// Notes that a pod wants a Network.
     fn want(&self, name: &str) {
+        self.world.want(name);
         self.entries().entry(name.to_owned()).or_default().used_at = clock::now();
     }
 

@@ -6,9 +6,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, join_all};
 use ipnet::IpNet;
 use knit_ledger::SandboxRecord;
-use knit_runtime::{
-    Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Runtime, Topology, feature,
-};
+use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Runtime, feature};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -17,7 +15,6 @@ use super::verify::{Answer, Verified};
 use super::{GIVE_UP, Pipeline};
 use crate::error::{Error, Reason, Result};
 use crate::networks::Patience;
-use crate::sandboxes::books::{Details, details, pod_of};
 
 /// How long an attach that was given up is followed: less than the addresses that it was asked for rest.
 const OUTLIVE: Duration = Duration::from_secs(170);
@@ -60,10 +57,10 @@ impl Pipeline {
     async fn attach_all(
         &self,
         record: &SandboxRecord,
-        planned: &[String],
+        planned: &[InterfaceName],
         limit: Duration,
     ) -> Result<Vec<Answer>> {
-        let pod = pod_of(record)?;
+        let pod = record.runtime_pod();
         // In two lanes: a runtime may do its work on the thread that asks, and where it is the kernel's work
         // on links, all of it takes turns under one lock. A second lane does the rest meanwhile; more would
         // stand in line.
@@ -78,7 +75,7 @@ impl Pipeline {
         // Both end before any failure is answered: nothing is made any more when things are taken back.
         if let Some(lane) = beside {
             results.extend(lane.await.map_err(|error| {
-                Error::new(Reason::Internal, "internal error while attaching; see the agent's log")
+                Error::new(Reason::Internal, "internal error while attaching; check the agent's log")
                     .because(error)
             })?);
         }
@@ -89,7 +86,7 @@ impl Pipeline {
         &self,
         record: &SandboxRecord,
         pod: &Pod,
-        interfaces: &[String],
+        interfaces: &[InterfaceName],
         limit: Duration,
     ) -> Vec<Result<Answer>> {
         join_all(interfaces.iter().map(|interface| self.attach_one(record, pod, interface, limit))).await
@@ -99,7 +96,7 @@ impl Pipeline {
         &self,
         record: &SandboxRecord,
         pod: &Pod,
-        interface: &str,
+        interface: &InterfaceName,
         limit: Duration,
     ) -> Result<Answer> {
         let request = self.asked_of_runtime(record, pod, interface)?;
@@ -117,7 +114,7 @@ impl Pipeline {
         let mut call: BoxFuture<'static, _> = Box::pin(async move { asking.attach(&asked).await });
         match tokio::time::timeout(limit, &mut call).await {
             Ok(Ok(attachment)) => Ok(Answer { request, attachment }),
-            Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface, error)),
+            Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface.as_str(), error)),
             Err(_) => {
                 self.outlive(runtime, call, &request);
                 let message = format!(
@@ -138,32 +135,32 @@ impl Pipeline {
         request: &AttachRequest,
     ) {
         let (pipeline, pod, interface) = (self.clone(), request.pod.clone(), request.interface.clone());
-        self.sandboxes.late().insert((pod.sandbox.clone(), interface.to_string()));
+        self.sandboxes.late().insert((pod.sandbox.clone(), interface.clone()));
         tokio::spawn(async move {
             // One that never ends is given up: what it makes after that, a pass finds.
             let made = tokio::time::timeout(OUTLIVE, call).await.is_ok_and(|made| made.is_ok());
-            pipeline.sandboxes.late().remove(&(pod.sandbox.clone(), interface.to_string()));
+            pipeline.sandboxes.late().remove(&(pod.sandbox.clone(), interface.clone()));
             if !made {
                 return;
             }
-            let _guard = pipeline.sandboxes.locks().lock(&pod.sandbox).await;
+            let _guard = pipeline.sandboxes.locks().lock(pod.sandbox.clone()).await;
             // What is recorded is somebody's, or is taken away by the next pass.
             if pipeline
                 .sandboxes
                 .books()
                 .get(&pod.sandbox)
-                .is_some_and(|r| r.attachment(interface.as_str()).is_some())
+                .is_some_and(|r| r.attachment(&interface).is_some())
             {
                 return;
             }
             tracing::warn!(
                 sandbox = %pod.sandbox, %interface,
-                "an interface was made after its request had been given up: it is removed"
+                "an interface was created after its request had been abandoned: removing it"
             );
             if let Err(error) = runtime.detach(&pod, Some(&interface)).await {
                 tracing::warn!(
                     sandbox = %pod.sandbox, %interface, error = &error as &dyn std::error::Error,
-                    "it cannot be removed yet; the next pass tries again"
+                    "it cannot be removed yet; retrying in the next pass"
                 );
             }
         });
@@ -174,15 +171,13 @@ impl Pipeline {
         &self,
         record: &SandboxRecord,
         pod: &Pod,
-        interface: &str,
+        interface: &InterfaceName,
     ) -> Result<AttachRequest> {
-        let broken = |what: &str| {
-            Error::new(Reason::Internal, format!("the record of sandbox {} has {what}", record.sandbox()))
-        };
-        let attachment = record.attachment(interface).ok_or_else(|| broken("no such interface"))?;
-        let plan = attachment.plan();
-        let Details { default_route, ports, dns, .. } =
-            details(attachment).ok_or_else(|| broken("an interface without details"))?;
+        let attachment = record.attachment(interface).ok_or_else(|| {
+            let message = format!("the record of sandbox {} has no interface {interface}", record.sandbox());
+            Error::new(Reason::Internal, message)
+        })?;
+        let (plan, details) = (attachment.plan(), attachment.details());
         let network = self.networks.applied(&plan.network).ok_or_else(|| {
             Error::new(Reason::NotReady, format!("Network {} is not set up on this node", plan.network))
         })?;
@@ -191,28 +186,26 @@ impl Pipeline {
             pod: pod.clone(),
             netns: record.netns().path.clone(),
             network: plan.network.clone(),
-            interface: InterfaceName::new(interface)
-                .map_err(|e| broken("a wrong interface name").because(e))?,
+            interface: interface.clone(),
             addresses: lease.map(|l| addresses(&network, &l.addresses)).unwrap_or_default(),
             // Who cannot be told a MAC chooses one.
             mac: lease.map(|l| l.mac).filter(|_| self.runtimes.has(&plan.runtime, feature::STATIC_MAC)),
-            default_route,
-            ports,
+            default_route: details.default_route,
+            ports: details.ports.clone(),
             routes: Vec::new(),
-            dns,
+            dns: details.dns.clone(),
         })
     }
 }
 
 /// The addresses of an interface, as its Network's topology wants them.
-fn addresses(network: &Arc<Network>, leased: &knit_ipam::Addresses) -> Vec<Address> {
+fn addresses(network: &Arc<Network>, leased: &knit_ipam::AddressList) -> Vec<Address> {
     let with_prefix = |address: std::net::IpAddr| {
         let subnet = network.subnets.iter().find(|s| s.cidr.contains(&address));
         let host = IpNet::from(address);
-        let net = match (network.topology, subnet) {
-            (Topology::Layer2, Some(subnet)) => IpNet::new(address, subnet.cidr.prefix_len()).unwrap_or(host),
-            _ => host,
-        };
+        let on_link = subnet.filter(|_| network.topology.has_subnet_on_link());
+        let net =
+            on_link.and_then(|subnet| IpNet::new(address, subnet.cidr.prefix_len()).ok()).unwrap_or(host);
         Address { net, gateway: network.gateway_for(address) }
     };
     leased.iter().map(with_prefix).collect()

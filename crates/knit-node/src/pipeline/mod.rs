@@ -6,12 +6,18 @@
 //! | resolve | `resolve` | request, one snapshot of the cluster | `Resolved` |
 //! | reserve | `reserve` | `Resolved` | `Reserved`: addresses for all interfaces, or for none |
 //! | record | `record` | `Reserved` | `Recorded`: the whole plan is in the ledger, and nothing is made yet |
+//! | admit | `admit` | `Recorded` | policies about it are in force |
 //! | attach | `attach` | `Recorded` | `Answers` of the runtimes, all of them |
 //! | verify | `verify` | `Answers` | `Verified`: what was made is what was asked for |
 //! | record | `record` | `Verified` | `Made`, acknowledged |
 //! | undo | `undo` | whatever was recorded | nothing is left, or a later pass tries again |
+//!
+//! A claim goes the first three steps before there is a sandbox (`claim`); what it has reserved, a sandbox
+//! gets by the write that records its plan.
 
+mod admit;
 mod attach;
+mod claim;
 mod record;
 mod reserve;
 pub mod resolve;
@@ -22,20 +28,24 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use knit_ledger::{NetnsRef, SandboxRecord};
+use knit_api::names;
+use knit_ledger::{NetnsRef, Reservation, SandboxRecord};
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use knit_types::Owner;
 use tokio::time::Instant;
 
-use crate::config::CoreConfig;
+use crate::config::{CoreConfig, MainInterfaces};
 use crate::error::{Error, Reason, Result};
 use crate::netns;
 use crate::networks::{Networks, Patience};
+use crate::proxy::ServiceProxy;
 use crate::report::Report;
-use crate::request::{Door, PodRequest, pod_name};
+use crate::request::{Main, PodRequest, pod_name};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::books::{details, made, pod_of};
+use crate::sandboxes::unreadable;
 use crate::world::{World, WorldStore};
+use reserve::ForSandbox;
 use resolve::{Held, Missing, Wanted, resolve};
 pub(crate) use verify::Answer;
 
@@ -70,12 +80,10 @@ struct Site {
     has: Vec<Held>,
 }
 
-/// What a sandbox is to get.
+/// What somebody is to get: a sandbox, or a claim that has none yet.
 #[derive(Debug)]
-struct Resolved {
-    pod: Pod,
-    netns: NetnsRef,
-    door: Door,
+struct Resolved<T> {
+    target: T,
     wanted: Vec<Wanted>,
 }
 
@@ -86,41 +94,55 @@ impl Pipeline {
     /// answer.
     pub(crate) async fn attach(&self, request: &PodRequest, deadline: Instant) -> Result<Attached> {
         let (pod, who) = (&request.pod, pod_name(&request.pod));
-        let lock = self.sandboxes.locks().lock(&pod.sandbox);
+        let lock = self.sandboxes.locks().lock(pod.sandbox.clone());
         let _guard = tokio::time::timeout_at(deadline, lock).await.map_err(|_| {
             Error::new(
                 Reason::NotReady,
-                format!("{who}: an earlier request for it still runs: it tries again"),
+                format!("{who}: an earlier request for it is still running; it will be retried"),
             )
         })?;
-        let known = self.sandboxes.books().get(&pod.sandbox).cloned();
+        let known = {
+            let books = self.sandboxes.books();
+            if let Some(record) = books.unreadable_of(&pod.sandbox) {
+                return Err(unreadable::error(&who, record));
+            }
+            books.get(&pod.sandbox).cloned()
+        };
         match &request.start {
             Some(start) => {
+                self.check_main(&start.main, &who)?;
                 let netns = namespace_of(&start.netns, &who)?;
                 if let Some(record) = known {
                     if record.is_attached() && *record.netns() == netns {
-                        if is_main(&record, &start.interface) {
+                        let main = match &start.main {
+                            Main::Ours(main) => &main.interface,
+                            Main::Foreign(_) => return Ok(answer(&record)),
+                        };
+                        if is_main(&record, main) {
                             return Ok(answer(&record));
                         }
                         // Its main interface carries a running pod.
                         let message = format!(
-                            "{who}: sandbox {} has its networks, and {} is not its main interface: a further \
-                             one is \
-                             asked for with the annotation knit.dev/networks or a NetworkAttachment; for \
-                             another main \
-                             one, detach the pod first",
-                            pod.sandbox, start.interface
+                            "{who}: sandbox {} already has its networks, and {main} is not its main \
+                            interface: \
+                            request an additional interface with the annotation knit.dev/networks or a \
+                            NetworkAttachment; for another main interface, detach the pod first",
+                            pod.sandbox
                         );
                         return Err(Error::new(Reason::Refused, message));
                     }
                     tracing::info!(
                         sandbox = %pod.sandbox,
-                        "an earlier attempt for this sandbox is cleared away first"
+                        "cleaning up an earlier attempt for this sandbox first"
                     );
                     self.remove(&record).await?;
                 }
                 self.supersede(pod).await;
-                self.give(request, Site { netns, has: Vec::new() }, deadline).await
+                let has = match &start.main {
+                    Main::Ours(_) => Vec::new(),
+                    Main::Foreign(name) => made_by_others(&start.netns, name).await,
+                };
+                self.give(request, Site { netns, has }, deadline).await
             }
             None => {
                 let Some(record) = known.filter(SandboxRecord::is_attached) else {
@@ -139,7 +161,7 @@ impl Pipeline {
             let message = format!("{} has no networks", pod_name(&request.pod));
             return Err(Error::new(Reason::UnknownSandbox, message));
         };
-        match resolve(&self.world.get(), request, &Site::of(&record).has) {
+        match resolve(&self.world.get(), request, &Site::of(&record).has, &[]) {
             Ok(_) => Ok(()),
             Err(Missing::Wait(error) | Missing::Error(error)) => Err(error),
         }
@@ -147,14 +169,20 @@ impl Pipeline {
 
     /// Looks whether a sandbox's interfaces are as they were made.
     pub(crate) async fn check(&self, sandbox: &SandboxId) -> Result<Attached> {
-        let _guard = self.sandboxes.locks().lock(sandbox).await;
-        let record = self.sandboxes.books().get(sandbox).cloned();
+        let _guard = self.sandboxes.locks().lock(sandbox.clone()).await;
+        let record = {
+            let books = self.sandboxes.books();
+            if let Some(record) = books.unreadable_of(sandbox) {
+                return Err(unreadable::error(&format!("sandbox {sandbox}"), record));
+            }
+            books.get(sandbox).cloned()
+        };
         let Some(record) = record else {
             return Err(Error::new(Reason::UnknownSandbox, format!("sandbox {sandbox} has no networks")));
         };
         if netns::is_gone(record.netns()) {
             let path = record.netns().path.display();
-            let message = format!("sandbox {sandbox}: network namespace {path} is gone or another one");
+            let message = format!("sandbox {sandbox}: network namespace {path} is gone or was replaced");
             return Err(Error::new(Reason::UnknownSandbox, message));
         }
         if !record.is_attached() {
@@ -168,6 +196,10 @@ impl Pipeline {
     /// The steps, one after the other.
     async fn give(&self, request: &PodRequest, site: Site, deadline: Instant) -> Result<Attached> {
         let wanted = self.resolve(request, &site, deadline).await?;
+        if wanted.is_empty() {
+            // It wants nothing of the agent, and nothing is kept of it.
+            return Ok(Attached { attachments: Vec::new(), netns: site.netns.path });
+        }
         // A pod that starts waits for a block; for one that runs, who asks comes again.
         let patience = match request.start {
             Some(_) => Patience::Until(deadline.min(Instant::now() + self.config.block_wait)),
@@ -176,10 +208,11 @@ impl Pipeline {
         let resolved = self.prepare(request, site, wanted, patience).await?;
         let reserved = self.reserve(resolved, patience).await?;
         let recorded = self.record(reserved)?;
-        let made = match self.make(&recorded, patience, deadline).await {
-            Ok(verified) => self.acknowledge(&recorded, verified),
+        let made = match self.admit(&recorded, deadline).await {
+            Ok(()) => self.make(&recorded, patience, deadline).await,
             Err(error) => Err(error),
         };
+        let made = made.and_then(|verified| self.acknowledge(&recorded, verified));
         match made {
             Ok(made) => Ok(made.attached()),
             Err(error) => {
@@ -191,10 +224,28 @@ impl Pipeline {
         }
     }
 
+    /// Where another CNI plugin gives pods their main interface, the agent never does.
+    fn check_main(&self, main: &Main, who: &str) -> Result<()> {
+        match (self.config.main_interfaces, main) {
+            (MainInterfaces::Ours, _) | (_, Main::Foreign(_)) => Ok(()),
+            (MainInterfaces::Foreign, Main::Ours(main)) => {
+                let message = format!(
+                    "{who}: the node agent runs beside another CNI plugin (--nri) and makes no main \
+                     interface \
+                     such as {}: remove knit-cni from the CNI configuration of this node, or --nri from the \
+                     agent",
+                    main.interface
+                );
+                Err(Error::new(Reason::Refused, message))
+            }
+        }
+    }
+
     /// Which Networks, under which names. If something is not known yet, a pod that starts waits for it a
     /// little.
     async fn resolve(&self, request: &PodRequest, site: &Site, deadline: Instant) -> Result<Vec<Wanted>> {
-        let look = |world: &World| match resolve(world, request, &site.has) {
+        let claimed = self.claimed(request)?;
+        let look = |world: &World| match resolve(world, request, &site.has, &claimed) {
             Ok(wanted) => Ok(Ok(wanted)),
             Err(Missing::Error(error)) => Ok(Err(error)),
             Err(Missing::Wait(error)) => Err(error),
@@ -213,7 +264,8 @@ impl Pipeline {
         site: Site,
         wanted: Vec<Wanted>,
         patience: Patience,
-    ) -> Result<Resolved> {
+    ) -> Result<Resolved<ForSandbox>> {
+        self.check_node(&wanted, &pod_name(&request.pod))?;
         let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
         let ready = networks.iter().map(|network| async move {
             self.networks.ensure(network, patience).await?;
@@ -224,15 +276,69 @@ impl Pipeline {
             let who = pod_name(&request.pod);
             result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
         }
-        // Whose node ports there are is known when the Services are.
-        self.check_host_ports(&request.pod, &wanted)?;
+        self.check_host_ports(&request.pod, &wanted, patience.deadline()).await?;
         wanted.iter().try_for_each(|wanted| self.runtimes.can_have(wanted))?;
-        Ok(Resolved { pod: request.pod.clone(), netns: site.netns, door: request.door.clone(), wanted })
+        let target = ForSandbox { pod: request.pod.clone(), netns: site.netns, door: request.door.clone() };
+        Ok(Resolved { target, wanted })
+    }
+
+    /// A Network that is limited to some nodes is for pods of those alone, whatever the scheduler was told.
+    fn check_node(&self, wanted: &[Wanted], who: &str) -> Result<()> {
+        let world = self.world.get();
+        let node = world.nodes.get(&self.config.node);
+        for name in wanted.iter().map(|wanted| &wanted.network) {
+            let network = world.networks.get(name);
+            let Some(network) = network.filter(|network| network.object().spec.node_selector.is_some())
+            else {
+                continue;
+            };
+            let node = node.ok_or_else(|| {
+                let message = format!("{who}: the labels of this node are not known yet; it will be retried");
+                Error::new(Reason::NotReady, message)
+            })?;
+            let here = network.is_for_node(&node.labels).map_err(|error| {
+                let message = format!("{who}: spec.nodeSelector of Network {name} cannot be read");
+                Error::new(Reason::NotReady, message).because(error.clone())
+            })?;
+            if !here {
+                let message = format!(
+                    "{who}: Network {name} is not for node {}, by its nodeSelector: ask for it by a claim or \
+                     by the extended resource networks.knit.dev/{name}, or select nodes in the pod",
+                    self.config.node
+                );
+                return Err(Error::new(Reason::Refused, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is reserved for the claims of a request.
+    fn claimed(&self, request: &PodRequest) -> Result<Vec<Reservation>> {
+        let books = self.sandboxes.books();
+        let claimed = request.claims.iter().map(|claim| {
+            let owner = Owner::claim(claim.clone());
+            books.reservation(&owner).cloned().ok_or_else(|| {
+                let who = pod_name(&request.pod);
+                let message = match books.lent_to(&owner) {
+                    Some(sandbox) => {
+                        format!("{who}: {owner} is in use by sandbox {sandbox}: one sandbox has it at a time")
+                    }
+                    None => format!("{who}: nothing is reserved for {owner}: it must be prepared first"),
+                };
+                Error::new(Reason::NotReady, message)
+            })
+        });
+        claimed.collect()
     }
 
     /// A port of the node that is another tenant's node port would take what is meant for that one's Service.
-    fn check_host_ports(&self, pod: &Pod, wanted: &[Wanted]) -> Result<()> {
+    async fn check_host_ports(&self, pod: &Pod, wanted: &[Wanted], deadline: Instant) -> Result<()> {
         let Some(proxy) = self.networks.proxy() else { return Ok(()) };
+        if wanted.iter().any(|wanted| !wanted.ports.is_empty()) {
+            let of_others = |w: &Wanted| !w.ports.is_empty() && w.network != names::DEFAULT_NETWORK;
+            let is_default = !wanted.iter().any(of_others);
+            self.wait_for_node_ports(proxy, pod, is_default, deadline).await?;
+        }
         for mapping in wanted.iter().flat_map(|wanted| &wanted.ports) {
             let owner = proxy.owner_of_node_port(mapping.protocol, mapping.host_port);
             let Some((namespace, name)) =
@@ -250,29 +356,65 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Waits until it is known whose each node port is: right after a start of the agent, what an earlier one
+    /// left is in force, and nobody has said yet whose it is.
+    async fn wait_for_node_ports(
+        &self,
+        proxy: &dyn ServiceProxy,
+        pod: &Pod,
+        is_default: bool,
+        deadline: Instant,
+    ) -> Result<()> {
+        // While nobody answers, nobody makes pods or Services either: what starts was here before.
+        let away = || self.world.get().before.networks_away;
+        let deadline = if away() { Instant::now() } else { deadline };
+        if tokio::time::timeout_at(deadline, proxy.node_ports_known()).await.unwrap_or(false) {
+            return Ok(());
+        }
+        let who = pod_name(pod);
+        if away() {
+            tracing::warn!("{who}: host ports are given without a look at node ports: no API server answers");
+            return Ok(());
+        }
+        // As it is with Services: they will not come, and the API server may need a pod of the default
+        // Network.
+        if let Some(stopped) = proxy.stopped() {
+            if is_default {
+                tracing::warn!("{who}: host ports are given without a look at node ports: {}", stopped.why);
+                return Ok(());
+            }
+            return Err(Error::new(Reason::NotReady, format!("{who}: {}", stopped.why)));
+        }
+        let message = format!(
+            "{who}: the Services of the cluster have not been listed yet, and a host port could be the node \
+             port of one: it is tried again; if that lasts, see whether the agent may list Services"
+        );
+        Err(Error::new(Reason::NotReady, message))
+    }
+
     /// A pod has one sandbox at a time: when it comes with a new one, the old one's DEL never came.
     async fn supersede(&self, pod: &Pod) {
         let old: Vec<SandboxId> = {
             let books = self.sandboxes.books();
             let same_pod = books.records().filter(|r| {
                 let known = r.pod();
-                r.sandbox() != pod.sandbox.as_str()
+                *r.sandbox() != pod.sandbox
                     && known.is_some_and(|k| {
                         Some(&k.namespace) == pod.namespace.as_ref() && Some(&k.name) == pod.name.as_ref()
                     })
                     && (known.is_some_and(|k| k.uid.is_some() && k.uid == pod.uid)
                         || netns::is_gone(r.netns()))
             });
-            same_pod.filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect()
+            same_pod.map(|r| r.sandbox().clone()).collect()
         };
         for sandbox in old {
             // If something is being done for it, that settles it.
-            let Some(_guard) = self.sandboxes.locks().try_lock(&sandbox) else { continue };
+            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
             let record = self.sandboxes.books().get(&sandbox).cloned();
             if let Some(record) = record {
                 tracing::info!(
                     old = %sandbox, new = %pod.sandbox,
-                    "the pod has a new sandbox; its old one is cleared away"
+                    "the pod has a new sandbox; cleaning up the old one"
                 );
                 // What is left of it is tried again by the next pass.
                 let _ = self.remove(&record).await;
@@ -281,23 +423,22 @@ impl Pipeline {
     }
 
     async fn check_each(&self, record: &SandboxRecord) -> Result<()> {
-        let pod = pod_of(record)?;
+        let pod = record.runtime_pod();
         for attachment in record.attachments() {
             let plan = attachment.plan();
             let runtime = self.runtimes.get(&plan.runtime).ok_or_else(|| {
                 Error::new(Reason::NotReady, format!("network runtime {} does not answer", plan.runtime))
             })?;
-            let interface = InterfaceName::new(plan.interface.as_str()).ok();
-            let check = runtime.check(&pod, Some(&record.netns().path), interface.as_ref());
+            let check = runtime.check(&pod, Some(&record.netns().path), Some(&plan.interface));
             let limit = self.config.detach_deadline;
             match tokio::time::timeout(limit, check).await {
                 Ok(checked) => checked.map_err(|error| {
-                    Error::from_runtime("checking", &plan.network, &plan.interface, error)
+                    Error::from_runtime("checking", &plan.network, plan.interface.as_str(), error)
                 })?,
                 Err(_) => {
                     let (name, seconds) = (&plan.runtime, limit.as_secs());
                     let message = format!(
-                        "network runtime {name} did not check interface {} within {seconds} s: see its log",
+                        "network runtime {name} did not check interface {} within {seconds} s: check its log",
                         plan.interface
                     );
                     return Err(Error::new(Reason::NotReady, message));
@@ -314,11 +455,29 @@ impl Site {
     /// Where a sandbox is that runs.
     fn of(record: &SandboxRecord) -> Self {
         let held = |a: &knit_ledger::Attachment| Held {
-            interface: a.plan().interface.clone(),
+            interface: a.plan().interface.to_string(),
             network: a.plan().network.clone(),
         };
         Self { netns: record.netns().clone(), has: record.attachments().iter().map(held).collect() }
     }
+}
+
+/// What other plugins made in a namespace besides its main interface: its names are taken. If that cannot be
+/// seen, the kernel refuses a name that is taken.
+async fn made_by_others(netns: &std::path::Path, main: &InterfaceName) -> Vec<Held> {
+    let path = netns.to_owned();
+    let found = tokio::task::spawn_blocking(move || netns::interfaces(&path)).await;
+    let names = match found {
+        Ok(Ok(names)) => names,
+        Ok(Err(error)) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::debug!(netns = %netns.display(), error, "its interfaces cannot be listed");
+            Vec::new()
+        }
+        Err(_) => Vec::new(),
+    };
+    let others = names.into_iter().filter(|name| name != main.as_str());
+    others.map(|interface| Held { interface, network: String::new() }).collect()
 }
 
 fn namespace_of(path: &std::path::Path, who: &str) -> Result<NetnsRef> {
@@ -326,11 +485,11 @@ fn namespace_of(path: &std::path::Path, who: &str) -> Result<NetnsRef> {
     match netns::identify(path) {
         Ok(Some(namespace)) => Ok(namespace),
         Ok(None) => {
-            let message = format!("{who}: there is no network namespace {shown}");
+            let message = format!("{who}: network namespace {shown} does not exist");
             Err(Error::new(Reason::UnknownSandbox, message))
         }
         Err(error) => {
-            let message = format!("{who}: network namespace {shown} cannot be looked at");
+            let message = format!("{who}: cannot inspect network namespace {shown}");
             Err(Error::new(Reason::Invalid, message).because(error))
         }
     }
@@ -339,20 +498,17 @@ fn namespace_of(path: &std::path::Path, who: &str) -> Result<NetnsRef> {
 /// Whether an interface is the main one of its sandbox: the one that an ADD names. Where none is known to be,
 /// any one may.
 fn is_main(record: &SandboxRecord, interface: &InterfaceName) -> bool {
-    let main = record.attachments().iter().find(|a| details(a).is_some_and(|d| d.main));
+    let main = record.attachments().iter().find(|a| a.details().main);
     match main {
-        Some(main) => main.plan().interface == interface.as_str(),
-        None => record.attachment(interface.as_str()).is_some(),
+        Some(main) => main.plan().interface == *interface,
+        None => record.attachment(interface).is_some(),
     }
 }
 
 /// What a pod has, from its record: the main interface first.
 fn answer(record: &SandboxRecord) -> Attached {
-    let mut attachments: Vec<(bool, Attachment)> = record
-        .attachments()
-        .iter()
-        .filter_map(|a| Some((!details(a).is_some_and(|d| d.main), made(a)?)))
-        .collect();
+    let mut attachments: Vec<(bool, Attachment)> =
+        record.attachments().iter().filter_map(|a| Some((!a.details().main, a.made()?.clone()))).collect();
     attachments.sort_by_key(|(further, _)| *further);
     Attached {
         attachments: attachments.into_iter().map(|(_, attachment)| attachment).collect(),

@@ -1,64 +1,78 @@
-//! The whole plan in the ledger before anything is made; and that it was made, before anybody is told.
+//! The whole plan in the ledger before anything is made; and that it was made, before anybody is told. What
+//! was a claim's is the sandbox's by the very write that plans it.
 
-use knit_ledger::{Opaque, SandboxRecord};
-use knit_runtime::Attachment;
+use knit_ledger::{Reservation, SandboxRecord};
+use knit_runtime::{Attachment, InterfaceName};
 
-use super::reserve::Reserved;
+use super::reserve::{ForClaim, ForSandbox, Reserved, Target as _};
 use super::verify::Verified;
 use super::{Attached, Pipeline, answer};
 use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::request::pod_name;
-use crate::sandboxes::books::{ledger_error, plan_of, pod_of};
+use crate::sandboxes::books::{ledger_error, plan_of};
 
 /// What is in the ledger, and of which some may be made from now on.
 #[derive(Debug)]
 pub(super) struct Recorded {
     record: SandboxRecord,
     /// The interfaces that this request is about.
-    planned: Vec<String>,
+    planned: Vec<InterfaceName>,
 }
 
 /// What was made, and recorded as such.
 #[derive(Debug)]
 pub(super) struct Made {
     record: SandboxRecord,
-    planned: Vec<String>,
+    planned: Vec<InterfaceName>,
 }
 
 impl Pipeline {
     /// Records what is reserved, or gives it back.
-    pub(super) fn record(&self, reserved: Reserved) -> Result<Recorded> {
+    pub(super) fn record(&self, reserved: Reserved<ForSandbox>) -> Result<Recorded> {
         let Reserved { resolved, leases } = reserved;
         let each = resolved.wanted.iter().zip(&leases);
-        let plans = each.map(|(wanted, lease)| plan_of(wanted, &resolved.door, lease));
+        let plans: Vec<_> =
+            each.map(|(wanted, lease)| plan_of(wanted, &resolved.target.door, lease)).collect();
         let mut books = self.sandboxes.books();
-        match books.plan(&resolved.pod, &resolved.netns, plans, clock::now()) {
+        match books.plan(&resolved.target.pod, &resolved.target.netns, &plans, clock::now()) {
             Ok(record) => {
                 drop(books);
                 self.sandboxes.changed();
-                let planned = resolved.wanted.iter().map(|wanted| wanted.interface.to_string()).collect();
+                let planned = resolved.wanted.into_iter().map(|wanted| wanted.interface).collect();
                 Ok(Recorded { record, planned })
             }
             Err(error) => {
-                books.cancel(&leases);
+                books.cancel(&resolved.target.owner(), &leases);
                 Err(error)
             }
         }
+    }
+
+    /// Records what is reserved for a claim, or gives it back.
+    pub(super) fn record_claim(&self, reserved: Reserved<ForClaim>) -> Result<Reservation> {
+        let Reserved { resolved, leases } = reserved;
+        let owner = resolved.target.owner();
+        let mut books = self.sandboxes.books();
+        let recorded = books.record_reservation(&owner, &resolved.wanted, &leases, clock::now());
+        if recorded.is_err() {
+            books.cancel(&owner, &leases);
+        }
+        drop(books);
+        self.sandboxes.changed();
+        recorded
     }
 
     /// Records that all of it is there.
     pub(super) fn acknowledge(&self, recorded: &Recorded, verified: Vec<Verified>) -> Result<Made> {
         let mut record = recorded.record.clone();
         for attachment in verified.into_iter().map(Attachment::from) {
-            let made = Opaque::of(&attachment).map_err(|e| {
-                Error::new(Reason::Internal, "what a runtime made cannot be written down").because(e)
-            })?;
-            record.attached(attachment.interface.as_str(), made).map_err(|e| {
-                Error::new(Reason::Internal, "the record does not fit what was made").because(e)
+            let interface = attachment.interface.clone();
+            record.attached(&interface, attachment).map_err(|e| {
+                Error::new(Reason::Internal, "the record does not match what was created").because(e)
             })?;
         }
-        let who = pod_name(&pod_of(&record)?);
+        let who = pod_name(&record.runtime_pod());
         self.sandboxes.books().put(record.clone()).map_err(|e| ledger_error(&who, e))?;
         self.sandboxes.changed();
         Ok(Made { record, planned: recorded.planned.clone() })
@@ -72,7 +86,7 @@ impl Recorded {
         &self.record
     }
 
-    pub(super) fn planned(&self) -> &[String] {
+    pub(super) fn planned(&self) -> &[InterfaceName] {
         &self.planned
     }
 }
@@ -83,7 +97,7 @@ impl Made {
     /// What the sandbox got by this request.
     pub(super) fn attached(self) -> Attached {
         let mut attached = answer(&self.record);
-        attached.attachments.retain(|a| self.planned.iter().any(|planned| planned == a.interface.as_str()));
+        attached.attachments.retain(|a| self.planned.contains(&a.interface));
         attached
     }
 }

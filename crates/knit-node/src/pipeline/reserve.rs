@@ -1,31 +1,62 @@
-//! Addresses for all interfaces and both families, or for none.
+//! Addresses for all interfaces and both families, or for none; for a sandbox, or for a claim that has none
+//! yet.
 
-use knit_ipam::Lease;
+use knit_ipam::{Lease, PodRef};
+use knit_ledger::NetnsRef;
+use knit_runtime::Pod;
+use knit_types::{ObjectRef, Owner};
 
 use super::{Pipeline, Resolved};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::networks::Patience;
-use crate::sandboxes::books::NotReserved;
+use crate::request::Door;
+use crate::sandboxes::books::{NotReserved, pod_ref};
 
-/// What a sandbox is to get, with the addresses of each interface. They are nobody else's as long as this
+/// Whom a request is for. What is reserved is its owner's from the beginning.
+pub(super) trait Target {
+    /// The owner.
+    fn owner(&self) -> Owner;
+    /// The pod that uses it, where that is known.
+    fn pod(&self) -> Option<PodRef>;
+}
+
+/// A sandbox, and where it is.
+#[derive(Debug)]
+pub(super) struct ForSandbox {
+    pub(super) pod: Pod,
+    pub(super) netns: NetnsRef,
+    pub(super) door: Door,
+}
+
+/// A claim that has no sandbox yet.
+#[derive(Debug)]
+pub(super) struct ForClaim(pub(super) ObjectRef);
+
+/// What somebody is to get, with the addresses of each interface. They are nobody else's as long as this
 /// exists: it is recorded, or they are given back.
 #[derive(Debug)]
-#[must_use = "addresses that are not recorded are lost until the agent starts again"]
-pub(super) struct Reserved {
-    pub(super) resolved: Resolved,
+#[must_use = "unrecorded addresses are unavailable until the agent restarts"]
+pub(super) struct Reserved<T> {
+    pub(super) resolved: Resolved<T>,
     /// One for each that is wanted, in their order.
     pub(super) leases: Vec<Lease>,
 }
 
 impl Pipeline {
     /// Reserves, and waits for a further block if there is no address and there is time.
-    pub(super) async fn reserve(&self, resolved: Resolved, patience: Patience) -> Result<Reserved> {
+    pub(super) async fn reserve<T: Target>(
+        &self,
+        resolved: Resolved<T>,
+        patience: Patience,
+    ) -> Result<Reserved<T>> {
+        let owner = resolved.target.owner();
         loop {
             let freed = self.sandboxes.freed();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            let leased = self.sandboxes.books().lease(&resolved.pod, &resolved.wanted, clock::now());
+            let pod = resolved.target.pod();
+            let leased = self.sandboxes.books().lease(&owner, pod, &resolved.wanted, clock::now());
             let error: Error = match leased {
                 Ok(leases) => return Ok(Reserved { resolved, leases }),
                 Err(NotReserved::Error(error)) => return Err(error),
@@ -36,10 +67,32 @@ impl Pipeline {
                 }
             };
             let Patience::Until(deadline) = patience else { return Err(error) };
-            tracing::info!(sandbox = %resolved.pod.sandbox, "no free address; waiting for a further block");
+            tracing::info!(%owner, "no free address; waiting for another block");
             if tokio::time::timeout_at(deadline, freed).await.is_err() {
                 return Err(error);
             }
         }
+    }
+}
+
+// === impl Target ===
+
+impl Target for ForSandbox {
+    fn owner(&self) -> Owner {
+        Owner::Sandbox(self.pod.sandbox.clone())
+    }
+
+    fn pod(&self) -> Option<PodRef> {
+        pod_ref(&self.pod)
+    }
+}
+
+impl Target for ForClaim {
+    fn owner(&self) -> Owner {
+        Owner::claim(self.0.clone())
+    }
+
+    fn pod(&self) -> Option<PodRef> {
+        None
     }
 }

@@ -4,26 +4,36 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::join_all;
-use knit_ledger::SandboxRecord;
-use knit_runtime::{InterfaceName, SandboxId};
+use knit_ledger::{SandboxRecord, Unreadable};
+use knit_runtime::{InterfaceName, Pod, SandboxId};
+use knit_types::Owner;
 
 use super::{Pipeline, is_main};
 use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::request::Door;
-use crate::sandboxes::books::{details, pod_of};
 
 impl Pipeline {
     /// Takes a sandbox's interfaces away. What is gone already is success, and so is a `main` that it does
     /// not have.
     pub(crate) async fn detach(&self, sandbox: &SandboxId, main: Option<&InterfaceName>) -> Result<()> {
         let patience = self.config.detach_deadline / 2;
-        let lock = self.sandboxes.locks().lock(sandbox);
+        let lock = self.sandboxes.locks().lock(sandbox.clone());
         let _guard = tokio::time::timeout(patience, lock).await.map_err(|_| {
-            let message = format!("an earlier request for sandbox {sandbox} still runs: it tries again");
+            let message = format!(
+                "an earlier request for sandbox {sandbox} is still running; it will be \
+            retried"
+            );
             Error::new(Reason::NotReady, message)
         })?;
-        let record = self.sandboxes.books().get(sandbox).cloned();
+        let (record, unreadable) = {
+            let books = self.sandboxes.books();
+            (books.get(sandbox).cloned(), books.unreadable_of(sandbox).cloned())
+        };
+        if let Some(unreadable) = unreadable {
+            // Which interface is its main one is not known: it goes by any DEL.
+            return self.remove_unreadable(sandbox, &unreadable).await;
+        }
         let Some(record) = record else { return Ok(()) };
         if main.is_some_and(|main| !is_main(&record, main)) {
             return Ok(());
@@ -38,28 +48,31 @@ impl Pipeline {
         sandbox: &SandboxId,
         interfaces: &BTreeSet<InterfaceName>,
     ) -> Result<()> {
-        let _guard = self.sandboxes.locks().lock(sandbox).await;
+        let _guard = self.sandboxes.locks().lock(sandbox.clone()).await;
         let record = self.sandboxes.books().get(sandbox).cloned();
         let Some(record) = record else { return Ok(()) };
-        let named = |a: &&knit_ledger::Attachment| {
-            interfaces.iter().any(|interface| interface.as_str() == a.plan().interface)
-        };
+        let named = |a: &&knit_ledger::Attachment| interfaces.contains(&a.plan().interface);
         let mut leaving = Vec::new();
         for attachment in record.attachments().iter().filter(named) {
             let interface = attachment.plan().interface.clone();
-            let details = details(attachment);
-            if details.as_ref().is_none_or(|d| d.main) {
+            if attachment.details().main {
                 let message = format!(
                     "{interface} is the main interface of sandbox {sandbox}: detach the pod as a whole"
                 );
                 return Err(Error::new(Reason::Refused, message));
             }
-            if let Some(Door::Object(object)) = details.map(|d| d.door) {
-                let name = object.name;
-                let message = format!("{interface} was asked for by NetworkAttachment {name}: delete that");
-                return Err(Error::new(Reason::Refused, message));
+            match record.goes_with(attachment) {
+                Owner::Sandbox(_) => leaving.push(interface),
+                Owner::Object(object) => {
+                    let message =
+                        format!("{interface} was asked for by NetworkAttachment {object}: delete that");
+                    return Err(Error::new(Reason::Refused, message));
+                }
+                Owner::Claim(claim) => {
+                    let message = format!("{interface} is there for claim {claim}: it goes with the pod");
+                    return Err(Error::new(Reason::Refused, message));
+                }
             }
-            leaving.push(interface);
         }
         let done = self.take_back(&record, &leaving).await;
         self.report.changed(sandbox);
@@ -72,15 +85,15 @@ impl Pipeline {
         sandbox: &SandboxId,
         own: impl Fn(&SandboxRecord, &knit_ledger::Attachment) -> bool,
     ) -> Result<()> {
-        let _guard = self.sandboxes.locks().lock(sandbox).await;
+        let _guard = self.sandboxes.locks().lock(sandbox.clone()).await;
         let record = self.sandboxes.books().get(sandbox).cloned();
         let Some(record) = record else { return Ok(()) };
         let by_object = |a: &&knit_ledger::Attachment| {
-            details(a)
-                .is_some_and(|d| !d.main && (matches!(d.door, Door::Object(_)) || d.door.is_forgotten()))
+            let details = a.details();
+            !details.main && (matches!(details.door, Door::Object(_)) || details.door.is_forgotten())
         };
         let leaving = record.attachments().iter().filter(by_object).filter(|a| own(&record, a));
-        let leaving: Vec<String> = leaving.map(|a| a.plan().interface.clone()).collect();
+        let leaving: Vec<InterfaceName> = leaving.map(|a| a.plan().interface.clone()).collect();
         if leaving.is_empty() || self.take_back(&record, &leaving).await {
             return Ok(());
         }
@@ -89,22 +102,59 @@ impl Pipeline {
 
     /// Takes all of a sandbox away. Who calls has its lock.
     pub(crate) async fn remove(&self, record: &SandboxRecord) -> Result<()> {
-        let all: Vec<String> = record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
+        let all: Vec<InterfaceName> =
+            record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
         let problem = self.undo(record, &all, self.config.detach_deadline).await;
-        if let Ok(pod) = pod_of(record) {
-            self.report.changed(&pod.sandbox);
-        }
+        self.report.changed(record.sandbox());
         let Some(problem) = problem else { return Ok(()) };
         let message = format!(
-            "sandbox {} could not be detached completely: {problem}; the agent tries again",
+            "sandbox {} could not be detached completely: {problem}; the agent retries",
             record.sandbox()
         );
         Err(Error::new(Reason::NotReady, message))
     }
 
+    /// Takes all of a sandbox away whose record cannot be read: which runtimes made something for it is not
+    /// known, so each is told. Who calls has its lock.
+    pub(crate) async fn remove_unreadable(&self, sandbox: &SandboxId, record: &Unreadable) -> Result<()> {
+        let known = record.pod();
+        let pod = Pod {
+            sandbox: sandbox.clone(),
+            namespace: known.as_ref().map(|pod| pod.namespace.clone()),
+            name: known.as_ref().map(|pod| pod.name.clone()),
+            uid: known.and_then(|pod| pod.uid),
+        };
+        for (name, runtime) in self.runtimes.all() {
+            let limit = self.config.detach_deadline;
+            let problem = match tokio::time::timeout(limit, runtime.detach(&pod, None)).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => format!("network runtime {name} did not detach it: {error}"),
+                Err(_) => {
+                    format!(
+                        "network runtime {name} did not detach it within {} s: check its log",
+                        limit.as_secs()
+                    )
+                }
+            };
+            let message = format!(
+                "sandbox {sandbox}, whose record cannot be read, could not be detached completely: \
+                {problem}; the agent retries"
+            );
+            return Err(Error::new(Reason::NotReady, message));
+        }
+        tracing::warn!(%sandbox, "its record could not be read; all that runtimes had of it is removed");
+        let discarded = self.sandboxes.books().discard(sandbox, clock::now());
+        self.sandboxes.changed();
+        self.report.changed(sandbox);
+        discarded.map_err(|error| {
+            let message = format!("the record of sandbox {sandbox} cannot be removed; the agent tries again");
+            Error::new(Reason::NotReady, message).because(error)
+        })
+    }
+
     /// Takes interfaces away and out of the record. What cannot be taken away now stays in the record as
     /// leaving, and a later pass tries again. True if nothing is left.
-    pub(crate) async fn take_back(&self, record: &SandboxRecord, interfaces: &[String]) -> bool {
+    pub(crate) async fn take_back(&self, record: &SandboxRecord, interfaces: &[InterfaceName]) -> bool {
         self.undo(record, interfaces, self.config.detach_deadline).await.is_none()
     }
 
@@ -112,12 +162,12 @@ impl Pipeline {
     pub(crate) async fn undo(
         &self,
         record: &SandboxRecord,
-        interfaces: &[String],
+        interfaces: &[InterfaceName],
         limit: Duration,
     ) -> Option<String> {
-        let Ok(pod) = pod_of(record) else { return Some("its record names no sandbox".to_owned()) };
+        let pod = record.runtime_pod();
         // While a runtime may still be making one, that it is gone now does not mean that it stays gone.
-        let late: Vec<String> = {
+        let late: Vec<InterfaceName> = {
             let late = self.sandboxes.late();
             interfaces
                 .iter()
@@ -134,20 +184,20 @@ impl Pipeline {
             // Taking away must go on with a full disk too: a record that still says more than is there is
             // mended later.
             tracing::warn!(
-                sandbox = record.sandbox(),
+                sandbox = %record.sandbox(),
                 error = &error as &dyn std::error::Error,
-                "a detach cannot be recorded beforehand"
+                "cannot record a detach in advance"
             );
         }
         let all = interfaces.len() == record.attachments().len();
-        let mut calls: Vec<(String, Option<InterfaceName>, Vec<String>)> = Vec::new();
+        let mut calls: Vec<(String, Option<InterfaceName>, Vec<InterfaceName>)> = Vec::new();
         for attachment in leaving.attachments().iter().filter(|a| interfaces.contains(&a.plan().interface)) {
             let plan = attachment.plan();
             match calls.iter_mut().find(|(runtime, _, _)| all && *runtime == plan.runtime) {
                 Some((_, _, interfaces)) => interfaces.push(plan.interface.clone()),
                 None => {
-                    // All of a sandbox goes in one call.
-                    let name = if all { None } else { InterfaceName::new(plan.interface.as_str()).ok() };
+                    // All of a sandbox goes in one call; nothing else may be as wide as that.
+                    let name = (!all).then(|| plan.interface.clone());
                     calls.push((plan.runtime.clone(), name, vec![plan.interface.clone()]));
                 }
             }
@@ -157,7 +207,7 @@ impl Pipeline {
             let Some(runtime) = self.runtimes.get(&name) else {
                 tracing::warn!(
                     runtime = %name, sandbox = %pod.sandbox,
-                    "a network runtime is away: its interfaces are detached when it is back"
+                    "a network runtime is down: its interfaces will be detached when it is back"
                 );
                 return (
                     interfaces,
@@ -169,17 +219,17 @@ impl Pipeline {
                 Ok(Err(error)) => {
                     tracing::warn!(
                         runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error,
-                        "detaching failed; it is tried again"
+                        "detaching failed; retrying"
                     );
                     Some(format!("network runtime {name} did not detach it: {error}"))
                 }
                 Err(_) => {
                     tracing::warn!(
                         runtime = %name, sandbox = %pod.sandbox,
-                        "detaching takes too long; it is tried again"
+                        "detaching takes too long; retrying"
                     );
                     Some(format!(
-                        "network runtime {name} did not detach it within {} s: see its log",
+                        "network runtime {name} did not detach it within {} s: check its log",
                         limit.as_secs()
                     ))
                 }
@@ -189,20 +239,21 @@ impl Pipeline {
         let results = results.await;
         let problem = results.iter().find_map(|(_, problem)| problem.clone());
         let gone = results.into_iter().filter(|(_, problem)| problem.is_none());
-        let gone: Vec<String> = gone.flat_map(|(interfaces, _)| interfaces).collect();
+        let gone: Vec<InterfaceName> = gone.flat_map(|(interfaces, _)| interfaces).collect();
         if let Err(error) = self.sandboxes.books().forget(&pod.sandbox, &gone, &late, clock::now()) {
             tracing::warn!(
-                sandbox = record.sandbox(),
+                sandbox = %record.sandbox(),
                 error = &error as &dyn std::error::Error,
-                "what is gone cannot be taken out of the ledger; it is tried again"
+                "cannot remove a detached interface from the ledger; retrying"
             );
         }
         self.sandboxes.changed();
+        self.release(record);
         problem
     }
 }
 
 fn not_all(sandbox: &SandboxId) -> Error {
-    let message = format!("interfaces of sandbox {sandbox} could not be detached; the agent tries again");
+    let message = format!("interfaces of sandbox {sandbox} could not be detached; the agent retries");
     Error::new(Reason::NotReady, message)
 }

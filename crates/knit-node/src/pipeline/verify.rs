@@ -28,7 +28,7 @@ impl Answer {
             Some(problem) => Err(Error::new(
                 Reason::AttachFailed,
                 format!(
-                    "the network runtime of Network {} did not make interface {} as asked: {problem}",
+                    "the network runtime of Network {} did not create interface {} as requested: {problem}",
                     request.network, request.interface
                 ),
             )),

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use knit_ipam::{Addresses, LeaseKind};
-use knit_ledger::{AttachmentPlan, Leased, NetnsRef, Opaque, SandboxRecord};
+use knit_ipam::{AddressList, LeaseKind};
+use knit_ledger::{AttachmentPlan, Details, Leased, NetnsRef, SandboxRecord, Shared};
 use knit_runtime::{Attachment, SandboxId};
 
 use super::{Lists, Outcome, Reconciler};
 use crate::clock;
 use crate::netns;
 use crate::request::Door;
-use crate::sandboxes::books::Details;
 
 impl Reconciler {
     /// Takes what runtimes have into a ledger that lost it, or some of it: running pods must not notice. A
@@ -25,13 +24,17 @@ impl Reconciler {
         }
         let mut books = self.sandboxes.books();
         for (sandbox, attachments) in sandboxes {
+            // What a record holds that cannot be read is its own until its DEL.
+            if books.unreadable_of(sandbox).is_some() {
+                continue;
+            }
             let known = books.get(sandbox).cloned();
             let mut attachments = attachments;
             if let Some(record) = &known {
                 let inode = record.netns().inode;
                 attachments.retain(|(_, found)| {
                     let same = found.pod_netns_inode == inode || found.pod_netns_inode == 0;
-                    same && record.attachment(found.interface.as_str()).is_none()
+                    same && record.attachment(&found.interface).is_none()
                 });
             }
             let Some((_, first)) = attachments.first() else { continue };
@@ -41,7 +44,10 @@ impl Reconciler {
                     name: name.clone(),
                     uid: first.pod.uid.clone(),
                 }),
-                _ => self.cri.as_ref().and_then(|cri| cri.pod(sandbox.as_str())),
+                _ => {
+                    let said = self.cri.as_ref().and_then(|cri| cri.pod(sandbox.as_str()));
+                    said.or_else(|| self.pod_by_objects(sandbox))
+                }
             };
             let inode = first.pod_netns_inode;
             let namespace = find_netns(netns_dirs, inode)
@@ -51,33 +57,31 @@ impl Reconciler {
             let mut plans = attachments.iter().map(|(runtime, attachment)| plan_of(runtime, attachment));
             let record = match known {
                 Some(mut record) => plans.try_for_each(|plan| record.plan(plan)).map(|()| record),
-                None => SandboxRecord::planned(sandbox.as_str(), pod, namespace, clock::now().0, plans),
+                None => SandboxRecord::planned(sandbox.clone(), pod, namespace, clock::now().0, plans),
             };
             let mut record = match record {
                 Ok(record) => record,
                 Err(error) => {
                     tracing::error!(
                         %sandbox, error = &error as &dyn std::error::Error,
-                        "a running sandbox cannot be recorded"
+                        "cannot record a running sandbox"
                     );
                     outcome.failed += 1;
                     continue;
                 }
             };
             for (_, attachment) in &attachments {
-                if let Ok(made) = Opaque::of(attachment) {
-                    // Each was planned just above.
-                    let _ = record.attached(attachment.interface.as_str(), made);
-                }
+                // Each was planned just above.
+                let _ = record.attached(&attachment.interface, (*attachment).clone());
             }
             let found = |lease: &knit_ipam::Lease| {
-                attachments.iter().any(|(_, attachment)| attachment.interface.as_str() == lease.key.interface)
+                attachments.iter().any(|(_, attachment)| attachment.interface == lease.key.interface)
             };
             let leases: Vec<knit_ipam::Lease> = record.leases().filter(found).collect();
             if let Err(error) = books.put(record) {
                 tracing::error!(
                     %sandbox, error = &error as &dyn std::error::Error,
-                    "a running sandbox cannot be recorded"
+                    "cannot record a running sandbox"
                 );
                 outcome.failed += 1;
                 continue;
@@ -85,6 +89,22 @@ impl Reconciler {
             leases.into_iter().for_each(|lease| books.adopt(lease));
             outcome.adopted += attachments.len();
         }
+    }
+
+    /// The pod of a sandbox that a runtime knows by its id only, and that the container runtime is not asked
+    /// for: what agents wrote into the status of its NetworkAttachments says it.
+    fn pod_by_objects(&self, sandbox: &SandboxId) -> Option<knit_ipam::PodRef> {
+        let world = self.world.get();
+        let mut pods = world.attachments.iter().filter_map(|((namespace, _), object)| {
+            let status = object.status.as_ref()?;
+            let here = status.node.as_deref() == Some(self.config.node.as_str());
+            (here && status.sandbox_id.as_deref() == Some(sandbox.as_str()))
+                .then(|| (namespace.clone(), object.spec.pod.clone()))
+        });
+        let first = pods.next()?;
+        // Two that differ: somebody else wrote one of them.
+        pods.all(|pod| pod == first).then_some(())?;
+        Some(knit_ipam::PodRef { namespace: first.0, name: first.1, uid: None })
     }
 }
 
@@ -99,16 +119,17 @@ fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {
     };
     let addresses: Vec<std::net::IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();
     AttachmentPlan {
-        interface: attachment.interface.to_string(),
+        interface: attachment.interface.clone(),
         network: attachment.network.clone(),
         runtime: runtime.to_owned(),
-        lease: Addresses::from_list(&addresses).map(|addresses| Leased {
+        lease: AddressList::from_list(&addresses).map(|addresses| Leased {
             addresses,
             mac: attachment.mac,
             kind: LeaseKind::Dynamic,
         }),
-        host_interface: Some(attachment.host.name.clone()),
-        parameters: Opaque::of(&details).unwrap_or_default(),
+        loan: None,
+        host_interface: Some(attachment.host.name.clone()).filter(|name| !name.is_empty()),
+        details: Shared::new(details),
     }
 }
 

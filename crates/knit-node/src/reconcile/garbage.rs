@@ -11,7 +11,6 @@ use super::{Lists, Outcome, Reconciler};
 use crate::error::{Error, Reason, Result};
 use crate::netns::Processes;
 use crate::request::Door;
-use crate::sandboxes::books::details;
 
 impl Reconciler {
     /// Removes what belongs to a door and to no sandbox in the list.
@@ -22,26 +21,25 @@ impl Reconciler {
         before: Millis,
         processes: &Processes,
     ) -> Result<()> {
-        let of_door = |r: &&SandboxRecord| {
-            r.attachments().iter().filter_map(details).any(|d| d.door.is_served_by(door))
-        };
+        let of_door =
+            |r: &&SandboxRecord| r.attachments().iter().any(|a| a.details().door.is_served_by(door));
         let unused: Vec<SandboxId> = self
             .sandboxes
             .books()
             .records()
             .filter(of_door)
-            .filter(|r| r.created_at() <= before.0 && !keep.contains(r.sandbox()))
-            .filter_map(|r| SandboxId::new(r.sandbox()).ok())
+            .filter(|r| r.created_at() <= before.0 && !keep.contains(r.sandbox().as_str()))
+            .map(|r| r.sandbox().clone())
             .collect();
         let mut left = 0_usize;
         for sandbox in unused {
-            let _guard = self.sandboxes.locks().lock(&sandbox).await;
+            let _guard = self.sandboxes.locks().lock(sandbox.clone()).await;
             let record = self.sandboxes.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
             if let Some(record) = record {
                 if let Some(why) = self.spared(&record, processes) {
                     tracing::warn!(
                         %sandbox,
-                        "it is not in the list of a garbage collection, but {why}: it stays"
+                        "it is not in the list of a garbage collection, but {why}: keeping it"
                     );
                     continue;
                 }
@@ -52,31 +50,34 @@ impl Reconciler {
         if left == 0 {
             return Ok(());
         }
-        let message = format!("{left} sandboxes could not be removed completely; the agent tries again");
+        let message = format!("{left} sandboxes could not be removed completely; the agent retries");
         Err(Error::new(Reason::NotReady, message))
     }
 
     /// Removes what runtimes have and nobody recorded.
     pub(super) async fn remove_strays(&self, lists: &Lists, outcome: &mut Outcome) {
+        if self.sandboxes.books().has_unreadable_of_unknown() {
+            // Whatever nobody recorded may be that sandbox's.
+            return;
+        }
         for (name, by_key) in &lists.by_runtime {
             let Some(runtime) = self.runtimes.get(name) else { continue };
             for ((sandbox, interface), attachment) in by_key {
                 let recorded = |core: &Self| {
-                    core.sandboxes
-                        .books()
-                        .get(sandbox)
-                        .is_some_and(|r| r.attachment(interface.as_str()).is_some())
+                    let books = core.sandboxes.books();
+                    books.unreadable_of(sandbox).is_some()
+                        || books.get(sandbox).is_some_and(|r| r.attachment(interface).is_some())
                 };
                 if recorded(self) {
                     continue;
                 }
-                let Some(_guard) = self.sandboxes.locks().try_lock(sandbox) else { continue };
+                let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
                 if recorded(self) {
                     continue;
                 }
                 tracing::info!(
                     %sandbox, %interface, runtime = %name,
-                    "an interface that nobody recorded is removed"
+                    "removing an interface without a record"
                 );
                 match runtime.detach(&attachment.pod, Some(interface)).await {
                     Ok(()) => {
@@ -100,10 +101,12 @@ impl Reconciler {
     pub(super) async fn collect_leftovers(&self, outcome: &mut Outcome) {
         let (keep, in_use): (Vec<SandboxId>, BTreeSet<String>) = {
             let books = self.sandboxes.books();
-            (
-                books.records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect(),
-                books.networks_in_use(),
-            )
+            if books.has_unreadable_of_unknown() {
+                return;
+            }
+            let unreadable = books.unreadable().filter_map(knit_ledger::Unreadable::sandbox);
+            let known = books.records().map(|r| r.sandbox().clone());
+            (known.chain(unreadable).collect(), books.networks_in_use())
         };
         let world = self.world.get();
         for (name, runtime) in self.runtimes.all() {
@@ -112,7 +115,7 @@ impl Reconciler {
                 Err(error) => {
                     tracing::warn!(
                         runtime = %name, error = &error as &dyn std::error::Error,
-                        "leftovers cannot be removed yet"
+                        "cannot remove leftovers yet"
                     );
                     outcome.failed += 1;
                 }
@@ -126,14 +129,14 @@ impl Reconciler {
                     Err(error) if error.reason != RuntimeReason::NetworkNotFound => {
                         tracing::warn!(
                             network = %network.name, error = &error as &dyn std::error::Error,
-                            "a Network that is gone cannot be removed yet"
+                            "cannot remove a deleted Network yet"
                         );
                         outcome.failed += 1;
                     }
                     _ => {
                         tracing::info!(
                             network = %network.name, runtime = %name,
-                            "a Network that is gone is removed"
+                            "removed a deleted Network"
                         );
                     }
                 }

@@ -10,23 +10,23 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use knit_ledger::{AttachmentState, Opaque, SandboxRecord};
-use knit_runtime::{Attachment, InterfaceName, SandboxId};
+use knit_ledger::{AttachmentState, SandboxRecord, Unreadable};
+use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use knit_types::PodRef;
 use tokio::time::Instant;
 
 use crate::clock;
 use crate::config::CoreConfig;
 use crate::cri::Cri;
-use crate::level::{Damaged, Repairs};
+use crate::level::{Damaged, Repairs, Seen};
 use crate::metrics::Metrics;
 use crate::networks::Networks;
 use crate::pipeline::Pipeline;
-use crate::report::Report;
+use crate::report::{PodEvent, Report};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::books::pod_of;
 use crate::world::WorldStore;
-use fate::Fate;
+use fate::SandboxLiveness;
 
 /// What is special about a pass.
 #[derive(Clone, Debug, Default)]
@@ -83,22 +83,27 @@ impl Reconciler {
         let mut outcome = Outcome::default();
         self.take_spooled().await;
         if let Some(cri) = &self.cri {
-            let known = self.sandboxes.books().records().map(|r| r.sandbox().to_owned()).collect();
+            let known = {
+                let books = self.sandboxes.books();
+                let unreadable = books.unreadable().map(|record| record.key().to_owned());
+                books.records().map(|r| r.sandbox().to_string()).chain(unreadable).collect()
+            };
             cri.ask(known, clock::now).await;
         }
-        let damaged = self.compare_all(pass.first, &mut outcome).await;
-        let mut lists = self.lists(&mut outcome).await;
+        let (damaged, seen) = self.compare_all(pass.first, &mut outcome).await;
+        let mut lists = self.lists(seen, &mut outcome).await;
         lists.damaged = damaged;
         let sandboxes: Vec<SandboxId> =
-            self.sandboxes.books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
+            self.sandboxes.books().records().map(|r| r.sandbox().clone()).collect();
         for sandbox in sandboxes {
             // If something is being done for it, that settles it.
-            let Some(_guard) = self.sandboxes.locks().try_lock(&sandbox) else { continue };
+            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
             let record = self.sandboxes.books().get(&sandbox).cloned();
             if let Some(record) = record {
                 self.reconcile_one(&record, &lists, &mut outcome).await;
             }
         }
+        self.reconcile_unreadable(pass.first, &mut outcome).await;
         // What is gone comes first: its address may be a running pod's by now.
         if pass.adopt {
             self.adopt(&lists, &pass.netns_dirs, &mut outcome);
@@ -123,7 +128,7 @@ impl Reconciler {
         let notes = match knit_cni::spool::notes(&folder) {
             Ok(notes) => notes,
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), %error, "noted DELs cannot be read");
+                tracing::warn!(folder = %folder.display(), %error, "cannot read recorded DELs");
                 return;
             }
         };
@@ -136,8 +141,8 @@ impl Reconciler {
                 None => {
                     tracing::warn!(
                         file = %note.file.display(),
-                        "a noted DEL cannot be read, and is dropped: its sandbox is removed when its \
-                         namespace is gone"
+                        "dropping a recorded DEL that cannot be read: its sandbox is removed when its \
+                        namespace is gone"
                     );
                     true
                 }
@@ -145,17 +150,21 @@ impl Reconciler {
             if done && let Err(error) = std::fs::remove_file(&note.file) {
                 tracing::warn!(
                     file = %note.file.display(), %error,
-                    "a noted DEL is done, but its file cannot be removed"
+                    "a recorded DEL is done, but its file cannot be removed"
                 );
             }
         }
     }
 
-    /// What each runtime says it has. One that does not answer is not in it.
-    async fn lists(&self, outcome: &mut Outcome) -> Lists {
+    /// What each runtime says it has, if that was not seen just now. One that does not answer is not in it.
+    async fn lists(&self, mut seen: Seen, outcome: &mut Outcome) -> Lists {
         let mut lists = Lists::default();
         for (name, runtime) in self.runtimes.all() {
-            match runtime.list(None).await {
+            let listed = match seen.remove(&name) {
+                Some(seen) => Ok(seen),
+                None => runtime.list(None).await,
+            };
+            match listed {
                 Ok(attachments) => {
                     let by_key = lists.by_runtime.entry(name).or_default();
                     for attachment in attachments {
@@ -166,7 +175,7 @@ impl Reconciler {
                 Err(error) => {
                     tracing::warn!(
                         runtime = %name, error = &error as &dyn std::error::Error,
-                        "a network runtime does not say what it has"
+                        "a network runtime does not list what it has"
                     );
                     outcome.failed += 1;
                 }
@@ -182,19 +191,19 @@ impl Reconciler {
         outcome: &mut Outcome,
     ) -> Option<Instant> {
         match self.fate(record, lists.has(record)) {
-            Fate::Lives => {}
-            Fate::Hidden => {
+            SandboxLiveness::Lives => {}
+            SandboxLiveness::Hidden => {
                 tracing::warn!(
-                    sandbox = record.sandbox(),
+                    sandbox = %record.sandbox(),
                     path = %record.netns().path.display(),
-                    "the container runtime says that it runs, but its network namespace cannot be found: \
+                    "the container runtime reports it as running, but its network namespace cannot be found: \
                      mount the directory of namespaces into the agent with its propagation"
                 );
                 outcome.failed += 1;
                 return None;
             }
-            Fate::Gone(why) => {
-                tracing::info!(sandbox = record.sandbox(), "{why}: its networks are removed");
+            SandboxLiveness::Gone(why) => {
+                tracing::info!(sandbox = %record.sandbox(), "{why}: removing its networks");
                 self.metrics.garbage(record.attachments().len() as u64);
                 match self.pipeline.remove(record).await {
                     Ok(()) => outcome.removed += 1,
@@ -203,7 +212,7 @@ impl Reconciler {
                 return None;
             }
         }
-        let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<String> {
+        let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<InterfaceName> {
             let matching = record.attachments().iter().filter(|a| wanted(a.state()));
             matching.map(|a| a.plan().interface.clone()).collect()
         };
@@ -218,8 +227,7 @@ impl Reconciler {
         }
         if !planned.is_empty() {
             // The record may have changed just now.
-            let sandbox = SandboxId::new(record.sandbox()).ok()?;
-            let record = self.sandboxes.books().get(&sandbox).cloned()?;
+            let record = self.sandboxes.books().get(record.sandbox()).cloned()?;
             if self.finish(&record, &planned, lists).await {
                 outcome.finished += 1;
             } else if self.pipeline.take_back(&record, &planned).await {
@@ -235,9 +243,52 @@ impl Reconciler {
         self.repair(record, lists, outcome).await
     }
 
+    /// Records that cannot be read: they are told at each start, and go when their sandbox is certainly gone.
+    async fn reconcile_unreadable(&self, first: bool, outcome: &mut Outcome) {
+        let records: Vec<Unreadable> = self.sandboxes.books().unreadable().cloned().collect();
+        self.metrics.unreadable(records.len());
+        for record in records {
+            if first {
+                self.tell_unreadable(&record);
+            }
+            let Some(sandbox) = record.sandbox().filter(|id| self.is_unreadable_gone(id, &record)) else {
+                continue;
+            };
+            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
+            match self.pipeline.remove_unreadable(&sandbox, &record).await {
+                Ok(()) => outcome.removed += 1,
+                Err(_) => outcome.failed += 1,
+            }
+        }
+        let left = self.sandboxes.books().unreadable().count();
+        self.metrics.unreadable(left);
+    }
+
+    /// Says on the events of pod and node what is the matter.
+    fn tell_unreadable(&self, record: &Unreadable) {
+        let advice = if record.sandbox().is_some() {
+            "its networks are not looked after; delete the pod and let it be made again"
+        } else {
+            // Nobody's DEL is for it.
+            "interfaces without a record are left alone; stop the agent, move its ledger away and start it \
+             again: the ledger is then made again from what is there"
+        };
+        let message = format!(
+            "the agent's record of {} cannot be read ({}): its addresses stay reserved, and {advice}",
+            record.key(),
+            record.why()
+        );
+        if let (Some(pod), Some(sandbox)) = (record.pod(), record.sandbox()) {
+            let PodRef { namespace, name, uid } = pod;
+            let pod = Pod { sandbox, namespace: Some(namespace), name: Some(name), uid };
+            self.report.say(PodEvent { pod, reason: "RecordUnreadable", message: message.clone() });
+        }
+        self.report.say_of_node("RecordUnreadable", message);
+    }
+
     /// Notes that planned attachments are there, if all of them are, whole.
-    async fn finish(&self, record: &SandboxRecord, planned: &[String], lists: &Lists) -> bool {
-        let Ok(pod) = pod_of(record) else { return false };
+    async fn finish(&self, record: &SandboxRecord, planned: &[InterfaceName], lists: &Lists) -> bool {
+        let pod = record.runtime_pod();
         let path = &record.netns().path;
         let netns = Some(path.as_path()).filter(|path| !path.as_os_str().is_empty());
         let mut finished = record.clone();
@@ -247,12 +298,10 @@ impl Reconciler {
             };
             let Some(found) = lists.find(&plan.runtime, &pod.sandbox, interface) else { return false };
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { return false };
-            let name = InterfaceName::new(interface.as_str()).ok();
-            if runtime.check(&pod, netns, name.as_ref()).await.is_err() {
+            if runtime.check(&pod, netns, Some(interface)).await.is_err() {
                 return false;
             }
-            let Ok(made) = Opaque::of(found) else { return false };
-            if finished.attached(interface, made).is_err() {
+            if finished.attached(interface, found.clone()).is_err() {
                 return false;
             }
         }
@@ -269,19 +318,17 @@ struct Lists {
 }
 
 impl Lists {
-    fn find(&self, runtime: &str, sandbox: &SandboxId, interface: &str) -> Option<&Attachment> {
-        let interface = InterfaceName::new(interface).ok()?;
-        self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface))
+    fn find(&self, runtime: &str, sandbox: &SandboxId, interface: &InterfaceName) -> Option<&Attachment> {
+        self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface.clone()))
     }
 
     /// Whether anything of a sandbox is left; nothing if one of its runtimes does not answer.
     fn has(&self, record: &SandboxRecord) -> Option<bool> {
-        let sandbox = SandboxId::new(record.sandbox()).ok()?;
         let mut any = false;
         for attachment in record.attachments() {
             let plan = attachment.plan();
             self.by_runtime.get(&plan.runtime)?;
-            any |= self.find(&plan.runtime, &sandbox, &plan.interface).is_some();
+            any |= self.find(&plan.runtime, record.sandbox(), &plan.interface).is_some();
         }
         Some(any)
     }

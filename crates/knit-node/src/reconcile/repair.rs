@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use knit_ledger::{Opaque, SandboxRecord};
+use knit_ledger::SandboxRecord;
 use knit_runtime::{AttachRequest, Attachment, InterfaceName, Runtime, SandboxId};
 use tokio::time::Instant;
 
@@ -12,7 +12,6 @@ use super::{Lists, Outcome, Reconciler};
 use crate::level::{Damaged, Turn, is_damage};
 use crate::pipeline::Answer;
 use crate::report::PodEvent;
-use crate::sandboxes::books::pod_of;
 
 impl Reconciler {
     /// Makes these attachments again, of sandboxes for which nothing else is being done. Says when the next
@@ -23,11 +22,26 @@ impl Reconciler {
         let mut later = None;
         for sandbox in sandboxes {
             // If something is being done for it, that settles it.
-            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox) else { continue };
+            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
             let Some(record) = self.sandboxes.books().get(sandbox).cloned() else { continue };
             later = later.into_iter().chain(self.reconcile_one(&record, &lists, outcome).await).min();
         }
         later
+    }
+
+    /// Whether a runtime has an attachment that was not on its list: it may have been made since. One that
+    /// does not answer has lost nothing that we know of.
+    async fn is_there(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        sandbox: &SandboxId,
+        interface: &InterfaceName,
+    ) -> bool {
+        let listed = tokio::time::timeout(self.config.runtime_deadline, runtime.list(Some(sandbox))).await;
+        match listed {
+            Ok(Ok(listed)) => listed.iter().any(|found| found.interface == *interface),
+            Ok(Err(_)) | Err(_) => true,
+        }
     }
 
     /// Makes attachments again that a runtime has lost, or of which something is damaged. Says when the next
@@ -38,11 +52,11 @@ impl Reconciler {
         lists: &Lists,
         outcome: &mut Outcome,
     ) -> Option<Instant> {
-        let pod = pod_of(record).ok()?;
+        let pod = record.runtime_pod();
         let mut later: Option<Instant> = None;
         for attachment in record.attachments() {
             let plan = attachment.plan();
-            let Ok(interface) = InterfaceName::new(plan.interface.as_str()) else { continue };
+            let interface = &plan.interface;
             // A runtime that does not answer has lost nothing that we know of.
             let lost = lists.by_runtime.contains_key(&plan.runtime)
                 && lists.find(&plan.runtime, &pod.sandbox, &plan.interface).is_none();
@@ -50,15 +64,18 @@ impl Reconciler {
                 continue;
             }
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { continue };
-            match self.repairs.attachment(&pod.sandbox, &interface) {
+            if lost && self.is_there(&runtime, &pod.sandbox, interface).await {
+                continue;
+            }
+            match self.repairs.attachment(&pod.sandbox, interface) {
                 Turn::Later(at) => {
                     later = Some(later.map_or(at, |later| later.min(at)));
                     continue;
                 }
                 Turn::Now { fight: true, first: true } => {
                     tracing::error!(
-                        sandbox = record.sandbox(), %interface, network = %plan.network,
-                        "an interface is lost again and again: it is made again once in a while"
+                        sandbox = %record.sandbox(), %interface, network = %plan.network,
+                        "an interface keeps disappearing: it is recreated at a limited rate"
                     );
                 }
                 Turn::Now { .. } => {}
@@ -67,15 +84,27 @@ impl Reconciler {
                 Ok(request) => request,
                 Err(error) => {
                     tracing::warn!(
-                        sandbox = record.sandbox(),
+                        sandbox = %record.sandbox(),
                         interface = %plan.interface,
                         error = &error as &dyn std::error::Error,
-                        "a lost interface cannot be made again yet"
+                        "cannot recreate a lost interface yet"
                     );
                     outcome.failed += 1;
                     continue;
                 }
             };
+            // Its router may be a new one, too.
+            let deadline = Instant::now() + self.config.runtime_deadline;
+            if let Err(error) = self.pipeline.admit_record(record, deadline).await {
+                tracing::warn!(
+                    sandbox = %record.sandbox(),
+                    interface = %plan.interface,
+                    error = &error as &dyn std::error::Error,
+                    "cannot recreate a lost interface yet: policies about it are not in force"
+                );
+                outcome.failed += 1;
+                continue;
+            }
             let again = self.make_again(&runtime, &request);
             let result = tokio::time::timeout(self.config.runtime_deadline, again).await;
             let verified = |attachment: &Attachment| {
@@ -85,21 +114,21 @@ impl Reconciler {
             match result {
                 Ok(Ok(made)) if verified(&made) => {
                     tracing::warn!(
-                        sandbox = record.sandbox(), interface = %plan.interface, network = %plan.network,
-                        "an interface was lost or damaged, and is made again"
+                        sandbox = %record.sandbox(), interface = %plan.interface, network = %plan.network,
+                        "an interface was lost or damaged; recreating it"
                     );
                     self.metrics.repaired("attachment", 1);
                     let message = format!(
-                        "interface {interface} on Network {} was lost or damaged, and was made again with \
-                         its \
-                         addresses: look for what deletes or changes interfaces, in the pod or on its node",
+                        "interface {interface} on Network {} was lost or damaged, and was recreated with \
+                        its addresses: look for a program that deletes or changes interfaces, in the pod \
+                        or on its node",
                         plan.network
                     );
                     self.report.say(PodEvent { pod: pod.clone(), reason: "InterfaceMadeAgain", message });
                     let Some(mut current) = self.sandboxes.books().get(&pod.sandbox).cloned() else {
                         return later;
                     };
-                    let noted = Opaque::of(&made).is_ok_and(|m| current.attached(&plan.interface, m).is_ok())
+                    let noted = current.attached(interface, made).is_ok()
                         && self.sandboxes.books().put(current).is_ok();
                     if noted {
                         outcome.repaired += 1;
@@ -112,11 +141,11 @@ impl Reconciler {
                     // It may be in a namespace that is another's by now: nothing of ours stays there.
                     if let Err(error) = runtime.detach(&request.pod, Some(&made.interface)).await {
                         tracing::error!(
-                            sandbox = record.sandbox(),
+                            sandbox = %record.sandbox(),
                             interface = %plan.interface,
                             network = %plan.network,
                             error = &error as &dyn std::error::Error,
-                            "an interface that was not made as asked cannot be removed"
+                            "cannot remove an interface that was not created as requested"
                         );
                     }
                     outcome.failed += 1;
@@ -124,11 +153,11 @@ impl Reconciler {
                 Err(_) => outcome.failed += 1,
                 Ok(Err(error)) => {
                     tracing::error!(
-                        sandbox = record.sandbox(),
+                        sandbox = %record.sandbox(),
                         interface = %plan.interface,
                         network = %plan.network,
                         error = &error as &dyn std::error::Error,
-                        "a lost interface cannot be made again"
+                        "cannot recreate a lost interface"
                     );
                     outcome.failed += 1;
                 }

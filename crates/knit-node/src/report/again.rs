@@ -41,7 +41,7 @@ impl Again {
             News::Works => tracing::info!("{what} can be written again"),
             News::Fails | News::FailsOtherwise => {
                 let problem = self.problem.as_deref().unwrap_or_default();
-                tracing::warn!("{what} cannot be written yet, and is tried again: {problem}");
+                tracing::warn!("cannot write {what} yet, retrying: {problem}");
             }
         }
         works

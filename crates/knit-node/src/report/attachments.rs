@@ -13,7 +13,6 @@ use knit_ledger::SandboxRecord;
 use knit_runtime::Attachment;
 
 use crate::request::Door;
-use crate::sandboxes::books::{details, made};
 use crate::world::{World, announced};
 
 /// The status of an attachment that is there.
@@ -67,8 +66,8 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
     let Some(pod) = record.pod() else { return Vec::new() };
     let mut objects = Vec::new();
     for entry in record.attachments() {
-        let users = details(entry).is_some_and(|d| matches!(d.door, Door::Object(_)));
-        let Some(attachment) = made(entry).filter(|_| !users) else { continue };
+        let users = matches!(entry.details().door, Door::Object(_));
+        let Some(attachment) = entry.made().filter(|_| !users) else { continue };
         let addresses: Vec<IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();
         let announced = announced::is_needed(world, &attachment.network, node, &addresses, attachment.mac);
         if !announced && !is_published(world, &attachment.network) {
@@ -104,7 +103,7 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
                 ..OwnerReference::default()
             }]
         });
-        object.status = Some(status(node, &attachment));
+        object.status = Some(status(node, attachment));
         objects.push(object);
     }
     objects
@@ -146,8 +145,8 @@ fn keep_times(status: &mut NetworkAttachmentStatus, before: &NetworkAttachmentSt
 
 /// Whether attachments of a Network are written to the API.
 fn is_published(world: &World, network: &str) -> bool {
-    let asked = world.networks.get(network).and_then(|n| n.spec.publish_attachments);
-    asked.unwrap_or(network != names::DEFAULT_NETWORK)
+    let published = world.networks.get(network).map(|network| network.publishes_attachments());
+    published.unwrap_or(network != names::DEFAULT_NETWORK)
 }
 
 fn object_name(pod: &str, interface: &str) -> String {

@@ -3,14 +3,18 @@
 
 mod again;
 pub mod attachments;
+pub mod claims;
 pub mod policy;
 pub mod published;
 pub mod writer;
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use knit_runtime::{Pod, SandboxId};
+use knit_types::ObjectRef;
+use knit_types::sync::Locked;
 use tokio::sync::Notify;
 
 use crate::error::{Error, Reason};
@@ -20,6 +24,30 @@ use crate::error::{Error, Reason};
 pub struct Report {
     queue: Mutex<Queue>,
     news: Notify,
+    /// Whether somebody writes statuses of claims.
+    with_claims: AtomicBool,
+    claims: Mutex<OfClaims>,
+    news_of_claims: Notify,
+}
+
+/// What is to be written about claims.
+#[derive(Debug, Default)]
+struct OfClaims {
+    /// Sandboxes that may have claims.
+    sandboxes: BTreeSet<SandboxId>,
+    /// Events, the oldest first.
+    events: Vec<ClaimEvent>,
+}
+
+/// Something to say on a claim's events.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ClaimEvent {
+    /// The claim.
+    pub claim: ObjectRef,
+    /// Why, in one word.
+    pub reason: &'static str,
+    /// What happened and what to do.
+    pub message: String,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +103,43 @@ impl Report {
     pub fn changed(&self, sandbox: &SandboxId) {
         self.queue().sandboxes.insert(sandbox.clone());
         self.news.notify_one();
+        if self.with_claims.load(Ordering::Relaxed) {
+            self.claims.locked().sandboxes.insert(sandbox.clone());
+            self.news_of_claims.notify_one();
+        }
+    }
+
+    /// From now on somebody writes statuses of claims.
+    pub(crate) fn follow_claims(&self) {
+        self.with_claims.store(true, Ordering::Relaxed);
+    }
+
+    /// A claim was not prepared. Kubelet says so on the pod; who wrote the claim looks at the claim.
+    pub(crate) fn not_prepared(&self, claim: &ObjectRef, error: &Error) {
+        if !matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
+            return;
+        }
+        let event =
+            ClaimEvent { claim: claim.clone(), reason: error.reason.as_str(), message: error.chain() };
+        let mut claims = self.claims.locked();
+        if claims.events.len() < MAX_EVENTS && claims.events.last() != Some(&event) {
+            claims.events.push(event);
+        }
+        drop(claims);
+        self.news_of_claims.notify_one();
+    }
+
+    /// Waits for something to write about claims, and takes it.
+    pub(crate) async fn take_of_claims(&self) -> (BTreeSet<SandboxId>, Vec<ClaimEvent>) {
+        loop {
+            {
+                let mut claims = self.claims.locked();
+                if !claims.sandboxes.is_empty() || !claims.events.is_empty() {
+                    return (std::mem::take(&mut claims.sandboxes), std::mem::take(&mut claims.events));
+                }
+            }
+            self.news_of_claims.notified().await;
+        }
     }
 
     /// Says something on a pod's events.
@@ -120,6 +185,6 @@ impl Report {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.locked()
     }
 }

@@ -17,7 +17,7 @@ use crate::core::Core;
 struct Known {
     sandbox: SandboxId,
     /// What it said when it was last found to say something else than it should. Once is enough: what is not
-    /// put right by writing it again, such as a further owner, is not put right by writing it for ever.
+    /// fixed by writing it again, such as an additional owner, is not written again forever.
     wrong: Option<NetworkAttachment>,
 }
 
@@ -28,7 +28,7 @@ pub async fn follow(core: Core, objects: Objects) {
     let mut events = match objects.watch::<NetworkAttachment>().labels(labels).subscribe() {
         Ok(events) => events,
         Err(error) => {
-            tracing::error!("published NetworkAttachments cannot be followed: {}", error.with_causes());
+            tracing::error!("cannot watch published NetworkAttachments: {}", error.with_causes());
             return;
         }
     };

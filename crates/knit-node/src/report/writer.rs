@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knit_api::{
-    AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
-    NodeNetworkStatusNetwork, conditions, names,
+    AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec,
+    NodeNetworkStatus, NodeNetworkStatusNetwork, conditions, names,
 };
 use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write, jitter};
 use knit_runtime::SandboxId;
@@ -18,32 +18,36 @@ use tokio::time::Instant;
 use super::again::Again;
 use super::{PodEvent, attachments};
 use crate::clock;
+use crate::config::MainInterfaces;
 use crate::core::Core;
 use crate::metrics::NetworkNumbers;
+use crate::policy::PoliciesState;
 use crate::proxy::ServicesState;
 
 /// The namespace of the agents' Leases.
 const LEASE_NAMESPACE: &str = "knit-system";
+/// The reason of the Node's condition while its network is there.
+const READY_REASON: &str = "KnitIsReady";
 /// How often the Lease is renewed, and how long it holds: a write of every node, so not more often than
 /// needed. The controller closes a node to new pods when its Lease was not renewed for so long.
-const RENEW: Duration = Duration::from_secs(25);
-const HOLDS: Duration = Duration::from_secs(100);
+const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(25);
+const LEASE_DURATION: Duration = Duration::from_secs(100);
 /// How long changes of NodeNetwork are gathered.
-const GATHER: Duration = Duration::from_millis(500);
+const NODE_NETWORK_DELAY: Duration = Duration::from_millis(500);
 /// How often it is written where nothing but counts changed: they do with every pod of every node, and each
 /// write is work for the API server and the controller.
-const COUNTS: Duration = Duration::from_secs(5);
+const COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a report lets pods go first, at most: what is being attached wants the same processors.
-const AFTER_YOU: Duration = Duration::from_millis(20);
+const ATTACH_FIRST_DELAY: Duration = Duration::from_millis(20);
 /// The pause after a failure.
-const AGAIN: Duration = Duration::from_secs(2);
+const REPORT_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The longest pause after failures to write what is said of the node.
-const LONGEST: Duration = Duration::from_secs(30);
+const WRITE_RETRY_MAX_DELAY: Duration = Duration::from_secs(30);
 /// The longest pause after failures of one sandbox's reports.
-const SELDOM: Duration = Duration::from_secs(300);
+const REPORT_RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 /// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing
 /// tells when one can be given out again.
-const COUNT: Duration = Duration::from_secs(5);
+const EXHAUSTED_COUNT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Writes NetworkAttachments and events, for ever.
 pub async fn write_reports(core: Core, objects: Objects) {
@@ -70,8 +74,7 @@ pub async fn write_reports(core: Core, objects: Objects) {
             }
         }
     }
-    let all: Vec<SandboxId> =
-        core.sandboxes().books().records().filter_map(|r| SandboxId::new(r.sandbox()).ok()).collect();
+    let all: Vec<SandboxId> = core.sandboxes().books().records().map(|r| r.sandbox().clone()).collect();
     for sandbox in all {
         core.report().changed(&sandbox);
     }
@@ -103,7 +106,9 @@ pub async fn write_reports(core: Core, objects: Objects) {
             if written.sandbox(&core, &objects, &sandbox).await {
                 again.remove(&sandbox);
             } else {
-                let pause = again.get(&sandbox).map_or(AGAIN, |(_, pause)| (*pause * 2).min(SELDOM));
+                let pause = again
+                    .get(&sandbox)
+                    .map_or(REPORT_RETRY_DELAY, |(_, pause)| (*pause * 2).min(REPORT_RETRY_MAX_DELAY));
                 again.insert(sandbox, (Instant::now() + pause, pause));
             }
         }
@@ -116,11 +121,13 @@ pub async fn write_node(core: Core, objects: Objects) {
     let mut shown = core.shown();
     let mut last: Option<NodeNetworkStatus> = None;
     let mut written = Instant::now();
-    let mut available: Option<bool> = None;
+    // Where another CNI plugin is the node's network, whether there is one is not the agent's to say.
+    let ours = core.config().main_interfaces == MainInterfaces::Ours;
+    let mut available = if ours { is_shown_ready(&core, &objects).await.then_some(true) } else { None };
     let mut made: Option<Option<String>> = None;
-    let mut object_again = Again::new("NodeNetwork", LONGEST);
-    let mut status_again = Again::new("the status of NodeNetwork", LONGEST);
-    let mut condition_again = Again::new("the condition of the Node", LONGEST);
+    let mut object_again = Again::new("NodeNetwork", WRITE_RETRY_MAX_DELAY);
+    let mut status_again = Again::new("the status of NodeNetwork", WRITE_RETRY_MAX_DELAY);
+    let mut condition_again = Again::new("the condition of the Node", WRITE_RETRY_MAX_DELAY);
     loop {
         shown.borrow_and_update();
         core.assess();
@@ -131,7 +138,7 @@ pub async fn write_node(core: Core, objects: Objects) {
         let out = status.networks.iter().any(|n| n.addresses.iter().any(|a| a.free == 0));
         let mut complete = true;
         let counts_only = last.as_ref().is_some_and(|last| without_counts(last) == without_counts(&status));
-        let counts_wait = COUNTS.saturating_sub(written.elapsed());
+        let counts_wait = COUNTS_WRITE_INTERVAL.saturating_sub(written.elapsed());
         let waiting = counts_only && !counts_wait.is_zero() && last.as_ref() != Some(&status);
         if last.as_ref() != Some(&status) && !waiting {
             let key = Key::cluster(core.node());
@@ -152,9 +159,9 @@ pub async fn write_node(core: Core, objects: Objects) {
             }
         }
         let now_available = core.status().is_ok();
-        if available != Some(now_available) {
+        if ours && available != Some(now_available) {
             let (reason, message) = match core.status() {
-                Ok(()) => ("KnitIsReady", "the node agent gives pods their networks".to_owned()),
+                Ok(()) => (READY_REASON, "the node agent is ready to attach pods".to_owned()),
                 Err(error) => ("KnitIsNotReady", error.chain()),
             };
             let now = Timestamp::now();
@@ -170,15 +177,31 @@ pub async fn write_node(core: Core, objects: Objects) {
         let pause = match complete {
             false => object_again.pause().max(status_again.pause()).max(condition_again.pause()),
             true if waiting => counts_wait,
-            true if out => COUNT,
+            true if out => EXHAUSTED_COUNT_INTERVAL,
             true => Duration::from_secs(60),
         };
         match tokio::time::timeout(pause, shown.changed()).await {
             Ok(Err(_)) => return,
-            Ok(Ok(())) => tokio::time::sleep(GATHER).await,
+            Ok(Ok(())) => tokio::time::sleep(NODE_NETWORK_DELAY).await,
             Err(_) => {}
         }
     }
+}
+
+/// Whether the Node says already that its network is there: an agent that was restarted has nothing new to
+/// say then, and each change of a Node is sent to every node. If it cannot be read, it is written.
+async fn is_shown_ready(core: &Core, objects: &Objects) -> bool {
+    let fields = Some(format!("metadata.name={}", core.node()));
+    let found = objects.list::<Node>(&Selection { fields, ..Selection::default() }).await;
+    let nodes = found.unwrap_or_else(|error| {
+        tracing::debug!(error = &error as &dyn std::error::Error, "the Node cannot be read");
+        Vec::new()
+    });
+    let status = nodes.into_iter().find_map(|node| node.status);
+    let conditions = status.and_then(|status| status.conditions).unwrap_or_default();
+    conditions.iter().any(|c| {
+        c.type_ == "NetworkUnavailable" && c.status == "False" && c.reason.as_deref() == Some(READY_REASON)
+    })
 }
 
 /// A status without its counts. That addresses are out, or are no longer, is more than a count.
@@ -195,12 +218,14 @@ fn without_counts(status: &NodeNetworkStatus) -> NodeNetworkStatus {
 
 /// Renews the agent's Lease, for ever.
 pub async fn renew_lease(core: Core, objects: Objects) {
-    let mut again = Again::new("the agent's Lease", RENEW);
+    let mut again = Again::new("the agent's Lease", LEASE_RENEW_INTERVAL);
     loop {
         let node = core.node();
-        let write = Write::lease(LEASE_NAMESPACE, node, node, HOLDS, Timestamp::now(), names::AGENT_MANAGER);
+        let write =
+            Write::lease(LEASE_NAMESPACE, node, node, LEASE_DURATION, Timestamp::now(), names::AGENT_MANAGER);
         let write = owned(write, node, uid_of(&core).as_deref());
-        let pause = if again.wrote(objects.write(&write).await) { RENEW } else { again.pause() };
+        let pause =
+            if again.wrote(objects.write(&write).await) { LEASE_RENEW_INTERVAL } else { again.pause() };
         // Agents that were started together do not renew, or try again, together for ever.
         tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * jitter())).await;
     }
@@ -227,7 +252,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
     let mut networks = Vec::new();
     for state in core.networks().states() {
         let counts = books.allocator.counts(&state.name, now).unwrap_or_default();
-        let families = [(Family::IPv4, counts.v4), (Family::IPv6, counts.v6)];
+        let families = [(Family::V4, counts.v4), (Family::V6, counts.v6)];
         let addresses: Vec<AddressCounts> = families
             .into_iter()
             .filter_map(|(family, counts)| {
@@ -245,7 +270,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
             None if starved => (
                 false,
                 conditions::node_network::REASON_NO_ADDRESS,
-                Some("no address is free: a further block was asked for".to_owned()),
+                Some("no address is free: another block was requested".to_owned()),
             ),
             None => {
                 let message = state.services.as_ref().and_then(ServicesState::message);
@@ -266,6 +291,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
                     .problem
                     .as_ref()
                     .is_some_and(|p| p.reason == conditions::node_network::REASON_NO_ADDRESS),
+            policies: state.policies.as_ref().and_then(policies),
             name: state.name,
         });
     }
@@ -280,6 +306,15 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
     }
 }
 
+/// What is said of policies; nothing where there are none, so that they cost no write there.
+fn policies(state: &PoliciesState) -> Option<NodeNetworkPolicies> {
+    (state.acting > 0).then(|| NodeNetworkPolicies {
+        acting: i32::try_from(state.acting).unwrap_or(i32::MAX),
+        newest_resource_version: state.newest.clone(),
+        message: state.problem.clone(),
+    })
+}
+
 /// What was written so far.
 #[derive(Debug, Default)]
 struct Written {
@@ -287,7 +322,7 @@ struct Written {
     objects: BTreeMap<SandboxId, BTreeSet<Key>>,
     /// What an earlier run wrote, until it was looked at once.
     found: BTreeMap<Key, NetworkAttachment>,
-    /// Why an object could not be written last time: the same again is not said again.
+    /// Why an object could not be written last time: the same reason is not logged again.
     problems: BTreeMap<Key, String>,
 }
 
@@ -298,6 +333,10 @@ impl Written {
     async fn sandbox(&mut self, core: &Core, objects: &Objects, sandbox: &SandboxId) -> bool {
         let mut desired = {
             let books = core.sandboxes().books();
+            // What is written of it is all that others know of a pod that may well run.
+            if books.unreadable_of(sandbox).is_some() {
+                return true;
+            }
             let record = books.get(sandbox);
             record.map(|r| attachments::desired(&core.world().get(), core.node(), r)).unwrap_or_default()
         };
@@ -312,7 +351,7 @@ impl Written {
                 continue;
             }
             // Too long a time is no reason to tell less.
-            let _ = tokio::time::timeout(AFTER_YOU, core.idle()).await;
+            let _ = tokio::time::timeout(ATTACH_FIRST_DELAY, core.idle()).await;
             match objects.publish(object, &object.status, names::AGENT_MANAGER).await {
                 Ok(_) => drop(self.problems.remove(&key)),
                 Err(error) => {
@@ -355,7 +394,7 @@ impl Written {
         if self.problems.get(&key) == Some(&problem) {
             return;
         }
-        tracing::warn!(attachment = %key, "a NetworkAttachment cannot be written yet: {problem}");
+        tracing::warn!(attachment = %key, "cannot write a NetworkAttachment yet: {problem}");
         // One that a user made beforehand cannot become ours.
         let managed =
             |o: &NetworkAttachment| o.metadata.labels.as_ref()?.get(names::MANAGED_BY_LABEL).cloned();
@@ -366,9 +405,8 @@ impl Written {
             && let Some(pod) = core.sandboxes().pod(sandbox)
         {
             let message = format!(
-                "the interface {} cannot be shown as NetworkAttachment {key}: somebody else made one of that \
-                 name; \
-                 delete it",
+                "the interface {} cannot be published as NetworkAttachment {key}: somebody else created \
+                one with that name; delete it",
                 object.spec.interface.as_deref().unwrap_or("eth0")
             );
             core.report().say(PodEvent { pod, reason: "NameTaken", message });
@@ -469,7 +507,7 @@ mod tests {
     use super::*;
 
     fn status(used: i64, free: i64, wants_block: bool) -> NodeNetworkStatus {
-        let addresses = vec![AddressCounts { family: Family::IPv4, used, free }];
+        let addresses = vec![AddressCounts { family: Family::V4, used, free }];
         let network = NodeNetworkStatusNetwork {
             name: "default".into(),
             ready: true,
@@ -479,6 +517,7 @@ mod tests {
             reason: conditions::node_network::REASON_READY.to_owned(),
             message: None,
             blocks: 1,
+            policies: None,
         };
         NodeNetworkStatus { networks: vec![network], ..NodeNetworkStatus::default() }
     }

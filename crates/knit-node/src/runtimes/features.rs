@@ -9,9 +9,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use knit_runtime::routers::Routers;
 use knit_runtime::{
-    AttachRequest, Attachment, Changes, Disturbance, Error, Info, InterfaceName, Network, Pod, Reason,
-    Result, Runtime, SandboxId, Status, Survey, Topology, feature,
+    AttachRequest, Attachment, Changes, Disturbance, Error, Info, InterfaceName, Network, NetworkUsage, Pod,
+    Reason, Result, Runtime, SandboxId, Status, Survey, feature,
 };
+use knit_types::{Family, HasFamily as _};
 
 /// How long any call may take but an attach, whose caller has a limit of its own and follows it to its end.
 /// Callers that have less time wait less; this one is for those that would wait as long as it takes, with a
@@ -39,7 +40,7 @@ impl Announced {
             Err(_) => {
                 let (name, seconds) = (&self.info.name, LONGEST.as_secs());
                 let message =
-                    format!("network runtime {name} did not {what} within {seconds} s: see its log");
+                    format!("network runtime {name} did not {what} within {seconds} s: check its log");
                 Err(Error::new(Reason::NotReady, message))
             }
         }
@@ -49,8 +50,8 @@ impl Announced {
         Error::new(
             Reason::Unsupported,
             format!(
-                "network runtime {} has not announced {}, which Network {network} needs: give the Network a \
-                 class whose runtime has it, or do without",
+                "network runtime {} has not announced {}, which Network {network} needs: give the Network \
+                a class whose runtime supports it, or do without",
                 self.info.name,
                 what.join(", ")
             ),
@@ -118,7 +119,7 @@ impl Runtime for Announced {
             let message = format!("network runtime {} has not announced Watch", self.info.name);
             return Err(Error::new(Reason::Unsupported, message));
         }
-        self.inner.watch().await
+        self.within("begin to tell what happens", self.inner.watch()).await
     }
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
@@ -133,6 +134,14 @@ impl Runtime for Announced {
         self.within("compare what it made", self.inner.survey()).await
     }
 
+    async fn survey_and_list(&self) -> Result<(Survey, Option<Vec<Attachment>>)> {
+        self.within("compare what it made", self.inner.survey_and_list()).await
+    }
+
+    async fn usage(&self) -> Result<Vec<NetworkUsage>> {
+        self.inner.usage().await
+    }
+
     async fn disturbed(&self) -> Disturbance {
         self.inner.disturbed().await
     }
@@ -144,12 +153,12 @@ pub(super) fn has(info: &Info, feature: &str) -> bool {
 
 /// The features that a Network cannot do without.
 fn needs(network: &Network) -> Vec<&'static str> {
-    let family = |v4: bool| network.subnets.iter().any(|s| s.cidr.addr().is_ipv4() == v4);
+    let has = |family: Family| network.subnets.iter().any(|subnet| subnet.cidr.family() == family);
     let all = [
-        (feature::LAYER2, network.topology == Topology::Layer2),
-        (feature::LAYER3, network.topology == Topology::Layer3),
-        (feature::IPV4, family(true)),
-        (feature::IPV6, family(false)),
+        // The feature of a topology is called like it.
+        (network.topology.as_str(), true),
+        (feature::IPV4, has(Family::V4)),
+        (feature::IPV6, has(Family::V6)),
         (feature::MTU, network.mtu.is_some()),
         (feature::ROUTES, !network.routes.is_empty()),
     ];

@@ -1,27 +1,32 @@
-//! The sandboxes of this node: what is recorded for each, which addresses they have, and one thing at a time
-//! for each of them.
+//! The sandboxes of this node, and claims that are to have one: what is recorded for each, which addresses
+//! they have, and one thing at a time for each of them.
 
 pub mod books;
 pub mod locks;
+mod reservations;
+mod store;
+pub(crate) mod unreadable;
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use knit_runtime::{Attachment, Pod, SandboxId};
+use knit_ledger::SandboxRecord;
+use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use knit_types::sync::Locked;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 
 use crate::clock;
-use books::{Books, Store, made, pod_of};
-use locks::SandboxLocks;
+use books::{Books, Store};
+use locks::OwnerLocks;
 
 /// All of them.
 #[derive(Debug)]
 pub struct Sandboxes {
     books: Mutex<Books>,
-    locks: SandboxLocks,
+    locks: OwnerLocks,
     /// Interfaces whose attach was given up, and still runs.
-    late: Mutex<BTreeSet<(SandboxId, String)>>,
+    late: Mutex<BTreeSet<(SandboxId, InterfaceName)>>,
     /// Told when addresses may have become free.
     freed: Notify,
     /// Counts changes of what NodeNetwork shows.
@@ -35,7 +40,7 @@ impl Sandboxes {
     pub(crate) fn open(node: &str, store: Box<dyn Store>, shown: watch::Sender<u64>) -> Self {
         Self {
             books: Mutex::new(Books::open(node, store, clock::now())),
-            locks: SandboxLocks::default(),
+            locks: OwnerLocks::default(),
             late: Mutex::default(),
             freed: Notify::new(),
             shown,
@@ -46,29 +51,45 @@ impl Sandboxes {
     #[must_use]
     pub fn list(&self, sandbox: Option<&SandboxId>) -> Vec<Attachment> {
         let books = self.books();
-        let wanted = books.records().filter(|r| sandbox.is_none_or(|s| s.as_str() == r.sandbox()));
-        wanted.flat_map(|r| r.attachments().iter().filter_map(made)).collect()
+        let wanted = books.records().filter(|r| sandbox.is_none_or(|s| s == r.sandbox()));
+        let attachments = wanted.flat_map(SandboxRecord::attachments);
+        attachments.filter_map(knit_ledger::Attachment::made).cloned().collect()
+    }
+
+    /// Everything that is recorded of sandboxes.
+    #[must_use]
+    pub fn records(&self) -> Vec<SandboxRecord> {
+        self.books().records().cloned().collect()
+    }
+
+    /// What is recorded of the sandboxes of one pod; several while one goes and another comes.
+    #[must_use]
+    pub fn records_of(&self, namespace: &str, name: &str) -> Vec<SandboxRecord> {
+        let is_it = |record: &&SandboxRecord| {
+            record.pod().is_some_and(|pod| pod.namespace == namespace && pod.name == name)
+        };
+        self.books().records().filter(is_it).cloned().collect()
     }
 
     /// The pod of a sandbox, as it is recorded.
     #[must_use]
     pub fn pod(&self, sandbox: &SandboxId) -> Option<Pod> {
-        self.books().get(sandbox).and_then(|record| pod_of(record).ok())
+        self.books().get(sandbox).map(SandboxRecord::runtime_pod)
     }
 
     /// Allocator and ledger. Never held over an await.
     pub(crate) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.locked()
     }
 
     /// One thing at a time for each.
-    pub(crate) fn locks(&self) -> &SandboxLocks {
+    pub(crate) fn locks(&self) -> &OwnerLocks {
         &self.locks
     }
 
     /// Interfaces whose attach was given up, and still runs. Never held over an await.
-    pub(crate) fn late(&self) -> MutexGuard<'_, BTreeSet<(SandboxId, String)>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn late(&self) -> MutexGuard<'_, BTreeSet<(SandboxId, InterfaceName)>> {
+        self.late.locked()
     }
 
     /// Addresses may have become free, or attachments changed.

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_api::{Network, NetworkAttachment, Subnet, Topology};
-use knit_ipam::{Mac, may_have_mac, pod_mac};
+use knit_api::{NetworkAttachment, Topology};
+use knit_ipam::{Mac, Standing, may_have_mac, pod_mac};
+use knit_model::{Network, attached_addresses};
 use serde::{Deserialize, Serialize};
 
 use super::World;
@@ -38,12 +39,11 @@ impl AnnouncedView {
     pub fn of(object: &NetworkAttachment, published: bool) -> Option<Self> {
         let status = object.status.as_ref()?;
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-        let addresses: Vec<IpAddr> = status.addresses.iter().filter_map(|a| a.address.parse().ok()).collect();
         Some(Self {
             network: object.spec.network.clone(),
             pod: format!("pod {namespace}/{}", object.spec.pod),
             node: status.node.clone()?,
-            addresses: Some(addresses).filter(|a| !a.is_empty())?,
+            addresses: Some(attached_addresses(status)).filter(|a| !a.is_empty())?,
             mac: status.mac.as_ref()?.parse().ok()?,
             published,
         })
@@ -69,40 +69,21 @@ fn cannot_be_derived(
         return true;
     }
     // Routed packets go to the node, whatever the pod's MAC.
-    let id = object.status.as_ref().and_then(|s| s.id);
-    let derived = id.zip(deciding(addresses)).map(|(id, first)| pod_mac(id, first));
-    object.spec.topology == Topology::Layer2 && derived.is_some_and(|derived| derived != mac)
+    let derived = object.id().zip(deciding(addresses)).map(|(id, first)| pod_mac(id, first));
+    object.topology() == Topology::Layer2 && derived.is_some_and(|derived| derived != mac)
 }
 
 /// Whether a node may announce this: it says where packets of every other node go. Each address is in a
 /// reserved range of the Network, where any node's pods may have one, or in a block of that node; and the MAC
 /// is nobody else's.
 fn is_believed(object: &Network, blocks: &Blocks<'_>, view: &AnnouncedView) -> bool {
-    let id = object.status.as_ref().and_then(|s| s.id);
-    let own_mac =
-        id.zip(deciding(&view.addresses)).is_some_and(|(id, first)| may_have_mac(id, first, view.mac));
-    let own = |address: &IpAddr| {
-        object.spec.subnets.iter().any(|subnet| is_reserved(subnet, *address))
-            || blocks.contain(&view.node, *address)
-    };
+    let deciding = object.id().zip(deciding(&view.addresses));
+    let own_mac = deciding.is_some_and(|(id, first)| may_have_mac(id, first, view.mac));
+    let pool = object.pool().ok().flatten();
+    // Never the subnet's own address, its gateway or broadcast.
+    let reserved = |address: IpAddr| pool.is_some_and(|pool| pool.standing(address) == Standing::Reserved);
+    let own = |address: &IpAddr| reserved(*address) || blocks.contain(&view.node, *address);
     own_mac && view.addresses.iter().all(own)
-}
-
-/// Whether a pod may ask for this address of a subnet on any node: not for the subnet's own, its gateway or
-/// broadcast.
-fn is_reserved(subnet: &Subnet, address: IpAddr) -> bool {
-    let inside = |text: &String| text.parse::<IpNet>().is_ok_and(|range| range.contains(&address));
-    let Ok(cidr) = subnet.cidr.parse::<IpNet>() else { return false };
-    let gateway = match &subnet.gateway {
-        Some(text) => text.parse().ok(),
-        None => cidr.hosts().find(|host| *host != cidr.network()),
-    };
-    let broadcast = address.is_ipv4() && address == cidr.broadcast();
-    cidr.contains(&address)
-        && subnet.reserved.iter().any(inside)
-        && gateway.is_some_and(|gateway| gateway != address)
-        && address != cidr.network()
-        && !broadcast
 }
 
 /// The address that decides an interface's MAC.
@@ -116,9 +97,8 @@ struct Blocks<'a>(HashMap<&'a str, Vec<IpNet>>);
 impl<'a> Blocks<'a> {
     fn of(world: &'a World, network: &str, wanted: impl Fn(&str) -> bool) -> Self {
         let mut ranges: HashMap<&str, Vec<IpNet>> = HashMap::new();
-        for block in world.blocks.values().filter(|b| b.network == network && wanted(&b.node)) {
-            let both = [&block.ipv4, &block.ipv6].into_iter().flatten();
-            ranges.entry(&block.node).or_default().extend(both.filter_map(|r| r.parse::<IpNet>().ok()));
+        for block in world.blocks.values().filter(|b| b.network() == network && wanted(b.node())) {
+            ranges.entry(block.node()).or_default().extend(block.ranges());
         }
         Self(ranges)
     }
@@ -143,7 +123,7 @@ fn of_others<'a>(world: &'a World, network: &'a str, node: &'a str) -> Vec<&'a A
         if !believed {
             tracing::debug!(network, node = view.node, pod = view.pod, addresses = ?view.addresses,
                 mac = %view.mac,
-                "a node announces what is not its own: not believed");
+                "ignoring an announcement of an address that is not the node's own");
         }
         believed && cannot_be_derived(object, &blocks, &view.node, &view.addresses, view.mac)
     };
@@ -181,12 +161,13 @@ mod tests {
     use std::sync::Arc;
 
     use knit_api::AddressBlockSpec;
+    use knit_model::AddressBlock;
     use serde_json::json;
 
     use super::*;
 
     fn world(topology: &str) -> World {
-        let network: Network = serde_json::from_value(json!({
+        let network: knit_api::Network = serde_json::from_value(json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "blue"},
             "spec": {"topology": topology, "subnets": [{"cidr": "10.2.0.0/16", "reserved": ["10.2.0.0/29",
                 "10.2.200.0/24"]}]}, "status": {"id": 7}
@@ -199,10 +180,10 @@ mod tests {
                 ipv4: Some(range.into()),
                 ipv6: None,
             };
-            (format!("blue-{node}"), Arc::new(spec))
+            (format!("blue-{node}"), Arc::new(AddressBlock::of(&spec).expect("a block")))
         };
         World {
-            networks: Arc::new([("blue".to_owned(), Arc::new(network))].into()),
+            networks: Arc::new([("blue".to_owned(), Arc::new(network.into()))].into()),
             blocks: Arc::new([block("a", "10.2.1.0/28"), block("b", "10.2.2.0/28")].into()),
             ..World::default()
         }

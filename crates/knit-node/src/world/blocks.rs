@@ -9,14 +9,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use knit_api::{AddressBlock, AddressBlockSpec};
 use knit_ipam::{Block, outranked};
+use knit_model::AddressBlock;
 
 /// A block as the API has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given {
     /// What it says.
-    pub spec: Arc<AddressBlockSpec>,
+    pub block: Arc<AddressBlock>,
     /// Since when it is there; nothing for one that is known from before the start.
     pub created: Option<Timestamp>,
 }
@@ -29,7 +29,7 @@ pub struct Blocks {
 }
 
 /// A block that counts from now on, or counts no longer.
-pub type Change = (String, Option<Arc<AddressBlockSpec>>);
+pub type Change = (String, Option<Arc<AddressBlock>>);
 
 #[derive(Debug, Default)]
 struct OfNetwork {
@@ -43,18 +43,25 @@ struct OfNetwork {
 // === impl Given ===
 
 impl Given {
-    /// What counts of an object.
+    /// What counts of an object. One that cannot be used is as if it were not there.
     #[must_use]
-    pub fn of(object: AddressBlock) -> Self {
+    pub fn of(object: knit_api::AddressBlock) -> Option<Self> {
         let created = object.metadata.creation_timestamp.map(|time| time.0);
-        Self { spec: Arc::new(object.spec), created }
+        match AddressBlock::of(&object.spec) {
+            Ok(block) => Some(Self { block: Arc::new(block), created }),
+            Err(error) => {
+                tracing::warn!(
+                    address_block = object.metadata.name,
+                    error = &error as &dyn std::error::Error,
+                    "cannot use an AddressBlock"
+                );
+                None
+            }
+        }
     }
 
-    fn block(&self) -> Option<Block> {
-        let spec = &self.spec;
-        let v4 = spec.ipv4.as_deref().map(str::parse).transpose().ok()?;
-        let v6 = spec.ipv6.as_deref().map(str::parse).transpose().ok()?;
-        Block::from_ranges(spec.network.as_str(), spec.node.as_str(), v4, v6).ok()
+    fn block(&self) -> &Block {
+        self.block.block()
     }
 }
 
@@ -64,7 +71,7 @@ impl Blocks {
     /// A block is there, or is gone: what that changes.
     pub fn change(&mut self, name: &str, given: Option<Given>) -> Vec<Change> {
         let mut changes = Vec::new();
-        let network = given.as_ref().map(|given| given.spec.network.clone());
+        let network = given.as_ref().map(|given| given.block.network().to_owned());
         if let Some(before) = self.network_of.get(name).filter(|before| Some(*before) != network.as_ref()) {
             let before = before.clone();
             changes.extend(self.networks.get_mut(&before).map(|n| n.change(name, None)).unwrap_or_default());
@@ -83,22 +90,20 @@ impl Blocks {
 
 impl OfNetwork {
     fn change(&mut self, name: &str, given: Option<Given>) -> Vec<Change> {
-        let block = given.as_ref().and_then(Given::block);
-        let spec = given.as_ref().map(|given| Arc::clone(&given.spec));
+        let block = given.as_ref().map(|given| Arc::clone(&given.block));
         let before = match given {
             Some(given) => self.given.insert(name.to_owned(), given),
             None => self.given.remove(name),
         };
         if self.refused.is_empty() {
-            for (start, _) in before.as_ref().and_then(Given::block).iter().flat_map(spans) {
+            for (start, _) in before.iter().flat_map(|before| spans(before.block())) {
                 self.ranges.remove(&start);
             }
             // Usually nothing overlaps, and one look at the neighbours tells.
-            let apart =
-                block.as_ref().is_none_or(|block| spans(block).into_iter().all(|span| self.is_free(span)));
-            if apart {
-                self.ranges.extend(block.iter().flat_map(spans));
-                return vec![(name.to_owned(), spec)];
+            let spans: Vec<_> = block.iter().flat_map(|block| spans(block.block())).collect();
+            if spans.iter().all(|span| self.is_free(*span)) {
+                self.ranges.extend(spans);
+                return vec![(name.to_owned(), block)];
             }
         }
         self.judge(name)
@@ -110,17 +115,16 @@ impl OfNetwork {
 
     /// Decides about all of them again, after this one changed.
     fn judge(&mut self, changed: &str) -> Vec<Change> {
-        let mut all: Vec<(&String, &Given, Block)> =
-            self.given.iter().filter_map(|(name, given)| Some((name, given, given.block()?))).collect();
-        all.sort_by_key(|(name, given, _)| (given.created, *name));
-        let blocks: Vec<Block> = all.iter().map(|(_, _, block)| block.clone()).collect();
+        let mut all: Vec<(&String, &Given)> = self.given.iter().collect();
+        all.sort_by_key(|(name, given)| (given.created, *name));
+        let blocks: Vec<Block> = all.iter().map(|(_, given)| given.block().clone()).collect();
         let mut refused = BTreeSet::new();
         for (loser, winner) in outranked(&blocks) {
             let (name, winner) = (all[loser].0, all[winner].0);
             if !self.refused.contains(name) {
                 tracing::warn!(
                     address_block = name,
-                    "{} of node {} overlaps AddressBlock {winner}, which is older: it does not count",
+                    "{} of node {} overlaps AddressBlock {winner}, which is older: it is ignored",
                     blocks[loser],
                     blocks[loser].node()
                 );
@@ -138,8 +142,8 @@ impl OfNetwork {
         touched
             .into_iter()
             .map(|name| {
-                let spec = counting(&name).map(|given| Arc::clone(&given.spec));
-                (name, spec)
+                let block = counting(&name).map(|given| Arc::clone(&given.block));
+                (name, block)
             })
             .collect()
     }
@@ -152,6 +156,8 @@ fn spans(block: &Block) -> Vec<(IpAddr, IpAddr)> {
 
 #[cfg(test)]
 mod tests {
+    use knit_api::AddressBlockSpec;
+
     use super::*;
 
     fn given(node: &str, range: &str, second: i64) -> Option<Given> {
@@ -161,21 +167,22 @@ mod tests {
             ipv4: Some(range.into()),
             ipv6: None,
         };
-        Some(Given { spec: Arc::new(spec), created: Timestamp::from_second(second).ok() })
+        let block = Arc::new(AddressBlock::of(&spec).expect("a block"));
+        Some(Given { block, created: Timestamp::from_second(second).ok() })
     }
 
     /// Plays changes, and gives the nodes and ranges that count in the end.
     fn play(changes: &[(&str, Option<Given>)]) -> Vec<String> {
         let (mut blocks, mut counting) = (Blocks::default(), BTreeMap::new());
         for (name, given) in changes {
-            for (name, spec) in blocks.change(name, given.clone()) {
-                match spec {
-                    Some(spec) => drop(counting.insert(name, spec)),
+            for (name, block) in blocks.change(name, given.clone()) {
+                match block {
+                    Some(block) => drop(counting.insert(name, block)),
                     None => drop(counting.remove(&name)),
                 }
             }
         }
-        counting.values().map(|s| format!("{} {}", s.node, s.ipv4.as_deref().unwrap_or_default())).collect()
+        counting.values().map(|block| format!("{} {block}", block.node())).collect()
     }
 
     #[test]

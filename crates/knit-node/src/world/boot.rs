@@ -9,10 +9,11 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use knit_api::{AddressBlockSpec, Network, NetworkClass};
 use knit_ledger::{DurableError, DurableFile, Source};
+use knit_model::AddressBlock;
 use serde::{Deserialize, Serialize};
 
 use super::announced::AnnouncedView;
-use super::{Before, Labels, NodeView, World};
+use super::{Before, BlockList, Labels, NodeView, World};
 
 /// The part of a [`World`] that is kept on disk.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -22,6 +23,9 @@ pub struct BootCache {
     classes: Vec<NetworkClass>,
     namespaces: BTreeMap<String, Labels>,
     blocks: BTreeMap<String, AddressBlockSpec>,
+    /// The Networks of which all blocks are there; nothing if all blocks are there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    whole: Option<Vec<String>>,
     nodes: BTreeMap<String, NodeView>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     services: Vec<(String, String, Vec<IpAddr>)>,
@@ -41,10 +45,13 @@ impl BootCache {
     #[must_use]
     pub fn of(world: &World) -> Self {
         Self {
-            networks: world.networks.values().map(|n| (**n).clone()).collect(),
+            networks: world.networks.values().map(|n| n.object().clone()).collect(),
             classes: world.classes.values().map(|c| (**c).clone()).collect(),
             namespaces: world.namespaces.iter().map(|(k, v)| (k.clone(), (**v).clone())).collect(),
-            blocks: world.blocks.iter().map(|(k, v)| (k.clone(), (**v).clone())).collect(),
+            blocks: world.blocks.iter().map(|(k, v)| (k.clone(), v.spec())).collect(),
+            whole: world.block_lists.as_ref().map(|lists| {
+                lists.iter().filter(|(_, list)| list.whole).map(|(name, _)| name.clone()).collect()
+            }),
             nodes: world.nodes.iter().map(|(k, v)| (k.clone(), (**v).clone())).collect(),
             service_cidrs: (*world.service_cidrs).clone(),
             services: world
@@ -65,12 +72,21 @@ impl BootCache {
     pub fn into_world(self) -> World {
         let name = |meta: &kube::core::ObjectMeta| meta.name.clone().unwrap_or_default();
         let before = Before { kept: !self.is_empty(), ..Before::default() };
+        let kept = BlockList { kept: true, ..BlockList::default() };
         World {
             before,
-            networks: Arc::new(self.networks.into_iter().map(|n| (name(&n.metadata), Arc::new(n))).collect()),
+            block_lists: self.whole.map(|names| Arc::new(names.into_iter().map(|n| (n, kept)).collect())),
+            networks: Arc::new(
+                self.networks.into_iter().map(|n| (name(&n.metadata), Arc::new(n.into()))).collect(),
+            ),
             classes: Arc::new(self.classes.into_iter().map(|c| (name(&c.metadata), Arc::new(c))).collect()),
             namespaces: Arc::new(self.namespaces.into_iter().map(|(k, v)| (k, Arc::new(v))).collect()),
-            blocks: Arc::new(self.blocks.into_iter().map(|(k, v)| (k, Arc::new(v))).collect()),
+            blocks: Arc::new(
+                self.blocks
+                    .into_iter()
+                    .filter_map(|(name, spec)| Some((name, Arc::new(AddressBlock::of(&spec).ok()?))))
+                    .collect(),
+            ),
             nodes: Arc::new(self.nodes.into_iter().map(|(k, v)| (k, Arc::new(v))).collect()),
             service_cidrs: Arc::new(self.service_cidrs),
             services: Arc::new(self.services.into_iter().map(|(ns, n, ips)| ((ns, n), ips)).collect()),
@@ -104,14 +120,14 @@ impl BootFile {
             Ok(loaded) => {
                 if let Source::Previous { why } = &loaded.source {
                     tracing::warn!(path = %self.file.path().display(), %why, "the cache of Networks is \
-                        damaged; the one before it is used");
+                    damaged; using the previous one");
                 }
                 loaded.value.unwrap_or_default()
             }
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "the cache of Networks cannot be read; waiting for the API"
+                    "cannot read the cache of Networks; waiting for the API"
                 );
                 BootCache::default()
             }

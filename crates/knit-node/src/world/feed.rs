@@ -1,30 +1,28 @@
 //! From objects to snapshots: one task per kind follows it and brings the [`super::World`] up to date.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Namespace, Node, NodeAddress, Pod, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_api::{
-    AddressBlock, AddressBlockSpec, Network, NetworkAttachment, NetworkClass, NetworkStatus, conditions,
-    names,
-};
+use knit_api::{AddressBlock, NetworkAttachment, NetworkClass, NetworkStatus, conditions, names};
+use knit_model::{Network, NodeAddresses, service_ranges};
 use knit_objects::{Event, Key, Objects, Subscription};
+use knit_types::Protocol;
 use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
 use super::blocks::{Blocks, Given};
 use super::boot::{BootCache, BootFile};
-use super::{Before, NodeView, PodView, Synced, World};
+use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices};
+use crate::claims::PodClaim;
+use crate::config::Peers;
 use crate::core::Core;
 use crate::front_door::annotation::wishes;
-use crate::networks::compute::cluster_services;
 
 /// How long changes are gathered before they are written to disk.
-const GATHER: Duration = Duration::from_secs(2);
+const BOOT_CACHE_DELAY: Duration = Duration::from_secs(2);
 
 /// The annotation of a pod that kubelet made to show a static one.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -38,8 +36,11 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     let named = |k: &String| Key::cluster(k.as_str());
 
     let seed: Vec<_> = known.networks.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
-    let networks =
-        objects.watch::<Network>().map(|n| Some(Arc::new(network_view(n)))).seed(seed).subscribe()?;
+    let networks = objects
+        .watch::<knit_api::Network>()
+        .map(|n| Some(Arc::new(network_view(n))))
+        .seed(seed)
+        .subscribe()?;
     tasks.spawn(follow_away(core.clone(), networks.away(), |before| &mut before.networks_away));
     tasks.spawn(follow(core.clone(), networks, |world, event| {
         let news = apply(&mut world.networks, event, name_of);
@@ -64,29 +65,16 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         apply(&mut world.namespaces, event, name_of).note(&mut world.synced.namespaces)
     }));
 
-    let before = |spec: &Arc<AddressBlockSpec>| Given { spec: Arc::clone(spec), created: None };
-    let mut right = Blocks::default();
-    for (name, spec) in &*known.blocks {
-        right.change(name, Some(before(spec)));
+    // A folder has Nodes and AddressBlocks themselves, and no controller that writes slices of them.
+    if core.config().peers == Peers::Slices && objects.client().is_some() {
+        slices::start(core, objects, tasks)?;
+    } else {
+        core.world().update(|world| world.block_lists = None);
+        follow_objects(core, objects, tasks)?;
     }
-    let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), before(v))).collect();
-    let blocks = objects.watch::<AddressBlock>().map(|b| Some(Given::of(b))).seed(seed).subscribe()?;
-    tasks.spawn(follow_away(core.clone(), blocks.away(), |before| &mut before.blocks_away));
-    tasks.spawn(follow(core.clone(), blocks, move |world, event| {
-        let news = apply_blocks(&mut world.blocks, &mut right, event);
-        news.of_networks(|synced| &mut synced.blocks, world)
-    }));
-
-    let seed: Vec<_> = known.nodes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
-    let nodes = objects.watch::<Node>().map(|n| Some(Arc::new(node_view(&n)))).seed(seed).subscribe()?;
-    tasks.spawn(follow_away(core.clone(), nodes.away(), |before| &mut before.nodes_away));
-    tasks.spawn(follow(core.clone(), nodes, |world, event| {
-        let news = apply(&mut world.nodes, event, name_of);
-        news.of_networks(|synced| &mut synced.nodes, world)
-    }));
 
     let seed: Vec<_> = known.service_cidrs.iter().map(|(k, v)| (named(k), v.clone())).collect();
-    let cidrs = objects.watch::<ServiceCIDR>().map(|c| Some(ranges(&c))).seed(seed).subscribe()?;
+    let cidrs = objects.watch::<ServiceCIDR>().map(|c| Some(service_ranges(&c))).seed(seed).subscribe()?;
     tasks.spawn(follow_away(core.clone(), cidrs.away(), |before| &mut before.service_cidrs_away));
     tasks.spawn(follow(core.clone(), cidrs, |world, event| {
         let news = apply(&mut world.service_cidrs, event, name_of);
@@ -123,7 +111,37 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         .subscribe()?;
     tasks.spawn(follow(core.clone(), announced, take_published));
 
-    tasks.spawn(follow_services(core.clone(), objects.clone()));
+    tasks.spawn(services::follow(core.clone(), objects.clone()));
+    Ok(())
+}
+
+/// Follows all Nodes and all AddressBlocks themselves.
+fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
+    let known = core.world().get();
+    let named = |k: &String| Key::cluster(k.as_str());
+    let before = |block: &Arc<knit_model::AddressBlock>| Given { block: Arc::clone(block), created: None };
+    let mut right = Blocks::default();
+    for (name, block) in &*known.blocks {
+        right.change(name, Some(before(block)));
+    }
+    let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), before(v))).collect();
+    let blocks = objects.watch::<AddressBlock>().map(Given::of).seed(seed).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), blocks.away(), |before| &mut before.blocks_away));
+    tasks.spawn(follow(core.clone(), blocks, move |world, event| {
+        let news = apply_blocks(&mut world.blocks, &mut right, event);
+        news.of_networks(|synced| &mut synced.blocks, world)
+    }));
+
+    let own = core.node().to_owned();
+    let seed: Vec<_> = known.nodes.iter().map(|(k, v)| (named(k), Arc::clone(v))).collect();
+    let nodes =
+        objects.watch::<Node>().map(move |n| Some(Arc::new(node_view(&n, &own)))).seed(seed).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), nodes.away(), |before| &mut before.nodes_away));
+    tasks.spawn(follow(core.clone(), nodes, |world, event| {
+        let news = apply(&mut world.nodes, event, name_of);
+        news.of_networks(|synced| &mut synced.nodes, world)
+    }));
+
     Ok(())
 }
 
@@ -213,7 +231,7 @@ pub async fn keep(core: Core, file: BootFile) {
                     Ok(Err(error)) => {
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
-                            "the cache of Networks cannot be written"
+                            "cannot write the cache of Networks"
                         );
                     }
                     Err(_) => return,
@@ -224,7 +242,7 @@ pub async fn keep(core: Core, file: BootFile) {
         if changes.changed().await.is_err() {
             return;
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(BOOT_CACHE_DELAY).await;
     }
 }
 
@@ -239,7 +257,7 @@ async fn follow<T: Send + 'static>(
 }
 
 /// Notes whether nobody answers.
-async fn follow_away(
+pub(super) async fn follow_away(
     core: Core,
     mut away: tokio::sync::watch::Receiver<bool>,
     place: impl Fn(&mut Before) -> &mut bool + Send + 'static,
@@ -255,7 +273,7 @@ async fn follow_away(
 
 /// What an event says that was not known.
 #[derive(Clone, Copy, Eq, PartialEq)]
-enum News {
+pub(super) enum News {
     /// Nothing: most of what changes in pods, nodes and statuses is not for us, and nobody is woken for it.
     None,
     /// Something else than before.
@@ -280,7 +298,7 @@ impl News {
 }
 
 /// Brings a map up to date.
-fn apply<K: Clone + Ord, T: Clone + PartialEq>(
+pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
     map: &mut Arc<BTreeMap<K, T>>,
     event: Event<T>,
     key_of: impl Fn(&Key) -> K,
@@ -305,7 +323,7 @@ fn apply<K: Clone + Ord, T: Clone + PartialEq>(
 
 /// The same for blocks, of which those that overlap an older one do not count.
 fn apply_blocks(
-    map: &mut Arc<BTreeMap<String, Arc<AddressBlockSpec>>>,
+    map: &mut Arc<BTreeMap<String, Arc<knit_model::AddressBlock>>>,
     right: &mut Blocks,
     event: Event<Given>,
 ) -> News {
@@ -315,9 +333,9 @@ fn apply_blocks(
         Event::Synced => return News::Synced,
     };
     let mut news = News::None;
-    for (name, spec) in right.change(key.name(), given) {
-        let event = match spec {
-            Some(spec) => Event::Applied(Key::cluster(name), spec),
+    for (name, block) in right.change(key.name(), given) {
+        let event = match block {
+            Some(block) => Event::Applied(Key::cluster(name), block),
             None => Event::Deleted(Key::cluster(name)),
         };
         if apply(map, event, name_of) == News::Changed {
@@ -327,99 +345,26 @@ fn apply_blocks(
     news
 }
 
-fn name_of(key: &Key) -> String {
+pub(super) fn name_of(key: &Key) -> String {
     key.name().to_owned()
 }
 
-fn pair_of(key: &Key) -> (String, String) {
+pub(super) fn pair_of(key: &Key) -> (String, String) {
     (key.namespace().unwrap_or_default().to_owned(), key.name().to_owned())
 }
 
-/// Follows the few Services that Networks list; all others are not kept.
-async fn follow_services(core: Core, objects: Objects) {
-    let mut changes = core.world().subscribe();
-    loop {
-        let wanted = listed_services(&changes.borrow_and_update());
-        core.world().update_if(|world| {
-            let before = world.services.len();
-            Arc::make_mut(&mut world.services).retain(|key, _| wanted.contains(key));
-            let changed = world.services.len() != before;
-            world.networks_revision += u64::from(changed);
-            changed
-        });
-        let listed = wanted.clone();
-        // With what is known, from before the start or from the watch before this one: what of it is no
-        // longer there when the list has arrived is gone, and its address may be another Service's.
-        let known = Arc::clone(&core.world().get().services);
-        let seed = known.iter().map(|((namespace, name), ips)| {
-            (Key::namespaced(namespace.as_str(), name.as_str()), ips.clone())
-        });
-        let events = objects
-            .watch::<Service>()
-            .map(move |service: Service| {
-                let key = (service.metadata.namespace.clone()?, service.metadata.name.clone()?);
-                listed.contains(&key).then(|| cluster_ips(&service))
-            })
-            .seed(seed)
-            .subscribe();
-        let Ok(mut events) = events else { return };
-        loop {
-            tokio::select! {
-                event = events.next() => {
-                    let Some(event) = event else { return };
-                    if event != Event::Synced {
-                        core.world().update_if(|world| {
-                            let changed = apply(&mut world.services, event, pair_of) == News::Changed;
-                            world.networks_revision += u64::from(changed);
-                            changed
-                        });
-                    }
-                }
-                changed = changes.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    if listed_services(&changes.borrow_and_update()) != wanted {
-                        break;
-                    }
-                }
-            }
-        }
-    }
-}
-
-fn listed_services(world: &World) -> BTreeSet<(String, String)> {
-    let listed = world.networks.values().flat_map(|n| cluster_services(n));
-    listed.map(|s| (s.namespace, s.name)).collect()
-}
-
-fn cluster_ips(service: &Service) -> Vec<IpAddr> {
-    let spec = service.spec.as_ref();
-    let ips = spec.and_then(|s| s.cluster_ips.as_ref()).into_iter().flatten();
-    ips.chain(spec.and_then(|s| s.cluster_ip.as_ref()))
-        .filter_map(|ip| ip.parse().ok())
-        .collect::<BTreeSet<IpAddr>>()
-        .into_iter()
-        .collect()
-}
-
-fn node_view(node: &Node) -> NodeView {
-    let addresses = node.status.as_ref().and_then(|s| s.addresses.as_ref()).into_iter().flatten();
-    let (internal, others): (Vec<_>, Vec<_>) = addresses.partition(|a| a.type_ == "InternalIP");
-    // A host name is not an address.
-    let parsed = |list: Vec<&NodeAddress>| list.iter().filter_map(|a| a.address.parse().ok()).collect();
-    NodeView { addresses: parsed(internal), others: parsed(others), uid: node.metadata.uid.clone() }
-}
-
-fn ranges(cidr: &ServiceCIDR) -> Vec<IpNet> {
-    let cidrs = cidr.spec.as_ref().and_then(|s| s.cidrs.as_ref()).into_iter().flatten();
-    cidrs.filter_map(|c| c.parse().ok()).collect()
+/// What is needed to know of a node; more of the one called `own`.
+pub(super) fn node_view(node: &Node, own: &str) -> NodeView {
+    let NodeAddresses { internal, others } = NodeAddresses::of(node);
+    let is_own = node.metadata.name.as_deref() == Some(own);
+    let labels = node.metadata.labels.clone().filter(|_| is_own).unwrap_or_default();
+    NodeView { addresses: internal, others, uid: node.metadata.uid.clone(), labels }
 }
 
 /// A Network without what nodes have no use for: the cluster's counts of addresses change with every pod, and
 /// each change would be one for every node, down to what it keeps on disk for the next boot.
-fn network_view(network: Network) -> Network {
-    let mut view = Network::new("", network.spec);
+fn network_view(network: knit_api::Network) -> Network {
+    let mut view = knit_api::Network::new("", network.spec);
     let metadata = network.metadata;
     view.metadata.name = metadata.name;
     view.metadata.uid = metadata.uid;
@@ -436,10 +381,11 @@ fn network_view(network: Network) -> Network {
         id: status.id,
         ..NetworkStatus::default()
     });
-    view
+    view.into()
 }
 
 fn pod_view(pod: Pod) -> PodView {
+    let claims = PodClaim::of(&pod);
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let done = matches!(phase, Some("Succeeded" | "Failed"));
     let annotations = pod.metadata.annotations.as_ref();
@@ -447,9 +393,30 @@ fn pod_view(pod: Pod) -> PodView {
         uid: pod.metadata.uid.clone(),
         mirror: annotations.is_some_and(|annotations| annotations.contains_key(MIRROR)),
         wishes: annotations.map(wishes).unwrap_or_default(),
-        host_network: pod.spec.and_then(|s| s.host_network).unwrap_or_default(),
+        host_network: pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or_default(),
         ending: done || pod.metadata.deletion_timestamp.is_some(),
+        ports: pod.spec.as_ref().map(named_ports).unwrap_or_default(),
+        created: pod.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+        labels: pod.metadata.labels.unwrap_or_default(),
+        claims,
     }
+}
+
+/// The ports with names, of containers and of init containers that go on running.
+fn named_ports(spec: &PodSpec) -> Vec<PodPort> {
+    let sidecars = spec.init_containers.iter().flatten();
+    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.containers.iter().chain(sidecars);
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    ports
+        .filter_map(|port| {
+            Some(PodPort {
+                name: port.name.clone().filter(|name| !name.is_empty())?,
+                protocol: Protocol::parse(port.protocol.as_deref().unwrap_or("TCP"))?,
+                number: u16::try_from(port.container_port).ok().filter(|number| *number != 0)?,
+            })
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -457,27 +424,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn a_node_is_known_by_all_of_its_addresses_and_reached_by_its_internal_ones() {
-        let address = |kind: &str, address: &str| json!({"type": kind, "address": address});
-        let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "b", "uid": "u"},
-            "status": {"addresses": [
-                address("Hostname", "b"),
-                address("ExternalIP", "203.0.113.2"),
-                address("InternalIP", "192.168.7.2"),
-                address("ExternalIP", "2001:db8::2"),
-            ]},
-        }))
-        .expect("a Node");
-        let view = node_view(&node);
-        assert_eq!(view.addresses, ["192.168.7.2".parse::<IpAddr>().expect("v4")]);
-        assert_eq!(
-            view.others,
-            ["203.0.113.2", "2001:db8::2"].map(|a| a.parse::<IpAddr>().expect("an address"))
-        );
-    }
 
     #[test]
     fn a_tenants_patches_of_one_attachment_were_work_for_every_node() {
@@ -521,7 +467,7 @@ mod tests {
     }
 
     fn network(free: i64, id: u32) -> Event<Arc<Network>> {
-        let network: Network = serde_json::from_value(json!({
+        let network: knit_api::Network = serde_json::from_value(json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "Network",
             "metadata": {"name": "blue", "resourceVersion": free.to_string()},
             "spec": {"topology": "Layer3", "subnets": [{"cidr": "10.1.0.0/16"}]},

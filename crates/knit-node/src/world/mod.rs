@@ -5,18 +5,24 @@ pub mod announced;
 pub mod blocks;
 pub mod boot;
 pub mod feed;
+mod services;
+mod slices;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use knit_api::{AddressBlockSpec, Network, NetworkAttachment, NetworkClass, names};
+use knit_api::{NetworkAttachment, NetworkClass, names};
+use knit_model::{AddressBlock, Network};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::claims::PodClaim;
 use crate::request::Wishes;
+
+pub use knit_model::Labels;
 
 /// One state of things.
 #[derive(Clone, Debug, Default)]
@@ -27,8 +33,8 @@ pub struct World {
     pub classes: Arc<BTreeMap<String, Arc<NetworkClass>>>,
     /// The labels of namespaces.
     pub namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
-    /// All AddressBlocks that count, by name.
-    pub blocks: Arc<BTreeMap<String, Arc<AddressBlockSpec>>>,
+    /// AddressBlocks that count, by name: this node's, and all of each Network in [`Self::block_lists`].
+    pub blocks: Arc<BTreeMap<String, Arc<AddressBlock>>>,
     /// All nodes by name.
     pub nodes: Arc<BTreeMap<String, Arc<NodeView>>>,
     /// The cluster's service ranges, by the object that names them.
@@ -41,6 +47,8 @@ pub struct World {
     pub attachments: Arc<BTreeMap<(String, String), Arc<NetworkAttachment>>>,
     /// Interfaces that nobody can derive from blocks, by their NetworkAttachment's namespace and name.
     pub announced: Arc<BTreeMap<(String, String), Arc<announced::AnnouncedView>>>,
+    /// The Networks of which all nodes' blocks are followed. Nothing where one list has those of all.
+    pub block_lists: Option<Arc<BTreeMap<String, BlockList>>>,
     /// Which kinds have arrived completely.
     pub synced: Synced,
     /// What may be believed of kinds that have not.
@@ -49,8 +57,16 @@ pub struct World {
     pub networks_revision: u64,
 }
 
-/// A set of labels.
-pub type Labels = BTreeMap<String, String>;
+/// How far the list of one Network's blocks is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct BlockList {
+    /// It has arrived, and the controller says that it is complete.
+    pub whole: bool,
+    /// It was whole when it was kept on disk, and what was kept is part of this snapshot.
+    pub kept: bool,
+    /// Nobody answers who could say which blocks there are now.
+    pub away: bool,
+}
 
 /// What the agent needs to know of a node.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -63,6 +79,9 @@ pub struct NodeView {
     /// Its uid, by which what belongs to it goes when it goes.
     #[serde(default)]
     pub uid: Option<String>,
+    /// Its labels; only of this node, since nobody asks for others'.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// What the agent needs to know of a pod of this node.
@@ -78,6 +97,25 @@ pub struct PodView {
     pub host_network: bool,
     /// Whether it is on its way out, or done.
     pub ending: bool,
+    /// Its labels, which policies select by.
+    pub labels: Labels,
+    /// The ports of its containers that have a name.
+    pub ports: Vec<PodPort>,
+    /// When it was made, in seconds.
+    pub created: i64,
+    /// Its claims, of whichever driver.
+    pub claims: Vec<PodClaim>,
+}
+
+/// A port of a container that has a name.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct PodPort {
+    /// The name.
+    pub name: String,
+    /// The protocol.
+    pub protocol: knit_types::Protocol,
+    /// The number.
+    pub number: u16,
 }
 
 /// Which kinds have arrived completely since the start.
@@ -91,7 +129,7 @@ pub struct Synced {
     pub namespaces: bool,
     /// AddressBlocks.
     pub blocks: bool,
-    /// Nodes.
+    /// Nodes: this one, and what is said of all others.
     pub nodes: bool,
     /// ServiceCIDRs.
     pub service_cidrs: bool,
@@ -122,6 +160,8 @@ pub struct Before {
 #[derive(Debug)]
 pub struct WorldStore {
     current: watch::Sender<Arc<World>>,
+    /// The Networks of which this node must know all blocks.
+    wanted: watch::Sender<BTreeSet<String>>,
 }
 
 // === impl World ===
@@ -130,7 +170,7 @@ impl World {
     /// The runtime of a Network's class, with the class.
     #[must_use]
     pub fn class_of(&self, network: &Network) -> Option<&Arc<NetworkClass>> {
-        self.classes.get(&network.spec.class)
+        self.classes.get(network.class())
     }
 
     /// The name of the runtime that serves a Network. Knit's own class is known even where nobody wrote it
@@ -139,7 +179,7 @@ impl World {
     pub fn runtime_of(&self, network: &Network) -> Option<String> {
         match self.class_of(network) {
             Some(class) => Some(class.spec.runtime.clone()),
-            None if network.spec.class == names::DEFAULT_CLASS => Some(names::LINUX_RUNTIME.to_owned()),
+            None if network.class() == names::DEFAULT_CLASS => Some(names::LINUX_RUNTIME.to_owned()),
             None => None,
         }
     }
@@ -157,7 +197,7 @@ impl World {
     /// Network: whoever is set up without one reaches what the rest of it would have closed. Where what was
     /// kept is in force already, it counts whatever the API answers.
     #[must_use]
-    pub fn missing_of_the_inside(&self, in_force: bool) -> Vec<&'static str> {
+    pub fn missing_of_the_inside(&self, network: &str, in_force: bool) -> Vec<&'static str> {
         let (synced, before) = (self.synced, self.before);
         let lists = [
             ("Networks", synced.networks, before.networks_away),
@@ -166,7 +206,12 @@ impl World {
             ("ServiceCIDRs", synced.service_cidrs, before.service_cidrs_away),
         ];
         let missing = lists.into_iter().filter(|(_, synced, away)| !self.knows(*synced, *away || in_force));
-        missing.map(|(list, ..)| list).collect()
+        let mut missing: Vec<&'static str> = missing.map(|(list, ..)| list).collect();
+        let list = self.block_lists.as_ref().map(|lists| lists.get(network).copied().unwrap_or_default());
+        if list.is_some_and(|list| !(list.whole || (list.kept && (list.away || in_force)))) {
+            missing.push("BlockSlices");
+        }
+        missing
     }
 
     /// Whether a list is whole: it has arrived, or was kept when it had and nobody can say more now.
@@ -178,7 +223,14 @@ impl World {
     #[must_use]
     pub fn is_synced(&self) -> bool {
         let s = self.synced;
-        s.networks && s.classes && s.namespaces && s.blocks && s.nodes && s.service_cidrs
+        let lists = self.block_lists.iter().flat_map(|lists| lists.values());
+        s.networks
+            && s.classes
+            && s.namespaces
+            && s.blocks
+            && s.nodes
+            && s.service_cidrs
+            && lists.into_iter().all(|list| list.whole)
     }
 }
 
@@ -194,7 +246,25 @@ impl WorldStore {
     /// Starts with what is known.
     #[must_use]
     pub fn new(world: World) -> Self {
-        Self { current: watch::Sender::new(Arc::new(world)) }
+        Self { current: watch::Sender::new(Arc::new(world)), wanted: watch::Sender::default() }
+    }
+
+    /// This node has a Network, or will have it: all blocks of it are to be known.
+    pub fn want(&self, network: &str) {
+        let new =
+            |wanted: &mut BTreeSet<String>| !wanted.contains(network) && wanted.insert(network.to_owned());
+        self.wanted.send_if_modified(new);
+    }
+
+    /// This node has a Network no more.
+    pub fn unwant(&self, network: &str) {
+        self.wanted.send_if_modified(|wanted| wanted.remove(network));
+    }
+
+    /// The Networks that this node has or will have.
+    #[must_use]
+    pub fn wanted(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.wanted.subscribe()
     }
 
     /// The newest snapshot.

@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knit_api::{AddressBlockSpec, Network, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
+use knit_api::{AddressBlockSpec, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
 use knit_ledger::Recovery;
+use knit_model::{AddressBlock, Network};
 use knit_node::files::Files;
 use knit_node::front_door::annotation::wishes;
 use knit_node::reconcile::{Outcome, Pass};
 use knit_node::testing::{FakeKernel, FakeRuntime, Life, MortalStore};
 use knit_node::world::{NodeView, World};
-use knit_node::{Attached, Core, CoreConfig, Door, Parts, PodRequest, Result, Start};
+use knit_node::{
+    Attached, Core, CoreConfig, Door, Main, MainInterface, MainInterfaces, Parts, PodRequest, Result, Start,
+};
 use knit_runtime::{Dns, InterfaceName, Pod, SandboxId};
 use serde_json::json;
 use tempfile::TempDir;
@@ -29,6 +32,8 @@ pub struct Node {
     pub world: World,
     /// The container runtime's socket; with one, a sandbox is gone when two answers lack it.
     pub cri_socket: Option<PathBuf>,
+    /// Who gives its pods their main interface.
+    pub main_interfaces: MainInterfaces,
 }
 
 /// One run of an agent.
@@ -58,7 +63,7 @@ impl Node {
                 json!({"class": "other", "allowedNamespaces": {"from": "All"}}),
             ),
         ];
-        world.networks = Arc::new(networks.into_iter().map(|n| (name(&n), Arc::new(n))).collect());
+        world.networks = Arc::new(networks.into_iter().map(|n| (n.name().to_owned(), Arc::new(n))).collect());
         let class: NetworkClass = serde_json::from_value(json!({
             "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkClass", "metadata": {"name": "other"},
             "spec": {"runtime": "example.com/other"}
@@ -93,7 +98,14 @@ impl Node {
         ] {
             *list = true;
         }
-        Self { dir, kernel: FakeKernel::default(), other: FakeKernel::default(), world, cri_socket: None }
+        Self {
+            dir,
+            kernel: FakeKernel::default(),
+            other: FakeKernel::default(),
+            world,
+            cri_socket: None,
+            main_interfaces: MainInterfaces::Ours,
+        }
     }
 
     pub fn config(&self) -> CoreConfig {
@@ -103,6 +115,7 @@ impl Node {
         config.block_wait = Duration::from_secs(5);
         config.runtime_deadline = Duration::from_secs(30);
         config.cri_socket.clone_from(&self.cri_socket);
+        config.main_interfaces = self.main_interfaces;
         config.sandbox_grace = Duration::ZERO;
         config
     }
@@ -113,7 +126,7 @@ impl Node {
         let (files, recovery) = Files::open(&config.ledger()).expect("the ledger");
         let adopt = recovery != Recovery::Clean;
         let store = Box::new(MortalStore::new(Box::new(files), life));
-        let core = Core::new(Parts { config, world: self.world.clone(), store, proxy: None });
+        let core = Core::new(Parts { config, world: self.world.clone(), store, proxy: None, policies: None });
         for (name, kernel) in [("knit.dev/linux", &self.kernel), ("example.com/other", &self.other)] {
             let runtime = FakeRuntime::new(name, kernel, life);
             core.runtimes().add(Arc::new(runtime)).await.expect("a runtime");
@@ -158,13 +171,16 @@ impl Node {
             },
             start: Some(Start {
                 netns: self.netns(sandbox),
-                interface: InterfaceName::new("eth0").expect("a name"),
-                ports: Vec::new(),
-                addresses: Vec::new(),
-                mac: None,
-                dns: Dns::default(),
+                main: Main::Ours(MainInterface {
+                    interface: InterfaceName::new("eth0").expect("a name"),
+                    ports: Vec::new(),
+                    addresses: Vec::new(),
+                    mac: None,
+                    dns: Dns::default(),
+                }),
             }),
             wishes: wishes(&BTreeMap::from([("knit.dev/networks".to_owned(), networks.to_owned())])),
+            claims: Vec::new(),
             door: Door::Cni("knit".into()),
         }
     }
@@ -184,10 +200,6 @@ pub fn id(sandbox: &str) -> SandboxId {
     SandboxId::new(sandbox).expect("an id")
 }
 
-pub fn name(network: &Network) -> String {
-    network.metadata.name.clone().expect("a name")
-}
-
 pub fn network(name: &str, id: u32, cidr: &str, extra: serde_json::Value) -> Network {
     let mut spec = json!({"topology": "Layer3"});
     if let serde_json::Value::Object(extra) = extra {
@@ -195,18 +207,28 @@ pub fn network(name: &str, id: u32, cidr: &str, extra: serde_json::Value) -> Net
     }
     let mut spec: NetworkSpec = serde_json::from_value(spec).expect("a spec");
     spec.subnets = vec![Subnet { cidr: cidr.into(), ..Subnet::default() }];
-    let mut network = Network::new(name, spec);
+    let mut network = knit_api::Network::new(name, spec);
     network.status = Some(NetworkStatus { id: Some(id), ..NetworkStatus::default() });
-    network
+    network.into()
 }
 
-pub fn block(network: &str, node: &str, range: &str) -> AddressBlockSpec {
-    AddressBlockSpec { network: network.into(), node: node.into(), ipv4: Some(range.into()), ipv6: None }
+pub fn block(network: &str, node: &str, range: &str) -> AddressBlock {
+    let (network, node) = (network.into(), node.into());
+    let spec = AddressBlockSpec { network, node, ipv4: Some(range.into()), ipv6: None };
+    AddressBlock::of(&spec).expect("a block")
 }
 
 /// The namespace of a pod that starts.
 pub fn netns_of(request: &PodRequest) -> &Path {
     &request.start.as_ref().expect("a pod that starts").netns
+}
+
+/// The main interface of a pod that starts.
+pub fn main_of(request: &mut PodRequest) -> &mut MainInterface {
+    match &mut request.start.as_mut().expect("a pod that starts").main {
+        Main::Ours(main) => main,
+        Main::Foreign(name) => panic!("{name} is another plugin's"),
+    }
 }
 
 /// The same request, for another namespace.

@@ -47,8 +47,8 @@ enum State {
 
 type Events = BoxStream<'static, kube::Result<WatchEvent<Lean>>>;
 
-/// The server is asked to end a watch after this time, so that a dead connection does not stay unnoticed for
-/// ever.
+/// The server is asked to end a watch after this time at most, so that a dead connection does not stay
+/// unnoticed for ever.
 const WATCH_TIME: Duration = Duration::from_secs(290);
 /// Silence for longer than this is a dead connection.
 const WATCH_SILENCE: Duration = Duration::from_secs(300);
@@ -56,6 +56,13 @@ const WATCH_SILENCE: Duration = Duration::from_secs(300);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// A stream that ends sooner did not work.
 const SHORT_LIVED: Duration = Duration::from_secs(1);
+
+/// How long a watch lasts: watches that began together, as all do after an outage, do not end and begin
+/// together for ever.
+fn watch_seconds(jitter: f64) -> u32 {
+    let time = WATCH_TIME.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+    u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
+}
 
 // === impl ApiReader ===
 
@@ -143,7 +150,7 @@ impl ApiReader {
         let params = WatchParams {
             label_selector: self.selection.labels.clone(),
             field_selector: self.selection.fields.clone(),
-            timeout: Some(u32::try_from(WATCH_TIME.as_secs()).unwrap_or(u32::MAX)),
+            timeout: Some(watch_seconds(jitter())),
             bookmarks: true,
             send_initial_events: false,
         };
@@ -226,4 +233,18 @@ fn delta(object: Lean) -> Option<Delta> {
     let key = Key::of_value(object.value())?;
     let version = version_of(object.value()).unwrap_or_default().into();
     Some(Delta::Object { key, version, object })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watches_that_begin_together_do_not_end_together_and_end_before_silence_is_an_error() {
+        let spread: std::collections::BTreeSet<u32> =
+            (0..=100).map(|n| watch_seconds(f64::from(n) / 100.0)).collect();
+        assert!(spread.len() > 90, "{spread:?}");
+        assert!(spread.iter().all(|seconds| (145..=290).contains(seconds)), "{spread:?}");
+        assert!(WATCH_TIME < WATCH_SILENCE);
+    }
 }

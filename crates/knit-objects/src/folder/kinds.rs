@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{IPAddress, NetworkPolicy, ServiceCIDR};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
-use knit_api::{AddressBlock, Network, NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_api::{
+    AddressBlock, BlockSlice, Network, NetworkAttachment, NetworkClass, NodeNetwork, NodeSlice,
+    PolicyPeerSlice,
+};
 use kube::core::ApiResource;
 use serde_json::Value;
 
@@ -70,6 +73,9 @@ impl Default for Kinds {
             .with::<NetworkAttachment>(Scope::Namespaced)
             .with::<NodeNetwork>(Scope::Cluster)
             .with::<AddressBlock>(Scope::Cluster)
+            .with::<NodeSlice>(Scope::Cluster)
+            .with::<BlockSlice>(Scope::Cluster)
+            .with::<PolicyPeerSlice>(Scope::Cluster)
     }
 }
 

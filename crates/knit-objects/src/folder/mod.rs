@@ -16,9 +16,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use knit_types::sync::Locked;
 use kube::core::ApiResource;
 use tokio::sync::watch;
 
@@ -179,7 +180,7 @@ impl Shared {
                 }
                 Ok(Happened::Lost) => looks.clear(),
                 Ok(Happened::FolderGone) => {
-                    notice = self.reopen("the folder is gone: make it again").await;
+                    notice = self.reopen("the folder is gone: create it again").await;
                     looks.clear();
                 }
                 Err(error) => {
@@ -240,7 +241,7 @@ impl Shared {
             }
             now.insert(path, look);
         }
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.locked();
         for (path, content) in news {
             let name = path.strip_prefix(&self.path).unwrap_or(&path);
             match content {
@@ -304,7 +305,7 @@ impl FolderReader {
     }
 
     fn fill(&mut self) {
-        let table = self.shared.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.shared.table.locked();
         self.pending.push(Delta::Complete);
         for (key, entry) in table.of_kind(&self.group, &self.kind) {
             if self.filter.matches(&entry.value) {

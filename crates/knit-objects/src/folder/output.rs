@@ -4,8 +4,9 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use knit_types::sync::Locked;
 use kube::core::ApiResource;
 use serde_json::{Map, Value, json};
 
@@ -44,7 +45,7 @@ impl Output {
             .ok_or_else(|| Error::Name { attempt: attempt(), name: write.target.key.to_string() })?;
         let path = self.folder.join(name);
         let failed = |source| Error::Output { attempt: attempt(), path: path.clone(), source };
-        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.lock.locked();
         let old = || read(&path).map_err(failed);
         let new = match &write.operation {
             Operation::Create(_) if old()?.is_some() => {

@@ -53,7 +53,7 @@ impl Table {
             let id = (group, kind, key);
             if let Some((first, _)) = objects.get(&id) {
                 let at = Option::map_or(*first, String::new(), |l| format!(" (line {l})"));
-                let problem = Problem::error(format!("stands twice in this file: the first one{at} counts"));
+                let problem = Problem::error(format!("is in this file twice: the first one{at} is used"));
                 problems.push(Problem { file: Some(path.to_owned()), ..problem.about(name).at_line(line) });
             } else {
                 objects.insert(id, (line, Arc::new(value)));
@@ -92,7 +92,7 @@ impl Table {
                 if let Some((first, first_line)) = owners.get(&(group.as_str(), kind.as_str(), key)) {
                     let at = first_line.map_or(String::new(), |l| format!(":{l}"));
                     let message = format!(
-                        "{}{at} has it already, and that one counts: remove one of them",
+                        "it is already in {}{at}, which is used: remove one of them",
                         first.display()
                     );
                     let problem = Problem::error(message).about(format!("{kind} {key}")).at_line(*line);
@@ -174,7 +174,7 @@ mod tests {
         let problems: Vec<_> = table.problems().iter().map(ToString::to_string).collect();
         assert_eq!(
             problems,
-            ["b.yaml:2: Namespace x: a.yaml:2 has it already, and that one counts: remove one of them"]
+            ["b.yaml:2: Namespace x: it is already in a.yaml:2, which is used: remove one of them"]
         );
         table.retain_files(|p| p == Path::new("b.yaml"));
         assert!(table.settle());

@@ -312,10 +312,12 @@ impl Cluster {
         self.addresses.get(network).into_iter().flat_map(|list| list.keys().copied())
     }
 
-    /// Whether a pod of this node has, or claims, an address.
-    pub(crate) fn is_claimed_on(&self, network: &str, address: IpAddr, node: &str) -> bool {
-        let claimants = self.addresses.get(network).and_then(|n| n.get(&address));
-        claimants.is_some_and(|list| list.iter().any(|p| *p.node == *node))
+    /// The pod of this node that has an address, whatever is told of pods of other nodes: what it sends and
+    /// receives passes here. Of several, the youngest.
+    #[must_use]
+    pub fn owner_on(&self, node: &str, network: &str, address: IpAddr) -> Option<&Arc<Pod>> {
+        let claimants = self.addresses.get(network)?.get(&address)?;
+        claimants.iter().rev().find(|pod| *pod.node == *node)
     }
 }
 

@@ -26,8 +26,7 @@ pub fn cluster_network_policy(object: &ClusterNetworkPolicy) -> Converted<Policy
         "Admin" => Tier::Admin(spec.priority),
         "Baseline" => Tier::Baseline(spec.priority),
         other => {
-            problems
-                .add("spec.tier", format!("{other:?} is neither Admin nor Baseline: the policy is not used"));
+            problems.add("spec.tier", format!("{other:?} must be Admin or Baseline: the policy is not used"));
             return problems.into_policy(None);
         }
     };
@@ -48,7 +47,7 @@ pub fn cluster_network_policy(object: &ClusterNetworkPolicy) -> Converted<Policy
 
 pub(super) fn priority(priority: i32, problems: &mut Problems) {
     if !(0..=1000).contains(&priority) {
-        problems.add("spec.priority", format!("{priority} is not between 0 and 1000; it is used as it is"));
+        problems.add("spec.priority", format!("{priority} is not between 0 and 1000; it is used unchanged"));
     }
 }
 
@@ -166,7 +165,7 @@ impl Parts<'_> {
         let accepts = self.action == Some(Action::Accept);
         let fail = |problems: &mut Problems, what: String| {
             let becomes = if accepts { "the rule matches nothing" } else { "the rule denies everything" };
-            problems.add(field, format!("{what} cannot be understood, so {becomes}"));
+            problems.add(field, format!("{what} is not valid, so {becomes}"));
             let closed = if accepts { Rule::nothing(Action::Accept) } else { Rule::all(Action::Deny) };
             Rule { name: name.clone(), ..closed }
         };
@@ -226,7 +225,11 @@ fn peer(
             Ok(Some(Peer::Addresses(AddressRanges::union(&blocks))))
         }
         (None, None, None, None, Some(_)) if egress && accepts => {
-            problems.add(format!("{field}.domainNames"), "names are not followed: this peer matches nothing");
+            problems.add(
+                format!("{field}.domainNames"),
+                "domain names are not resolved: this peer \
+            matches nothing",
+            );
             Ok(None)
         }
         _ => Err(NotUnderstood),

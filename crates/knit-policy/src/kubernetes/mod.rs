@@ -7,6 +7,7 @@
 //! hand in files mean the same as those in a cluster.
 
 mod admin;
+mod aliases;
 mod cluster_policy;
 mod network_policy;
 mod objects;
@@ -18,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use crate::model::{Kind, Labels, Operator, Policy, PolicyName, Problem, Requirement, Selector};
 
 pub use admin::{admin_network_policy, baseline_admin_network_policy};
+pub use aliases::{aliases, cluster_ips};
 pub use cluster_policy::cluster_network_policy;
 pub use knit_types::{parse_ip, parse_net};
 pub use network_policy::{POLICY_FOR_ANNOTATION, multi_network_policy, network_policy};
@@ -106,7 +108,7 @@ impl Problems {
         if list.len() <= MAX_ITEMS {
             return (list, true);
         }
-        self.add(field, format!("more than {MAX_ITEMS} items: the others are left out; split the policy"));
+        self.add(field, format!("more than {MAX_ITEMS} items: the others are ignored; split the policy"));
         (&list[..MAX_ITEMS], false)
     }
 
@@ -125,7 +127,7 @@ impl Problems {
                 "Exists" => Operator::Exists,
                 "DoesNotExist" => Operator::DoesNotExist,
                 other => {
-                    self.add(at(), format!("{other:?} is none of In, NotIn, Exists and DoesNotExist"));
+                    self.add(at(), format!("{other:?} must be In, NotIn, Exists or DoesNotExist"));
                     return None;
                 }
             };

@@ -137,7 +137,7 @@ fn policy_for(metadata: &ObjectMeta, problems: &mut Problems) -> Scope {
     if names.is_empty() {
         problems.add(
             field,
-            "no Network is named: the policy does nothing; write names, or \"*\" for every interface",
+            "no Network is named: the policy has no effect; write names, or \"*\" for every interface",
         );
     }
     let mut names: Vec<Name> = names.into_iter().map(Name::from).collect();
@@ -157,7 +157,7 @@ fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Proble
             "Ingress" => types.ingress = true,
             "Egress" => types.egress = true,
             other => {
-                let message = format!("{other:?} is neither Ingress nor Egress; it is left out");
+                let message = format!("{other:?} must be Ingress or Egress; it is ignored");
                 problems.add(format!("spec.policyTypes[{i}]"), message);
             }
         }
@@ -183,8 +183,7 @@ fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Proble
     if selector.is_none() {
         problems.add(
             "spec.podSelector",
-            "it cannot be understood, so every pod of the namespace is isolated and nothing is allowed: \
-             correct it",
+            "it is not valid, so every pod of the namespace is isolated and nothing is allowed: correct it",
         );
     }
     let subject = Subject {
@@ -207,7 +206,7 @@ fn rule(
     problems: &mut Problems,
 ) -> Rule {
     if let Some(unknown) = spec.unknown {
-        problems.add(format!("{field}.{unknown}"), "this field is not known: the rule allows nothing");
+        problems.add(format!("{field}.{unknown}"), "unknown field: the rule allows nothing");
         return Rule::nothing(Action::Accept);
     }
     let (peers, _) = problems.limited(&spec.peers, &format!("{field}.{peers_field}"));
@@ -230,22 +229,26 @@ fn rule(
 
 fn peer(spec: &PeerSpec<'_>, namespace: &Name, field: &str, problems: &mut Problems) -> Option<Peer> {
     if let Some(unknown) = spec.unknown {
-        problems.add(format!("{field}.{unknown}"), "this field is not known: the peer is left out");
+        problems.add(format!("{field}.{unknown}"), "unknown field: the peer is ignored");
         return None;
     }
     match (spec.block, spec.namespaces, spec.pods) {
         (None, None, None) => {
-            problems.add(field, "a peer needs ipBlock, namespaceSelector or podSelector; it is left out");
+            problems.add(field, "a peer needs ipBlock, namespaceSelector or podSelector; it is ignored");
             None
         }
         (Some((cidr, except)), None, None) => block(cidr, except, field, problems),
         (Some(_), ..) => {
-            problems.add(field, "ipBlock goes with no selector: write two peers; this one is left out");
+            problems.add(
+                field,
+                "ipBlock cannot be combined with a selector: write two peers; this \
+            one is ignored",
+            );
             None
         }
         (None, namespaces, pods) => {
             let left_out = |problems: &mut Problems| {
-                problems.add(field, "its selector cannot be understood: the peer is left out");
+                problems.add(field, "its selector is not valid: the peer is ignored");
             };
             let namespaces =
                 match namespaces.map(|s| problems.selector(s, &format!("{field}.namespaceSelector"))) {
@@ -284,7 +287,7 @@ fn block(cidr: &str, except: &[String], field: &str, problems: &mut Problems) ->
             }
             // Without its exception the block would allow more than was meant.
             None => {
-                problems.add(field, "an exception cannot be understood: the whole block is left out");
+                problems.add(field, "an exception is not valid: the whole block is ignored");
                 return None;
             }
         }
@@ -294,7 +297,7 @@ fn block(cidr: &str, except: &[String], field: &str, problems: &mut Problems) ->
 
 fn port(spec: &PortSpec<'_>, field: &str, problems: &mut Problems) -> Option<PortMatch> {
     if let Some(unknown) = spec.unknown {
-        problems.add(format!("{field}.{unknown}"), "this field is not known: the port is left out");
+        problems.add(format!("{field}.{unknown}"), "unknown field: the port is ignored");
         return None;
     }
     let protocol = problems.protocol(spec.protocol, || format!("{field}.protocol"))?;
@@ -309,7 +312,7 @@ fn port(spec: &PortSpec<'_>, field: &str, problems: &mut Problems) -> Option<Por
             Some(PortMatch::Named(name.as_str().into(), Some(protocol)))
         }
         _ => {
-            problems.add(field, "endPort goes with a port that is a number (rule 20); it matches nothing");
+            problems.add(field, "endPort requires a numeric port (rule 20); it matches nothing");
             None
         }
     }

@@ -23,7 +23,7 @@ pub fn pod(object: &core::Pod, attachments: Option<Vec<Attachment>>) -> Converte
             match parse_ip(text) {
                 Some(address) => addresses.push(address),
                 None => {
-                    let message = format!("{text:?} is not an IP address; it is left out");
+                    let message = format!("{text:?} is not an IP address; it is ignored");
                     problems.add(format!("status.podIPs[{i}].ip"), message);
                 }
             }

@@ -10,7 +10,7 @@ impl Problems {
     pub(super) fn net(&mut self, text: &str, field: impl FnOnce() -> String) -> Option<IpNet> {
         let found = parse_net(text);
         if found.is_none() {
-            self.add(field(), format!("{text:?} is not a valid CIDR such as 10.0.0.0/8; it is left out"));
+            self.add(field(), format!("{text:?} is not a valid CIDR such as 10.0.0.0/8; it is ignored"));
         }
         found
     }

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Fields that this version does not know.
 pub type Unknown = BTreeMap<String, Value>;
 
 /// `policy.networking.k8s.io/v1alpha2` ClusterNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct ClusterNetworkPolicy {
     /// Name, labels, annotations.
     #[serde(default)]
@@ -27,7 +27,7 @@ pub struct ClusterNetworkPolicy {
 }
 
 /// What a ClusterNetworkPolicy says.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPolicySpec {
     /// `Admin` or `Baseline`.
@@ -48,7 +48,7 @@ pub struct ClusterPolicySpec {
 }
 
 /// A rule of a ClusterNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterRule {
     /// Its own name.
@@ -71,7 +71,7 @@ pub struct ClusterRule {
 }
 
 /// `policy.networking.k8s.io/v1alpha1` AdminNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct AdminNetworkPolicy {
     /// Name, labels, annotations.
     #[serde(default)]
@@ -85,7 +85,7 @@ pub struct AdminNetworkPolicy {
 }
 
 /// `policy.networking.k8s.io/v1alpha1` BaselineAdminNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct BaselineAdminNetworkPolicy {
     /// Its name is `default`.
     #[serde(default)]
@@ -99,7 +99,7 @@ pub struct BaselineAdminNetworkPolicy {
 }
 
 /// What an AdminNetworkPolicy or its baseline says.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdminPolicySpec {
     /// 0 to 1000, lower first.
@@ -117,7 +117,7 @@ pub struct AdminPolicySpec {
 }
 
 /// A rule of an AdminNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdminRule {
     /// Its own name.
@@ -140,7 +140,7 @@ pub struct AdminRule {
 }
 
 /// The pods that a policy of the cluster acts on: exactly one field.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespacedSubject {
     /// All pods of these namespaces.
@@ -153,7 +153,7 @@ pub struct NamespacedSubject {
 }
 
 /// Pods of namespaces.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespacedPods {
     /// The namespaces; all if it is empty.
@@ -168,7 +168,7 @@ pub struct NamespacedPods {
 }
 
 /// The other side of a rule: exactly one field.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyPeer {
     /// All pods of these namespaces.
@@ -187,7 +187,7 @@ pub struct PolicyPeer {
 }
 
 /// Traffic of a ClusterNetworkPolicy's rule: exactly one field.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProtocolMatch {
     /// TCP.
@@ -204,7 +204,7 @@ pub struct ProtocolMatch {
 }
 
 /// Ports of one protocol.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TransportMatch {
     /// The destination's port.
@@ -215,7 +215,7 @@ pub struct TransportMatch {
 }
 
 /// A port or a range: exactly one field.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortChoice {
     /// One port.
@@ -228,7 +228,7 @@ pub struct PortChoice {
 }
 
 /// Ports from one to another, both included.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortRange {
     /// Only in an AdminNetworkPolicy: the protocol; TCP if it is left out.
@@ -242,7 +242,7 @@ pub struct PortRange {
 }
 
 /// Traffic of an AdminNetworkPolicy's rule: exactly one field.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdminPort {
     /// One port.
@@ -257,7 +257,7 @@ pub struct AdminPort {
 }
 
 /// One port of one protocol.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NumberedPort {
     /// TCP if it is left out.
@@ -268,7 +268,7 @@ pub struct NumberedPort {
 }
 
 /// `k8s.cni.cncf.io/v1beta1` MultiNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct MultiNetworkPolicy {
     /// Name, and the annotation that says for which Networks it is.
     #[serde(default)]
@@ -282,7 +282,7 @@ pub struct MultiNetworkPolicy {
 }
 
 /// What a MultiNetworkPolicy says: the same as a NetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiPolicySpec {
     /// The pods that it acts on.
@@ -297,7 +297,7 @@ pub struct MultiPolicySpec {
 }
 
 /// A rule of a MultiNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiPolicyRule {
     /// The other side, of ingress.
@@ -315,7 +315,7 @@ pub struct MultiPolicyRule {
 }
 
 /// The other side of a MultiNetworkPolicy's rule.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiPolicyPeer {
     /// Pods, of the policy's namespace unless namespaces are selected.
@@ -330,7 +330,7 @@ pub struct MultiPolicyPeer {
 }
 
 /// A CIDR without some others.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiPolicyBlock {
     /// The CIDR.
@@ -342,7 +342,7 @@ pub struct MultiPolicyBlock {
 }
 
 /// Ports of a MultiNetworkPolicy's rule.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MultiPolicyPort {
     /// TCP if it is left out.

@@ -30,6 +30,9 @@ pub(super) struct Classes {
     by_key: HashMap<ClassKey, Class>,
     known: BTreeMap<Class, (ClassKey, usize)>,
     free: BTreeSet<u32>,
+    /// Given up since the changes were last taken: a packet that is judged while a batch is carried out must
+    /// not find another class under the number that it has in hand.
+    given_up: Vec<u32>,
     next: u32,
 }
 
@@ -47,7 +50,13 @@ impl ClassKey {
 
 impl Default for Classes {
     fn default() -> Self {
-        Self { by_key: HashMap::new(), known: BTreeMap::new(), free: BTreeSet::new(), next: Class::FIRST }
+        Self {
+            by_key: HashMap::new(),
+            known: BTreeMap::new(),
+            free: BTreeSet::new(),
+            given_up: Vec::new(),
+            next: Class::FIRST,
+        }
     }
 }
 
@@ -94,9 +103,14 @@ impl Classes {
             && let Some((key, _)) = self.known.remove(&class)
         {
             self.by_key.remove(&key);
-            self.free.insert(class.0);
+            self.given_up.push(class.0);
             touched.insert(class);
         }
+    }
+
+    /// The changes were taken: numbers that were given up may be others' from now on.
+    pub(super) fn taken(&mut self) {
+        self.free.extend(self.given_up.drain(..));
     }
 
     /// All members have these answers now, and no other class has: the number stays, and with it every

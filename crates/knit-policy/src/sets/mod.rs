@@ -198,7 +198,7 @@ impl Engine {
 
     /// Whoever has this address may have changed.
     fn touch(&mut self, network: &Name, address: IpAddr) {
-        let local = self.cluster.is_claimed_on(network, address, &self.node);
+        let local = self.cluster.owner_on(&self.node, network, address).is_some();
         if local && !self.routers.contains_key(network) {
             self.routers.insert(network.clone(), Router::new(network.clone(), self.node.clone()));
         }

@@ -10,7 +10,7 @@ use super::classes::{ClassKey, Classes, ServicePort};
 use super::element::{Change, Class, Decision, Key, Pending, TrafficKey, Value};
 use super::encode::Encoded;
 use super::groups::{Compiled, Group, GroupKey, Said};
-use crate::cluster::{Cluster, Owner};
+use crate::cluster::Cluster;
 use crate::model::{AddressRanges, DEFAULT_NETWORK, Direction, Family, Name, Policy, Tier};
 
 /// From this many new questions on, it is cheaper to ask every peer all of them than to look for peers of
@@ -109,6 +109,7 @@ impl Router {
         for address in itself {
             self.refresh_itself(cluster, address);
         }
+        self.classes.taken();
         self.pending.take()
     }
 
@@ -133,10 +134,8 @@ impl Router {
             released.extend(from.iter().flat_map(|group| group.policies.iter().copied()));
             let ids: Box<[usize]> = policies.iter().map(|p| Arc::as_ptr(p) as usize).collect();
             let asks = ids.iter().any(|id| self.active.get(id).is_some_and(|(c, _)| c.asks_own_ports));
-            let ports = match cluster.owner(&self.network, *address) {
-                Owner::Pod(pod) if asks => pod.ports.clone(),
-                _ => Box::default(),
-            };
+            let pod = cluster.owner_on(&self.node, &self.network, *address).filter(|_| asks);
+            let ports = pod.map(|pod| pod.ports.clone()).unwrap_or_default();
             let to = (!policies.is_empty()).then_some(GroupKey { policies: ids, ports });
             if from != to {
                 moves.push(Move { address: *address, from, to });
@@ -165,12 +164,9 @@ impl Router {
     }
 
     fn policies_on(&self, cluster: &Cluster, address: IpAddr) -> Vec<Arc<Policy>> {
-        let Owner::Pod(pod) = cluster.owner(&self.network, address) else { return Vec::new() };
-        if *pod.node != *self.node {
-            return Vec::new();
-        }
+        let Some(pod) = cluster.owner_on(&self.node, &self.network, address) else { return Vec::new() };
         let Some(attachment) = pod.attachment(&self.network, address) else { return Vec::new() };
-        let selecting = cluster.selecting(&pod, &self.network, attachment.primary);
+        let selecting = cluster.selecting(pod, &self.network, attachment.primary);
         let acting = selecting.filter(|p| Direction::ALL.into_iter().any(|d| p.acts_on(d)));
         let mut policies: Vec<Arc<Policy>> = acting.cloned().collect();
         // Those of namespaces are asked all together: their order means nothing, but it must be one.

@@ -66,8 +66,8 @@ impl fmt::Display for Reason {
             Self::OwnNode => f.write_str("the pod's own node may always reach it (rule 25)"),
             Self::Node => f.write_str("a node, which no policy selects (rule 27)"),
             Self::NotAPod => f.write_str("not a pod of this Network, so no policy selects it"),
-            Self::Connection => f.write_str("part of a connection that was let pass (rule 22)"),
-            Self::NeighbourDiscovery => f.write_str("neighbour discovery always passes (rule 24)"),
+            Self::Connection => f.write_str("part of an allowed connection (rule 22)"),
+            Self::NeighbourDiscovery => f.write_str("neighbor discovery always passes (rule 24)"),
             Self::NoEndpoints => f.write_str("a cluster service of which no endpoint is known (rule 38)"),
         }
     }

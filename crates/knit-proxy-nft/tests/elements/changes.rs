@@ -1,6 +1,6 @@
 //! What is written for which change.
 
-use knit_kernel::nft::{Family, Nftables};
+use knit_nft::{Family, Nftables};
 use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::model::{Endpoint, Protocol, Service, ServicePort, TrafficPolicy};
 use knit_proxy::view::View;
@@ -186,7 +186,7 @@ fn rule_64_names_stay_within_limits() {
 
 #[test]
 fn rule_50_ports_of_masqueraded_connections_are_random_and_the_bit_is_the_configured_one() {
-    use knit_kernel::nft::{Expr, Mark, Scalar};
+    use knit_nft::{Expr, Mark, Scalar};
     let mut s = Setup::new();
     s.sync();
     let table = s.nft.table(Family::Ip);
@@ -233,8 +233,8 @@ fn rule_41_who_is_remembered_stays_with_an_endpoint_that_changes_its_slot() {
     // Number by endpoint, and the numbers that can be drawn.
     let look = |s: &Setup| {
         let table = s.nft.table(Family::Ip);
-        let value = |element: &knit_kernel::nft::Element| match &element.value {
-            knit_kernel::nft::ElementValue::Data(data) => data.clone(),
+        let value = |element: &knit_nft::Element| match &element.value {
+            knit_nft::ElementValue::Data(data) => data.clone(),
             _ => panic!("a map of values"),
         };
         let members: std::collections::BTreeMap<Vec<u8>, Vec<u8>> = (table.sets["members"].elements.values())

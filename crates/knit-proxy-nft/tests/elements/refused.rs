@@ -1,8 +1,8 @@
 //! Kernels that refuse something, and neighbours that change something: what goes on all the same.
 
-use knit_kernel::nft::{Error, Fake, Family, Nftables, TableId, Transaction};
+use knit_nft::{Error, Fake, Family, Nftables, TableId, Transaction};
 use knit_proxy::backend::{Backend, Outcome};
-use knit_proxy_nft::remove_table;
+use knit_proxy_nft::{Config, NftBackend, remove_table};
 
 use crate::support::*;
 
@@ -45,19 +45,15 @@ fn rule_57_somebody_deletes_the_table_and_the_next_change_brings_it_back() {
 fn errors_name_the_element() {
     let mut fake = Fake::new();
     let mut tx = Transaction::new();
-    let set = knit_kernel::nft::Set::of::<knit_kernel::nft::Mark>("none");
+    let set = knit_nft::Set::of::<knit_nft::Mark>("none");
     let id = TableId::new(Family::Ip, "none");
-    tx.add_elements(&id, &set, vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))]);
+    tx.add_elements(&id, &set, vec![knit_nft::Element::new(&knit_nft::Mark(1))]);
     let error: Error = fake.commit(&tx).unwrap_err();
     assert!(error.is_not_found());
     // There is no table, so it is not about the element.
     assert_eq!(error.element(), None);
     let mut tx = Transaction::new();
-    tx.add_table(id.clone()).add_elements(
-        &id,
-        &set,
-        vec![knit_kernel::nft::Element::new(&knit_kernel::nft::Mark(1))],
-    );
+    tx.add_table(id.clone()).add_elements(&id, &set, vec![knit_nft::Element::new(&knit_nft::Mark(1))]);
     let error: Error = fake.commit(&tx).unwrap_err();
     assert_eq!(error.element().map(|key| key.as_slice().to_vec()), Some(1u32.to_ne_bytes().to_vec()));
 }
@@ -133,8 +129,19 @@ fn before_linux_6_2_chains_go_after_what_led_there() {
     let table = s.nft.table(Family::Ip);
     let rules = |name: &str| table.chains.get(name).map(|chain| chain.rules.len());
     assert_eq!(rules("cluster-1-masquerade-unless-pod"), Some(2));
-    // A full sync has no way around it either, and finds one.
+    // A full sync has no way around it either, and finds one: a start that finds chains of what is gone.
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    s.view.set_group(group("ns/a", &all));
+    s.apply();
+    let many = "cluster-100-masquerade-unless-pod";
+    assert!(s.nft.table(Family::Ip).chains.contains_key(many), "a chain that only many endpoints need");
+    s.view.delete_group(&"ns/a-1".into());
+    s.view.delete_service(&"ns/a".into());
+    s.backend = NftBackend::over(s.nft.clone(), Config::default());
     s.sync();
+    // Nothing leads there any more, so the next one deletes it.
     s.sync();
+    let left = s.nft.table(Family::Ip);
+    assert!(!left.chains.contains_key(many), "{:?}", left.chains.keys());
     s.settled();
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use knit_kernel::nft::{Fake, Family, Generation, Nftables, Op, Result, TableId, TableState, Transaction};
+use knit_nft::{Fake, Family, Generation, Nftables, Op, Result, TableId, TableState, Transaction};
 use knit_proxy::backend::{Backend, Outcome};
 use knit_proxy::model::{EndpointGroup, NodeInfo, Protocol, Service};
 use knit_proxy::view::{LocalTraffic, View, ViewConfig};
@@ -61,7 +61,7 @@ impl Shared {
                     table: table.clone(),
                     shape,
                     elements: vec![element.clone()],
-                    if_exists: knit_kernel::nft::IfExists::Keep,
+                    if_exists: knit_nft::IfExists::Keep,
                 });
                 return self.with(|fake| fake.commit(&wrong));
             }

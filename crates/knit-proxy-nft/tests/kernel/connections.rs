@@ -116,7 +116,7 @@ fn rules_51_and_52_udp_flows_to_endpoints_that_are_gone_start_anew() {
         let socket = |host: &str, to: &str| {
             let socket = world.host(host).unwrap().run(|| UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
             socket.connect(to).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
             socket
         };
         let ask = |socket: &UdpSocket| {
@@ -160,7 +160,7 @@ fn rules_51_and_52_udp_flows_to_endpoints_that_are_gone_start_anew() {
         apply(&mut backend, &mut view);
         assert_eq!(backend.cleaned(), 5);
         sockets[0].send(b"?").expect("sent");
-        let error = sockets[0].recv(&mut [0; 8]).expect_err("nobody answers");
+        let error = sockets[0].recv(&mut [0; 8]).expect_err("no answer");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     });
 }
@@ -186,7 +186,7 @@ fn a_proxy_of_its_own_serves_one_network_of_one_namespace() {
         assert!(!running.status().expect("it runs").ready);
         running.handle().all_listed().expect("it runs");
         // What is counted is in force: the engine answers between two rounds of work.
-        eventually("the service is served", PATIENCE, || running.status().expect("it runs").ports == 1);
+        eventually("the service is served", TEST_TIMEOUT, || running.status().expect("it runs").ports == 1);
         let mut stream = connect(&world, "pod-b", "10.96.0.1:80");
         ping(&mut stream, b"one.");
         let status = running.status().expect("it runs");
@@ -201,10 +201,11 @@ fn a_proxy_of_its_own_serves_one_network_of_one_namespace() {
 /// What somebody else's rules gave a packet is still there behind ours.
 #[test]
 fn marks_and_priorities_of_others_stay() {
-    use knit_kernel::nft::expr::{CmpOp, MetaKey};
-    use knit_kernel::nft::{
-        Chain, ChainKind, Expr, Family as Tables, Hook, Kernel, L4Proto, Mark, Nftables, Port, Reg, Rule,
-        Scalar, Table, TableId, TableState, diff, field,
+    use knit_kernel::nft::Kernel;
+    use knit_nft::expr::{CmpOp, MetaKey};
+    use knit_nft::{
+        Chain, ChainKind, Expr, Family as Tables, Hook, L4Proto, Mark, Nftables, Port, Reg, Rule, Scalar,
+        Table, TableId, TableState, diff, field,
     };
     const PRIORITY: MetaKey = MetaKey(2);
     in_namespaces(|| {
@@ -317,7 +318,7 @@ fn rule_44_what_comes_back_from_the_load_balancers_own_address() {
         // Now it is.
         set(&mut view, &["203.0.113.0/24", "192.0.2.0/24"]);
         apply(&mut backend, &mut view);
-        assert_eq!(ask(PATIENCE).as_deref(), Some("10.1.0.1:5353"));
+        assert_eq!(ask(TEST_TIMEOUT).as_deref(), Some("10.1.0.1:5353"));
     });
 }
 

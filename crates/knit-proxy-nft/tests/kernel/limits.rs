@@ -3,12 +3,14 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use knit_kernel::NetNs;
-use knit_kernel::nft::{
-    Element, ElementValue, Family as TableFamily, Kernel, Mark, Nftables, Scalar, Set, TableId, Transaction,
+use knit_kernel::nft::Kernel;
+use knit_kernel::testing::{eventually, in_namespaces};
+use knit_nft::{
+    Element, ElementValue, Family as TableFamily, Mark, Nftables, Scalar, Set, TableId, Transaction,
 };
-use knit_kernel::testing::in_namespaces;
 use knit_proxy::model::{Affinity, EndpointGroup, NodeInfo, Protocol, Service};
 use knit_proxy::view::{View, ViewConfig};
 use knit_proxy_testkit::World;
@@ -65,13 +67,17 @@ fn a_hundred_thousand_endpoints_in_one_service_leave_the_others_as_they_are() {
         view.set_group(huge(99_999));
         apply(&mut backend, &mut view);
         ping(&mut connect(&world, "pod-b", "10.96.0.1:80"), b"here");
-        // One who reads it all back finds little to do: chains for more endpoints than anybody has now.
-        let mut again = self::backend(world.node());
-        sync(&mut again, &mut view);
-        assert!(again.committed() <= 3, "{}", again.committed());
-        let mut again = self::backend(world.node());
-        sync(&mut again, &mut view);
-        assert_eq!(again.committed(), 0);
+        // One who reads it all back finds little to do: a chain for more endpoints than anybody has now (its
+        // element, its rules, itself). And while the kernel still makes room in the set, a listing of it
+        // leaves some elements out: these are put in again, which changes nothing.
+        let mut left = || {
+            let mut again = self::backend(world.node());
+            sync(&mut again, &mut view);
+            again.committed()
+        };
+        let first = left();
+        assert!(first <= 4, "{first}");
+        eventually("nothing is left to do", Duration::from_secs(60), || left() == 0);
     });
 }
 

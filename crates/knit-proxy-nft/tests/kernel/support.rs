@@ -11,7 +11,7 @@ use knit_proxy::view::{View, ViewConfig};
 use knit_proxy_nft::{Config, NftBackend};
 use knit_proxy_testkit::World;
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn web() -> Service {
     Service::new("shop/web").cluster_ip("10.96.0.1".parse().unwrap()).port(Protocol::Tcp, 80)
@@ -60,9 +60,9 @@ pub fn echo(world: &World, host: &str, address: &str) {
 
 pub fn connect(world: &World, host: &str, to: &str) -> TcpStream {
     let to: SocketAddr = to.parse().unwrap();
-    let stream = world.host(host).expect("a host").run(|| TcpStream::connect_timeout(&to, PATIENCE));
+    let stream = world.host(host).expect("a host").run(|| TcpStream::connect_timeout(&to, TEST_TIMEOUT));
     let stream = stream.expect("entered").expect("connected");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).expect("a timeout");
     stream
 }
 

@@ -184,7 +184,7 @@ func main() {
 	for {
 		err := follow(context.Background(), conn, os.Args[2], &known)
 		if errors.Is(err, io.EOF) {
-			err = errors.New("the feeder has ended the stream")
+			err = errors.New("the feeder closed the stream")
 		}
 		fmt.Fprintln(os.Stderr, err, "- what is in force stays; trying again")
 		time.Sleep(time.Second)

@@ -53,14 +53,11 @@ impl<W: FnMut(Level, &str)> Observer for Log<W> {
         let (ports, took) = (run.state.ports.len(), run.took);
         match run.outcome {
             Outcome::Failed(reason) => {
-                let text =
-                    format!("the services could not be put in force, and will be tried again: {reason}");
+                let text = format!("the services could not be applied, retrying: {reason}");
                 return self.line(Level::Error, &text);
             }
             Outcome::FamilyFailed { family, reason, .. } => {
-                let text = format!(
-                    "the services of {family} could not be put in force, and will be tried again: {reason}"
-                );
+                let text = format!("the services of {family} could not be applied, retrying: {reason}");
                 self.line(Level::Error, &text);
             }
             Outcome::Partly(_) | Outcome::Done => {}
@@ -147,7 +144,7 @@ mod tests {
         let (levels, texts): (Vec<Level>, Vec<&str>) = lines.iter().map(|(l, t)| (*l, t.as_str())).unzip();
         assert_eq!(levels, [Level::Warn, Level::Error, Level::Warn, Level::Info], "{texts:?}");
         assert!(texts[0].starts_with("Service shop/two: "), "{texts:?}");
-        assert!(texts[1].ends_with("tried again: no kernel"), "{texts:?}");
+        assert!(texts[1].ends_with("retrying: no kernel"), "{texts:?}");
         assert_eq!(texts[2], "shop/one TCP IPv4: no room");
         assert_eq!(texts[3], "in force: 2 service ports");
     }

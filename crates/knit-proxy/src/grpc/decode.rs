@@ -107,7 +107,7 @@ fn address(field: &'static str, family: Family, text: &str) -> Result<IpAddr> {
     if Family::of(address) == family {
         return Ok(address);
     }
-    unusable(field, format!("{address} is not of the family {family}, which the key has"))
+    unusable(field, format!("{address} is not of the key's family {family}"))
 }
 
 fn targets(field: &'static str, family: Family, list: &[proto::Endpoint]) -> Result<Targets> {
@@ -158,7 +158,7 @@ fn route(from: proto::Route, [cluster, local]: [usize; 2]) -> Result<Route> {
         if endpoints > 0 {
             return Ok(Action::Endpoints(scope));
         }
-        unusable("frontends.route", "it leads to endpoints, of which there are none")
+        unusable("frontends.route", "it leads to endpoints, but there are none")
     };
     let action = match proto::route::Action::try_from(from.action) {
         Ok(proto::route::Action::ClusterEndpoints) => some(Scope::Cluster, cluster)?,
@@ -236,7 +236,7 @@ pub fn node(from: &proto::NodeSettings) -> Result<NodeSettings> {
 pub fn health_check(from: &proto::HealthCheck) -> Result<(ServiceName, HealthCheck)> {
     let name = service_name(&from.service)?;
     let Some(port) = NonZeroU16::new(number("port", from.port)?) else {
-        return unusable("port", "0 is no port");
+        return unusable("port", "0 is not a valid port");
     };
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let local_ready = PerFamily { v4: count(from.local_ready_ipv4), v6: count(from.local_ready_ipv6) };

@@ -24,7 +24,8 @@
 //! And in the process that does the work, with any backend:
 //!
 //! ```no_run
-//! # async fn f(backend: impl knit_proxy::backend::Backend + Send + 'static) -> Result<(), Box<dyn std::error::Error>> {
+//! # use knit_proxy::backend::Backend;
+//! # async fn f(backend: impl Backend + Send + 'static) -> Result<(), Box<dyn std::error::Error>> {
 //! use knit_proxy::engine::{Engine, EngineConfig, run};
 //! use knit_proxy::grpc::Source;
 //! use knit_proxy::model::NodeInfo;

@@ -2,9 +2,10 @@
 //! that.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
+use knit_types::sync::Locked;
 use prost::Message as _;
 
 use super::proto::WatchResponse;
@@ -86,7 +87,7 @@ impl Queue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 }
 

@@ -55,7 +55,7 @@ pub enum Link {
 
 /// A feeder's address that is none.
 #[derive(Debug, thiserror::Error)]
-#[error("{address:?} is not the address of a feeder; write http://HOST:PORT, or unix:PATH")]
+#[error("{address:?} is not the address of a feeder; use http://HOST:PORT or unix:PATH")]
 pub struct BadAddress {
     address: String,
     source: tonic::transport::Error,
@@ -107,7 +107,7 @@ impl Source {
         let mut wait = FIRST_WAIT;
         loop {
             let reason = match self.follow(&engine, &link, &mut wait).await? {
-                status if status.code() == Code::Ok => "the feeder has ended the stream".to_owned(),
+                status if status.code() == Code::Ok => "the feeder closed the stream".to_owned(),
                 status => chain(&status),
             };
             link(Link::Lost { reason, retry_in: wait });
@@ -237,7 +237,7 @@ fn read(set: &Set) -> Result<Event, (String, Unusable)> {
             Ok(Event::SetHealthCheck(name, check))
         }
         None => {
-            let message = "an object of a kind that this version does not know; it is left out".to_owned();
+            let message = "ignoring an object of a kind that this version does not know".to_owned();
             Err((String::new(), Unusable { field: "object", message }))
         }
     }
@@ -250,7 +250,7 @@ fn problem(set: &Set, name: String, error: &Unusable) -> Event {
         Some(_) => "Service",
         None => "Object",
     };
-    let message = format!("{}; the feeder sent it, and it is left out", error.message);
+    let message = format!("{}; ignoring this object from the feeder", error.message);
     Event::Problem(Problem {
         object: ObjectRef { kind, name: name.into() },
         field: error.field.into(),

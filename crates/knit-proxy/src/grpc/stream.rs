@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use knit_types::sync::Locked;
 use tokio_stream::Stream as Items;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -143,7 +144,7 @@ impl Stream {
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
         // Nothing panics while it holds the lock half-way through a change.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.locked()
     }
 }
 
@@ -283,7 +284,7 @@ impl NodeViews for Stream {
         }
         let mut shared = self.lock();
         let Some((_, watcher)) = shared.watchers.get_mut(&report.watcher) else {
-            let message = format!("nobody watches as {:?}; name yourself in Watch first", report.watcher);
+            let message = format!("no watcher is named {:?}; set the name in Watch first", report.watcher);
             return Err(Status::failed_precondition(message));
         };
         watcher.revision = Some(report.revision);

@@ -301,13 +301,13 @@ fn what_another_process_sends_is_not_believed_blindly() {
     message(&|p| p.cluster[0].address = "10.1".to_owned(), "cluster: \"10.1\" is not a valid IP address");
     message(
         &|p| p.cluster[0].address = "fd00::1".to_owned(),
-        "cluster: fd00::1 is not of the family IPv4, which the key has",
+        "cluster: fd00::1 is not of the key's family IPv4",
     );
     message(&|p| p.cluster[0].port = 65536, "cluster: 65536 is not a valid port; ports are 1 to 65535");
     message(&|p| p.frontends[0].port = 0, "frontends.port: 0 is not a valid port; ports are 1 to 65535");
     message(&|p| p.frontends[0].kind = 0, "frontends.kind: 0 is not a known kind of frontend");
     message(&|p| p.frontends[0].route = None, "frontends.route: it is missing");
-    message(&|p| p.cluster.clear(), "frontends.route: it leads to endpoints, of which there are none");
+    message(&|p| p.cluster.clear(), "frontends.route: it leads to endpoints, but there are none");
     message(
         &|p| {
             p.frontends[0].sources =
@@ -336,8 +336,8 @@ fn what_another_process_sends_is_not_believed_blindly() {
             _ => None,
         })
         .collect();
-    let named = "Service shop/web: frontends.route: it leads to endpoints, of which there are none; \
-                 the feeder sent it, and it is left out";
+    let named = "Service shop/web: frontends.route: it leads to endpoints, but there are none; \
+    ignoring this object from the feeder";
     assert_eq!(texts, [named, "shop/web TCP IPv4"]);
 }
 

@@ -1,22 +1,16 @@
 //! Sockets of the HTTP servers: one family each, a limited number of connections, and no patience with slow
 //! clients.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use knit_http::Limits;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
 
-/// So many connections are open at once on one port; beyond that, the oldest goes. Load balancers have one
-/// each.
-pub(super) const CONNECTIONS: usize = 128;
-/// How long a client may take to say what it wants.
-pub(super) const HEADER: Duration = Duration::from_secs(10);
-/// How long to wait when connections cannot be accepted, as without file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+/// What clients of one port may have at once. Load balancers have a connection each, and keep it.
+pub(super) const LIMITS: Limits =
+    Limits { all: 128, each: None, own: None, header: Duration::from_secs(10), lifetime: None };
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -43,33 +37,4 @@ pub fn is_no_family(error: &io::Error) -> bool {
     /// Linux' number; the standard library has no name for it.
     const EAFNOSUPPORT: i32 = 97;
     error.raw_os_error() == Some(EAFNOSUPPORT)
-}
-
-/// Serves every connection, until the listener fails for good.
-pub(super) async fn accept_all<F: Future<Output = ()> + Send + 'static>(
-    listener: &TcpListener,
-    serve: impl Fn(TcpStream) -> F,
-) -> io::Error {
-    // Dropping the set ends its tasks.
-    let mut connections = JoinSet::new();
-    let mut order: VecDeque<AbortHandle> = VecDeque::new();
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return error,
-            // The client went away, or there is no room: that passes.
-            Err(_) => {
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-        };
-        while connections.try_join_next().is_some() {}
-        order.retain(|task| !task.is_finished());
-        if order.len() >= CONNECTIONS
-            && let Some(oldest) = order.pop_front()
-        {
-            oldest.abort();
-        }
-        order.push_back(connections.spawn(serve(stream)));
-    }
 }

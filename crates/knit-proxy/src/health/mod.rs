@@ -16,8 +16,10 @@ pub use listen::{bind, is_no_family};
 pub use server::{CheckPlaces, Probe, serve_checks, serve_checks_at, serve_metrics, serve_proxy};
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use knit_types::sync::Locked;
 
 use crate::engine::{Observer, Run};
 use crate::model::{Family, PerFamily, ServiceName};
@@ -131,7 +133,7 @@ impl Health {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it holds the lock half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 }
 

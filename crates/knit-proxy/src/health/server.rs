@@ -1,27 +1,23 @@
 //! The HTTP servers: /healthz and /livez, metrics, and the health check node ports.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use knit_http::{Asked, Guests, Reply};
+use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::listen::{HEADER, accept_all, bind, is_no_family};
+use super::listen::{LIMITS, bind, is_no_family};
 use super::{Health, ProxyStatus};
 use crate::model::{Family, ServiceName};
 use crate::view::NodePortMatch;
-
-type Reply = Response<Full<Bytes>>;
 
 /// Which of the two a request was for, and what it was told; for the metrics `proxy_healthz_total` and
 /// `proxy_livez_total` (rule 61).
@@ -42,24 +38,18 @@ pub async fn serve_proxy(
     health: Health,
     count: impl Fn(Probe) + Clone + Send + Sync + 'static,
 ) -> io::Result<()> {
-    let error = accept_all(&listener, |stream| {
-        let (health, count) = (health.clone(), count.clone());
-        async move {
-            serve(stream, |path| {
-                let status = health.proxy(Instant::now());
-                let reply = match path {
-                    "/healthz" => proxy_reply(status, true, &health),
-                    "/livez" => proxy_reply(status, false, &health),
-                    _ => return plain(StatusCode::NOT_FOUND, "not found; ask for /healthz or /livez\n"),
-                };
-                let code = reply.status().as_u16();
-                count(if path == "/healthz" { Probe::Healthz(code) } else { Probe::Livez(code) });
-                reply
-            })
-            .await;
-        }
-    });
-    Err(error.await)
+    let answer = move |asked: Asked<'_>| {
+        let status = health.proxy(Instant::now());
+        let reply = match asked.path {
+            "/healthz" => proxy_reply(status, true, &health),
+            "/livez" => proxy_reply(status, false, &health),
+            _ => return plain(StatusCode::NOT_FOUND, "not found; available: /healthz and /livez\n"),
+        };
+        let code = reply.status().as_u16();
+        count(if asked.path == "/healthz" { Probe::Healthz(code) } else { Probe::Livez(code) });
+        reply
+    };
+    Err(serve(listener, answer).await)
 }
 
 /// Answers /metrics, /healthz and /proxyMode, as kube-proxy does where its metrics are, until it is dropped.
@@ -72,23 +62,17 @@ pub async fn serve_metrics(
     mode: &'static str,
     metrics: impl Fn() -> String + Clone + Send + Sync + 'static,
 ) -> io::Result<()> {
-    let error = accept_all(&listener, |stream| {
-        let metrics = metrics.clone();
-        async move {
-            serve(stream, |path| match path {
-                "/metrics" => {
-                    let mut reply = Response::new(Full::new(Bytes::from(metrics())));
-                    reply.headers_mut().insert("content-type", OPEN_METRICS);
-                    reply
-                }
-                "/healthz" => plain(StatusCode::OK, "ok"),
-                "/proxyMode" => plain(StatusCode::OK, mode),
-                _ => plain(StatusCode::NOT_FOUND, "not found; ask for /metrics\n"),
-            })
-            .await;
+    let answer = move |asked: Asked<'_>| match asked.path {
+        "/metrics" => {
+            let mut reply = Response::new(Full::new(Bytes::from(metrics())));
+            reply.headers_mut().insert("content-type", OPEN_METRICS);
+            reply
         }
-    });
-    Err(error.await)
+        "/healthz" => plain(StatusCode::OK, "ok"),
+        "/proxyMode" => plain(StatusCode::OK, mode),
+        _ => plain(StatusCode::NOT_FOUND, "not found; available: /metrics\n"),
+    };
+    Err(serve(listener, answer).await)
 }
 
 const OPEN_METRICS: HeaderValue =
@@ -116,9 +100,9 @@ impl std::fmt::Debug for CheckPlaces {
 }
 
 /// How long to wait before a port that could not be opened is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+const OPEN_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The same for an address that this machine does not have: it may come, but need not.
-const RETRY_ABSENT: Duration = Duration::from_secs(300);
+const OPEN_RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 
 /// A port that could not be opened.
 struct Closed {
@@ -129,9 +113,11 @@ struct Closed {
 /// How long to wait after the n-th failure to open a port, counting from one.
 fn patience(error: &io::Error, tries: u32) -> Duration {
     if error.kind() == io::ErrorKind::AddrNotAvailable || is_no_family(error) {
-        return RETRY.saturating_mul(1 << tries.saturating_sub(1).min(10)).min(RETRY_ABSENT);
+        return OPEN_RETRY_DELAY
+            .saturating_mul(1 << tries.saturating_sub(1).min(10))
+            .min(OPEN_RETRY_MAX_DELAY);
     }
-    RETRY
+    OPEN_RETRY_DELAY
 }
 
 /// Answers on every health check node port (rule 54), and opens and closes them as services come and go,
@@ -223,26 +209,22 @@ fn wanted(health: &Health, given: Option<&[IpAddr]>) -> BTreeSet<(ServiceName, S
 }
 
 async fn serve_check(listener: TcpListener, service: ServiceName, health: Health) {
-    accept_all(&listener, |stream| {
-        let (service, health) = (service.clone(), health.clone());
-        async move {
-            let Ok(here) = stream.local_addr() else { return };
-            let family = Family::of(here.ip().to_canonical());
-            serve(stream, |_| check_reply(&service, family, &health)).await;
-        }
-    })
-    .await;
+    let answer = move |asked: Asked<'_>| {
+        let family = Family::of(asked.to.ip().to_canonical());
+        check_reply(&service, family, &health)
+    };
+    // A port whose listener has failed is opened again.
+    serve(listener, answer).await;
 }
 
-async fn serve(stream: TcpStream, reply: impl Fn(&str) -> Reply) {
-    let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
-        let reply = reply(request.uri().path());
-        async move { Ok::<_, Infallible>(reply) }
-    });
-    // A client that goes away is nothing to report.
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER);
-    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+/// Serves until the listener fails for good.
+async fn serve(
+    listener: TcpListener,
+    answer: impl Fn(Asked<'_>) -> Reply + Send + Sync + 'static,
+) -> io::Error {
+    // Without a limit for each, nobody is refused.
+    let answer = move |asked: Asked<'_>| std::future::ready(answer(asked));
+    knit_http::serve(listener, Arc::new(Guests::new(LIMITS, || {})), answer).await
 }
 
 fn plain(code: StatusCode, text: &'static str) -> Reply {
@@ -262,7 +244,7 @@ fn json(ok: bool, body: &serde_json::Value) -> Reply {
 
 fn check_reply(service: &ServiceName, family: Family, health: &Health) -> Reply {
     let Some(status) = health.check(service.as_str(), family, Instant::now()) else {
-        return plain(StatusCode::NOT_FOUND, "this service has no health check any more\n");
+        return plain(StatusCode::NOT_FOUND, "this service no longer has a health check\n");
     };
     let mut reply = json(
         status.ok(),

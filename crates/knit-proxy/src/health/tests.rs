@@ -289,7 +289,7 @@ async fn connections_that_say_nothing_make_room_for_those_that_ask() {
     let port = listener.local_addr().unwrap().port();
     let server = tokio::spawn(serve_proxy(listener, health, |_| {}));
     let mut silent = Vec::new();
-    for _ in 0..listen::CONNECTIONS {
+    for _ in 0..listen::LIMITS.all {
         silent.push(TcpStream::connect((own_loopback(), port)).await.unwrap());
     }
     for _ in 0..3 {

@@ -60,7 +60,7 @@ pub struct Converted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Ignored {
     /// Rule 1.
-    #[error("it is for a service proxy of another name (label {PROXY_NAME_LABEL})")]
+    #[error("it is for a service proxy with another name (label {PROXY_NAME_LABEL})")]
     OtherProxy,
     /// Rule 2.
     #[error("it has the label {HEADLESS_LABEL}")]
@@ -189,7 +189,7 @@ impl Problems {
     fn ip(&mut self, text: &str, field: impl Fn() -> String) -> Option<std::net::IpAddr> {
         let found = parse_ip(text);
         if found.is_none() {
-            self.add(field(), format!("{text:?} is not an IP address; it is left out"));
+            self.add(field(), format!("{text:?} is not an IP address; it is ignored"));
         }
         found
     }
@@ -197,7 +197,7 @@ impl Problems {
     fn net(&mut self, text: &str, field: impl Fn() -> String) -> Option<ipnet::IpNet> {
         let found = parse_net(text.trim());
         if found.is_none() {
-            self.add(field(), format!("{text:?} is not an address range such as 10.0.0.0/8; it is left out"));
+            self.add(field(), format!("{text:?} is not a valid CIDR such as 10.0.0.0/8; it is ignored"));
         }
         found
     }
@@ -205,7 +205,7 @@ impl Problems {
     fn port(&mut self, number: i32, field: impl Fn() -> String) -> Option<u16> {
         let found = u16::try_from(number).ok().filter(|n| *n != 0);
         if found.is_none() {
-            self.add(field(), format!("{number} is not a port number (1 to 65535); the port is left out"));
+            self.add(field(), format!("{number} is not a port number (1 to 65535); the port is ignored"));
         }
         found
     }

@@ -93,7 +93,7 @@ pub(super) fn protocol(
         Some("UDP") => Some(Protocol::Udp),
         Some("SCTP") => Some(Protocol::Sctp),
         Some(other) => {
-            problems.add(field(), format!("{other:?} is none of TCP, UDP and SCTP; the port is left out"));
+            problems.add(field(), format!("{other:?} must be TCP, UDP or SCTP; the port is ignored"));
             None
         }
     }
@@ -110,7 +110,7 @@ fn cluster_ips(spec: &ServiceSpec, problems: &mut Problems) -> Vec<IpAddr> {
         let family = Family::of(address).to_string();
         if !families.is_empty() && families.get(i) != Some(&family) {
             let message =
-                format!("{text} is an {family} address, and ipFamilies[{i}] is not {family}; it is left out");
+                format!("{text} is an {family} address, but ipFamilies[{i}] is not {family}; it is ignored");
             problems.add(format!("spec.clusterIPs[{i}]"), message);
             continue;
         }
@@ -151,7 +151,7 @@ fn source_ranges(spec: &ServiceSpec, problems: &mut Problems) -> Option<Box<[ipn
             Some(range) => found.push(range),
             None => problems.add(
                 format!("spec.loadBalancerSourceRanges[{i}]"),
-                format!("{text:?} is not an address range such as 10.0.0.0/8; it lets nobody in"),
+                format!("{text:?} is not a valid CIDR such as 10.0.0.0/8; it allows no clients"),
             ),
         }
     }
@@ -167,10 +167,8 @@ fn affinity(spec: &ServiceSpec, problems: &mut Problems) -> Option<Affinity> {
     match u32::try_from(seconds) {
         Ok(timeout_seconds @ 1..=86_400) => Some(Affinity { timeout_seconds }),
         _ => {
-            let message = format!(
-                "{seconds} is not between 1 and 86400; {} is used",
-                Affinity::DEFAULT_TIMEOUT_SECONDS
-            );
+            let message =
+                format!("{seconds} must be between 1 and 86400; using {}", Affinity::DEFAULT_TIMEOUT_SECONDS);
             problems.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", message);
             Some(Affinity::default())
         }

@@ -81,16 +81,16 @@ fn endpoint(
     let field = || format!("endpoints[{i}].addresses[0]");
     // Only the first address counts (rule 12).
     let Some(text) = object.addresses.first() else {
-        problems.add(format!("endpoints[{i}].addresses"), "there is no address; the endpoint is left out");
+        problems.add(format!("endpoints[{i}].addresses"), "there is no address; the endpoint is ignored");
         return None;
     };
     let address = problems.ip(text, field)?;
     if Family::of(address) != family {
-        problems.add(field(), format!("{text} is not an {family} address; the endpoint is left out"));
+        problems.add(field(), format!("{text} is not an {family} address; the endpoint is ignored"));
         return None;
     }
     let conditions = object.conditions.as_ref();
-    // Rule 13: what is not said is taken for the better.
+    // Rule 13: what is missing counts as the favorable value.
     let conditions = Conditions {
         ready: conditions.and_then(|c| c.ready).unwrap_or(true),
         serving: conditions.and_then(|c| c.serving).unwrap_or(true),

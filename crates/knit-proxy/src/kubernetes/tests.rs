@@ -1,4 +1,5 @@
-//! Conversion, from objects as people write them. Rules 1 to 5, 7, 11 to 14, 17 to 19, 22, 24, 36, 39, 40, 44, 54, 55, 61.
+//! Conversion, from objects as people write them. Rules 1 to 5, 7, 11 to 14, 17 to 19, 22, 24, 36, 39, 40,
+//! 44, 54, 55, 61.
 
 use serde_json::{Value, json};
 
@@ -110,7 +111,8 @@ fn rule_18_cluster_ips_go_by_family() {
     let v6 = || Some("fd00::1".to_owned());
     assert_eq!(ips(json!({ "clusterIP": "10.0.0.1" })), (v4(), None, 0));
     assert_eq!(ips(json!({ "clusterIP": "fd00::1", "ipFamilies": ["IPv6"] })), (None, v6(), 0));
-    let both = json!({ "clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.0.0.1"], "ipFamilies": ["IPv6", "IPv4"] });
+    let both = json!({ "clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.0.0.1"],
+        "ipFamilies": ["IPv6", "IPv4"] });
     assert_eq!(ips(both), (v4(), v6(), 0));
     // An address that is not of the family listed beside it is not used, and named.
     let wrong = json!({ "clusterIPs": ["10.0.0.1", "fd00::1"], "ipFamilies": ["IPv4"] });
@@ -136,8 +138,9 @@ fn rules_12_19_22_addresses() {
     assert_eq!(
         problems,
         [
-            "Service ns/svc: spec.externalIPs[2]: \"300.1.1.1\" is not an IP address; it is left out",
-            "Service ns/svc: status.loadBalancer.ingress[4].ip: \"nonsense\" is not an IP address; it is left out",
+            "Service ns/svc: spec.externalIPs[2]: \"300.1.1.1\" is not an IP address; it is ignored",
+            "Service ns/svc: status.loadBalancer.ingress[4].ip: \"nonsense\" is not an IP address; \
+            it is ignored",
         ]
     );
 }
@@ -282,7 +285,8 @@ fn rules_12_13_14_endpoints() {
         json!([
             { "addresses": ["10.1.0.1", "10.1.0.99"] },
             { "addresses": ["10.1.0.02"], "conditions": { "ready": false } },
-            { "addresses": ["10.1.0.3"], "conditions": { "ready": true, "serving": false, "terminating": true } },
+            { "addresses": ["10.1.0.3"],
+              "conditions": { "ready": true, "serving": false, "terminating": true } },
             { "addresses": ["fd00::1"] },
             { "addresses": ["bad"] },
             { "addresses": [] }
@@ -381,8 +385,8 @@ fn rule_27_service_cidrs() {
     assert_eq!(converted.into_events().count(), 2);
 }
 
-/// Whatever stands in an object, it is served or named, and never a reason to end. (The fuzz target `proxy_objects` does
-/// the same for longer.)
+/// Whatever stands in an object, it is served or named, and never a reason to end. (The fuzz target
+/// `proxy_objects` does the same for longer.)
 mod anything {
     use proptest::prelude::*;
 
@@ -435,20 +439,25 @@ mod anything {
     }
 
     fn service() -> impl Strategy<Value = Value> {
-        let port = (text(), number(), number(), text())
-            .prop_map(|(name, port, node, protocol)| json!({"name": name, "port": port, "nodePort": node, "protocol": protocol}));
+        let port = (text(), number(), number(), text()).prop_map(|(name, port, node, protocol)| {
+            json!({"name": name, "port": port, "nodePort": node, "protocol": protocol})
+        });
         let ports = prop::collection::vec(port, 0..4);
         let ingress = prop::collection::vec((text(), text()), 0..3).prop_map(|list| {
             list.into_iter().map(|(ip, mode)| json!({"ip": ip, "ipMode": mode})).collect::<Vec<_>>()
         });
-        (texts(), texts(), texts(), texts(), ports, ingress, (text(), text(), text(), text(), number(), number())).prop_map(
-            |(ips, families, external, ranges, ports, ingress, (kind, policy, affinity, first, timeout, check))| {
+        let rest = (text(), text(), text(), text(), number(), number());
+        (texts(), texts(), texts(), texts(), ports, ingress, rest).prop_map(
+            |(ips, families, external, ranges, ports, ingress, rest)| {
+                let (kind, policy, affinity, first, timeout, check) = rest;
                 json!({
                     "metadata": {"namespace": "ns", "name": "svc"},
                     "spec": {
-                        "clusterIP": first, "clusterIPs": ips, "ipFamilies": families, "externalIPs": external,
-                        "loadBalancerSourceRanges": ranges, "ports": ports, "type": kind,
-                        "externalTrafficPolicy": policy, "internalTrafficPolicy": policy, "sessionAffinity": affinity,
+                        "clusterIP": first, "clusterIPs": ips, "ipFamilies": families,
+                        "externalIPs": external, "loadBalancerSourceRanges": ranges, "ports": ports,
+                        "type": kind,
+                        "externalTrafficPolicy": policy, "internalTrafficPolicy": policy,
+                        "sessionAffinity": affinity,
                         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": timeout}},
                         "healthCheckNodePort": check,
                     },
@@ -470,7 +479,8 @@ mod anything {
             .prop_map(|(name, port, protocol)| json!({"name": name, "port": port, "protocol": protocol}));
         (prop::collection::vec(endpoint, 0..5), prop::collection::vec(port, 0..3), text()).prop_map(
             |(endpoints, ports, kind)| {
-                json!({"metadata": {"namespace": "ns", "name": "svc-1", "labels": {"kubernetes.io/service-name": "svc"}},
+                json!({"metadata": {"namespace": "ns", "name": "svc-1",
+                           "labels": {"kubernetes.io/service-name": "svc"}},
                        "addressType": kind, "endpoints": endpoints, "ports": ports})
             },
         )
@@ -478,7 +488,10 @@ mod anything {
 
     proptest! {
         #[test]
-        fn rule_12_objects_with_anything_in_them_are_served_or_named(service in service(), slices in prop::collection::vec(endpoint_slice(), 0..3)) {
+        fn rule_12_objects_with_anything_in_them_are_served_or_named(
+            service in service(),
+            slices in prop::collection::vec(endpoint_slice(), 0..3),
+        ) {
             let mut view = View::new(ViewConfig::default(), NodeInfo::new("web"));
             let mut convert = Kubernetes::new();
             let mut named = 0;

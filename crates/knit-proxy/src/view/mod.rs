@@ -13,11 +13,10 @@
 //! view.set_service(Service::new("shop/web").cluster_ip("10.0.0.1".parse()?).port(Protocol::Tcp, 80));
 //! view.set_group(EndpointGroup::of_addresses(
 //!     "shop/web-1", "shop/web", Protocol::Tcp, 8080, &["192.0.2.1".parse()?, "192.0.2.2".parse()?],
-//! ));
-//! let changes = view.take_changes();
-//! let port = changes.ports[0].new.as_ref().unwrap();
+//! )); let changes = view.take_changes(); let port = changes.ports[0].new.as_ref().unwrap();
 //! assert_eq!(port.frontends[0].to_string(), "cluster IP 10.0.0.1:80");
-//! assert_eq!(port.cluster.iter().map(|t| t.to_string()).collect::<Vec<_>>(), ["192.0.2.1:8080", "192.0.2.2:8080"]);
+//! assert_eq!(port.cluster.iter().map(|t| t.to_string()).collect::<Vec<_>>(), ["192.0.2.1:8080",
+//! "192.0.2.2:8080"]);
 //! # Ok::<(), std::net::AddrParseError>(())
 //! ```
 

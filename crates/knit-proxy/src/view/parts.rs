@@ -70,14 +70,14 @@ pub(super) fn taken(
         None => frontend.port.to_string(),
     };
     let message = format!(
-        "{kind} {place} {} of port {:?} is already used by {}, which comes first; \
-         it is not served here, give one of the two another one",
+        "{kind} {place} {} of port {:?} is already used by {}, which takes precedence; it is not \
+        served here, change one of the two",
         frontend.protocol, &*port.name, winner.service
     );
     Problem::service(service.name.as_str(), field, message)
 }
 
 pub(super) fn twice(service: &Service, port: &ServicePort) -> Problem {
-    let message = format!("port {:?} {} is there twice; the first one counts", &*port.name, port.protocol);
+    let message = format!("port {:?} {} is listed twice; the first one is used", &*port.name, port.protocol);
     Problem::service(service.name.as_str(), "spec.ports", message)
 }

@@ -178,7 +178,7 @@ class Runtime(kni_pb2_grpc.NetworkRuntimeServicer):
         if before:
             if before[0] == asked and before[1].pod_netns_inode == space:
                 return before[1], False
-            raise Failure(kni.CONFLICT, f"{request.interface} is there already, and is different: detach it first")
+            raise Failure(kni.CONFLICT, f"{request.interface} already exists and differs: detach it first")
         network = self.networks.get(request.network)
         if network is None:
             raise Failure(kni.NETWORK_NOT_FOUND, f"Network {request.network!r} is not set up")
@@ -279,7 +279,7 @@ class Runtime(kni_pb2_grpc.NetworkRuntimeServicer):
     def Attach(self, request, context):
         def work():
             if not request.attachments:
-                raise Failure(kni.INVALID, "attachments is empty: a runtime needs to be told Network and addresses")
+                raise Failure(kni.INVALID, "attachments is empty: a runtime needs the Network and addresses")
             made = []
             try:
                 for wanted in request.attachments:

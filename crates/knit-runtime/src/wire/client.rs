@@ -31,7 +31,11 @@ impl RemoteRuntime {
     /// When the path cannot be a socket's address.
     pub fn new(socket: &Path, deadline: Duration) -> Result<Self> {
         let cannot = || {
-            let message = format!("{} cannot be a runtime's socket: give an absolute path", socket.display());
+            let message = format!(
+                "{} is not a valid path for a runtime's socket: use an absolute \
+            path",
+                socket.display()
+            );
             Error::new(Reason::Invalid, message)
         };
         let text = socket.to_str().filter(|_| socket.is_absolute()).ok_or_else(cannot)?;
@@ -57,7 +61,7 @@ impl RemoteRuntime {
         // A transport error says nothing of where; the answer of a runtime does.
         if status.details().is_empty() && status.code() == tonic::Code::Unavailable {
             let message = format!(
-                "the runtime at {} does not answer: see whether its pod runs on this node",
+                "the runtime at {} does not answer: check that its pod is running on this node",
                 self.socket.display()
             );
             return Error::new(Reason::NotReady, message).because(error);
@@ -73,7 +77,7 @@ impl Runtime for RemoteRuntime {
         let answer = self.client().get_capabilities(request).await.map_err(|s| self.failed(&s))?.into_inner();
         if answer.protocol_version != super::PROTOCOL_VERSION {
             let message = format!(
-                "the runtime at {} speaks KNI {:?}, and this agent {}: upgrade the older one",
+                "the runtime at {} speaks KNI {:?}, but this agent speaks {}: upgrade the older one",
                 self.socket.display(),
                 answer.protocol_version,
                 super::PROTOCOL_VERSION

@@ -10,7 +10,7 @@ use knit_api::kni::v1alpha1 as wire;
 use crate::error::{Error, Reason, Result};
 use crate::{
     Address, Announced, AttachRequest, Attachment, Block, Dns, HostEnd, InterfaceName, Network, NetworkId,
-    Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology,
+    Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology, Underlay, UnderlayMode,
 };
 
 /// A Network as a message.
@@ -22,6 +22,7 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
         topology: match network.topology {
             Topology::Layer3 => wire::Topology::Layer3,
             Topology::Layer2 => wire::Topology::Layer2,
+            Topology::Underlay => wire::Topology::Underlay,
         }
         .into(),
         subnets: network
@@ -30,7 +31,7 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
             .map(|s| wire::Subnet {
                 family: family(s.cidr.addr()).into(),
                 cidr: s.cidr.to_string(),
-                gateway: s.gateway.to_string(),
+                gateway: s.gateway.map(|g| g.to_string()).unwrap_or_default(),
             })
             .collect(),
         mtu: network.mtu.map_or(0, u32::from),
@@ -65,6 +66,15 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
                 mac: a.mac.to_string(),
             })
             .collect(),
+        underlay: network.underlay.as_ref().map(|u| wire::Underlay {
+            parent: u.parent.clone(),
+            mode: match u.mode {
+                UnderlayMode::Bridge => wire::UnderlayMode::Bridge,
+                UnderlayMode::Private => wire::UnderlayMode::Private,
+                UnderlayMode::Vepa => wire::UnderlayMode::Vepa,
+            }
+            .into(),
+        }),
     }
 }
 
@@ -83,7 +93,8 @@ pub fn network_from_wire(network: wire::Network) -> Result<Network> {
             topology: match network.topology() {
                 wire::Topology::Layer3 => Topology::Layer3,
                 wire::Topology::Layer2 => Topology::Layer2,
-                wire::Topology::Unspecified => return Err(invalid("network.topology", "is not said")),
+                wire::Topology::Underlay => Topology::Underlay,
+                wire::Topology::Unspecified => return Err(invalid("network.topology", "is missing")),
             },
             subnets: network
                 .subnets
@@ -91,7 +102,10 @@ pub fn network_from_wire(network: wire::Network) -> Result<Network> {
                 .map(|s| {
                     Ok(Subnet {
                         cidr: parse_one("subnet.cidr", &s.cidr)?,
-                        gateway: parse_one("subnet.gateway", &s.gateway)?,
+                        gateway: match (network.topology(), parse_some("subnet.gateway", &s.gateway)?) {
+                            (wire::Topology::Underlay, gateway) | (_, gateway @ Some(_)) => gateway,
+                            (_, None) => return Err(invalid("subnet.gateway", "is empty")),
+                        },
                     })
                 })
                 .collect::<Result<_>>()?,
@@ -129,16 +143,32 @@ pub fn network_from_wire(network: wire::Network) -> Result<Network> {
                     })
                 })
                 .collect::<Result<_>>()?,
+            underlay: network.underlay.as_ref().map(underlay_from_wire).transpose()?,
             parameters: if network.parameters.is_empty() {
                 serde_json::Map::new()
             } else {
                 serde_json::from_str(&network.parameters)
-                    .map_err(|e| invalid("network.parameters", "is no JSON object").because(e))?
+                    .map_err(|e| invalid("network.parameters", "is not a JSON object").because(e))?
             },
             name: network.name,
         })
     };
     parse(network).map_err(|e| e.on(name))
+}
+
+fn underlay_from_wire(underlay: &wire::Underlay) -> Result<Underlay> {
+    if underlay.parent.is_empty() {
+        return Err(invalid("underlay.parent", "is empty"));
+    }
+    Ok(Underlay {
+        parent: underlay.parent.clone(),
+        mode: match underlay.mode() {
+            wire::UnderlayMode::Bridge => UnderlayMode::Bridge,
+            wire::UnderlayMode::Private => UnderlayMode::Private,
+            wire::UnderlayMode::Vepa => UnderlayMode::Vepa,
+            wire::UnderlayMode::Unspecified => return Err(invalid("underlay.mode", "is missing")),
+        },
+    })
 }
 
 /// An attachment as a message.
@@ -269,14 +299,20 @@ pub(super) fn request_from_wire(
             .iter()
             .map(|p| {
                 let port = |what, n| {
-                    u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| invalid(what, "is no port"))
+                    u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| {
+                        invalid(
+                            what,
+                            "is not a valid \
+                    port",
+                        )
+                    })
                 };
                 Ok(PortMapping {
                     protocol: match p.protocol() {
                         wire::Protocol::Tcp => Protocol::Tcp,
                         wire::Protocol::Udp => Protocol::Udp,
                         wire::Protocol::Sctp => Protocol::Sctp,
-                        wire::Protocol::Unspecified => return Err(invalid("port.protocol", "is not said")),
+                        wire::Protocol::Unspecified => return Err(invalid("port.protocol", "is missing")),
                     },
                     host_port: port("port.host_port", p.host_port)?,
                     container_port: port("port.container_port", p.container_port)?,
@@ -305,7 +341,7 @@ fn addresses_from_wire(addresses: &[wire::Address]) -> Result<Vec<Address>> {
         let ip: IpAddr = parse_one("address.ip", &a.ip)?;
         let net = u8::try_from(a.prefix).ok().and_then(|prefix| IpNet::new(ip, prefix).ok());
         Ok(Address {
-            net: net.ok_or_else(|| invalid("address.prefix", "does not fit the family"))?,
+            net: net.ok_or_else(|| invalid("address.prefix", "does not match the family"))?,
             gateway: parse_some("address.gateway", &a.gateway)?,
         })
     };
@@ -348,7 +384,7 @@ fn texts<T: ToString>(values: &[T]) -> Vec<String> {
 }
 
 fn parse_one<T: FromStr>(field: &str, text: &str) -> Result<T> {
-    text.parse().map_err(|_| invalid(field, &format!("cannot be {text:?}")))
+    text.parse().map_err(|_| invalid(field, &format!("{text:?} is not valid")))
 }
 
 fn parse_some<T: FromStr>(field: &str, text: &str) -> Result<Option<T>> {

@@ -33,7 +33,7 @@ impl Served {
     async fn attach(&self, request: wire::AttachRequest) -> Result<wire::AttachResponse, Error> {
         let (pod, netns) = pod_from_wire(request.pod)?;
         if request.attachments.is_empty() {
-            return Err(invalid("attachments", "is empty: a runtime needs to be told Network and addresses"));
+            return Err(invalid("attachments", "is empty: a runtime needs the Network and addresses"));
         }
         let requests = request
             .attachments

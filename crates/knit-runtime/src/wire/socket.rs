@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ pub type Clients = BoxStream<'static, io::Result<Client>>;
 /// # Errors
 /// When it cannot be made.
 pub fn listen(path: &Path) -> io::Result<Clients> {
-    // Made under another name and closed to others before it takes its own: nobody gets in through a gap.
-    let mut unfinished = path.as_os_str().to_owned();
-    unfinished.push(".new");
-    let unfinished = PathBuf::from(unfinished);
+    // Made under another name and closed to others before it takes its own: nobody gets in through a gap. A
+    // hidden one, since kubelet looks at every other socket in its registry.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = path.with_file_name(format!(".{name}.new"));
     match std::fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -59,15 +59,11 @@ async fn accept(listener: &UnixListener) -> UnixStream {
                 return client;
             }
             Ok((peer, _)) => {
-                tracing::warn!(
-                    uid = peer.uid(),
-                    pid = peer.pid(),
-                    "a KNI client is not root, and is refused"
-                );
+                tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused a KNI client that is not root");
             }
             Err(error) => {
                 // Out of descriptors, mostly: a pause lets others end.
-                tracing::warn!(%error, "a KNI client cannot be accepted");
+                tracing::warn!(%error, "cannot accept a KNI client");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -120,8 +120,8 @@ fn nobody_has_an_address_of_pods_services_or_nodes() {
     put(&mut steering, "blue", &Service { load_balancer_ips: all, ..web("t/worse", 1, 0) });
     steering.set_forbidden(forbidden());
     // The node port is the node's, and the Service has it.
-    let left: Vec<Place> = steering.wanted.keys().copied().collect();
-    assert_eq!(left, [Place { address: NODE, protocol: Protocol::Tcp, port: 30080 }]);
+    let left: Vec<EntranceAddress> = steering.wanted.keys().copied().collect();
+    assert_eq!(left, [EntranceAddress { address: NODE, protocol: Protocol::Tcp, port: 30080 }]);
     let refused = steering.take_refused();
     let [(evil, whys), (worse, more)] = &refused[..] else { panic!("{refused:?}") };
     assert_eq!((evil.as_str(), worse.as_str(), whys.len(), more.len()), ("t/evil", "t/worse", 3, 3));
@@ -171,7 +171,10 @@ fn what_a_load_balancer_gave_comes_before_what_a_tenant_wrote() {
     let lb = Service { load_balancer_ips: Box::new([address]), ..web("t/young", 9, 0) };
     let key = put(&mut steering, "blue", &lb);
     assert_eq!(to(&steering), [Chosen::ByProvider]);
-    assert_eq!(steering.take_refused()[0].1[0].why, "203.0.113.1 port 80/TCP: Service t/young has it");
+    assert_eq!(
+        steering.take_refused()[0].1[0].why,
+        "203.0.113.1 port 80/TCP: Service t/young already uses it"
+    );
     steering.set_port(&"blue".into(), &key, None, &ends());
     assert_eq!(to(&steering), [Chosen::ByTenant]);
     assert_eq!(steering.take_refused(), [("u/old".into(), Vec::new())]);

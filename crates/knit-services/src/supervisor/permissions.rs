@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use knit_api::{NetworkSpec, names};
+use knit_api::names;
 use knit_kernel::Handle;
+use knit_model::Network;
 use knit_node::world::World;
 use knit_proxy::model::{Family, NetworkName, ServiceName};
 use knit_proxy::source::Event;
@@ -14,14 +15,14 @@ use super::Supervisor;
 impl Supervisor {
     /// Which Networks allow what. Returns what changes for whom.
     pub(super) fn permit(&mut self, world: &World) -> Vec<(NetworkName, Event)> {
-        let those = |allows: &dyn Fn(&str, &NetworkSpec) -> bool| -> BTreeSet<NetworkName> {
-            let networks = world.networks.iter().filter(|(name, network)| allows(name, &network.spec));
-            networks.map(|(name, _)| NetworkName::from(name.as_str())).collect()
+        let those = |allows: fn(&Network) -> bool| -> BTreeSet<NetworkName> {
+            let networks = world.networks.values().filter(|network| allows(network));
+            networks.map(|network| NetworkName::from(network.name())).collect()
         };
-        if self.steering.set_on_nodes(those(&|_, spec| spec.serves_node_addresses())) && self.told.is_some() {
+        if self.steering.set_on_nodes(those(Network::serves_node_addresses)) && self.told.is_some() {
             self.set_defaults();
         }
-        self.table.set_open(those(&|name, spec| spec.serves_external_ips(name)))
+        self.table.set_open(those(Network::serves_external_ips))
     }
 
     /// Tells of external IPs that a Network does not allow.
@@ -50,7 +51,7 @@ impl Supervisor {
     /// Whether external IPs of the default Network may be addresses that this node has and no Node lists.
     pub(super) fn takes_own(&self) -> bool {
         let world = self.world.borrow();
-        world.networks.get(names::DEFAULT_NETWORK).is_some_and(|network| network.spec.serves_node_addresses())
+        world.networks.get(names::DEFAULT_NETWORK).is_some_and(|network| network.serves_node_addresses())
     }
 
     /// Looks at the addresses that this node has, so that authors of Services hear of those that they cannot
@@ -67,7 +68,7 @@ impl Supervisor {
             Ok(found) => self.steering.set_own(found.iter().map(|found| found.address.addr()).collect()),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::debug!(error, "the node's addresses cannot be read");
+                tracing::debug!(error, "cannot read the node's addresses");
             }
         }
     }

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use knit_nft::{Family, Nftables, TableId, TableState, Transaction};
+
 use crate::flows::*;
 use crate::support::*;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::link::{Change, Link};
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId, TableState, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{as_stranger, eventually, in_namespaces};
 use knit_kernel::{Handle, IfName, Mtu, NetNs, owner};

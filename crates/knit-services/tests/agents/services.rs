@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use knit_nft::{Family, Nftables, TableId, Transaction};
+
 use crate::flows::{ServiceSpec, ip};
 use crate::support::*;
-use knit_kernel::nft::{Family, Kernel, Nftables, TableId, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::testing::in_namespaces;
 use knit_node::proxy::ServicesState;
 

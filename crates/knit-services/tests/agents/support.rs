@@ -1,33 +1,28 @@
 //! Two nodes with real agents in namespaces, pods that answer with their names, and a folder of objects.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_cni::protocol::{self, Command, PROTOCOL_VERSION, Request, Response};
-use knit_cni::{Args, NetworkConfig};
-use knit_kernel::addr::Address;
-use knit_kernel::link::{Bridge, Change, NewLink, Peer};
+use knit_cni::protocol::Command;
 use knit_kernel::netns::NetNs;
-use knit_kernel::testing::namespace;
-use knit_kernel::{Handle, IfName, Op};
 use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_node::proxy::ServicesState;
 use knit_objects::{FolderOptions, Source};
 use knit_proxy::backends::Backends;
 use knit_services::{Config, Mode, Services};
+use knit_testbed::cni;
+pub use knit_testbed::echo::{connect, echo, serve};
+use knit_testbed::objects;
+pub use knit_testbed::objects::write;
+use knit_testbed::wait::eventually;
+use knit_testbed::wire::Wire;
+pub use knit_testbed::{NEVER, SOON};
 use serde_json::{Value, json};
-
-/// How long to wait for what must come.
-pub const SOON: Duration = Duration::from_secs(60);
-/// How long to wait for what must not come.
-pub const NEVER: Duration = Duration::from_millis(400);
 
 pub struct Node {
     pub name: &'static str,
@@ -41,7 +36,6 @@ pub struct Pod {
     pub name: &'static str,
     /// One per family.
     pub addresses: Vec<IpAddr>,
-    namespace: &'static str,
     path: PathBuf,
 }
 
@@ -81,6 +75,9 @@ impl Node {
                 Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
             }),
             proxy: Some(Arc::new(Services::new(services))),
+            nri: None,
+            policies: None,
+            dra: None,
         };
         Agent::start(config).await.expect("started")
     }
@@ -104,39 +101,14 @@ impl Node {
         std::fs::create_dir_all("/run/pods").expect("a directory");
         let path = PathBuf::from(format!("/run/pods/{name}"));
         let space = NetNs::create(&path).expect("a namespace");
-        let mut pod = Pod { space, path, name, namespace, addresses: Vec::new() };
+        let mut pod = Pod { space, path, name, addresses: Vec::new() };
         let ports: Vec<Value> = port
             .iter()
             .map(|(host, own)| json!({"hostPort": host, "containerPort": own, "protocol": "tcp"}))
             .collect();
-        let config = json!({"cniVersion": "1.1.0", "name": "knit",
-            "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}, "portMappings": ports}});
-        let request = Request {
-            version: PROTOCOL_VERSION,
-            command: Command::Add,
-            container_id: name.to_owned(),
-            netns: pod.path.display().to_string(),
-            ifname: "eth0".into(),
-            args: Args {
-                pod_namespace: Some(pod.namespace.into()),
-                pod_name: Some(name.to_owned()),
-                pod_uid: None,
-                infra_container_id: None,
-            },
-            path: String::new(),
-            config: NetworkConfig::parse(config.to_string().as_bytes()).expect("a configuration"),
-            timeout_ms: Some(60_000),
-        };
-        let socket = self.socket();
-        let asked = tokio::task::spawn_blocking(move || {
-            let mut stream = UnixStream::connect(socket).expect("connected");
-            protocol::send(&mut stream, &request).expect("sent");
-            protocol::receive::<Response>(&mut stream).expect("an answer")
-        });
-        let result = match asked.await.expect("asked") {
-            Response::Ok(value) => value,
-            Response::Err(error) => panic!("ADD of {name}: {error:?}"),
-        };
+        let config = json!({"io.kubernetes.cri.pod-annotations": {}, "portMappings": ports});
+        let about = cni::Pod { sandbox: name, namespace, netns: &pod.path };
+        let result = cni::call(&self.socket(), Command::Add, about, &config).await;
         let ips = result["ips"].as_array().unwrap_or_else(|| panic!("addresses in {result}"));
         let address =
             |ip: &Value| ip["address"].as_str().expect("text").parse::<IpNet>().expect("an address");
@@ -151,51 +123,6 @@ impl Node {
 /// How the Services of a Network are.
 pub fn services(agent: &Agent, network: &str) -> Option<ServicesState> {
     agent.core().networks().states().into_iter().find(|s| s.name == network)?.services
-}
-
-/// A server that says this, and then echoes.
-pub fn serve(space: &NetNs, port: u16, says: &'static str) {
-    let listener = space.run(|| TcpListener::bind(("0.0.0.0", port))).expect("in").expect("bound");
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            std::thread::spawn(move || {
-                let mut buffer = [0; 64];
-                if stream.write_all(format!("{says}\n").as_bytes()).is_err() {
-                    return;
-                }
-                while let Ok(n @ 1..) = stream.read(&mut buffer) {
-                    if stream.write_all(&buffer[..n]).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-}
-
-/// A connection, and who answered.
-pub fn connect(from: &NetNs, to: (&str, u16), wait: Duration) -> std::io::Result<(TcpStream, String)> {
-    let target = SocketAddr::new(to.0.parse().expect("an address"), to.1);
-    let mut stream = from.run(|| TcpStream::connect_timeout(&target, wait)).expect("in")?;
-    stream.set_read_timeout(Some(SOON))?;
-    let (mut name, mut byte) = (String::new(), [0]);
-    loop {
-        stream.read_exact(&mut byte)?;
-        if byte[0] == b'\n' {
-            return Ok((stream, name));
-        }
-        name.push(char::from(byte[0]));
-    }
-}
-
-/// Says something over a connection and hears it again.
-pub fn echo(stream: &mut TcpStream) -> std::io::Result<()> {
-    stream.write_all(b"still here")?;
-    let mut heard = [0; 10];
-    stream.read_exact(&mut heard)?;
-    assert_eq!(&heard, b"still here");
-    Ok(())
 }
 
 /// Who answers there, over many connections.
@@ -215,30 +142,15 @@ pub async fn wait_for(from: &Pod, to: (&str, u16), expected: &[&str]) {
 }
 
 /// Waits until something is so.
-pub async fn wait_until(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + SOON;
-    loop {
-        match look() {
-            Ok(()) => return,
-            Err(last) => assert!(Instant::now() < deadline, "{what}: {last}"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+pub async fn wait_until(what: &str, look: impl FnMut() -> Result<(), String>) {
+    eventually(what, SOON, look).await;
 }
 
-fn name(text: &str) -> IfName {
-    IfName::new(text).expect("a name")
-}
-
-/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2, fd07::1 and fd07::2. The wire is a namespace of its own.
-pub fn nodes(dir: &Path) -> (NetNs, [Node; 2]) {
-    let wire = namespace();
-    let outside = Handle::open(&wire).expect("a handle");
-    let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
-    bridge.up = true;
-    outside.create_link(&bridge).expect("the wire");
+/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2, fd07::1 and fd07::2.
+pub fn nodes(dir: &Path) -> (Wire, [Node; 2]) {
+    let wire = Wire::new();
     let node = |node: &'static str, number: u8| {
-        let space = plug(&wire, node, number);
+        let space = wire.host(node, number);
         let node = Node { name: node, space, dir: dir.join(node), objects: dir.join("objects") };
         std::fs::create_dir_all(&node.dir).expect("a directory");
         node
@@ -248,41 +160,24 @@ pub fn nodes(dir: &Path) -> (NetNs, [Node; 2]) {
 }
 
 /// A namespace on the wire: 192.168.7.NUMBER and fd07::NUMBER.
-pub fn plug(wire: &NetNs, port: &str, number: u8) -> NetNs {
-    let space = namespace();
-    let outside = Handle::open(wire).expect("a handle");
-    let mut link = NewLink::veth(name(port), Peer::new(name("eth0"), &space));
-    link.master = Some(outside.index_of(&name("wire")).expect("the wire"));
-    link.up = true;
-    outside.create_link(&link).expect("a port of the wire");
-    let handle = Handle::open(&space).expect("a handle");
-    let eth0 = handle.index_of(&name("eth0")).expect("eth0");
-    let mut ops = vec![Change::of(eth0).up().into()];
-    for text in [format!("192.168.7.{number}/24"), format!("fd07::{number}/64")] {
-        ops.push(Op::create(Address::new(eth0, text.parse().expect("a prefix"))));
-    }
-    handle.apply(&ops).expect("eth0");
-    space
-}
-
-/// Writes an object; a reader never sees half of it.
-pub fn write(folder: &Path, file: &str, object: &Value) {
-    let beside = folder.with_extension("new");
-    std::fs::write(&beside, object.to_string()).expect("written");
-    std::fs::rename(beside, folder.join(format!("{file}.json"))).expect("in place");
+pub fn plug(wire: &Wire, port: &str, number: u8) -> NetNs {
+    wire.host(port, number)
 }
 
 /// A Service and its endpoints: address, node.
 pub fn write_service(folder: &Path, (space, name): (&str, &str), ip: &str, port: u16) {
     let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": space, "name": name},
-        "spec": {"clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"], "ports": [{"port": port, "protocol": "TCP"}]}});
+        "spec": {"clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"],
+            "ports": [{"port": port, "protocol": "TCP"}]}});
     write(folder, &format!("service-{space}-{name}"), &object);
 }
 
 pub fn write_slice(folder: &Path, (space, name): (&str, &str), port: u16, endpoints: &[(IpAddr, &str)]) {
     let endpoints: Vec<Value> = endpoints
         .iter()
-        .map(|(address, node)| json!({"addresses": [address.to_string()], "nodeName": node, "conditions": {"ready": true}}))
+        .map(|(address, node)| {
+            json!({"addresses": [address.to_string()], "nodeName": node, "conditions": {"ready": true}})
+        })
         .collect();
     let object = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": {"namespace": space, "name": name, "labels": {"kubernetes.io/service-name": name}},
@@ -302,26 +197,21 @@ pub fn write_network(folder: &Path, name: &str, services: &Value) {
     if name != "default" {
         spec["primaryFor"] = json!({"matchLabels": {"team": name}});
     }
-    let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
-        "spec": spec, "status": {"id": id}});
-    write(folder, &format!("network-{name}"), &object);
+    write(folder, &format!("network-{name}"), &objects::network(name, id, spec));
 }
 
 /// A default Network that is where its blocks are, as where Nodes have podCIDRs.
 pub fn without_subnets(folder: &Path) {
-    let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": "default"},
-        "spec": {"class": "knit", "topology": "Layer3"}, "status": {"id": 1}});
+    let object = objects::network("default", 1, json!({"class": "knit", "topology": "Layer3"}));
     write(folder, "network-default", &object);
 }
 
 /// A Node with these addresses.
 pub fn write_node(folder: &Path, name: &str, internal: &[&str], external: &[&str]) {
-    let of_type = |kind: &str, list: &[&str]| -> Vec<Value> {
-        list.iter().map(|address| json!({"type": kind, "address": address})).collect()
-    };
-    let addresses = [of_type("InternalIP", internal), of_type("ExternalIP", external)].concat();
-    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-        "status": {"addresses": addresses}});
+    let mut object = objects::node(name, internal);
+    if let Some(addresses) = object["status"]["addresses"].as_array_mut() {
+        addresses.extend(external.iter().map(|address| json!({"type": "ExternalIP", "address": address})));
+    }
     write(folder, &format!("node-{name}"), &object);
 }
 
@@ -343,8 +233,8 @@ pub fn told(node: &Node, reason: &str) -> Result<(), String> {
     Err(format!("{reason} is in none of {seen:?}"))
 }
 
-/// Networks default (Layer3), blue (Layer3) and green (Layer2), the last two with the same addresses and each the
-/// primary of a namespace: sky and forest.
+/// Networks default (Layer3), blue (Layer3) and green (Layer2), the last two with the same addresses and each
+/// the primary of a namespace: sky and forest.
 pub fn write_objects(folder: &Path) {
     std::fs::create_dir_all(folder).expect("a folder");
     for name in ["default", "blue", "green"] {
@@ -360,10 +250,8 @@ pub fn write_objects(folder: &Path) {
         ("green", "b", "10.77.0.16/28", "fd77::10/124"),
     ];
     for (network, node, ipv4, ipv6) in blocks {
-        let name = format!("{network}-{node}");
-        let object = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock", "metadata": {"name": name},
-            "spec": {"network": network, "node": node, "ipv4": ipv4, "ipv6": ipv6}});
-        write(folder, &format!("block-{name}"), &object);
+        let object = objects::block(network, node, ipv4, Some(ipv6));
+        write(folder, &format!("block-{network}-{node}"), &object);
     }
     write_node(folder, "a", &["192.168.7.1", "fd07::1"], &[]);
     write_node(folder, "b", &["192.168.7.2", "fd07::2"], &[]);

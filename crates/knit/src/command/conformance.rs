@@ -12,14 +12,13 @@ use knit_runtime::Address;
 
 /// Check a network runtime against the profiles of KNI v1alpha1.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Needs the right to make network namespaces, in a directory that the runtime sees at the \
-                  same path.\nExit code 1 if the runtime breaks a promise.\n\nExamples:\n  knit conformance \
+#[command(after_help = "Needs permission to create network namespaces, in a directory that the runtime \
+    sees at the same path.\nExit code 1 if the runtime does not meet a requirement.\n\nExamples:\n  \
+    knit conformance \
                   --runtime /run/knit/runtimes/bridge.sock\n  knit conformance --runtime \
                   /run/knit/runtimes/bridge.sock --node node-1 --node-address 192.0.2.7 --report \
                   report.yaml\n  knit conformance --runtime SOCKET --network red $(seq -f '--address \
-                  10.9.0.%g/24@10.9.0.1' 20 29)"
-)]
+                  10.9.0.%g/24@10.9.0.1' 20 29)")]
 pub struct Args {
     /// The runtime's socket
     #[arg(long, value_name = "SOCKET")]
@@ -27,24 +26,24 @@ pub struct Args {
     /// Write the report, as YAML, to this file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// The node's name as the runtime knows it; the host's name unless given
+    /// The node's name as the runtime knows it [default: the host name]
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
-    /// An address of the node, for ports of the node and for tunnels; may be given once per family
+    /// An address of the node, for host ports and tunnels; may be given once per family
     #[arg(long = "node-address", value_name = "IP")]
     node_addresses: Vec<IpAddr>,
-    /// Where to make the pods' namespaces
+    /// Where to create the pods' namespaces
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/knit/conformance")]
     namespaces: PathBuf,
-    /// How many seconds a call may take
+    /// Timeout of a call in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
-    /// A Network that is set up already, for a runtime without the feature NetworkSetup
+    /// A Network that is already set up, for a runtime without the feature NetworkSetup
     #[arg(long, value_name = "NAME", requires = "addresses")]
     network: Option<String>,
-    /// A free address of that Network with its prefix and gateway, as in 10.1.0.20/24@10.1.0.1; give at least
-    /// ten per family
+    /// A free address of that Network with its prefix length and gateway, such as 10.1.0.20/24@10.1.0.1; give
+    /// at least ten per family
     #[arg(long = "address", value_name = "ADDRESS", requires = "network", value_parser = parse_address)]
     addresses: Vec<Address>,
 }
@@ -53,12 +52,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let node = match args.node {
         Some(node) => node,
         None => std::fs::read_to_string("/proc/sys/kernel/hostname")
-            .context("the host's name cannot be read: give --node")?
+            .context("cannot read the host name: set --node")?
             .trim()
             .to_owned(),
     };
     let options = Options {
-        socket: std::path::absolute(&args.runtime).context("--runtime cannot be made an absolute path")?,
+        socket: std::path::absolute(&args.runtime).context(
+            "--runtime cannot be turned into an \
+        absolute path",
+        )?,
         deadline: Duration::from_secs(args.timeout),
         directory: args.namespaces,
         node,
@@ -69,16 +71,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("no runtime for asynchronous work can be started")?;
+        .context("cannot start the async runtime")?;
     let report = tokio.block_on(knit_conformance::run(options, |_, _| {}))?;
     knit_output::print(&format!("{}\n", table(&report)))?;
     let runtime = &report.runtime;
-    let verdict = if report.conformant { "keeps all its promises" } else { "breaks promises" };
+    let verdict = if report.conformant { "meets all requirements" } else { "breaks promises" };
     knit_output::print(&format!("\n{} {} {verdict}\n", runtime.name, runtime.version))?;
     if let Some(file) = &args.report {
-        let yaml = serde_saphyr::to_string(&report).context("the report cannot be written as YAML")?;
+        let yaml = serde_saphyr::to_string(&report).context("cannot encode the report as YAML")?;
         std::fs::write(file, yaml)
-            .with_context(|| format!("the report cannot be written to {}", file.display()))?;
+            .with_context(|| format!("cannot write the report to {}", file.display()))?;
     }
     Ok(if report.conformant { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -117,6 +119,11 @@ fn parse_address(text: &str) -> Result<Address> {
         Some((net, gateway)) => (net, Some(gateway.parse().context("the gateway is not an IP address")?)),
         None => (text, None),
     };
-    let Ok(net) = net.parse() else { bail!("{net:?} is not an address with a prefix, as in 10.1.0.20/24") };
+    let Ok(net) = net.parse() else {
+        bail!(
+            "{net:?} is not an address with a prefix length, such as \
+    10.1.0.20/24"
+        )
+    };
     Ok(Address { net, gateway })
 }

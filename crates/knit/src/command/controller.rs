@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use knit_api::Subnet;
 use knit_controller::{Config, Controller, ControllerState};
+use knit_http::{Answer, Guests, Limits};
 use knit_objects::{Objects, Source};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -18,14 +19,15 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::http::{self, Answer};
+use super::http;
 use super::log::LogArgs;
+use super::node::Policies;
 use super::stop::Stop;
 
-/// Run the controller: it numbers Networks, gives nodes their addresses, and says how Networks are
+/// Run the controller: it numbers Networks, assigns addresses to nodes, and reports the status of Networks
 ///
-/// Several may run at once: one of them leads, and another takes over when it goes. At its first start it
-/// makes the NetworkClass knit and the Network default, if they are missing.
+/// Several may run at once: one of them is the leader, and another takes over when it stops. At its first
+/// start it creates the NetworkClass knit and the Network default, if they are missing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # In a pod of the cluster, as the manifests start it
@@ -37,41 +39,54 @@ use super::stop::Stop;
   # From elsewhere, with a kubeconfig
   knit controller --kubeconfig ~/.kube/config --identity by-hand")]
 pub struct Args {
-    /// The cluster of this kubeconfig; the usual one, or that of this pod, if left out
+    /// Use the cluster of this kubeconfig [default: the usual kubeconfig, or the cluster of this pod]
     #[arg(long, env = "KNIT_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// An API server that asks for no credentials, such as the lab's
+    /// URL of an API server that needs no credentials, such as the lab's
     #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
     api_url: Option<String>,
 
-    /// The namespace of the agents' Leases and of its own
+    /// The namespace of the agents' Leases and its own
     #[arg(long, env = "KNIT_NAMESPACE", value_name = "NAME", default_value = "knit-system")]
     namespace: String,
 
-    /// Who this one is among several: its pod's name [default: the host name and the process's id]
+    /// Identity of this controller among several: its pod's name [default: the host name and the process id]
     #[arg(long, env = "KNIT_IDENTITY", value_name = "NAME")]
     identity: Option<String>,
 
-    /// Subnets of the Network default when it is made here and Nodes have no podCIDRs: one per family
+    /// Subnets of the Network default if it is created here and Nodes have no podCIDRs: one per family
     #[arg(long, env = "KNIT_DEFAULT_SUBNETS", value_name = "CIDR,...", value_delimiter = ',',
         value_parser = range)]
     default_subnets: Vec<IpNet>,
 
-    /// Do not make the Network default and the NetworkClass knit
+    /// Do not create the Network default and the NetworkClass knit
     #[arg(long, env = "KNIT_NO_DEFAULTS")]
     no_defaults: bool,
 
-    /// Seconds after a Node is gone until its addresses may go to another
+    /// Who enforces NetworkPolicies and their kin, as the agents are told. With `off`, authors of policies
+    /// are told that Knit does not enforce them
+    #[arg(long, env = "KNIT_POLICIES", value_name = "WHO", value_enum, default_value_t = Policies::On)]
+    policies: Policies,
+
+    /// Another CNI plugin is the network of Nodes: do not create the Network default, and taint no Node
+    #[arg(long, env = "KNIT_SECONDARY")]
+    secondary: bool,
+
+    /// Seconds after a Node is gone until its addresses may be assigned to another
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     node_gone_grace: u64,
 
-    /// Seconds that a leader which has gone silent is waited for
+    /// Seconds to wait for a leader that does not renew its Lease
     #[arg(long, value_name = "SECONDS", default_value_t = 15,
         value_parser = clap::value_parser!(u64).range(3..=300))]
     lease_duration: u64,
 
-    /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9470 or :9470; nowhere if left out
+    /// Show Networks to the scheduler as devices, for ResourceClaims: ResourceSlices and DeviceClasses
+    #[arg(long, env = "KNIT_DRA")]
+    dra: bool,
+
+    /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9470 or :9470 [default: not served]
     #[arg(long, env = "KNIT_METRICS_ADDR", value_name = "ADDRESS:PORT", value_parser = super::http::address)]
     metrics_addr: Option<SocketAddr>,
 
@@ -84,10 +99,13 @@ const POD_CIDR_WAIT: Duration = Duration::from_secs(20);
 
 pub fn run(args: Args) -> Result<ExitCode> {
     args.log.start()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    // Two threads: while one reads what arrives, the other renews the Lease. Plans have a thread of their
+    // own.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
         .enable_all()
         .build()
-        .context("the async runtime does not start")?;
+        .context("cannot start the async runtime")?;
     runtime.block_on(serve(args))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -117,8 +135,12 @@ async fn serve(args: Args) -> Result<()> {
     let controller = Controller::new(objects, config)?;
     if let Some(listener) = listener {
         let refused = Counter::default();
-        let answer = answers(controller.state(), refused.clone());
-        tokio::spawn(http::serve(listener, Arc::new(http::Guests::counting(refused)), answer));
+        let answer = knit_http::only_get(answers(controller.state(), refused.clone()));
+        let guests = Arc::new(Guests::new(Limits::PROBES, move || _ = refused.inc()));
+        tokio::spawn(async move {
+            let error = knit_http::serve(listener, guests, answer).await;
+            tracing::error!(%error, "health and numbers are no longer answered: restart the controller");
+        });
     }
     let shutdown = async move {
         stop.asked().await;
@@ -137,9 +159,12 @@ fn config(args: &Args) -> Config {
         lease_duration,
         renew_every: lease_duration / 5,
         make_defaults: !args.no_defaults,
+        serves_default: !args.secondary,
         default_subnets: args.default_subnets.iter().map(subnet).collect(),
         pod_cidr_wait: POD_CIDR_WAIT,
         node_gone_grace: Duration::from_secs(args.node_gone_grace),
+        show_devices: args.dra,
+        enforce_policies: args.policies == Policies::On,
         ..Config::new(identity)
     }
 }
@@ -150,7 +175,7 @@ fn own_name() -> String {
 }
 
 fn range(text: &str) -> Result<IpNet, String> {
-    text.parse().map_err(|_| format!("{text:?} is no address range: write one such as 10.244.0.0/16"))
+    text.parse().map_err(|_| format!("{text:?} is not a valid CIDR: write one such as 10.244.0.0/16"))
 }
 
 /// What the controller says of itself over HTTP.
@@ -161,7 +186,7 @@ fn answers(
     let mut registry = Registry::default();
     registry.register(
         "knit_controller_http_refused_connections",
-        "Connections to this port that were refused because there were too many of one client or of all",
+        "Connections to this port refused because of the limits per client or in total",
         refused,
     );
     registry.register_collector(Box::new(Numbers(state.clone())));
@@ -176,7 +201,7 @@ fn answers(
                 Err(error) => Answer::unavailable(format!("{error}\n")),
             }
         }
-        _ => Answer::not_found("there are /healthz, /readyz and /metrics\n"),
+        _ => Answer::not_found("not found; available: /healthz, /readyz and /metrics\n"),
     }
 }
 
@@ -199,7 +224,12 @@ impl Collector for Numbers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let state = self.0.borrow().clone();
         for (name, help, value) in [
-            ("knit_controller_leading", "1 if this controller acts, 0 if it stands by", state.leading),
+            (
+                "knit_controller_leading",
+                "1 if this controller is the leader, 0 if it is on \
+            standby",
+                state.leading,
+            ),
             ("knit_controller_in_touch", "1 if the API server answers", state.in_touch),
             ("knit_controller_settled", "1 if the last pass found nothing to do", state.settled),
         ]
@@ -207,14 +237,21 @@ impl Collector for Numbers {
         .into_iter()
         .chain([(
             "knit_controller_taints_held_back",
-            "Nodes without an agent that were not closed to new pods, because most seem to have none",
+            "Nodes without an agent that were not closed to new pods, because most nodes seem to have none",
             i64::try_from(state.held_back).unwrap_or(i64::MAX),
         )]) {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         for (name, help, value) in [
-            ("knit_controller_passes", "How often it has looked at the cluster", state.passes),
+            ("knit_controller_plan_seconds", "How long the last plan took", state.last_plan),
+            ("knit_controller_slowest_plan_seconds", "How long the slowest plan took", state.slowest_plan),
+        ] {
+            let gauge = ConstGauge::new(value.as_secs_f64());
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        for (name, help, value) in [
+            ("knit_controller_passes", "Number of passes over the cluster", state.passes),
             ("knit_controller_writes", "Writes that succeeded", state.written),
             ("knit_controller_failed_writes", "Writes that failed", state.failed),
         ] {

@@ -1,11 +1,9 @@
-//! Health and numbers over HTTP: where to listen, and the server that the agent has, too.
+//! Health and numbers over HTTP: where to listen.
 
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
-
-pub use knit_node::http::{Answer, Guests, serve};
 
 /// Reads where to listen: an address and a port, or only a port for all addresses.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
@@ -17,14 +15,14 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
         Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?))
     };
     whole.parse().ok().or_else(bare).ok_or_else(|| {
-        format!("{text:?} is no address to listen on: write one such as 127.0.0.1:9469 or :9469")
+        format!("{text:?} is not a valid address to listen on: write one such as 127.0.0.1:9469 or :9469")
     })
 }
 
 /// Opens the port.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| {
-        format!("the address {address} for health and metrics cannot be used: free it, or give another")
+        format!("cannot listen on {address} for health and metrics: free the address, or set another one")
     })
 }
 

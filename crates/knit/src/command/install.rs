@@ -14,9 +14,10 @@ use anyhow::{Context as _, Result, bail};
 use knit_output::{Note, note};
 use serde_json::json;
 
-/// Put the CNI shim and its configuration where the container runtime looks for them
+/// Install the CNI shim and its configuration where the container runtime looks for them
 ///
-/// The pod of the node agent does this in an init container. The node stays NotReady until the agent serves.
+/// The pod of the node agent does this in an init container. The node stays NotReady until the agent is
+/// serving.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # As the init container does it, with the host's folders mounted at the same paths
@@ -35,11 +36,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     shim: Option<PathBuf>,
 
-    /// The agent's run-time directory, where its socket is
+    /// The agent's runtime directory, where its socket is
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
-    /// Rename other CNI configurations, so that nothing takes them by accident; they are not used anyway
+    /// Rename other CNI configurations, so that nothing uses them by accident; they are not used anyway
     #[arg(long, env = "KNIT_SET_ASIDE")]
     set_aside: bool,
 }
@@ -55,7 +56,7 @@ pub struct Places {
     #[arg(long, env = "KNIT_CNI_CONF_DIR", value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub conf_dir: PathBuf,
 
-    /// The name of Knit's configuration: runtimes take the first one by name
+    /// File name of Knit's configuration: runtimes use the first one by name
     #[arg(long, env = "KNIT_CNI_CONF_NAME", value_name = "NAME", default_value = CONFIGURATION)]
     pub conf_name: String,
 }
@@ -81,7 +82,7 @@ impl Places {
     /// Other configurations, sorted by name.
     fn others(&self) -> Result<Vec<PathBuf>> {
         let entries = fs::read_dir(&self.conf_dir)
-            .with_context(|| format!("{} cannot be read", self.conf_dir.display()))?;
+            .with_context(|| format!("cannot read {}", self.conf_dir.display()))?;
         let is_configuration = |path: &Path| {
             matches!(path.extension().and_then(OsStr::to_str), Some("conflist" | "conf" | "json"))
         };
@@ -108,9 +109,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => std::env::current_exe().context("this program's own path")?.with_file_name(SHIM),
     };
     let program = fs::read(&shim)
-        .with_context(|| format!("the shim {} cannot be read: name it with --shim", shim.display()))?;
+        .with_context(|| format!("cannot read the shim {}: specify it with --shim", shim.display()))?;
     for folder in [&places.bin_dir, &places.conf_dir] {
-        fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     put(&places.shim(), &program, 0o755)?;
     put(&places.configuration(), configuration(&args.run_dir).as_bytes(), 0o600)?;
@@ -118,14 +119,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if args.set_aside {
             let mut aside = other.clone().into_os_string();
             aside.push(format!(".{ASIDE}"));
-            fs::rename(&other, &aside).with_context(|| format!("{} cannot be renamed", other.display()))?;
+            fs::rename(&other, &aside).with_context(|| format!("cannot rename {}", other.display()))?;
             note(Note::Info, format!("{} is set aside", other.display()));
         } else if other.file_name() < Some(OsStr::new(&places.conf_name)) {
             note(
                 Note::Warning,
                 format!(
-                    "{} comes before {}, and container runtimes take the first: remove it, or install with \
-                     --set-aside",
+                    "{} sorts before {}, and container runtimes use the first: remove it, or \
+                    install with --set-aside",
                     other.display(),
                     places.conf_name
                 ),
@@ -158,7 +159,7 @@ fn configuration(run_dir: &Path) -> String {
 fn put(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     let same_mode = |path: &Path| fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o7777 == mode);
     if fs::read(path).is_ok_and(|found| found == content) && same_mode(path) {
-        note(Note::Info, format!("{} is there already", path.display()));
+        note(Note::Info, format!("{} already exists", path.display()));
         return Ok(());
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -180,7 +181,7 @@ fn put(path: &Path, content: &[u8], mode: u32) -> Result<()> {
     };
     if let Err(error) = written() {
         let _ = fs::remove_file(&partial);
-        return Err(error).with_context(|| format!("{} cannot be written", path.display()));
+        return Err(error).with_context(|| format!("cannot write {}", path.display()));
     }
     note(Note::Info, format!("{} is installed", path.display()));
     Ok(())

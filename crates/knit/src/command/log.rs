@@ -24,6 +24,6 @@ impl LogArgs {
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let log = log.with_ansi(colours);
         let started = if self.log_json { log.json().try_init() } else { log.try_init() };
-        started.map_err(|error| anyhow::anyhow!("the log does not start: {error}"))
+        started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
     }
 }

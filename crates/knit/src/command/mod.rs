@@ -4,6 +4,7 @@ pub mod completions;
 pub mod conformance;
 pub mod controller;
 pub mod doctor;
+pub mod drops;
 pub mod explain;
 pub mod get;
 mod http;
@@ -31,6 +32,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Conformance(args) => conformance::run(args),
         Command::Controller(args) => controller::run(*args),
         Command::Doctor(args) => doctor::run(*args),
+        Command::Drops(args) => drops::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Get(args) => get::run(&args),
         Command::Install(args) => install::run(&args),

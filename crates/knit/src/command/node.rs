@@ -6,24 +6,26 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use knit_kernel::netns::NetNs;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
+use knit_node::front_door::dra::DraConfig;
+use knit_node::front_door::nri::{self, NriConfig, Served};
+use knit_node::policy::PolicyEnforcer;
 use knit_node::proxy::ServiceProxy;
-use knit_objects::{FolderOptions, Source};
+use knit_node::{CoreConfig, Peers};
+use knit_objects::{FolderOptions, Kinds, Source};
 use knit_proxy_nft::Limits;
 use knit_runtime::Runtime;
 
 use super::log::LogArgs;
 use super::stop::Stop;
 
-/// Run the node agent: it gives the pods of this node their networks
+/// Run the node agent: it sets up the networks of this node's pods
 ///
-/// It reads Networks and what belongs to them from the Kubernetes API or from a folder of files, serves the
-/// CNI shim through a socket, and keeps everything as it should be. Stopping it changes nothing for running
-/// pods.
+/// It reads Networks and related objects from the Kubernetes API or from a folder of files, serves the CNI
+/// shim through a socket, and repairs what others change. Stopping it changes nothing for running pods.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # On a node of a cluster, with the credentials of its pod
@@ -35,15 +37,15 @@ use super::stop::Stop;
   # Without Kubernetes, from files of Networks, AddressBlocks, Namespaces and Nodes
   knit node --node-name this --node-ip 192.0.2.10 --objects-from ./objects --run-dir /run/knit")]
 pub struct Args {
-    /// This node's name, as its Node object has it
+    /// This node's name, as in its Node object
     #[arg(long, env = "KNIT_NODE_NAME", value_name = "NAME")]
     node_name: String,
 
-    /// This node's address, one per family; what its Node object says if left out
+    /// This node's address, one per family [default: those of its Node object]
     #[arg(long, env = "KNIT_NODE_IP", value_name = "ADDRESS", value_delimiter = ',')]
     node_ip: Vec<IpAddr>,
 
-    /// Read objects from the files of this folder, in place of a cluster
+    /// Read objects from the files in this folder instead of a cluster
     #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig",
         "api_url"])]
     objects_from: Option<PathBuf>,
@@ -52,27 +54,33 @@ pub struct Args {
     #[arg(long, env = "KNIT_OBJECTS_TO", value_name = "FOLDER", requires = "objects_from")]
     objects_to: Option<PathBuf>,
 
-    /// The cluster of this kubeconfig; the usual one, or that of this pod, if left out
+    /// Use the cluster of this kubeconfig [default: the usual kubeconfig, or the cluster of this pod]
     #[arg(long, env = "KNIT_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// An API server that asks for no credentials, such as the lab's
+    /// URL of an API server that needs no credentials, such as the lab's
     #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
     api_url: Option<String>,
 
-    /// The directory for ledger and sockets, which a reboot empties
+    /// Where to learn of other nodes' addresses and blocks. Slices are experimental, and need a controller
+    /// that is not older than this agent
+    #[arg(long, env = "KNIT_PEERS_FROM", value_name = "WHAT", value_enum, conflicts_with = "objects_from",
+        default_value_t = PeersFrom::Objects)]
+    peers_from: PeersFrom,
+
+    /// Directory for ledger and sockets, which a reboot empties
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
-    /// The directory for what outlives a reboot
+    /// Directory for what persists across reboots
     #[arg(long, env = "KNIT_STATE_DIR", value_name = "DIR", default_value = "/var/lib/knit")]
     state_dir: PathBuf,
 
-    /// The socket for the CNI shim [default: cni.sock in the run-time directory]
+    /// The socket for the CNI shim [default: cni.sock in the runtime directory]
     #[arg(long, env = "KNIT_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9469 or :9469; nowhere if left out
+    /// Serve /healthz, /readyz and /metrics here, such as 127.0.0.1:9469 or :9469 [default: not served]
     #[arg(long, env = "KNIT_METRICS_ADDR", value_name = "ADDRESS:PORT", value_parser = super::http::address)]
     metrics_addr: Option<SocketAddr>,
 
@@ -86,34 +94,61 @@ pub struct Args {
     )]
     netns_dirs: Vec<PathBuf>,
 
-    /// Ask the container runtime at this socket which sandboxes there are; networks of those that it no
-    /// longer has are removed, those that it lists are kept
+    /// Ask the container runtime at this socket for its sandboxes; networks of those that it no longer has
+    /// are removed, those that it lists are kept
     #[arg(long, env = "KNIT_CRI_SOCKET", value_name = "PATH")]
     cri_socket: Option<PathBuf>,
 
-    /// Who serves Services
+    /// Serve ResourceClaims of Networks: register with kubelet as the driver knit.dev
+    #[arg(long, env = "KNIT_DRA")]
+    dra: bool,
+
+    /// Kubelet's directory, where its plugins are
+    #[arg(long, env = "KNIT_KUBELET_DIR", value_name = "DIR", default_value = "/var/lib/kubelet")]
+    kubelet_dir: PathBuf,
+
+    /// The uid of the agent's pod, by which sockets of two agents are told apart during an upgrade
+    #[arg(long, env = "KNIT_POD_UID", value_name = "UID")]
+    pod_uid: Option<String>,
+
+    /// Run beside another CNI plugin, which gives pods their main interface: attach further Networks through
+    /// the container runtime's NRI. The Network default and Services are not served then [default: Knit is
+    /// the node's CNI plugin]
+    #[arg(long, env = "KNIT_NRI", value_name = "WHAT", value_enum, num_args = 0..=1, require_equals = true,
+        default_missing_value = "all")]
+    nri: Option<Nri>,
+
+    /// The container runtime's NRI socket
+    #[arg(long, env = "KNIT_NRI_SOCKET", value_name = "PATH", default_value = nri::SOCKET)]
+    nri_socket: PathBuf,
+
+    /// What serves Services
     #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Auto)]
     services: Services,
 
-    /// Where /healthz of the service proxy is answered, which load balancers outside ask; as kube-proxy, and
-    /// only while the default Network's Services are served here
+    /// Where /healthz of the service proxy is served for external load balancers; like kube-proxy, and only
+    /// while the default Network's Services are served here
     #[arg(long, env = "KNIT_SERVICES_HEALTHZ_ADDR", value_name = "ADDRESS:PORT",
         default_value_t = knit_services::HEALTHZ)]
     services_healthz_addr: SocketAddr,
 
-    /// Where /metrics and /proxyMode of the service proxy are answered; as kube-proxy, and only while it
+    /// Where /metrics and /proxyMode of the service proxy are served; like kube-proxy, and only while it
     /// serves the default Network
     #[arg(long, env = "KNIT_SERVICES_METRICS_ADDR", value_name = "ADDRESS:PORT",
         default_value_t = knit_services::METRICS)]
     services_metrics_addr: SocketAddr,
 
-    /// The most connections, about, that the pods of one Network may have through this node at once; 0 for as
-    /// many as the kernel has room for. The default Network has no limit of its own
+    /// Who enforces NetworkPolicies and their kin. `off` also removes what was enforced before
+    #[arg(long, env = "KNIT_POLICIES", value_name = "WHO", value_enum, default_value_t = Policies::On)]
+    policies: Policies,
+
+    /// Approximate maximum number of connections that the pods of one Network may have through this node at
+    /// once; 0 for as many as the kernel has room for. The default Network has no such limit
     #[arg(long, env = "KNIT_NETWORK_CONNECTIONS", value_name = "NUMBER",
         default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
     network_connections: u32,
 
-    /// Seconds between two passes that compare everything with what it should be
+    /// Seconds between two passes that compare everything with the desired state
     #[arg(long, env = "KNIT_PASS_EVERY", value_name = "SECONDS", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     pass_every: u64,
@@ -126,11 +161,20 @@ pub struct Args {
     log: LogArgs,
 }
 
-/// Who serves Services on this node.
+/// Where an agent learns of other nodes.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum PeersFrom {
+    /// All Nodes and AddressBlocks
+    Objects,
+    /// NodeSlices and BlockSlices, which the controller writes
+    Slices,
+}
+
+/// What serves Services on this node.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Services {
-    /// Knit, in every Network's own router; where kube-proxy is on the node, the default Network's are left
-    /// to it
+    /// Knit, in every Network's own router; if kube-proxy is on the node, the default Network's are left to
+    /// it
     Auto,
     /// Knit, whatever else is on the node
     #[value(alias = "knit")]
@@ -140,17 +184,39 @@ enum Services {
     Off,
 }
 
+/// Who enforces policies on this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub(super) enum Policies {
+    /// Knit, in every Network whose spec does not leave it to others
+    #[value(alias = "knit")]
+    On,
+    /// Somebody else, or nobody
+    #[value(aliases = ["none", "others"])]
+    Off,
+}
+
+/// How pods ask for further Networks beside another CNI plugin.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Nri {
+    /// By annotations and by claims
+    All,
+    /// By claims only
+    Claims,
+}
+
 /// How long requests that run may take to end when the agent stops.
 const STOP: Duration = Duration::from_secs(20);
 
 pub fn run(args: Args) -> Result<ExitCode> {
     args.log.start()?;
+    // Most threads wait for the kernel most of the time.
+    knit_kernel::share_heaps(2);
     // The work is short and mostly the kernel's: two threads keep memory small.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("the async runtime does not start")?;
+        .context("cannot start the async runtime")?;
     runtime.block_on(serve(args))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -167,10 +233,13 @@ async fn serve(args: Args) -> Result<()> {
 }
 
 fn config(args: Args) -> Result<AgentConfig> {
-    let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let namespace = NetNs::current().context("cannot open this process's network namespace")?;
     let proxy = service_proxy(&args, &namespace)?;
+    let run_dir = std::path::absolute(&args.run_dir).context("cannot resolve the runtime directory")?;
+    let policies = enforcement(&args, &namespace, &run_dir)?;
     let source = if let Some(path) = args.objects_from {
-        Source::Folder(FolderOptions { output: args.objects_to, ..FolderOptions::new(path) })
+        let kinds = knit_enforcement::folder_kinds(Kinds::default());
+        Source::Folder(FolderOptions { output: args.objects_to, kinds, ..FolderOptions::new(path) })
     } else if let Some(url) = args.api_url {
         Source::Url(url)
     } else if let Some(path) = args.kubeconfig {
@@ -178,7 +247,7 @@ fn config(args: Args) -> Result<AgentConfig> {
     } else {
         Source::Infer
     };
-    let run_dir = std::path::absolute(&args.run_dir).context("the run-time directory cannot be named")?;
+    let dra = args.dra.then_some(DraConfig { kubelet_dir: args.kubelet_dir, instance: args.pod_uid });
     let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
     let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
     let connections = args.network_connections;
@@ -194,8 +263,19 @@ fn config(args: Args) -> Result<AgentConfig> {
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
+    core.peers = match args.peers_from {
+        PeersFrom::Objects => Peers::Objects,
+        PeersFrom::Slices => Peers::Slices,
+    };
     core.reconcile_every = Duration::from_secs(args.pass_every);
     core.cri_socket = args.cri_socket.as_deref().map(absolute_socket).transpose()?;
+    let nri = args.nri.map(|nri| NriConfig {
+        socket: args.nri_socket,
+        served: match nri {
+            Nri::All => Served::AnnotationsAndClaims,
+            Nri::Claims => Served::Claims,
+        },
+    });
     Ok(AgentConfig {
         core,
         socket,
@@ -205,7 +285,10 @@ fn config(args: Args) -> Result<AgentConfig> {
         lock_wait: Duration::from_secs(args.replace_wait),
         netns_dirs: args.netns_dirs,
         runtime: Box::new(make),
+        nri,
         proxy,
+        policies: Some(policies),
+        dra,
     })
 }
 
@@ -233,12 +316,17 @@ fn absolute_socket(path: &Path) -> Result<PathBuf> {
 
 fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn ServiceProxy>>> {
     let mode = match args.services {
+        // The Networks that Knit serves then are nobody's primary one: none has Services.
+        Services::Auto if args.nri.is_some() => return Ok(None),
+        Services::On if args.nri.is_some() => bail!(
+            "--services=on and --nri exclude each other: Services are those of pods' main interfaces, which \
+             another CNI plugin makes; leave one of them out"
+        ),
         Services::Auto => knit_services::Mode::Auto,
         Services::On => knit_services::Mode::On,
         Services::Off => return Ok(None),
     };
-    let namespace =
-        namespace.try_clone().context("this process's network namespace cannot be opened again")?;
+    let namespace = namespace.try_clone().context("cannot reopen this process's network namespace")?;
     let config = knit_services::Config {
         node: args.node_name.clone(),
         namespace,
@@ -248,6 +336,37 @@ fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn Servic
         backends: Arc::new(knit_proxy_nft::NftBackends),
     };
     Ok(Some(Arc::new(knit_services::Services::new(config))))
+}
+
+/// What the enforcement knows of the cluster names what it drops.
+struct Known(Arc<knit_enforcement::Enforcement>);
+
+impl knit_drops::Clusters for Known {
+    fn ask(&self, question: knit_drops::Question) {
+        self.0.ask(move |engine| question(engine.cluster()));
+    }
+}
+
+fn enforcement(args: &Args, namespace: &NetNs, run_dir: &Path) -> Result<Arc<dyn PolicyEnforcer>> {
+    let clone = || namespace.try_clone().context("cannot reopen this process's network namespace");
+    let mode = match args.policies {
+        Policies::On => knit_enforcement::Mode::On,
+        Policies::Off => knit_enforcement::Mode::Off,
+    };
+    let config = knit_enforcement::Config {
+        node: args.node_name.clone(),
+        namespace: clone()?,
+        mode,
+        backends: Arc::new(knit_enforcement::NftBackends),
+    };
+    let enforcement = Arc::new(knit_enforcement::Enforcement::new(config));
+    if mode == knit_enforcement::Mode::Off {
+        return Ok(enforcement);
+    }
+    let known = Arc::new(Known(Arc::clone(&enforcement)));
+    let drops = knit_drops::Drops::start(known).context("cannot start to read what policies drop")?;
+    let socket = run_dir.join(knit_drops::socket::NAME);
+    Ok(Arc::new(knit_drops::WithDrops::new(enforcement, drops, clone()?, socket)))
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use anyhow::{Context as _, Result};
 use knit_objects::{FolderOptions, Key, Kinds, Object, Objects, Selection, Source};
 
 /// How long an API server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+const LIST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Where objects are read from.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct From {
-    /// Read objects from the files of this folder, in place of a cluster
+    /// Read objects from the files in this folder instead of a cluster
     #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig",
         "api_url"])]
     pub objects_from: Option<PathBuf>,
@@ -22,11 +22,11 @@ pub struct From {
     #[arg(long, value_name = "FOLDER", requires = "objects_from")]
     pub objects_to: Option<PathBuf>,
 
-    /// The cluster of this kubeconfig; the one that kubectl would use if left out
+    /// Use the cluster of this kubeconfig [default: the one that kubectl uses]
     #[arg(long, env = "KNIT_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// An API server that asks for no credentials, such as the lab's
+    /// URL of an API server that needs no credentials, such as the lab's
     #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
     pub api_url: Option<String>,
 }
@@ -78,12 +78,12 @@ impl Listing {
         let selection = Selection { namespace: namespace.map(str::to_owned), ..Selection::default() };
         let mut found = BTreeMap::new();
         for source in std::iter::once(&self.objects).chain(&self.written) {
-            let listed = tokio::time::timeout(PATIENCE, source.list::<K>(&selection)).await;
+            let listed = tokio::time::timeout(LIST_TIMEOUT, source.list::<K>(&selection)).await;
             let listed = listed.with_context(|| {
                 format!(
-                    "{} did not answer within {} s: see that it is there",
+                    "{} did not answer within {} s: check that it is running",
                     source.origin(),
-                    PATIENCE.as_secs()
+                    LIST_TIMEOUT.as_secs()
                 )
             })??;
             found.extend(listed.into_iter().map(|object| (Key::of(&object).to_string(), object)));

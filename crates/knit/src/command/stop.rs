@@ -13,8 +13,8 @@ impl Stop {
     /// Within an async runtime.
     pub fn listen() -> Result<Self> {
         Ok(Self {
-            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be listened for")?,
-            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be listened for")?,
+            terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
         })
     }
 

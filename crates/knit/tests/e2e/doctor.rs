@@ -2,18 +2,42 @@
 
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Instant;
 
 use knit_kernel::link::{Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Family, Kernel, Nftables as _, Table, TableId, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::eventually;
 use knit_kernel::{Handle, Op, owner};
+use knit_nft::{Family, Nftables as _, Table, TableId, Transaction};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::support::{Cluster, Node, SOON, e2e, ip, name, shim};
+
+/// A record as JSON, whatever is in it.
+#[derive(Clone, Deserialize, Serialize)]
+#[serde(transparent)]
+struct Raw(Value);
+
+impl knit_ledger::Record for Raw {
+    fn key(&self) -> &str {
+        self.0["sandbox"].as_str().unwrap_or_default()
+    }
+}
+
+/// Writes something into the record of a pod that no agent understands; says which sandbox it is.
+fn spoil_a_record(path: &Path, pod: &str) -> String {
+    let mut ledger = knit_ledger::Ledger::<Raw>::open(path).expect("nobody has it").ledger;
+    let of_pod = |record: &&Raw| record.0["pod"]["name"].as_str().is_some_and(|name| name.contains(pod));
+    let mut record = ledger.records().find(of_pod).expect("a record of that pod").clone();
+    record.0["attachments"][0]["state"] = json!("melted");
+    ledger.put(record.clone()).expect("written");
+    knit_ledger::Record::key(&record).to_owned()
+}
 
 /// All findings, and the exit code.
 pub fn doctor(node: &Node) -> (Vec<Value>, i32) {
@@ -146,13 +170,18 @@ fn defects_of_agent_and_files() {
         finds(node, "CNI plugin", "warning", "knit-cni");
 
         node.kill();
-        finds(node, "agent", "wrong", "nobody listens");
+        finds(node, "agent", "wrong", "nothing is listening");
         assert!(node.cni("DEL", &one, "").ok, "noted");
         finds(node, "noted DELs", "warning", "1 DELs");
         // The namespace is gone, and nobody was told.
         let ledger = node.run.join("ledger");
         one.remove();
         finds(node, "ledger", "warning", "one");
+        let unreadable = spoil_a_record(&ledger, "two");
+        finds(node, "ledger", "wrong", "cannot be read");
+        // What its record does not say may be its own.
+        let said = trouble(&doctor(node).0, "attachments");
+        assert!(!said.contains(&unreadable), "{said}");
         let mut file = std::fs::File::options().write(true).open(&ledger).expect("the ledger");
         file.seek(SeekFrom::Start(40)).expect("longer");
         file.write_all(b"####").expect("damaged");
@@ -162,7 +191,7 @@ fn defects_of_agent_and_files() {
         for check in ["attachments", "routes"] {
             let said = trouble(&findings, check);
             assert!(said.contains("not known while the ledger is damaged"), "{check}: {said}");
-            assert!(!said.contains("nobody") && !said.contains("does not have"), "{check}: {said}");
+            assert!(!said.contains("without a record") && !said.contains("does not have"), "{check}: {said}");
         }
         std::fs::remove_dir_all(&node.run).unwrap_or_else(|e| println!("{e}"));
     });

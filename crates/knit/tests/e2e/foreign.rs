@@ -87,7 +87,7 @@ fn doctor_called_a_foreign_attachment_lost_and_a_dead_runtime_nothing() {
         finds(node, "attachments", "wrong", "net1 of sandbox web (runtime example.com/bridge)");
 
         drop(served);
-        finds(node, "runtimes", "wrong", "nobody answers");
+        finds(node, "runtimes", "wrong", "no answer");
         finds(node, "runtimes", "wrong", "pods here are attached by network runtime example.com/bridge");
         // One that hangs: it takes calls, and answers none.
         std::fs::remove_file(&socket).expect("removed");

@@ -29,7 +29,7 @@ fn the_demo_shows_every_step_and_its_map() {
     let steps: Vec<&str> = steps.map(|(name, _)| name).collect();
     assert_eq!(steps, STEPS, "{said}");
     assert!(said.contains(", 0 lost"), "{said}");
-    assert!(said.contains("All of it is gone again"), "{said}");
+    assert!(said.contains("Everything is removed again"), "{said}");
     let picture = std::fs::read_to_string(&map).expect("the map");
     for what in ["<svg", "node-1", "node-2", "10.77.0."] {
         assert!(picture.contains(what), "the map has no {what}");

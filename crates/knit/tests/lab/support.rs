@@ -1,6 +1,6 @@
 //! A lab for a test, and what tests ask of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,22 @@ pub const TENANTS: &str = include_str!("../../src/command/lab/demo.yaml");
 /// A running lab; it ends with the value.
 pub struct Lab {
     pub dir: tempfile::TempDir,
+    /// What the lab, its agents and all commands are.
+    program: PathBuf,
 }
 
 impl Lab {
     /// A lab with these manifests, or nothing where this machine allows none.
     pub fn up(manifests: &str, more: &[&str]) -> Option<Self> {
+        Self::up_as(Path::new(env!("CARGO_BIN_EXE_knit")), manifests, more)
+    }
+
+    /// The same with another program than the one that was just built.
+    pub fn up_as(program: &Path, manifests: &str, more: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("manifests.yaml");
         std::fs::write(&file, manifests).expect("a file");
-        let lab = Self { dir };
+        let lab = Self { dir, program: program.to_owned() };
         let mut arguments = vec!["lab", "up"];
         arguments.extend(more);
         let file = file.display().to_string();
@@ -45,7 +52,7 @@ impl Lab {
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_knit"));
+        let mut command = Command::new(&self.program);
         command
             .args(arguments)
             .env("XDG_RUNTIME_DIR", self.dir.path())
@@ -196,7 +203,7 @@ impl Stream {
 }
 
 /// The processes of the lab whose directory is below this one.
-pub fn processes_of(dir: &std::path::Path) -> Vec<u32> {
+pub fn processes_of(dir: &Path) -> Vec<u32> {
     let needle = dir.display().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {

@@ -109,14 +109,13 @@ impl Lab {
     /// Starts one, and waits until it is up.
     fn up(knit: &Path, nodes: u16, manifests: Option<&str>) -> Result<(Self, Up)> {
         let dir = std::env::temp_dir().join(format!("knit-bench-{}-{nodes}", std::process::id()));
-        std::fs::create_dir_all(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let mut command = Command::new(knit);
         command.args(["lab", "up", "--foreground", "--nodes", &nodes.to_string()]);
         match manifests {
             Some(text) => {
                 let file = dir.join("manifests.yaml");
-                std::fs::write(&file, text)
-                    .with_context(|| format!("{} cannot be written", file.display()))?;
+                std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
                 command.arg(file);
             }
             None => drop(command.arg("--empty")),
@@ -127,7 +126,7 @@ impl Lab {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let started = Instant::now();
-        let mut child = command.spawn().context("the lab cannot be started")?;
+        let mut child = command.spawn().context("cannot start the lab")?;
         let output = child.stdout.take().context("the lab has no output")?;
         let lab = Self { child, knit: knit.to_owned(), dir, ended: false };
         let up = lab.wait(started, output)?;
@@ -137,7 +136,7 @@ impl Lab {
     fn wait(&self, started: Instant, output: ChildStdout) -> Result<Up> {
         let mut nodes = None;
         for line in BufReader::new(output).lines() {
-            let line = line.context("the lab's output cannot be read")?;
+            let line = line.context("cannot read the lab's output")?;
             if line.ends_with("nodes are up") {
                 nodes = Some((started.elapsed(), self.cpu()?));
             } else if line.starts_with("warning:") {
@@ -170,7 +169,7 @@ impl Lab {
     fn api(&self) -> Result<String> {
         let path = self.dir.join("knit-lab/lab/kubeconfig");
         let text =
-            std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let url = text.lines().find_map(|line| line.trim().strip_prefix("server: http://"));
         Ok(url.with_context(|| format!("{} names no server", path.display()))?.to_owned())
     }
@@ -179,10 +178,9 @@ impl Lab {
         let mut command = Command::new(&self.knit);
         command.args(["lab", "down"]).env("XDG_RUNTIME_DIR", &self.dir).env_remove("KNIT_LAB");
         ensure!(command.status().context("knit cannot be run")?.success(), "the lab was not ended");
-        self.child.wait().context("the lab cannot be waited for")?;
+        self.child.wait().context("cannot wait for the lab")?;
         self.ended = true;
-        std::fs::remove_dir_all(&self.dir)
-            .with_context(|| format!("{} cannot be removed", self.dir.display()))
+        std::fs::remove_dir_all(&self.dir).with_context(|| format!("cannot remove {}", self.dir.display()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A real API server, without a cluster around it, that has ten thousand services from its first moment on.
 //!
-//! Objects are written to etcd, where the API server finds them and sees them change: what is measured is what a proxy
-//! does, and writing them through the API would take minutes.
+//! Objects are written to etcd, where the API server finds them and sees them change: what is measured is
+//! what a proxy does, and writing them through the API would take minutes.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ use super::objects::{self, cluster_ip};
 const ETCD: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2379);
 /// etcd takes no more than 128 operations at once.
 const AT_ONCE: usize = 100;
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(50);
 const KUBECONFIG: &str = "apiVersion: v1
 kind: Config
@@ -121,7 +121,7 @@ impl Cluster {
     }
 
     fn wait(&mut self, what: &str, mut ready: impl FnMut(&NetNs) -> bool) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + START_TIMEOUT;
         let (netns, daemon) = (&self.netns, self.daemons.last_mut().context("nothing runs")?);
         while !ready(netns) {
             ensure!(daemon.runs(), "{what} has ended: {}", daemon.log());
@@ -141,13 +141,17 @@ impl Cluster {
 
     /// Writes objects where the API server keeps them.
     pub fn put(&self, objects: &[(String, Value)]) -> Result<()> {
-        let put = |(key, value): &(String, Value)| json!({"requestPut": {"key": BASE64.encode(key), "value": BASE64.encode(value.to_string())}});
+        let put = |(key, value): &(String, Value)| {
+            let value = BASE64.encode(value.to_string());
+            json!({"requestPut": {"key": BASE64.encode(key), "value": value}})
+        };
         let body = json!({"success": objects.iter().map(put).collect::<Vec<_>>()}).to_string();
         let mut stream = self.netns.run(|| TcpStream::connect(ETCD))?.context("etcd does not answer")?;
         let length = body.len();
         write!(
             stream,
-            "POST /v3/kv/txn HTTP/1.1\r\nhost: etcd\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST /v3/kv/txn HTTP/1.1\r\nhost: etcd\r\nconnection: close\r\n\
+             content-length: {length}\r\n\r\n{body}"
         )?;
         let mut reply = String::new();
         stream.read_to_string(&mut reply)?;

@@ -29,7 +29,7 @@ const NODE: &str = "node-1";
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 9);
 const ENDPOINTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 1, 0, 1), Ipv4Addr::new(10, 1, 0, 2)];
 const CHANGES: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(300);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// Both hold back what comes sooner than this after the last change; an odd change is measured here, not a
 /// burst.
 const PACE: Duration = Duration::from_millis(1200);
@@ -175,7 +175,7 @@ fn measure(cluster: &mut Cluster, program: &Path, args: &[&str]) -> Result<Neede
 
 /// Until a connection to the service that tells comes to this endpoint.
 fn wait_for(cluster: &mut Cluster, daemon: &mut Daemon, endpoint: Ipv4Addr, pause: Duration) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + SYNC_TIMEOUT;
     let service = SocketAddr::new(IpAddr::V4(cluster_ip(SERVICES)), 80);
     let netns = cluster.netns.try_clone()?;
     netns.run(|| {
@@ -199,7 +199,7 @@ fn answer(service: SocketAddr) -> Option<Ipv4Addr> {
 
 /// Until it has nothing to do, and would take the next change at once.
 fn settle(daemon: &mut Daemon) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + SYNC_TIMEOUT;
     loop {
         let before = cpu(daemon)?;
         rest(PACE);

@@ -9,7 +9,7 @@
 mod cluster;
 mod kube_proxy;
 mod latency;
-mod objects;
+pub mod objects;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -52,22 +52,28 @@ pub fn run() -> Result<Vec<Row>> {
 }
 
 /// A proxy: what is between objects and the kernel.
-struct Proxy {
+pub struct Proxy {
     convert: Kubernetes,
     view: View,
     backend: NftBackend,
 }
 
 impl Proxy {
-    fn new(netns: &NetNs) -> Result<Self> {
+    pub fn new(netns: &NetNs) -> Result<Self> {
+        Self::with_addresses(netns, &[])
+    }
+
+    /// On a node with these addresses.
+    pub fn with_addresses(netns: &NetNs, addresses: &[IpAddr]) -> Result<Self> {
+        let node = NodeInfo { addresses: addresses.to_vec(), ..NodeInfo::new("node-1") };
         Ok(Self {
             convert: Kubernetes::new(),
-            view: View::new(ViewConfig::default(), NodeInfo::new("node-1")),
+            view: View::new(ViewConfig::default(), node),
             backend: NftBackend::new_in(netns, Config::default())?,
         })
     }
 
-    fn service(&mut self, object: &Service) -> Result<()> {
+    pub fn service(&mut self, object: &Service) -> Result<()> {
         match self.convert.service(object).event {
             Event::SetService(service) => self.view.set_service(*service),
             other => bail!("a Service became {other:?}"),
@@ -75,7 +81,7 @@ impl Proxy {
         Ok(())
     }
 
-    fn slice(&mut self, object: &EndpointSlice) -> Result<()> {
+    pub fn slice(&mut self, object: &EndpointSlice) -> Result<()> {
         match self.convert.slice(object).event {
             Event::SetGroup(group) => self.view.set_group(*group),
             other => bail!("an EndpointSlice became {other:?}"),
@@ -83,7 +89,7 @@ impl Proxy {
         Ok(())
     }
 
-    fn sync(&mut self) -> Result<()> {
+    pub fn sync(&mut self) -> Result<()> {
         drop(self.view.take_changes());
         let outcome = self.backend.sync(self.view.current());
         ensure!(outcome == Outcome::Done, "the backend says {outcome:?}");
@@ -98,7 +104,7 @@ impl Proxy {
     }
 }
 
-fn decode<T: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Result<T> {
+pub fn decode<T: serde::de::DeserializeOwned>(value: &serde_json::Value) -> Result<T> {
     Ok(serde_json::from_str(&value.to_string())?)
 }
 

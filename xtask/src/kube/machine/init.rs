@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use knit_kernel::NetNs;
 use knit_kernel::sandbox::loopback_up;
+use knit_types::sync::Locked;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, kill_process, wait, waitid};
 
 use super::control::{Control, Daemon, Reply, Request, Status, Stop};
@@ -21,7 +22,7 @@ use crate::kube::cgroups;
 use crate::kube::paths::State;
 
 /// How long a daemon may take to end before it is killed.
-const PATIENCE: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What runs, or ran.
 #[derive(Debug)]
@@ -77,7 +78,7 @@ pub fn run(state: &State, name: &str, kind: Kind) -> Result<()> {
 
 impl Init {
     fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.locked()
     }
 
     fn serve(&self, mut stream: &UnixStream) {
@@ -147,8 +148,10 @@ impl Init {
         kill_process(process, signal).with_context(|| format!("cannot stop {name}"))?;
         let runs =
             |entries: &mut Vec<Entry>| entries.iter().any(|e| e.process == process && e.ended.is_none());
-        let (entries, late) =
-            self.changed.wait_timeout_while(entries, PATIENCE, runs).unwrap_or_else(PoisonError::into_inner);
+        let (entries, late) = self
+            .changed
+            .wait_timeout_while(entries, STOP_TIMEOUT, runs)
+            .unwrap_or_else(PoisonError::into_inner);
         if late.timed_out() {
             kill_process(process, Signal::KILL).with_context(|| format!("cannot kill {name}"))?;
             drop(self.changed.wait_while(entries, runs));

@@ -85,7 +85,7 @@ pub fn keep(args: &Args) -> Result<()> {
         // A process of its own, and before there is a new pid namespace: it stays outside, and needs threads.
         again("machine-relay", &state, args).spawn().context("cannot start the relay")?;
     }
-    leave_machine().context("cannot make namespaces")?;
+    leave_machine().context("cannot create namespaces")?;
     let mut init = again("machine-init", &state, args).spawn().context("cannot start the init")?;
     let status = init.wait()?;
     drop(lock);

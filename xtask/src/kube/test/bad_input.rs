@@ -22,8 +22,8 @@ fn annotations() -> Vec<(&'static str, &'static str, String, &'static str)> {
         ("missing", networks, "later".into(), "Network later does not exist"),
         ("denied", networks, "closed".into(), "may not use Network closed"),
         ("denied-primary", "knit.dev/primary", "closed".into(), "may not use Network closed"),
-        ("path", networks, "../../etc/passwd".into(), "Networks have no namespace"),
-        ("path-primary", "knit.dev/primary", "..".into(), "cannot be a Network's name"),
+        ("path", networks, "../../etc/passwd".into(), "Networks are not namespaced"),
+        ("path-primary", "knit.dev/primary", "..".into(), "is not a valid Network name"),
         ("huge", networks, "a".repeat(200_000), "200000 bytes long"),
         ("many", networks, vec!["later"; 40].join(","), "it names 40 Networks"),
         ("control", networks, "later\u{1}\u{1b}[31m".into(), "control characters"),
@@ -46,7 +46,7 @@ fn networks() -> Vec<(&'static str, Value, &'static str, &'static str)> {
             "over-services",
             json!({ "subnets": subnet("10.96.128.0/20") }),
             "SubnetOverlap",
-            "Services have their addresses",
+            "overlaps the service range",
         ),
         ("over-nodes", json!({ "subnets": subnet("10.250.0.0/16") }), "SubnetOverlap", "the address of node"),
         ("over-pods", json!({ "subnets": subnet("10.244.0.0/16") }), "SubnetOverlap", "the podCIDR of node"),
@@ -54,20 +54,20 @@ fn networks() -> Vec<(&'static str, Value, &'static str, &'static str)> {
             "no-class",
             json!({ "subnets": subnet("10.91.0.0/16"), "class": "nobody" }),
             "ClassNotFound",
-            "no NetworkClass nobody",
+            "NetworkClass nobody does not exist",
         ),
         (
             "second-primary",
             json!({ "subnets": subnet("10.92.0.0/16"), "primaryFor": { "matchLabels": { "team": "bad" } } }),
             "PrimaryConflict",
-            "namespace bad-primary has Network first-primary",
+            "namespace bad-primary already has Network first-primary",
         ),
     ]
 }
 
 /// NetworkAttachments that cannot be: name, pod, Network, reason and words of the condition.
 const ATTACHMENTS: [(&str, &str, &str, &str, &str); 4] = [
-    ("no-pod", "nobody", "open", "PodNotFound", "no node runs a pod nobody"),
+    ("no-pod", "nobody", "open", "PodNotFound", "no node runs pod nobody"),
     ("not-allowed", "good", "closed", "NotAllowed", "may not use Network closed"),
     ("no-network", "good", "nowhere", "NetworkNotFound", "Network nowhere does not exist"),
     ("not-accepted", "good", "over-nodes", "AttachFailed", "is not accepted"),

@@ -19,23 +19,43 @@ struct Selection {
     skip: &'static str,
     /// How many these are: an expression that matches fewer after an update must not look like success.
     specs: usize,
+    /// A Network that is the primary one of every namespace that the specs make.
+    network: Option<&'static str>,
 }
 
-const SELECTIONS: [Selection; 2] = [
+/// What namespaces of specs have in common is a label of the framework.
+const PRIMARY: &str = "
+{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: specs}, spec: {topology: Layer3,
+ subnets: [{cidr: 10.97.0.0/16}], allowedNamespaces: {from: All},
+ primaryFor: {matchExpressions: [{key: e2e-run, operator: Exists}]}}}
+";
+
+/// All but those that need SCTP in the kernel. They are about NetworkPolicy, and none is Conformance.
+const NETPOL: Selection =
+    Selection { name: "netpol", focus: "Netpol", skip: "SCTPConnectivity", specs: 48, network: None };
+
+const SELECTIONS: [Selection; 4] = [
     Selection {
         name: "conformance",
         focus: r"\[sig-network\].*\[Conformance\]",
         skip: r"\[Serial\]",
         specs: 47,
+        network: None,
     },
     // What needs no feature gate, no cloud and no kernel that is built otherwise: docs/upstream-tests.md has
     // the others.
     Selection {
         name: "sig-network",
         focus: r"\[sig-network\]",
-        skip: r"\[Conformance\]|\[Serial\]|\[Slow\]|\[Disruptive\]|\[Feature:|\[FeatureGate:|\[Flaky\]|LoadBalancer|SCTP|IPv6DualStack|dual-stack",
+        skip: concat!(
+            r"\[Conformance\]|\[Serial\]|\[Slow\]|\[Disruptive\]|\[Feature:|\[FeatureGate:|\[Flaky\]|",
+            r"LoadBalancer|SCTP|IPv6DualStack|dual-stack"
+        ),
         specs: 74,
+        network: None,
     },
+    NETPOL,
+    Selection { name: "netpol-primary", network: Some(PRIMARY), ..NETPOL },
 ];
 
 #[derive(Debug, clap::Args)]
@@ -123,6 +143,10 @@ pub fn run(name: &str, args: &Upstream, how: How) -> Result<()> {
     for image in &images {
         bed.load_image(image)?;
     }
+    if let Some(network) = selection.network {
+        bed.apply(network)?;
+        bed.kubectl(&["wait", "--for=condition=Accepted", "network/specs", "--timeout=30s"])?;
+    }
     let outcome = run_ginkgo(&bed, selection, args, how.again);
     if outcome.is_err() {
         eprintln!("logs are kept in {}", bed.keep_logs(name)?.display());
@@ -145,7 +169,7 @@ fn make_bed(args: &Upstream) -> Result<Bed> {
 fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream, again: bool) -> Result<()> {
     let state = bed.state();
     let folder = bed.cache().path().join("e2e").join(selection.name);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let report = folder.join("report.json");
     let mut command = Command::new(state.program("ginkgo"));
     command

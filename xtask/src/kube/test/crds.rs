@@ -52,7 +52,7 @@ const BAD: &[(&str, &str)] = &[
     (
         "{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: bad}, spec: {topology: Layer3, \
          subnets: [{cidr: 10.77.0.5/16}]}}",
-        "the address has bits set behind the prefix",
+        "the CIDR has host bits set",
     ),
     (
         "{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: bad}, spec: {topology: Layer3, \
@@ -62,7 +62,7 @@ const BAD: &[(&str, &str)] = &[
     (
         "{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: bad}, spec: {topology: Layer3, \
          subnets: [{cidr: 10.1.0.0/16}, {cidr: 10.2.0.0/16}]}}",
-        "one IPv4 subnet at most",
+        "at most one IPv4 subnet",
     ),
     (
         "{apiVersion: knit.dev/v1alpha1, kind: Network, metadata: {name: bad}, spec: {topology: Layer3, \
@@ -77,7 +77,7 @@ const BAD: &[(&str, &str)] = &[
     (
         "{apiVersion: knit.dev/v1alpha1, kind: NetworkAttachment, metadata: {name: bad, namespace: default}, \
          spec: {pod: web, network: blue, interface: eth0}}",
-        "lo and eth0 are taken in every pod",
+        "lo and eth0 are already used in every pod",
     ),
     // What is there may not become something else.
     (
@@ -88,7 +88,7 @@ const BAD: &[(&str, &str)] = &[
     (
         "{apiVersion: knit.dev/v1alpha1, kind: AddressBlock, metadata: {name: blue-n1}, \
          spec: {network: blue, node: n2, ipv4: 10.77.0.16/28}}",
-        "a block cannot change hands",
+        "an AddressBlock cannot be changed",
     ),
 ];
 

@@ -1,7 +1,9 @@
 //! A cluster with IPv4 and IPv6: pods have an address of each, and Services answer on both.
 
-use anyhow::{Context as _, Result, ensure};
 use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use knit_types::{ByFamily as _, Family};
 
 use super::support::{self, Overlay, field, node_reaches, reaches};
 use crate::kube::bed::Bed;
@@ -44,8 +46,7 @@ spec:
 fn both(bed: &Bed, namespace: &str, object: &str, path: &str) -> Result<[IpAddr; 2]> {
     let text = field(bed, namespace, object, path)?;
     let all: Vec<IpAddr> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let of = |v4: bool| all.iter().copied().find(|address| address.is_ipv4() == v4);
-    let found = || Some([of(true)?, of(false)?]);
+    let found = || Some([*all.first_of(Family::V4)?, *all.first_of(Family::V6)?]);
     found().with_context(|| format!("{object} has {text:?}, and not an address of each family"))
 }
 

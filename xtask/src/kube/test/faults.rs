@@ -27,7 +27,7 @@ const STATIC_PORT: u16 = 8099;
 
 /// Kills the agent of a node as the kernel's out-of-memory killer would, and waits until the next one is
 /// ready.
-fn kill_agent(bed: &Bed, node: &str) -> Result<()> {
+pub fn kill_agent(bed: &Bed, node: &str) -> Result<()> {
     let agent = pods::agent(bed, node)?;
     let is_knit = |process: &u32| {
         std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim() == "knit")

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use knit_kernel::NetNs;
-use knit_kernel::nft::{Kernel, Nftables as _, Transaction};
+use knit_kernel::nft::Kernel;
+use knit_nft::{Nftables as _, Transaction};
 
 use super::support::{self, Overlay, field};
 use super::talk::{self, none_lost};
@@ -141,7 +142,12 @@ pub fn flushed(bed: &Bed) -> Result<()> {
     for entry in std::fs::read_dir(&routers).into_iter().flatten() {
         flush(&NetNs::open(entry?.path())?)?;
     }
-    // Services and Networks are back by themselves, and nobody gets in meanwhile.
+    // Networks are kept apart again as soon as the agent has heard of it (docs/agent.md says that it is not
+    // sooner), and nobody gets in from then on; Services are back by themselves, too.
+    until("Networks are kept apart again on n1", LIMIT, || {
+        Ok(talk::http(&talkers.client, inside, "/hostname")?.is_none().then_some(()))
+    })
+    .map_err(|error| error.context(support::logs(bed)))?;
     until("Services answer again on n1", LIMIT, || {
         let crossed = talk::http(&talkers.client, inside, "/hostname")?;
         ensure!(crossed.is_none(), "a pod of the default Network reached the tenant's: {crossed:?}");

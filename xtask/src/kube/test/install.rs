@@ -2,7 +2,8 @@
 //! for, the agent replaced under traffic, and everything taken away again.
 
 use anyhow::{Context as _, Result, ensure};
-use knit_kernel::nft::{Kernel, Nftables as _};
+use knit_kernel::nft::Kernel;
+use knit_nft::Nftables as _;
 
 use super::support::{self, Overlay, field, node_reaches, reaches};
 use super::talkers::Talkers;

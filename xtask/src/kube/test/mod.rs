@@ -7,6 +7,8 @@
 mod addresses;
 mod bad_input;
 mod bed;
+mod claims;
+mod cnp;
 mod conformance;
 mod crds;
 mod dual_stack;
@@ -16,6 +18,7 @@ mod install;
 mod kinds;
 mod plain_cni;
 mod pods;
+mod policies;
 mod primary;
 mod proofs;
 mod stolen_token;
@@ -141,6 +144,13 @@ const TESTS: &[Test] = &[
         run: stolen_token::one_nodes,
     },
     Test {
+        name: "claims_are_scheduled_prepared_and_attached",
+        bed: Options { nodes: 1, ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core],
+        run: claims::served,
+    },
+    Test {
         name: "attachments_are_published_plugged_in_and_talk",
         bed: Options { dns: true, ..Options::BARE },
         own_bed: false,
@@ -174,6 +184,13 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core],
         run: hold::pinned,
+    },
+    Test {
+        name: "policies_are_in_force_before_the_first_instruction_and_told",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core],
+        run: policies::smoke,
     },
     Test {
         name: "nodes_are_not_ready_before_the_agent_serves",
@@ -235,12 +252,14 @@ const TESTS: &[Test] = &[
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Tests to run: all whose names contain one of these words; all, without. `conformance` and
-    /// `sig-network` are selections of the upstream tests, and run only when they are named, alone
+    /// Tests to run: all whose names contain one of these words; all, without. `conformance`, `sig-network`,
+    /// `netpol` and `netpol-primary` are selections of the upstream tests, `cnp` and `cnp-primary` the
+    /// conformance suite of ClusterNetworkPolicy; these run only when they are named, alone
     names: Vec<String>,
     /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz
-    /// targets for five minutes each, and the tests on another kernel (`cargo xtask kernel-test`). Knit's
-    /// image is the static one that is shipped (`cargo xtask image --release`), which takes a while to build
+    /// targets for five minutes each, the tests on another kernel (`cargo xtask kernel-test`), and agents of
+    /// an earlier commit replaced under traffic (`cargo xtask upgrade-test`). Knit's image is the static one
+    /// that is shipped (`cargo xtask image --release`), which takes a while to build
     #[arg(long, conflicts_with_all = ["names", "list", "here", "keep", "if_possible"])]
     all: bool,
     /// Print their names only
@@ -298,6 +317,12 @@ pub fn run(args: &Args) -> Result<()> {
         }
         let how = conformance::How { here: args.here, keep: args.keep, again: args.again };
         return conformance::run(name, &args.upstream, how);
+    }
+    if let [name] = args.names.as_slice()
+        && let Some(place) = cnp::Place::named(name)
+    {
+        let how = conformance::How { here: args.here, keep: args.keep, again: false };
+        return cnp::run(place, how);
     }
     run_selected(args)
 }
@@ -376,19 +401,25 @@ fn run_selected(args: &Args) -> Result<()> {
 /// Every tier, whatever became of the one before it.
 fn run_all(args: &Args) -> Result<()> {
     let cache = Cache::find()?;
-    build::build(&cache, &[Group::Core, Group::Peers, Group::E2e])?;
+    build::build(&cache, &[Group::Core, Group::Peers, Group::E2e, Group::Cnp])?;
     // A release is tested as it is shipped; `.ci/run` tests the build that `cargo test` has made already.
     knit::use_release_image()?;
     let upstream = |name| {
         let how = conformance::How { here: false, keep: false, again: args.again };
         conformance::run(name, &args.upstream, how)
     };
-    let tiers: [(&str, &dyn Fn() -> Result<()>); 5] = [
+    let policies = |place| cnp::run(place, conformance::How { here: false, keep: false, again: false });
+    let tiers: [(&str, &dyn Fn() -> Result<()>); 10] = [
         ("end-to-end tests", &|| run_selected(args)),
         ("conformance", &|| upstream("conformance")),
         ("sig-network", &|| upstream("sig-network")),
+        ("netpol", &|| upstream("netpol")),
+        ("netpol-primary", &|| upstream("netpol-primary")),
+        ("cnp", &|| policies(cnp::Place::Default)),
+        ("cnp-primary", &|| policies(cnp::Place::Primary)),
         ("fuzz", &|| crate::fuzz::run(&crate::fuzz::Args::all_for(300))),
         ("kernel-test", &|| crate::kernel_test::run(&crate::kernel_test::Args::default())),
+        ("upgrade-test", &|| crate::upgrade_test::run(&crate::upgrade_test::Args::default())),
     ];
     let mut failed = Vec::new();
     for (name, tier) in tiers {

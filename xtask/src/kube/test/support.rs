@@ -18,6 +18,8 @@ const LIMIT: &str = "--timeout=120s";
 pub enum Overlay {
     /// Pods and Services.
     Full,
+    /// Pods and Services, and claims of Networks.
+    Claims,
     /// Pods only.
     Cni,
     /// Services only.
@@ -28,6 +30,7 @@ impl Overlay {
     pub fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
+            Self::Claims => "claims",
             Self::Cni => "cni",
             Self::Proxy => "proxy",
         }
@@ -36,7 +39,7 @@ impl Overlay {
     /// What runs.
     fn workloads(self) -> &'static [&'static str] {
         match self {
-            Self::Full | Self::Cni => &["daemonset/knit-node", "deployment/knit-controller"],
+            Self::Full | Self::Claims | Self::Cni => &["daemonset/knit-node", "deployment/knit-controller"],
             Self::Proxy => &["daemonset/knit-proxy"],
         }
     }

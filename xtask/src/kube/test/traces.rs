@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
-use knit_kernel::nft::{Data, ElementValue, Kernel, Nftables as _};
+use knit_kernel::nft::Kernel;
 use knit_kernel::{Handle, NetNs, owner};
+use knit_nft::{Data, ElementValue, Nftables as _};
 
 use crate::kube::bed::Bed;
 use crate::kube::wait::until;

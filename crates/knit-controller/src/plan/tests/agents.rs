@@ -59,9 +59,9 @@ fn an_attachment_that_is_deleted_is_let_go_when_its_agent_stays_away() {
         ..AttachmentView::default()
     };
     let all = [view("leaving", "n1", true), view("stays", "n1", false), view("others", "n2", true)];
-    world.cluster.attachments = all.map(Arc::new).into();
+    world.attach_only(all);
     let names = |world: &World| -> Vec<String> {
-        world.cluster.attachments.iter().map(|attachment| attachment.name.clone()).collect()
+        world.cluster.attachments.values().map(|attachment| attachment.name.clone()).collect()
     };
     // Away after 100 s, and then the grace.
     for _ in 0..4 {
@@ -69,13 +69,13 @@ fn an_attachment_that_is_deleted_is_let_go_when_its_agent_stays_away() {
         world.renews("n2");
         world.renews("n3");
     }
-    assert_eq!(names(&world), ["leaving", "stays", "others"]);
+    assert_eq!(names(&world), ["leaving", "others", "stays"]);
     world.goes_on(15);
     world.pass(5);
     let words = world.plan().to_string();
-    assert_eq!(words, "let NetworkAttachment shop/leaving go: the agent of node n1 is away\n");
+    assert_eq!(words, "let NetworkAttachment shop/leaving go: the agent of node n1 is down\n");
     world.settle();
-    assert_eq!(names(&world), ["stays", "others"]);
+    assert_eq!(names(&world), ["others", "stays"]);
 }
 
 #[test]

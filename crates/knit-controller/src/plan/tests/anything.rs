@@ -1,17 +1,13 @@
 //! Whatever happens in whatever order: it comes to rest, nothing overlaps, no number is given twice.
 
-use std::sync::Arc;
-
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knit_api::Subnet;
 use proptest::prelude::*;
 
 use super::World;
-use crate::plan::blocks::block_of;
 
 /// Something that happens in a cluster.
 #[derive(Clone, Debug)]
-enum Happening {
+pub(super) enum Happening {
     NodeJoins(u8, bool),
     NodeGoes(u8),
     NetworkIsMade(u8, u8, bool),
@@ -24,7 +20,7 @@ enum Happening {
     Settle,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+pub(super) fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         (0..6_u8, any::<bool>()).prop_map(|(n, ranges)| Happening::NodeJoins(n, ranges)),
         (0..6_u8).prop_map(Happening::NodeGoes),
@@ -38,7 +34,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-fn happens(world: &mut World, happening: &Happening) {
+pub(super) fn happens(world: &mut World, happening: &Happening) {
     let subnets: [&[&str]; 3] =
         [&["10.77.0.0/26"], &["10.77.0.0/25", "fd77::/64"], &["10.77.0.32/27", "fd77::/120"]];
     match happening {
@@ -62,9 +58,9 @@ fn happens(world: &mut World, happening: &Happening) {
             }
         }
         Happening::NetworkIsDeleted(n) => {
-            let now = world.now;
-            if let Some(network) = world.cluster.networks.get_mut(&format!("w{n}")) {
-                Arc::make_mut(network).metadata.deletion_timestamp.get_or_insert(Time(now));
+            let name = format!("w{n}");
+            if world.cluster.networks.get(&name).is_some_and(|network| !network.is_being_deleted()) {
+                world.delete(&name);
             }
         }
         Happening::NodeAsks(n, w) => {
@@ -89,18 +85,18 @@ fn happens(world: &mut World, happening: &Happening) {
 }
 
 fn check(world: &World) {
-    let blocks: Vec<_> = world.cluster.blocks.values().filter_map(|b| block_of(b)).collect();
+    let blocks: Vec<_> =
+        world.cluster.blocks.values().filter_map(|b| Some(b.block.as_ref()?.block().clone())).collect();
     for (i, a) in blocks.iter().enumerate() {
         for b in &blocks[i + 1..] {
             let apart = !a.overlaps(b);
             assert!(a.network() != b.network() || apart, "{a} and {b} of {} overlap", a.network());
-            let primary =
-                |name: &str| world.cluster.networks.get(name).is_some_and(|n| n.spec.primary_for.is_some());
+            let primary = |name: &str| world.cluster.networks.get(name).is_some_and(|n| n.is_primary());
             let both = primary(a.network()) && primary(b.network());
             assert!(a.node() != b.node() || !both || apart, "{a} and {b} overlap on {}", a.node());
         }
     }
-    let mut ids: Vec<_> = world.cluster.networks.values().filter_map(|n| n.status.as_ref()?.id).collect();
+    let mut ids: Vec<_> = world.cluster.networks.values().filter_map(|n| n.id()).collect();
     ids.sort_unstable();
     let count = ids.len();
     ids.dedup();
@@ -123,7 +119,7 @@ proptest! {
         world.settle();
         check(&world);
         for name in world.cluster.networks.keys() {
-            prop_assert!(world.cluster.networks[name].status.is_some());
+            prop_assert!(world.cluster.networks[name].status().is_some());
         }
     }
 }

@@ -8,7 +8,7 @@ use knit_api::{AddressBlock, AddressBlockSpec, AddressCounts, Family, NetworkAtt
 use serde_json::json;
 
 use super::{Action, Plan, World};
-use crate::cluster::{AttachmentView, PolicyView};
+use crate::cluster::{AttachmentView, BlockView, PolicyView};
 
 /// A user's NetworkAttachment as the API shows it.
 fn attachment(name: &str, network: &str, wanted: &str, status: &serde_json::Value) -> AttachmentView {
@@ -63,7 +63,7 @@ fn refused_attachments_cost_other_tenants_no_addresses() {
         let address = format!("10.77.0.{}", 8 * k + 1);
         let refused = json!({"node": "n1", "conditions": ready("False")});
         let view = attachment(&format!("x{k}"), "red", &address, &refused);
-        world.cluster.attachments.push(Arc::new(view));
+        world.attach(view);
     }
     world.settle();
     assert_eq!(world.blocks_of("blue", "n1"), ["10.77.0.8/29"]);
@@ -72,7 +72,7 @@ fn refused_attachments_cost_other_tenants_no_addresses() {
 #[test]
 fn an_address_that_a_pod_of_another_primary_has_is_avoided() {
     let mut world = tenants();
-    world.cluster.attachments.push(Arc::new(attached("x", "red", "n1", "10.77.0.9")));
+    world.attach(attached("x", "red", "n1", "10.77.0.9"));
     world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
     world.asks("n2", "blue");
     world.settle();
@@ -99,9 +99,8 @@ fn nobody_keeps_a_network_that_is_not_attached_to_it_and_may_not_be() {
         world.network("blue", &["10.77.0.0/24"], Some("blue"));
         world.settle();
         let name = view.name.clone();
-        world.cluster.attachments = vec![Arc::new(view)];
-        let network = Arc::make_mut(world.cluster.networks.get_mut("blue").expect("a Network"));
-        network.metadata.deletion_timestamp = Some(Time(world.now));
+        world.attach_only([view]);
+        world.delete("blue");
         world.settle();
         assert_eq!(world.cluster.networks.contains_key("blue"), kept, "{name}");
     }
@@ -114,20 +113,21 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
     world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
     world.network("red", &["10.77.0.0/24"], Some("red"));
     let managed = AttachmentView { managed: true, ..attached("published", "red", "n2", "10.77.0.3") };
-    world.cluster.attachments = vec![
-        Arc::new(leaving(attached("leaving", "red", "n2", "10.77.0.1"))),
-        Arc::new(attached("staying", "red", "n2", "10.77.0.2")),
-        Arc::new(managed),
-        Arc::new(leaving(attached("alive", "red", "n1", "10.77.0.4"))),
-        Arc::new(leaving(attachment("nobodys", "red", "10.77.0.5", &json!({})))),
-    ];
+    world.attach_only([
+        leaving(attached("leaving", "red", "n2", "10.77.0.1")),
+        attached("staying", "red", "n2", "10.77.0.2"),
+        managed,
+        leaving(attached("alive", "red", "n1", "10.77.0.4")),
+        leaving(attachment("nobodys", "red", "10.77.0.5", &json!({}))),
+    ]);
     world.settle();
     world.cluster.nodes.remove("n2");
     world.cluster.node_networks.remove("n2");
     world.settle();
-    let names =
-        |world: &World| -> Vec<String> { world.cluster.attachments.iter().map(|a| a.name.clone()).collect() };
-    assert_eq!(names(&world), ["leaving", "staying", "published", "alive", "nobodys"], "it may come back");
+    let names = |world: &World| -> Vec<String> {
+        world.cluster.attachments.values().map(|a| a.name.clone()).collect()
+    };
+    assert_eq!(names(&world), ["alive", "leaving", "nobodys", "published", "staying"], "it may come back");
     world.pass(300);
     let plan = world.plan();
     let words = plan.to_string();
@@ -135,7 +135,7 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
         "let NetworkAttachment evil/leaving go: node n2 is gone",
         "forget NetworkAttachment evil/staying: Ready=False/PodNotFound",
         "delete NetworkAttachment evil/published: node n2 is gone",
-        "let NetworkAttachment evil/nobodys go: no node says that it has it",
+        "let NetworkAttachment evil/nobodys go: no node reports that it has it",
     ] {
         assert!(words.lines().any(|l| l == line), "{line} in:\n{words}");
     }
@@ -150,7 +150,7 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
     );
     world.carry_out(&plan);
     world.settle();
-    assert_eq!(names(&world), ["staying", "alive"]);
+    assert_eq!(names(&world), ["alive", "staying"]);
     // The address is nobody's any more, and the user's object says that its node is gone.
     let staying = world.attachment("staying");
     assert_eq!((&staying.node, staying.ready, staying.addresses.len()), (&None, false, 0));
@@ -164,7 +164,7 @@ fn ten_thousand_objects_that_nobody_answered_held_up_every_plan() {
     world.network("blue", &["10.77.0.0/24"], None);
     world.settle();
     let many = (0..10_000).map(|n| attachment(&format!("a{n}"), "blue", "10.77.0.9", &json!({})));
-    world.cluster.attachments = many.map(Arc::new).collect();
+    world.attach_only(many);
     world.pass(60);
     let about = |plan: &Plan| -> Vec<(String, String)> {
         plan.actions.iter().filter_map(Action::attachment).collect()
@@ -195,21 +195,21 @@ fn an_attachment_that_its_user_labelled_as_an_agents_kept_its_network_for_ever()
     world.namespace("evil", "red");
     world.network("red", &["10.77.0.0/24"], Some("red"));
     let relabelled = AttachmentView { managed: true, ..attached("relabelled", "red", "n1", "10.77.0.1") };
-    world.cluster.attachments = vec![
-        Arc::new(leaving(relabelled)),
+    world.attach_only([
+        leaving(relabelled),
         // Its agent unplugs it, and lets it go itself.
-        Arc::new(leaving(attached("plugged", "red", "n1", "10.77.0.2"))),
-    ];
+        leaving(attached("plugged", "red", "n1", "10.77.0.2")),
+    ]);
     world.settle();
     assert_eq!(world.cluster.attachments.len(), 2, "the agent of its node unplugs it first");
     world.pass(300);
     let words = world.plan().to_string();
-    let gone =
-        "let NetworkAttachment evil/relabelled go: it is labelled as an agent's own, and no agent holds it";
+    let gone = "let NetworkAttachment evil/relabelled go: it is labeled as published by an agent, but no \
+        agent holds it";
     assert!(words.lines().any(|line| line == gone), "{words}");
     assert!(!words.contains("evil/plugged"), "{words}");
     world.settle();
-    world.cluster.attachments.retain(|attachment| attachment.name != "plugged");
+    world.cluster.attachments.retain(|_, attachment| attachment.name != "plugged");
     delete(&mut world, "red");
 }
 
@@ -219,10 +219,9 @@ fn what_a_dead_node_had_does_not_keep_a_network() {
     world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
     world.namespace("evil", "red");
     world.network("red", &["10.77.0.0/24"], Some("red"));
-    world.cluster.attachments.push(Arc::new(attached("x", "red", "n9", "10.77.0.1")));
+    world.attach(attached("x", "red", "n9", "10.77.0.1"));
     world.settle();
-    let network = Arc::make_mut(world.cluster.networks.get_mut("red").expect("a Network"));
-    network.metadata.deletion_timestamp = Some(Time(world.now));
+    world.delete("red");
     world.settle();
     assert_eq!(world.ready("red").0, "InUse", "the node may come back");
     world.pass(300);
@@ -231,9 +230,7 @@ fn what_a_dead_node_had_does_not_keep_a_network() {
 }
 
 fn delete(world: &mut World, network: &str) {
-    let now = world.now;
-    let object = Arc::make_mut(world.cluster.networks.get_mut(network).expect("a Network"));
-    object.metadata.deletion_timestamp = Some(Time(now));
+    world.delete(network);
     world.settle();
     assert!(!world.cluster.networks.contains_key(network));
 }
@@ -246,7 +243,7 @@ fn the_number_of_a_deleted_network_is_not_given_again_by_the_next_leader() {
     world.network("a", &["10.77.0.0/24"], None);
     world.network("b", &["10.78.0.0/24"], None);
     world.settle();
-    let id = |world: &World, name: &str| world.cluster.networks[name].status.as_ref().and_then(|s| s.id);
+    let id = |world: &World, name: &str| world.cluster.networks[name].id();
     assert_eq!((id(&world, "a"), id(&world, "b")), (Some(2), Some(3)));
     delete(&mut world, "b");
     world.new_leader();
@@ -269,9 +266,7 @@ fn a_network_whose_number_is_not_kept_does_not_go() {
     world.settle();
     world.network("a", &["10.77.0.0/24"], None);
     world.settle();
-    let now = world.now;
-    let object = Arc::make_mut(world.cluster.networks.get_mut("a").expect("a Network"));
-    object.metadata.deletion_timestamp = Some(Time(now));
+    world.delete("a");
     // The write is lost, again and again.
     for _ in 0..3 {
         assert_eq!(world.plan().to_string(), "keep 2 as the highest number of a Network that is gone\n");
@@ -295,7 +290,8 @@ fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
             ipv4: Some(range.into()),
             ipv6: None,
         };
-        world.cluster.blocks.insert(name.into(), Arc::new(AddressBlock { metadata, spec }));
+        let view = BlockView::of(AddressBlock { metadata, spec });
+        world.cluster.blocks.insert(name.into(), Arc::new(view));
     };
     given(&mut world, "blue-10-77-0-24", "n1", "10.77.0.24/29");
     world.pass(1);
@@ -306,8 +302,7 @@ fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
         plan.to_string(),
         "release blue-10-77-0-16: it overlaps 10.77.0.24/29 of node n1, which is older\n\
          tell Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, \
-         which is \
-         older: it is taken back\n"
+         which is older: it is revoked\n"
     );
     world.carry_out(&plan);
     world.asks("n2", "blue");
@@ -319,9 +314,10 @@ fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
 #[test]
 fn the_author_of_a_policy_is_told_once_however_often_it_changes() {
     let mut world = World::new();
+    world.config.enforce_policies = false;
     world.settle();
     let policy = |n: usize| PolicyView { namespace: "a".into(), name: format!("p{n}"), uid: format!("u{n}") };
-    world.cluster.policies.push(Arc::new(policy(0)));
+    world.cluster.policies.insert(("a".into(), "p0".into()), Arc::new(policy(0)));
     let plan = world.plan();
     assert_eq!(plan.to_string(), "tell NetworkPolicy a/p0: NotEnforced\n");
     let [Action::Tell { event, .. }] = plan.actions.as_slice() else { panic!("{plan}") };
@@ -331,7 +327,7 @@ fn the_author_of_a_policy_is_told_once_however_often_it_changes() {
         assert_eq!(world.plan().to_string(), "");
     }
     // Thousands at once do not hold up the rest.
-    world.cluster.policies.extend((1..=50).map(|n| Arc::new(policy(n))));
+    world.cluster.policies.extend((1..=50).map(|n| (("a".into(), format!("p{n}")), Arc::new(policy(n)))));
     let plan = world.plan();
     assert!(plan.again.is_some_and(|again| again > world.steady()), "never a pass without a pause");
     let told: Vec<usize> = (0..3).map(|_| world.plan().actions.len()).collect();

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use proptest::prelude::*;
+
 use super::World;
 
 fn two_nodes(cidr: &str) -> World {
@@ -47,8 +49,8 @@ fn one_nodes_token_took_every_address_of_a_network() {
             "{lie:?}: n1 has {:?}",
             world.blocks_of("blue", "n1")
         );
-        assert_eq!(addresses(&world, "n1"), 128, "{lie:?}");
-        assert!(told.contains("NodeHasItsShare: node n1 asks for a further block"), "{told}");
+        assert_eq!(addresses(&world, "n1"), 248, "{lie:?}: all but the other's first block");
+        assert!(told.contains("NodeHasItsShare: node n1 requests another block"), "{told}");
     }
 }
 
@@ -64,12 +66,56 @@ fn a_node_gets_no_more_addresses_than_its_pods_could_need() {
 }
 
 #[test]
-fn a_node_that_is_alone_or_has_a_small_subnet_may_have_all_of_it() {
-    let mut world = two_nodes("10.77.0.0/28");
-    wants_for_ever(&mut world, 5, None);
-    assert_eq!(addresses(&world, "n1"), 16);
+fn nodes_that_never_run_pods_kept_half_of_a_small_network_to_themselves() {
+    // A control plane and one worker.
+    let mut world = two_nodes("10.77.0.0/25");
+    wants_for_ever(&mut world, 20, None);
+    assert_eq!(addresses(&world, "n1"), 120);
+    // Several nodes without a block: each finds its first one, whoever asked before.
+    let mut world = two_nodes("10.77.0.0/25");
+    for (n, range) in [("n3", "10.244.2.0/24"), ("n4", "10.244.3.0/24"), ("n5", "10.244.4.0/24")] {
+        world.node(n, &format!("192.0.2.{}", &n[1..]), &[range]);
+    }
+    wants_for_ever(&mut world, 20, None);
+    assert_eq!(addresses(&world, "n1"), 128 - 4 * 8);
+    for node in ["n2", "n3", "n4", "n5"] {
+        world.asks(node, "blue");
+        world.settle();
+        assert_eq!(addresses(&world, node), 8, "{node}");
+    }
+}
+
+#[test]
+fn a_node_that_is_alone_may_have_all_of_a_subnet() {
     let mut world = two_nodes("10.77.0.0/25");
     world.cluster.nodes.remove("n2");
     wants_for_ever(&mut world, 20, None);
     assert_eq!(addresses(&world, "n1"), 128);
+}
+
+proptest! {
+    #[test]
+    fn whoever_asks_how_often_every_node_finds_its_first_block(
+        asks in prop::collection::vec(0_usize..4, 0..40), len in 25_u8..=28,
+    ) {
+        let mut world = two_nodes(&format!("10.77.0.0/{len}"));
+        world.node("n3", "192.0.2.3", &["10.244.2.0/24"]);
+        world.node("n4", "192.0.2.4", &["10.244.3.0/24"]);
+        let nodes = ["n1", "n2", "n3", "n4"];
+        // There is room for a first block of each, besides what nobody can have.
+        let room = (1_usize << (32 - len)) / 8;
+        for asking in &asks {
+            world.asks(nodes[*asking], "blue");
+            let plan = world.plan();
+            world.carry_out(&plan);
+            world.pass(1);
+        }
+        for node in nodes {
+            world.asks(node, "blue");
+        }
+        let plan = world.plan();
+        world.carry_out(&plan);
+        let have = nodes.iter().filter(|node| !world.blocks_of("blue", node).is_empty()).count();
+        prop_assert_eq!(have, nodes.len().min(room), "{:?}", asks);
+    }
 }

@@ -16,7 +16,7 @@ use super::v1alpha1::MAIN;
 use super::{invalid, port_number, same, to_status};
 use crate::core::Core;
 use crate::front_door::annotation;
-use crate::request::{Door as FrontDoor, PodRequest, Start, Wishes};
+use crate::request::{Door as FrontDoor, Main, MainInterface, PodRequest, Start, Wishes};
 
 pub(super) struct Door {
     core: Core,
@@ -57,7 +57,7 @@ impl Door {
     fn sandboxes_in(&self, path: &Path) -> Vec<SandboxId> {
         let books = self.core.sandboxes().books();
         let there = books.records().filter(|record| record.netns().path == path);
-        there.filter_map(|record| SandboxId::new(record.sandbox()).ok()).collect()
+        there.map(|record| record.sandbox().clone()).collect()
     }
 
     /// The uid of the pod that has a name now, as far as its object says. One that is on its way out has it
@@ -165,14 +165,14 @@ impl Kni for Door {
             (Some(note), "") => note.path.clone(),
             (None, "") => {
                 return Err(invalid(
-                    "the pod's network namespace is not said: give isolation.path or extradata[\"netns\"], \
-                     or call CreateNetwork before",
+                    "the pod's network namespace is missing: set isolation.path or extradata[\"netns\"], \
+                    or call CreateNetwork first",
                 ));
             }
-            (_, path) => return Err(invalid(format!("network namespace {path:?} is no absolute path"))),
+            (_, path) => return Err(invalid(format!("network namespace {path:?} is not an absolute path"))),
         };
         if r.namespace.is_empty() != r.name.is_empty() {
-            return Err(invalid("the pod has only one of namespace and name: give both or none"));
+            return Err(invalid("the pod has only one of namespace and name: set both or neither"));
         }
         let some = |text: String| Some(text).filter(|t| !t.is_empty());
         let dns = r.dns_config.unwrap_or_default();
@@ -185,22 +185,25 @@ impl Kni for Door {
             },
             start: Some(Start {
                 netns,
-                interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e.into()))?,
-                ports: r
-                    .port_mappings
-                    .iter()
-                    .filter(|p| p.host_port != 0)
-                    .map(port)
-                    .collect::<Result<_, _>>()?,
-                addresses: Vec::new(),
-                mac: None,
-                dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+                main: Main::Ours(MainInterface {
+                    interface: InterfaceName::new(MAIN).map_err(|e| status_from_error(&e.into()))?,
+                    ports: r
+                        .port_mappings
+                        .iter()
+                        .filter(|p| p.host_port != 0)
+                        .map(port)
+                        .collect::<Result<_, _>>()?,
+                    addresses: Vec::new(),
+                    mac: None,
+                    dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+                }),
             }),
             wishes: if r.annotations.is_empty() {
                 Wishes::AsThePodSays
             } else {
                 annotation::wishes(&r.annotations.into_iter().collect())
             },
+            claims: Vec::new(),
             door: FrontDoor::Kni,
         };
         // Which pod of that name a sandbox is of must be known also once it is detached.
@@ -270,8 +273,8 @@ fn only_one(mut notes: Vec<Note>, which: &Which) -> Result<Option<Note>, Status>
         let mut uids: Vec<&str> = notes.iter().map(|note| note.uid.as_str()).collect();
         uids.sort_unstable();
         return Err(invalid(format!(
-            "pods {} of the name {}/{} have network namespaces: say which one is meant, by its path or by \
-             extradata[\"uid\"]",
+            "pods {} all have the name {}/{} and a network namespace: identify one by its path or by \
+            extradata[\"uid\"]",
             uids.join(" and "),
             which.namespace,
             which.name
@@ -300,7 +303,7 @@ fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
         container_port: port_number("container_port", port.container_port)?,
         host_ip: match port.host_ip.as_str() {
             "" | "0.0.0.0" | "::" => None,
-            ip => Some(ip.parse().map_err(|_| invalid(format!("host_ip cannot be {ip:?}")))?),
+            ip => Some(ip.parse().map_err(|_| invalid(format!("host_ip {ip:?} is not valid")))?),
         },
     })
 }

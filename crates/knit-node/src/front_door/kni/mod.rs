@@ -34,7 +34,7 @@ pub struct KniDoor {
 
 /// Why the door cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("the socket {path} for KNI clients cannot be opened: see that its directory is there and writable",
+#[error("cannot open the socket {path} for KNI clients: check that its directory exists and is writable",
     path = path.display())]
 pub struct KniDoorError {
     /// The socket.
@@ -78,7 +78,7 @@ impl std::fmt::Debug for KniDoor {
 /// A port as a client gives it; the protocols have other types for it.
 fn port_number<N: TryInto<u16> + std::fmt::Display + Copy>(what: &str, n: N) -> Result<u16, Status> {
     let number: Option<u16> = n.try_into().ok();
-    number.filter(|n| *n > 0).ok_or_else(|| invalid(format!("{what} {n} is no port")))
+    number.filter(|n| *n > 0).ok_or_else(|| invalid(format!("{what} {n} is not a valid port")))
 }
 
 /// An error of the core in KNI's words.

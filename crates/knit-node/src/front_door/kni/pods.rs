@@ -56,7 +56,7 @@ impl Pods {
         check_uid(uid)?;
         let folder = if folder.is_empty() { self.usual.clone() } else { PathBuf::from(folder) };
         if !folder.is_absolute() {
-            return Err(invalid("netns_path_prefix is no absolute path"));
+            return Err(invalid("netns_path_prefix is not an absolute path"));
         }
         let path = folder.join(format!("{PREFIX}{uid}"));
         let sandbox =
@@ -139,7 +139,7 @@ impl Pods {
 fn check_uid(uid: &str) -> io::Result<()> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
     if uid.is_empty() || uid.len() > 64 || !uid.bytes().all(fits) {
-        return Err(invalid("the pod's uid is missing or no uid: its namespace is named by it"));
+        return Err(invalid("the pod's uid is missing or not valid: its namespace is named after it"));
     }
     Ok(())
 }

@@ -11,14 +11,13 @@ use tonic::Status;
 
 use super::invalid;
 use crate::core::Core;
-use crate::request::{PodRequest, Start, Wish, Wishes};
-use crate::sandboxes::books::details;
+use crate::request::{MainInterface, PodRequest, Wish, Wishes};
 
 /// What a sandbox has is what the request asks for. To be called once the request is carried out: of one that
 /// was new this is true.
 pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), Status> {
     let Some(record) = core.sandboxes().books().get(&request.pod.sandbox).cloned() else { return Ok(()) };
-    let Some(start) = &request.start else { return Ok(()) };
+    let Some(start) = request.start.as_ref().and_then(|start| start.main.ours()) else { return Ok(()) };
     if let Wishes::Wrong(problem) = &request.wishes {
         return Err(invalid(problem.as_str()));
     }
@@ -26,7 +25,7 @@ pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), S
         None => Ok(()),
         Some(what) => {
             let message = format!(
-                "sandbox {} is attached already, and {what}: detach it first, or ask for what it has",
+                "sandbox {} is already attached, and {what}: detach it first, or request what it has",
                 request.pod.sandbox
             );
             let error = knit_runtime::Error::new(knit_runtime::Reason::Conflict, message);
@@ -35,8 +34,8 @@ pub(super) fn ensure_as_asked(core: &Core, request: &PodRequest) -> Result<(), S
     }
 }
 
-fn difference(record: &SandboxRecord, start: &Start, wishes: &Wishes) -> Option<String> {
-    let main = start.interface.as_str();
+fn difference(record: &SandboxRecord, start: &MainInterface, wishes: &Wishes) -> Option<String> {
+    let main = &start.interface;
     let Some(entry) = record.attachment(main) else {
         return Some(format!("has no interface {main}"));
     };
@@ -54,17 +53,17 @@ fn difference(record: &SandboxRecord, start: &Start, wishes: &Wishes) -> Option<
         return Some(what);
     }
     let ports: BTreeSet<String> = start.ports.iter().map(|p| format!("{p:?}")).collect();
-    let has = details(entry).map(|d| d.ports).unwrap_or_default();
+    let has = &entry.details().ports;
     if has.iter().map(|p| format!("{p:?}")).collect::<BTreeSet<_>>() != ports {
-        return Some("other ports of the node lead to it".to_owned());
+        return Some("its host ports differ".to_owned());
     }
     for asked in &wish.further {
         let mut of_network = record
             .attachments()
             .iter()
-            .filter(|a| a.plan().network == asked.network && a.plan().interface != main);
+            .filter(|a| a.plan().network == asked.network && a.plan().interface != *main);
         let found = match &asked.interface {
-            Some(name) => of_network.find(|a| a.plan().interface == name.as_str()),
+            Some(name) => of_network.find(|a| a.plan().interface == *name),
             None => of_network.next(),
         };
         let Some(found) = found else {

@@ -18,7 +18,7 @@ use wire::watch_event::Type;
 use super::{invalid, port_number, same, to_status, unsupported};
 use crate::core::Core;
 use crate::front_door::annotation;
-use crate::request::{Asked, Door as FrontDoor, PodRequest, Start, Wish, Wishes};
+use crate::request::{Asked, Door as FrontDoor, Main, MainInterface, PodRequest, Start, Wish, Wishes};
 
 /// The main interface's name if the client gives none.
 pub(super) const MAIN: &str = "eth0";
@@ -191,7 +191,7 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
     let (namespace, name) = match (some(pod.namespace), some(pod.name)) {
         (Some(namespace), Some(name)) => (Some(namespace), Some(name)),
         (None, None) => (None, None),
-        _ => return Err(invalid("the pod has only one of namespace and name: give both or none")),
+        _ => return Err(invalid("the pod has only one of namespace and name: set both or neither")),
     };
     let mut attachments = request.attachments.into_iter();
     let main = attachments.next().unwrap_or_default();
@@ -199,7 +199,10 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
     let primary = some(main.network);
     let further = attachments.map(asked).collect::<Result<Vec<_>, Status>>()?;
     if namespace.is_none() && (primary.is_some() || !further.is_empty()) {
-        return Err(invalid("a pod without namespace and name gets the default Network: name no Network"));
+        return Err(invalid(
+            "a pod without namespace and name gets the default Network: do not name a \
+        Network",
+        ));
     }
     if let Some(name) = &primary {
         annotation::check_name(name).map_err(|problem| invalid(format!("attachment.network: {problem}")))?;
@@ -212,13 +215,16 @@ fn pod_request(request: wire::AttachRequest) -> Result<PodRequest, Status> {
         pod: Pod { sandbox, namespace, name, uid: some(pod.uid) },
         start: Some(Start {
             netns,
-            interface: InterfaceName::new(interface).map_err(|e| status_from_error(&e.into()))?,
-            ports: main.ports.iter().map(port).collect::<Result<_, _>>()?,
-            addresses: main.addresses.iter().map(address).collect::<Result<_, _>>()?,
-            mac: mac(&main.mac)?,
-            dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            main: Main::Ours(MainInterface {
+                interface: InterfaceName::new(interface).map_err(|e| status_from_error(&e.into()))?,
+                ports: main.ports.iter().map(port).collect::<Result<_, _>>()?,
+                addresses: main.addresses.iter().map(address).collect::<Result<_, _>>()?,
+                mac: mac(&main.mac)?,
+                dns: Dns { servers: dns.servers, searches: dns.searches, options: dns.options },
+            }),
         }),
         wishes: wishes(annotations, primary, further),
+        claims: Vec::new(),
         door: FrontDoor::Kni,
     })
 }
@@ -247,19 +253,15 @@ fn wishes(mut annotations: BTreeMap<String, String>, primary: Option<String>, fu
 fn asked(wanted: wire::AttachmentRequest) -> Result<Asked, Status> {
     check_routes(&wanted)?;
     if wanted.network.is_empty() {
-        return Err(invalid("a further attachment names no Network"));
+        return Err(invalid("an additional attachment does not name a Network"));
     }
     annotation::check_name(&wanted.network)
         .map_err(|problem| invalid(format!("attachment.network: {problem}")))?;
     if !wanted.ports.is_empty() {
-        return Err(invalid(
-            "ports of the node lead to the pod's main interface: give them with the first attachment",
-        ));
+        return Err(invalid("host ports lead to the pod's main interface: set them on the first attachment"));
     }
     if wanted.default_route {
-        return Err(invalid(
-            "the default route goes out by the main interface: ask for it with the first attachment",
-        ));
+        return Err(invalid("the default route uses the main interface: request it on the first attachment"));
     }
     let name = |name: &str| InterfaceName::new(name).map_err(|e| status_from_error(&e.into()));
     Ok(Asked {
@@ -277,11 +279,18 @@ fn mac(text: &str) -> Result<Option<Mac>, Status> {
 }
 
 fn check_routes(wanted: &wire::AttachmentRequest) -> Result<(), Status> {
-    if wanted.routes.is_empty() { Ok(()) } else { Err(invalid("routes are the Network's: set them there")) }
+    if wanted.routes.is_empty() {
+        Ok(())
+    } else {
+        Err(invalid(
+            "routes belong to the Network: set them \
+    there",
+        ))
+    }
 }
 
 fn address(address: &wire::Address) -> Result<std::net::IpAddr, Status> {
-    address.ip.parse().map_err(|_| invalid(format!("address.ip cannot be {:?}", address.ip)))
+    address.ip.parse().map_err(|_| invalid(format!("address.ip {:?} is not valid", address.ip)))
 }
 
 fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
@@ -290,13 +299,13 @@ fn port(port: &wire::PortMapping) -> Result<PortMapping, Status> {
             wire::Protocol::Tcp => Protocol::Tcp,
             wire::Protocol::Udp => Protocol::Udp,
             wire::Protocol::Sctp => Protocol::Sctp,
-            wire::Protocol::Unspecified => return Err(invalid("port.protocol is not said")),
+            wire::Protocol::Unspecified => return Err(invalid("port.protocol is missing")),
         },
         host_port: port_number("port.host_port", port.host_port)?,
         container_port: port_number("port.container_port", port.container_port)?,
         host_ip: match port.host_ip.as_str() {
             "" => None,
-            ip => Some(ip.parse().map_err(|_| invalid(format!("port.host_ip cannot be {ip:?}")))?),
+            ip => Some(ip.parse().map_err(|_| invalid(format!("port.host_ip {ip:?} is not valid")))?),
         },
     })
 }
@@ -328,7 +337,7 @@ fn changes(core: Core) -> impl futures::Stream<Item = wire::WatchEvent> + Send {
         let now = keyed(core.list(None));
         let mut events = Vec::new();
         for (key, gone) in before.iter().filter(|(key, _)| !now.contains_key(*key)) {
-            tracing::debug!(sandbox = %key.0, "telling KNI clients that it is gone");
+            tracing::debug!(sandbox = %key.0, "notifying KNI clients that it is gone");
             events.push(event(Type::Removed, Some(gone)));
         }
         for (key, attachment) in &now {

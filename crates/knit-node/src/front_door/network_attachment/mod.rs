@@ -12,26 +12,26 @@ mod work;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use knit_api::{NetworkAttachment, NetworkAttachmentStatus, conditions, names};
 use knit_ledger::{AttachmentState, SandboxRecord};
 use knit_objects::Objects;
 use knit_runtime::{Pod, SandboxId};
+use knit_types::sync::Locked;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::netns;
 use crate::request::{Door, ObjectDoor};
-use crate::sandboxes::books::{Details, details, made, pod_of};
 use crate::world::{Labels, World};
 use pace::{Facts, Pace};
-use work::{Told, Worker, says_the_same};
+use work::{ReportedStatus, Worker, says_the_same};
 
 /// The shortest time between two passes.
-const GATHER: Duration = Duration::from_millis(100);
+const PASS_INTERVAL: Duration = Duration::from_millis(100);
 /// How many pods of one namespace are plugged into at the same time.
 const AT_ONCE: usize = 4;
 /// How many objects a worker takes at most before others of its pod have their turn.
@@ -42,10 +42,10 @@ pub const PER_NAMESPACE: usize = 256;
 pub const PER_POD: usize = 32;
 
 /// The namespace and name of an object, or of a pod.
-type Place = (String, String);
+type ObjectKey = (String, String);
 
 /// An object that is not plugged in yet, and the sandbox that it is for.
-type Waiting<'w> = (&'w Place, &'w Arc<NetworkAttachment>, &'w SandboxRecord);
+type Waiting<'w> = (&'w ObjectKey, &'w Arc<NetworkAttachment>, &'w SandboxRecord);
 
 /// Follows users' NetworkAttachments.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub struct ObjectsDoor {
 /// Which worker does something: one for what comes to a pod, and another one for what goes.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Lane {
-    pod: Place,
+    pod: ObjectKey,
     leaving: bool,
 }
 
@@ -86,14 +86,14 @@ struct State {
 /// arrived. Whatever else it says was written by somebody else meanwhile.
 #[derive(Debug)]
 struct Said {
-    told: Told,
+    told: ReportedStatus,
     before: Option<NetworkAttachmentStatus>,
 }
 
 /// An object: another one of the same name is another object.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Item {
-    place: Place,
+    place: ObjectKey,
     uid: Option<String>,
 }
 
@@ -112,7 +112,7 @@ enum Task {
     /// Plug it into this pod, in this sandbox.
     Plug(Pod),
     /// Say something in its status.
-    Tell(Told),
+    Tell(ReportedStatus),
     /// Unplug it from this sandbox, if there is anything to unplug, and let it go.
     Leave(Option<SandboxId>),
 }
@@ -143,7 +143,7 @@ impl ObjectsDoor {
         loop {
             // The first change is taken at once; those that come right behind it are taken together.
             tokio::time::sleep_until(next).await;
-            next = Instant::now() + GATHER;
+            next = Instant::now() + PASS_INTERVAL;
             changes.borrow_and_update();
             sandboxes.borrow_and_update();
             let again = self.pass(Instant::now());
@@ -236,7 +236,7 @@ impl ObjectsDoor {
         match done {
             Ok(lane) => drop(self.running.remove(&lane)),
             Err(error) => {
-                tracing::error!(%error, "plugging failed inside");
+                tracing::error!(%error, "internal error while attaching");
                 // Nobody says which one it was; those that run are not begun twice, since each pod has its
                 // lock.
                 self.running.clear();
@@ -249,7 +249,7 @@ impl ObjectsDoor {
         let records = self.records(world);
         let mut waiting: BTreeMap<&str, Vec<Waiting<'_>>> = BTreeMap::new();
         let mut plugged: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut add = |place: &Place,
+        let mut add = |place: &ObjectKey,
                        object: &Arc<NetworkAttachment>,
                        leaving: bool,
                        task: Task,
@@ -265,8 +265,7 @@ impl ObjectsDoor {
                 if own.is_some()
                     || (self.is_held(place, object) && self.is_ours(world, place, object, record.is_some()))
                 {
-                    let sandbox = record.filter(|_| own.is_some()).and_then(|r| pod_of(r).ok());
-                    let sandbox = sandbox.map(|pod| pod.sandbox);
+                    let sandbox = record.filter(|_| own.is_some()).map(|r| r.sandbox().clone());
                     add(place, object, true, Task::Leave(sandbox), Facts::default());
                 }
                 continue;
@@ -282,14 +281,12 @@ impl ObjectsDoor {
                 (Some(record), Some(own)) if is_forgotten(own) => {
                     *plugged.entry(&place.0).or_default() += 1;
                     let facts = self.facts(world, &place.0, record);
-                    if let Ok(pod) = pod_of(record) {
-                        add(place, object, false, Task::Plug(pod), facts);
-                    }
+                    add(place, object, false, Task::Plug(record.runtime_pod()), facts);
                     continue;
                 }
                 (Some(_), Some(own)) => {
                     *plugged.entry(&place.0).or_default() += 1;
-                    made(own).map(|attachment| Told::Attached(Box::new(attachment)))
+                    own.made().map(|attachment| ReportedStatus::Attached(Box::new(attachment.clone())))
                 }
                 (None, _) => self.without_pod(world, place, object),
             };
@@ -317,19 +314,19 @@ impl ObjectsDoor {
                     ))
                 } else if has >= PER_POD {
                     Some(format!(
-                        "pod {namespace}/{} has {PER_POD} interfaces by NetworkAttachments already: delete \
-                         one of them",
+                        "pod {namespace}/{} already has {PER_POD} interfaces from NetworkAttachments: \
+                        delete one of them",
                         object.spec.pod
                     ))
                 } else {
                     None
                 };
                 let facts = self.facts(world, namespace, record);
-                let Ok(pod) = pod_of(record) else { continue };
                 match refusal {
-                    None => add(place, object, false, Task::Plug(pod), facts),
+                    None => add(place, object, false, Task::Plug(record.runtime_pod()), facts),
                     Some(message) => {
-                        let told = Told::Failed(conditions::network_attachment::REASON_REFUSED, message);
+                        let told =
+                            ReportedStatus::Failed(conditions::network_attachment::REASON_REFUSED, message);
                         if !self.was_told(place, object, &told) {
                             add(place, object, false, Task::Tell(told), facts);
                         }
@@ -343,23 +340,21 @@ impl ObjectsDoor {
     fn look_for_vanished(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
         let books = self.core.sandboxes().books();
         for record in books.records() {
-            let (Some(pod), Ok(sandbox)) = (record.pod(), pod_of(record).map(|pod| pod.sandbox)) else {
-                continue;
-            };
+            let (Some(pod), sandbox) = (record.pod(), record.sandbox()) else { continue };
             for entry in record.attachments() {
                 // What is leaving already, the periodic pass takes away.
                 if matches!(entry.state(), AttachmentState::Detaching(_)) {
                     continue;
                 }
-                let Some(Door::Object(door)) = details(entry).map(|d| d.door) else { continue };
+                let Door::Object(door) = &entry.details().door else { continue };
                 let Some((namespace, name)) = door.name.split_once('/') else { continue };
                 let place = (namespace.to_owned(), name.to_owned());
                 let there = world.attachments.get(&place);
-                if there.is_some_and(|object| is_of(&door, entry.plan(), &place, object)) {
+                if there.is_some_and(|object| is_of(door, entry.plan(), &place, object)) {
                     continue;
                 }
                 let lane = Lane { pod: (pod.namespace.clone(), pod.name.clone()), leaving: true };
-                let item = Item { place, uid: door.uid };
+                let item = Item { place, uid: door.uid.clone() };
                 let task = Task::Leave(Some(sandbox.clone()));
                 let job = Job { item, object: None, task, facts: Facts::default() };
                 jobs.entry(lane).or_default().push(job);
@@ -368,7 +363,7 @@ impl ObjectsDoor {
     }
 
     /// The newest sandbox of each pod of this node that some object names.
-    fn records(&self, world: &World) -> BTreeMap<Place, SandboxRecord> {
+    fn records(&self, world: &World) -> BTreeMap<ObjectKey, SandboxRecord> {
         let named: BTreeSet<(&str, &str)> =
             world.attachments.iter().map(|(place, o)| (place.0.as_str(), o.spec.pod.as_str())).collect();
         let mut found: Vec<SandboxRecord> = {
@@ -390,7 +385,13 @@ impl ObjectsDoor {
     }
 
     /// Whether it is for this node to let an object go.
-    fn is_ours(&self, world: &World, place: &Place, object: &NetworkAttachment, has_record: bool) -> bool {
+    fn is_ours(
+        &self,
+        world: &World,
+        place: &ObjectKey,
+        object: &NetworkAttachment,
+        has_record: bool,
+    ) -> bool {
         let node = self.core.node();
         has_record
             || object.status.as_ref().and_then(|s| s.node.as_deref()) == Some(node)
@@ -398,7 +399,7 @@ impl ObjectsDoor {
     }
 
     /// Whether an object has our finalizer.
-    fn is_held(&self, place: &Place, object: &NetworkAttachment) -> bool {
+    fn is_held(&self, place: &ObjectKey, object: &NetworkAttachment) -> bool {
         let item = Item { place: place.clone(), uid: uid_of(object) };
         let state = lock(&self.state);
         let done =
@@ -408,10 +409,16 @@ impl ObjectsDoor {
 
     /// What is said of an object whose pod has no sandbox here: it is another node's, or gone, or has no
     /// network of its own.
-    fn without_pod(&self, world: &World, place: &Place, object: &NetworkAttachment) -> Option<Told> {
+    fn without_pod(
+        &self,
+        world: &World,
+        place: &ObjectKey,
+        object: &NetworkAttachment,
+    ) -> Option<ReportedStatus> {
         let message = match world.pods.get(&(place.0.clone(), object.spec.pod.clone())) {
             Some(pod) if pod.host_network => {
-                "the pod uses its node's network: only a pod with a network of its own can have another"
+                "the pod uses its node's network (hostNetwork): only a pod with its own network can have \
+                an additional one"
             }
             Some(_) => return None,
             None if object.status.as_ref().and_then(|s| s.node.as_deref()) == Some(self.core.node()) => {
@@ -419,11 +426,11 @@ impl ObjectsDoor {
             }
             None => return None,
         };
-        Some(Told::Failed(conditions::network_attachment::REASON_NO_POD, message.to_owned()))
+        Some(ReportedStatus::Failed(conditions::network_attachment::REASON_NO_POD, message.to_owned()))
     }
 
     /// Whether an object's status says this already.
-    fn was_told(&self, place: &Place, object: &NetworkAttachment, told: &Told) -> bool {
+    fn was_told(&self, place: &ObjectKey, object: &NetworkAttachment, told: &ReportedStatus) -> bool {
         let item = Item { place: place.clone(), uid: uid_of(object) };
         let state = lock(&self.state);
         state.told.get(&item).is_some_and(|said| said.holds(told, object, self.core.node()))
@@ -432,7 +439,10 @@ impl ObjectsDoor {
     /// What a refusal depends on.
     fn facts(&self, world: &World, namespace: &str, record: &SandboxRecord) -> Facts {
         let labels: Option<Arc<Labels>> = world.namespaces.get(namespace).cloned();
-        let has = record.attachments().iter().map(|a| (a.plan().interface.clone(), a.plan().network.clone()));
+        let has = record.attachments().iter().map(|a| {
+            let plan = a.plan();
+            (plan.interface.to_string(), plan.network.clone())
+        });
         Facts { networks: self.networks.0, labels, has: has.collect() }
     }
 }
@@ -441,7 +451,7 @@ impl ObjectsDoor {
 
 impl Said {
     /// Whether an object says this, or will as soon as it arrives.
-    fn holds(&self, told: &Told, object: &NetworkAttachment, node: &str) -> bool {
+    fn holds(&self, told: &ReportedStatus, object: &NetworkAttachment, node: &str) -> bool {
         self.told == *told
             && (object.status == self.before
                 || object.status.as_ref().is_some_and(|status| says_the_same(status, &told.status(node))))
@@ -449,7 +459,7 @@ impl Said {
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+    state.locked()
 }
 
 fn uid_of(object: &NetworkAttachment) -> Option<String> {
@@ -462,22 +472,21 @@ fn has_finalizer(object: &NetworkAttachment) -> bool {
 
 /// How many interfaces a sandbox has by objects.
 fn by_objects(record: &SandboxRecord) -> usize {
-    let objects =
-        |a: &&knit_ledger::Attachment| details(a).is_some_and(|d| matches!(d.door, Door::Object(_)));
+    let objects = |a: &&knit_ledger::Attachment| matches!(a.details().door, Door::Object(_));
     record.attachments().iter().filter(objects).count()
 }
 
 /// Whether a sandbox has an interface that an object of this name asked for.
-fn has_name(record: &SandboxRecord, place: &Place) -> bool {
+fn has_name(record: &SandboxRecord, place: &ObjectKey) -> bool {
     let (namespace, name) = place;
-    let mut doors = record.attachments().iter().filter_map(|a| Some(details(a)?.door));
+    let mut doors = record.attachments().iter().map(|a| &a.details().door);
     doors.any(|door| matches!(door, Door::Object(door) if door.name == format!("{namespace}/{name}")))
 }
 
 /// The interface that this very object asked for.
 fn find<'r>(
     record: &'r SandboxRecord,
-    place: &Place,
+    place: &ObjectKey,
     object: &NetworkAttachment,
 ) -> Option<&'r knit_ledger::Attachment> {
     record.attachments().iter().find(|entry| belongs(record, entry, place, object))
@@ -488,15 +497,16 @@ fn find<'r>(
 fn belongs(
     record: &SandboxRecord,
     entry: &knit_ledger::Attachment,
-    place: &Place,
+    place: &ObjectKey,
     object: &NetworkAttachment,
 ) -> bool {
     let (plan, status) = (entry.plan(), object.status.as_ref());
-    match details(entry) {
-        Some(Details { door: Door::Object(door), .. }) => is_of(&door, plan, place, object),
-        Some(details) if !details.main && details.door.is_forgotten() => {
+    let details = entry.details();
+    match &details.door {
+        Door::Object(door) => is_of(door, plan, place, object),
+        door if !details.main && door.is_forgotten() => {
             plan.network == object.spec.network
-                && status.and_then(|s| s.sandbox_id.as_deref()) == Some(record.sandbox())
+                && status.and_then(|s| s.sandbox_id.as_deref()) == Some(record.sandbox().as_str())
                 && status.and_then(|s| s.interface.as_deref()) == Some(plan.interface.as_str())
         }
         _ => false,
@@ -505,7 +515,7 @@ fn belongs(
 
 /// Whether nobody knows any more what an interface was made for.
 fn is_forgotten(entry: &knit_ledger::Attachment) -> bool {
-    details(entry).is_some_and(|details| details.door.is_forgotten())
+    entry.details().door.is_forgotten()
 }
 
 /// Whether an interface was made for this very object, and not for one that had its name before. Where no uid
@@ -514,12 +524,12 @@ fn is_forgotten(entry: &knit_ledger::Attachment) -> bool {
 fn is_of(
     door: &ObjectDoor,
     plan: &knit_ledger::AttachmentPlan,
-    place: &Place,
+    place: &ObjectKey,
     object: &NetworkAttachment,
 ) -> bool {
     let (namespace, name) = place;
     door.name == format!("{namespace}/{name}")
         && (door.uid.is_none() || door.uid == object.metadata.uid)
         && plan.network == object.spec.network
-        && object.spec.interface.as_ref().is_none_or(|interface| *interface == plan.interface)
+        && object.spec.interface.as_ref().is_none_or(|interface| plan.interface == interface.as_str())
 }

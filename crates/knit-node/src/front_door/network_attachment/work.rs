@@ -4,14 +4,14 @@
 use std::sync::{Arc, Mutex};
 
 use knit_api::{NetworkAttachment, NetworkAttachmentStatus, conditions, names};
-use knit_ledger::{AttachmentState, Opaque, SandboxRecord};
+use knit_ledger::SandboxRecord;
 use knit_objects::{Key, Objects, Write};
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    Item, Job, PER_POD, Pace, Place, Said, State, Task, belongs, by_objects, find, has_finalizer,
+    Item, Job, ObjectKey, PER_POD, Pace, Said, State, Task, belongs, by_objects, find, has_finalizer,
     is_forgotten, lock, uid_of,
 };
 use crate::core::Core;
@@ -20,18 +20,18 @@ use crate::front_door::annotation::parse_address;
 use crate::metrics::Operation;
 use crate::report::attachments;
 use crate::request::{Asked, Door, ObjectDoor, PodRequest, Wishes, pod_name};
-use crate::sandboxes::books::{Details, details, ledger_error, made};
+use crate::sandboxes::books::ledger_error;
 
 /// What the status of an object says.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Told {
+pub(super) enum ReportedStatus {
     Attached(Box<Attachment>),
     Failed(&'static str, String),
 }
 
-// === impl Told ===
+// === impl ReportedStatus ===
 
-impl Told {
+impl ReportedStatus {
     pub(super) fn status(&self, node: &str) -> NetworkAttachmentStatus {
         match self {
             Self::Attached(attachment) => attachments::status(node, attachment),
@@ -82,7 +82,7 @@ impl Worker {
             Ok(attachment) => {
                 tracing::info!(namespace = item.place.0, name = item.place.1, pod = object.spec.pod,
                     network = object.spec.network, interface = %attachment.interface, "plugged in");
-                return self.tell(item, object, Told::Attached(Box::new(attachment))).await;
+                return self.tell(item, object, ReportedStatus::Attached(Box::new(attachment))).await;
             }
             Err(error) => error,
         };
@@ -96,14 +96,14 @@ impl Worker {
             }
             _ => conditions::network_attachment::REASON_FAILED,
         };
-        let told = Told::Failed(reason, error.chain());
+        let told = ReportedStatus::Failed(reason, error.chain());
         if lock(&self.state).told.get(item).is_none_or(|said| said.told != told) {
             tracing::warn!(
                 namespace = item.place.0,
                 name = item.place.1,
                 pod = object.spec.pod,
                 network = object.spec.network,
-                "plugging in failed: {}",
+                "attaching failed: {}",
                 error.chain()
             );
         }
@@ -136,30 +136,17 @@ impl Worker {
     async fn claim(&self, item: &Item, object: &NetworkAttachment, pod: &Pod) -> Result<Attachment> {
         let who = pod_name(pod);
         self.hold(item, object).await?;
-        let _guard = self.core.sandboxes().locks().lock(&pod.sandbox).await;
+        let _guard = self.core.sandboxes().locks().lock(pod.sandbox.clone()).await;
         let mut books = self.core.sandboxes().books();
         let gone = || Error::new(Reason::NotReady, format!("{who} is being attached or detached"));
         let mut record = books.get(&pod.sandbox).cloned().ok_or_else(gone)?;
         let entry = find(&record, &item.place, object).cloned().ok_or_else(gone)?;
-        let (Some(known), AttachmentState::Attached(state)) = (details(&entry), entry.state()) else {
-            return Err(gone());
-        };
-        let details = Details { door: Door::Object(door(item)), ..known };
-        let mut plan = entry.plan().clone();
-        plan.parameters = Opaque::of(&details).map_err(|error| {
-            Error::new(Reason::Internal, format!("{who} cannot be recorded")).because(error)
-        })?;
-        let interface = plan.interface.clone();
-        let noted = record
-            .detaching(&interface)
-            .and_then(|()| record.gone(&interface))
-            .and_then(|()| record.plan(plan))
-            .and_then(|()| record.attached(&interface, state.clone()));
-        noted.map_err(|error| {
-            Error::new(Reason::Internal, format!("{who} cannot be recorded")).because(error)
-        })?;
+        let made = entry.made().cloned().ok_or_else(gone)?;
+        record
+            .asked_by(&entry.plan().interface, Door::Object(door(item)))
+            .map_err(|error| Error::new(Reason::Internal, format!("cannot record {who}")).because(error))?;
         books.put(record).map_err(|error| ledger_error(&who, error))?;
-        made(&entry).ok_or_else(gone)
+        Ok(made)
     }
 
     /// What comes before a sandbox is locked: what is refused needs no finalizer, and no pod waits for a
@@ -177,7 +164,7 @@ impl Worker {
         if self.core.sandboxes().books().get(&pod.sandbox).is_some_and(full) {
             let who = pod_name(pod);
             let message =
-                format!("{who} has {PER_POD} interfaces by NetworkAttachments already: delete one of them");
+                format!("{who} already has {PER_POD} interfaces from NetworkAttachments: delete one of them");
             return Err(Error::new(Reason::Refused, message));
         }
         Ok(())
@@ -195,7 +182,7 @@ impl Worker {
                     namespace = item.place.0,
                     name = item.place.1,
                     %sandbox,
-                    "its NetworkAttachment is gone: unplugging"
+                    "its NetworkAttachment is gone: detaching"
                 );
             }
             self.unplug(sandbox, item, object.clone()).await?;
@@ -215,7 +202,7 @@ impl Worker {
         let (wanted, place) = (door(item), item.place.clone());
         let own = move |record: &SandboxRecord, a: &knit_ledger::Attachment| match &object {
             Some(object) => belongs(record, a, &place, object),
-            None => details(a).is_some_and(|d| d.door == Door::Object(wanted.clone())),
+            None => a.details().door == Door::Object(wanted.clone()),
         };
         // Why it could not be detached is in the log.
         self.core.unplug(sandbox, own).await.map_err(|_| Again { hopeless: false })
@@ -234,7 +221,7 @@ impl Worker {
         let mut finalizers = object.metadata.finalizers.clone().unwrap_or_default();
         finalizers.push(names::ATTACHMENT_FINALIZER.to_owned());
         self.patch(item, object, json!({ "finalizers": finalizers })).await.map_err(|error| {
-            let message = "the finalizer of the NetworkAttachment cannot be written yet";
+            let message = "cannot write the finalizer of the NetworkAttachment yet";
             Error::new(Reason::NotReady, message).because(error)
         })?;
         lock(&self.state).held.insert(item.clone());
@@ -260,7 +247,7 @@ impl Worker {
                     namespace = item.place.0,
                     name = item.place.1,
                     error = &error as &dyn std::error::Error,
-                    "the finalizer of a NetworkAttachment cannot be removed yet"
+                    "cannot remove the finalizer of a NetworkAttachment yet"
                 );
                 Err(Again { hopeless: false })
             }
@@ -295,7 +282,7 @@ impl Worker {
 
     /// Writes an object's status, if it says something new. Only this very object's: one that has taken its
     /// name meanwhile asked for something else.
-    async fn tell(&self, item: &Item, object: &NetworkAttachment, told: Told) -> Result<(), Again> {
+    async fn tell(&self, item: &Item, object: &NetworkAttachment, told: ReportedStatus) -> Result<(), Again> {
         let node = self.core.node();
         if lock(&self.state).told.get(item).is_some_and(|said| said.holds(&told, object, node)) {
             return Ok(());
@@ -312,7 +299,7 @@ impl Worker {
                     namespace = item.place.0,
                     name = item.place.1,
                     error = &error as &dyn std::error::Error,
-                    "the status of a NetworkAttachment cannot be written yet"
+                    "cannot write the status of a NetworkAttachment yet"
                 );
                 return Err(Again { hopeless: false });
             }
@@ -334,7 +321,7 @@ fn door(item: &Item) -> ObjectDoor {
     ObjectDoor { name: format!("{}/{}", item.place.0, item.place.1), uid: item.uid.clone() }
 }
 
-fn key_of(place: &Place) -> Key {
+fn key_of(place: &ObjectKey) -> Key {
     Key::namespaced(place.0.as_str(), place.1.as_str())
 }
 
@@ -350,7 +337,7 @@ pub(super) fn says_the_same(before: &NetworkAttachmentStatus, now: &NetworkAttac
 /// What an object asks for, as every door says it.
 fn request(item: &Item, object: &NetworkAttachment, pod: Pod) -> PodRequest {
     let wishes = asked(object).map_or_else(Wishes::Wrong, |asked| Wishes::further(vec![asked]));
-    PodRequest { pod, start: None, wishes, door: Door::Object(door(item)) }
+    PodRequest { pod, start: None, wishes, claims: Vec::new(), door: Door::Object(door(item)) }
 }
 
 fn asked(object: &NetworkAttachment) -> Result<Asked, String> {

@@ -2,6 +2,7 @@
 //! snapshot.
 
 mod access;
+mod foreign;
 #[cfg(test)]
 mod tests;
 
@@ -10,12 +11,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use knit_api::{Network, names};
+use knit_api::names;
 use knit_ipam::{Addresses, Mac};
+use knit_ledger::{Loan, Reservation};
+use knit_model::{Network, Refusal, overlap};
 use knit_runtime::{Dns, InterfaceName, PortMapping};
 
 use crate::error::{Error, Reason};
-use crate::request::{Asked, Door, PodRequest, Start, Wish, Wishes, pod_name};
+use crate::request::{Asked, ClaimRequest, Door, Main, MainInterface, PodRequest, Wish, Wishes, pod_name};
 use crate::world::{Labels, PodView, World};
 
 pub use access::{claims, primary_network};
@@ -31,6 +34,8 @@ pub struct Wanted {
     pub interface: InterfaceName,
     /// Whether it is the pod's main one.
     pub main: bool,
+    /// Whom it has its addresses from, where they are reserved already.
+    pub loan: Option<Loan>,
     /// Addresses that it must have.
     pub addresses: Vec<IpAddr>,
     /// The MAC that it must have.
@@ -62,51 +67,117 @@ pub struct Held {
 }
 
 /// The interfaces that a request is about, the main one first if there is one, besides those that the sandbox
-/// `has`.
+/// `has`; with what is reserved for its claims.
 ///
 /// # Errors
 /// When something is missing or refused; never is another Network given instead.
-pub fn resolve(world: &World, request: &PodRequest, has: &[Held]) -> Result<Vec<Wanted>, Missing> {
+pub fn resolve(
+    world: &World,
+    request: &PodRequest,
+    has: &[Held],
+    claimed: &[Reservation],
+) -> Result<Vec<Wanted>, Missing> {
     let who = pod_name(&request.pod);
+    check_claims(request, &who)?;
     let Some(namespace) = request.pod.namespace.as_deref() else {
         // A plain CNI client: no namespace, so no rights but to the default Network.
         let network = names::DEFAULT_NETWORK.to_owned();
-        let main = request.start.iter().map(|start| main_interface(world, start, network.clone(), &who));
+        let main = request.start.iter().filter_map(|start| start.main.ours());
+        let main = main.map(|main| main_interface(world, main, network.clone(), &who));
         let wanted: Vec<Wanted> = main.collect::<Result<_, _>>()?;
         check_together(world, &wanted, has, &who)?;
         return Ok(wanted);
     };
-    check_known(world, &who)?;
-    let Some(labels) = world.namespaces.get(namespace) else {
-        return Err(Missing::Wait(Error::new(
-            Reason::NotReady,
-            format!("{who}: namespace {namespace} is not known to the node agent yet: it tries again"),
-        )));
-    };
+    let foreign = request.start.as_ref().is_some_and(|start| matches!(start.main, Main::Foreign(_)));
+    if foreign && foreign::asks_for_nothing(world, request, namespace) {
+        return Ok(Vec::new());
+    }
+    let labels = labels_of(world, namespace, &who)?;
     let wish = wish_of(world, request, namespace, &who)?;
     let own_primary = access::primary_of(&claims(world), namespace, labels)?;
     let mut wanted = Vec::with_capacity(1 + wish.further.len());
-    if let Some(start) = &request.start {
-        let primary = match &wish.primary {
-            None => own_primary.clone(),
-            Some(name) => other_primary(world, name, &own_primary, labels, &who)?,
-        };
-        wanted.push(main_interface(world, start, primary, &who)?);
+    match request.start.as_ref().map(|start| &start.main) {
+        Some(Main::Ours(main)) => {
+            let primary = match &wish.primary {
+                None => own_primary.clone(),
+                Some(name) => other_primary(world, name, &own_primary, labels, &who)?,
+            };
+            wanted.push(main_interface(world, main, primary, &who)?);
+        }
+        Some(Main::Foreign(name)) => foreign::check(name, &wish, claimed, &own_primary, namespace, &who)?,
+        None => {}
     }
     let mut taken: BTreeSet<&str> = has.iter().map(|held| held.interface.as_str()).collect();
     taken.extend(wish.further.iter().filter_map(|asked| asked.interface.as_ref().map(InterfaceName::as_str)));
-    taken.extend(request.start.iter().map(|start| start.interface.as_str()));
+    taken.extend(request.start.iter().map(|start| start.main.name().as_str()));
+    let lent = claimed.iter().flat_map(|own| own.reserved().iter().map(move |lease| (own.owner(), lease)));
+    // By the name that its claim has it by, unless that is taken here.
+    let lent: Vec<_> =
+        lent.map(|(owner, lease)| (owner, lease, taken.insert(lease.interface.as_str()))).collect();
     let mut free = free_names(taken);
     for asked in &wish.further {
         let network = usable(world, &asked.network, &who)?;
         check_access(network, &asked.network, &own_primary, labels, &who)?;
         wanted.push(further(world, network, asked, &mut free, &who)?);
     }
+    for (owner, lease, by_its_name) in lent {
+        let network = usable(world, &lease.network, &who)?;
+        check_access(network, &lease.network, &own_primary, labels, &who)?;
+        let asked = Asked {
+            network: lease.network.clone(),
+            interface: by_its_name.then(|| lease.interface.clone()),
+            default_route: lease.default_route,
+            ..Asked::default()
+        };
+        let loan = Loan { from: owner.clone(), interface: lease.interface.clone() };
+        wanted.push(Wanted { loan: Some(loan), ..further(world, network, &asked, &mut free, &who)? });
+    }
     check_together(world, &wanted, has, &who)?;
     // Where another interface asks for the default route, the main one does without.
     let elsewhere = wanted.iter().any(|w| !w.main && w.default_route);
     wanted.iter_mut().filter(|w| w.main).for_each(|main| main.default_route = !elsewhere);
     Ok(wanted)
+}
+
+/// What a claim asks for, with a name for each interface that is free in the claim.
+///
+/// # Errors
+/// When something is missing or refused.
+pub fn resolve_claim(world: &World, request: &ClaimRequest) -> Result<Vec<Wanted>, Missing> {
+    let (who, namespace) = (format!("claim {}", request.claim), request.claim.namespace.as_str());
+    let labels = labels_of(world, namespace, &who)?;
+    let own_primary = access::primary_of(&claims(world), namespace, labels)?;
+    let named = request.networks.iter().filter_map(|asked| asked.interface.as_ref());
+    let mut free = free_names(named.map(InterfaceName::as_str).collect());
+    let mut wanted = Vec::with_capacity(request.networks.len());
+    for asked in &request.networks {
+        let network = usable(world, &asked.network, &who)?;
+        check_access(network, &asked.network, &own_primary, labels, &who)?;
+        wanted.push(further(world, network, asked, &mut free, &who)?);
+    }
+    check_together(world, &wanted, &[], &who)?;
+    Ok(wanted)
+}
+
+/// A claim is its namespace's: no other pod gets what is reserved for it.
+fn check_claims(request: &PodRequest, who: &str) -> Result<(), Missing> {
+    let namespace = request.pod.namespace.as_deref();
+    let Some(foreign) = request.claims.iter().find(|claim| Some(claim.namespace.as_str()) != namespace)
+    else {
+        return Ok(());
+    };
+    let message = format!("{who}: claim {foreign} is not of its namespace: use one that is");
+    Err(Missing::Error(Error::new(Reason::Refused, message)))
+}
+
+fn labels_of<'w>(world: &'w World, namespace: &str, who: &str) -> Result<&'w Labels, Missing> {
+    check_known(world, who)?;
+    let labels = world.namespaces.get(namespace).map(|labels| &**labels);
+    labels.ok_or_else(|| {
+        let message =
+            format!("{who}: namespace {namespace} is not known to the node agent yet; it will be retried");
+        Missing::Wait(Error::new(Reason::NotReady, message))
+    })
 }
 
 /// Nothing is decided on half a list: a Network that is still to come may be the one that this namespace must
@@ -116,9 +187,8 @@ fn check_known(world: &World, who: &str) -> Result<(), Missing> {
         return Ok(());
     }
     let message = format!(
-        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so it is not known \
-         which \
-         Network its namespace has: it tries again"
+        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so it is not \
+        known which Network its namespace has; it will be retried"
     );
     Err(Missing::Wait(Error::new(Reason::NotReady, message)))
 }
@@ -143,12 +213,12 @@ fn wish_of(world: &World, request: &PodRequest, namespace: &str, who: &str) -> R
     found.unwrap_or_else(|| {
         let advice = match &request.door {
             Door::Cni(_) => {
-                "it tries again; with the capability io.kubernetes.cri.pod-annotations in the CNI \
-                 configuration it need not wait"
+                "it will be retried; with the capability io.kubernetes.cri.pod-annotations in the CNI \
+                configuration there is no need to wait"
             }
-            Door::Kni | Door::Object(_) => {
-                "send its annotations with the request (an empty one will do), or see that its Pod object is \
-                 there, has this node in spec.nodeName, and try again"
+            Door::Kni | Door::Nri | Door::Object(_) => {
+                "send its annotations with the request (an empty one is enough), or make sure that its Pod \
+                object exists with this node in spec.nodeName, and try again"
             }
         };
         let message = format!("{who} is not known to the node agent yet: {advice}");
@@ -165,7 +235,7 @@ fn other_primary(
 ) -> Result<String, Missing> {
     let network = usable(world, name, who)?;
     check_access(network, name, own_primary, labels, who)?;
-    if name != names::DEFAULT_NETWORK && network.spec.primary_for.is_none() {
+    if !network.is_primary() {
         let message =
             format!("{who}: Network {name} is not a primary Network: set its primaryFor, or ask for another");
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
@@ -179,11 +249,11 @@ fn usable<'w>(world: &'w World, name: &str, who: &str) -> Result<&'w Network, Mi
         let message = format!("{who}: Network {name} does not exist: create it, or ask for another");
         return Err(Missing::Wait(Error::new(Reason::NotReady, message)));
     };
-    if network.metadata.deletion_timestamp.is_some() {
+    if network.is_being_deleted() {
         let message = format!("{who}: Network {name} is being deleted: ask for another");
         return Err(Missing::Error(Error::new(Reason::NotReady, message)));
     }
-    if let Some((reason, why)) = access::refusal(network) {
+    if let Some(Refusal { reason, message: why }) = network.refusal() {
         let message = format!("{who}: Network {name} is not accepted ({reason}): {why}");
         return Err(Missing::Error(Error::new(Reason::NotReady, message)));
     }
@@ -206,13 +276,14 @@ fn check_access(
     Err(Missing::Error(Error::new(Reason::NotAllowed, message)))
 }
 
-fn main_interface(world: &World, start: &Start, name: String, who: &str) -> Result<Wanted, Missing> {
+fn main_interface(world: &World, start: &MainInterface, name: String, who: &str) -> Result<Wanted, Missing> {
     let network = usable(world, &name, who)?;
     Ok(Wanted {
         runtime: runtime_of(world, network, &name, who)?,
         network: name,
         interface: start.interface.clone(),
         main: true,
+        loan: None,
         addresses: start.addresses.clone(),
         mac: start.mac,
         default_route: true,
@@ -234,6 +305,7 @@ fn further(
         network: asked.network.clone(),
         interface: asked.interface.clone().unwrap_or_else(next),
         main: false,
+        loan: None,
         addresses: asked.addresses.clone(),
         mac: asked.mac,
         default_route: asked.default_route,
@@ -250,7 +322,7 @@ fn free_names(taken: BTreeSet<&str>) -> impl Iterator<Item = InterfaceName> {
 
 fn runtime_of(world: &World, network: &Network, name: &str, who: &str) -> Result<String, Missing> {
     world.runtime_of(network).ok_or_else(|| {
-        let class = &network.spec.class;
+        let class = network.class();
         let message = format!("{who}: NetworkClass {class} of Network {name} does not exist: create it");
         Missing::Wait(Error::new(Reason::NotReady, message))
     })
@@ -261,12 +333,12 @@ fn check_together(world: &World, wanted: &[Wanted], has: &[Held], who: &str) -> 
     let mut interfaces = BTreeSet::new();
     if let Some(twice) = wanted.iter().find(|w| !interfaces.insert(&w.interface)) {
         let message =
-            format!("{who} asks for interface {} twice: give each a name of its own", twice.interface);
+            format!("{who} asks for interface {} twice: give each a different name", twice.interface);
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     let there = |w: &&Wanted| has.iter().any(|held| held.interface == w.interface.as_str());
     if let Some(twice) = wanted.iter().find(there) {
-        let message = format!("{who} has an interface {} already: ask for another name", twice.interface);
+        let message = format!("{who} already has an interface {}: use another name", twice.interface);
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     let per_family = |w: &&Wanted| !w.addresses.is_empty() && Addresses::from_list(&w.addresses).is_none();
@@ -291,18 +363,19 @@ fn check_disjoint(world: &World, names: &[&str], who: &str) -> Result<(), Missin
     let mut seen: Vec<(&str, IpNet)> = Vec::new();
     for name in names {
         let Some(network) = world.networks.get(*name) else { continue };
-        let ranges = network.spec.subnets.iter().filter_map(|s| s.cidr.parse::<IpNet>().ok());
-        for range in ranges {
-            let overlaps = |other: &IpNet| other.contains(&range) || range.contains(other);
-            if let Some((other, _)) = seen.iter().find(|(_, known)| overlaps(known)) {
+        for range in network.ranges() {
+            if let Some((other, _)) = seen.iter().find(|(_, known)| overlap(known, range)) {
                 let problem = if other == name {
                     format!("asks for Network {name} twice: one interface on each is enough")
                 } else {
-                    format!("asks for Networks {other} and {name}, whose addresses overlap: take one of them")
+                    format!(
+                        "asks for Networks {other} and {name}, whose addresses overlap: use only one \
+                    of them"
+                    )
                 };
                 return Err(Missing::Error(Error::new(Reason::Refused, format!("{who} {problem}"))));
             }
-            seen.push((name, range));
+            seen.push((name, *range));
         }
     }
     Ok(())

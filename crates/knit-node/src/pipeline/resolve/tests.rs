@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use knit_api::{Network, NetworkSpec, NetworkStatus};
+use knit_api::{NetworkSpec, NetworkStatus};
 use knit_runtime::{Dns, InterfaceName, Pod, SandboxId};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::front_door::annotation::wishes;
-use crate::request::Door;
+use crate::request::{Door, Main, MainInterface, Start};
 use crate::world::{Before, PodView, Synced};
 
 /// Annotations of a pod.
@@ -21,23 +21,21 @@ fn world() -> World {
         let mut spec = json!({"topology": "Layer3"});
         spec.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
         let spec: NetworkSpec = serde_json::from_value(spec).expect("a spec");
-        (name.to_owned(), Arc::new(Network::new(name, spec)))
+        (name.to_owned(), Arc::new(Network::from(knit_api::Network::new(name, spec))))
     };
     let subnet = |cidr: &str| json!([{"cidr": cidr}]);
     let mut refused =
         network("refused", json!({"subnets": subnet("10.9.0.0/16"), "allowedNamespaces": {"from": "All"}}));
-    Arc::make_mut(&mut refused.1).status = Some(
-        serde_json::from_value::<NetworkStatus>(json!({"conditions": [{
-            "type": "Accepted", "status": "False", "reason": "SubnetOverlap", "message": "it overlaps the \
-                nodes",
-            "lastTransitionTime": "2026-01-01T00:00:00Z"
-        }]}))
-        .expect("a status"),
-    );
+    let status: NetworkStatus = serde_json::from_value(json!({"conditions": [{
+        "type": "Accepted", "status": "False", "reason": "SubnetOverlap", "message": "it overlaps the nodes",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"
+    }]}))
+    .expect("a status");
+    Arc::make_mut(&mut refused.1).edit(|network| network.status = Some(status));
     let mut leaving =
         network("leaving", json!({"subnets": subnet("10.8.0.0/16"), "allowedNamespaces": {"from": "All"}}));
-    Arc::make_mut(&mut leaving.1).metadata.deletion_timestamp =
-        Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time"));
+    let then = serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time");
+    Arc::make_mut(&mut leaving.1).edit(|network| network.metadata.deletion_timestamp = Some(then));
     let team = |name: &str| json!({"matchLabels": {"team": name}});
     let networks = [
         network("default", json!({"subnets": subnet("10.1.0.0/16")})),
@@ -95,15 +93,23 @@ fn request(namespace: Option<&str>, annotations: Option<Notes<'_>>) -> PodReques
         },
         start: Some(Start {
             netns: PathBuf::from("/run/netns/s"),
-            interface: InterfaceName::new("eth0").expect("a name"),
-            ports: Vec::new(),
-            addresses: Vec::new(),
-            mac: None,
-            dns: Dns::default(),
+            main: Main::Ours(MainInterface {
+                interface: InterfaceName::new("eth0").expect("a name"),
+                ports: Vec::new(),
+                addresses: Vec::new(),
+                mac: None,
+                dns: Dns::default(),
+            }),
         }),
         wishes: annotations.map_or(Wishes::AsThePodSays, |pairs| wishes(&notes(pairs))),
+        claims: Vec::new(),
         door: Door::Cni("knit".into()),
     }
+}
+
+/// For a pod without claims.
+fn resolve(world: &World, request: &PodRequest, has: &[Held]) -> Result<Vec<Wanted>, Missing> {
+    super::resolve(world, request, has, &[])
 }
 
 /// One more for a pod that runs.
@@ -296,9 +302,9 @@ fn one_networks_selector_that_cannot_be_read_stopped_every_namespace() {
     let mut world = world();
     let wrong = json!({"topology": "Layer3", "primaryFor":
         {"matchExpressions": [{"key": "team", "operator": "Equals", "values": ["green"]}]}});
-    let mut wrong = Network::new("wrong", serde_json::from_value(wrong).expect("a spec"));
-    wrong.status = world.networks["refused"].status.clone();
-    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong.clone()));
+    let mut wrong = knit_api::Network::new("wrong", serde_json::from_value(wrong).expect("a spec"));
+    wrong.status = world.networks["refused"].status().cloned();
+    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong.clone().into()));
     for (namespace, network) in [("plain", "default@eth0*"), ("reds", "red@eth0*")] {
         let wanted = resolve(&world, &request(Some(namespace), Some(&[])), &[]).expect("as ever");
         assert_eq!(shown(&wanted), network);
@@ -306,7 +312,7 @@ fn one_networks_selector_that_cannot_be_read_stopped_every_namespace() {
     // Before the controller has refused it, nobody gets the default Network who may be meant; who has another
     // has it.
     wrong.status = None;
-    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong));
+    Arc::make_mut(&mut world.networks).insert("wrong".to_owned(), Arc::new(wrong.into()));
     resolve(&world, &request(Some("reds"), Some(&[])), &[]).expect("as ever");
     match resolve(&world, &request(Some("plain"), Some(&[])), &[]) {
         Err(Missing::Error(error)) => {

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use knit_cni::protocol::{self, Command, PROTOCOL_VERSION, Request, Response};
 use knit_cni::{Args, NetworkConfig};
-use knit_ledger::{AttachmentState, SandboxRecord, Scan};
+use knit_ledger::{AttachmentState, Entry, SandboxRecord, Scan};
 
 use super::{Node, chain};
 
 /// How long the agent may take to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub fn look(node: &mut Node) {
     if !directory(node) {
@@ -38,12 +38,12 @@ fn space(node: &mut Node) {
     let shown = path.display();
     let found = match rustix::fs::statvfs(&path) {
         Ok(found) => found,
-        Err(error) => return node.unknown(check, format!("{shown} cannot be looked at: {error}")),
+        Err(error) => return node.unknown(check, format!("cannot inspect {shown}: {error}")),
     };
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     let free_kib = free >> 10;
     let advice =
-        format!("free space in {shown}: see what fills it (du -x {shown}); pods that run are not affected");
+        format!("free space in {shown}: check what fills it (du -x {shown}); running pods are not affected");
     if free < TOO_LITTLE || (found.f_files > 0 && found.f_favail == 0) {
         let words =
             format!("{shown} is full ({free_kib} KiB, {} files free): new pods are refused", found.f_favail);
@@ -65,7 +65,7 @@ fn directory(node: &mut Node) -> bool {
             node.wrong(
                 check,
                 format!("{shown} is not a directory"),
-                "remove it; the agent makes the directory",
+                "remove it; the agent creates the directory",
             );
             false
         }
@@ -73,7 +73,7 @@ fn directory(node: &mut Node) -> bool {
             node.wrong(
                 check,
                 format!(
-                    "{shown} can be written by others than its owner (mode {:o})",
+                    "{shown} is writable by others than its owner (mode {:o})",
                     found.permissions().mode() & 0o7777
                 ),
                 format!("chmod 0700 {shown}"),
@@ -87,13 +87,13 @@ fn directory(node: &mut Node) -> bool {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             node.wrong(
                 check,
-                format!("{shown} is not there: no agent has run on this node since boot"),
-                "start the agent (knit node), or name its directory with --run-dir",
+                format!("{shown} does not exist: no agent has run on this node since boot"),
+                "start the agent (knit node), or specify its directory with --run-dir",
             );
             false
         }
         Err(error) => {
-            node.unknown(check, format!("{shown} cannot be looked at: {error}; run it as root"));
+            node.unknown(check, format!("cannot inspect {shown}: {error}; run this as root"));
             false
         }
     }
@@ -111,38 +111,38 @@ fn socket(node: &mut Node) {
                     "socket",
                     format!("{shown} is open to others (mode {mode:o})"),
                     format!(
-                        "chmod 0600 {shown}, and see who changed it; the agent still refuses other users"
+                        "chmod 0600 {shown}, and find out who changed it; the agent still refuses other users"
                     ),
                 );
             } else if found.uid() != 0 && found.uid() != own {
                 let words = format!("{shown} belongs to user {}", found.uid());
-                node.wrong("socket", words, "stop whatever made it, remove it, and restart the agent");
+                node.wrong("socket", words, "stop whatever created it, remove it, and restart the agent");
             } else {
-                node.good("socket", format!("{shown} is there, for root alone"));
+                node.good("socket", format!("{shown} exists, accessible only to root"));
             }
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let advice = "start the agent and read its log; it opens the socket when it is ready to serve";
-            return node.wrong("socket", format!("{shown} is not there: no agent serves"), advice);
+            return node.wrong("socket", format!("{shown} does not exist: no agent is serving"), advice);
         }
         Err(error) => {
-            return node.unknown("socket", format!("{shown} cannot be looked at: {error}; run it as root"));
+            return node.unknown("socket", format!("cannot inspect {shown}: {error}; run this as root"));
         }
     }
     match ask(&path) {
-        Ok(Response::Ok(_)) => node.good("agent", "it answers, and is ready"),
+        Ok(Response::Ok(_)) => node.good("agent", "it answers and is ready"),
         Ok(Response::Err(error)) => {
-            let advice = "do what it says; until then new pods wait, and running ones go on";
+            let advice = "follow its message; until then new pods wait, and running ones continue";
             node.wrong(
                 "agent",
-                format!("it answers, and is not ready: {} {}", error.msg, error.details),
+                format!("it answers but is not ready: {} {}", error.msg, error.details),
                 advice,
             );
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => node.wrong(
             "agent",
-            "nobody listens on its socket: it is stopped, or starting",
-            "start it (knit node) and read its log; running pods go on, new ones wait, DELs are noted",
+            "nothing is listening on its socket: it is stopped, or starting",
+            "start it (knit node) and read its log; running pods continue, new ones wait, DELs are recorded",
         ),
         Err(error) => {
             node.wrong(
@@ -156,8 +156,8 @@ fn socket(node: &mut Node) {
 
 fn ask(socket: &Path) -> io::Result<Response> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(AGENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(AGENT_TIMEOUT))?;
     let config = NetworkConfig::parse(br#"{"cniVersion":"1.1.0","name":"knit"}"#);
     let request = Request {
         version: PROTOCOL_VERSION,
@@ -178,29 +178,35 @@ fn ledger(node: &mut Node) {
     let check = "ledger";
     let path = node.args.run_dir.join("ledger");
     if !path.exists() {
-        let advice = "start the agent; it makes the ledger, and takes what the kernel has into it";
-        return node.warning(check, format!("{} is not there", path.display()), advice);
+        let advice = "start the agent; it creates the ledger, and rebuilds it from the kernel";
+        return node.warning(check, format!("{} does not exist", path.display()), advice);
     }
-    let (records, scan) = match knit_ledger::read::<SandboxRecord>(&path) {
+    let (content, scan) = match knit_ledger::read::<Entry>(&path) {
         Ok(found) => found,
-        Err(error) => return node.unknown(check, format!("{}; run it as root", chain(&error))),
+        Err(error) => return node.unknown(check, format!("{}; run this as root", chain(&error))),
     };
+    let records: Vec<SandboxRecord> = content.records.values().filter_map(|e| e.sandbox().cloned()).collect();
     match scan {
-        Scan::Whole => {
+        Scan::Whole if content.unreadable.is_empty() => {
             let attachments: usize = records.iter().map(|r| r.attachments().len()).sum();
-            node.good(check, format!("sound: {} sandboxes with {attachments} attachments", records.len()));
+            let reserved = content.records.len() - records.len();
+            let claims = if reserved > 0 { format!(", {reserved} reservations") } else { String::new() };
+            let words = format!("intact: {} sandboxes with {attachments} attachments{claims}", records.len());
+            node.good(check, words);
         }
+        // Said below, one by one.
+        Scan::Whole => {}
         // An agent at work may be writing this very moment.
         Scan::TornTail { .. } => {
-            node.good(check, "sound; its last write is unfinished, and the next start cuts it off");
+            node.good(check, "intact; its last write is incomplete, and the next start truncates it");
         }
         Scan::Corrupt { why, .. } => {
             node.damaged = true;
             node.wrong(
                 check,
                 format!("{} is damaged: {why}", path.display()),
-                "restart the agent: it sets the file aside and rebuilds it from the kernel; then see what \
-                 else writes there",
+                "restart the agent: it sets the file aside and rebuilds it from the kernel; then \
+                 find out what else writes there",
             );
         }
         Scan::Newer { version } => {
@@ -212,8 +218,20 @@ fn ledger(node: &mut Node) {
             );
         }
     }
+    for record in content.unreadable.values() {
+        let whose = record.pod().map(|pod| format!(" of pod {pod}")).unwrap_or_default();
+        node.wrong(
+            check,
+            format!("the record of sandbox {}{whose} cannot be read: {}", record.key(), record.why()),
+            "delete that pod: its addresses stay reserved and its networks are not looked after until then; \
+             if a newer agent wrote it, run that one again",
+        );
+        // Without its owner, whatever the ledger does not have may be that one's.
+        node.damaged |= record.sandbox().is_none();
+    }
     consistency(node, &records);
     node.records = Some(records);
+    node.unreadable = content.unreadable.into_values().collect();
 }
 
 fn consistency(node: &mut Node, records: &[SandboxRecord]) {
@@ -224,12 +242,12 @@ fn consistency(node: &mut Node, records: &[SandboxRecord]) {
     for record in records {
         let namespace = record.netns();
         if !namespace.path.as_os_str().is_empty() && knit_node::netns::is_gone(namespace) {
-            gone.push(record.sandbox());
+            gone.push(record.sandbox().as_str());
         }
         for attachment in record.attachments() {
             let plan = attachment.plan();
             for address in plan.lease.iter().flat_map(|lease| lease.addresses.iter()) {
-                holders.entry((&plan.network, address)).or_default().push(record.sandbox());
+                holders.entry((&plan.network, address)).or_default().push(record.sandbox().as_str());
             }
             if !matches!(attachment.state(), AttachmentState::Attached(_)) {
                 unfinished.push(format!("{} of {}", plan.interface, record.sandbox()));
@@ -240,21 +258,21 @@ fn consistency(node: &mut Node, records: &[SandboxRecord]) {
         node.wrong(
             check,
             format!("address {address} of Network {network} is recorded for {}", sandboxes.join(" and ")),
-            "delete one of these pods, and report it with the agent's log: this must not happen",
+            "delete one of these pods, and report this with the agent's log: it is a bug",
         );
     }
     if !unfinished.is_empty() {
         node.warning(
             check,
             format!("neither attached nor gone: {}", some(&unfinished)),
-            "look again in a moment; if it stays, the agent's log says why it cannot finish",
+            "check again in a moment; if it persists, the agent's log says why it cannot finish",
         );
     }
     if !gone.is_empty() {
         node.warning(
             check,
-            format!("network namespaces are gone whose DEL never came: {}", some(&gone)),
-            "nothing: the agent removes them within a minute; if it stays, read its log",
+            format!("network namespaces are gone without a DEL: {}", some(&gone)),
+            "nothing: the agent removes them within a minute; if it persists, read its log",
         );
     }
 }

@@ -23,10 +23,10 @@ fn configuration(node: &mut Node) {
     let mut files: Vec<PathBuf> = match std::fs::read_dir(&directory) {
         Ok(entries) => entries.flatten().map(|e| e.path()).filter(|p| is_configuration(p)).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let advice = "install Knit's configuration there, or name the directory with --cni-conf-dir";
-            return node.warning(check, format!("{shown} is not there"), advice);
+            let advice = "install Knit's configuration there, or specify the directory with --cni-conf-dir";
+            return node.warning(check, format!("{shown} does not exist"), advice);
         }
-        Err(error) => return node.unknown(check, format!("{shown} cannot be read: {error}")),
+        Err(error) => return node.unknown(check, format!("cannot read {shown}: {error}")),
     };
     files.sort();
     let Some(first) = files.first() else {
@@ -37,19 +37,16 @@ fn configuration(node: &mut Node) {
     let config: Value = match read.and_then(|text| serde_json::from_slice(&text).map_err(|e| e.to_string())) {
         Ok(config) => config,
         Err(error) => {
-            let words = format!("{} cannot be read: {error}", first.display());
-            return node.wrong(check, words, "repair or remove it: container runtimes take the first file");
+            let words = format!("cannot read {}: {error}", first.display());
+            return node.wrong(check, words, "fix or remove it: container runtimes use the first file");
         }
     };
     let listed = config["plugins"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
     let Some(ours) = listed.iter().find(|plugin| plugin["type"] == PLUGIN) else {
         return node.warning(
             check,
-            format!(
-                "container runtimes take {} (the first in {shown}), and that is not Knit's",
-                first.display()
-            ),
-            "remove it or give Knit's file a smaller number, unless Knit serves secondary Networks only here",
+            format!("container runtimes use {} (the first in {shown}), which is not Knit's", first.display()),
+            "remove it or give Knit's file a smaller number, unless Knit only serves secondary Networks here",
         );
     };
     let annotations = ours["capabilities"]["io.kubernetes.cri.pod-annotations"] == true;
@@ -61,19 +58,18 @@ fn configuration(node: &mut Node) {
         return node.wrong(
             check,
             format!(
-                "{} names the socket {}, and the agent has {}",
+                "{} names the socket {}, but the agent uses {}",
                 first.display(),
                 socket.display(),
                 node.socket().display()
             ),
-            "write the same path in both (\"socket\" in the configuration, --socket or --run-dir of the \
-             agent)",
+            "use the same path in both (\"socket\" in the configuration, --socket or --run-dir of the agent)",
         );
     }
     if !annotations {
         return node.warning(
             check,
-            format!("{} does not ask for pod annotations", first.display()),
+            format!("{} does not request pod annotations", first.display()),
             "add \"capabilities\": {\"io.kubernetes.cri.pod-annotations\": true}: without it the agent has \
              to wait for each pod's object",
         );
@@ -98,8 +94,8 @@ fn plugin(node: &mut Node) {
         }
         Err(error) => node.warning(
             check,
-            format!("{} cannot be looked at: {error}", path.display()),
-            "install the shim there, or name the directory with --cni-bin-dir",
+            format!("cannot inspect {}: {error}", path.display()),
+            "install the shim there, or specify the directory with --cni-bin-dir",
         ),
     }
 }

@@ -27,8 +27,8 @@ fn forwarding(node: &mut Node) {
         match read(path).as_deref() {
             Some("0") if node.was_ready() => {
                 let advice = format!(
-                    "sysctl -w {name}=1, and see what turned it off (often a file in /etc/sysctl.d); the \
-                     agent turns it on when it sets a Network of that family up"
+                    "sysctl -w {name}=1, and find out what disabled it (often a file in \
+                    /etc/sysctl.d); the agent enables it when it sets up a Network of that family"
                 );
                 // A node without IPv6 Networks does not need it for IPv6.
                 if name.contains("ipv6") {
@@ -45,10 +45,10 @@ fn forwarding(node: &mut Node) {
                     );
                 }
             }
-            Some("0") => node.good(check, format!("{name} is 0; the agent turns it on when it needs it")),
+            Some("0") => node.good(check, format!("{name} is 0; the agent enables it when it needs it")),
             Some(value) => node.good(check, format!("{name} is {value}")),
             None => {
-                node.unknown(check, format!("{name} cannot be read: this kernel may be without that family"));
+                node.unknown(check, format!("cannot read {name}: this kernel may lack that family"));
             }
         }
     }
@@ -68,8 +68,8 @@ fn conntrack(node: &mut Node) {
         (Some(now), Some(most)) => node.good(check, format!("{now} of at most {most} connections")),
         _ => node.warning(
             check,
-            "nf_conntrack is not there (yet)",
-            "modprobe nf_conntrack; where that fails, use a kernel with CONFIG_NF_CONNTRACK",
+            "nf_conntrack is not loaded (yet)",
+            "modprobe nf_conntrack; if that fails, use a kernel with CONFIG_NF_CONNTRACK",
         ),
     }
 }
@@ -87,10 +87,12 @@ fn neighbours(node: &mut Node) {
         let now = read(&format!("/proc/net/stat/{table}")).and_then(|text| entries(&text));
         let name = format!("net.{family}.neigh.default.gc_thresh3");
         let now_text = now.map_or_else(|| "an unknown number".to_owned(), |now| now.to_string());
-        let raise = format!("sysctl -w {name}=65536; the agent does so at its start where it may");
+        let raise = format!("sysctl -w {name}=65536; the agent does so at startup if it is allowed to");
         if now.is_some_and(|now| now * 10 >= most * 8) {
-            let text =
-                format!("{now_text} of {most} ({name}): when it is full, this node reaches nobody new");
+            let text = format!(
+                "{now_text} of {most} ({name}): when it is full, this node cannot reach new \
+                neighbors"
+            );
             node.wrong(check, text, raise);
         } else if most < ROOM {
             let text =
@@ -113,12 +115,12 @@ fn entries(stat: &str) -> Option<u64> {
 fn bridged_packets(node: &mut Node) {
     let check = "bridged packets";
     if Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() {
-        node.good(check, "br_netfilter is there: Services work on Layer2 Networks");
+        node.good(check, "br_netfilter is loaded: Services work on Layer2 Networks");
     } else {
         node.warning(
             check,
             "br_netfilter is not loaded: Services do not work between pods of one Layer2 Network",
-            "modprobe br_netfilter, and name it in /etc/modules-load.d; Layer3 Networks do not need it",
+            "modprobe br_netfilter, and list it in /etc/modules-load.d; Layer3 Networks do not need it",
         );
     }
 }

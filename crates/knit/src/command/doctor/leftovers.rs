@@ -29,10 +29,16 @@ fn noted(node: &mut Node) {
         Ok(notes) if notes.is_empty() => node.good("noted DELs", "none waits"),
         Ok(notes) => node.warning(
             "noted DELs",
-            format!("{} DELs came while the agent was away, and wait in {}", notes.len(), folder.display()),
-            "start the agent; if it runs, it carries them out within a minute, or its log says why not",
+            format!(
+                "{} DELs arrived while the agent was down and are pending in \
+            {}",
+                notes.len(),
+                folder.display()
+            ),
+            "start the agent; once it is running, it carries them out within a minute, or its log \
+            says why not",
         ),
-        Err(error) => node.unknown("noted DELs", format!("{} cannot be read: {error}", folder.display())),
+        Err(error) => node.unknown("noted DELs", format!("cannot read {}: {error}", folder.display())),
     }
 }
 
@@ -59,13 +65,13 @@ fn attachments(node: &mut Node) {
             let whole = matches!(attachment.state(), AttachmentState::Attached(_));
             let plan = attachment.plan();
             if plan.runtime == names::LINUX_RUNTIME {
-                recorded.insert((record.sandbox().to_owned(), plan.interface.clone()), whole);
+                recorded.insert((record.sandbox().to_string(), plan.interface.to_string()), whole);
             } else if whole {
                 // Another runtime's mark is its own; what every interface has is an end in the pod.
                 foreign += 1;
                 let words =
                     format!("{} of sandbox {} (runtime {})", plan.interface, record.sandbox(), plan.runtime);
-                match inside(record, &plan.interface) {
+                match inside(record, plan.interface.as_str()) {
                     Inside::Up => {}
                     Inside::Down => down.push(words),
                     Inside::Missing => lost.push(words),
@@ -91,13 +97,15 @@ fn attachments(node: &mut Node) {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
-            return node.unknown(check, format!("links cannot be listed: {}; run it as root", chain(&error)));
+            return node.unknown(check, format!("cannot list links: {}; run this as root", chain(&error)));
         }
     };
     let mut strays = Vec::new();
     let mut seen = BTreeSet::new();
     for (key, place, link) in &found {
-        if !recorded.contains_key(key) {
+        if node.unreadable.iter().any(|record| record.key() == key.0) {
+            // Whose it is, is known; whether it is as it should be, is not.
+        } else if !recorded.contains_key(key) {
             strays.push(format!("{} in {place} (sandbox {})", link.name, key.0));
         } else if !link.running {
             down.push(format!("{} in {place} (interface {} of sandbox {})", link.name, key.1, key.0));
@@ -113,7 +121,7 @@ fn attachments(node: &mut Node) {
     if node.damaged {
         // What a damaged ledger does not have may be a live pod's.
         strays.clear();
-        let words = "whose interfaces they are is not known while the ledger is damaged";
+        let words = "their owners are not known while the ledger is damaged";
         node.unknown(check, format!("{} in the kernel; {words}", found.len()));
     }
     if strays.is_empty() && lost.is_empty() && down.is_empty() {
@@ -125,22 +133,23 @@ fn attachments(node: &mut Node) {
     if !strays.is_empty() {
         node.warning(
             check,
-            format!("interfaces of nobody: {}", some(&strays)),
-            "restart the agent: it removes what nobody recorded; if they stay, its log says why",
+            format!("interfaces without a record: {}", some(&strays)),
+            "restart the agent: it removes what is not recorded; if they persist, its log says why",
         );
     }
     if !lost.is_empty() {
         node.wrong(
             check,
-            format!("recorded, and not in the kernel: {}", some(&lost)),
-            "the agent makes them again within a minute; if not, delete the pods and read its log",
+            format!("recorded, but not in the kernel: {}", some(&lost)),
+            "the agent recreates them within a minute; if not, delete the pods and read its log",
         );
     }
     if !down.is_empty() {
         node.wrong(
             check,
             format!("carry no packets: {}", some(&down)),
-            "something in the pod or on the node set an end down; delete the pod, or set it up again (ip link set NAME up)",
+            "something in the pod or on the node set one end down; delete the pod, or set it up \
+            again (ip link set NAME up)",
         );
     }
 }
@@ -174,12 +183,15 @@ fn inside(record: &SandboxRecord, interface: &str) -> Inside {
 fn routes(node: &mut Node) {
     let check = "routes";
     if node.damaged {
-        return node.unknown(check, "whose they are is not known while the ledger is damaged");
+        return node.unknown(check, "their owners are not known while the ledger is damaged");
     }
     let Some(records) = &node.records else { return };
     let leased = records.iter().flat_map(SandboxRecord::leases);
-    let leased: BTreeSet<IpAddr> =
-        leased.flat_map(|lease| lease.addresses.iter().collect::<Vec<_>>()).collect();
+    let held = node.unreadable.iter().flat_map(knit_ledger::Unreadable::holds);
+    let leased: BTreeSet<IpAddr> = leased
+        .flat_map(|lease| lease.addresses.iter().collect::<Vec<_>>())
+        .chain(held.flat_map(|holding| holding.addresses))
+        .collect();
     let found = spaces(node).and_then(|spaces| {
         let mut strays = Vec::new();
         let mut count = 0_usize;
@@ -214,9 +226,10 @@ fn routes(node: &mut Node) {
         Ok((_, strays)) => node.warning(
             check,
             format!("routes to pods that this node does not have: {}", some(&strays)),
-            "restart the agent: setting a Network up takes away what nobody wants; if they stay, its log says why",
+            "restart the agent: setting up a Network removes unneeded routes; if they persist, its \
+            log says why",
         ),
-        Err(error) => node.unknown(check, format!("routes cannot be listed: {}; run it as root", chain(&error))),
+        Err(error) => node.unknown(check, format!("cannot list routes: {}; run this as root", chain(&error))),
     }
 }
 
@@ -226,11 +239,11 @@ async fn routers(node: &mut Node) {
     let directory = node.args.run_dir.join("netns");
     let routers: Vec<String> = match NetNs::list(&directory) {
         Ok(found) => found.into_iter().map(|(name, _)| name).collect(),
-        Err(error) => return node.unknown(check, format!("{}; run it as root", chain(&error))),
+        Err(error) => return node.unknown(check, format!("{}; run this as root", chain(&error))),
     };
     let Some(known) = networks(node).await else {
         return node
-            .unknown(check, format!("{} routers; which Networks there are is not known", routers.len()));
+            .unknown(check, format!("{} routers; the existing Networks are not known", routers.len()));
     };
     let known: BTreeSet<String> = known.into_iter().filter_map(|n| n.metadata.name).collect();
     let used: BTreeSet<&str> = node
@@ -243,13 +256,12 @@ async fn routers(node: &mut Node) {
     let nobodys: Vec<&String> =
         routers.iter().filter(|name| !known.contains(*name) && !used.contains(name.as_str())).collect();
     if nobodys.is_empty() {
-        return node
-            .good(check, format!("{} router namespaces, each of a Network that is there", routers.len()));
+        return node.good(check, format!("{} router namespaces, each of an existing Network", routers.len()));
     }
     node.warning(
         check,
         format!("router namespaces of Networks that are gone: {}", some(&nobodys)),
-        "restart the agent while the API answers: it removes them at its start",
+        "restart the agent while the API is available: it removes them at startup",
     );
 }
 
@@ -264,5 +276,5 @@ pub async fn networks(node: &Node) -> Option<Vec<Network>> {
         return None;
     }
     let world = knit_node::world::boot::BootFile::new(&node.args.state_dir).load().into_world();
-    Some(world.networks.values().map(|network| (**network).clone()).collect())
+    Some(world.networks.values().map(|network| network.object().clone()).collect())
 }

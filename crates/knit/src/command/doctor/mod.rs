@@ -13,17 +13,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use knit_ledger::SandboxRecord;
+use knit_ledger::{SandboxRecord, Unreadable};
 use knit_output::{Cell, Format, Table, Tone};
 use knit_types::chain;
 use serde::Serialize;
 
 use super::objects::From;
 
-/// Look for what is wrong on this node, and say what to do
+/// Check this node for problems, and say how to fix them
 ///
-/// It changes nothing. The exit code is 0 if all is well, 1 if something is worth a look, 2 if something is
-/// wrong. Run it on the node, as root: without that it sees less, and says so.
+/// It changes nothing. The exit code is 0 if all is well, 1 if something needs attention, 2 if something is
+/// wrong. Run it on the node, as root: otherwise it sees less, and says so.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   knit doctor
@@ -36,19 +36,19 @@ pub struct Args {
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
 
-    /// Leave out what is as it should be
+    /// Omit checks that pass
     #[arg(short, long)]
     quiet: bool,
 
-    /// The agent's run-time directory
+    /// The agent's runtime directory
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
-    /// The agent's directory for what outlives a reboot
+    /// The agent's directory for what persists across reboots
     #[arg(long, env = "KNIT_STATE_DIR", value_name = "DIR", default_value = "/var/lib/knit")]
     state_dir: PathBuf,
 
-    /// The agent's socket for the CNI shim [default: cni.sock in the run-time directory]
+    /// The agent's socket for the CNI shim [default: cni.sock in the runtime directory]
     #[arg(long, env = "KNIT_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
 
@@ -106,6 +106,8 @@ struct Node {
     args: Args,
     /// The ledger's records, if it can be read.
     records: Option<Vec<SandboxRecord>>,
+    /// Those of its records that cannot be read.
+    unreadable: Vec<Unreadable>,
     /// The ledger is damaged: what it does not have may be somebody's all the same.
     damaged: bool,
     findings: Vec<Finding>,
@@ -114,8 +116,8 @@ struct Node {
 pub fn run(args: Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let (output, quiet) = (args.output, args.quiet);
-    let mut node = Node { args, records: None, damaged: false, findings: Vec::new() };
-    runtime.context("the async runtime does not start")?.block_on(async {
+    let mut node = Node { args, records: None, unreadable: Vec::new(), damaged: false, findings: Vec::new() };
+    runtime.context("cannot start the async runtime")?.block_on(async {
         kernel::look(&mut node);
         trial::look(&mut node).await;
         agent::look(&mut node);

@@ -15,16 +15,16 @@ pub async fn look(node: &mut Node) {
     let (uplink, mtu, largest) = match uplink() {
         Ok(Some(found)) => found,
         Ok(None) => return node.unknown(check, "the node has no default route, so its uplink is not known"),
-        Err(error) => return node.unknown(check, format!("links cannot be listed: {}", chain(&error))),
+        Err(error) => return node.unknown(check, format!("cannot list links: {}", chain(&error))),
     };
     let mut fits = true;
     if largest > mtu {
         fits = false;
         node.wrong(
             check,
-            format!("an interface of a pod has MTU {largest}, and the node's uplink {uplink} only {mtu}"),
-            "the uplink's MTU has shrunk since: raise it again, or set spec.mtu of the Network and recreate \
-             the pods",
+            format!("an interface of a pod has MTU {largest}, but the node's uplink {uplink} only {mtu}"),
+            "the uplink's MTU was reduced: raise it again, or set spec.mtu of the Network and \
+            recreate the pods",
         );
     }
     for network in networks(node).await.unwrap_or_default() {
@@ -34,20 +34,20 @@ pub async fn look(node: &mut Node) {
             fits = false;
             node.wrong(
                 check,
-                format!("Network {name} wants MTU {wanted}, and the node's uplink {uplink} has {mtu}"),
-                format!("write spec.mtu: {} or less, or leave it out", mtu - OVERHEAD[0]),
+                format!("Network {name} wants MTU {wanted}, but the node's uplink {uplink} has {mtu}"),
+                format!("set spec.mtu to {} or less, or leave it out", mtu - OVERHEAD[0]),
             );
         } else if wanted + OVERHEAD[0] > mtu && name != names::DEFAULT_NETWORK {
             fits = false;
             node.wrong(
                 check,
                 format!(
-                    "Network {name} wants MTU {wanted}; with a tunnel's {} bytes that does not fit \
-                         {uplink}'s {mtu}",
+                    "Network {name} wants MTU {wanted}; with {} bytes for a tunnel that does not \
+                    fit the {mtu} of {uplink}",
                     OVERHEAD[0]
                 ),
                 format!(
-                    "write spec.mtu: {} or less ({} where nodes talk over IPv6), or leave it out",
+                    "set spec.mtu to {} or less ({} if nodes communicate over IPv6), or leave it out",
                     mtu - OVERHEAD[0],
                     mtu - OVERHEAD[1]
                 ),
@@ -55,7 +55,7 @@ pub async fn look(node: &mut Node) {
         }
     }
     if fits {
-        node.good(check, format!("all fits the node's uplink {uplink} with its {mtu}"));
+        node.good(check, format!("everything fits the node's uplink {uplink} with its MTU of {mtu}"));
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Node, chain};
 const CHECK: &str = "runtimes";
 
 /// How long a runtime may take to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub async fn look(node: &mut Node) {
     let folder = node.args.run_dir.join("runtimes");
@@ -29,7 +29,7 @@ pub async fn look(node: &mut Node) {
     let sockets = match sockets(&folder) {
         Ok(sockets) => sockets,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => return node.unknown(CHECK, format!("{} cannot be read: {error}", folder.display())),
+        Err(error) => return node.unknown(CHECK, format!("cannot read {}: {error}", folder.display())),
     };
     let mut answering = BTreeSet::new();
     for socket in &sockets {
@@ -37,26 +37,26 @@ pub async fn look(node: &mut Node) {
             node.wrong(
                 CHECK,
                 problem,
-                "until then the agent does not use it; see what else was opened there",
+                "until then the agent does not use it; check what else was opened there",
             );
             continue;
         }
         let shown = socket.display();
         match ask(socket).await {
             Ok((name, status)) if status.ready => {
-                node.good(CHECK, format!("{name} answers at {shown}, and is ready"));
+                node.good(CHECK, format!("{name} answers at {shown} and is ready"));
                 answering.insert(name);
             }
             Ok((name, status)) => {
                 let words = format!("{name} at {shown} is not ready: {}", status.message);
-                node.wrong(CHECK, words, "do what it says; its log has more");
+                node.wrong(CHECK, words, "follow its message; its log has more");
                 answering.insert(name);
             }
             Err(problem) => node.wrong(
                 CHECK,
-                format!("nobody answers at {shown}: {problem}"),
-                "restart that runtime and read its log: until it answers its Networks take no pods; running \
-                 pods go on",
+                format!("no answer at {shown}: {problem}"),
+                "restart that runtime and read its log: until it answers, its Networks accept no \
+                pods; running pods continue",
             ),
         }
     }
@@ -64,11 +64,11 @@ pub async fn look(node: &mut Node) {
         node.wrong(
             CHECK,
             format!("pods here are attached by network runtime {name}, which does not answer"),
-            "start it: until then its interfaces are neither detached nor looked after",
+            "start it: until then its interfaces are neither detached nor maintained",
         );
     }
     if sockets.is_empty() && used.is_empty() {
-        node.good(CHECK, "none besides the agent's own");
+        node.good(CHECK, "none except the agent's own");
     }
 }
 
@@ -85,14 +85,14 @@ fn sockets(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 async fn ask(socket: &Path) -> Result<(String, Status), String> {
-    let runtime = RemoteRuntime::new(socket, PATIENCE).map_err(|error| chain(&error))?;
+    let runtime = RemoteRuntime::new(socket, RUNTIME_TIMEOUT).map_err(|error| chain(&error))?;
     let asked = async { Ok((runtime.info().await?.name, runtime.status().await?)) };
-    match tokio::time::timeout(PATIENCE, asked).await {
+    match tokio::time::timeout(RUNTIME_TIMEOUT, asked).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => {
             let error: knit_runtime::Error = error;
             Err(chain(&error))
         }
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", RUNTIME_TIMEOUT.as_secs())),
     }
 }

@@ -1,6 +1,7 @@
 //! Who else programs Services on this node.
 
-use knit_kernel::nft::{Family, Kernel, Nftables as _, TableId};
+use knit_kernel::nft::Kernel;
+use knit_nft::{Family, Nftables as _, TableId};
 
 use super::{Node, chain};
 
@@ -27,7 +28,7 @@ pub fn look(node: &mut Node) {
             let more = if legacy.trim().is_empty() {
                 ""
             } else {
-                "; tables of iptables-legacy are there, and not looked into"
+                "; iptables-legacy tables exist and were not inspected"
             };
             node.good(check, format!("no tables of kube-proxy{more}"));
         }
@@ -39,17 +40,17 @@ pub fn look(node: &mut Node) {
                     "{who} has tables here ({table}), so the agent leaves the default Network's Services \
                          to it"
                 ),
-                "nothing, if kube-proxy is to stay; else remove it from the node and flush its tables: \
-                 kube-proxy --cleanup",
+                "nothing, if kube-proxy should stay; otherwise remove it from the node and flush \
+                its tables: kube-proxy --cleanup",
             );
         }
         Err(error) => {
-            node.unknown(check, format!("tables cannot be listed: {}; run it as root", chain(&error)));
+            node.unknown(check, format!("cannot list tables: {}; run this as root", chain(&error)));
         }
     }
 }
 
-fn has_kube_chains(kernel: &mut Kernel, table: &TableId) -> knit_kernel::nft::Result<bool> {
+fn has_kube_chains(kernel: &mut Kernel, table: &TableId) -> knit_nft::Result<bool> {
     let state = kernel.table(table)?;
     Ok(state.is_some_and(|state| state.chains.keys().any(|name| name.starts_with("KUBE-"))))
 }

@@ -10,9 +10,10 @@ use ipnet::IpNet;
 use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::link::{Bridge, Change, NewLink, Peer, Vxlan};
 use knit_kernel::netns::NetNs;
-use knit_kernel::nft::{Family, Kernel, Nftables as _, Table, TableId, Transaction};
+use knit_kernel::nft::Kernel;
 use knit_kernel::{Handle, IfName, Op};
 use knit_linux::{Config, LinuxRuntime};
+use knit_nft::{Family, Nftables as _, Table, TableId, Transaction};
 use knit_runtime::{
     Address, AttachRequest, Block, Dns, Network, NetworkId, Pod, Runtime as _, Subnet, Topology,
 };
@@ -25,20 +26,20 @@ pub async fn look(node: &mut Node) {
     let space = match NetNs::unnamed() {
         Ok(space) => space,
         Err(error) => {
-            let words = "kernel features could not be tried, because no network namespace can be made";
-            return node.unknown("kernel", format!("{words}: {}; run it as root", chain(&error)));
+            let words = "kernel features could not be tested, because no network namespace can be created";
+            return node.unknown("kernel", format!("{words}: {}; run this as root", chain(&error)));
         }
     };
     links(node, &space);
     bridge_rules(node, &space);
     match pod(&space).await {
         Ok(mtu) => {
-            let words = "a trial pod got an address, and its answer to an echo request came back";
+            let words = "a trial pod got an address and answered an echo request";
             node.good("trial pod", format!("{words} (MTU {mtu})"));
         }
         Err(error) => node.wrong(
             "trial pod",
-            format!("a trial pod in namespaces of its own got no network: {}", chain(error.as_ref())),
+            format!("a trial pod in separate namespaces got no network: {}", chain(error.as_ref())),
             "see the checks above; if a module is missing: modprobe nf_tables nft_fib_inet nft_masq nft_nat \
              vxlan veth",
         ),
@@ -65,11 +66,11 @@ fn links(node: &mut Node, space: &NetNs) {
             handle.delete_link(made.index)
         });
         match made {
-            Ok(_) => node.good("kernel", format!("{kind} links can be made")),
+            Ok(_) => node.good("kernel", format!("{kind} links can be created")),
             Err(error) => node.wrong(
                 "kernel",
-                format!("a {kind} link cannot be made, so {without} works: {}", chain(&error)),
-                format!("modprobe {kind}; where that fails, use a kernel that has it"),
+                format!("a {kind} link cannot be created, so {without} works: {}", chain(&error)),
+                format!("modprobe {kind}; if that fails, use a kernel that has it"),
             ),
         }
     }
@@ -86,14 +87,14 @@ fn bridge_rules(node: &mut Node, space: &NetNs) {
         kernel.commit(&unmake)
     });
     match tried {
-        Ok(()) => node.good("kernel", "nftables takes tables of family bridge"),
+        Ok(()) => node.good("kernel", "nftables supports tables of family bridge"),
         Err(error) => node.wrong(
             "kernel",
             format!(
-                "nftables takes no table of family bridge, so no Layer2 Network works: {}",
+                "nftables does not support tables of family bridge, so no Layer2 Network works: {}",
                 chain(&error)
             ),
-            "modprobe nf_tables; where that fails, use a kernel with CONFIG_NF_TABLES_BRIDGE",
+            "modprobe nf_tables; if that fails, use a kernel with CONFIG_NF_TABLES_BRIDGE",
         ),
     }
 }
@@ -152,7 +153,7 @@ fn network() -> Result<Network, Failure> {
         name: "default".into(),
         id: NetworkId::new(1)?,
         topology: Topology::Layer3,
-        subnets: vec![Subnet { cidr: "10.255.0.0/16".parse()?, gateway: "10.255.255.254".parse()? }],
+        subnets: vec![Subnet { cidr: "10.255.0.0/16".parse()?, gateway: Some("10.255.255.254".parse()?) }],
         mtu: None,
         primary: true,
         outside: true,
@@ -165,6 +166,7 @@ fn network() -> Result<Network, Failure> {
         ],
         router_addresses: Vec::new(),
         announced: Vec::new(),
+        underlay: None,
         parameters: serde_json::Map::new(),
     })
 }

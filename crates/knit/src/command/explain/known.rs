@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use knit_api::{Network, NetworkAttachment, names};
+use knit_api::{NetworkAttachment, PolicyEnforcement, names};
+use knit_model::{Claim, Claims, Labels, Network, attached_addresses};
 use knit_objects::{Kinds, Scope};
 use knit_policy::cluster::Cluster;
 use knit_policy::kubernetes as convert;
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
 };
-use knit_policy::model::{Alias, AliasEndpoint, Attachment, Labels, Name, Namespace, Pod, Policy, Protocol};
+use knit_policy::model::{Alias, Attachment, Name, Pod, Policy};
 
 use crate::command::objects::Listing;
 
@@ -23,13 +25,15 @@ pub struct Known {
     pub cluster: Cluster,
     pub pods: Vec<Pod>,
     pub networks: Vec<Name>,
+    /// The Networks that leave policies to others.
+    pub left_to_others: Vec<Name>,
     /// Whose cluster IP an address is.
     pub services: BTreeMap<IpAddr, String>,
     pub problems: Vec<String>,
 }
 
-/// Services that a primary Network reaches if it names none.
-const CLUSTER_SERVICES: [(&str, &str); 2] = [("default", "kubernetes"), ("kube-system", "kube-dns")];
+/// What Kubernetes labels a namespace with.
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// The kinds that files may hold: all that Knit reads, and policies.
 pub fn kinds() -> Kinds {
@@ -45,24 +49,32 @@ pub async fn read(objects: &Listing) -> Result<Known> {
         cluster: Cluster::new(),
         pods: Vec::new(),
         networks: Vec::new(),
+        left_to_others: Vec::new(),
         services: BTreeMap::new(),
         problems: Vec::new(),
     };
-    let networks: Vec<Network> = objects.list_if_there().await?;
-    known.networks = networks.iter().filter_map(|n| n.metadata.name.as_deref()).map(Name::from).collect();
+    let networks: Vec<knit_api::Network> = objects.list_if_there().await?;
+    let networks: Vec<Arc<Network>> = networks.into_iter().map(|n| Arc::new(n.into())).collect();
+    let claims = Claims::of(&networks);
+    known.networks = networks.iter().map(|network| Name::from(network.name())).collect();
     known.cluster.set_networks(known.networks.clone());
+    let others = networks.iter().filter(|network| {
+        let policy = network.object().spec.policy.unwrap_or_default();
+        policy.enforcement == PolicyEnforcement::Others
+    });
+    known.left_to_others = others.map(|network| Name::from(network.name())).collect();
     for node in objects.list::<core::Node>(None).await? {
         known.cluster.set_node(convert::node(&node));
     }
-    let mut labels: BTreeMap<Name, Labels> = BTreeMap::new();
+    let mut labels: BTreeMap<String, Labels> = BTreeMap::new();
     for namespace in objects.list::<core::Namespace>(None).await? {
-        let namespace = convert::namespace(&namespace);
-        labels.insert(namespace.name.clone(), namespace.labels.clone());
-        known.cluster.set_namespace(namespace);
+        known.cluster.set_namespace(convert::namespace(&namespace));
+        let metadata = namespace.metadata;
+        labels.insert(metadata.name.unwrap_or_default(), metadata.labels.unwrap_or_default());
     }
     let attachments: Vec<NetworkAttachment> = objects.list_if_there().await?;
     for pod in objects.list::<core::Pod>(None).await? {
-        known.pod(&pod, &networks, &labels, &attachments);
+        known.pod(&pod, &claims, &labels, &attachments);
     }
     known.policies(objects).await?;
     known.services(objects, &networks).await?;
@@ -75,8 +87,8 @@ impl Known {
     fn pod(
         &mut self,
         object: &core::Pod,
-        networks: &[Network],
-        labels: &BTreeMap<Name, Labels>,
+        claims: &Claims,
+        labels: &BTreeMap<String, Labels>,
         attachments: &[NetworkAttachment],
     ) {
         let Converted { object: Some(mut pod), problems } = convert::pod(object, None) else { return };
@@ -84,7 +96,7 @@ impl Known {
         let own = object.metadata.annotations.as_ref().and_then(|a| a.get(names::PRIMARY_ANNOTATION));
         let primary: Name = match own {
             Some(name) => name.trim().into(),
-            None => self.primary_of(&pod.key.namespace, networks, labels),
+            None => self.primary_of(&pod.key.namespace, claims, labels),
         };
         // What a pod shows as its addresses are those of its primary Network.
         let first = pod.attachments.iter().flat_map(|a| a.addresses.iter().copied()).collect();
@@ -93,8 +105,7 @@ impl Known {
             let of_pod = attachment.spec.pod == *pod.key.name
                 && attachment.metadata.namespace.as_deref() == Some(&*pod.key.namespace);
             if of_pod && *attachment.spec.network != *primary {
-                let listed = attachment.status.iter().flat_map(|s| &s.addresses);
-                let addresses = listed.filter_map(|a| convert::parse_ip(&a.address)).collect();
+                let addresses = attachment.status.iter().flat_map(attached_addresses).collect();
                 let network = attachment.spec.network.as_str().into();
                 list.push(Attachment { network, primary: false, addresses });
             }
@@ -104,27 +115,25 @@ impl Known {
         self.cluster.set_pod(pod);
     }
 
-    /// The primary Network of a namespace.
-    fn primary_of(&mut self, namespace: &str, networks: &[Network], labels: &BTreeMap<Name, Labels>) -> Name {
-        let unknown = Namespace::new(namespace, Labels::default()).labels;
-        let labels = labels.get(namespace).unwrap_or(&unknown);
-        let mut found = networks.iter().filter(|network| {
-            let selector = network.spec.primary_for.as_ref().and_then(convert::selector);
-            selector.is_some_and(|selector| selector.matches(labels)) && !is_refused(network)
-        });
-        let name = |n: &Network| Name::from(n.metadata.name.as_deref().unwrap_or_default());
-        let first = found.next().map_or_else(|| names::DEFAULT_NETWORK.into(), name);
-        if let Some(second) = found.next().map(name) {
-            let problem = format!(
+    /// The primary Network of a namespace, as agents see it.
+    fn primary_of(&mut self, namespace: &str, claims: &Claims, labels: &BTreeMap<String, Labels>) -> Name {
+        let mut labels = labels.get(namespace).cloned().unwrap_or_default();
+        labels.entry(NAME_LABEL.to_owned()).or_insert_with(|| namespace.to_owned());
+        let mut selecting = claims.selecting(&labels);
+        let (first, second) = (selecting.next(), selecting.next());
+        let problem = match (claims.of_namespace(&labels), first.zip(second)) {
+            (Claim::Unknown { network, problem }, _) => Some(format!(
+                "Namespace {namespace}: primaryFor of Network {network} may select it, but cannot be \
+                 understood ({problem}): correct it; until then no pod starts there"
+            )),
+            (_, Some((first, second))) => Some(format!(
                 "Namespace {namespace}: primaryFor of Networks {first} and {second} both select it: change \
-                 one; \
-                 {first} is taken here"
-            );
-            if !self.problems.contains(&problem) {
-                self.problems.push(problem);
-            }
-        }
-        first
+                 one; {first}, the older one, has it"
+            )),
+            _ => None,
+        };
+        self.problems.extend(problem.filter(|problem| !self.problems.contains(problem)));
+        first.unwrap_or(names::DEFAULT_NETWORK).into()
     }
 
     async fn policies(&mut self, objects: &Listing) -> Result<()> {
@@ -144,46 +153,27 @@ impl Known {
     }
 
     /// Whose address is a Service's, and which of them Networks reach over the uplink (rules 29 and 38).
-    async fn services(&mut self, objects: &Listing, networks: &[Network]) -> Result<()> {
+    async fn services(&mut self, objects: &Listing, networks: &[Arc<Network>]) -> Result<()> {
         let services: Vec<core::Service> = objects.list(None).await?;
         let slices: Vec<EndpointSlice> = objects.list(None).await?;
         for service in &services {
             let (namespace, name) = full_name(&service.metadata);
-            for address in cluster_ips(service) {
+            for address in convert::cluster_ips(service) {
                 self.services.insert(address, format!("{namespace}/{name}"));
             }
         }
-        for network in networks.iter().filter(|n| n.spec.primary_for.is_some()) {
-            let Some(network_name) = network.metadata.name.as_deref() else { continue };
-            let mut wanted: Vec<(&str, &str)> = CLUSTER_SERVICES.to_vec();
-            if let Some(list) = &network.spec.cluster_services {
-                wanted = list.iter().map(|s| (s.namespace.as_str(), s.name.as_str())).collect();
-            }
+        for network in networks.iter().filter(|network| network.primary_for().is_some()) {
+            let wanted: Vec<(&str, &str)> = network.cluster_services().collect();
             let listed = services.iter().filter(|s| wanted.contains(&full_name(&s.metadata)));
             let aliases: Vec<Alias> = listed.flat_map(|service| aliases(service, &slices)).collect();
-            self.cluster.set_aliases(network_name, &aliases);
+            self.cluster.set_aliases(network.name(), &aliases);
         }
         Ok(())
     }
 }
 
-fn is_refused(network: &Network) -> bool {
-    let conditions = network.status.iter().flat_map(|s| &s.conditions);
-    conditions.into_iter().any(|c| c.type_ == knit_api::conditions::network::ACCEPTED && c.status == "False")
-}
-
 fn full_name(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> (&str, &str) {
     (metadata.namespace.as_deref().unwrap_or("default"), metadata.name.as_deref().unwrap_or_default())
-}
-
-fn cluster_ips(service: &core::Service) -> Vec<IpAddr> {
-    let spec = service.spec.as_ref();
-    let listed = spec.and_then(|s| s.cluster_ips.as_ref()).into_iter().flatten();
-    let mut all: Vec<IpAddr> = listed.filter_map(|ip| convert::parse_ip(ip)).collect();
-    all.extend(spec.and_then(|s| convert::parse_ip(s.cluster_ip.as_deref()?)));
-    all.sort_unstable();
-    all.dedup();
-    all
 }
 
 /// Each address and port of a Service, with its ready endpoints of the same family.
@@ -195,31 +185,5 @@ fn aliases(service: &core::Service, slices: &[EndpointSlice]) -> Vec<Alias> {
         full_name(&slice.metadata).0 == namespace && to.is_some_and(|to| to == name)
     };
     let slices: Vec<&EndpointSlice> = slices.iter().filter(of_service).collect();
-    let ports = service.spec.iter().flat_map(|s| s.ports.iter().flatten());
-    let mut all = Vec::new();
-    for port in ports {
-        let protocol = Protocol::parse(port.protocol.as_deref().unwrap_or("TCP"));
-        let (Some(protocol), Ok(number)) = (protocol, u16::try_from(port.port)) else { continue };
-        for address in cluster_ips(service) {
-            let mut endpoints: Vec<AliasEndpoint> = Vec::new();
-            for slice in &slices {
-                let same = slice.ports.iter().flatten().find(|p| {
-                    p.name.as_deref().unwrap_or_default() == port.name.as_deref().unwrap_or_default()
-                        && p.protocol.as_deref().unwrap_or("TCP") == protocol.to_string()
-                });
-                let Some(there) = same.and_then(|p| u16::try_from(p.port?).ok()) else { continue };
-                let ready = slice
-                    .endpoints
-                    .iter()
-                    .filter(|e| e.conditions.as_ref().and_then(|c| c.ready).unwrap_or(true));
-                let found = ready.filter_map(|e| convert::parse_ip(e.addresses.first()?));
-                let family = found.filter(|a| a.is_ipv4() == address.is_ipv4());
-                endpoints.extend(family.map(|address| AliasEndpoint { address, port: there }));
-            }
-            endpoints.sort_unstable();
-            endpoints.dedup();
-            all.push(Alias { address, protocol, port: number, endpoints: endpoints.into() });
-        }
-    }
-    all
+    convert::aliases(service, &slices)
 }

@@ -16,13 +16,12 @@ use known::Known;
 use party::{Party, Target};
 use show::Explained;
 
-/// Say what network policies say about a connection, rule by rule
+/// Explain what network policies mean for a connection, rule by rule
 ///
-/// Reads pods, namespaces, nodes and policies of every kind once, and judges one connection by them: whether
-/// it may pass, which rule of which policy decides, on which side and in which tier, and why the others do
-/// not.
+/// Reads pods, namespaces, nodes and policies of every kind once, and evaluates one connection: whether it is
+/// allowed, which rule of which policy decides, on which side and in which tier, and why the others do not.
 ///
-/// Knit does not enforce policies yet. This is what they say, and not what happens to packets.
+/// This shows what policies mean. Whether they are in force on a node is in its NodeNetwork.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # May this pod reach that one on TCP port 80?
@@ -40,14 +39,14 @@ use show::Explained;
   # Without Kubernetes: objects from files
   knit explain shop/web shop/db:5432 --objects-from ./objects")]
 pub struct Args {
-    /// Who connects: NAMESPACE/POD, node/NAME or an address
+    /// The client: NAMESPACE/POD, node/NAME or an address
     from: String,
 
-    /// To whom, and to which port: NAMESPACE/POD, node/NAME or an address; then :PORT, :PORT/udp or :NAME
+    /// The destination and its port: NAMESPACE/POD, node/NAME or an address; then :PORT, :PORT/udp or :NAME
     #[arg(value_name = "TO[:PORT]")]
     to: Target,
 
-    /// In which Network; if it is left out, the first that both are in
+    /// The Network [default: the first that both are in]
     #[arg(long, value_name = "NETWORK")]
     network: Option<String>,
 
@@ -72,17 +71,20 @@ enum Output {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.context("the async runtime does not start")?;
+    let runtime = runtime.context("cannot start the async runtime")?;
     let known =
         runtime.block_on(async { known::read(&args.source.open_with(known::kinds()).await?).await })?;
     for problem in &known.problems {
         note(Note::Warning, problem);
     }
     let explained = explain(args, &known)?;
-    note(
-        Note::Warning,
-        "Knit does not enforce policies yet: this is what they say, not what happens to packets",
-    );
+    if let Some(left) = explained.iter().find(|explained| !explained.is_enforced()) {
+        let message = format!(
+            "Network {} leaves policies to others: this is what they say, not what Knit does to packets",
+            left.network()
+        );
+        note(Note::Warning, message);
+    }
     match args.output {
         Output::Table => knit_output::print(&show::text(&explained))?,
         Output::Json => knit_output::print_rows(Format::Json, &explained, || show::rules(&explained))?,
@@ -112,15 +114,15 @@ fn explain(args: &Args, known: &Known) -> Result<Vec<Explained>> {
             note(
                 Note::Warning,
                 format_args!(
-                    "{destination} is the address of Service {service}: policies judge the pod that a packet \
-                     is led \
-                     to, so ask about that one and its port (rule 29)"
+                    "{destination} is the address of Service {service}: policies apply to the pod \
+                    that receives the packet, so ask about that pod and its port (rule 29)"
                 ),
             );
         }
         let flow = Flow { network: network.clone(), source, destination, traffic, state: State::New };
         let verdict = known.cluster.judge(&flow);
-        explained.push(Explained::new(&from, &to, &flow, &verdict));
+        let enforced = !known.left_to_others.contains(&network);
+        explained.push(Explained::new(&from, &to, &flow, &verdict, enforced));
     }
     if explained.is_empty() {
         bail!("{from} and {to} have no address family in common in Network {network}");
@@ -132,7 +134,7 @@ fn explain(args: &Args, known: &Known) -> Result<Vec<Explained>> {
 fn network(args: &Args, from: &Party, to: &Party, known: &Known) -> Result<Name> {
     if let Some(name) = &args.network {
         if *name != *DEFAULT_NETWORK && !known.networks.iter().any(|n| **n == **name) {
-            bail!("there is no Network {name}: knit get networks lists them");
+            bail!("Network {name} does not exist: knit get networks lists them");
         }
         return Ok(name.as_str().into());
     }
@@ -144,9 +146,8 @@ fn network(args: &Args, from: &Party, to: &Party, known: &Known) -> Result<Name>
         (Some(ours), Some(theirs)) => match ours.iter().find(|n| theirs.contains(n)) {
             Some(name) => Ok(name.clone()),
             None => bail!(
-                "{from} is in Network {} and {to} in {}: they have none in common, so no packet gets from \
-                 one to the \
-                 other, whatever policies say",
+                "{from} is in Network {} and {to} in {}: they have none in common, so no packet can \
+                get from one to the other, whatever policies say",
                 ours.join(", "),
                 theirs.join(", ")
             ),

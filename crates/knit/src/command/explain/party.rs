@@ -63,12 +63,12 @@ impl std::str::FromStr for Port {
         let (number, protocol) = match text.split_once('/') {
             Some((number, protocol)) => {
                 let known = Protocol::parse(&protocol.to_ascii_uppercase());
-                (number, Some(known.ok_or_else(|| format!("{protocol:?} is not tcp, udp or sctp"))?))
+                (number, Some(known.ok_or_else(|| format!("{protocol:?} must be tcp, udp or sctp"))?))
             }
             None => (text, None),
         };
         if number.bytes().all(|b| b.is_ascii_digit()) {
-            let wrong = || format!("{number:?} is not a port: write 1 to 65535, or a port's name");
+            let wrong = || format!("{number:?} is not a valid port: write 1 to 65535, or a port name");
             let port = number.parse().ok().filter(|n| *n != 0).ok_or_else(wrong)?;
             return Ok(Self::Number(protocol.unwrap_or(Protocol::Tcp), port));
         }
@@ -85,7 +85,7 @@ impl Party {
         let (namespace, name) = text.split_once('/').unwrap_or(("default", text));
         if let Some(pod) = known.cluster.pod(&PodKey::new(namespace, name)) {
             if pod.finished {
-                bail!("pod {} has come to its end: no policy concerns it any more", pod.key);
+                bail!("pod {} has terminated: policies no longer apply to it", pod.key);
             }
             return Ok(Self::Pod(Arc::clone(pod)));
         }
@@ -93,14 +93,15 @@ impl Party {
             if let Some(node) = known.cluster.node(name) {
                 return Ok(Self::Node(Arc::clone(node)));
             }
-            bail!("there is no Node {name}: kubectl get nodes lists them");
+            bail!("Node {name} does not exist: kubectl get nodes lists them");
         }
         let elsewhere: Vec<String> =
             known.pods.iter().filter(|p| *p.key.name == *name).map(|p| p.key.to_string()).collect();
         match (text.contains('/'), &elsewhere[..]) {
-            (false, [one]) => bail!("there is no pod {name} in namespace default: do you mean {one}?"),
+            (false, [one]) => bail!("pod {name} does not exist in namespace default: do you mean {one}?"),
             _ => bail!(
-                "there is no pod {namespace}/{name}: write NAMESPACE/POD, node/NAME for a node, or an address"
+                "pod {namespace}/{name} does not exist: write NAMESPACE/POD, node/NAME for a node, \
+                or an address"
             ),
         }
     }

@@ -11,7 +11,7 @@ use super::party::Party;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explained {
-    /// Always false: nothing is enforced yet.
+    /// Whether Knit enforces policies in the Network, as its spec says.
     enforced: bool,
     allowed: bool,
     network: String,
@@ -72,13 +72,23 @@ struct RuleRow {
 // === impl Explained ===
 
 impl Explained {
-    pub fn new(from: &Party, to: &Party, flow: &Flow, verdict: &Verdict) -> Self {
+    /// Whether Knit enforces policies there.
+    pub fn is_enforced(&self) -> bool {
+        self.enforced
+    }
+
+    /// The Network.
+    pub fn network(&self) -> &str {
+        &self.network
+    }
+
+    pub fn new(from: &Party, to: &Party, flow: &Flow, verdict: &Verdict, enforced: bool) -> Self {
         let end = |party: &Party, address: std::net::IpAddr| End {
             name: party.to_string(),
             address: address.to_string(),
         };
         Self {
-            enforced: false,
+            enforced,
             allowed: verdict.allowed(),
             network: flow.network.to_string(),
             from: end(from, flow.source),
@@ -171,12 +181,12 @@ pub fn text(all: &[Explained]) -> String {
             let of = if direction == Direction::Egress { &one.from.name } else { &one.to.name };
             text += &format!("  {direction} of {of}: {}: {}\n", word(side.allowed), side.reason);
             if let Some(endpoint) = &side.endpoint {
-                text += &format!("    judged as its endpoint {endpoint} (rule 38)\n");
+                text += &format!("    evaluated as its endpoint {endpoint} (rule 38)\n");
             }
         }
         if one.itself {
-            text += "  A pod's way to its own address never leaves it; this is its way through a Service \
-                     (rule 28).\n";
+            text += "  Traffic from a pod to its own address never leaves it; this is about its \
+            path through a Service (rule 28).\n";
         }
         if one.sides().iter().any(|(_, side)| !side.tiers.is_empty()) {
             text += &format!("\n{}\n", rules(std::slice::from_ref(one)));

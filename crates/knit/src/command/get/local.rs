@@ -10,42 +10,49 @@ use knit_api::{
     AttachedAddress, Family, NamespaceReference, NetworkAttachment, NetworkAttachmentSpec,
     NetworkAttachmentStatus, conditions,
 };
-use knit_ledger::{AttachmentState, SandboxRecord, Scan};
+use knit_ledger::{AttachmentState, Entry, SandboxRecord, Scan};
 use knit_node::report::attachments;
 use knit_output::Note;
 
 /// All attachments of the ledger, in the shape that the API has them in.
 pub fn attachments(run_dir: &Path) -> Result<Vec<NetworkAttachment>> {
     let path = run_dir.join("ledger");
-    let (records, scan) = knit_ledger::read::<SandboxRecord>(&path).with_context(|| {
-        format!("{} cannot be read: run this on the node as root, or name its --run-dir", path.display())
+    let (content, scan) = knit_ledger::read::<Entry>(&path).with_context(|| {
+        format!("cannot read {}: run this on the node as root, or specify its --run-dir", path.display())
     })?;
     match scan {
         Scan::Whole | Scan::TornTail { .. } => {}
         Scan::Corrupt { why, .. } => {
             knit_output::note(
                 Note::Warning,
-                format_args!("the ledger is damaged ({why}): this is what stands before that"),
+                format_args!("the ledger is damaged ({why}): this is what precedes the damage"),
             );
         }
         Scan::Newer { version } => {
             anyhow::bail!(
-                "the ledger has format {version}, which this knit does not know: use the agent's own version"
+                "the ledger has format {version}, which this version of knit does not support: use \
+                the agent's version"
             );
         }
     }
-    Ok(records.iter().flat_map(of_record).collect())
+    for record in content.unreadable.values() {
+        knit_output::note(
+            Note::Warning,
+            format_args!("the record of sandbox {} cannot be read: {}", record.key(), record.why()),
+        );
+    }
+    Ok(content.records.values().filter_map(Entry::sandbox).flat_map(of_record).collect())
 }
 
 fn of_record(record: &SandboxRecord) -> Vec<NetworkAttachment> {
     let pod = record.pod();
     let entries = record.attachments().iter().map(|entry| {
         let plan = entry.plan();
-        let pod_name = pod.map_or_else(|| record.sandbox().to_owned(), |pod| pod.name.clone());
+        let pod_name = pod.map_or_else(|| record.sandbox().to_string(), |pod| pod.name.clone());
         let spec = NetworkAttachmentSpec {
             pod: pod_name.clone(),
             network: plan.network.clone(),
-            interface: Some(plan.interface.clone()),
+            interface: Some(plan.interface.to_string()),
             ..NetworkAttachmentSpec::default()
         };
         let mut object = NetworkAttachment::new(&format!("{pod_name}-{}", plan.interface), spec);
@@ -67,14 +74,13 @@ fn status(record: &SandboxRecord, entry: &knit_ledger::Attachment) -> NetworkAtt
         AttachmentState::Attached(made) => {
             (true, conditions::network_attachment::REASON_ATTACHED, "attached and verified", Some(made))
         }
-        AttachmentState::Detaching(made) => (false, "Detaching", "it is being detached", Some(made)),
+        AttachmentState::Detaching(made) => (false, "Detaching", "it is being detached", made.as_ref()),
     };
-    let made = made.and_then(|made| made.read::<knit_runtime::Attachment>().ok());
     let mut status = match made {
-        Some(made) => attachments::status("", &made),
+        Some(made) => attachments::status("", made),
         None => NetworkAttachmentStatus {
-            sandbox_id: Some(record.sandbox().to_owned()),
-            interface: Some(plan.interface.clone()),
+            sandbox_id: Some(record.sandbox().to_string()),
+            interface: Some(plan.interface.to_string()),
             addresses: plan.lease.iter().flat_map(|lease| lease.addresses.iter()).map(address).collect(),
             mac: plan.lease.as_ref().map(|lease| lease.mac.to_string()),
             ..NetworkAttachmentStatus::default()

@@ -18,8 +18,8 @@ use tables::{Columns, table};
 
 /// Show Networks, attachments, blocks or nodes
 ///
-/// The default Network's attachments are not written to the API unless it asks for that; on a node, --local
-/// lists them all, from the agent's ledger.
+/// The default Network's attachments are not written to the API unless its spec says so; on a node, --local
+/// lists all of them, from the agent's ledger.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   knit get networks
@@ -48,15 +48,15 @@ pub struct Args {
     #[arg(short, long)]
     namespace: Option<String>,
 
-    /// Attachments of all namespaces, which is what is shown without -n, too; as kubectl has it
+    /// Attachments of all namespaces, which is also the default without -n; for kubectl users
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
 
-    /// Attachments from this node's ledger, in place of the API
+    /// Attachments from this node's ledger instead of the API
     #[arg(long, conflicts_with_all = ["objects_from", "kubeconfig", "api_url"])]
     local: bool,
 
-    /// The agent's run-time directory, for --local
+    /// The agent's runtime directory, for --local
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
@@ -96,12 +96,12 @@ enum Output {
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.local {
         if args.kind != Kind::Attachments {
-            bail!("--local shows attachments only: leave it out, or ask for attachments");
+            bail!("--local only shows attachments: leave it out, or list attachments");
         }
         return show(local::attachments(&args.run_dir)?, args);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("the async runtime does not start")?.block_on(fetch(args))
+    runtime.context("cannot start the async runtime")?.block_on(fetch(args))
 }
 
 async fn fetch(args: &Args) -> Result<ExitCode> {
@@ -131,7 +131,7 @@ fn show<K: Object + Columns + Serialize>(mut objects: Vec<K>, args: &Args) -> Re
         objects.retain(|o| o.meta().name.as_ref().is_some_and(|n| args.names.contains(n)));
         for name in &args.names {
             if !objects.iter().any(|o| o.meta().name.as_ref() == Some(name)) {
-                knit_output::note(knit_output::Note::Warning, format_args!("{name} is not there"));
+                knit_output::note(knit_output::Note::Warning, format_args!("{name} does not exist"));
                 code = ExitCode::FAILURE;
             }
         }

@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use super::place::Which;
 
-/// End a lab
+/// Stop a lab
 #[derive(Debug, clap::Args)]
 pub struct DownArgs {
     #[command(flatten)]
     which: Which,
 }
 
-/// Show what there is
+/// Show nodes, Networks and pods
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
     /// As JSON
@@ -33,11 +33,11 @@ pub struct StatusArgs {
 /// Run a command in a pod
 #[derive(Debug, clap::Args)]
 pub struct ExecArgs {
-    /// The pod; in namespace default if none is named
+    /// The pod; in namespace default if no namespace is given
     #[arg(value_name = "[NAMESPACE/]POD")]
     pod: String,
 
-    /// The command; `knit lab ask ADDRESS:PORT` asks an HTTP server
+    /// The command; `knit lab ask ADDRESS:PORT` sends a request to an HTTP server
     #[arg(last = true, required = true)]
     line: Vec<String>,
 
@@ -45,14 +45,14 @@ pub struct ExecArgs {
     which: Which,
 }
 
-/// Print what a pod, or the agent of a node, has printed
+/// Print the log of a pod, or of the agent of a node
 #[derive(Debug, clap::Args)]
 pub struct LogsArgs {
     /// The pod, or a node for its agent
     #[arg(value_name = "[NAMESPACE/]POD|NODE")]
     what: String,
 
-    /// One container of the pod; all if left out
+    /// One container of the pod [default: all]
     #[arg(short, long)]
     container: Option<String>,
 
@@ -78,7 +78,7 @@ pub struct ApplyArgs {
     which: Which,
 }
 
-/// Replace the agents, one after another, by those of another `knit`
+/// Replace the agents, one by one, with those of another `knit`
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # As a DaemonSet's rolling update does: each agent is asked to end, and the new one takes over; pods do \
@@ -89,7 +89,7 @@ pub struct UpgradeArgs {
     #[arg(value_name = "PROGRAM")]
     program: PathBuf,
 
-    /// Only these nodes; all if left out
+    /// Only these nodes [default: all]
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
 
@@ -100,17 +100,17 @@ pub struct UpgradeArgs {
 /// What can fail
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum What {
-    /// The node loses its power: agent and pods are gone at once
+    /// The node loses its power: agent and pods are gone immediately
     Node,
     /// The node's agent is killed
     Agent,
     /// The node's link is cut
     Link,
-    /// The API is away
+    /// The API is down
     Api,
 }
 
-/// Break something, or mend it again
+/// Break something, or fix it again
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # Kill the agent of node-1; its pods must not notice
@@ -122,17 +122,17 @@ enum What {
   # Cut a link for five seconds
   knit lab fail link node-2 --for 5")]
 pub struct FailArgs {
-    /// What
+    /// What to break
     what: What,
 
-    /// Which node; none for the API
+    /// The node; none for the API
     node: Option<String>,
 
-    /// Mend it
+    /// Fix it again
     #[arg(long)]
     heal: bool,
 
-    /// Mend it after so many seconds
+    /// Fix it again after this many seconds
     #[arg(long = "for", value_name = "SECONDS", conflicts_with = "heal")]
     seconds: Option<f64>,
 
@@ -145,14 +145,14 @@ pub fn down(args: &DownArgs) -> Result<ExitCode> {
     if !place.is_running() {
         let lock = place.take()?; // takes away what a killed one left
         place.remove(lock);
-        knit_output::print(&format!("no lab named {} runs\n", args.which.name))?;
+        knit_output::print(&format!("no lab named {} is running\n", args.which.name))?;
         return Ok(ExitCode::SUCCESS);
     }
     place.ask(&Request::Down, false)?;
     let end = Instant::now() + Duration::from_secs(10);
     while place.is_running() {
         if Instant::now() > end {
-            bail!("the lab was told to end, and is still there; see {}", place.log().display());
+            bail!("the lab was asked to stop, but is still running; see {}", place.log().display());
         }
         std::thread::park_timeout(Duration::from_millis(10));
     }
@@ -184,7 +184,7 @@ pub fn logs(args: &LogsArgs) -> Result<ExitCode> {
 pub fn kubeconfig(args: &KubeconfigArgs) -> Result<ExitCode> {
     let place = args.which.place()?;
     if !place.is_running() {
-        bail!("no lab named {} runs here: start one with `knit lab up`", args.which.name);
+        bail!("no lab named {} is running here: start one with `knit lab up`", args.which.name);
     }
     knit_output::print(&format!("{}\n", place.kubeconfig().display()))?;
     Ok(ExitCode::SUCCESS)
@@ -194,8 +194,7 @@ pub fn apply(args: &ApplyArgs) -> Result<ExitCode> {
     let place = args.which.place()?;
     let mut text = String::new();
     for file in &args.files {
-        let one =
-            std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
+        let one = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         text.push_str(&one);
         text.push_str("\n---\n");
     }

@@ -20,14 +20,14 @@ pub const MANIFESTS: &str = include_str!("demo.yaml");
 /// Who gets no answer is not waited for any longer.
 const SILENCE: &str = "700";
 
-/// Show in a few seconds what Knit does, then take it all away again
+/// Show in a few seconds what Knit does, then remove everything again
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Write the map to this file [default: knit-lab.svg in the directory for temporary files]
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Write no map to a file
+    /// Do not write the map to a file
     #[arg(long, conflicts_with = "svg")]
     no_svg: bool,
 }
@@ -88,14 +88,14 @@ impl Demo {
         say(&format!("\n{}\n", map.text()))?;
         if let Some(path) = svg {
             std::fs::write(path, picture::svg(&map))
-                .with_context(|| format!("the map cannot be written to {}", path.display()))?;
+                .with_context(|| format!("cannot write the map to {}", path.display()))?;
             say(&format!("The map as a picture: {}\n", path.display()))?;
         }
         let (lab, started) = (self.lab, self.started);
         lab.stop().await;
         say(&format!(
-            "All of it is gone again, after {:.1} s. Your own: knit lab up, then knit lab exec red/client -- \
-             sh\n",
+            "Everything is removed again, after {:.1} s. To run your own: knit lab up, then knit \
+            lab exec red/client -- sh\n",
             started.elapsed().as_secs_f64()
         ))?;
         Ok(ExitCode::SUCCESS)
@@ -126,7 +126,7 @@ impl Demo {
                 said.push(format!("{tenant}/client (node-1) asks {address}: \"{}\"", answer.trim()));
             }
         }
-        self.step("across nodes", "pods of one Network reach each other, by IPv4 and IPv6")?;
+        self.step("across nodes", "pods of one Network reach each other, over IPv4 and IPv6")?;
         said.iter().try_for_each(|line| say(&format!("         {line}\n")))
     }
 
@@ -220,7 +220,7 @@ impl Demo {
         let (_, text) = stream?;
         let report: Value =
             serde_json::from_str(text.trim()).with_context(|| format!("the stream said: {text}"))?;
-        ensure!(report["lost"] == 0, "packets were lost while the agents were away: {report}");
+        ensure!(report["lost"] == 0, "packets were lost while the agents were down: {report}");
         self.step(
             "agents die",
             &format!(
@@ -237,7 +237,7 @@ impl Demo {
         line.extend(more);
         let (good, text) = self.lab.exec(tenant, "client", &line).await?;
         if !good {
-            bail!("{tenant}/client asked {to} and got no good answer: {}", text.trim());
+            bail!("{tenant}/client asked {to} and got an unexpected answer: {}", text.trim());
         }
         Ok(text)
     }
@@ -258,7 +258,7 @@ impl Demo {
 fn find<'a>(pods: &'a [RunningPod], namespace: &str, name: &str) -> Result<&'a RunningPod> {
     pods.iter()
         .find(|pod| pod.namespace == namespace && pod.name == name)
-        .with_context(|| format!("pod {namespace}/{name} is not there"))
+        .with_context(|| format!("pod {namespace}/{name} does not exist"))
 }
 
 fn paint(tenant: &str, text: &str) -> String {
@@ -270,5 +270,5 @@ fn paint(tenant: &str, text: &str) -> String {
 }
 
 fn say(text: &str) -> Result<()> {
-    knit_output::print(text).context("standard output cannot be written")
+    knit_output::print(text).context("cannot write to standard output")
 }

@@ -24,7 +24,7 @@ pub fn inside<T, F: Future<Output = Result<ExitCode>>>(
                 .worker_threads(2)
                 .enable_all()
                 .build()
-                .context("the async runtime does not start")?;
+                .context("cannot start the async runtime")?;
             runtime.block_on(work(early))
         }
         (Sandbox::Between(child), _) => wait(child),
@@ -33,7 +33,7 @@ pub fn inside<T, F: Future<Output = Result<ExitCode>>>(
 }
 
 fn wait(mut child: Child) -> Result<ExitCode> {
-    let status = child.wait().context("the lab's own process cannot be waited for")?;
+    let status = child.wait().context("cannot wait for the lab's own process")?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))
 }

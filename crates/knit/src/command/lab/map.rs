@@ -105,11 +105,7 @@ impl Map {
         }
         let width = self.nodes.len().min(2) * (WIDTH + 4) - 2;
         let _ = writeln!(text, "{}", "═".repeat(width));
-        let _ = writeln!(
-            text,
-            "{:^width$}",
-            "wire 172.20.0.0/16; each Network crosses it in a tunnel of its own"
-        );
+        let _ = writeln!(text, "{:^width$}", "wire 172.20.0.0/16; each Network crosses it in its own tunnel");
         text
     }
 }

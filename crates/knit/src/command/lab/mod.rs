@@ -17,9 +17,9 @@ use clap::Subcommand;
 
 /// Run a whole cluster on this machine: nodes, pods and an API, with nothing installed and no root
 ///
-/// Nodes are namespaces with the real node agent in each, pods are namespaces with real processes, and an
+/// Nodes are namespaces that run the real node agent, pods are namespaces with real processes, and an
 /// embedded API stands in for a Kubernetes API server. The machine's own network is never touched. It is for
-/// first steps and tests, and no substitute for Kubernetes.
+/// first steps and tests, and not a substitute for Kubernetes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -28,30 +28,30 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show in a few seconds what Knit does, then take it all away again
+    /// Show in a few seconds what Knit does, then remove everything again
     Demo(demo::Args),
     /// Start a lab in the background
     Up(up::Args),
-    /// End a lab
+    /// Stop a lab
     Down(client::DownArgs),
-    /// Show what there is
+    /// Show nodes, Networks and pods
     Status(client::StatusArgs),
     /// Run a command in a pod
     Exec(client::ExecArgs),
-    /// Print what a pod, or the agent of a node, has printed
+    /// Print the log of a pod, or of the agent of a node
     Logs(client::LogsArgs),
     /// Apply manifests
     Apply(client::ApplyArgs),
     /// Print the path of the kubeconfig
     Kubeconfig(client::KubeconfigArgs),
-    /// Break something, or mend it again
+    /// Break something, or fix it again
     Fail(client::FailArgs),
-    /// Replace the agents, one after another, by those of another `knit`
+    /// Replace the agents, one by one, with those of another `knit`
     Upgrade(client::UpgradeArgs),
-    /// The built-in server of pods that name no command
+    /// The built-in server of pods without a command
     #[command(hide = true)]
     Serve(serve::Args),
-    /// Ask an HTTP server, and print what it says
+    /// Send a request to an HTTP server, and print the answer
     #[command(hide = true)]
     Ask(talk::AskArgs),
     /// Send numbered datagrams to an echo server, and print how many came back

@@ -71,8 +71,7 @@ pub fn svg(map: &Map) -> String {
         svg,
         "<path d=\"M{MARGIN} {wire} H{}\" stroke=\"#8793a5\" stroke-width=\"6\" stroke-linecap=\"round\"/>\n\
          <text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"{FAINT}\">the wire between the nodes, \
-         172.20.0.0/16: each \
-         Network crosses it in a tunnel of its own</text>",
+         172.20.0.0/16: each Network crosses it in its own tunnel</text>",
         width - MARGIN,
         width / 2,
         wire + 28,

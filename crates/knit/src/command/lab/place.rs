@@ -18,7 +18,7 @@ pub struct Which {
 
 /// The directory of one lab.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct LabDirectory {
     name: String,
     dir: PathBuf,
 }
@@ -30,10 +30,10 @@ pub struct Lock {
 }
 
 impl Which {
-    pub fn place(&self) -> Result<Place> {
+    pub fn place(&self) -> Result<LabDirectory> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
         if self.name.is_empty() || self.name.len() > 32 || !self.name.chars().all(plain) {
-            bail!("{:?} cannot be a lab's name: use up to 32 letters, digits and dashes", self.name);
+            bail!("{:?} is not a valid lab name: use up to 32 letters, digits and dashes", self.name);
         }
         let base = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_dir()) {
             Some(dir) => PathBuf::from(dir).join("knit-lab"),
@@ -43,11 +43,11 @@ impl Which {
                 std::env::temp_dir().join(format!("knit-lab-{uid}"))
             }
         };
-        Ok(Place { name: self.name.clone(), dir: base.join(&self.name) })
+        Ok(LabDirectory { name: self.name.clone(), dir: base.join(&self.name) })
     }
 }
 
-impl Place {
+impl LabDirectory {
     /// A lab's directory, as another process of it has named it.
     pub fn at(name: &str, dir: PathBuf) -> Self {
         Self { name: name.to_owned(), dir }
@@ -79,26 +79,25 @@ impl Place {
         use std::os::unix::fs::DirBuilderExt as _;
         let parent = self.dir.parent().unwrap_or(Path::new("/"));
         let make = |dir: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        make(parent).with_context(|| format!("directory {} cannot be made", parent.display()))?;
+        make(parent).with_context(|| format!("cannot create directory {}", parent.display()))?;
         let path = self.lock_file();
-        let file = File::create(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if file.try_lock().is_err() {
             bail!(
-                "a lab named {0} runs already: end it with `knit lab down --name {0}`, or give this one \
-                 another --name",
+                "a lab named {0} is already running: stop it with `knit lab down --name {0}`, or \
+                give this one another --name",
                 self.name
             );
         }
         if self.dir.exists() {
-            std::fs::remove_dir_all(&self.dir).with_context(|| {
-                format!("what a killed lab left in {} cannot be removed", self.dir.display())
-            })?;
+            std::fs::remove_dir_all(&self.dir)
+                .with_context(|| format!("cannot remove what a killed lab left in {}", self.dir.display()))?;
             knit_output::note(
                 knit_output::Note::Info,
                 format!("removed what a killed lab left in {}", self.dir.display()),
             );
         }
-        make(&self.dir).with_context(|| format!("directory {} cannot be made", self.dir.display()))?;
+        make(&self.dir).with_context(|| format!("cannot create directory {}", self.dir.display()))?;
         Ok(Lock { _file: file })
     }
 
@@ -132,7 +131,7 @@ impl Place {
                     std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
                 ) =>
             {
-                bail!("no lab named {} runs here: start one with `knit lab up`", self.name)
+                bail!("no lab named {} is running here: start one with `knit lab up`", self.name)
             }
             Err(error) => Err(error).context("the lab does not answer"),
         }

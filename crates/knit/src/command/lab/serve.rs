@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result};
 /// The built-in server of pods
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Answer HTTP on this port
+    /// Serve HTTP on this port
     #[arg(long, value_name = "PORT")]
     http: Vec<u16>,
 
-    /// Send datagrams to this port back
+    /// Echo datagrams sent to this port
     #[arg(long, value_name = "PORT")]
     udp: Vec<u16>,
 }
@@ -22,12 +22,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut threads = Vec::new();
     for port in &args.http {
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
-            .with_context(|| format!("TCP port {port} cannot be listened on: is it taken?"))?;
+            .with_context(|| format!("cannot listen on TCP port {port}: is it in use?"))?;
         threads.push(std::thread::spawn(move || serve_http(&listener)));
     }
     for port in &args.udp {
         let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, *port))
-            .with_context(|| format!("UDP port {port} cannot be listened on: is it taken?"))?;
+            .with_context(|| format!("cannot listen on UDP port {port}: is it in use?"))?;
         threads.push(std::thread::spawn(move || echo(&socket)));
     }
     println!("serving HTTP on {:?} and UDP echo on {:?}", args.http, args.udp);

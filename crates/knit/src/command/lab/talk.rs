@@ -13,11 +13,11 @@ use serde_json::json;
 /// Ask an HTTP server
 #[derive(Debug, clap::Args)]
 pub struct AskArgs {
-    /// Whom
+    /// The address and port of the server
     #[arg(value_name = "ADDRESS:PORT")]
     to: SocketAddr,
 
-    /// How often
+    /// Number of requests
     #[arg(long, default_value_t = 1)]
     count: u32,
 
@@ -29,23 +29,23 @@ pub struct AskArgs {
 /// Send numbered datagrams to an echo server
 #[derive(Debug, clap::Args)]
 pub struct StreamArgs {
-    /// Whom
+    /// The address and port of the server
     #[arg(value_name = "ADDRESS:PORT")]
     to: SocketAddr,
 
-    /// For how long, in milliseconds; until standard input ends if left out
+    /// For how long, in milliseconds [default: until standard input ends]
     #[arg(long, value_name = "MS")]
     run_for: Option<u64>,
 
-    /// The time between two, in microseconds
+    /// The interval between two, in microseconds
     #[arg(long, value_name = "US", default_value_t = 1000)]
     every: u64,
 }
 
 /// Stragglers are waited for this long, on a machine that is out of breath; where there are none, not at all.
-const LAST: Duration = Duration::from_secs(5);
+const LAST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the receiver looks whether more is sent.
-const LOOK: Duration = Duration::from_millis(50);
+const RECEIVE_TIMEOUT: Duration = Duration::from_millis(50);
 /// How many were sent, while nobody knows.
 const NOT_YET: u64 = u64::MAX;
 
@@ -81,9 +81,9 @@ pub fn stream(args: &StreamArgs) -> Result<ExitCode> {
     let any: IpAddr =
         if args.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).context("cannot open a UDP socket")?;
-    socket.connect(args.to).with_context(|| format!("{} cannot be sent to", args.to))?;
-    socket.set_read_timeout(Some(LOOK)).context("the socket takes no timeout")?;
-    let receiver = socket.try_clone().context("the socket cannot be shared")?;
+    socket.connect(args.to).with_context(|| format!("cannot send to {}", args.to))?;
+    socket.set_read_timeout(Some(RECEIVE_TIMEOUT)).context("cannot set a timeout on the socket")?;
+    let receiver = socket.try_clone().context("cannot share the socket")?;
     let all = Arc::new(AtomicU64::new(NOT_YET));
     let total = Arc::clone(&all);
     let receiving = std::thread::spawn(move || receive(&receiver, &total));
@@ -142,7 +142,9 @@ fn receive(socket: &UdpSocket, total: &AtomicU64) -> (std::collections::BTreeSet
             continue;
         }
         let quiet_since = last.max(Some(*ended.get_or_insert_with(Instant::now)));
-        if seen.len() as u64 >= total || quiet_since.is_some_and(|since| since.elapsed() >= LAST) {
+        if seen.len() as u64 >= total
+            || quiet_since.is_some_and(|since| since.elapsed() >= LAST_ANSWER_TIMEOUT)
+        {
             return (seen, gap);
         }
     }

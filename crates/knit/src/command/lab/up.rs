@@ -15,11 +15,11 @@ use tokio::sync::Notify;
 
 use super::demo::MANIFESTS;
 use super::inside::inside;
-use super::place::{Place, Which};
+use super::place::{LabDirectory, Which};
 use crate::command::stop::Stop;
 
 /// How long pods may take until they are ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PODS_READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long Services may take until they answer, once pods are ready.
 const SERVICES: Duration = Duration::from_secs(10);
 /// What the running lab says last to who started it.
@@ -39,16 +39,16 @@ A container without a command runs a built-in server: HTTP on its TCP ports, ech
 8080 if it
 names none. One with a command runs that, with this machine's file system.")]
 pub struct Args {
-    /// Manifests to apply; a built-in example if there is none
+    /// Manifests to apply [default: a built-in example]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, value_name = "N", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(1..=200))]
     nodes: u16,
 
-    /// The port of the API on 127.0.0.1; any free one if left out
+    /// The port of the API on 127.0.0.1 [default: any free one]
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     api_port: u16,
 
@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "files")]
     empty: bool,
 
-    /// Stay in the foreground, and end with this command
+    /// Stay in the foreground, and stop with this command
     #[arg(long)]
     foreground: bool,
 
@@ -84,7 +84,7 @@ impl Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(dir) = &args.at {
-        return run_lab(args, &Place::at(&args.which.name, dir.clone()));
+        return run_lab(args, &LabDirectory::at(&args.which.name, dir.clone()));
     }
     let place = args.which.place()?;
     if place.is_running() {
@@ -95,26 +95,26 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut command = Command::new("/proc/self/exe");
     command.args(std::env::args_os().skip(1)).arg("--at").arg(place.dir());
     if args.foreground {
-        let status = command.status().context("the lab cannot be started")?;
+        let status = command.status().context("cannot start the lab")?;
         return Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
     }
     let started = Instant::now();
     let (lines, said) = std::io::pipe().context("cannot open a pipe")?;
     command.stdin(Stdio::null()).stdout(said.try_clone().context("cannot open a pipe")?).stderr(said);
-    let mut child = command.spawn().context("the lab cannot be started")?;
+    let mut child = command.spawn().context("cannot start the lab")?;
     drop(command); // holds our copies of the pipe's writing end
     for line in BufReader::new(lines).lines() {
-        let line = line.context("the lab's output cannot be read")?;
+        let line = line.context("cannot read the lab's output")?;
         if line == READY {
             return finish(&place, started);
         }
         knit_output::print(&format!("{line}\n"))?;
     }
-    child.wait().context("the lab cannot be waited for")?;
+    child.wait().context("cannot wait for the lab")?;
     Ok(ExitCode::FAILURE)
 }
 
-fn finish(place: &Place, started: Instant) -> Result<ExitCode> {
+fn finish(place: &LabDirectory, started: Instant) -> Result<ExitCode> {
     let took = started.elapsed().as_secs_f64();
     let kubeconfig = place.kubeconfig();
     knit_output::print(&format!(
@@ -130,7 +130,7 @@ fn finish(place: &Place, started: Instant) -> Result<ExitCode> {
 }
 
 /// The lab itself, in three processes: outside, between, inside.
-fn run_lab(args: &Args, place: &Place) -> Result<ExitCode> {
+fn run_lab(args: &Args, place: &LabDirectory) -> Result<ExitCode> {
     let mut outside = None;
     if !Sandbox::is_again() {
         if !args.foreground {
@@ -159,8 +159,7 @@ fn run_lab(args: &Args, place: &Place) -> Result<ExitCode> {
         },
         || UnixListener::bind(place.socket()),
         |listener| async {
-            let listener =
-                listener.with_context(|| format!("{} cannot be made", place.socket().display()))?;
+            let listener = listener.with_context(|| format!("cannot create {}", place.socket().display()))?;
             live(args, place, listener).await
         },
     );
@@ -171,15 +170,16 @@ fn run_lab(args: &Args, place: &Place) -> Result<ExitCode> {
 }
 
 /// Listens where `kubectl` will ask, and writes that down.
-fn open_api(port: u16, place: &Place) -> Result<TcpListener> {
+fn open_api(port: u16, place: &LabDirectory) -> Result<TcpListener> {
     let api = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).with_context(|| {
         format!(
-            "port {port} of 127.0.0.1 is taken: give another one with --api-port, or none for any free one"
+            "port {port} of 127.0.0.1 is in use: set another one with --api-port, or omit it to use \
+            any free one"
         )
     })?;
     let url = format!("http://{}", api.local_addr().context("the API's port is not known")?);
     std::fs::write(place.kubeconfig(), knit_apiserver::server::kubeconfig(&url))
-        .with_context(|| format!("{} cannot be written", place.kubeconfig().display()))?;
+        .with_context(|| format!("cannot write {}", place.kubeconfig().display()))?;
     Ok(api)
 }
 
@@ -192,7 +192,7 @@ fn forward(api: &TcpListener, socket: &std::path::Path) {
 }
 
 /// The lab, from its start to its end.
-async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<ExitCode> {
+async fn live(args: &Args, place: &LabDirectory, listener: UnixListener) -> Result<ExitCode> {
     let mut stop = Stop::listen()?;
     let down = Arc::new(Notify::new());
     let starting = async {
@@ -202,7 +202,7 @@ async fn live(args: &Args, place: &Place, listener: UnixListener) -> Result<Exit
         let manifests = args.manifests()?;
         lab.apply(&manifests)?;
         let ready = async {
-            lab.wait_for_pods(PATIENCE, |pod| tell(&format!("pod {pod} is ready"))).await?;
+            lab.wait_for_pods(PODS_READY_TIMEOUT, |pod| tell(&format!("pod {pod} is ready"))).await?;
             lab.wait_for_services(SERVICES).await
         };
         if let Err(error) = ready.await {

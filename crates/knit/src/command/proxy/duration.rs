@@ -43,7 +43,7 @@ impl<'de> de::Deserialize<'de> for GoDuration {
             type Value = GoDuration;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a length of time such as 30s or 1h0m0s")
+                f.write_str("a duration such as 30s or 1h0m0s")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<GoDuration, E> {

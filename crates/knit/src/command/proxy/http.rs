@@ -1,36 +1,33 @@
 //! Metrics over HTTP, and listening on addresses that may be taken.
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use knit_http::OPEN_RETRY_DELAY;
 use knit_proxy::health;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-/// How long to wait before an address that is taken is tried again.
-const RETRY: Duration = Duration::from_secs(5);
-
 /// Listens. An address that is taken is tried again and again, unless that is to end the program: a proxy
 /// works without its servers.
 pub async fn listen(address: SocketAddr, what: &str, hard_fail: bool) -> Result<TcpListener> {
-    loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => {
-                let address = listener.local_addr().unwrap_or(address);
-                tracing::info!("{what} on http://{address}");
-                return Ok(listener);
-            }
-            Err(error) if hard_fail => {
-                return Err(error).with_context(|| format!("cannot listen on {address} for {what}"));
-            }
-            Err(error) => {
-                tracing::error!("cannot listen on {address} for {what}: {error}; trying again in {RETRY:?}");
-            }
+    let open = || std::net::TcpListener::bind(address);
+    let listener = knit_http::open_patiently(open, |error| {
+        if hard_fail {
+            return ControlFlow::Break(());
         }
-        tokio::time::sleep(RETRY).await;
-    }
+        tracing::error!(
+            "cannot listen on {address} for {what}: {error}; trying again in {OPEN_RETRY_DELAY:?}"
+        );
+        ControlFlow::Continue(())
+    })
+    .await
+    .with_context(|| format!("cannot listen on {address} for {what}"))?;
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!("{what} on http://{address}");
+    Ok(listener)
 }
 
 /// Answers /metrics and what kube-proxy has beside them.
@@ -38,7 +35,7 @@ pub async fn serve_metrics(listener: TcpListener, mode: &'static str, registry: 
     let text = move || {
         let mut text = String::new();
         if let Err(error) = prometheus_client::encoding::text::encode(&mut text, &registry) {
-            tracing::error!("metrics cannot be written: {error}");
+            tracing::error!("cannot write metrics: {error}");
         }
         text
     };

@@ -27,7 +27,7 @@ use clap::{Subcommand, ValueEnum};
 
 use self::settings::Settings;
 
-/// Make the node's Services work: a drop-in for kube-proxy.
+/// Implement the node's Services: a drop-in replacement for kube-proxy.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -52,38 +52,38 @@ pub struct Args {
 enum Command {
     /// Show what this node does for each Service
     Get(GetArgs),
-    /// Say which rule gave a Service which endpoints, and why
+    /// Explain which rule gave a Service which endpoints, and why
     Explain(ExplainArgs),
 }
 
 /// Where objects come from, and which node is meant.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct SourceArgs {
-    /// kube-proxy's configuration file (KubeProxyConfiguration, YAML or JSON); flags come before it
+    /// kube-proxy's configuration file (KubeProxyConfiguration, YAML or JSON); flags take precedence
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Read Services and EndpointSlices from the YAML and JSON files of a folder, and follow their changes
+    /// Read Services and EndpointSlices from the YAML and JSON files in a folder, and follow their changes
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     from_files: Option<PathBuf>,
     /// Read them from the cluster of this kubeconfig
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The name of this node; the host name if it is not given
+    /// The name of this node [default: the host name]
     #[arg(long, alias = "hostname-override", value_name = "NAME")]
     node_name: Option<String>,
     /// Serve the Services with this name in their label service.kubernetes.io/service-proxy-name
     #[arg(long, value_name = "NAME")]
     service_proxy_name: Option<String>,
-    /// The ranges of pod addresses, to tell pods from other clients
+    /// The ranges of pod addresses, to distinguish pods from other clients
     #[arg(long, value_name = "CIDR,...")]
     cluster_cidr: Option<String>,
     /// On which of the node's addresses node ports answer: primary, all, or ranges
     #[arg(long, value_name = "WHICH", value_delimiter = ',')]
     nodeport_addresses: Option<Vec<String>>,
-    /// The node's own address, where its Node object has another or none
+    /// The node's own address, if its Node object has another or none
     #[arg(long, value_name = "IP")]
     bind_address: Option<IpAddr>,
-    /// Hide the clients of cluster IPs from endpoints
+    /// Masquerade all clients of cluster IPs
     #[arg(long)]
     masquerade_all: bool,
     /// Do not serve spec.externalIPs of Services
@@ -98,19 +98,19 @@ pub struct SourceArgs {
 struct ServeArgs {
     #[command(flatten)]
     source: SourceArgs,
-    /// What makes the Services work
+    /// What implements the Services
     #[arg(long, value_enum, default_value_t = BackendKind::Nftables)]
     backend: BackendKind,
-    /// Be told what to do by another proxy, which runs with --backend stream: http://HOST:PORT, or unix:PATH
+    /// Follow the decisions of another proxy that runs with --backend stream: http://HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["from_files", "kubeconfig"])]
     from_stream: Option<String>,
-    /// Where --backend stream answers: IP:PORT, or unix:PATH
+    /// Where --backend stream listens: IP:PORT, or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "unix:/run/knit/proxy-stream.sock")]
     stream_address: String,
-    /// Where /healthz and /livez answer [default: 0.0.0.0:10256]
+    /// Where /healthz and /livez are served [default: 0.0.0.0:10256]
     #[arg(long, value_name = "ADDRESS")]
     healthz_bind_address: Option<String>,
-    /// Where /metrics answers [default: 127.0.0.1:10249]
+    /// Where /metrics is served [default: 127.0.0.1:10249]
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<String>,
     /// Run although kube-proxy's rules are on this node, and leave those alone
@@ -119,28 +119,28 @@ struct ServeArgs {
     /// Remove kube-proxy's nftables tables once this proxy's rules are in force
     #[arg(long)]
     takeover: bool,
-    /// Remove what this proxy made on this node, and end
+    /// Remove what this proxy created on this node, and exit
     #[arg(long)]
     cleanup: bool,
-    /// Say which rule gave a Service which endpoints, and why, and end
+    /// Explain which rule gave a Service which endpoints, and exit
     #[arg(long, value_name = "SERVICE")]
     explain: Option<String>,
-    /// How log lines are written
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
-    /// Say more; twice: everything. KNIT_LOG takes filters, such as knit_proxy=debug
+    /// Log more; twice: everything. KNIT_LOG accepts filters, such as knit_proxy=debug
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
 }
 
-/// What makes Services work.
+/// What implements Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BackendKind {
-    /// The kernel, by nftables
+    /// The kernel, through nftables
     Nftables,
-    /// Nothing: says on standard output what it would do
+    /// Nothing: prints what it would do to standard output
     Print,
-    /// Other processes, which follow the node view by gRPC at --stream-address
+    /// Other processes, which follow the node view over gRPC at --stream-address
     Stream,
 }
 

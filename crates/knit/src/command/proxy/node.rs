@@ -9,7 +9,7 @@ use knit_proxy::model::NodeInfo;
 /// The host name as Kubernetes has it: in small letters.
 pub fn host_name() -> Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .context("cannot read the host name; give --node-name")?;
+        .context("cannot read the host name; set --node-name")?;
     Ok(name.trim().to_lowercase())
 }
 

@@ -35,13 +35,11 @@ impl Observer for Log {
         let (ports, took) = (run.state.ports.len(), run.took);
         match run.outcome {
             Outcome::Failed(reason) => {
-                tracing::error!("the services could not be put in force, and will be tried again: {reason}");
+                tracing::error!("the services could not be applied, retrying: {reason}");
                 return;
             }
             Outcome::FamilyFailed { family, reason, .. } => {
-                tracing::error!(
-                    "the services of {family} could not be put in force, and will be tried again: {reason}"
-                );
+                tracing::error!("the services of {family} could not be applied, retrying: {reason}");
             }
             Outcome::Partly(_) | Outcome::Done => {}
         }
@@ -84,9 +82,8 @@ impl Orphans {
 /// What is to be said of an endpoint group without a Service.
 pub fn orphan(group: &str, service: &str) -> String {
     format!(
-        "EndpointSlice {group}: metadata.labels[kubernetes.io/service-name]: there is no Service {service} \
-         that is \
-         served here; its endpoints are not used"
+        "EndpointSlice {group}: metadata.labels[kubernetes.io/service-name]: Service {service} does \
+        not exist or is not served here; its endpoints are not used"
     )
 }
 

@@ -49,7 +49,7 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
     if let Some(wanted) = &settings.conntrack
         && args.backend == BackendKind::Nftables
     {
-        wanted.apply(&NetNs::current().context("this process's network namespace cannot be opened")?);
+        wanted.apply(&NetNs::current().context("cannot open this process's network namespace")?);
     }
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
@@ -105,36 +105,34 @@ fn neighbour(args: &ServeArgs) -> Result<Option<KubeProxy>> {
     if args.backend != BackendKind::Nftables {
         return Ok(None);
     }
-    let here = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let here = NetNs::current().context("cannot open this process's network namespace")?;
     let found = KubeProxy::look_in(&here)?;
     if found.is_empty() {
         return Ok(None);
     }
     if args.beside_kube_proxy {
         tracing::warn!(
-            "kube-proxy has been at work on this node ({found}); it stays, because --beside-kube-proxy is \
-             given"
+            "found rules of kube-proxy on this node ({found}); they stay, because \
+            --beside-kube-proxy is given"
         );
         return Ok(None);
     }
     if args.takeover && found.removable() {
         tracing::info!(
-            "kube-proxy has been at work on this node ({found}); it is removed once our rules are in force"
+            "found rules of kube-proxy on this node ({found}); they are removed once our rules are in force"
         );
         return Ok(Some(found));
     }
     if args.takeover {
         bail!(
-            "kube-proxy has been at work on this node ({found}), and not all of that can be removed from \
-             here: stop \
-             kube-proxy, run kube-proxy --cleanup, and start again"
+            "found rules of kube-proxy on this node ({found}), and not all of them can be removed \
+            from here: stop kube-proxy, run kube-proxy --cleanup, and start again"
         );
     }
     bail!(
-        "kube-proxy has been at work on this node ({found}); two proxies for the same Services get into each \
-         other's \
-         way. Stop kube-proxy and start this with --takeover, or leave it and start this with \
-         --beside-kube-proxy"
+        "found rules of kube-proxy on this node ({found}); two proxies for the same Services \
+        interfere with each other. Stop kube-proxy and start this with --takeover, or leave it and \
+        start this with --beside-kube-proxy"
     )
 }
 
@@ -189,7 +187,7 @@ fn log_link(link: Link) {
     match link {
         Link::Connected => tracing::info!("the stream is open"),
         Link::Lost { reason, retry_in } => tracing::warn!(
-            "there is no stream ({reason}); what is in force stays in force, trying again in {retry_in:?}"
+            "the stream is closed ({reason}); existing rules stay in force, retrying in {retry_in:?}"
         ),
     }
 }
@@ -199,17 +197,17 @@ async fn serve_stream(stream: Stream, address: String, hard_fail: bool) -> Resul
     let served = match address.strip_prefix("unix:") {
         Some(path) => {
             let listener = socket::listen(std::path::Path::new(path))?;
-            tracing::info!("the node view is at {address}");
+            tracing::info!("serving the node view at {address}");
             stream.serve_unix(listener).await
         }
         None => {
             let at = address
                 .parse()
-                .with_context(|| format!("--stream-address: {address:?} is neither IP:PORT nor unix:PATH"))?;
-            stream.serve_tcp(http::listen(at, "the node view by gRPC", hard_fail).await?).await
+                .with_context(|| format!("--stream-address: {address:?} must be IP:PORT or unix:PATH"))?;
+            stream.serve_tcp(http::listen(at, "the node view over gRPC", hard_fail).await?).await
         }
     };
-    served.context("the stream's server has ended")
+    served.context("the server of the stream has stopped")
 }
 
 async fn serve_with(
@@ -230,7 +228,7 @@ async fn serve_with(
         observers.push(source.observer());
     }
     if !backend.families().v6 {
-        tracing::info!("this kernel has no IPv6: it is left out");
+        tracing::info!("this kernel has no IPv6: IPv6 is disabled");
     }
     let (ended, mut engine_ended) = oneshot::channel();
     let options = Options {
@@ -272,7 +270,7 @@ async fn serve_with(
         Ok(listener) => {
             tokio::spawn(socket::serve(listener, handle.clone(), watched));
         }
-        Err(error) => tracing::warn!("knit proxy get cannot ask this proxy: {error:#}"),
+        Err(error) => tracing::warn!("knit proxy get cannot query this proxy: {error:#}"),
     }
     tokio::spawn(watch_orphans(handle.clone()));
     if let Some(objects) = input.cluster() {
@@ -286,12 +284,13 @@ async fn serve_with(
     let mut stop = Stop::listen()?;
     let result = tokio::select! {
         () = stop.asked() => Ok(()),
-        _ = &mut engine_ended => Err(anyhow::anyhow!("the proxy's thread has ended; the log above says why")),
-        Some(ended) = servers.join_next() => ended.context("a server has ended").flatten(),
+        _ = &mut engine_ended => Err(anyhow::anyhow!("the proxy's thread has stopped; the log above \
+        says why")),
+        Some(ended) = servers.join_next() => ended.context("a server has stopped").flatten(),
     };
     feeding.abort();
     if result.is_ok() {
-        tracing::info!("stopping; what is in force stays in force");
+        tracing::info!("stopping; existing rules stay in force");
     }
     // It may be busy in the kernel for a while. That it panicked was printed.
     let _ = tokio::task::spawn_blocking(move || running.stop()).await;
@@ -373,5 +372,5 @@ fn start_log(settings: &Settings) -> Result<()> {
     } else {
         log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init()
     };
-    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
 }

@@ -129,15 +129,19 @@ impl Common {
         let mut warnings: Vec<String> = file
             .unknown
             .iter()
-            .map(|field| format!("the configuration's field {field} is not known; it is ignored"))
+            .map(|field| format!("unknown field {field} in the configuration is ignored"))
             .collect();
         let mut remarks = Vec::new();
         if !file.not_used.is_empty() {
             let list: Vec<_> = file.not_used.iter().map(|(name, why)| format!("{name} ({why})")).collect();
-            remarks.push(format!("fields of the configuration that mean nothing here: {}", list.join(", ")));
+            remarks.push(format!(
+                "fields of the configuration that have no effect here: \
+            {}",
+                list.join(", ")
+            ));
         }
         if !matches!(config.mode.as_str(), "" | "nftables") {
-            remarks.push(format!("mode {} is asked for; nftables is used instead", config.mode));
+            remarks.push(format!("mode {} is configured; nftables is used instead", config.mode));
         }
         let kubeconfig =
             args.kubeconfig.clone().or_else(|| some(&config.client_connection.kubeconfig).map(PathBuf::from));
@@ -189,7 +193,7 @@ fn masquerade_bit(section: &Section) -> Result<u32> {
     match section.masquerade_bit {
         None => Ok(14),
         Some(bit @ 0..=31) => Ok(bit),
-        Some(bit) => bail!("masqueradeBit: {bit} is not between 0 and 31"),
+        Some(bit) => bail!("masqueradeBit: {bit} must be between 0 and 31"),
     }
 }
 
@@ -213,7 +217,7 @@ fn node_ports(args: &SourceArgs, file: &File, warnings: &mut Vec<String>) -> Res
         [] | ["primary"] => return Ok(NodePorts::Primary),
         ["all"] => return Ok(NodePorts::All),
         several if several.iter().any(|t| matches!(*t, "primary" | "all")) => {
-            bail!("nodePortAddresses: write primary, all or a list of ranges, not {}", list.join(","))
+            bail!("nodePortAddresses: must be primary, all or a list of CIDRs, not {}", list.join(","))
         }
         _ => {}
     }
@@ -235,7 +239,7 @@ fn local_traffic(
     let detect = &config.detect_local;
     let needed = |text: &str, field: &str| -> Result<std::sync::Arc<str>> {
         some(text).map(Into::into).with_context(|| {
-            format!("detectLocalMode: {} needs detectLocal.{field}: write it", config.detect_local_mode)
+            format!("detectLocalMode: {} requires detectLocal.{field}", config.detect_local_mode)
         })
     };
     Ok(match config.detect_local_mode.as_str() {
@@ -245,7 +249,8 @@ fn local_traffic(
             if ranges.is_empty() {
                 if config.detect_local_mode == "ClusterCIDR" {
                     warnings.push(
-                        "detectLocalMode: ClusterCIDR without clusterCIDR: pods cannot be told from others"
+                        "detectLocalMode: ClusterCIDR without clusterCIDR: pods cannot be \
+                        distinguished from other clients"
                             .into(),
                     );
                 }
@@ -260,8 +265,7 @@ fn local_traffic(
             LocalTraffic::InterfacePrefix(needed(&detect.interface_name_prefix, "interfaceNamePrefix")?)
         }
         other => bail!(
-            "detectLocalMode: {other:?} is none of ClusterCIDR, NodeCIDR, BridgeInterface, \
-             InterfaceNamePrefix"
+            "detectLocalMode: {other:?} must be ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix"
         ),
     })
 }
@@ -280,7 +284,10 @@ fn listen(text: &str, default_ip: IpAddr, default_port: u16) -> Result<SocketAdd
     }
     match text.strip_prefix(':').and_then(|port| port.parse().ok()) {
         Some(port) => Ok(SocketAddr::new(default_ip, port)),
-        None => bail!("{text:?} is no address to listen on: write IP:PORT, such as 0.0.0.0:{default_port}"),
+        None => bail!(
+            "{text:?} is not a valid address to listen on: write IP:PORT, such as \
+        0.0.0.0:{default_port}"
+        ),
     }
 }
 
@@ -293,7 +300,7 @@ fn ip(text: &str) -> Result<IpAddr> {
 }
 
 fn range(text: &str) -> Result<IpNet> {
-    parse_net(text.trim()).with_context(|| format!("{text:?} is not an address range such as 10.0.0.0/8"))
+    parse_net(text.trim()).with_context(|| format!("{text:?} is not a valid CIDR such as 10.0.0.0/8"))
 }
 
 #[cfg(test)]
@@ -325,11 +332,11 @@ mod tests {
         );
         assert!(
             format!("{:#}", of("nodePortAddresses: [primary, 10.0.0.0/8]").unwrap_err())
-                .contains("write primary, all")
+                .contains("must be primary, all")
         );
         assert!(
             format!("{:#}", of("nodePortAddresses: [10.0.0.0]").unwrap_err())
-                .contains("\"10.0.0.0\" is not an address range")
+                .contains("\"10.0.0.0\" is not a valid CIDR")
         );
         let flag = SourceArgs { nodeport_addresses: Some(vec!["all".into()]), ..SourceArgs::default() };
         assert_eq!(common(&flag, "nodePortAddresses: [primary]").unwrap().view.node_ports, NodePorts::All);
@@ -384,7 +391,7 @@ mod tests {
         assert_eq!(of("mode: nftables\nnftables: {masqueradeBit: 3}"), Ok(3));
         assert_eq!(
             of("iptables: {masqueradeBit: 32}"),
-            Err("masqueradeBit: 32 is not between 0 and 31".into())
+            Err("masqueradeBit: 32 must be between 0 and 31".into())
         );
     }
 

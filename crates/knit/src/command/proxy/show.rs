@@ -139,7 +139,10 @@ pub fn get(args: &SourceArgs, what: What, service: Option<&str>, output: Output)
         state.services.retain(|row| row.service == service);
         state.endpoints.retain(|row| row.service == service);
         if state.services.is_empty() {
-            bail!("there is no Service {service} that is served here; knit proxy get services lists them");
+            bail!(
+                "Service {service} does not exist or is not served here; knit proxy get services \
+            lists those that are"
+            );
         }
     }
     let format = match output {
@@ -179,9 +182,8 @@ pub fn explain(args: &SourceArgs, service: &str) -> Result<ExitCode> {
     };
     let Some(text) = text else {
         bail!(
-            "there is no Service {service} that is served here: it may not exist, have no cluster IP, be of \
-             type \
-             ExternalName, or be for a proxy of another name"
+            "Service {service} is not served here: it may not exist, have no cluster IP, be of type \
+            ExternalName, or be for a proxy with another name"
         );
     };
     knit_output::print(&text)?;
@@ -196,9 +198,8 @@ pub fn explanation(view: &View, service: &str) -> Option<String> {
     let told = view.current().ports.keys().any(|key| key.service.as_str() == service);
     told.then(|| {
         format!(
-            "Service {service}: another proxy decides, and tells this one what to do (--from-stream); ask \
-             that one for \
-             its reasons.\nknit proxy get services {service} and knit proxy get endpoints {service} show \
+            "Service {service}: decisions are made by another proxy (--from-stream); ask that one \
+            for its reasons.\nknit proxy get services {service} and knit proxy get endpoints {service} show \
              what is done."
         )
     })

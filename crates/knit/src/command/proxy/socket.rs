@@ -37,36 +37,35 @@ pub enum Request {
 
 /// A request is shorter than this.
 const LONGEST_REQUEST: u64 = 4096;
-const PATIENCE: Duration = Duration::from_secs(10);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks the proxy that runs here.
 pub fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<T> {
     let name = path.display();
     let stream = StdStream::connect(path).with_context(|| {
         format!(
-            "no proxy answers at {name}; start one, or say where objects come from: --from-files or \
-                 --kubeconfig"
+            "no proxy answers at {name}; start one, or specify where objects come from: \
+            --from-files or --kubeconfig"
         )
     })?;
     let asked = || -> std::io::Result<String> {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(QUERY_TIMEOUT))?;
         (&stream).write_all(format!("{}\n", serde_json::to_string(request)?).as_bytes())?;
         let mut line = String::new();
         BufReader::new(&stream).read_line(&mut line)?;
         Ok(line)
     };
     let line = asked().with_context(|| format!("the proxy at {name} did not answer"))?;
-    serde_json::from_str(&line)
-        .with_context(|| format!("the proxy at {name} answered something else than was asked"))
+    serde_json::from_str(&line).with_context(|| format!("the proxy at {name} sent an unexpected answer"))
 }
 
 /// Listens, and takes the place of a proxy that is gone.
 pub fn listen(path: &Path) -> Result<UnixListener> {
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     if StdStream::connect(path).is_ok() {
-        bail!("another proxy answers at {} already; give this one another --socket", path.display());
+        bail!("another proxy already answers at {}; give this one another --socket", path.display());
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -77,7 +76,7 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
     let listener =
         UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-        .with_context(|| format!("cannot make {} ours alone", path.display()))?;
+        .with_context(|| format!("cannot restrict access to {}", path.display()))?;
     Ok(listener)
 }
 
@@ -88,7 +87,7 @@ pub async fn serve(listener: UnixListener, handle: Handle, watched: Option<Strea
         let (handle, watched) = (handle.clone(), watched.clone());
         tokio::spawn(async move {
             if let Err(error) = answer(stream, handle, watched).await {
-                tracing::debug!("somebody asked, and was not answered: {error:#}");
+                tracing::debug!("a query was not answered: {error:#}");
             }
         });
     }
@@ -97,7 +96,7 @@ pub async fn serve(listener: UnixListener, handle: Handle, watched: Option<Strea
 async fn answer(mut stream: UnixStream, handle: Handle, watched: Option<Stream>) -> Result<()> {
     let (asking, own) = (stream.peer_cred()?.uid(), rustix::process::getuid().as_raw());
     if asking != 0 && asking != own {
-        bail!("user {asking} may not ask");
+        bail!("user {asking} may not query this proxy");
     }
     let mut line = String::new();
     let (reading, mut writing) = stream.split();

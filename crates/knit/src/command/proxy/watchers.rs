@@ -95,7 +95,7 @@ impl Collector for Numbers {
         )?;
         gauge(
             "knit_proxy_stream_watchers_failing",
-            "Watchers that report service ports which they could not make true",
+            "Watchers that report service ports they could not apply",
             rows.iter().filter(failing).count(),
         )
     }

@@ -23,12 +23,12 @@ pub async fn clean(from: &From) -> Result<()> {
         (None, Some(path)) => Source::Kubeconfig { path: path.clone(), context: None },
         (None, None) => Source::Infer,
     };
-    let objects = Objects::open(source).await.context("no cluster can be reached")?;
+    let objects = Objects::open(source).await.context("cannot reach a cluster")?;
     let lease = objects.get::<Lease>(&Key::namespaced(LEASE.0, LEASE.1)).await?;
     if let Some(holder) = lease.as_ref().and_then(|lease| leader(lease, Timestamp::now())) {
         bail!(
-            "the controller {holder} is at work, and would put everything back: delete the Deployment \
-             knit-controller first"
+            "the controller {holder} is running, and would restore everything: delete the \
+            Deployment knit-controller first"
         );
     }
     finalizers::<Network>(&objects, NETWORK_FINALIZER).await?;
@@ -80,7 +80,7 @@ async fn taints(objects: &Objects) -> Result<()> {
         let write = Write::merge::<Node>(key.clone(), json!({ "spec": { "taints": taints } }));
         let write = write.if_version(node.metadata.resource_version.as_deref().unwrap_or_default());
         written(objects, &write).await?;
-        note(Note::Info, format!("Node {key} takes pods again"));
+        note(Note::Info, format!("Node {key} accepts pods again"));
     }
     Ok(())
 }
@@ -90,7 +90,7 @@ async fn written(objects: &Objects, write: &Write) -> Result<()> {
     match objects.write(write).await {
         Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
         Err(error @ Error::Conflict { .. }) => {
-            Err(error).context("an object changed meanwhile: run it once more")
+            Err(error).context("an object changed in the meantime: run this again")
         }
         Err(error) => Err(error.into()),
     }

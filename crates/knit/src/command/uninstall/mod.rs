@@ -1,6 +1,7 @@
 //! `knit uninstall`: takes away what `knit install` and the agent put on a node, and what would keep a
 //! cluster from forgetting Knit.
 
+mod claims;
 mod cluster;
 
 use std::fs;
@@ -10,16 +11,16 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use knit_kernel::netns::NetNs;
-use knit_ledger::{Ledger, LedgerError, SandboxRecord};
+use knit_ledger::{Entry, Ledger, LedgerError};
 use knit_output::{Note, note};
 
 use super::install::{ASIDE, Places};
 use super::objects::From;
 
-/// Take Knit away from this node, or what is left of it from a cluster
+/// Uninstall Knit from this node, or clean up what is left of it in a cluster
 ///
-/// Without --purge only the CNI configuration and the shim go: new pods get no network from Knit any more,
-/// and those that run keep theirs.
+/// Without --purge only the CNI configuration and the shim are removed: new pods no longer get their network
+/// from Knit, and running ones keep theirs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   # On a node: the configuration and the shim go
@@ -34,27 +35,31 @@ pub struct Args {
     #[command(flatten)]
     places: Places,
 
-    /// Take everything else away that the agent made on this node: interfaces, routes, rules, namespaces,
-    /// files. Pods that run lose their network
+    /// Also remove everything else that the agent created on this node: interfaces, routes, rules,
+    /// namespaces, files. Running pods lose their network
     #[arg(long)]
     purge: bool,
 
-    /// The agent's run-time directory
+    /// The agent's runtime directory
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
-    /// The agent's directory for what outlives a reboot
+    /// The agent's directory for what persists across reboots
     #[arg(long, env = "KNIT_STATE_DIR", value_name = "DIR", default_value = "/var/lib/knit")]
     state_dir: PathBuf,
 
-    /// Clean up in the cluster in place of a node: finalizers of Knit's objects, taints of Nodes
+    /// Clean up in the cluster instead of on a node: finalizers of Knit's objects, taints of Nodes
     #[arg(long, conflicts_with = "purge")]
     cluster: bool,
+
+    /// Go on although claims are prepared here: their pods cannot end until kubelet is restarted without them
+    #[arg(long)]
+    abandon_claims: bool,
 
     #[command(flatten)]
     from: From,
 
-    /// Do not end when all is done, but wait to be told to: for the pods of a DaemonSet
+    /// Do not exit when done, but wait for a signal: for the pods of a DaemonSet
     #[arg(long)]
     stay: bool,
 }
@@ -65,13 +70,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         runtime.block_on(cluster::clean(&args.from))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if !args.abandon_claims {
+        claims::check_none(&args.run_dir)?;
+    }
     // No new pods first; then what was made for those that were there.
     files(&args.places)?;
     if args.purge {
         purge(&args.run_dir, &args.state_dir)?;
     }
     if args.stay {
-        note(Note::Info, "done; waiting for the end");
+        note(Note::Info, "done; waiting to be stopped");
         wait()?;
     }
     Ok(ExitCode::SUCCESS)
@@ -88,7 +96,7 @@ pub fn files(places: &Places) -> Result<()> {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => {
-            return Err(error).with_context(|| format!("{} cannot be read", places.conf_dir.display()));
+            return Err(error).with_context(|| format!("cannot read {}", places.conf_dir.display()));
         }
     };
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -99,7 +107,7 @@ pub fn files(places: &Places) -> Result<()> {
                 remove_file(&path)?;
                 continue;
             }
-            fs::rename(&path, &back).with_context(|| format!("{} cannot be renamed", path.display()))?;
+            fs::rename(&path, &back).with_context(|| format!("cannot rename {}", path.display()))?;
             note(Note::Info, format!("{} is back", back.display()));
         }
     }
@@ -110,27 +118,27 @@ pub fn files(places: &Places) -> Result<()> {
 fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
     let ledger = run_dir.join("ledger");
     let lock = if run_dir.exists() {
-        match Ledger::<SandboxRecord>::open(&ledger) {
+        match Ledger::<Entry>::open(&ledger) {
             Ok(opened) => Some(opened.ledger),
             Err(LedgerError::Locked { holder, .. }) => {
                 let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
                 bail!(
-                    "a node agent runs here{who}: stop it first, in a cluster by deleting the DaemonSet \
-                     knit-node"
+                    "a node agent is running here{who}: stop it first, in a cluster by deleting the \
+                    DaemonSet knit-node"
                 );
             }
             // It is about to be deleted: what is in it does not matter.
             Err(error) => {
-                note(Note::Warning, format!("{error}; it goes all the same"));
+                note(Note::Warning, format!("{error}; continuing anyway"));
                 None
             }
         }
     } else {
         None
     };
-    let namespace = NetNs::current().context("this process's network namespace cannot be opened")?;
+    let namespace = NetNs::current().context("cannot open this process's network namespace")?;
     let purged = knit_linux::purge(&namespace, &run_dir.join("netns"))
-        .context("not everything could be taken away; run it as root, or once more")?;
+        .context("not everything could be removed; run this as root, or again")?;
     drop(lock);
     note(
         Note::Info,
@@ -145,7 +153,7 @@ fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
 /// Removes a folder with all that is in it. One that is mounted here, as in a container, stays and is
 /// emptied.
 fn clear(folder: &Path) -> Result<()> {
-    let failed = |path: &Path| format!("{} cannot be removed", path.display());
+    let failed = |path: &Path| format!("cannot remove {}", path.display());
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -175,7 +183,7 @@ fn remove_file(path: &Path) -> Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("{} cannot be removed", path.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
     }
 }
 

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::netns::NetNs;
 use knit_kernel::{Handle, owner};
-use knit_ledger::{AttachmentState, SandboxRecord};
+use knit_ledger::{AttachmentState, Entry, SandboxRecord};
 use serde_json::Value;
 
 use super::Node;
@@ -16,7 +16,9 @@ use super::Node;
 impl Node {
     /// The attachments in the ledger, with their addresses.
     pub fn recorded(&self) -> Vec<SandboxRecord> {
-        knit_ledger::read(&self.run.join("ledger")).expect("a ledger").0
+        let (content, _) = knit_ledger::read::<Entry>(&self.run.join("ledger")).expect("a ledger");
+        assert!(content.unreadable.is_empty(), "{:?}", content.unreadable);
+        content.records.values().filter_map(|entry| entry.sandbox().cloned()).collect()
     }
 
     /// The attachments that the kernel has: sandbox and interface, by the marks of their host ends.
@@ -61,13 +63,13 @@ impl Node {
                     record.sandbox(),
                     plan.interface
                 );
-                recorded.insert((record.sandbox().to_owned(), plan.interface.clone()));
+                recorded.insert((record.sandbox().to_string(), plan.interface.to_string()));
                 for address in plan.lease.iter().flat_map(|lease| lease.addresses.iter()) {
                     assert!(taken.insert((plan.network.clone(), address)), "{address} is given out twice");
                 }
             }
         }
-        let counted = records.iter().map(|r| (r.sandbox(), r.attachments().len())).collect();
+        let counted = records.iter().map(|r| (r.sandbox().as_str(), r.attachments().len())).collect();
         assert_eq!(*pods, counted, "what the ledger has");
         assert_eq!(self.in_kernel(), recorded, "what the kernel has, and what the ledger has");
         // Routes and neighbours of ours lead to those pods, to other nodes' blocks and through uplinks, and

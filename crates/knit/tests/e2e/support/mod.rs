@@ -15,17 +15,12 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use knit_cni::protocol::{self, PROTOCOL_VERSION, Request, Response};
-use knit_kernel::addr::Address;
-use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
-use knit_kernel::testing::{eventually, in_namespaces, namespace};
-use knit_kernel::{Handle, IfName, Op};
+use knit_kernel::testing::{eventually, in_namespaces};
+use knit_testbed::objects;
+use knit_testbed::wire::Wire;
+pub use knit_testbed::{NEVER, SOON, ip, name};
 use serde_json::{Value, json};
-
-/// How long something may take that must happen on a busy machine.
-pub const SOON: Duration = Duration::from_secs(60);
-/// How long a packet is waited for that must not come.
-pub const NEVER: Duration = Duration::from_millis(300);
 
 /// Where namespaces of pods are mounted, as a container runtime does.
 pub const PODS: &str = "/run/netns";
@@ -36,20 +31,12 @@ pub fn e2e<F: FnOnce()>(test: F) {
     in_namespaces(test);
 }
 
-pub fn name(text: &str) -> IfName {
-    IfName::new(text).expect("a name")
-}
-
-pub fn ip(text: &str) -> IpAddr {
-    text.parse().expect("an address")
-}
-
 /// Nodes `a` (192.168.7.1) and `b` (192.168.7.2) on one segment, and the folder that their agents read.
 pub struct Cluster {
     pub a: Node,
     pub b: Node,
     pub objects: PathBuf,
-    _wire: NetNs,
+    _wire: Wire,
 }
 
 pub struct Node {
@@ -81,11 +68,7 @@ pub struct Pod {
 impl Cluster {
     /// Both nodes with the same objects; agents are not started.
     pub fn new() -> Self {
-        let wire = namespace();
-        let handle = Handle::open(&wire).expect("a handle");
-        let mut bridge = NewLink::bridge(name("wire"), Bridge::default());
-        bridge.up = true;
-        handle.create_link(&bridge).expect("the wire");
+        let wire = Wire::new();
         let objects = PathBuf::from("/run/objects");
         std::fs::create_dir_all(&objects).expect("a folder");
         std::fs::create_dir_all(PODS).expect("a folder");
@@ -111,10 +94,8 @@ impl Cluster {
 
     pub fn put(&self, object: &Value) {
         let text = |field: &Value| field.as_str().expect("text").to_lowercase();
-        let file = format!("{}-{}.json", text(&object["kind"]), text(&object["metadata"]["name"]));
-        let unfinished = self.objects.join(format!(".{file}"));
-        std::fs::write(&unfinished, object.to_string()).expect("written");
-        std::fs::rename(unfinished, self.objects.join(file)).expect("in place");
+        let file = format!("{}-{}", text(&object["kind"]), text(&object["metadata"]["name"]));
+        objects::write(&self.objects, &file, object);
     }
 }
 
@@ -127,8 +108,7 @@ fn objects_of_cluster() -> Vec<Value> {
         if let (Some(spec), Value::Object(more)) = (spec.as_object_mut(), more) {
             spec.extend(more);
         }
-        json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
-            "spec": spec, "status": {"id": id}})
+        objects::network(name, id, spec)
     };
     let all = || json!({"allowedNamespaces": {"from": "All"}});
     let tenant = ["10.77.0.0/16", "fd77::/64"];
@@ -141,10 +121,7 @@ fn objects_of_cluster() -> Vec<Value> {
     ];
     for (node, host) in [("a", 1), ("b", 2)] {
         let addresses = [format!("192.168.7.{host}"), format!("fd07::{host}")];
-        let addresses: Vec<Value> =
-            addresses.iter().map(|a| json!({"type": "InternalIP", "address": a})).collect();
-        objects.push(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
-            "status": {"addresses": addresses}}));
+        objects.push(objects::node(node, &addresses.each_ref().map(String::as_str)));
     }
     objects.extend([
         block("default", "a", "10.244.1.0/24", "fd44::100/120"),
@@ -165,27 +142,12 @@ fn objects_of_cluster() -> Vec<Value> {
 }
 
 pub fn block(network: &str, node: &str, v4: &str, v6: &str) -> Value {
-    json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AddressBlock",
-        "metadata": {"name": format!("{network}-{node}")},
-        "spec": {"network": network, "node": node, "ipv4": v4, "ipv6": v6}})
+    objects::block(network, node, v4, Some(v6))
 }
 
 impl Node {
-    fn new(name: &'static str, host: u8, wire: &NetNs, objects: &Path) -> Self {
-        let space = namespace();
-        let outside = Handle::open(wire).expect("a handle");
-        let mut port = NewLink::veth(self::name(name), Peer::new(self::name("eth0"), &space));
-        port.master = Some(outside.index_of(&self::name("wire")).expect("the wire"));
-        port.up = true;
-        outside.create_link(&port).expect("a port of the wire");
-        let inside = Handle::open(&space).expect("a handle");
-        let eth0 = inside.index_of(&self::name("eth0")).expect("eth0");
-        let mut ops: Vec<Op<'_>> = vec![Change::of(eth0).up().into()];
-        for address in [format!("192.168.7.{host}/24"), format!("fd07::{host}/64")] {
-            let address: IpNet = address.parse().expect("an address");
-            ops.push(Op::create(Address::new(eth0, address)));
-        }
-        inside.apply(&ops).expect("addresses of eth0");
+    fn new(name: &'static str, host: u8, wire: &Wire, objects: &Path) -> Self {
+        let space = wire.host(name, host);
         let run = PathBuf::from(format!("/run/knit-{name}"));
         let state = PathBuf::from(format!("/run/state-{name}"));
         Self {

@@ -1,0 +1,116 @@
+//! What starts a pass, and what a pass may not hold up.
+
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use knit_api::NetworkAttachment;
+use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
+use knit_objects::{Source, Write};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An API server with the namespace of the controller.
+async fn api() -> (Handle, Objects) {
+    let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();
+    let store = StoreOptions { crds, ..StoreOptions::default() };
+    let api = ApiConfig { store, ..ApiConfig::default() };
+    let server = Server::start(api).await.expect("an API server");
+    let objects = Objects::open(Source::Url(server.url())).await.expect("objects");
+    create::<Namespace>(&objects, json!({"metadata": {"name": "knit-system"}})).await;
+    (server, objects)
+}
+
+async fn create<K>(objects: &Objects, object: Value)
+where
+    K: kube::Resource<DynamicType = ()> + serde::Serialize + serde::de::DeserializeOwned,
+{
+    let object: K = serde_json::from_value(object).expect("an object");
+    objects.write(&Write::create(&object)).await.expect("created");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenants_patches_of_one_attachment_and_heartbeats_of_nodes_were_a_plan_each() {
+    let (_server, objects) = api().await;
+    let caches = Caches::start(&objects, &Config::new("one"));
+    let attachment = |name: &str| {
+        json!({"apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
+            "metadata": {"name": name, "namespace": "knit-system"},
+            "spec": {"pod": "web", "network": "blue"}})
+    };
+    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    let (place, here) = (Key::namespaced("knit-system", "patched"), Key::cluster("patched"));
+    create::<NetworkAttachment>(&objects, attachment("patched")).await;
+    create::<Node>(&objects, node("patched")).await;
+    let soon = || Instant::now() + Duration::from_secs(60);
+    caches.wait_synced().await;
+    caches.attachments.wait_for(&place, soon()).await.expect("an attachment");
+    caches.nodes.wait_for(&here, soon()).await.expect("a Node");
+    let before = (caches.attachments.changes().borrow().changes, caches.nodes.changes().borrow().changes);
+    for n in 0..50 {
+        let patch = json!({"metadata": {"annotations": {"patch": n.to_string()}}});
+        let write = Write::merge::<NetworkAttachment>(place.clone(), patch);
+        objects.write(&write).await.expect("patched");
+        let condition = json!({"type": "Ready", "status": "True", "reason": n.to_string()});
+        let patch = json!({"status": {"conditions": [condition]}});
+        objects.write(&Write::merge_status::<Node>(here.clone(), patch)).await.expect("patched");
+    }
+    // What comes behind them has arrived, so they have.
+    create::<NetworkAttachment>(&objects, attachment("next")).await;
+    create::<Node>(&objects, node("next")).await;
+    let next = Key::namespaced("knit-system", "next");
+    caches.attachments.wait_for(&next, soon()).await.expect("an attachment");
+    caches.nodes.wait_for(&Key::cluster("next"), soon()).await.expect("a Node");
+    let after = (caches.attachments.changes().borrow().changes, caches.nodes.changes().borrow().changes);
+    assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1), "the new ones, and none of the patches");
+    // Writes refer to the newest version.
+    let newest = objects.get::<NetworkAttachment>(&place).await.expect("an answer").expect("an object");
+    let kept = caches.attachments.get(&place).expect("an attachment");
+    assert_eq!(Some(kept.resource_version.as_str()), newest.metadata.resource_version.as_deref());
+    let newest = objects.get::<Node>(&here).await.expect("an answer").expect("a Node");
+    let kept = caches.nodes.get(&here).expect("a Node");
+    assert_eq!(Some(kept.resource_version.as_str()), newest.metadata.resource_version.as_deref());
+}
+
+/// Takes longer than the Lease holds.
+fn slow(known: &mut Indexed, memory: &mut Memory, config: &Config, now: Now) -> Plan {
+    let (_never, nothing) = std::sync::mpsc::channel::<()>();
+    // Waits: somebody holds the other end.
+    let _ = nothing.recv_timeout(config.lease_duration * 5 / 3);
+    known.plan(memory, config, now)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_plan_never_loses_the_lease() {
+    let (server, objects) = api().await;
+    let config = |identity: &str| Config {
+        lease_duration: Duration::from_secs(3),
+        renew_every: Duration::from_millis(200),
+        ..Config::new(identity)
+    };
+    // On one thread, as the program runs it.
+    let (url, slow_config) = (server.url(), config("slow"));
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async move {
+            let objects = Objects::open(Source::Url(url)).await.expect("objects");
+            let mut controller = Controller::new(objects, slow_config).expect("a controller");
+            controller.planner = slow;
+            let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+            tell.send((controller.state(), stop)).expect("somebody listens");
+            controller.run(async move { drop(stopped.await) }).await;
+        });
+    });
+    let (mut state, stop) = told.await.expect("a controller");
+    state.wait_for(|state| state.leading).await.expect("a leader");
+    // Another one stands by, and takes the Lease as soon as it is not renewed.
+    let other = Controller::new(objects, config("other")).expect("a controller");
+    let mut others = other.state();
+    let standing_by = tokio::spawn(other.run(std::future::pending()));
+    tokio::select! {
+        state = state.wait_for(|state| state.passes >= 2) => assert!(state.expect("a state").leading),
+        _ = others.wait_for(|other| other.leading) => panic!("it lost the Lease while it thought"),
+    }
+    standing_by.abort();
+    stop.send(()).expect("a controller that runs");
+    tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("no panic");
+}

@@ -1,0 +1,239 @@
+//! PolicyPeerSlices: what nodes must know of each other's pods for the sake of policies, and no more.
+//!
+//! Apart from the plan of everything else: pods come and go far more often than Networks. Pods and
+//! attachments are watched only while some policy asks for pods, each change touches the slices of one node,
+//! and a slice is written at most once a second. [`plan`] decides, [`feed`] watches, and this writes.
+
+mod feed;
+pub(crate) mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use knit_api::names::{MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL};
+use knit_api::{PolicyPeer, PolicyPeerSlice, PolicyPeerSliceSpec};
+use knit_objects::{Cache, Error, EventRecorder, Key, Objects, Write};
+use knit_policy::model::Name;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::leader::Leading;
+use feed::Feed;
+pub(crate) use feed::Small;
+use plan::{Peers, Place};
+
+/// A slice is written at most this often.
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// Changes that come right behind each other are taken together.
+const GATHER_INTERVAL: Duration = Duration::from_millis(20);
+/// How often all slices are compared with what they should be, and failed writes are tried again.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
+/// So many writes are under way at once.
+const AT_ONCE: usize = 8;
+/// So many pods fit into one object.
+const MAX_PODS: usize = 1000;
+/// And so many bytes, roughly counted: the API server takes three times that. A tenant's pod may have
+/// megabytes of labels, and must not keep its neighbors' slice from being written.
+const MAX_BYTES: usize = 512 * 1024;
+/// Who writes slices.
+const MANAGER: &str = "knit-controller";
+
+/// Writes slices while it is polled, which is while this controller leads.
+pub(crate) async fn run(
+    objects: &Objects,
+    small: Small,
+    enforce: bool,
+    recorder: &EventRecorder,
+    leading: &watch::Receiver<Leading>,
+) {
+    // Without selectors, a watch starts.
+    let Ok(actual) = objects.watch::<PolicyPeerSlice>().map(|slice| Some(slice.spec)).cache() else { return };
+    let writer = Writer {
+        objects: objects.clone(),
+        actual,
+        leading: leading.clone(),
+        written: BTreeMap::new(),
+        failing: false,
+    };
+    let feed = Feed::start(objects, small, enforce, recorder);
+    keep(feed, writer).await;
+}
+
+async fn keep(mut feed: Feed, mut writer: Writer) {
+    let mut peers = Peers::default();
+    let mut pending: BTreeSet<Place> = BTreeSet::new();
+    let mut compared: Option<Instant> = None;
+    loop {
+        let due = writer.next_due(&pending).into_iter().chain(compared.map(|at| at + COMPARE_INTERVAL)).min();
+        tokio::select! {
+            told = feed.next(&mut peers) => if !told {
+                return;
+            },
+            () = sleep_until(due) => {}
+        }
+        tokio::time::sleep(GATHER_INTERVAL).await;
+        feed.drain(&mut peers);
+        feed.watch_pods_if(peers.asks_for_pods(), &mut peers);
+        // What is not known yet is not missing: nobody loses a peer because a controller has just started.
+        if !feed.is_complete() || !writer.actual.is_synced() {
+            continue;
+        }
+        pending.extend(peers.settle());
+        if compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL) {
+            compared = Some(Instant::now());
+            pending.extend(peers.slices().keys().cloned());
+            pending.extend(writer.places());
+        }
+        writer.write(&mut pending, peers.slices()).await;
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Makes slices in the API what they should be.
+struct Writer {
+    objects: Objects,
+    actual: Cache<PolicyPeerSliceSpec>,
+    leading: watch::Receiver<Leading>,
+    written: BTreeMap<Place, Instant>,
+    /// A write failed, and that was said.
+    failing: bool,
+}
+
+impl Writer {
+    /// The places that slices in the API are about.
+    fn places(&self) -> Vec<Place> {
+        let all = self.actual.list().into_iter();
+        all.map(|(_, spec)| (Name::from(spec.network.as_str()), Name::from(spec.node.as_str()))).collect()
+    }
+
+    /// When the next of these may be written.
+    fn next_due(&self, pending: &BTreeSet<Place>) -> Option<Instant> {
+        let now = Instant::now();
+        pending.iter().map(|p| self.written.get(p).map_or(now, |at| *at + WRITE_INTERVAL)).min()
+    }
+
+    /// Writes those of the pending slices that may be written now. What fails stays pending.
+    async fn write(&mut self, pending: &mut BTreeSet<Place>, wanted: &BTreeMap<Place, Vec<PolicyPeer>>) {
+        let now = Instant::now();
+        self.written.retain(|_, at| at.elapsed() < WRITE_INTERVAL);
+        let due: Vec<Place> = pending.iter().filter(|p| !self.written.contains_key(*p)).cloned().collect();
+        let mut writes = Vec::new();
+        for place in due {
+            let pods = wanted.get(&place).map(Vec::as_slice).unwrap_or_default();
+            let of_place = self.writes(&place, pods);
+            match of_place.is_empty() {
+                true => {
+                    pending.remove(&place);
+                }
+                false => writes.extend(of_place.into_iter().map(|write| (place.clone(), write))),
+            }
+        }
+        let attempts = writes.into_iter().map(|(place, write)| {
+            let (objects, leading) = (self.objects.clone(), self.leading.clone());
+            async move {
+                let leading = *leading.borrow();
+                (place, leading.fence(async { objects.write(&write).await.map(drop) }).await)
+            }
+        });
+        let results: Vec<_> = futures::stream::iter(attempts).buffered(AT_ONCE).collect().await;
+        let mut failed = BTreeSet::new();
+        for (place, result) in results {
+            self.written.insert(place.clone(), now);
+            match result {
+                // One that is gone already is gone.
+                Some(Ok(()) | Err(Error::NotFound { .. })) => {}
+                Some(Err(error)) => {
+                    if !std::mem::replace(&mut self.failing, true) {
+                        let error = error.with_causes();
+                        tracing::warn!(%error, "a PolicyPeerSlice could not be written; retrying");
+                    }
+                    failed.insert(place);
+                }
+                None => {
+                    failed.insert(place);
+                }
+            }
+        }
+        if failed.is_empty() {
+            self.failing = false;
+        }
+        pending.retain(|place| failed.contains(place) || !self.written.contains_key(place));
+    }
+
+    /// What has to be written about a place.
+    fn writes(&self, place: &Place, pods: &[PolicyPeer]) -> Vec<Write> {
+        let mut writes = Vec::new();
+        let mut part = 0;
+        for (index, pods) in parts(pods).into_iter().enumerate() {
+            part = index + 1;
+            let (network, node) = (place.0.as_ref().to_owned(), place.1.as_ref().to_owned());
+            let spec = PolicyPeerSliceSpec { network, node, pods: pods.to_vec() };
+            let name = slice_name(place, index);
+            if self.actual.get(&Key::cluster(name.as_str())).is_none_or(|actual| *actual != spec) {
+                let mut slice = PolicyPeerSlice::new(&name, spec);
+                let labels = [(NETWORK_LABEL, &*place.0), (MANAGED_BY_LABEL, MANAGED_BY)];
+                let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+                slice.metadata.labels = Some(labels.into());
+                writes.push(Write::apply(&slice, MANAGER));
+            }
+        }
+        loop {
+            let key = Key::cluster(slice_name(place, part));
+            if self.actual.get(&key).is_none() {
+                return writes;
+            }
+            writes.push(Write::delete::<PolicyPeerSlice>(key));
+            part += 1;
+        }
+    }
+}
+
+/// The pods of a place, by the objects that hold them. One that is too large for any has one of its own.
+fn parts(pods: &[PolicyPeer]) -> Vec<&[PolicyPeer]> {
+    let (mut parts, mut rest, mut count, mut bytes) = (Vec::new(), pods, 0, 0);
+    for pod in pods {
+        let more = size(pod);
+        if count > 0 && (count == MAX_PODS || bytes + more > MAX_BYTES) {
+            let (part, behind) = rest.split_at(count);
+            parts.push(part);
+            (rest, count, bytes) = (behind, 0, 0);
+        }
+        (count, bytes) = (count + 1, bytes + more);
+    }
+    if !rest.is_empty() {
+        parts.push(rest);
+    }
+    parts
+}
+
+/// About how many bytes a pod takes as JSON.
+fn size(pod: &PolicyPeer) -> usize {
+    const NAMES: usize = 128;
+    const EACH: usize = 8;
+    let labels = pod.labels.iter().map(|(key, value)| key.len() + value.len() + EACH);
+    let addresses = pod.addresses.iter().map(|address| address.len() + EACH);
+    let ports = pod.ports.iter().map(|port| port.name.len() + 6 * EACH);
+    let names = pod.namespace.len() + pod.name.len() + pod.uid.len() + NAMES;
+    names + labels.chain(addresses).chain(ports).sum::<usize>()
+}
+
+/// What the slice about a place is called, whoever names it. Names of Networks and nodes may hold whatever
+/// could stand between them, so that only a number tells two places apart.
+pub(crate) fn slice_name((network, node): &Place, part: usize) -> String {
+    // FNV-1a, which is the same in every version.
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let number = network.bytes().chain([0]).chain(node.bytes()).fold(0xcbf2_9ce4_8422_2325, hash);
+    match part {
+        0 => format!("{network}-{number:016x}"),
+        part => format!("{network}-{number:016x}-{part}"),
+    }
+}

@@ -1,0 +1,484 @@
+//! Which pods policies ask for, and what slices say of them: pure, and by event. Whatever the order in which
+//! things are told, the same slices come out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use knit_api::names::DEFAULT_NETWORK;
+use knit_api::{PolicyPeer, PolicyPeerPort};
+use knit_policy::model::{
+    Direction, Labels, Name, NamedPort, Namespace, NamespaceMatch, Peer, PodKey, Policy, PolicyName, Rule,
+    Scope, Selector, Subject,
+};
+
+/// What counts of a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PodFacts {
+    pub(crate) uid: String,
+    pub(crate) created: i64,
+    pub(crate) node: Name,
+    pub(crate) labels: Labels,
+    pub(crate) ports: Vec<NamedPort>,
+    /// Its addresses in its primary Network, as its own status says.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// It is in its node's namespace, or has come to its end: nobody's peer.
+    pub(crate) is_no_peer: bool,
+}
+
+/// What counts of a NetworkAttachment.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AttachmentFacts {
+    pub(crate) pod: PodKey,
+    pub(crate) network: Name,
+    pub(crate) node: Name,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// What counts of an AddressBlock.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BlockFacts {
+    pub(crate) network: Name,
+    pub(crate) node: Name,
+    pub(crate) ranges: Vec<IpNet>,
+}
+
+/// What counts of a Network.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NetworkFacts {
+    /// Whether Knit enforces policies in it.
+    pub(crate) enforced: bool,
+    pub(crate) ranges: Vec<IpNet>,
+    /// The namespaces of the cluster services that its pods reach in the default Network.
+    pub(crate) services: BTreeSet<Name>,
+}
+
+/// Where a slice is about: a Network, and a node.
+pub(crate) type Place = (Name, Name);
+
+/// All that is known, and the slices that follow from it.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    policies: BTreeMap<PolicyName, Policy>,
+    namespaces: BTreeMap<Name, Labels>,
+    /// The primary Network of each namespace that has another than the default one.
+    primaries: BTreeMap<Name, Name>,
+    networks: BTreeMap<Name, NetworkFacts>,
+    blocks: BTreeMap<Name, BlockFacts>,
+    pods: BTreeMap<PodKey, PodFacts>,
+    attachments: BTreeMap<PodKey, AttachmentFacts>,
+    /// The attachments of each pod.
+    of_pod: BTreeMap<PodKey, BTreeSet<PodKey>>,
+    on_node: BTreeMap<Name, BTreeSet<PodKey>>,
+    /// The interfaces of pods, as far as their addresses count.
+    interfaces: BTreeMap<PodKey, BTreeMap<Name, Interface>>,
+    /// How many pods of a namespace have an interface in a Network, and whether it is their primary one.
+    used: BTreeMap<Name, BTreeMap<(Name, bool), usize>>,
+    needs: BTreeMap<Name, Need>,
+    slices: BTreeMap<Place, Vec<PolicyPeer>>,
+    stale_needs: bool,
+    stale: BTreeSet<Place>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Interface {
+    primary: bool,
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// What policies of one Network ask for.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Need {
+    /// Which pods: of any namespace, or of this one only.
+    pods: BTreeSet<(Subject, Option<Name>)>,
+    labels: BTreeSet<Name>,
+    ports: BTreeSet<Name>,
+}
+
+impl Peers {
+    /// Whether any policy asks for pods at all: if not, nobody needs to watch them.
+    pub(crate) fn asks_for_pods(&self) -> bool {
+        let rules = |policy: &'_ Policy| -> bool {
+            Direction::ALL.into_iter().flat_map(|d| policy.rules(d).unwrap_or_default()).any(names_pods)
+        };
+        self.policies.values().any(rules)
+    }
+
+    /// A policy is like this; none if it is gone.
+    pub(crate) fn set_policy(&mut self, name: &PolicyName, policy: Option<Policy>) {
+        let same = match policy {
+            Some(policy) => self.policies.insert(name.clone(), policy.clone()) == Some(policy),
+            None => self.policies.remove(name).is_none(),
+        };
+        self.stale_needs |= !same;
+    }
+
+    /// A namespace has these labels and this primary Network; none if it is gone.
+    #[expect(clippy::needless_pass_by_value, reason = "it is kept, and compared with what was")]
+    pub(crate) fn set_namespace(&mut self, name: &Name, labels: Option<Labels>, primary: Option<Name>) {
+        let labels = labels.map(|labels| Namespace::new(name, labels).labels);
+        let same_labels = match labels {
+            Some(labels) => self.namespaces.insert(name.clone(), labels.clone()) == Some(labels),
+            None => self.namespaces.remove(name).is_none(),
+        };
+        let before = match primary.clone() {
+            Some(primary) => self.primaries.insert(name.clone(), primary),
+            None => self.primaries.remove(name),
+        };
+        if before != primary {
+            self.stale_needs = true;
+            let pods: Vec<PodKey> = self.pods.keys().filter(|k| k.namespace == *name).cloned().collect();
+            pods.iter().for_each(|key| self.refresh(key));
+        }
+        if !same_labels {
+            self.stale_needs = true;
+            let pods = self.pods.keys().filter(|key| key.namespace == *name).cloned();
+            let pods: Vec<PodKey> = pods.collect();
+            pods.iter().for_each(|key| self.touch(key));
+        }
+    }
+
+    /// A Network is like this; none if it is gone.
+    pub(crate) fn set_network(&mut self, name: &Name, facts: Option<NetworkFacts>) {
+        let same = match facts {
+            Some(facts) => self.networks.insert(name.clone(), facts.clone()) == Some(facts),
+            None => self.networks.remove(name).is_none(),
+        };
+        if !same {
+            self.stale_needs = true;
+            let pods: Vec<PodKey> = self.pods.keys().cloned().collect();
+            pods.iter().for_each(|key| self.refresh(key));
+        }
+    }
+
+    /// A block is like this; none if it is gone.
+    #[expect(clippy::needless_pass_by_value, reason = "it is kept, and compared with what was")]
+    pub(crate) fn set_block(&mut self, name: &Name, facts: Option<BlockFacts>) {
+        let old = match facts.clone() {
+            Some(facts) => self.blocks.insert(name.clone(), facts),
+            None => self.blocks.remove(name),
+        };
+        if old == facts {
+            return;
+        }
+        // An announced address counts unless it is in another node's block.
+        let networks: BTreeSet<Name> = old.iter().chain(&facts).map(|block| block.network.clone()).collect();
+        let nodes: BTreeSet<Name> = old.iter().chain(&facts).map(|block| block.node.clone()).collect();
+        let on_nodes = nodes.iter().filter_map(|node| self.on_node.get(node)).flatten().cloned();
+        let announced = self.attachments.values().filter(|a| networks.contains(&a.network));
+        let pods: BTreeSet<PodKey> = on_nodes.chain(announced.map(|a| a.pod.clone())).collect();
+        pods.iter().for_each(|key| self.refresh(key));
+    }
+
+    /// A pod is like this; none if it is gone.
+    pub(crate) fn set_pod(&mut self, key: &PodKey, facts: Option<PodFacts>) {
+        if self.pods.get(key) == facts.as_ref() {
+            return;
+        }
+        self.touch(key);
+        if let Some(old) = self.pods.remove(key)
+            && let Some(pods) = self.on_node.get_mut(&old.node)
+        {
+            pods.remove(key);
+            if pods.is_empty() {
+                self.on_node.remove(&old.node);
+            }
+        }
+        if let Some(facts) = facts {
+            self.on_node.entry(facts.node.clone()).or_default().insert(key.clone());
+            self.pods.insert(key.clone(), facts);
+        }
+        self.refresh(key);
+        self.touch(key);
+    }
+
+    /// All pods and attachments are forgotten: nobody watches them any more.
+    pub(crate) fn forget_pods(&mut self) {
+        let attachments: Vec<PodKey> = self.attachments.keys().cloned().collect();
+        attachments.iter().for_each(|name| self.set_attachment(name, None));
+        let pods: Vec<PodKey> = self.pods.keys().cloned().collect();
+        pods.iter().for_each(|key| self.set_pod(key, None));
+    }
+
+    /// A NetworkAttachment is like this; none if it is gone.
+    #[expect(clippy::needless_pass_by_value, reason = "it is kept, and compared with what was")]
+    pub(crate) fn set_attachment(&mut self, name: &PodKey, facts: Option<AttachmentFacts>) {
+        let old = match facts.clone() {
+            Some(facts) => self.attachments.insert(name.clone(), facts),
+            None => self.attachments.remove(name),
+        };
+        if old == facts {
+            return;
+        }
+        if let Some(old) = &old
+            && let Some(names) = self.of_pod.get_mut(&old.pod)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.of_pod.remove(&old.pod);
+            }
+        }
+        if let Some(facts) = &facts {
+            self.of_pod.entry(facts.pod.clone()).or_default().insert(name.clone());
+        }
+        for facts in old.iter().chain(&facts) {
+            self.refresh(&facts.pod);
+        }
+    }
+
+    /// The slices as they should be now.
+    pub(crate) fn slices(&self) -> &BTreeMap<Place, Vec<PolicyPeer>> {
+        &self.slices
+    }
+
+    /// Brings slices up to date, and says which are others now.
+    pub(crate) fn settle(&mut self) -> BTreeSet<Place> {
+        if std::mem::take(&mut self.stale_needs) {
+            let needs = self.work_out_needs();
+            let before = std::mem::take(&mut self.needs);
+            let other = |network: &&Name| before.get(*network) != needs.get(*network);
+            for network in before.keys().chain(needs.keys()).filter(other) {
+                for node in self.on_node.keys() {
+                    self.stale.insert((network.clone(), node.clone()));
+                }
+            }
+            self.needs = needs;
+        }
+        let mut changed = BTreeSet::new();
+        for place in std::mem::take(&mut self.stale) {
+            let pods = self.slice(&place);
+            let same = match pods.is_empty() {
+                true => self.slices.remove(&place).is_none(),
+                false => self.slices.insert(place.clone(), pods.clone()) == Some(pods),
+            };
+            if !same {
+                changed.insert(place);
+            }
+        }
+        changed
+    }
+
+    fn slice(&self, (network, node): &Place) -> Vec<PolicyPeer> {
+        let Some(need) = self.needs.get(network) else { return Vec::new() };
+        let pods = self.on_node.get(node).into_iter().flatten();
+        pods.filter_map(|key| {
+            let interface = self.interfaces.get(key)?.get(network)?;
+            let pod = self.pods.get(key)?;
+            let labels = self.namespace_labels(&key.namespace);
+            let asked = |(subject, namespace): &(Subject, Option<Name>)| {
+                namespace.as_ref().is_none_or(|name| *name == key.namespace)
+                    && subject.matches(&key.namespace, &labels, &pod.labels)
+            };
+            if !need.pods.iter().any(asked) {
+                return None;
+            }
+            let labels = pod.labels.iter().filter(|(k, _)| need.labels.contains(*k));
+            let ports = pod.ports.iter().filter(|port| need.ports.contains(&port.name));
+            let port = |port: &NamedPort| PolicyPeerPort {
+                name: port.name.as_ref().to_owned(),
+                protocol: port.protocol.as_str().to_owned(),
+                port: port.number,
+            };
+            Some(PolicyPeer {
+                namespace: key.namespace.as_ref().to_owned(),
+                name: key.name.as_ref().to_owned(),
+                uid: pod.uid.clone(),
+                created: pod.created,
+                addresses: interface.addresses.iter().map(ToString::to_string).collect(),
+                labels: labels.map(|(k, v)| (k.as_ref().to_owned(), v.as_ref().to_owned())).collect(),
+                ports: ports.map(port).collect(),
+            })
+        })
+        .collect()
+    }
+
+    fn namespace_labels(&self, name: &Name) -> Labels {
+        let known = self.namespaces.get(name).cloned();
+        known.unwrap_or_else(|| Namespace::new(name, Labels::default()).labels)
+    }
+
+    /// The interfaces of a pod may be others now.
+    fn refresh(&mut self, key: &PodKey) {
+        let now = self.interfaces_of(key);
+        let before = match now.is_empty() {
+            true => self.interfaces.remove(key),
+            false => self.interfaces.insert(key.clone(), now.clone()),
+        };
+        let before = before.unwrap_or_default();
+        if before == now {
+            return;
+        }
+        let used = self.used.entry(key.namespace.clone()).or_default();
+        for (network, interface) in &before {
+            let place = (network.clone(), interface.primary);
+            if let Some(count) = used.get_mut(&place) {
+                *count -= 1;
+                if *count == 0 {
+                    used.remove(&place);
+                    self.stale_needs = true;
+                }
+            }
+        }
+        for (network, interface) in &now {
+            let count = used.entry((network.clone(), interface.primary)).or_default();
+            *count += 1;
+            self.stale_needs |= *count == 1;
+        }
+        if used.is_empty() {
+            self.used.remove(&key.namespace);
+        }
+        if let Some(pod) = self.pods.get(key) {
+            let networks = before.into_keys().chain(now.into_keys());
+            self.stale.extend(networks.map(|network| (network, pod.node.clone())));
+        }
+    }
+
+    /// What is said of a pod may be something else now.
+    fn touch(&mut self, key: &PodKey) {
+        let Some(pod) = self.pods.get(key) else { return };
+        let networks = self.interfaces.get(key).into_iter().flat_map(BTreeMap::keys);
+        self.stale.extend(networks.map(|network| (network.clone(), pod.node.clone())));
+    }
+
+    fn interfaces_of(&self, key: &PodKey) -> BTreeMap<Name, Interface> {
+        let mut found: BTreeMap<Name, Interface> = BTreeMap::new();
+        let Some(pod) = self.pods.get(key).filter(|pod| !pod.is_no_peer && !pod.node.is_empty()) else {
+            return found;
+        };
+        for address in &pod.addresses {
+            if let Some(network) = self.network_of(&key.namespace, &pod.node, *address) {
+                let interface = found.entry(network).or_default();
+                interface.primary = true;
+                interface.addresses.insert(*address);
+            }
+        }
+        let attachments = self.of_pod.get(key).into_iter().flatten();
+        // What another node than the pod's own says of it is not true, or not any more.
+        let attachments =
+            attachments.filter_map(|name| self.attachments.get(name)).filter(|a| a.node == pod.node);
+        for attachment in attachments {
+            for address in &attachment.addresses {
+                if self.counts(&attachment.network, &pod.node, *address) {
+                    let interface = found.entry(attachment.network.clone()).or_default();
+                    interface.primary |= pod.addresses.contains(address)
+                        && self.primary_of(&key.namespace) == attachment.network;
+                    interface.addresses.insert(*address);
+                }
+            }
+        }
+        found
+    }
+
+    fn primary_of(&self, namespace: &Name) -> Name {
+        self.primaries.get(namespace).cloned().unwrap_or_else(|| DEFAULT_NETWORK.into())
+    }
+
+    /// The Network of an address that a pod's status names: the one of its namespace, if that has the address
+    /// on the pod's node; or else the only one that does, since a pod may have another primary Network.
+    fn network_of(&self, namespace: &Name, node: &Name, address: IpAddr) -> Option<Name> {
+        let has = |block: &&BlockFacts| {
+            block.node == *node && block.ranges.iter().any(|range| range.contains(&address))
+        };
+        let networks: BTreeSet<&Name> =
+            self.blocks.values().filter(has).map(|block| &block.network).collect();
+        let primary = self.primary_of(namespace);
+        match networks.contains(&primary) {
+            true => Some(primary),
+            false if networks.len() == 1 => networks.first().map(|name| (*name).clone()),
+            false => None,
+        }
+    }
+
+    /// Whether an address that is announced for a pod counts: in a block of its node, or in the Network and
+    /// in no other node's block.
+    fn counts(&self, network: &Name, node: &Name, address: IpAddr) -> bool {
+        let mut elsewhere = false;
+        for block in self.blocks.values().filter(|block| block.network == *network) {
+            if block.ranges.iter().any(|range| range.contains(&address)) {
+                if block.node == *node {
+                    return true;
+                }
+                elsewhere = true;
+            }
+        }
+        let ranges = self.networks.get(network).map(|facts| facts.ranges.as_slice()).unwrap_or_default();
+        !elsewhere && ranges.iter().any(|range| range.contains(&address))
+    }
+
+    fn work_out_needs(&self) -> BTreeMap<Name, Need> {
+        let mut needs: BTreeMap<Name, Need> = BTreeMap::new();
+        for policy in self.policies.values() {
+            let networks = self.networks_of(policy);
+            for network in networks.iter().filter(|name| self.networks.get(*name).is_some_and(|n| n.enforced))
+            {
+                needs.entry(network.clone()).or_default().add(policy, None);
+                let services = self.networks.get(network).map(|facts| &facts.services);
+                // Cluster services are reached in the default Network: their pods are peers by way of them.
+                for namespace in services.into_iter().flatten().filter(|_| **network != *DEFAULT_NETWORK) {
+                    let need = needs.entry(DEFAULT_NETWORK.into()).or_default();
+                    need.add(policy, Some(namespace));
+                }
+            }
+        }
+        needs.retain(|_, need| !need.pods.is_empty());
+        needs
+    }
+
+    /// The Networks in which a policy acts on pods.
+    fn networks_of(&self, policy: &Policy) -> BTreeSet<Name> {
+        if let Scope::Networks(names) = &policy.scope {
+            return names.iter().cloned().collect();
+        }
+        let every = policy.scope == Scope::Every;
+        let mut found = BTreeSet::new();
+        let mut of_namespace = |namespace: &Name| {
+            let used = self.used.get(namespace).into_iter().flat_map(BTreeMap::keys);
+            found.extend(used.filter(|(_, primary)| every || *primary).map(|(network, _)| network.clone()));
+        };
+        match &policy.subject.namespaces {
+            NamespaceMatch::Named(namespace) => of_namespace(namespace),
+            NamespaceMatch::Selected(selector) => {
+                let selected = self.namespaces.iter().filter(|(_, labels)| selector.matches(labels));
+                selected.for_each(|(name, _)| of_namespace(name));
+            }
+        }
+        found
+    }
+}
+
+impl Need {
+    fn add(&mut self, policy: &Policy, only: Option<&Name>) {
+        for direction in Direction::ALL {
+            // Nobody calls from behind a cluster service.
+            if only.is_some() && direction == Direction::Ingress {
+                continue;
+            }
+            for rule in policy.rules(direction).unwrap_or_default() {
+                for peer in rule.peers.iter().flatten() {
+                    let Peer::Pods(subject) = peer else { continue };
+                    self.labels.extend(keys(&subject.pods));
+                    self.pods.insert((subject.clone(), only.cloned()));
+                }
+                // A port's name is looked up on the pod that is called: of ingress, that is the subject.
+                let Direction::Egress = direction else { continue };
+                let mut names = rule.names().map(|(name, _)| name.clone()).peekable();
+                if names.peek().is_some() && rule.peers.is_none() {
+                    // Whoever has a port of that name.
+                    let everybody = NamespaceMatch::Selected(Selector::everything());
+                    let subject = Subject { namespaces: everybody, pods: Selector::everything() };
+                    self.pods.insert((subject, only.cloned()));
+                }
+                self.ports.extend(names);
+            }
+        }
+    }
+}
+
+/// Whether a rule asks for pods: by what they are, or by the names of their ports.
+fn names_pods(rule: &Rule) -> bool {
+    rule.peers.iter().flatten().any(|peer| matches!(peer, Peer::Pods(_))) || rule.names().next().is_some()
+}
+
+fn keys(selector: &Selector) -> impl Iterator<Item = Name> + '_ {
+    selector.requirements().iter().map(|requirement| requirement.key.clone())
+}

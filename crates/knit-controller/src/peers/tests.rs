@@ -1,0 +1,336 @@
+//! What slices hold, and that the order of events does not matter.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use knit_policy::model::{
+    Action, Kind, Labels, Name, NamespaceMatch, Peer, PodKey, Policy, PolicyName, PortMatch, Rule, Scope,
+    Selector, Subject, Tier,
+};
+use proptest::prelude::*;
+
+use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
+use knit_api::PolicyPeer;
+
+use super::{parts, slice_name};
+
+fn labels(list: &[(&str, &str)]) -> Labels {
+    list.iter().map(|(key, value)| (*key, *value)).collect()
+}
+
+fn pods_labelled(key: &str, value: &str) -> Peer {
+    let pods = Selector::labels([(key, value)]);
+    Peer::Pods(Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods })
+}
+
+fn policy(name: &str, namespace: &str, scope: Scope, peer: Peer) -> Policy {
+    let rule = Rule { name: None, action: Action::Accept, peers: Some([peer].into()), ports: None };
+    Policy {
+        name: PolicyName { kind: Kind::Network, namespace: namespace.into(), name: name.into() },
+        tier: Tier::Namespace,
+        scope,
+        subject: Subject {
+            namespaces: NamespaceMatch::Named(namespace.into()),
+            pods: Selector::everything(),
+        },
+        ingress: Some([rule].into()),
+        egress: None,
+    }
+}
+
+fn pod(uid: &str, node: &str, address: [u8; 4], list: &[(&str, &str)]) -> PodFacts {
+    PodFacts {
+        uid: uid.into(),
+        created: 1,
+        node: node.into(),
+        labels: labels(list),
+        ports: Vec::new(),
+        addresses: vec![IpAddr::from(address)],
+        is_no_peer: false,
+    }
+}
+
+fn network(range: &str) -> NetworkFacts {
+    NetworkFacts { enforced: true, ranges: vec![range.parse().expect("a range")], services: BTreeSet::new() }
+}
+
+fn block(network: &str, node: &str, range: &str) -> BlockFacts {
+    let ranges = vec![range.parse().expect("a range")];
+    BlockFacts { network: network.into(), node: node.into(), ranges }
+}
+
+/// Networks default and blue, nodes a and b with a block of each, a pod of namespace shop on each node.
+fn cluster() -> Peers {
+    let mut peers = Peers::default();
+    peers.set_network(&"default".into(), Some(network("10.244.0.0/16")));
+    peers.set_network(&"blue".into(), Some(network("10.77.0.0/16")));
+    for (name, facts) in [
+        ("d-a", block("default", "a", "10.244.1.0/24")),
+        ("d-b", block("default", "b", "10.244.2.0/24")),
+        ("b-a", block("blue", "a", "10.77.1.0/24")),
+        ("b-b", block("blue", "b", "10.77.2.0/24")),
+    ] {
+        peers.set_block(&name.into(), Some(facts));
+    }
+    peers.set_namespace(&"shop".into(), Some(Labels::default()), None);
+    let web = pod("u1", "a", [10, 244, 1, 5], &[("app", "web"), ("secret", "no")]);
+    peers.set_pod(&PodKey::new("shop", "web"), Some(web));
+    peers.set_pod(&PodKey::new("shop", "db"), Some(pod("u2", "b", [10, 244, 2, 6], &[("app", "db")])));
+    peers
+}
+
+fn set(peers: &mut Peers, policy: Policy) {
+    let name = policy.name.clone();
+    peers.set_policy(&name, Some(policy));
+}
+
+fn place(network: &str, node: &str) -> (Name, Name) {
+    (network.into(), node.into())
+}
+
+#[test]
+fn nothing_is_said_while_no_policy_asks_and_only_what_is_asked_for_then() {
+    let mut peers = cluster();
+    assert!(peers.settle().is_empty() && !peers.asks_for_pods());
+    set(&mut peers, policy("p", "shop", Scope::Primary, pods_labelled("app", "web")));
+    assert!(peers.asks_for_pods());
+    assert_eq!(peers.settle(), [place("default", "a")].into(), "the pod on b is nobody's peer");
+    let slice = &peers.slices()[&place("default", "a")];
+    assert_eq!(slice[0].labels, [("app".to_owned(), "web".to_owned())].into(), "and no other label");
+    assert_eq!(slice[0].addresses, ["10.244.1.5"]);
+    peers.set_policy(&policy("p", "shop", Scope::Primary, pods_labelled("a", "b")).name, None);
+    assert_eq!(peers.settle(), [place("default", "a")].into());
+    assert!(peers.slices().is_empty());
+}
+
+#[test]
+fn an_address_outside_of_its_nodes_blocks_does_not_count() {
+    let mut peers = cluster();
+    set(&mut peers, policy("p", "shop", Scope::Every, pods_labelled("app", "web")));
+    // As a kubelet that lies, or an agent that announces what is another node's.
+    peers.set_pod(&PodKey::new("shop", "liar"), Some(pod("u3", "b", [10, 244, 1, 9], &[("app", "web")])));
+    let announced = AttachmentFacts {
+        pod: PodKey::new("shop", "liar"),
+        network: "blue".into(),
+        node: "b".into(),
+        addresses: vec![IpAddr::from([10, 77, 1, 9]), IpAddr::from([10, 99, 0, 1])],
+    };
+    peers.set_attachment(&PodKey::new("shop", "liar-net1"), Some(announced.clone()));
+    peers.settle();
+    assert!(!peers.slices().contains_key(&place("default", "b")), "{:?}", peers.slices());
+    assert!(!peers.slices().contains_key(&place("blue", "b")), "{:?}", peers.slices());
+    // One of the Network that is in nobody's block is a static address, and is its.
+    let fixed = AttachmentFacts { addresses: vec![IpAddr::from([10, 77, 200, 1])], ..announced.clone() };
+    peers.set_attachment(&PodKey::new("shop", "liar-net1"), Some(fixed.clone()));
+    peers.settle();
+    assert_eq!(peers.slices()[&place("blue", "b")][0].addresses, ["10.77.200.1"]);
+    // Until the range is another node's.
+    peers.set_block(&"late".into(), Some(block("blue", "a", "10.77.200.0/24")));
+    peers.settle();
+    assert!(!peers.slices().contains_key(&place("blue", "b")));
+    // What another node says of a pod is not true.
+    peers.set_block(&"late".into(), None);
+    peers.set_attachment(
+        &PodKey::new("shop", "liar-net1"),
+        Some(AttachmentFacts { node: "a".into(), ..fixed }),
+    );
+    peers.settle();
+    assert!(!peers.slices().keys().any(|(network, _)| **network == *"blue"), "{:?}", peers.slices());
+}
+
+#[test]
+fn a_namespace_with_its_own_network_has_its_peers_there() {
+    let mut peers = cluster();
+    peers.set_namespace(&"sky".into(), Some(Labels::default()), Some("blue".into()));
+    peers.set_pod(&PodKey::new("sky", "one"), Some(pod("u4", "a", [10, 77, 1, 4], &[("app", "web")])));
+    set(&mut peers, policy("p", "sky", Scope::Primary, pods_labelled("app", "web")));
+    assert_eq!(peers.settle(), [place("blue", "a")].into(), "web of shop is in another Network");
+    // It is left to others there.
+    peers.set_network(&"blue".into(), Some(NetworkFacts { enforced: false, ..network("10.77.0.0/16") }));
+    peers.settle();
+    assert!(peers.slices().is_empty());
+}
+
+#[test]
+fn pods_behind_cluster_services_are_told_of_in_the_default_network() {
+    let mut peers = cluster();
+    let services = BTreeSet::from([Name::from("shop")]);
+    peers.set_network(&"blue".into(), Some(NetworkFacts { services, ..network("10.77.0.0/16") }));
+    peers.set_namespace(&"sky".into(), Some(Labels::default()), Some("blue".into()));
+    peers.set_pod(&PodKey::new("sky", "one"), Some(pod("u4", "a", [10, 77, 1, 4], &[])));
+    let mut asks = policy("p", "sky", Scope::Primary, pods_labelled("app", "db"));
+    (asks.ingress, asks.egress) = (None, asks.ingress);
+    set(&mut peers, asks);
+    assert_eq!(peers.settle(), [place("default", "b")].into());
+}
+
+#[test]
+fn a_port_is_told_of_by_its_name_if_a_rule_for_egress_names_it() {
+    let mut peers = cluster();
+    let mut asks = policy("p", "shop", Scope::Primary, pods_labelled("app", "db"));
+    let ports: Box<[PortMatch]> = [PortMatch::Named("sql".into(), None)].into();
+    asks.egress = asks.ingress.take().map(|mut rules| {
+        rules[0].ports = Some(ports);
+        rules
+    });
+    set(&mut peers, asks);
+    let key = PodKey::new("shop", "db");
+    let named = |name: &str| knit_policy::model::NamedPort {
+        name: name.into(),
+        protocol: knit_policy::model::Protocol::Tcp,
+        number: 5432,
+    };
+    let mut db = pod("u2", "b", [10, 244, 2, 6], &[("app", "db")]);
+    db.ports = vec![named("sql"), named("other")];
+    peers.set_pod(&key, Some(db));
+    peers.settle();
+    let ports = &peers.slices()[&place("default", "b")][0].ports;
+    assert_eq!(ports.iter().map(|port| port.name.as_str()).collect::<Vec<_>>(), ["sql"]);
+}
+
+#[test]
+fn names_of_slices_do_not_run_into_each_other() {
+    assert_ne!(slice_name(&place("a", "b.c"), 0), slice_name(&place("a.b", "c"), 0));
+    assert!(slice_name(&place(&"n".repeat(63), &"m".repeat(253)), 12).len() < 100);
+}
+
+/// One event of a random cluster.
+#[derive(Clone, Debug)]
+enum Step {
+    Policy(u8, u8),
+    Pod(u8, u8, u8),
+    Namespace(u8, u8),
+    Block(u8, u8),
+    Attachment(u8, u8),
+    Network(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..3_u8, 0..4_u8).prop_map(|(a, b)| Step::Policy(a, b)),
+        (0..4_u8, 0..3_u8, 0..5_u8).prop_map(|(a, b, c)| Step::Pod(a, b, c)),
+        (0..2_u8, 0..3_u8).prop_map(|(a, b)| Step::Namespace(a, b)),
+        (0..4_u8, 0..3_u8).prop_map(|(a, b)| Step::Block(a, b)),
+        (0..3_u8, 0..3_u8).prop_map(|(a, b)| Step::Attachment(a, b)),
+        (0..3_u8).prop_map(Step::Network),
+    ]
+}
+
+const SPACES: [&str; 2] = ["shop", "sky"];
+const NODES: [&str; 2] = ["a", "b"];
+
+fn take(peers: &mut Peers, step: &Step) {
+    match *step {
+        Step::Policy(which, how) => {
+            let space = SPACES[usize::from(which) % 2];
+            let scope = match how {
+                1 => Scope::Primary,
+                2 => Scope::Every,
+                _ => Scope::Networks(["blue".into()].into()),
+            };
+            let peer = pods_labelled("app", if which == 0 { "web" } else { "db" });
+            let made = policy(&format!("p{which}"), space, scope, peer);
+            let name = made.name.clone();
+            peers.set_policy(&name, (how > 0).then_some(made));
+        }
+        Step::Pod(which, node, how) => {
+            let key = PodKey::new(SPACES[usize::from(which) % 2], format!("pod{which}").as_str());
+            let label = if how % 2 == 0 { "web" } else { "db" };
+            let node_name = NODES[usize::from(node) % 2];
+            let subnet = if which % 2 == 0 { 244 } else { 77 };
+            let made = pod(&format!("u{how}"), node_name, [10, subnet, node, which + 1], &[("app", label)]);
+            peers.set_pod(&key, (how > 0).then_some(made));
+        }
+        Step::Namespace(which, how) => {
+            let name: Name = SPACES[usize::from(which)].into();
+            let primary = (how == 2).then(|| Name::from("blue"));
+            peers.set_namespace(&name, (how > 0).then(Labels::default), primary);
+        }
+        Step::Block(which, how) => {
+            let (network, octet) = if which % 2 == 0 { ("default", 244) } else { ("blue", 77) };
+            let node = NODES[usize::from(which / 2)];
+            let range = format!("10.{octet}.{}.0/24", which / 2 + how % 2);
+            peers.set_block(
+                &format!("b{which}").as_str().into(),
+                (how > 0).then(|| block(network, node, &range)),
+            );
+        }
+        Step::Attachment(which, how) => {
+            let name = PodKey::new("shop", format!("at{which}").as_str());
+            let made = AttachmentFacts {
+                pod: PodKey::new("shop", "pod0"),
+                network: "blue".into(),
+                node: NODES[usize::from(how) % 2].into(),
+                addresses: vec![IpAddr::from([10, 77, 0, 100 + which])],
+            };
+            peers.set_attachment(&name, (how > 0).then_some(made));
+        }
+        Step::Network(how) => {
+            let facts = NetworkFacts { enforced: how == 1, ..network("10.77.0.0/16") };
+            peers.set_network(&"blue".into(), (how > 0).then_some(facts));
+        }
+    }
+}
+
+/// What a step is about: of several about one thing, the last counts.
+fn about(step: &Step) -> (u8, u8) {
+    match step {
+        Step::Policy(which, _) => (0, *which),
+        Step::Pod(which, ..) => (1, *which),
+        Step::Namespace(which, _) => (2, *which),
+        Step::Block(which, _) => (3, *which),
+        Step::Attachment(which, _) => (4, *which),
+        Step::Network(_) => (5, 0),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_order_of_events_ends_in_the_same_slices(
+        steps in prop::collection::vec(step(), 1..40),
+        order in any::<prop::sample::Index>(),
+        settle_often in any::<bool>(),
+    ) {
+        let mut peers = Peers::default();
+        peers.set_network(&"default".into(), Some(network("10.244.0.0/16")));
+        let mut last = std::collections::BTreeMap::new();
+        for step in &steps {
+            take(&mut peers, step);
+            last.insert(about(step), step.clone());
+            if settle_often {
+                peers.settle();
+            }
+        }
+        peers.settle();
+        let mut fresh = Peers::default();
+        let mut rest: Vec<Step> = last.into_values().collect();
+        let turn = order.index(rest.len());
+        rest.rotate_left(turn);
+        rest.iter().for_each(|step| take(&mut fresh, step));
+        fresh.set_network(&"default".into(), Some(network("10.244.0.0/16")));
+        fresh.settle();
+        prop_assert_eq!(peers.slices(), fresh.slices());
+    }
+}
+
+#[test]
+fn one_pod_with_megabytes_of_labels_does_not_keep_the_others_from_being_told_of() {
+    let pod = |index: usize, labels: usize| PolicyPeer {
+        name: format!("pod-{index}"),
+        labels: (0..labels).map(|n| (format!("{n:063}"), "v".repeat(63))).collect(),
+        ..PolicyPeer::default()
+    };
+    // Two of these are more than the API server takes in one object.
+    let sizes = [0, 7000, 7000, 0, 0, 2000, 2000, 2000, 0];
+    let pods: Vec<PolicyPeer> = sizes.into_iter().enumerate().map(|(i, labels)| pod(i, labels)).collect();
+    let parts = parts(&pods);
+    for part in &parts {
+        let bytes = serde_json::to_vec(part).expect("JSON").len();
+        assert!(bytes <= 1024 * 1024, "{bytes} bytes of {} pods", part.len());
+    }
+    assert_eq!(parts.concat(), pods, "all of them, in order");
+    assert_eq!(parts.iter().map(|part| part.len()).collect::<Vec<_>>(), [1, 1, 1, 3, 1, 2]);
+    let many: Vec<PolicyPeer> = (0..2001).map(|index| pod(index, 0)).collect();
+    assert_eq!(super::parts(&many).iter().map(|part| part.len()).collect::<Vec<_>>(), [1000, 1000, 1]);
+    assert!(super::parts(&[]).is_empty());
+}

@@ -1,0 +1,359 @@
+//! What the scheduler is shown of Networks: one device for each, which many claims can have at once, in a
+//! pool of the whole cluster; and the DeviceClasses by which claims ask for them. Pure.
+//!
+//! What is shown changes with Networks and blocks, and never with a pod: how much of a device is taken, the
+//! scheduler counts itself.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::api::resource::v1::{
+    CELDeviceSelector, CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute,
+    DeviceCapacity, DeviceClass, DeviceClassConfiguration, DeviceClassSpec, DeviceSelector,
+    OpaqueDeviceConfiguration, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use knit_api::names;
+use knit_model::Network;
+use knit_objects::{Key, Write};
+use serde_json::json;
+
+use crate::cluster::Cluster;
+
+/// The most devices in one slice.
+const PER_SLICE: usize = 128;
+
+/// The most addresses that are shown: more than that is plenty.
+const MOST: u128 = 1 << 40;
+
+/// What there should be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shown {
+    /// The devices, by name.
+    pub devices: Vec<Device>,
+    /// The classes, by name.
+    pub classes: BTreeMap<String, DeviceClassSpec>,
+}
+
+/// What the cluster's Networks are shown as.
+#[must_use]
+pub fn shown(cluster: &Cluster) -> Shown {
+    let mut routers: BTreeMap<&str, u128> = BTreeMap::new();
+    let mut seen = std::collections::BTreeSet::new();
+    for block in cluster.blocks.values().filter(|block| !block.deleting) {
+        if seen.insert((block.network.as_str(), block.node.as_str())) {
+            *routers.entry(block.network.as_str()).or_default() += 1;
+        }
+    }
+    let mut shown = Shown::default();
+    shown.classes.insert(names::DEVICE_CLASS.to_owned(), class_of_all());
+    for (name, network) in &cluster.networks {
+        let routers = routers.get(name.as_str()).copied().unwrap_or_default();
+        let Some(device) = device(network, routers) else { continue };
+        shown.devices.push(device);
+        if network.counts_in_scheduling() {
+            shown.classes.insert(format!("{}-{name}", names::DEVICE_CLASS), class_of(name));
+        }
+    }
+    shown.devices.sort_by(|a, b| a.name.cmp(&b.name));
+    shown
+}
+
+/// What to write so that the API shows it. Nothing if it does already.
+#[must_use]
+pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) -> Vec<Write> {
+    let mut writes = write_slices(&shown.devices, slices);
+    for (name, spec) in &shown.classes {
+        let found = classes.iter().find(|class| class.metadata.name.as_ref() == Some(name));
+        if found.is_some_and(|found| is_ours(&found.metadata) && found.spec == *spec) {
+            continue;
+        }
+        let class = DeviceClass { metadata: metadata(name), spec: spec.clone() };
+        writes.push(Write::apply(&class, names::CONTROLLER_MANAGER));
+    }
+    for class in classes.iter().filter(|class| is_ours(&class.metadata)) {
+        let (Some(name), Some(uid)) = (&class.metadata.name, &class.metadata.uid) else { continue };
+        if !shown.classes.contains_key(name) {
+            writes.push(Write::delete_uid::<DeviceClass>(Key::cluster(name.as_str()), uid.as_str()));
+        }
+    }
+    writes
+}
+
+/// Slices of the pool: all of them say one generation and their number, or the scheduler goes by none.
+fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Vec<Write> {
+    let is_pool = |slice: &&ResourceSlice| {
+        slice.spec.driver == names::DRIVER && slice.spec.pool.name == names::NETWORK_POOL
+    };
+    let found: Vec<&ResourceSlice> = found.iter().filter(is_pool).collect();
+    let chunks: Vec<&[Device]> = devices.chunks(PER_SLICE).collect();
+    let count = i64::try_from(chunks.len()).unwrap_or(i64::MAX);
+    let wanted = |n: usize, generation: i64| ResourceSliceSpec {
+        driver: names::DRIVER.to_owned(),
+        pool: ResourcePool { name: names::NETWORK_POOL.to_owned(), generation, resource_slice_count: count },
+        per_device_node_selection: Some(true),
+        devices: Some(chunks[n].to_vec()),
+        ..ResourceSliceSpec::default()
+    };
+    let newest = found.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
+    let name = |n: usize| format!("{}-{n:05}", names::NETWORK_POOL);
+    let right = |n: usize| {
+        let there = found.iter().find(|slice| slice.metadata.name == Some(name(n)));
+        there.is_some_and(|there| there.spec == wanted(n, newest))
+    };
+    if found.len() == chunks.len() && (0..chunks.len()).all(right) {
+        return Vec::new();
+    }
+    let mut writes = Vec::new();
+    for n in 0..chunks.len() {
+        let slice = ResourceSlice { metadata: metadata(&name(n)), spec: wanted(n, newest + 1) };
+        writes.push(Write::apply(&slice, names::CONTROLLER_MANAGER));
+    }
+    for slice in found {
+        let (Some(there), Some(uid)) = (&slice.metadata.name, &slice.metadata.uid) else { continue };
+        if !(0..chunks.len()).any(|n| name(n) == *there) {
+            writes.push(Write::delete_uid::<ResourceSlice>(Key::cluster(there.as_str()), uid.as_str()));
+        }
+    }
+    writes
+}
+
+/// A Network as a device; none where claims cannot have it. The default one is every pod's anyway.
+fn device(network: &Network, routers: u128) -> Option<Device> {
+    if network.is_default() || network.is_being_deleted() || network.refusal().is_some() {
+        return None;
+    }
+    // One without a number is set up nowhere.
+    network.id()?;
+    let pool = network.pool().ok().flatten()?;
+    let sizes = pool.families().filter_map(|family| pool.subnet(family)).map(|s| s.unassigned(&[]));
+    // The first pod's node takes one for its router: the scheduler must not have promised it to a claim.
+    let own = if pool.has_router() { routers.max(1) } else { 0 };
+    let addresses = sizes.min()?.saturating_sub(own).min(MOST);
+    if addresses == 0 {
+        return None;
+    }
+    let one = || Quantity("1".to_owned());
+    let capacity = DeviceCapacity {
+        value: quantity(addresses),
+        request_policy: Some(CapacityRequestPolicy {
+            default: Some(one()),
+            // Each claim has one address of each family, whatever it writes.
+            valid_range: Some(CapacityRequestPolicyRange { min: one(), max: Some(one()), step: None }),
+            valid_values: None,
+        }),
+    };
+    let text = |text: String| DeviceAttribute { string: Some(text), ..DeviceAttribute::default() };
+    let yes = |yes: bool| DeviceAttribute { bool: Some(yes), ..DeviceAttribute::default() };
+    let has = |family| yes(pool.subnet(family).is_some());
+    let attributes = [
+        (names::POD_NETWORK_ATTRIBUTE, text(network.name().to_owned())),
+        (names::POD_NETWORK_KIND_ATTRIBUTE, text(names::POD_NETWORK_KIND.to_owned())),
+        ("topology", text(network.topology().to_string())),
+        ("ipv4", has(knit_api::Family::V4)),
+        ("ipv6", has(knit_api::Family::V6)),
+    ];
+    let nodes = network.object().spec.node_selector.as_ref().map(node_selector);
+    Some(Device {
+        name: names::device_of(network.name()),
+        attributes: Some(attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
+        capacity: Some(BTreeMap::from([(names::ADDRESSES_CAPACITY.to_owned(), capacity)])),
+        allow_multiple_allocations: Some(true),
+        // A claim is for a pod, and a pod is on one node: its agent alone writes the claim's status.
+        binds_to_node: Some(true),
+        all_nodes: nodes.is_none().then_some(true),
+        node_selector: nodes,
+        ..Device::default()
+    })
+}
+
+/// A number as the API server writes it, so that what is read back is what was written.
+fn quantity(mut number: u128) -> Quantity {
+    let mut suffix = "";
+    for next in ["k", "M", "G", "T", "P"] {
+        if number == 0 || !number.is_multiple_of(1000) {
+            break;
+        }
+        (number, suffix) = (number / 1000, next);
+    }
+    Quantity(format!("{number}{suffix}"))
+}
+
+/// A selector of labels in the words of those that select nodes.
+fn node_selector(selector: &LabelSelector) -> NodeSelector {
+    let labels = selector.match_labels.iter().flatten().map(|(key, value)| NodeSelectorRequirement {
+        key: key.clone(),
+        operator: "In".to_owned(),
+        values: Some(vec![value.clone()]),
+    });
+    let expressions = selector.match_expressions.iter().flatten().map(|e| NodeSelectorRequirement {
+        key: e.key.clone(),
+        operator: e.operator.clone(),
+        values: e.values.clone(),
+    });
+    let term =
+        NodeSelectorTerm { match_expressions: Some(labels.chain(expressions).collect()), match_fields: None };
+    NodeSelector { node_selector_terms: vec![term] }
+}
+
+fn class_of_all() -> DeviceClassSpec {
+    DeviceClassSpec {
+        selectors: Some(vec![cel(format!("device.driver == \"{}\"", names::DRIVER))]),
+        ..Default::default()
+    }
+}
+
+fn class_of(network: &str) -> DeviceClassSpec {
+    let (domain, attribute) = names::POD_NETWORK_ATTRIBUTE.split_once('/').unwrap_or_default();
+    let expression = format!(
+        "device.driver == \"{}\" && device.attributes[\"{domain}\"].{attribute} == \"{network}\"",
+        names::DRIVER
+    );
+    let parameters = json!({
+        "apiVersion": format!("{}/{}", knit_api::GROUP, knit_api::VERSION),
+        "kind": knit_api::attachment_config::KIND,
+        "network": network,
+    });
+    let opaque =
+        OpaqueDeviceConfiguration { driver: names::DRIVER.to_owned(), parameters: RawExtension(parameters) };
+    DeviceClassSpec {
+        selectors: Some(vec![cel(expression)]),
+        config: Some(vec![DeviceClassConfiguration { opaque: Some(opaque) }]),
+        extended_resource_name: Some(format!("{}{network}", names::EXTENDED_RESOURCE)),
+    }
+}
+
+fn cel(expression: String) -> DeviceSelector {
+    DeviceSelector { cel: Some(CELDeviceSelector { expression }) }
+}
+
+fn metadata(name: &str) -> ObjectMeta {
+    let labels = BTreeMap::from([(names::MANAGED_BY_LABEL.to_owned(), names::MANAGED_BY.to_owned())]);
+    ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() }
+}
+
+fn is_ours(metadata: &ObjectMeta) -> bool {
+    let label = metadata.labels.as_ref().and_then(|labels| labels.get(names::MANAGED_BY_LABEL));
+    label.map(String::as_str) == Some(names::MANAGED_BY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[expect(clippy::needless_pass_by_value, reason = "as json! makes it")]
+    fn network(name: &str, id: u32, cidr: &str, extra: Value) -> (String, Arc<Network>) {
+        let mut object = json!({
+            "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": {"name": name},
+            "spec": {"topology": "Layer3", "subnets": [{"cidr": cidr}]}, "status": {"id": id},
+        });
+        let spec = object["spec"].as_object_mut().expect("a spec");
+        spec.extend(extra.as_object().expect("an object").clone());
+        if id == 0 {
+            object.as_object_mut().expect("an object").remove("status");
+        }
+        let object: knit_api::Network = serde_json::from_value(object).expect("a Network");
+        (name.to_owned(), Arc::new(object.into()))
+    }
+
+    fn cluster(networks: Vec<(String, Arc<Network>)>) -> Cluster {
+        Cluster { networks: networks.into_iter().collect(), ..Cluster::default() }
+    }
+
+    /// The slices as an API server would have them then.
+    fn applied(shown: &Shown, generation: i64) -> Vec<ResourceSlice> {
+        let chunks: Vec<_> = shown.devices.chunks(PER_SLICE).collect();
+        let count = i64::try_from(chunks.len()).expect("few");
+        let slice = |(n, devices): (usize, &&[Device])| {
+            let mut metadata = metadata(&format!("knit-networks-{n:05}"));
+            metadata.uid = Some(format!("uid-{n}"));
+            let pool = ResourcePool { name: "knit-networks".into(), generation, resource_slice_count: count };
+            let spec = ResourceSliceSpec {
+                driver: "knit.dev".into(),
+                pool,
+                per_device_node_selection: Some(true),
+                devices: Some(devices.to_vec()),
+                ..ResourceSliceSpec::default()
+            };
+            ResourceSlice { metadata, spec }
+        };
+        chunks.iter().enumerate().map(slice).collect()
+    }
+
+    #[test]
+    fn a_network_is_one_device_for_many() {
+        let nodes = json!({"nodeSelector": {"matchLabels": {"rack": "a"}}, "scheduling": "Addresses"});
+        let shown = shown(&cluster(vec![
+            network("default", 1, "10.1.0.0/16", json!({})),
+            network("blue", 2, "10.2.0.0/24", json!({})),
+            network("team.red", 3, "10.3.0.0/16", nodes),
+            network("new", 0, "10.4.0.0/16", json!({"class": "knit"})),
+        ]));
+        let names: Vec<&str> = shown.devices.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names.len(), 2, "neither the default one nor one without a number: {names:?}");
+        let blue = shown.devices.iter().find(|d| d.name == "blue").expect("blue");
+        assert_eq!((blue.all_nodes, blue.allow_multiple_allocations), (Some(true), Some(true)));
+        // Without network, broadcast, gateway, and what the first router takes.
+        assert_eq!(blue.capacity.as_ref().expect("a capacity")["addresses"].value.0, "252");
+        for device in &shown.devices {
+            let attributes = device.attributes.as_ref().expect("attributes");
+            assert!(attributes.contains_key(names::POD_NETWORK_ATTRIBUTE));
+            assert!(attributes.contains_key(names::POD_NETWORK_KIND_ATTRIBUTE));
+        }
+        let red = shown.devices.iter().find(|d| d.name.starts_with("team-red-")).expect("red");
+        assert!(red.all_nodes.is_none() && red.node_selector.is_some());
+        let classes: Vec<&str> = shown.classes.keys().map(String::as_str).collect();
+        assert_eq!(classes, ["knit", "knit-team.red"]);
+        let extended = shown.classes["knit-team.red"].extended_resource_name.as_deref();
+        assert_eq!(extended, Some("networks.knit.dev/team.red"));
+    }
+
+    #[test]
+    fn what_is_shown_already_is_not_written_again() {
+        let networks = (0..130)
+            .map(|n: u32| network(&format!("net-{n:03}"), n + 2, &format!("10.{}.0.0/16", n + 2), json!({})));
+        let shown = shown(&cluster(networks.collect()));
+        let (slices, mut classes) = (applied(&shown, 7), Vec::new());
+        assert_eq!(slices.len(), 2);
+        assert_eq!(writes(&shown, &slices, &classes).len(), 1, "the class");
+        for (name, spec) in &shown.classes {
+            classes.push(DeviceClass { metadata: metadata(name), spec: spec.clone() });
+        }
+        assert_eq!(writes(&shown, &slices, &classes), []);
+        // One changes: all say the new generation.
+        let mut fewer = shown.clone();
+        fewer.devices.remove(0);
+        let written = writes(&fewer, &slices, &classes);
+        assert_eq!(written.len(), 2, "{written:?}");
+        assert!(
+            written.iter().all(|w| format!("{w:?}").contains("\"generation\": Number(8)")),
+            "{written:?}"
+        );
+        // Another driver's slices, and classes that an operator made, are left alone.
+        let mut foreign = slices[0].clone();
+        foreign.spec.driver = "gpu.example.com".into();
+        let mine = DeviceClass {
+            metadata: ObjectMeta { name: Some("mine".into()), ..Default::default() },
+            ..Default::default()
+        };
+        let more: Vec<_> = slices.iter().cloned().chain([foreign]).collect();
+        assert_eq!(writes(&shown, &more, &[classes[0].clone(), mine]), []);
+        // None are left: the slices go.
+        fewer.devices.truncate(2);
+        assert_eq!(writes(&fewer, &slices, &classes).len(), 2, "one written, one deleted");
+    }
+
+    #[test]
+    fn numbers_are_written_as_the_api_server_does() {
+        for (number, text) in [(0, "0"), (253, "253"), (65_000, "65k"), (65_533, "65533"), (2_000_000, "2M")]
+        {
+            assert_eq!(quantity(number).0, text);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The thin part: events in, writes out, by the leader only.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use knit_api::{AddressBlock, BlockSlice, Network, NodeSlice, SliceBlock, SliceNode};
+use knit_objects::{Error, Event, Key, Objects, Subscription, Write};
+use kube::Resource as _;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::keeper::{Keeper, Kept, Order};
+use super::kinds::{Blocks, Nodes, SliceKind, slice_block, slice_node};
+use crate::leader::Leading;
+
+/// So many writes are under way at once.
+const CONCURRENT_WRITES: usize = 8;
+
+/// Everything that slices are made of, as it was before anything arrives.
+struct Start {
+    nodes: Vec<(Key, SliceNode)>,
+    blocks: Vec<(Key, (String, SliceBlock))>,
+    networks: Vec<(Key, ())>,
+    node_slices: Vec<(Kept, NodeSlice)>,
+    block_slices: Vec<(Kept, BlockSlice)>,
+}
+
+struct Watches {
+    nodes: Subscription<SliceNode>,
+    blocks: Subscription<(String, SliceBlock)>,
+    networks: Subscription<()>,
+    node_slices: Subscription<(Kept, NodeSlice)>,
+    block_slices: Subscription<(Kept, BlockSlice)>,
+}
+
+/// Keeps the slices right, for as long as it is polled.
+pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
+    // Only a selector can be wrong, and there is none here.
+    let expect = "a watch without selectors starts";
+    let mut watches = Watches {
+        nodes: objects.watch::<Node>().map(|node| slice_node(&node)).subscribe().expect(expect),
+        blocks: objects.watch::<AddressBlock>().map(slice_block).subscribe().expect(expect),
+        networks: objects.watch::<Network>().map(|_| Some(())).subscribe().expect(expect),
+        node_slices: objects.watch::<NodeSlice>().map(found).subscribe().expect(expect),
+        block_slices: objects.watch::<BlockSlice>().map(found).subscribe().expect(expect),
+    };
+    let Some(start) = first(&mut watches).await else { return };
+    let items = start.nodes.into_iter().map(|(_, node)| (String::new(), node)).collect();
+    let mut nodes = Keeper::<Nodes>::begin(start.node_slices, items);
+    nodes.want("", true);
+    let items = start.blocks.into_iter().map(|(_, block)| block).collect();
+    let mut blocks = Keeper::<Blocks>::begin(start.block_slices, items);
+    for (key, ()) in start.networks {
+        blocks.want(key.name(), true);
+    }
+    let began = Instant::now();
+    loop {
+        let again = [
+            carry_out(&mut nodes, &objects, &leading, began).await,
+            carry_out(&mut blocks, &objects, &leading, began).await,
+        ];
+        let next = again.into_iter().flatten().min();
+        let later = async {
+            match next {
+                Some(next) => tokio::time::sleep_until(began + next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            event = watches.nodes.next() => match event {
+                None => return,
+                Some(event) => take_node(&mut nodes, event),
+            },
+            event = watches.blocks.next() => match event {
+                None => return,
+                Some(event) => take_block(&mut blocks, event),
+            },
+            event = watches.networks.next() => match event {
+                None => return,
+                Some(event) => take_network(&mut blocks, event),
+            },
+            event = watches.node_slices.next() => match event {
+                None => return,
+                Some(event) => take_slice(&mut nodes, event),
+            },
+            event = watches.block_slices.next() => match event {
+                None => return,
+                Some(event) => take_slice(&mut blocks, event),
+            },
+            () = later => {}
+        }
+        // What is there already is taken together.
+        while let Some(Some(event)) = futures::FutureExt::now_or_never(watches.nodes.next()) {
+            take_node(&mut nodes, event);
+        }
+        while let Some(Some(event)) = futures::FutureExt::now_or_never(watches.blocks.next()) {
+            take_block(&mut blocks, event);
+        }
+    }
+}
+
+fn take_node(nodes: &mut Keeper<Nodes>, event: Event<SliceNode>) {
+    match event {
+        Event::Applied(_, node) => nodes.put("", node),
+        Event::Deleted(key) => nodes.remove(key.name()),
+        Event::Synced => {}
+    }
+}
+
+fn take_block(blocks: &mut Keeper<Blocks>, event: Event<(String, SliceBlock)>) {
+    match event {
+        Event::Applied(_, (network, block)) => blocks.put(&network, block),
+        Event::Deleted(key) => blocks.remove(key.name()),
+        Event::Synced => {}
+    }
+}
+
+fn take_network(blocks: &mut Keeper<Blocks>, event: Event<()>) {
+    match event {
+        Event::Applied(key, ()) => blocks.want(key.name(), true),
+        Event::Deleted(key) => blocks.want(key.name(), false),
+        Event::Synced => {}
+    }
+}
+
+fn take_slice<S: SliceKind>(keeper: &mut Keeper<S>, event: Event<(Kept, S::Object)>) {
+    match event {
+        Event::Applied(_, (kept, object)) => keeper.seen(kept, &object),
+        Event::Deleted(key) => keeper.lost(key.name()),
+        Event::Synced => {}
+    }
+}
+
+fn found<O: knit_objects::Object>(object: O) -> Option<(Kept, O)> {
+    let metadata = object.meta();
+    let kept = Kept {
+        name: metadata.name.clone()?,
+        uid: metadata.uid.clone().unwrap_or_default(),
+        version: metadata.resource_version.clone().unwrap_or_default(),
+    };
+    Some((kept, object))
+}
+
+/// All lists, whole. Nothing if the runtime shuts down.
+async fn first(watches: &mut Watches) -> Option<Start> {
+    async fn list<T>(events: &mut Subscription<T>) -> Option<Vec<(Key, T)>> {
+        let mut all = std::collections::BTreeMap::new();
+        loop {
+            match events.next().await? {
+                Event::Applied(key, value) => drop(all.insert(key, value)),
+                Event::Deleted(key) => drop(all.remove(&key)),
+                Event::Synced => return Some(all.into_iter().collect()),
+            }
+        }
+    }
+    let second = |list: Vec<(Key, (Kept, NodeSlice))>| list.into_iter().map(|(_, slice)| slice).collect();
+    let third = |list: Vec<(Key, (Kept, BlockSlice))>| list.into_iter().map(|(_, slice)| slice).collect();
+    Some(Start {
+        nodes: list(&mut watches.nodes).await?,
+        blocks: list(&mut watches.blocks).await?,
+        networks: list(&mut watches.networks).await?,
+        node_slices: second(list(&mut watches.node_slices).await?),
+        block_slices: third(list(&mut watches.block_slices).await?),
+    })
+}
+
+/// Writes what is due; when there will be more.
+async fn carry_out<S: SliceKind>(
+    keeper: &mut Keeper<S>,
+    objects: &Objects,
+    leading: &watch::Receiver<Leading>,
+    began: Instant,
+) -> Option<Duration> {
+    // Writing one slice may make the next one due: the last one of a set says that it is complete.
+    for _ in 0..4 {
+        let (orders, again) = keeper.orders(began.elapsed());
+        if orders.is_empty() {
+            return again;
+        }
+        let writes = orders.into_iter().map(|order| {
+            let (objects, leading) = (objects.clone(), *leading.borrow());
+            async move {
+                let result = leading.fence(write::<S>(&objects, &order)).await;
+                (order, result)
+            }
+        });
+        let results: Vec<_> =
+            futures::stream::iter(writes).buffer_unordered(CONCURRENT_WRITES).collect().await;
+        for (order, result) in results {
+            let now = began.elapsed();
+            match result {
+                Some(Ok(kept)) => keeper.done(order.place(), kept, now),
+                Some(Err(error)) => {
+                    keeper.failed(order.place(), now);
+                    // Another version is there, of which the watch will tell.
+                    let stale = matches!(error, Error::Conflict { .. } | Error::AlreadyExists { .. });
+                    if !stale {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "cannot write a slice; retrying"
+                        );
+                    }
+                }
+                None => keeper.failed(order.place(), now),
+            }
+        }
+    }
+    Some(began.elapsed())
+}
+
+async fn write<S: SliceKind>(objects: &Objects, order: &Order<S::Object>) -> Result<Option<Kept>, Error> {
+    match order {
+        Order::Create(_, object) => objects.write(&Write::create(&**object)).await.map(|v| kept(&v)),
+        Order::Replace(_, found, object) => {
+            let mut object = (**object).clone();
+            object.meta_mut().resource_version = Some(found.version.clone());
+            objects.write(&Write::replace(&object)).await.map(|v| kept(&v))
+        }
+        Order::Delete(_, found) => {
+            let delete =
+                Write::delete_uid::<S::Object>(Key::cluster(found.name.as_str()), found.uid.as_str());
+            objects.write(&delete).await.map(|_| None)
+        }
+    }
+}
+
+fn kept(value: &Value) -> Option<Kept> {
+    let text = |field: &str| value["metadata"][field].as_str().map(str::to_owned);
+    Some(Kept { name: text("name")?, uid: text("uid")?, version: text("resourceVersion")? })
+}

@@ -1,0 +1,137 @@
+//! A pod's way past policies: it is made when what they ask for about it is in force, and not before.
+
+use knit_ledger::SandboxRecord;
+use knit_node::{Error, Reason};
+use knit_policy::model::PodKey;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::feed::Shared;
+use crate::worker::{Admit, Objection, Summary, Told};
+
+const LATER: &str = "; the container runtime tries again";
+
+/// Returns when what policies ask for about the interfaces of a record is in force.
+pub(crate) async fn admit(
+    shared: &Shared,
+    record: &SandboxRecord,
+    deadline: Instant,
+) -> knit_node::Result<()> {
+    // Policies select pods: what is no pod's is nobody's subject.
+    let Some(pod) = record.pod() else { return Ok(()) };
+    let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
+    let who = format!("pod {namespace}/{name}");
+    let core = &shared.core;
+    let deadline = deadline.min(Instant::now() + core.config().cache_wait);
+    let (mut world, mut summary) = (core.world().subscribe(), shared.summary.clone());
+    loop {
+        world.mark_unchanged();
+        let standing = *summary.borrow_and_update();
+        // Without a worker nobody would hear of the next policy, either.
+        if summary.has_changed().is_err() {
+            return Err(nobody(&who));
+        }
+        let Some(answer) = ask(shared, (namespace, name), standing) else { return Ok(()) };
+        let objection = match tokio::time::timeout_at(deadline, answer).await {
+            Ok(Ok(Ok(()))) => return Ok(()),
+            Ok(Ok(Err(objection))) => objection,
+            Ok(Err(_)) => return Err(nobody(&who)),
+            Err(_) => {
+                let message =
+                    format!("{who}: what policies ask for about it is still being put in force{LATER}");
+                return Err(Error::new(Reason::NotReady, message));
+            }
+        };
+        if objection == Objection::Overtaken && Instant::now() < deadline {
+            continue;
+        }
+        if let Objection::NoRouter(..) = objection {
+            return Err(error(&who, &objection));
+        }
+        // Others than the one that is missing may come first.
+        let news = async {
+            tokio::select! {
+                changed = world.changed() => changed.is_ok(),
+                changed = summary.changed() => changed.is_ok(),
+            }
+        };
+        if !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
+            return Err(error(&who, &objection));
+        }
+    }
+}
+
+/// Asks the worker about a pod as it is now; nothing if there is nothing to wait for.
+fn ask(
+    shared: &Shared,
+    (namespace, name): (&str, &str),
+    standing: Summary,
+) -> Option<oneshot::Receiver<Result<(), Objection>>> {
+    let _reading = shared.reading();
+    let now = shared.core.world().get();
+    let local = shared.remembered.local(&shared.core, &now, namespace, name)?;
+    shared.kept.pods_changed();
+    if standing.complete && standing.policies == 0 {
+        let key = PodKey::new(namespace, name);
+        shared.tell(Told::Local(key, Some(Box::new(local.pod))));
+        return None;
+    }
+    let (reply, answer) = oneshot::channel();
+    let namespace_known = now.namespaces.contains_key(namespace);
+    let labels_known = local.labels_known;
+    shared.tell(Told::Admit(Box::new(Admit { pod: local.pod, labels_known, namespace_known, reply })));
+    Some(answer)
+}
+
+fn nobody(who: &str) -> Error {
+    let message = format!(
+        "{who}: nobody looks after policies on this node any more: check the agent's log, and start it again"
+    );
+    Error::new(Reason::NotReady, message)
+}
+
+fn error(who: &str, objection: &Objection) -> Error {
+    let later = LATER;
+    let (reason, message) = match objection {
+        Objection::NotComplete => (
+            Reason::NotReady,
+            format!(
+                "{who}: the agent does not know all policies yet, because the API has not told it{later}"
+            ),
+        ),
+        Objection::Overtaken => {
+            (Reason::NotReady, format!("{who}: its interfaces were changed meanwhile{later}"))
+        }
+        Objection::LabelsUnknown => (
+            Reason::NotReady,
+            format!("{who}: a policy may select it, and its labels have not arrived from the API{later}"),
+        ),
+        Objection::NamespaceUnknown => (
+            Reason::NotReady,
+            format!(
+                "{who}: a policy may select it, and the labels of its namespace have not arrived from the \
+                 API{later}"
+            ),
+        ),
+        Objection::PeersUnknown(network) => (
+            Reason::NotReady,
+            format!(
+                "{who}: policies act on it in Network {network}, and the PolicyPeerSlices of that Network \
+                 have not arrived from the API{later}"
+            ),
+        ),
+        Objection::NotInForce(network, why) => (
+            Reason::NotReady,
+            format!("{who}: policies could not be put in force in Network {network}: {why}{later}"),
+        ),
+        Objection::NoRouter(network, policy) => (
+            Reason::Refused,
+            format!(
+                "{who}: {policy} selects its interface in Network {network}, where no policy can be \
+                 enforced, because that Network has no router: leave the pod out of the policy, or use \
+                 another Network"
+            ),
+        ),
+    };
+    Error::new(reason, message)
+}

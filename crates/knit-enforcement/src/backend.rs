@@ -1,0 +1,78 @@
+//! The seam to what makes policies true in a router.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use ipnet::IpNet;
+use knit_kernel::NetNs;
+use knit_policy::model::Name;
+use knit_policy::sets::{Change, Key, Value};
+
+/// Why something was not done.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Opens the backends of routers.
+pub trait Backends: fmt::Debug + Send + Sync {
+    /// For one router. Nothing is changed by it.
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    fn open(&self, router: &RouterPlace) -> Result<Box<dyn Backend>, Failure>;
+}
+
+/// A router, and what tells the node's own traffic from that of others in it.
+#[derive(Debug)]
+pub struct RouterPlace {
+    /// The Network.
+    pub network: Name,
+    /// The router's network namespace.
+    pub namespace: NetNs,
+    /// Whether it is the node's own.
+    pub is_node: bool,
+    /// The node's addresses: what comes from them over the uplink always reaches pods.
+    pub node: Vec<IpNet>,
+}
+
+/// Makes elements true in one router. Used by one thread.
+pub trait Backend: Send {
+    /// Makes exactly these true, from whatever is there; what is right stays.
+    ///
+    /// # Errors
+    /// When the system refuses: then nothing has changed.
+    fn sync(&mut self, wanted: &BTreeMap<Key, Value>) -> Result<(), Failure>;
+
+    /// Carries out changes, all of them or none.
+    ///
+    /// # Errors
+    /// When the system refuses. What they come to is remembered, and brought by the next call of this or of
+    /// [`Self::restore`].
+    fn apply(&mut self, changes: &[Change]) -> Result<(), Failure>;
+
+    /// Makes true again what was last asked for, if anybody else may have changed it or it could not be done.
+    /// Says how much had to be changed for that.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn restore(&mut self) -> Result<usize, Failure>;
+
+    /// The node's addresses are these now.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn set_node(&mut self, node: &[IpNet]) -> Result<(), Failure>;
+
+    /// Has `tell` called when somebody else changes what was made.
+    fn watch(&mut self, tell: Box<dyn Fn() + Send>);
+
+    /// Whether calls since the last [`Self::follow`] were about live connections.
+    fn has_touched(&self) -> bool;
+
+    /// Makes live connections follow what was changed since they last did; says how many were cut.
+    ///
+    /// # Errors
+    /// When the system refuses; they can be made to follow again.
+    fn follow(&mut self) -> Result<usize, Failure>;
+
+    /// Live connections are left as they are.
+    fn leave_connections(&mut self);
+}

@@ -1,0 +1,217 @@
+//! Policies of every kind that the cluster serves. The kinds of CRDs are looked for until they are there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use knit_objects::{Event, Kinds, Objects, Scope, jitter};
+use knit_policy::kubernetes::{
+    AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
+    admin_network_policy, baseline_admin_network_policy, cluster_network_policy, multi_network_policy,
+    network_policy,
+};
+use knit_policy::model::{Kind, Policy, PolicyName};
+use kube::Resource;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::feed::Shared;
+use crate::worker::Told;
+
+/// How often it is looked whether the cluster serves a kind that it did not serve before.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How often that is tried while nobody answers.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+
+/// The kinds of a folder, and those of policies that come as CRDs.
+#[must_use]
+pub fn folder_kinds(kinds: Kinds) -> Kinds {
+    kinds
+        .with::<ClusterNetworkPolicy>(Scope::Cluster)
+        .with::<AdminNetworkPolicy>(Scope::Cluster)
+        .with::<BaselineAdminNetworkPolicy>(Scope::Cluster)
+        .with::<MultiNetworkPolicy>(Scope::Namespaced)
+}
+
+/// Whether policies of each kind are known.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Arrived {
+    known: [bool; 5],
+    /// Nobody answers, and what the last run left counts.
+    pub(crate) away: bool,
+}
+
+impl Arrived {
+    /// All of them.
+    pub(crate) fn all(&self) -> bool {
+        self.known.iter().all(|known| *known)
+    }
+}
+
+/// Follows all kinds.
+pub(crate) fn follow(shared: &Arc<Shared>, objects: &Objects, tasks: &mut JoinSet<()>) {
+    let each = Each { shared: Arc::clone(shared), objects: objects.clone() };
+    tasks.spawn(each.clone().served::<NetworkPolicy>(0, Kind::Network, network_policy));
+    tasks.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(1, Kind::Cluster, cluster_network_policy));
+    tasks.spawn(each.clone().of_crd::<AdminNetworkPolicy>(2, Kind::Admin, admin_network_policy));
+    tasks.spawn(each.clone().of_crd::<BaselineAdminNetworkPolicy>(
+        3,
+        Kind::BaselineAdmin,
+        baseline_admin_network_policy,
+    ));
+    tasks.spawn(each.of_crd::<MultiNetworkPolicy>(4, Kind::Multi, multi_network_policy));
+}
+
+#[derive(Clone)]
+struct Each {
+    shared: Arc<Shared>,
+    objects: Objects,
+}
+
+/// An object, as it is told and as it is kept.
+struct Seen {
+    policy: Option<Policy>,
+    version: Option<u64>,
+    raw: Value,
+}
+
+impl Each {
+    /// Follows a kind that may not be served: as soon as it is.
+    async fn of_crd<K>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>)
+    where
+        K: Resource<DynamicType = ()>
+            + DeserializeOwned
+            + Serialize
+            + Clone
+            + std::fmt::Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        loop {
+            match self.objects.serves::<K>().await {
+                Some(true) => return self.served::<K>(place, kind, convert).await,
+                Some(false) => {
+                    // Whatever the last run knew of it is gone with the kind.
+                    self.shared.kept.update(|cache| drop(cache.policies.remove(kind.as_str())));
+                    self.shared.arrived(|arrived| arrived.known[place] = true);
+                    tokio::time::sleep(DISCOVERY_INTERVAL.mul_f64(0.5 + jitter())).await;
+                }
+                None if self.shared.kept.before.is_some() => {
+                    // What the last run knew counts while nobody answers: the watch seeds itself with it.
+                    return self.served::<K>(place, kind, convert).await;
+                }
+                None => tokio::time::sleep(RETRY_DELAY.mul_f64(0.5 + jitter())).await,
+            }
+        }
+    }
+
+    /// Follows a kind that is served.
+    async fn served<K>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>)
+    where
+        K: Resource<DynamicType = ()>
+            + DeserializeOwned
+            + Serialize
+            + Clone
+            + std::fmt::Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let seen = move |object: K| -> Option<Seen> {
+            let converted = convert(&object);
+            for problem in &converted.problems {
+                tracing::debug!("a policy is not used as it is written: {problem}");
+            }
+            let version = object.meta().resource_version.as_ref().and_then(|v| v.parse().ok());
+            let raw = trimmed(&object)?;
+            Some(Seen { policy: converted.object, version, raw })
+        };
+        let before = self.shared.kept.before.as_ref();
+        let known = before.and_then(|before| before.policies.get(kind.as_str())).into_iter().flatten();
+        let seed: Vec<_> = known
+            .filter_map(|(_, raw)| {
+                let object: K = serde_json::from_value(raw.clone()).ok()?;
+                Some((knit_objects::Key::of(&object), seen(object)?))
+            })
+            .collect();
+        let watch = self.objects.watch::<K>().map(seen).seed(seed).subscribe();
+        let Ok(mut events) = watch else { return };
+        let mut away = events.away();
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                () = now_away(&mut away), if self.shared.kept.before.is_some() => {
+                    self.shared.arrived(|arrived| {
+                        arrived.known[place] = true;
+                        arrived.away = true;
+                    });
+                    // Once is enough: what arrives later is told as it comes.
+                    away = watch::channel(false).1;
+                    continue;
+                }
+            };
+            let Some(event) = event else { return };
+            self.take(place, kind, event);
+        }
+    }
+
+    fn take(&self, place: usize, kind: Kind, event: Event<Seen>) {
+        let name = |key: &knit_objects::Key| PolicyName {
+            kind,
+            namespace: key.namespace().unwrap_or_default().into(),
+            name: key.name().into(),
+        };
+        let at = Instant::now();
+        match event {
+            Event::Applied(key, seen) => {
+                self.shared.tell_at(
+                    at,
+                    match seen.policy {
+                        Some(policy) => Told::SetPolicy(Box::new(policy), seen.version),
+                        None => Told::DeletePolicy(name(&key)),
+                    },
+                );
+                self.shared.kept.update(|cache| {
+                    cache
+                        .policies
+                        .entry(kind.as_str().to_owned())
+                        .or_default()
+                        .insert(key.to_string(), seen.raw);
+                });
+            }
+            Event::Deleted(key) => {
+                self.shared.tell_at(at, Told::DeletePolicy(name(&key)));
+                self.shared.kept.update(|cache| {
+                    if let Some(of_kind) = cache.policies.get_mut(kind.as_str()) {
+                        of_kind.remove(&key.to_string());
+                    }
+                });
+            }
+            Event::Synced => self.shared.arrived(|arrived| arrived.known[place] = true),
+        }
+    }
+}
+
+/// Returns when nobody answers; never if somebody does.
+pub(crate) async fn now_away(away: &mut watch::Receiver<bool>) {
+    if away.wait_for(|away| *away).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// An object without what nobody here reads, as it is kept for the next start.
+fn trimmed<K: Serialize>(object: &K) -> Option<Value> {
+    let mut raw = serde_json::to_value(object).ok()?;
+    if let Some(object) = raw.as_object_mut() {
+        object.remove("status");
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+    }
+    Some(raw)
+}

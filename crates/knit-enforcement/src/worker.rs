@@ -1,0 +1,434 @@
+//! The thread that owns the engine: it is told of everything, settles, and has each router carry out one
+//! batch. What a pod waits for is answered when the batch with it is in force.
+
+mod known;
+mod router;
+#[cfg(test)]
+mod tests;
+mod told;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Instant;
+
+use knit_node::policy::PoliciesState;
+use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Policy, PolicyName};
+use knit_policy::sets::{Change, Engine, Key, Value};
+use tokio::sync::watch;
+
+use crate::backend::Backends;
+use crate::metrics::{Metrics, Of};
+use known::Known;
+pub(crate) use known::SliceKey;
+use router::Router;
+pub(crate) use router::{NodePlace, Settings};
+pub(crate) use told::{Admit, Message, Objection, Summary, Told, Watched};
+
+/// So many messages are taken in before they are put in force.
+const BATCH: usize = 4096;
+
+/// The thread's state.
+pub(crate) struct Worker {
+    pub(crate) engine: Engine,
+    pub(crate) backends: Arc<dyn Backends>,
+    pub(crate) node: NodePlace,
+    pub(crate) watched: Watched,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) summary: watch::Sender<Summary>,
+    /// Told when what NodeNetwork shows may have changed.
+    pub(crate) changed: Box<dyn Fn() + Send>,
+    /// Policies are left to others in the whole cluster.
+    pub(crate) off: bool,
+    known: Known,
+    routers: BTreeMap<Name, Looked>,
+    settings: BTreeMap<Name, Settings>,
+    versions: BTreeMap<PolicyName, u64>,
+    complete: bool,
+    /// Policies or pods of this node have changed since states were last told.
+    acting_changed: bool,
+    policies_changed: bool,
+    /// How many policies there are, and whether one of them asks for nodes.
+    policies: (usize, bool),
+    nodes_known: bool,
+    admits: Vec<Admit>,
+    oldest: Option<Instant>,
+}
+
+/// A router, and who wants to know how it stands.
+struct Looked {
+    router: Router,
+    peers_known: bool,
+    state: watch::Sender<PoliciesState>,
+}
+
+impl Worker {
+    #[expect(clippy::too_many_arguments, reason = "all that a thread is made of, once")]
+    pub(crate) fn new(
+        node_name: &str,
+        node: NodePlace,
+        backends: Arc<dyn Backends>,
+        watched: Watched,
+        metrics: Arc<Metrics>,
+        summary: watch::Sender<Summary>,
+        changed: Box<dyn Fn() + Send>,
+        off: bool,
+    ) -> Self {
+        Self {
+            engine: Engine::new(node_name),
+            backends,
+            node,
+            watched,
+            metrics,
+            summary,
+            changed,
+            off,
+            known: Known::default(),
+            routers: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            versions: BTreeMap::new(),
+            complete: false,
+            acting_changed: false,
+            policies_changed: false,
+            policies: (0, false),
+            nodes_known: false,
+            admits: Vec::new(),
+            oldest: None,
+        }
+    }
+
+    /// Runs until it is told to end.
+    pub(crate) fn run(mut self, inbox: &Receiver<Message>) {
+        loop {
+            let due = self.routers.values().filter_map(|looked| looked.router.due()).min();
+            let first = match due {
+                Some(at) => match inbox.recv_timeout(at.saturating_duration_since(Instant::now())) {
+                    Ok(message) => Some(message),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => return,
+                },
+                None => match inbox.recv() {
+                    Ok(message) => Some(message),
+                    Err(_) => return,
+                },
+            };
+            for message in first.into_iter().chain(inbox.try_iter().take(BATCH)) {
+                if matches!(message.told, Told::End) {
+                    return;
+                }
+                self.take(message);
+            }
+            self.commit();
+        }
+    }
+
+    fn take(&mut self, Message { told, at }: Message) {
+        match told {
+            Told::SetPolicy(policy, version) => {
+                if let Some(version) = version {
+                    self.versions.insert(policy.name.clone(), version);
+                }
+                self.engine.set_policy(*policy);
+                self.policies_changed = true;
+                self.arrived(at);
+            }
+            Told::DeletePolicy(name) => {
+                self.versions.remove(&name);
+                self.engine.delete_policy(&name);
+                self.policies_changed = true;
+                self.arrived(at);
+            }
+            Told::Namespace(name, Some(labels)) => {
+                self.engine.set_namespace(Namespace::new(&name, labels));
+                self.arrived(at);
+            }
+            Told::Namespace(name, None) => {
+                self.engine.delete_namespace(&name);
+                self.arrived(at);
+            }
+            Told::Local(key, pod) => {
+                self.known.set_local(&mut self.engine, &key, pod.map(|pod| *pod));
+                self.arrived(at);
+            }
+            Told::Locals(pods) => {
+                self.known.set_locals(&mut self.engine, pods);
+                self.acting_changed = true;
+            }
+            Told::Slice(slice, pods) => {
+                self.known.set_slice(&mut self.engine, &slice, pods);
+                self.oldest.get_or_insert(at);
+            }
+            Told::PeersKnown(network) => {
+                if let Some(looked) = self.routers.get_mut(&network) {
+                    looked.peers_known = true;
+                }
+            }
+            Told::NodesKnown => self.nodes_known = true,
+            Told::Node(_, Some(node)) => self.engine.set_node(*node),
+            Told::Node(name, None) => self.engine.delete_node(&name),
+            Told::Aliases(network, aliases) => self.engine.set_aliases(&network, &aliases),
+            Told::NodeAddresses(addresses) => {
+                let now = Instant::now();
+                for looked in self.routers.values_mut() {
+                    looked.router.set_node(&addresses, &self.metrics, now);
+                }
+                self.node.addresses = addresses;
+            }
+            Told::Settings(network, settings) => {
+                self.settings.insert(network.clone(), settings);
+                let settings = self.settings_of(&network);
+                if let Some(looked) = self.routers.get_mut(&network)
+                    && looked.router.settings != settings
+                {
+                    looked.router.settings = settings;
+                    looked.router.bring_whole();
+                }
+            }
+            Told::Start { id, network, path, state } => {
+                let mut router = Router::new(id, network.clone(), path);
+                router.settings = self.settings_of(&network);
+                self.routers.insert(network, Looked { router, peers_known: false, state });
+                self.acting_changed = true;
+            }
+            Told::Stop { id } => {
+                let stopped: Vec<Name> = self
+                    .routers
+                    .iter()
+                    .filter(|(_, looked)| looked.router.id() == id)
+                    .map(|(network, _)| network.clone())
+                    .collect();
+                for network in stopped {
+                    self.routers.remove(&network);
+                    for slice in self.known.slices_of(&network) {
+                        self.known.set_slice(&mut self.engine, &slice, Vec::new());
+                    }
+                }
+            }
+            Told::Complete => {
+                self.complete = true;
+                self.acting_changed = true;
+            }
+            Told::Admit(admit) => {
+                let key = admit.pod.key.clone();
+                self.known.set_local(&mut self.engine, &key, Some(admit.pod.clone()));
+                self.acting_changed = true;
+                for attachment in &admit.pod.attachments {
+                    if let Some(looked) = self.routers.get_mut(&attachment.network) {
+                        looked.router.look_for_move();
+                        looked.router.try_now();
+                    }
+                }
+                self.admits.push(*admit);
+            }
+            Told::Compare => {
+                let now = Instant::now();
+                for looked in self.routers.values_mut() {
+                    looked.router.look_for_move();
+                    looked.router.restore(&self.metrics, now);
+                }
+            }
+            Told::Touched { network, id } => {
+                if let Some(looked) = self.routers.get_mut(&network)
+                    && looked.router.id() == id
+                {
+                    looked.router.touched(Instant::now());
+                }
+            }
+            Told::Ask(question) => question(&self.engine),
+            Told::End => {}
+        }
+    }
+
+    /// Something came that policies come from.
+    fn arrived(&mut self, at: Instant) {
+        self.acting_changed = true;
+        self.oldest.get_or_insert(at);
+    }
+
+    fn settings_of(&self, network: &Name) -> Settings {
+        let settings = self.settings.get(network).copied().unwrap_or_default();
+        Settings { enforced: settings.enforced && !self.off, ..settings }
+    }
+
+    /// Puts in force what was told, and answers who waits for it.
+    fn commit(&mut self) {
+        let now = Instant::now();
+        self.count_policies();
+        let lacks_nodes = self.lacks_nodes();
+        if self.complete {
+            let mut batches: BTreeMap<Name, Vec<Change>> = self.engine.settle().into_iter().collect();
+            let mut committed = false;
+            for (network, looked) in &mut self.routers {
+                let changes = batches.remove(network).unwrap_or_default();
+                if !looked.peers_known || (lacks_nodes && !looked.router.is_in_force()) {
+                    // What is in the kernel from before stays.
+                    looked.router.bring_whole();
+                    continue;
+                }
+                let (engine, was_in_force) = (&self.engine, looked.router.is_in_force());
+                let with = (&self.backends, &self.node, &self.watched);
+                looked.router.apply(&changes, || engine.elements(network), with, &self.metrics, now);
+                committed |= !changes.is_empty();
+                if was_in_force {
+                    count(&mut looked.router.size, &changes);
+                } else if looked.router.is_in_force() {
+                    looked.router.size = (0, 0);
+                    let all = engine.elements(network);
+                    let all = all.into_iter().map(|(key, value)| Change { key, old: None, new: Some(value) });
+                    count(&mut looked.router.size, &all.collect::<Vec<_>>());
+                }
+                let (elements, subjects) = looked.router.size;
+                self.metrics.elements.get_or_create(&Of::network(network)).set(number(elements));
+                self.metrics.subjects.get_or_create(&Of::network(network)).set(number(subjects));
+            }
+            if let Some(oldest) = self.oldest.take()
+                && committed
+            {
+                self.metrics.commits.observe(oldest.elapsed().as_secs_f64());
+            }
+        }
+        for admit in std::mem::take(&mut self.admits) {
+            let answer = self.judge(&admit);
+            // Who does not wait any more asks again.
+            let _ = admit.reply.send(answer);
+        }
+        self.tell_states();
+        self.routers.values_mut().for_each(|looked| looked.router.tick(&self.metrics, now));
+    }
+
+    /// Whether a pod can be made now.
+    fn judge(&self, admit: &Admit) -> Result<(), Objection> {
+        if !self.complete {
+            return Err(Objection::NotComplete);
+        }
+        // In force is what was told last.
+        if !self.known.has(&admit.pod) {
+            return Err(Objection::Overtaken);
+        }
+        let (pod, cluster) = (&admit.pod, self.engine.cluster());
+        let labels = cluster.namespace_labels(&pod.key.namespace);
+        for attachment in &pod.attachments {
+            let (network, primary) = (&attachment.network, attachment.primary);
+            if !self.settings_of(network).enforced {
+                continue;
+            }
+            let about = || cluster.policies().filter(|p| p.covers(network, primary));
+            if !admit.namespace_known && about().any(|p| is_by_labels(&p.subject.namespaces)) {
+                return Err(Objection::NamespaceUnknown);
+            }
+            let may_select = |p: &Policy| match &p.subject.namespaces {
+                NamespaceMatch::Named(name) => *name == pod.key.namespace,
+                NamespaceMatch::Selected(selector) => selector.matches(&labels),
+            };
+            if !admit.labels_known && about().any(|p| may_select(p) && !p.subject.pods.is_everything()) {
+                return Err(Objection::LabelsUnknown);
+            }
+            let acting = cluster.policies_on(pod, network, primary);
+            let Some(first) = acting.first() else { continue };
+            let Some(looked) = self.routers.get(network) else {
+                return Err(Objection::NoRouter(network.clone(), first.name.clone()));
+            };
+            if !looked.peers_known {
+                return Err(Objection::PeersUnknown(network.clone()));
+            }
+            if !looked.router.is_in_force() {
+                let why = match self.lacks_nodes() {
+                    true => "nodes, which a policy asks for, have not arrived from the API",
+                    false => looked.router.problem().unwrap_or("they are being put in force"),
+                };
+                return Err(Objection::NotInForce(network.clone(), why.to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    fn count_policies(&mut self) {
+        if std::mem::take(&mut self.policies_changed) {
+            let known = self.engine.cluster();
+            let policies = known.policies().count();
+            self.metrics.policies.set(number(policies));
+            self.policies = (policies, known.policies().any(|policy| asks_for_nodes(policy)));
+        }
+    }
+
+    /// Some policy asks for nodes, and they are not known: without them, what denies them would allow them.
+    fn lacks_nodes(&self) -> bool {
+        self.policies.1 && !self.nodes_known
+    }
+
+    /// Says how everything stands, where that has changed.
+    fn tell_states(&mut self) {
+        let ((policies, asks_for_nodes), nodes_known) = (self.policies, self.nodes_known);
+        let peers_known = self.routers.values().filter(|looked| looked.peers_known).count();
+        let summary = Summary { complete: self.complete, policies, peers_known, asks_for_nodes, nodes_known };
+        self.summary.send_if_modified(|now| std::mem::replace(now, summary) != summary);
+        let acting = std::mem::take(&mut self.acting_changed).then(|| self.acting());
+        let mut news = false;
+        for (network, looked) in &self.routers {
+            let mut state = looked.state.borrow().clone();
+            if let Some(acting) = &acting {
+                let (count, newest) = acting.get(network).copied().unwrap_or_default();
+                state.acting = count;
+                state.newest = newest.map(|version| version.to_string()).or(state.newest);
+            }
+            state.problem = match looked.router.settings.enforced {
+                false => Some("policies are not enforced by Knit in this Network".to_owned()),
+                true => looked.router.problem().map(|why| format!("policies are not in force: {why}")),
+            };
+            news |= looked.state.send_if_modified(|now| {
+                let changed = *now != state;
+                *now = state;
+                changed
+            });
+        }
+        if news {
+            (self.changed)();
+        }
+    }
+
+    /// How many policies act on pods of this node in each Network, and the newest version of one.
+    fn acting(&self) -> BTreeMap<Name, (usize, Option<u64>)> {
+        let mut names: BTreeMap<Name, std::collections::BTreeSet<PolicyName>> = BTreeMap::new();
+        let cluster = self.engine.cluster();
+        if cluster.policies().next().is_some() {
+            for pod in self.known.locals() {
+                for attachment in &pod.attachments {
+                    let acting = cluster.policies_on(pod, &attachment.network, attachment.primary);
+                    let of_network = names.entry(attachment.network.clone()).or_default();
+                    of_network.extend(acting.iter().map(|policy| policy.name.clone()));
+                }
+            }
+        }
+        let newest = |names: &std::collections::BTreeSet<PolicyName>| {
+            names.iter().filter_map(|name| self.versions.get(name).copied()).max()
+        };
+        names.into_iter().map(|(network, names)| (network, (names.len(), newest(&names)))).collect()
+    }
+}
+
+/// Whether namespaces are selected by labels other than their own name.
+fn is_by_labels(namespaces: &NamespaceMatch) -> bool {
+    matches!(namespaces, NamespaceMatch::Selected(selector) if !selector.is_everything())
+}
+
+/// Whether a policy has nodes as peers.
+fn asks_for_nodes(policy: &Policy) -> bool {
+    let rules = Direction::ALL.into_iter().flat_map(|direction| policy.rules(direction).unwrap_or_default());
+    rules.flat_map(|rule| rule.peers.iter().flatten()).any(|peer| matches!(peer, Peer::Nodes(_)))
+}
+
+/// Keeps count of elements and subjects.
+fn count((elements, subjects): &mut (usize, usize), changes: &[Change]) {
+    let of = |value: Option<Value>| usize::from(value.is_some());
+    for change in changes {
+        let (old, new) = (of(change.old), of(change.new));
+        *elements = (*elements + new).saturating_sub(old);
+        if matches!(change.key, Key::Subject(..)) {
+            *subjects = (*subjects + new).saturating_sub(old);
+        }
+    }
+}
+
+fn number(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,197 @@
+//! The pods that policies can be about: those of this node from the agent's records, those of other nodes
+//! from slices, merged into one pod of each name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use knit_policy::model::{Labels, Name, Pod, PodKey};
+use knit_policy::sets::Engine;
+
+/// Where a remote pod is told of: the Network and the name of the slice.
+pub(crate) type SliceKey = (Name, Name);
+
+/// Pods, by where they are known from.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    local: BTreeMap<PodKey, Pod>,
+    remote: BTreeMap<PodKey, BTreeMap<SliceKey, Pod>>,
+    slices: BTreeMap<SliceKey, BTreeSet<PodKey>>,
+}
+
+impl Known {
+    /// A pod of this node is like this; none if it is gone.
+    pub(crate) fn set_local(&mut self, engine: &mut Engine, key: &PodKey, pod: Option<Pod>) {
+        match pod {
+            Some(pod) => drop(self.local.insert(key.clone(), pod)),
+            None => drop(self.local.remove(key)),
+        }
+        self.tell(engine, key);
+    }
+
+    /// These are all pods of this node.
+    pub(crate) fn set_locals(&mut self, engine: &mut Engine, pods: BTreeMap<PodKey, Pod>) {
+        let gone: Vec<PodKey> = self.local.keys().filter(|key| !pods.contains_key(*key)).cloned().collect();
+        for key in gone {
+            self.set_local(engine, &key, None);
+        }
+        for (key, pod) in pods {
+            if self.local.get(&key) != Some(&pod) {
+                self.set_local(engine, &key, Some(pod));
+            }
+        }
+    }
+
+    /// A slice holds these pods now; none if it is gone.
+    pub(crate) fn set_slice(&mut self, engine: &mut Engine, slice: &SliceKey, pods: Vec<Pod>) {
+        let now: BTreeSet<PodKey> = pods.iter().map(|pod| pod.key.clone()).collect();
+        let before = match now.is_empty() {
+            true => self.slices.remove(slice),
+            false => self.slices.insert(slice.clone(), now.clone()),
+        };
+        for key in before.unwrap_or_default().difference(&now) {
+            if let Some(entries) = self.remote.get_mut(key) {
+                entries.remove(slice);
+                if entries.is_empty() {
+                    self.remote.remove(key);
+                }
+            }
+            self.tell(engine, key);
+        }
+        for pod in pods {
+            let key = pod.key.clone();
+            let entries = self.remote.entry(key.clone()).or_default();
+            if entries.get(slice) != Some(&pod) {
+                entries.insert(slice.clone(), pod);
+                self.tell(engine, &key);
+            }
+        }
+    }
+
+    /// The slices of a Network that are known.
+    pub(crate) fn slices_of(&self, network: &Name) -> Vec<SliceKey> {
+        self.slices.keys().filter(|(n, _)| n == network).cloned().collect()
+    }
+
+    /// Whether a pod of this node has these interfaces.
+    pub(crate) fn has(&self, pod: &Pod) -> bool {
+        let known = self.local.get(&pod.key);
+        known.is_some_and(|known| pod.attachments.iter().all(|a| known.attachments.contains(a)))
+    }
+
+    /// The pods of this node.
+    pub(crate) fn locals(&self) -> impl Iterator<Item = &Pod> {
+        self.local.values()
+    }
+
+    /// Has the engine know what there is to know of a pod.
+    fn tell(&self, engine: &mut Engine, key: &PodKey) {
+        // A sandbox of this node is subject to policies as long as it is there, whatever others say of its
+        // name.
+        let pod = self.local.get(key).cloned().or_else(|| self.remote.get(key).and_then(merge));
+        match pod {
+            Some(pod) => engine.set_pod(pod),
+            None => engine.delete_pod(key, None),
+        }
+    }
+}
+
+/// What several slices say of one name. Of two pods that had it one after the other, the younger counts. Each
+/// slice has the labels that its own Network's policies ask for, so that more of them change no answer.
+fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
+    let youngest = entries.values().max_by_key(|pod| (pod.created, pod.uid.clone()))?;
+    let same: Vec<&Pod> = entries.values().filter(|pod| pod.uid == youngest.uid).collect();
+    let labels: Labels = same.iter().flat_map(|pod| pod.labels.iter()).map(|(k, v)| (&**k, &**v)).collect();
+    let ports: BTreeSet<_> = same.iter().flat_map(|pod| pod.ports.iter().cloned()).collect();
+    let attachments: BTreeSet<_> = same.iter().flat_map(|pod| pod.attachments.iter().cloned()).collect();
+    Some(Pod {
+        labels,
+        ports: ports.into_iter().collect(),
+        attachments: attachments.into_iter().collect(),
+        ..youngest.clone()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use knit_policy::model::Attachment;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str, created: i64, node: &str, network: &str, address: u8) -> Pod {
+        let attachment = Attachment {
+            network: network.into(),
+            primary: true,
+            addresses: [std::net::IpAddr::from([10, 0, 0, address])].into(),
+        };
+        let labels = Labels::from_iter([("app", name)]);
+        let (uid, node) = (uid.into(), node.into());
+        Pod { uid, node, created, labels, attachments: [attachment].into(), ..Pod::new("shop", name) }
+    }
+
+    fn slice(network: &str, name: &str) -> SliceKey {
+        (network.into(), name.into())
+    }
+
+    #[test]
+    fn a_pod_of_two_networks_has_both_addresses_and_an_older_one_of_its_name_none() {
+        let (mut known, mut engine) = (Known::default(), Engine::new("a"));
+        known.set_slice(&mut engine, &slice("blue", "b"), vec![pod("web", "u2", 2, "b", "blue", 5)]);
+        known.set_slice(&mut engine, &slice("default", "b"), vec![pod("web", "u2", 2, "b", "default", 6)]);
+        known.set_slice(&mut engine, &slice("default", "c"), vec![pod("web", "u1", 1, "c", "default", 7)]);
+        let key = PodKey::new("shop", "web");
+        let found = engine.cluster().pod(&key).expect("it is known").clone();
+        assert_eq!((found.attachments.len(), &*found.uid, &*found.node), (2, "u2", "b"));
+        known.set_slice(&mut engine, &slice("default", "b"), Vec::new());
+        known.set_slice(&mut engine, &slice("blue", "b"), Vec::new());
+        let found = engine.cluster().pod(&key).expect("the older one is still told of").clone();
+        assert_eq!(&*found.uid, "u1");
+        known.set_slice(&mut engine, &slice("default", "c"), Vec::new());
+        assert!(engine.cluster().pod(&key).is_none());
+    }
+
+    #[test]
+    fn a_pod_of_this_node_stays_a_subject_whatever_slices_say_of_its_name() {
+        let (mut known, mut engine) = (Known::default(), Engine::new("a"));
+        let key = PodKey::new("shop", "web");
+        known.set_local(&mut engine, &key, Some(pod("web", "u1", 1, "a", "default", 4)));
+        known.set_slice(&mut engine, &slice("default", "b"), vec![pod("web", "u2", 2, "b", "default", 5)]);
+        assert_eq!(&*engine.cluster().pod(&key).expect("known").node, "a");
+        known.set_locals(&mut engine, BTreeMap::new());
+        assert_eq!(&*engine.cluster().pod(&key).expect("known").node, "b");
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_of_events_ends_in_the_same_pods(
+            events in prop::collection::vec((0..3_usize, 0..3_usize, 0..4_u8), 1..24),
+            seed in any::<u64>(),
+        ) {
+            let names = ["web", "db", "job"];
+            let places = [slice("default", "b"), slice("default", "c"), slice("blue", "b")];
+            // What each place says last, in some other order of places.
+            let mut last: BTreeMap<SliceKey, Vec<Pod>> = BTreeMap::new();
+            let (mut known, mut engine) = (Known::default(), Engine::new("a"));
+            for (place, name, uid) in &events {
+                let place = &places[*place];
+                let uid_text = format!("u{uid}");
+                let pods = match uid {
+                    0 => Vec::new(),
+                    _ => vec![pod(names[*name], &uid_text, i64::from(*uid), &place.1, &place.0, *uid)],
+                };
+                known.set_slice(&mut engine, place, pods.clone());
+                last.insert(place.clone(), pods);
+            }
+            let (mut other, mut fresh) = (Known::default(), Engine::new("a"));
+            let mut order: Vec<_> = last.into_iter().collect();
+            let by = usize::try_from(seed % 3).unwrap_or_default().min(order.len());
+            order.rotate_left(by);
+            for (place, pods) in order {
+                other.set_slice(&mut fresh, &place, pods);
+            }
+            for name in names {
+                let key = PodKey::new("shop", name);
+                prop_assert_eq!(engine.cluster().pod(&key), fresh.cluster().pod(&key));
+            }
+        }
+    }
+}

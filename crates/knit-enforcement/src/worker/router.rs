@@ -1,0 +1,279 @@
+//! One router as the worker looks after it: what is in force there, and what became of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use knit_kernel::netns::{NetNs, NsId};
+use knit_policy::model::Name;
+use knit_policy::sets::{Change, Key, Value};
+use knit_types::chain;
+
+use super::Watched;
+use crate::backend::{Backend, Backends, Failure, RouterPlace};
+use crate::metrics::Metrics;
+
+/// How long to wait before what failed is tried again; it doubles up to the longest.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+const LONGEST_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Live connections are looked at this often at most, and once more this long after the last change: the
+/// first packet of one may have been on its way.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+/// How soon somebody else's changes are repaired again.
+const REPAIR_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What an operator says about policies in a Network.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Settings {
+    /// They are enforced here; if not, somebody else does, or nobody.
+    pub(crate) enforced: bool,
+    /// Live connections follow them.
+    pub(crate) cut_connections: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { enforced: true, cut_connections: true }
+    }
+}
+
+/// A router.
+pub(crate) struct Router {
+    id: u64,
+    network: Name,
+    path: Option<PathBuf>,
+    backend: Option<Box<dyn Backend>>,
+    /// The namespace that the backend works in.
+    namespace: Option<NsId>,
+    pub(crate) settings: Settings,
+    /// All that was asked for is in force, as far as we know.
+    in_force: bool,
+    /// What the backend was opened for does not hold what was asked for: it is to be brought whole.
+    whole: bool,
+    /// Why it is not in force.
+    problem: Option<String>,
+    retry: Option<(Instant, Duration)>,
+    follow: Option<(Instant, u8)>,
+    followed: Option<Instant>,
+    restore_at: Option<Instant>,
+    restored: Option<Instant>,
+    /// How many elements and subjects it has.
+    pub(crate) size: (usize, usize),
+}
+
+impl Router {
+    pub(crate) fn new(id: u64, network: Name, path: Option<PathBuf>) -> Self {
+        Self {
+            id,
+            network,
+            path,
+            backend: None,
+            namespace: None,
+            settings: Settings::default(),
+            in_force: false,
+            whole: true,
+            problem: None,
+            retry: None,
+            follow: None,
+            followed: None,
+            restore_at: None,
+            restored: None,
+            size: (0, 0),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn is_in_force(&self) -> bool {
+        self.in_force
+    }
+
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Somebody else changed something.
+    pub(crate) fn touched(&mut self, now: Instant) {
+        let soonest = self.restored.map_or(now, |at| at + REPAIR_INTERVAL);
+        self.restore_at.get_or_insert(soonest.max(now));
+    }
+
+    /// When something is to be done here without news.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let retry = self.retry.filter(|_| !self.in_force).map(|(at, _)| at);
+        retry.into_iter().chain(self.follow.map(|(at, _)| at)).chain(self.restore_at).min()
+    }
+
+    /// If the router is another namespace than it was, everything has to be brought there: its links may come
+    /// up only after that.
+    pub(crate) fn look_for_move(&mut self) {
+        let Some(path) = self.path.as_ref().filter(|_| self.backend.is_some()) else { return };
+        if NetNs::open(path).ok().map(|namespace| namespace.id()) != self.namespace {
+            tracing::warn!(network = %self.network, "its router is a new one: bringing policies there");
+            self.backend = None;
+            self.bring_whole();
+        }
+    }
+
+    /// Somebody waits for it: what failed is tried again now.
+    pub(crate) fn try_now(&mut self) {
+        if let Some((at, _)) = &mut self.retry {
+            *at = Instant::now();
+        }
+    }
+
+    /// It is to be brought whole at the next occasion.
+    pub(crate) fn bring_whole(&mut self) {
+        (self.whole, self.in_force, self.retry) = (true, false, None);
+    }
+
+    /// Carries out changes; with everything that is wanted, for a router that is to be brought whole.
+    pub(crate) fn apply(
+        &mut self,
+        changes: &[Change],
+        all: impl FnOnce() -> BTreeMap<Key, Value>,
+        (backends, node, watched): (&Arc<dyn Backends>, &NodePlace, &Watched),
+        metrics: &Metrics,
+        now: Instant,
+    ) {
+        let waits = self.retry.is_some_and(|(at, _)| now < at) && changes.is_empty();
+        if waits || (self.in_force && changes.is_empty()) {
+            return;
+        }
+        let done = self.open(backends, node, watched).and_then(|()| {
+            let Some(backend) = &mut self.backend else { return Ok(()) };
+            match (self.settings.enforced, self.whole) {
+                (false, _) => backend.sync(&BTreeMap::new()),
+                (true, true) => backend.sync(&all()),
+                (true, false) if changes.is_empty() => backend.restore().map(drop),
+                (true, false) => backend.apply(changes),
+            }
+        });
+        match done {
+            Ok(()) => {
+                (self.in_force, self.whole, self.problem, self.retry) = (true, false, None, None);
+                self.plan_follow(now);
+            }
+            Err(error) => self.failed(&error, metrics, now),
+        }
+    }
+
+    fn open(
+        &mut self,
+        backends: &Arc<dyn Backends>,
+        node: &NodePlace,
+        watched: &Watched,
+    ) -> Result<(), Failure> {
+        if self.backend.is_some() {
+            return Ok(());
+        }
+        let namespace = match &self.path {
+            Some(path) => NetNs::open(path)?,
+            None => node.namespace.try_clone()?,
+        };
+        self.namespace = Some(namespace.id());
+        let place = RouterPlace {
+            network: self.network.clone(),
+            namespace,
+            is_node: self.path.is_none(),
+            node: node.addresses.clone(),
+        };
+        let mut backend = backends.open(&place)?;
+        backend.watch(watched.teller(self.network.clone(), self.id));
+        self.backend = Some(backend);
+        self.whole = true;
+        Ok(())
+    }
+
+    fn failed(&mut self, error: &Failure, metrics: &Metrics, now: Instant) {
+        let why = chain(&**error);
+        metrics.failures.inc();
+        if self.problem.as_deref() != Some(why.as_str()) {
+            tracing::error!(network = %self.network, "policies are not in force: {why}");
+        }
+        let pause = self.retry.map_or(RETRY_DELAY, |(_, pause)| (pause * 2).min(LONGEST_RETRY_DELAY));
+        self.retry = Some((now + pause, pause));
+        self.in_force = false;
+        self.problem = Some(why);
+        // The router may be another namespace by now.
+        self.backend = None;
+    }
+
+    /// The node's addresses are others now.
+    pub(crate) fn set_node(&mut self, node: &[IpNet], metrics: &Metrics, now: Instant) {
+        let Some(backend) = &mut self.backend else { return };
+        if let Err(error) = backend.set_node(node) {
+            self.failed(&error, metrics, now);
+        }
+    }
+
+    /// Does what is due: repairs, and has live connections follow.
+    pub(crate) fn tick(&mut self, metrics: &Metrics, now: Instant) {
+        if self.restore_at.take_if(|at| *at <= now).is_some() {
+            self.restore(metrics, now);
+        }
+        let Some((_, rounds)) = self.follow.take_if(|(at, _)| *at <= now) else { return };
+        let Some(backend) = &mut self.backend else { return };
+        self.followed = Some(now);
+        match backend.follow() {
+            Ok(cut) => drop(metrics.cut.inc_by(u64::try_from(cut).unwrap_or_default())),
+            Err(error) => {
+                tracing::warn!(
+                    network = %self.network,
+                    error = &*error as &dyn std::error::Error,
+                    "live connections do not follow policies yet"
+                );
+                // Until they do.
+                self.follow = Some((now + FOLLOW_INTERVAL, rounds));
+                return;
+            }
+        }
+        match rounds {
+            0 => backend.leave_connections(),
+            rounds => self.follow = Some((now + FOLLOW_INTERVAL, rounds - 1)),
+        }
+    }
+
+    /// Compares what is there with what should be, and repairs it.
+    pub(crate) fn restore(&mut self, metrics: &Metrics, now: Instant) {
+        if !self.in_force {
+            return;
+        }
+        self.restored = Some(now);
+        let Some(backend) = &mut self.backend else { return };
+        match backend.restore() {
+            Ok(0) => {}
+            Ok(changes) => {
+                metrics.repairs.inc();
+                tracing::warn!(network = %self.network, changes, "policy rules were changed; repaired");
+                self.plan_follow(now);
+            }
+            Err(error) => self.failed(&error, metrics, now),
+        }
+    }
+
+    fn plan_follow(&mut self, now: Instant) {
+        let Some(backend) = &mut self.backend else { return };
+        if !backend.has_touched() {
+            return;
+        }
+        if !self.settings.cut_connections {
+            backend.leave_connections();
+            return;
+        }
+        let soonest = self.followed.map_or(now, |at| at + FOLLOW_INTERVAL).max(now);
+        let at = self.follow.map_or(soonest, |(at, _)| at.min(soonest));
+        self.follow = Some((at, 1));
+    }
+}
+
+/// The node's own namespace and addresses.
+#[derive(Debug)]
+pub(crate) struct NodePlace {
+    pub(crate) namespace: NetNs,
+    pub(crate) addresses: Vec<IpNet>,
+}

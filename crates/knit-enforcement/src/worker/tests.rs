@@ -1,0 +1,275 @@
+//! The worker over a backend in memory: what it waits for, and whom it does not admit.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use ipnet::IpNet;
+use knit_kernel::NetNs;
+use knit_node::policy::PoliciesState;
+use knit_policy::model::{Action, Attachment, Kind, NamespaceMatch, Node, Peer, Pod, PodKey, Policy};
+use knit_policy::model::{PolicyName, Rule, Scope, Selector, Subject, Tier};
+use knit_policy::sets::{Change, Key, Value};
+use knit_types::sync::Locked as _;
+use tokio::sync::{oneshot, watch};
+
+use super::*;
+use crate::backend::{Backend, Failure, RouterPlace};
+
+/// What stands in for the kernel.
+#[derive(Debug, Default)]
+struct Held {
+    elements: BTreeMap<Key, Value>,
+    calls: usize,
+    fails: bool,
+    /// What live connections have not followed yet, and how often they were made to, or could not be.
+    touched: bool,
+    follows: usize,
+    cannot_follow: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Fake(Arc<Mutex<Held>>);
+
+impl Fake {
+    fn attempt(&self) -> Result<std::sync::MutexGuard<'_, Held>, Failure> {
+        let mut held = self.0.locked();
+        held.calls += 1;
+        if held.fails { Err("the kernel refuses".into()) } else { Ok(held) }
+    }
+}
+
+impl Backends for Fake {
+    fn open(&self, _: &RouterPlace) -> Result<Box<dyn Backend>, Failure> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl Backend for Fake {
+    fn sync(&mut self, wanted: &BTreeMap<Key, Value>) -> Result<(), Failure> {
+        let mut held = self.attempt()?;
+        (held.elements, held.touched) = (wanted.clone(), true);
+        Ok(())
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> Result<(), Failure> {
+        let mut held = self.attempt()?;
+        for change in changes {
+            match change.new {
+                Some(value) => held.elements.insert(change.key, value),
+                None => held.elements.remove(&change.key),
+            };
+        }
+        held.touched = true;
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<usize, Failure> {
+        self.attempt().map(|_| 0)
+    }
+
+    fn set_node(&mut self, _: &[IpNet]) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn watch(&mut self, _: Box<dyn Fn() + Send>) {}
+
+    fn has_touched(&self) -> bool {
+        self.0.locked().touched
+    }
+
+    fn follow(&mut self) -> Result<usize, Failure> {
+        let mut held = self.0.locked();
+        if held.cannot_follow > 0 {
+            held.cannot_follow -= 1;
+            return Err("no list of connections".into());
+        }
+        held.follows += usize::from(held.touched);
+        Ok(0)
+    }
+
+    fn leave_connections(&mut self) {
+        self.0.locked().touched = false;
+    }
+}
+
+/// A worker with the router of the default Network.
+struct Bench {
+    fake: Fake,
+    sender: Sender<Message>,
+    state: watch::Receiver<PoliciesState>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (fake, (sender, inbox)) = (Fake::default(), channel());
+        let node = NodePlace { namespace: NetNs::current().expect("a namespace"), addresses: Vec::new() };
+        let summary = watch::channel(Summary::default()).0;
+        let (backends, metrics) = (Arc::new(fake.clone()), Arc::default());
+        let watched = Watched(sender.clone());
+        let worker = Worker::new("a", node, backends, watched, metrics, summary, Box::new(|| {}), false);
+        std::thread::spawn(move || worker.run(&inbox));
+        let (by, state) = watch::channel(PoliciesState::default());
+        let bench = Self { fake, sender, state };
+        bench.tell(Told::Start { id: 1, network: "default".into(), path: None, state: by });
+        bench
+    }
+
+    fn tell(&self, told: Told) {
+        self.sender.send(Message { told, at: Instant::now() }).expect("it runs");
+    }
+
+    /// Returns when all that was told before has been carried out.
+    fn settled(&self) {
+        let (sender, done) = channel();
+        self.tell(Told::Ask(Box::new(move |_| sender.send(()).expect("sent"))));
+        done.recv().expect("an answer");
+    }
+
+    fn set(&self, policy: Policy) {
+        self.tell(Told::SetPolicy(Box::new(policy), Some(12)));
+    }
+
+    fn isolate(&self) {
+        let namespaces = NamespaceMatch::Named("shop".into());
+        let policy = Policy {
+            name: PolicyName { kind: Kind::Network, namespace: "shop".into(), name: "deny".into() },
+            tier: Tier::Namespace,
+            scope: Scope::Primary,
+            subject: Subject { namespaces, pods: Selector::labels([("app", "web")]) },
+            ingress: Some(Box::default()),
+            egress: None,
+        };
+        self.set(policy);
+    }
+
+    fn admit(&self, network: &str, labels_known: bool) -> Result<(), Objection> {
+        self.ask(network, labels_known).blocking_recv().expect("an answer")
+    }
+
+    fn ask(&self, network: &str, labels_known: bool) -> oneshot::Receiver<Result<(), Objection>> {
+        let addresses = [std::net::IpAddr::from([10, 0, 0, 5])].into();
+        let attachment = Attachment { network: network.into(), primary: true, addresses };
+        let labels = if labels_known { vec![("app", "web")] } else { Vec::new() };
+        let pod = Pod {
+            node: "a".into(),
+            labels: labels.into_iter().collect(),
+            attachments: [attachment].into(),
+            ..Pod::new("shop", "web")
+        };
+        let (reply, answer) = oneshot::channel();
+        self.tell(Told::Admit(Box::new(Admit { pod, labels_known, namespace_known: true, reply })));
+        answer
+    }
+}
+
+#[test]
+fn nothing_is_changed_before_everything_has_arrived_and_nobody_admitted() {
+    let bench = Bench::new();
+    bench.isolate();
+    assert_eq!(bench.admit("default", true), Err(Objection::NotComplete));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Err(Objection::PeersUnknown("default".into())));
+    assert_eq!(bench.fake.0.locked().calls, 0, "what an earlier agent left is in force");
+    bench.tell(Told::PeersKnown("default".into()));
+    assert_eq!(bench.admit("default", false), Err(Objection::LabelsUnknown));
+    assert_eq!(bench.admit("default", true), Ok(()));
+    assert!(!bench.fake.0.locked().elements.is_empty(), "before the answer");
+}
+
+#[test]
+fn a_pod_is_not_admitted_while_what_policies_ask_for_cannot_be_put_in_force() {
+    let bench = Bench::new();
+    bench.isolate();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    bench.fake.0.locked().fails = true;
+    let refused = bench.admit("default", true);
+    assert!(matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("refuses")), "{refused:?}");
+    bench.settled();
+    let problem = bench.state.borrow().problem.clone();
+    assert!(problem.is_some_and(|problem| problem.contains("refuses")));
+    bench.fake.0.locked().fails = false;
+    assert_eq!(bench.admit("default", true), Ok(()));
+    bench.settled();
+    let state = bench.state.borrow().clone();
+    assert_eq!((state.acting, state.newest.as_deref(), state.problem), (1, Some("12"), None));
+    bench.tell(Told::Local(PodKey::new("shop", "web"), None));
+    let (sender, gone) = channel();
+    bench.tell(Told::Compare);
+    bench.tell(Told::Ask(Box::new(move |engine| {
+        sender.send(engine.cluster().pod(&PodKey::new("shop", "web")).is_none()).expect("sent");
+    })));
+    assert!(gone.recv().expect("an answer"));
+}
+
+#[test]
+fn an_interface_without_a_router_is_refused_if_a_policy_selects_it() {
+    let bench = Bench::new();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("lan", true), Ok(()), "without a policy");
+    bench.isolate();
+    assert!(matches!(bench.admit("lan", true), Err(Objection::NoRouter(..))));
+}
+
+#[test]
+fn a_pod_is_not_admitted_by_what_is_not_in_force_any_more() {
+    let bench = Bench::new();
+    bench.isolate();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    bench.settled();
+    // While the worker is busy, all pods of the node arrive, as they were read before this one was recorded.
+    let (go, gate) = channel();
+    bench.tell(Told::Ask(Box::new(move |_| gate.recv().expect("told"))));
+    let answer = bench.ask("default", true);
+    bench.tell(Told::Locals(BTreeMap::new()));
+    go.send(()).expect("it waits");
+    assert_eq!(answer.blocking_recv().expect("an answer"), Err(Objection::Overtaken));
+    assert_eq!(bench.admit("default", true), Ok(()));
+    assert!(!bench.fake.0.locked().elements.is_empty(), "before the answer");
+}
+
+#[test]
+fn live_connections_follow_however_often_they_could_not_be_listed() {
+    let bench = Bench::new();
+    bench.fake.0.locked().cannot_follow = 3;
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    bench.isolate();
+    assert_eq!(bench.admit("default", true), Ok(()));
+    let limit = std::time::Duration::from_secs(30);
+    knit_kernel::testing::eventually("they follow", limit, || bench.fake.0.locked().follows > 0);
+    assert_eq!(bench.fake.0.locked().cannot_follow, 0);
+}
+
+#[test]
+fn nothing_is_changed_before_nodes_have_arrived_that_a_policy_denies() {
+    let bench = Bench::new();
+    let peers = Some([Peer::Nodes(Selector::everything())].into());
+    bench.set(Policy {
+        name: PolicyName { kind: Kind::Cluster, namespace: "".into(), name: "no-nodes".into() },
+        tier: Tier::Admin(1),
+        scope: Scope::Primary,
+        subject: Subject {
+            namespaces: NamespaceMatch::Selected(Selector::everything()),
+            pods: Selector::everything(),
+        },
+        ingress: None,
+        egress: Some([Rule { name: None, action: Action::Deny, peers, ports: None }].into()),
+    });
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    let refused = bench.admit("default", true);
+    assert!(matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("nodes")), "{refused:?}");
+    assert_eq!(bench.fake.0.locked().calls, 0, "what an earlier agent left is in force");
+    let address = std::net::IpAddr::from([192, 0, 2, 7]);
+    let node =
+        Node { name: "b".into(), labels: [("a", "b")].into_iter().collect(), addresses: [address].into() };
+    bench.tell(Told::Node("b".into(), Some(Box::new(node))));
+    bench.tell(Told::NodesKnown);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    assert!(bench.fake.0.locked().elements.contains_key(&Key::Peer(address)), "with the first of them");
+}

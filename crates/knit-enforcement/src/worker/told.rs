@@ -1,0 +1,124 @@
+//! What the worker is told, and what it answers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use knit_node::policy::PoliciesState;
+use knit_policy::model::{Alias, Labels, Name, Node, Pod, PodKey, Policy, PolicyName};
+use knit_policy::sets::Engine;
+use tokio::sync::{oneshot, watch};
+
+use super::{Settings, SliceKey};
+
+/// What the worker is told, and when what caused it arrived.
+pub(crate) struct Message {
+    pub(crate) told: Told,
+    pub(crate) at: Instant,
+}
+
+/// What the worker is told.
+pub(crate) enum Told {
+    /// A policy, with the version that the API server gave it.
+    SetPolicy(Box<Policy>, Option<u64>),
+    /// A policy is gone.
+    DeletePolicy(PolicyName),
+    /// A namespace has these labels; none if it is gone.
+    Namespace(Name, Option<Labels>),
+    /// A pod of this node; none if it is gone.
+    Local(PodKey, Option<Box<Pod>>),
+    /// All pods of this node.
+    Locals(BTreeMap<PodKey, Pod>),
+    /// A slice has these pods of other nodes.
+    Slice(SliceKey, Vec<Pod>),
+    /// All slices of a Network have arrived, or those of the last run count.
+    PeersKnown(Name),
+    /// All nodes have arrived, or those of the last run count.
+    NodesKnown,
+    /// A node; none if it is gone.
+    Node(Name, Option<Box<Node>>),
+    /// The cluster services that pods of a Network reach over the uplink.
+    Aliases(Name, Vec<Alias>),
+    /// The addresses of this node.
+    NodeAddresses(Vec<IpNet>),
+    /// What an operator says about policies in a Network.
+    Settings(Name, Settings),
+    /// A Network's router is there.
+    Start { id: u64, network: Name, path: Option<PathBuf>, state: watch::Sender<PoliciesState> },
+    /// It is not looked after any more.
+    Stop { id: u64 },
+    /// Everything that policies depend on has arrived, or that of the last run counts.
+    Complete,
+    /// A pod is to be subject to policies before it is made.
+    Admit(Box<Admit>),
+    /// Compare what is in force with what should be.
+    Compare,
+    /// Somebody else changed something in a router.
+    Touched { network: Name, id: u64 },
+    /// Somebody wants to know something.
+    Ask(Box<dyn FnOnce(&Engine) + Send>),
+    /// Nobody is left.
+    End,
+}
+
+/// A pod that waits for its policies.
+pub(crate) struct Admit {
+    /// The pod, with all its interfaces.
+    pub(crate) pod: Pod,
+    /// Whether its labels are known.
+    pub(crate) labels_known: bool,
+    /// Whether its namespace's labels are known.
+    pub(crate) namespace_known: bool,
+    /// Is answered when what policies ask for is in force.
+    pub(crate) reply: oneshot::Sender<Result<(), Objection>>,
+}
+
+/// Why a pod is not admitted.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Objection {
+    /// Policies, namespaces or pods have not all arrived.
+    NotComplete,
+    /// What was told after it says otherwise.
+    Overtaken,
+    /// A policy may select it, and its labels are not known.
+    LabelsUnknown,
+    /// A policy may select it, and the labels of its namespace are not known.
+    NamespaceUnknown,
+    /// Policies act on it in this Network, and their peers are not known.
+    PeersUnknown(Name),
+    /// Policies are not in force in this Network.
+    NotInForce(Name, String),
+    /// A policy acts on it in a Network where there is no router to enforce it in.
+    NoRouter(Name, PolicyName),
+}
+
+/// What others may know at any time.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Summary {
+    /// Everything that policies depend on has arrived.
+    pub(crate) complete: bool,
+    /// How many policies there are.
+    pub(crate) policies: usize,
+    /// For how many Networks peers are known: it grows while a pod may be waiting for them.
+    pub(crate) peers_known: usize,
+    /// Whether some policy has nodes as peers.
+    pub(crate) asks_for_nodes: bool,
+    /// Whether all nodes are known.
+    pub(crate) nodes_known: bool,
+}
+
+/// Tells the worker of what others do to routers.
+pub(crate) struct Watched(pub(crate) Sender<Message>);
+
+impl Watched {
+    pub(super) fn teller(&self, network: Name, id: u64) -> Box<dyn Fn() + Send> {
+        let sender = self.0.clone();
+        // Without a worker there is nothing to repair.
+        Box::new(move || {
+            let told = Told::Touched { network: network.clone(), id };
+            let _ = sender.send(Message { told, at: Instant::now() });
+        })
+    }
+}

@@ -1,0 +1,6 @@
+//! Real agents with the reference runtime and real policies on two nodes, with real packets.
+
+mod cluster;
+mod kinds;
+mod life;
+mod support;

@@ -1,0 +1,143 @@
+//! Records that are whole, by their checksum, but cannot be read: kept as they are, and what they hold stays
+//! reserved.
+//!
+//! A newer agent may have written one, or a bug. It is never taken for nothing: it stays in the ledger word
+//! for word until it is removed, its addresses are nobody else's, and whoever opens the ledger is told.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use knit_types::{PodRef, SandboxId};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::ledger::Record;
+use crate::record::NetnsRef;
+
+/// A record that cannot be read.
+#[derive(Clone, Debug)]
+pub struct Unreadable {
+    key: String,
+    why: String,
+    text: Box<RawValue>,
+}
+
+/// What a record holds that cannot be read, as far as it can be made out.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Holding {
+    /// The Network; none if that cannot be made out either.
+    pub network: Option<String>,
+    /// Addresses. Gateways and name servers may be among them: better too many than one too few.
+    pub addresses: Vec<IpAddr>,
+}
+
+// === impl Unreadable ===
+
+impl Unreadable {
+    /// What is left of a record that could not be read for this reason.
+    pub(crate) fn new<R: Record>(text: &RawValue, why: &serde_json::Error) -> Self {
+        let value: Value = serde_json::from_str(text.get()).unwrap_or_default();
+        let key = R::key_in(&value).unwrap_or_else(
+            // Nothing to find it by: the same record has the same key each time.
+            || format!("unknown:{:08x}", crc32c::crc32c(text.get().as_bytes())),
+        );
+        let why = match value.get("format").and_then(Value::as_u64) {
+            Some(found) if found > u64::from(R::FORMAT) => newer(found, R::FORMAT),
+            _ => why.to_string(),
+        };
+        Self { key, why, text: text.to_owned() }
+    }
+
+    /// What it is found by: the sandbox's id, where that can be made out.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Why it cannot be read.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// The record, word for word.
+    #[must_use]
+    pub fn text(&self) -> &RawValue {
+        &self.text
+    }
+
+    /// The sandbox that it is of, where that can be made out and is one.
+    #[must_use]
+    pub fn sandbox(&self) -> Option<SandboxId> {
+        SandboxId::new(&self.key).ok()
+    }
+
+    /// The pod that it is of, where that can be made out.
+    #[must_use]
+    pub fn pod(&self) -> Option<PodRef> {
+        serde_json::from_value(self.value().get("pod")?.clone()).ok()
+    }
+
+    /// The network namespace that it is of, where that can be made out.
+    #[must_use]
+    pub fn netns(&self) -> Option<NetnsRef> {
+        serde_json::from_value(self.value().get("netns")?.clone()).ok()
+    }
+
+    /// What it holds: nobody else may get these addresses.
+    #[must_use]
+    pub fn holds(&self) -> Vec<Holding> {
+        let value = self.value();
+        let parts = ["attachments", "leases"].iter().find_map(|field| value.get(*field)?.as_array());
+        let Some(parts) = parts else {
+            let mut addresses = Vec::new();
+            collect(&value, &mut addresses);
+            return vec![Holding { network: None, addresses }];
+        };
+        let holding = |part: &Value| {
+            let network = part.get("network").and_then(Value::as_str).map(str::to_owned);
+            let mut addresses = Vec::new();
+            collect(part, &mut addresses);
+            Holding { network, addresses }
+        };
+        parts.iter().map(holding).collect()
+    }
+
+    fn value(&self) -> Value {
+        serde_json::from_str(self.text.get()).unwrap_or_default()
+    }
+}
+
+/// The same record, word for word.
+impl PartialEq for Unreadable {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key && self.text.get() == other.text.get()
+    }
+}
+
+impl Eq for Unreadable {}
+
+/// What is wrong with a record of a newer form.
+pub(crate) fn newer(found: u64, known: u32) -> String {
+    format!("it has format {found}, and this agent knows up to {known}: run the newer version again")
+}
+
+/// All addresses that a value mentions, wherever. Of a prefix it is the address that counts, where it is one
+/// interface's.
+fn collect(value: &Value, found: &mut Vec<IpAddr>) {
+    match value {
+        Value::String(text) => {
+            let prefix =
+                || text.parse::<IpNet>().ok().filter(|net| net.addr() != net.network() || whole(net));
+            let address = text.parse().ok().or_else(|| prefix().map(|net| net.addr()));
+            found.extend(address.filter(|address| !found.contains(address)));
+        }
+        Value::Array(list) => list.iter().for_each(|value| collect(value, found)),
+        Value::Object(fields) => fields.values().for_each(|value| collect(value, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn whole(net: &IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
+}

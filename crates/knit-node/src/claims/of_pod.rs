@@ -1,0 +1,201 @@
+//! Which claims a pod has that starts. Kubelet has every claim prepared before it makes a sandbox, so a pod
+//! with claims of ours is in a namespace that has some here; where it has none, no pod waits for its object.
+
+use k8s_openapi::api::core::v1::Pod;
+use knit_ledger::{Reservation, SandboxRecord};
+use knit_model::allocation::{Allocation, AllocationError};
+use knit_types::ObjectRef;
+use knit_types::sync::Locked as _;
+use tokio::time::Instant;
+
+use super::{Claims, REMEMBERED, claim_of};
+use crate::error::{Error, Reason, Result};
+use crate::request::{PodRequest, pod_name};
+use crate::world::World;
+
+/// A claim that a pod uses.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum PodClaim {
+    /// A claim of this name.
+    Named(String),
+    /// One that is made from a template, whose name the pod does not say yet. This is what the pod calls it.
+    Unmade(String),
+}
+
+impl PodClaim {
+    /// The claims of a pod.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Vec<Self> {
+        let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
+        let made = status.and_then(|s| s.resource_claim_statuses.as_deref()).unwrap_or_default();
+        let used = spec.and_then(|s| s.resource_claims.as_deref()).unwrap_or_default();
+        let used = used.iter().filter_map(|claim| match &claim.resource_claim_name {
+            Some(name) => Some(Self::Named(name.clone())),
+            None => match made.iter().find(|made| made.name == claim.name) {
+                // One without a name was not needed.
+                Some(made) => made.resource_claim_name.clone().map(Self::Named),
+                None => Some(Self::Unmade(claim.name.clone())),
+            },
+        });
+        let extended = status.and_then(|s| s.extended_resource_claim_status.as_ref());
+        used.chain(extended.map(|claim| Self::Named(claim.resource_claim_name.clone()))).collect()
+    }
+}
+
+// === impl Claims ===
+
+impl Claims {
+    /// The claims of ours that the pod of a request has, all of them prepared.
+    ///
+    /// # Errors
+    /// When it cannot be told, or one of them cannot be prepared: a pod does not start without what it was
+    /// promised.
+    pub(crate) async fn of_pod(&self, request: &PodRequest, deadline: Instant) -> Result<Vec<ObjectRef>> {
+        let (Some(namespace), Some(name)) = (&request.pod.namespace, &request.pod.name) else {
+            return Ok(Vec::new());
+        };
+        let who = pod_name(&request.pod);
+        let key = (namespace.clone(), name.clone());
+        let uid = request.pod.uid.as_ref();
+        let look = |world: &World| -> Result<Vec<String>> {
+            let same = |view: &Option<String>| view.as_ref().zip(uid).is_none_or(|(a, b)| a == b);
+            let known = world.pods.get(&key).filter(|view| view.mirror || same(&view.uid));
+            match known {
+                Some(view) => view.claims.iter().map(|claim| named(claim, &who)).collect(),
+                None if self.has_some(namespace) => {
+                    let message = format!(
+                        "{who} is not known to the node agent yet, and pods of its namespace have claims of \
+                         Networks here; it will be retried"
+                    );
+                    Err(Error::new(Reason::NotReady, message))
+                }
+                None => Ok(Vec::new()),
+            }
+        };
+        let soon = deadline.min(Instant::now() + self.pipeline.config.cache_wait);
+        let names = self.pipeline.world.wait(soon, look).await?;
+        let mut claims = Vec::with_capacity(names.len());
+        for name in names {
+            match self.recorded(namespace, &name) {
+                Some(claim) => claims.push(claim),
+                None => claims.extend(self.unrecorded(request, namespace, &name, deadline).await?),
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Whether pods of a namespace may have claims of ours here.
+    fn has_some(&self, namespace: &str) -> bool {
+        if self.doubtful {
+            return true;
+        }
+        let books = self.pipeline.sandboxes.books();
+        let reserved = books.reservations().filter_map(|reservation| claim_of(reservation.owner()));
+        let lent = books.records().flat_map(SandboxRecord::attachments);
+        let lent = lent.filter_map(|a| claim_of(&a.plan().loan.as_ref()?.from));
+        reserved.chain(lent).any(|claim| claim.namespace == namespace)
+    }
+
+    /// The claim of this name that something is reserved for, or whose reservation a sandbox has.
+    fn recorded(&self, namespace: &str, name: &str) -> Option<ObjectRef> {
+        let books = self.pipeline.sandboxes.books();
+        let is_it = |claim: &&ObjectRef| claim.namespace == namespace && claim.name == name;
+        let of = |reservation: &Reservation| claim_of(reservation.owner()).filter(is_it).cloned();
+        let reserved = books.reservations().filter_map(|r| Some((r.created_at(), of(r)?)));
+        if let Some((_, claim)) = reserved.max_by_key(|(at, _)| *at) {
+            return Some(claim);
+        }
+        let lent = books.records().flat_map(SandboxRecord::attachments);
+        lent.filter_map(|a| claim_of(&a.plan().loan.as_ref()?.from)).find(is_it).cloned()
+    }
+
+    /// A claim that the ledger does not know: another driver's, or one of ours that was forgotten. Kubelet
+    /// does not have it prepared a second time, so it is prepared here.
+    async fn unrecorded(
+        &self,
+        request: &PodRequest,
+        namespace: &str,
+        name: &str,
+        deadline: Instant,
+    ) -> Result<Option<ObjectRef>> {
+        let uid = request.pod.uid.clone().unwrap_or_default();
+        let place = (namespace.to_owned(), name.to_owned(), uid);
+        if self.foreign.locked().contains(&place) {
+            return Ok(None);
+        }
+        let who = pod_name(&request.pod);
+        let not_ready = |what: &str| {
+            let message = format!("{who}: claim {namespace}/{name} {what}; it will be retried");
+            Error::new(Reason::NotReady, message)
+        };
+        let Some(found) = self.get(namespace, name).await? else { return Err(not_ready("does not exist")) };
+        let allocation = match Allocation::of(&found) {
+            Ok(allocation) => allocation,
+            Err(AllocationError::NotOurs) => {
+                let mut foreign = self.foreign.locked();
+                if foreign.len() >= REMEMBERED {
+                    foreign.clear();
+                }
+                foreign.insert(place);
+                return Ok(None);
+            }
+            Err(error) => return Err(not_ready("cannot be attached").because(error)),
+        };
+        let is_its = |pod: &knit_types::PodRef| {
+            Some(&pod.name) == request.pod.name.as_ref()
+                && request.pod.uid.as_ref().is_none_or(|uid| pod.uid.as_ref() == Some(uid))
+        };
+        if !allocation.pods.iter().any(is_its) {
+            return Err(not_ready("is not reserved for it"));
+        }
+        tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger: it is prepared now");
+        self.prepare_allocated(&allocation, deadline).await?;
+        Ok(Some(allocation.claim))
+    }
+}
+
+fn named(claim: &PodClaim, who: &str) -> Result<String> {
+    match claim {
+        PodClaim::Named(name) => Ok(name.clone()),
+        PodClaim::Unmade(name) => {
+            let message = format!("{who}: the claim for {name} has not been made yet; it will be retried");
+            Err(Error::new(Reason::NotReady, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pods_claims_by_name_by_template_and_by_extended_resource() {
+        let pod: Pod = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+            "spec": {"containers": [], "resourceClaims": [
+                {"name": "a", "resourceClaimName": "shared"},
+                {"name": "b", "resourceClaimTemplateName": "t"},
+                {"name": "c", "resourceClaimTemplateName": "t"},
+                {"name": "d", "resourceClaimTemplateName": "t"},
+            ]},
+            "status": {
+                "resourceClaimStatuses": [{"name": "b", "resourceClaimName": "web-b-x1"}, {"name": "c"}],
+                "extendedResourceClaimStatus": {"resourceClaimName": "web-extended-resources-z",
+                    "requestMappings": []},
+            },
+        }))
+        .expect("a pod");
+        let named = |name: &str| PodClaim::Named(name.into());
+        assert_eq!(
+            PodClaim::of(&pod),
+            [
+                named("shared"),
+                named("web-b-x1"),
+                PodClaim::Unmade("d".into()),
+                named("web-extended-resources-z")
+            ]
+        );
+    }
+}

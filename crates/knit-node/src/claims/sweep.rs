@@ -1,0 +1,60 @@
+//! Reservations whose claim is gone. Kubelet frees them; where it lost its own records, nobody else would.
+
+use std::time::Duration;
+
+use knit_types::ObjectRef;
+
+use super::{Claims, claim_of};
+use crate::error::Result;
+
+/// How often is looked, and the pause between two claims.
+const EVERY: Duration = Duration::from_secs(600);
+const BETWEEN: Duration = Duration::from_millis(50);
+
+impl Claims {
+    /// Looks for them, for ever.
+    pub(crate) async fn keep_swept(&self) {
+        loop {
+            self.sweep().await;
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Looks for them once; how many were freed.
+    pub(crate) async fn sweep(&self) -> usize {
+        let reserved: Vec<ObjectRef> = {
+            let books = self.pipeline.sandboxes.books();
+            books.reservations().filter_map(|r| claim_of(r.owner())).cloned().collect()
+        };
+        let mut freed = 0;
+        for claim in reserved {
+            match self.is_gone(&claim).await {
+                Ok(true) => {
+                    let uid = &claim.uid;
+                    tracing::info!(%claim, uid, "freeing what is reserved for a claim that is gone");
+                    match self.pipeline.release_claim(&claim).await {
+                        Ok(()) => freed += 1,
+                        Err(error) => tracing::warn!(%claim, "it cannot be freed: {}", error.chain()),
+                    }
+                }
+                Ok(false) => {}
+                // It may well be there: nothing is freed on a guess.
+                Err(error) => {
+                    tracing::debug!(%claim, "it cannot be told whether it is gone: {}", error.chain());
+                }
+            }
+            tokio::time::sleep(BETWEEN).await;
+        }
+        freed
+    }
+
+    /// Whether no pod can have a claim any more: it was deleted, or deallocated. Either comes after the end
+    /// of the last pod that used it.
+    async fn is_gone(&self, claim: &ObjectRef) -> Result<bool> {
+        let found = self.get(&claim.namespace, &claim.name).await?;
+        Ok(found.is_none_or(|found| {
+            found.metadata.uid.as_deref() != Some(&claim.uid)
+                || found.status.is_none_or(|status| status.allocation.is_none())
+        }))
+    }
+}

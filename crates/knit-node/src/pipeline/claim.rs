@@ -1,0 +1,93 @@
+//! Claims: what a pod is to get is resolved, reserved and recorded before there is a sandbox. The sandbox
+//! gets it when it comes ([`crate::PodRequest::claims`]), gives it back when it ends, and it is free when the
+//! claim is released.
+
+use std::collections::BTreeSet;
+
+use knit_ledger::Reservation;
+use knit_types::{ObjectRef, Owner};
+use tokio::time::Instant;
+
+use super::reserve::ForClaim;
+use super::resolve::{Missing, resolve_claim};
+use super::{Pipeline, Resolved};
+use crate::clock;
+use crate::error::{Error, Reason, Result};
+use crate::networks::Patience;
+use crate::request::ClaimRequest;
+use crate::world::World;
+
+impl Pipeline {
+    /// Reserves what a claim asks for: all of it, or nothing. The same request again changes nothing; nothing
+    /// is given while a sandbox has it.
+    pub(crate) async fn prepare_claim(
+        &self,
+        request: &ClaimRequest,
+        deadline: Instant,
+    ) -> Result<Option<Reservation>> {
+        let owner = Owner::claim(request.claim.clone());
+        let lock = self.sandboxes.locks().lock(owner.clone());
+        let _guard = tokio::time::timeout_at(deadline, lock).await.map_err(|_| {
+            let message = format!("{owner}: an earlier request for it still runs: try again");
+            Error::new(Reason::NotReady, message)
+        })?;
+        {
+            let books = self.sandboxes.books();
+            if let Some(reservation) = books.reservation(&owner) {
+                return same(reservation, request).map(Some);
+            }
+            if books.lent_to(&owner).is_some() {
+                return Ok(None);
+            }
+        }
+        let look = |world: &World| match resolve_claim(world, request) {
+            Ok(wanted) => Ok(Ok(wanted)),
+            Err(Missing::Error(error)) => Ok(Err(error)),
+            Err(Missing::Wait(error)) => Err(error),
+        };
+        let soon = deadline.min(Instant::now() + self.config.cache_wait);
+        let wanted = self.world.wait(soon, look).await??;
+        self.check_node(&wanted, &owner.to_string())?;
+        let patience = Patience::Until(deadline.min(Instant::now() + self.config.block_wait));
+        let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+        let ready = networks.iter().map(|network| self.networks.ensure(network, patience));
+        for result in futures::future::join_all(ready).await {
+            result.map_err(|error| Error { message: format!("{owner}: {}", error.message), ..error })?;
+        }
+        wanted.iter().try_for_each(|wanted| self.runtimes.can_have(wanted))?;
+        let target = ForClaim(request.claim.clone());
+        let resolved = Resolved { target, wanted };
+        let reserved = self.reserve(resolved, patience).await?;
+        self.record_claim(reserved).map(Some)
+    }
+
+    /// Frees what is reserved for a claim. Nothing reserved is success.
+    pub(crate) async fn release_claim(&self, claim: &ObjectRef) -> Result<()> {
+        let owner = Owner::claim(claim.clone());
+        let _guard = self.sandboxes.locks().lock(owner.clone()).await;
+        let released = self.sandboxes.books().release(&owner, clock::now());
+        self.sandboxes.changed();
+        released
+    }
+}
+
+/// A reservation that is there already, if it is what is asked for.
+fn same(reservation: &Reservation, request: &ClaimRequest) -> Result<Reservation> {
+    let reserved = reservation.reserved();
+    let has = |n: usize| {
+        let (asked, lease) = (request.networks.get(n)?, reserved.get(n)?);
+        let addresses = asked.addresses.iter().all(|a| lease.lease.addresses.contains(*a));
+        let named = asked.interface.as_ref().is_none_or(|name| *name == lease.interface);
+        let mac = asked.mac.is_none_or(|mac| mac == lease.lease.mac);
+        let same = asked.network == lease.network && asked.default_route == lease.default_route;
+        (same && addresses && named && mac).then_some(())
+    };
+    if reserved.len() == request.networks.len() && (0..reserved.len()).all(|n| has(n).is_some()) {
+        return Ok(reservation.clone());
+    }
+    let message = format!(
+        "{} has other reservations than those that are asked for now: release it first",
+        reservation.owner()
+    );
+    Err(Error::new(Reason::Refused, message))
+}

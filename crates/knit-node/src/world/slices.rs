@@ -1,0 +1,430 @@
+//! What other nodes have, from slices: their addresses from NodeSlices, their blocks from the BlockSlices of
+//! the Networks that this node has. Of Nodes and AddressBlocks themselves only this node's own are followed,
+//! so that what an agent receives grows with its node and not with the cluster.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use knit_api::{AddressBlock, AddressBlockSpec, BlockSlice, NodeSlice, SliceNode, names};
+use knit_model::Network;
+use knit_model::slices::Slices;
+use knit_objects::{Event, Key, Objects, Subscription};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::blocks::{Blocks, Given};
+use super::feed::{News, apply, follow_away, name_of, node_view};
+use super::{BlockList, NodeView};
+use crate::core::Core;
+
+/// What one slice says.
+struct Part<V> {
+    index: u32,
+    complete: bool,
+    items: BTreeMap<String, V>,
+}
+
+/// A set of slices, as it arrives.
+struct Arriving<V> {
+    slices: Slices<String, V>,
+    /// The number of each slice, by its object.
+    index_of: HashMap<Key, u32>,
+}
+
+type Changes<V> = Vec<(String, Option<V>)>;
+
+/// Starts to follow Nodes and blocks.
+pub(super) fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
+    let known = core.world().get();
+    let node = core.node().to_owned();
+    let named = |name: &str| Key::cluster(name);
+
+    let view = node.clone();
+    let seed = known.nodes.get(&node).map(|view| (named(&node), Arc::clone(view)));
+    let own = objects
+        .watch::<Node>()
+        .fields(format!("metadata.name={node}"))
+        .map(move |n| {
+            let is_own = n.metadata.name.as_deref() == Some(&view);
+            is_own.then(|| Arc::new(node_view(&n, &view)))
+        })
+        .seed(seed)
+        .subscribe()?;
+    let slices = objects.watch::<NodeSlice>().map(|slice| node_part(&slice)).subscribe()?;
+    tasks.spawn(follow_away(core.clone(), slices.away(), |before| &mut before.nodes_away));
+    tasks.spawn(follow_nodes(core.clone(), own, slices));
+
+    let before = |(name, block): (&String, &Arc<knit_model::AddressBlock>)| {
+        (named(name), Given { block: Arc::clone(block), created: None })
+    };
+    let seed: Vec<_> = known.blocks.iter().filter(|(_, b)| b.node() == node).map(before).collect();
+    let own = objects
+        .watch::<AddressBlock>()
+        .fields(format!("spec.node={node}"))
+        .map(move |block| Given::of(block).filter(|given| given.block.node() == node))
+        .seed(seed)
+        .subscribe()?;
+    tasks.spawn(follow_away(core.clone(), own.away(), |before| &mut before.blocks_away));
+    let (feed, arriving) = BlockFeed::new(core.clone(), objects.clone());
+    tasks.spawn(feed.run(own, arriving));
+    Ok(())
+}
+
+// === impl Arriving ===
+
+impl<V: Clone + PartialEq> Arriving<V> {
+    fn known(known: impl IntoIterator<Item = (String, V)>) -> Self {
+        Self { slices: Slices::known(known), index_of: HashMap::new() }
+    }
+
+    fn take(&mut self, event: Event<Part<V>>) -> Changes<V> {
+        match event {
+            Event::Applied(key, part) => {
+                self.index_of.insert(key, part.index);
+                self.slices.change(part.index, Some((part.items, part.complete)))
+            }
+            Event::Deleted(key) => match self.index_of.remove(&key) {
+                Some(index) => self.slices.change(index, None),
+                None => Vec::new(),
+            },
+            Event::Synced => self.slices.synced(),
+        }
+    }
+}
+
+/// What a NodeSlice says. One whose name is not that of its number is nobody's.
+fn node_part(slice: &NodeSlice) -> Option<Part<Arc<NodeView>>> {
+    let spec = &slice.spec;
+    if slice.metadata.name.as_deref() != Some(&format!("nodes-{}", spec.index)) {
+        return None;
+    }
+    let view = |node: &SliceNode| {
+        let read = |list: &[String]| -> Vec<IpAddr> { list.iter().filter_map(|a| a.parse().ok()).collect() };
+        let (addresses, others) = (read(&node.addresses), read(&node.others));
+        Arc::new(NodeView { addresses, others, uid: node.uid.clone(), ..NodeView::default() })
+    };
+    let items = spec.nodes.iter().map(|node| (node.name.clone(), view(node))).collect();
+    Some(Part { index: spec.index, complete: spec.complete, items })
+}
+
+/// What a BlockSlice says.
+fn block_part(slice: BlockSlice) -> Option<Part<Given>> {
+    let spec = slice.spec;
+    if slice.metadata.name.as_deref() != Some(&format!("{}-{}", spec.network, spec.index)) {
+        return None;
+    }
+    let mut items = BTreeMap::new();
+    for block in spec.blocks {
+        let written = AddressBlockSpec {
+            network: spec.network.clone(),
+            node: block.node,
+            ipv4: block.ipv4,
+            ipv6: block.ipv6,
+        };
+        match knit_model::AddressBlock::of(&written) {
+            Ok(read) => {
+                let created = block.created.map(|time| time.0);
+                items.insert(block.name, Given { block: Arc::new(read), created });
+            }
+            Err(error) => tracing::warn!(
+                address_block = block.name,
+                error = &error as &dyn std::error::Error,
+                "cannot use an AddressBlock"
+            ),
+        }
+    }
+    Some(Part { index: spec.index, complete: spec.complete, items })
+}
+
+/// Follows this node's Node, and the others' in slices.
+async fn follow_nodes(
+    core: Core,
+    mut own: Subscription<Arc<NodeView>>,
+    mut slices: Subscription<Part<Arc<NodeView>>>,
+) {
+    let node = core.node().to_owned();
+    let known = core.world().get();
+    let others = known.nodes.iter().filter(|(name, _)| **name != node);
+    let mut arriving = Arriving::known(others.map(|(name, view)| (name.clone(), Arc::clone(view))));
+    drop(known);
+    let mut own_arrived = false;
+    loop {
+        let changes: Changes<Arc<NodeView>> = tokio::select! {
+            event = own.next() => match event {
+                None => return,
+                Some(Event::Applied(key, view)) => vec![(name_of(&key), Some(view))],
+                Some(Event::Deleted(key)) => vec![(name_of(&key), None)],
+                Some(Event::Synced) => { own_arrived = true; Vec::new() }
+            },
+            event = slices.next() => match event {
+                None => return,
+                // Of this node the Node itself says more, and earlier.
+                Some(event) => arriving.take(event).into_iter().filter(|(name, _)| *name != node).collect(),
+            },
+        };
+        let arrived = own_arrived && arriving.slices.is_whole();
+        core.world().update_if(|world| {
+            let mut news = false;
+            for (name, view) in changes {
+                let event = match view {
+                    Some(view) => Event::Applied(Key::cluster(name), view),
+                    None => Event::Deleted(Key::cluster(name)),
+                };
+                news |= apply(&mut world.nodes, event, name_of) == News::Changed;
+            }
+            news |= arrived && !std::mem::replace(&mut world.synced.nodes, true);
+            world.networks_revision += u64::from(news);
+            news
+        });
+    }
+}
+
+/// The blocks of this node, and those of all nodes in the Networks that this node has.
+struct BlockFeed {
+    core: Core,
+    objects: Objects,
+    /// Which of all that are known count.
+    right: Blocks,
+    own: BTreeMap<String, Given>,
+    own_synced: bool,
+    networks: BTreeMap<String, Followed>,
+    /// What is known from before of Networks that are not followed yet.
+    before: BTreeMap<String, BTreeMap<String, Given>>,
+    /// Networks of which everything was kept.
+    kept: Option<BTreeSet<String>>,
+    watching: JoinSet<()>,
+    events: mpsc::Sender<Arrived>,
+    generation: u64,
+}
+
+struct Followed {
+    arriving: Arriving<Given>,
+    state: BlockList,
+    generation: u64,
+    task: AbortHandle,
+}
+
+/// News of a Network's slices, from the watch with this number.
+type Arrived = (String, u64, FromSlices);
+
+enum FromSlices {
+    Event(Event<Part<Given>>),
+    Away(bool),
+}
+
+/// Events of slices that wait before their watches are held up.
+const QUEUE: usize = 64;
+
+// === impl BlockFeed ===
+
+impl BlockFeed {
+    fn new(core: Core, objects: Objects) -> (Self, mpsc::Receiver<Arrived>) {
+        let known = core.world().get();
+        let (mut right, mut own, mut before) = (Blocks::default(), BTreeMap::new(), BTreeMap::new());
+        for (name, block) in &*known.blocks {
+            let given = Given { block: Arc::clone(block), created: None };
+            right.change(name, Some(given.clone()));
+            if block.node() == core.node() {
+                own.insert(name.clone(), given);
+            } else {
+                let of_network: &mut BTreeMap<String, Given> =
+                    before.entry(block.network().to_owned()).or_default();
+                of_network.insert(name.clone(), given);
+            }
+        }
+        let kept = known.block_lists.as_ref().map(|lists| lists.keys().cloned().collect());
+        let (events, arriving) = mpsc::channel(QUEUE);
+        let (networks, watching) = (BTreeMap::new(), JoinSet::new());
+        let (own_synced, generation) = (false, 0);
+        let feed = Self {
+            core,
+            objects,
+            right,
+            own,
+            own_synced,
+            networks,
+            before,
+            kept,
+            watching,
+            events,
+            generation,
+        };
+        (feed, arriving)
+    }
+
+    async fn run(mut self, mut own: Subscription<Given>, mut arriving: mpsc::Receiver<Arrived>) {
+        let (mut worlds, mut wanted) = (self.core.world().subscribe(), self.core.world().wanted());
+        let mut seen = None;
+        loop {
+            let world = Arc::clone(&worlds.borrow_and_update());
+            let names = wanted.borrow_and_update().clone();
+            let now = (Arc::clone(&world.networks), world.synced.networks, names);
+            let same = |(networks, synced, names): &(Arc<_>, bool, BTreeSet<String>)| {
+                Arc::ptr_eq(networks, &now.0) && (synced, names) == (&now.1, &now.2)
+            };
+            if !seen.as_ref().is_some_and(same) {
+                self.follow(&followed(&now.0, &now.2), world.synced.networks);
+                seen = Some(now);
+            }
+            drop(world);
+            tokio::select! {
+                event = own.next() => match event {
+                    None => return,
+                    Some(event) => self.take_own(event),
+                },
+                Some((network, generation, event)) = arriving.recv() => {
+                    self.take_slices(&network, generation, event);
+                }
+                changed = worlds.changed() => if changed.is_err() { return },
+                changed = wanted.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Follows exactly these Networks.
+    fn follow(&mut self, wanted: &BTreeSet<String>, networks_synced: bool) {
+        let mut touched = BTreeSet::new();
+        let gone: Vec<String> = self.networks.keys().filter(|n| !wanted.contains(*n)).cloned().collect();
+        for network in gone {
+            if let Some(followed) = self.networks.remove(&network) {
+                followed.task.abort();
+                touched.extend(followed.arriving.slices.all().keys().cloned());
+            }
+        }
+        for network in wanted {
+            if !self.networks.contains_key(network) {
+                self.begin(network);
+            }
+        }
+        // What was kept of Networks that this node does not have any more. Until all Networks are known,
+        // one of them may be one that it must follow.
+        if networks_synced {
+            touched.extend(std::mem::take(&mut self.before).into_values().flat_map(BTreeMap::into_keys));
+        }
+        self.publish(touched);
+    }
+
+    fn begin(&mut self, network: &str) {
+        let known = self.before.remove(network).unwrap_or_default();
+        let only = network.to_owned();
+        let slices = self
+            .objects
+            .watch::<BlockSlice>()
+            .labels(format!("{}={network}", names::NETWORK_LABEL))
+            .map(move |slice: BlockSlice| Some(slice).filter(|s| s.spec.network == only).and_then(block_part))
+            .subscribe();
+        let mut slices = match slices {
+            Ok(slices) => slices,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                return tracing::error!(network, error, "cannot follow the blocks of a Network");
+            }
+        };
+        self.generation += 1;
+        let (generation, name, events) = (self.generation, network.to_owned(), self.events.clone());
+        let task = self.watching.spawn(async move {
+            let mut away = slices.away();
+            loop {
+                let event = tokio::select! {
+                    event = slices.next() => match event {
+                        Some(event) => FromSlices::Event(event),
+                        None => return,
+                    },
+                    Ok(()) = away.changed() => FromSlices::Away(*away.borrow_and_update()),
+                };
+                if events.send((name.clone(), generation, event)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let kept = self.core.world().get().before.kept
+            && self.kept.as_ref().is_none_or(|kept| kept.contains(network));
+        let state = BlockList { kept, ..BlockList::default() };
+        let arriving = Arriving::known(known);
+        self.networks.insert(network.to_owned(), Followed { arriving, state, generation, task });
+    }
+
+    fn take_own(&mut self, event: Event<Given>) {
+        let touched = match event {
+            Event::Applied(key, given) => {
+                self.own.insert(name_of(&key), given);
+                Some(name_of(&key))
+            }
+            Event::Deleted(key) => {
+                self.own.remove(key.name());
+                Some(name_of(&key))
+            }
+            Event::Synced => {
+                self.own_synced = true;
+                None
+            }
+        };
+        self.publish(touched.into_iter().collect());
+    }
+
+    fn take_slices(&mut self, network: &str, generation: u64, event: FromSlices) {
+        let followed = self.networks.get_mut(network).filter(|f| f.generation == generation);
+        let Some(followed) = followed else { return };
+        let changes = match event {
+            FromSlices::Event(event) => followed.arriving.take(event),
+            FromSlices::Away(away) => {
+                followed.state.away = away;
+                Vec::new()
+            }
+        };
+        followed.state.whole = followed.arriving.slices.is_whole();
+        self.publish(changes.into_iter().map(|(name, _)| name).collect());
+    }
+
+    /// What is known of a block. Of this node's the objects themselves say more, and earlier.
+    fn known(&self, name: &str) -> Option<Given> {
+        if let Some(own) = self.own.get(name) {
+            return Some(own.clone());
+        }
+        let of_others = self.networks.values().map(|followed| followed.arriving.slices.all());
+        let found = of_others.chain(self.before.values()).find_map(|known| known.get(name));
+        found.filter(|given| given.block.node() != self.core.node()).cloned()
+    }
+
+    /// Makes a snapshot with what these blocks are now.
+    fn publish(&mut self, touched: BTreeSet<String>) {
+        let mut changes = Vec::new();
+        for name in touched {
+            let known = self.known(&name);
+            changes.extend(self.right.change(&name, known));
+        }
+        let own_synced = self.own_synced;
+        let states = || self.networks.iter().map(|(name, followed)| (name.clone(), followed.state)).collect();
+        self.core.world().update_if(|world| {
+            let mut news = false;
+            for (name, block) in changes {
+                let event = match block {
+                    Some(block) => Event::Applied(Key::cluster(name), block),
+                    None => Event::Deleted(Key::cluster(name)),
+                };
+                news |= apply(&mut world.blocks, event, name_of) == News::Changed;
+            }
+            news |= own_synced && !std::mem::replace(&mut world.synced.blocks, true);
+            let same = world.block_lists.as_ref().is_some_and(|lists| {
+                lists.len() == self.networks.len()
+                    && self.networks.iter().all(|(name, f)| lists.get(name) == Some(&f.state))
+            });
+            if !same {
+                world.block_lists = Some(Arc::new(states()));
+                news = true;
+            }
+            world.networks_revision += u64::from(news);
+            news
+        });
+    }
+}
+
+/// The Networks whose blocks this node must know: those that it has, and those whose blocks say which
+/// addresses are pods', because they have no subnets or are on a segment outside.
+fn followed(networks: &BTreeMap<String, Arc<Network>>, wanted: &BTreeSet<String>) -> BTreeSet<String> {
+    let by_blocks = networks.iter().filter(|(_, n)| !n.has_subnets() || !n.topology().has_router());
+    let further = by_blocks.map(|(name, _)| name.clone());
+    further.chain(wanted.iter().cloned()).chain([names::DEFAULT_NETWORK.to_owned()]).collect()
+}

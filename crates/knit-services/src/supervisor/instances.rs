@@ -1,0 +1,230 @@
+//! The instances: each is started, given what it runs with, started again where it stopped or does not
+//! belong, and ended.
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use knit_kernel::NetNs;
+use knit_node::proxy::ServicesState;
+use knit_proxy::backends::Backends;
+use knit_proxy::model::NodeInfo;
+use knit_proxy::source::Event;
+use knit_runtime::Network;
+use knit_runtime::routers::Routers;
+use knit_types::chain;
+use knit_types::sync::Locked;
+
+use super::Supervisor;
+use super::feeding::send;
+use crate::instance::{self, Facts, Instance, Proxy, Servers, Started, Trouble};
+use crate::services::{Command, Mode};
+use crate::steerer::Steerer;
+
+/// What serves a node in place of this agent.
+const KUBE_PROXY: &str = "kube-proxy is active on this node, so the default Network's Services are \
+left to it; use --services on to have this agent serve them";
+
+impl Supervisor {
+    pub(super) async fn command(&mut self, command: Command) {
+        match command {
+            Command::Start { id, router, network, state } => {
+                let (instance, registry) = Instance::new(id, router, network, state);
+                self.registries.locked().insert(id, registry);
+                self.instances.insert(id, instance);
+                self.start(id).await;
+            }
+            Command::Update { id, network } => self.update(id, network).await,
+            Command::Compare => {
+                let running = self.instances.values().filter_map(|instance| instance.running.as_ref());
+                // One that has stopped is started again, and compares then.
+                for proxy in running {
+                    let _ = proxy.compare();
+                }
+                self.steerer.iter().for_each(Steerer::compare);
+            }
+            Command::Stop { id } => {
+                self.registries.locked().remove(&id);
+                if let Some(instance) = self.instances.remove(&id) {
+                    let name = instance.name();
+                    end(instance.running).await;
+                    if self.instances.values().all(|other| other.name() != name) {
+                        self.steering.forget_network(&name);
+                        self.internal.remove(&name);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) async fn update(&mut self, id: u64, network: Network) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let same = instance.same_settings(&network);
+        let before = instance.exempt();
+        instance.network = network;
+        if !same {
+            end(instance.running.take()).await;
+            self.start(id).await;
+        } else if instance.exempt() != before {
+            let event = Event::SetExemptVips(instance.exempt());
+            send(instance, event);
+        }
+    }
+
+    /// Starts one that does not run, if it should.
+    pub(super) async fn start(&mut self, id: u64) {
+        let Some(instance) = self.instances.get(&id) else { return };
+        let own = instance.router.is_none();
+        let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
+        let setup = instance.setup(&self.changed, &self.news, self.counts_repairs());
+        let (router, given) = (instance.router.clone(), Arc::clone(&self.node));
+        let (near, takes_own) = (self.near(), self.takes_own());
+        let yields = own && self.config.mode == Mode::Auto;
+        let (backends, routers) = (Arc::clone(&self.config.backends), Arc::clone(&self.routers));
+        let started = tokio::task::spawn_blocking(move || {
+            let namespace = instance::namespace(router.as_deref(), &given)?;
+            let at = Some(namespace.as_fd());
+            // Two would both balance, and one of them is not kept up to date.
+            if yields && backends.others_at_work(at).map_err(Trouble::Look)?.is_some() {
+                backends.remove(at).map_err(Trouble::GiveWay)?;
+                return Ok(None);
+            }
+            let facts = match own {
+                true => Facts::of_node(takes_own),
+                false => Facts::of_router(&*routers, &namespace, &node, &near)?,
+            };
+            let running = setup.start((&*backends, &*routers), &namespace, &node, &facts)?;
+            // Nothing is programmed before all objects have arrived: until then, what is there is in force.
+            let left_over = backends.is_left_over(at).map_err(Trouble::Look)?;
+            Ok(Some(Started { running, namespace: namespace.id(), facts, left_over }))
+        });
+        let started: Result<Option<Started>, Trouble> = match started.await {
+            Ok(started) => started,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        match started {
+            Ok(Some(started)) => {
+                if started.left_over && *instance.state.borrow() == ServicesState::Waiting {
+                    instance.set_state(ServicesState::Kept, &self.changed);
+                }
+                let servers = Servers {
+                    node: Arc::clone(&self.node),
+                    healthz: self.config.healthz,
+                    metrics: self.config.metrics,
+                    registries: Arc::clone(&self.registries),
+                    mode: self.config.backends.name(),
+                };
+                instance.started(started, servers);
+                // Not for one that does not start, which is tried again and again.
+                self.keep_limits(id);
+                if self.told.is_some() {
+                    self.replay(id);
+                }
+                if own {
+                    self.leave_to_others(false);
+                }
+            }
+            Ok(None) => {
+                instance.set_state(ServicesState::Off(KUBE_PROXY.to_owned()), &self.changed);
+                self.leave_to_others(true);
+            }
+            Err(trouble) => instance.set_state(ServicesState::Broken(chain(&trouble)), &self.changed),
+        }
+    }
+
+    /// Keeps the limits of the connection table where a proxy runs as they should be; what somebody changed
+    /// is a repair.
+    pub(super) fn keep_limits(&mut self, id: u64) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let Ok(namespace) = instance::namespace(instance.router.as_deref(), &self.node) else {
+            // The next look says what is wrong with it.
+            return;
+        };
+        let first = instance.limits.is_none();
+        if first {
+            instance.limits = self.config.backends.limits(instance.router.is_some());
+        }
+        let written = instance.limits.as_mut().map_or(0, |limits| limits.keep(Some(namespace.as_fd())));
+        if written > 0 && !first {
+            self.core.metrics().repaired("sysctls", written as u64);
+        }
+    }
+
+    /// Counts what somebody else had changed and is put right.
+    pub(super) fn counts_repairs(&self) -> Box<dyn Fn() + Send> {
+        let core = self.core.clone();
+        Box::new(move || core.metrics().repaired("services", 1))
+    }
+
+    /// Starts what does not run, and anew what runs in a namespace that is gone or beside kube-proxy.
+    pub(super) async fn look_after_all(&mut self) {
+        let ids: Vec<u64> = self.instances.keys().copied().collect();
+        let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
+        let (near, takes_own) = (self.near(), self.takes_own());
+        for id in ids {
+            let Some(instance) = self.instances.get_mut(&id) else { continue };
+            if let Some(proxy) = &instance.running {
+                let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
+                let looked = match instance.router.is_some() {
+                    true => out_of_place(instance, proxy, (&self.node, &*self.routers), (&node, &near)),
+                    false => {
+                        let others = yields.then_some(&*self.config.backends);
+                        is_in_the_way(proxy, &self.node, others, takes_own)
+                    }
+                };
+                match looked {
+                    Ok(false) => {
+                        self.keep_limits(id);
+                        continue;
+                    }
+                    Ok(true) => end(instance.running.take()).await,
+                    Err(trouble) => {
+                        let network = &instance.network.name;
+                        tracing::warn!(
+                            network,
+                            error = &trouble as &dyn std::error::Error,
+                            "cannot inspect a router"
+                        );
+                        continue;
+                    }
+                }
+            }
+            self.start(id).await;
+        }
+    }
+}
+
+/// Whether a router's proxy runs where it should not: the router was made again, or has other addresses.
+fn out_of_place(
+    instance: &Instance,
+    proxy: &Proxy,
+    (node, routers): (&NetNs, &dyn Routers),
+    (info, near): (&NodeInfo, &[IpNet]),
+) -> Result<bool, Trouble> {
+    let namespace = instance::namespace(instance.router.as_deref(), node)?;
+    Ok(namespace.id() != proxy.namespace || Facts::of_router(routers, &namespace, info, near)? != proxy.facts)
+}
+
+/// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other
+/// addresses.
+fn is_in_the_way(
+    proxy: &Proxy,
+    node: &NetNs,
+    yields_to_others: Option<&dyn Backends>,
+    takes_own: bool,
+) -> Result<bool, Trouble> {
+    if node.id() != proxy.namespace || proxy.facts.takes_own != takes_own {
+        return Ok(true);
+    }
+    let Some(backends) = yields_to_others else { return Ok(false) };
+    Ok(backends.others_at_work(Some(node.as_fd())).map_err(Trouble::Look)?.is_some())
+}
+
+/// Ends a proxy; what it made stays.
+async fn end(proxy: Option<Proxy>) {
+    if let Some(proxy) = proxy {
+        // Its thread may be busy in the kernel for a while. Whether it panicked is in the log.
+        let _ = tokio::task::spawn_blocking(move || drop(proxy)).await;
+    }
+}

@@ -1,0 +1,44 @@
+//! Waiting for a condition in async code. In other code it is `knit_kernel::testing::eventually`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Asks `look` until it succeeds; fails the test with what it said last if it does not within `limit`.
+#[track_caller]
+pub fn eventually<E: std::fmt::Debug>(
+    what: impl Into<String>,
+    limit: Duration,
+    mut look: impl FnMut() -> Result<(), E>,
+) -> impl Future<Output = ()> {
+    let (what, caller) = (what.into(), std::panic::Location::caller());
+    async move {
+        let end = Instant::now() + limit;
+        while let Err(last) = look() {
+            assert!(Instant::now() < end, "{caller}: {what}: not within {limit:?}: {last:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_with_the_condition() {
+        let mut left = 3;
+        let look = || {
+            left -= 1;
+            if left == 0 { Ok(()) } else { Err(left) }
+        };
+        eventually("none is left", Duration::from_secs(1), look).await;
+        assert_eq!(left, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "never: not within 1s: \"still not\"")]
+    async fn it_fails_with_what_was_said_last() {
+        eventually("never", Duration::from_secs(1), || Err::<(), _>("still not")).await;
+    }
+}
