@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::local::{Facts, Remembered};
 
-/// How long changes are gathered before they are written to disk.
+/// How long changes are gathered after a write before the next one.
 const GATHER_INTERVAL: Duration = Duration::from_secs(2);
 
 /// And how much longer for each pod of another node: the file is written as a whole, and what the whole
@@ -36,6 +36,12 @@ pub(crate) struct PolicyCache {
     pub(crate) pods: Vec<(String, String, Facts)>,
     /// Nodes by name, if a policy asks for them.
     pub(crate) nodes: BTreeMap<String, KeptNode>,
+}
+
+impl PolicyCache {
+    fn is_without_policies(&self) -> bool {
+        self.policies.values().all(BTreeMap::is_empty)
+    }
 }
 
 /// A node as policies see it.
@@ -96,6 +102,11 @@ impl Kept {
         pods.map(|(namespace, name, facts)| ((namespace, name), facts)).collect()
     }
 
+    /// Whether an earlier run left a list of policies, and none was in it.
+    pub(crate) fn had_no_policies(&self) -> bool {
+        self.before.as_ref().is_some_and(PolicyCache::is_without_policies)
+    }
+
     /// Changes what is kept.
     pub(crate) fn update(&self, change: impl FnOnce(&mut PolicyCache)) {
         change(&mut self.now.locked());
@@ -117,11 +128,11 @@ impl Kept {
         loop {
             let mut now = self.now.locked().clone();
             // Without policies nobody asks what pods are, and pods that come and go cost no write.
-            if now.policies.values().any(|of_kind| !of_kind.is_empty()) {
+            if now.is_without_policies() {
+                now.pods.clear();
+            } else {
                 let pods = remembered.all().into_iter();
                 now.pods = pods.map(|((namespace, name), facts)| (namespace, name, facts)).collect();
-            } else {
-                now.pods.clear();
             }
             let slices = now.slices.values().flat_map(BTreeMap::values);
             let peers =
@@ -137,8 +148,10 @@ impl Kept {
                     Err(_) => return,
                 }
             }
-            self.changed.notified().await;
+            // The first change after a quiet time is written at once: an agent that is killed right behind it
+            // starts with it, even if the API is away by then.
             tokio::time::sleep(GATHER_INTERVAL + GATHER_PER_PEER * peers).await;
+            self.changed.notified().await;
         }
     }
 }

@@ -97,8 +97,9 @@ impl Shared {
             let namespaces = synced.namespaces || (before.namespaces_away && before.kept);
             // Pods come from where policies come from. The last run may have ended before it had written what
             // it knew of the newest ones: taken for pods without labels, they would lose what is in force.
-            let as_before =
-                || (away || before.namespaces_away) && kept && self.remembered.knows_all(&self.core);
+            // Where there were no policies, what pods are was not kept, and nobody asks for it.
+            let pods_known = || self.kept.had_no_policies() || self.remembered.knows_all(&self.core);
+            let as_before = || (away || before.namespaces_away) && kept && pods_known();
             namespaces && (synced.pods || as_before())
         };
         world.wait_for(known).await.is_ok()

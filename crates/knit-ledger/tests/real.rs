@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use knit_ledger::{Ledger, LedgerError, Opened, Options, RealFs, Record, Recovery, Scan, read};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,13 @@ impl Record for Item {
     }
 }
 
+/// Held by a test that opens a ledger twice, and while another one starts a child: between fork and exec, a child
+/// has a copy of every file of this process, and so holds its locks.
+fn no_child_is_starting() -> MutexGuard<'static, ()> {
+    static STARTING: Mutex<()> = Mutex::new(());
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn open(path: &Path) -> Result<Opened<Item>, LedgerError> {
     Ledger::open_with(RealFs, path, Options { compact_at: 4096, compact_factor: 2 })
 }
@@ -31,6 +39,7 @@ fn item(n: usize) -> Item {
 
 #[test]
 fn two_agents_never_share_one() {
+    let _alone = no_child_is_starting();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run/ledger");
     let first = open(&path).unwrap();
@@ -57,6 +66,7 @@ fn two_agents_never_share_one() {
 
 #[test]
 fn a_damaged_file_is_set_aside_under_a_free_name() {
+    let _alone = no_child_is_starting();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
     for n in 1..=2 {
@@ -80,6 +90,7 @@ fn sigkill_at_any_instruction() {
     let mut done = 0;
     let mut killed_midway = 0;
     for round in 0..25_usize {
+        let starting = no_child_is_starting();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sigkill_at_any_instruction", "--nocapture"])
             .env("KNIT_LEDGER_CHILD", &path)
@@ -87,6 +98,7 @@ fn sigkill_at_any_instruction() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        drop(starting);
         let patience = 1 + round * 97 % 211;
         let mut acknowledged = 0;
         for line in BufReader::new(child.stdout.take().unwrap()).lines() {

@@ -147,6 +147,8 @@ fn objects_that_are_away_at_start_are_known_from_before() {
         eventually("the cache is on disk", SOON, || {
             std::fs::read_to_string(&cache).is_ok_and(|text| text.contains("shop"))
         });
+        // Without it nobody knows that there were no policies.
+        eventually("that of policies, too", SOON, || cluster.a.state.join("policy-cache.json").exists());
         cluster.a.kill();
         // An API server that nobody listens for.
         cluster.a.away = true;
