@@ -22,8 +22,8 @@ impl Record for Item {
     }
 }
 
-/// Held by a test that opens a ledger twice, and while another one starts a child: between fork and exec, a child
-/// has a copy of every file of this process, and so holds its locks.
+/// Held by a test that opens a ledger twice, and while another one starts a child: between fork and exec, a
+/// child has a copy of every file of this process, and so holds its locks.
 fn no_child_is_starting() -> MutexGuard<'static, ()> {
     static STARTING: Mutex<()> = Mutex::new(());
     STARTING.lock().unwrap_or_else(PoisonError::into_inner)

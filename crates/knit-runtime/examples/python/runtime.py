@@ -70,6 +70,20 @@ def ip(namespace, *batches, read=None):
     return json.loads(done.stdout or "[]") if read else None
 
 
+def ports(home):
+    """What stands in a Network's namespace; nothing where that is gone."""
+    return [link["ifname"] for link in ip(home, read=["link", "show", "type", "veth"])] if os.path.ismount(home) else []
+
+
+def remove(home, port):
+    """Deletes a port. The kernel may do so first, at any moment, when the pod's namespace goes: that is fine."""
+    try:
+        ip(home, f"link delete {port}")
+    except Failure:
+        if port in ports(home):
+            raise
+
+
 def inode(path):
     """The network namespace at a path."""
     try:
@@ -116,8 +130,9 @@ class Runtime(kni_pb2_grpc.NetworkRuntimeServicer):
         # A port that nobody remembers was being made when this program was killed.
         known = {attachment.host_interface for _, attachment in self.made.values()}
         for home in map(self.home, self.networks):
-            links = ip(home, read=["link", "show", "type", "veth"]) if os.path.ismount(home) else []
-            ip(home, *[f"link delete {link['ifname']}" for link in links if link["ifname"] not in known]) if links else None
+            for port in ports(home):
+                if port not in known:
+                    remove(home, port)
 
     def remember(self, request, attachment):
         self.made[(attachment.sandbox_id, attachment.interface)] = (request, attachment)
@@ -193,7 +208,7 @@ class Runtime(kni_pb2_grpc.NetworkRuntimeServicer):
             inside = ip(pod.netns_path, read=["link", "show", "dev", request.interface])[0]
             outside = ip(home, read=["link", "show", "dev", port])[0]
         except Exception:
-            ip(home, f"link delete {port}")
+            remove(home, port)
             raise
         attachment = kni.Attachment(
             sandbox_id=pod.sandbox_id,
@@ -238,10 +253,8 @@ class Runtime(kni_pb2_grpc.NetworkRuntimeServicer):
         for key in [key for key in self.made if key[0] == sandbox and (not interfaces or key[1] in interfaces)]:
             _, attachment = self.made[key]
             home = self.home(attachment.network)
-            links = ip(home, read=["link", "show"]) if os.path.ismount(home) else []
-            # Gone already, with the pod's namespace, is fine.
-            if any(link["ifname"] == attachment.host_interface for link in links):
-                ip(home, f"link delete {attachment.host_interface}")
+            if attachment.host_interface in ports(home):
+                remove(home, attachment.host_interface)
             gone.append(self.made.pop(key)[1])
             self.save()
         return gone
