@@ -49,6 +49,7 @@ fn made(record: &SandboxRecord) -> Attachment {
         dns: Dns::default(),
         host: HostEnd::default(),
         pod_netns_inode: 7,
+        ports: Vec::new(),
     }
 }
 

@@ -52,6 +52,7 @@ fn made(interface: &str) -> Made {
         dns: Dns::default(),
         host: HostEnd::default(),
         pod_netns_inode: 7,
+        ports: Vec::new(),
     }
 }
 

@@ -267,6 +267,7 @@ impl Core {
             dns: request.dns.clone(),
             host: plan.mark.driver().host_end(net, link),
             pod_netns_inode: plan.mark.inode,
+            ports: request.ports.clone(),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Taking attachments away, one by one or all whose owner is gone.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::Link;
 use knit_kernel::owner;
 use knit_nft::{Element, Family};
-use knit_runtime::{Attachment, Change, InterfaceName, Pod, Result, SandboxId};
+use knit_runtime::{Attachment, Change, InterfaceName, Pod, PortMapping, Result, SandboxId};
 use knit_types::sync::ReadWrite;
 
 use crate::attachments::Known;
@@ -129,16 +129,9 @@ impl Core {
     pub fn sweep_ports(&self) -> Result<()> {
         // First what is being made, then what is there: whatever is in neither when its rules are read is
         // gone.
-        let table = rules::table(Family::Inet);
-        let mut owners: BTreeSet<String> = BTreeSet::new();
-        for set in rules::port_sets() {
-            let listed = match self.node.space.rules()?.elements(&table, &set) {
-                Ok(listed) => listed,
-                Err(error) if error.is_not_found() => continue,
-                Err(error) => return Err(internal("list ports of the node")(error)),
-            };
-            owners.extend(listed.into_iter().filter_map(|listed| listed.element.comment).map(String::from));
-        }
+        let found = self.node.port_elements(&|_| true)?;
+        let mut owners: BTreeSet<String> =
+            found.into_iter().filter_map(|put| put.element.comment).map(String::from).collect();
         if owners.is_empty() {
             return Ok(());
         }
@@ -216,11 +209,22 @@ impl Net {
 }
 
 impl Node {
+    /// The ports of the node that lead to pods, by their host ends.
+    pub fn ports(&self) -> Result<BTreeMap<String, Vec<PortMapping>>> {
+        Ok(rules::ports_of(&self.port_elements(&|_| true)?))
+    }
+
     /// Closes the ports of the node that lead to these host ends.
     pub fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
+        let gone = self.port_elements(whose)?;
+        take_elements(&mut *self.space.rules()?, &gone, &rules::table(Family::Inet))
+    }
+
+    /// What the kernel has of ports that lead to these host ends.
+    fn port_elements(&self, whose: &dyn Fn(&str) -> bool) -> Result<Vec<Put>> {
         let mut kernel = self.space.rules()?;
         let table = rules::table(Family::Inet);
-        let mut gone = Vec::new();
+        let mut found = Vec::new();
         for set in rules::port_sets() {
             let listed = match kernel.elements(&table, &set) {
                 Ok(listed) => listed,
@@ -229,8 +233,8 @@ impl Node {
             };
             let mine = |element: &Element| element.comment.as_deref().is_some_and(whose);
             let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
-            gone.extend(mine.map(|element| Put::new(set.clone(), element)));
+            found.extend(mine.map(|element| Put::new(set.clone(), element)));
         }
-        take_elements(&mut *kernel, &gone, &table)
+        Ok(found)
     }
 }

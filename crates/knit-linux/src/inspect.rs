@@ -1,13 +1,14 @@
 //! Looking at what is there: listing, checking, status.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use knit_kernel::link::Link;
 use knit_kernel::netns::NetNs;
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{
-    Address, Attachment, Error, InterfaceName, NetworkStatus, Pod, Reason, Result, SandboxId, Status,
+    Address, Attachment, Error, InterfaceName, NetworkStatus, Pod, PortMapping, Reason, Result, SandboxId,
+    Status,
 };
 
 use crate::core::Core;
@@ -21,15 +22,34 @@ use crate::wanted::{Entry, Links, found, found_on_own};
 impl Core {
     /// All attachments, or those of one sandbox.
     pub fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
-        let mut attachments = Vec::new();
+        let (mut attachments, mut ports) = (Vec::new(), None);
         for net in self.networks.all()? {
             for (link, mark) in net.attachments()? {
                 if sandbox.is_none_or(|sandbox| mark.sandbox == *sandbox) {
-                    attachments.push(self.describe(&net, &link, &mark));
+                    attachments.push(self.describe_with_ports(&net, (&link, &mark), &mut ports)?);
                 }
             }
         }
         Ok(attachments)
+    }
+
+    /// The same as [`Self::describe`], with the ports of the node that lead to it: where another process made
+    /// it, the rules tell. They are read for the first that needs them.
+    pub fn describe_with_ports(
+        &self,
+        net: &Net,
+        (link, mark): (&Link, &Mark),
+        in_rules: &mut Option<BTreeMap<String, Vec<PortMapping>>>,
+    ) -> Result<Attachment> {
+        let mut attachment = self.describe(net, link, mark);
+        if mark.ports && attachment.ports.is_empty() {
+            let in_rules = match in_rules {
+                Some(ports) => ports,
+                None => in_rules.insert(self.node.ports()?),
+            };
+            attachment.ports = in_rules.remove(mark.host().as_str()).unwrap_or_default();
+        }
+        Ok(attachment)
     }
 
     /// An attachment from its mark, with what was answered if this runtime made it.
@@ -58,6 +78,7 @@ impl Core {
             dns: knit_runtime::Dns::default(),
             host,
             pod_netns_inode: mark.inode,
+            ports: Vec::new(),
         }
     }
 

@@ -131,13 +131,15 @@ impl Core {
     /// All attachments: those that were seen, and those of Networks that were not looked at.
     fn listed(&self, node: &mut Sight) -> Result<Vec<Attachment>> {
         let mut seen = std::mem::take(&mut node.seen);
-        let mut listed = Vec::new();
+        let (mut listed, mut of_node) = (Vec::new(), None);
         for net in self.networks.all()? {
             let ports = match seen.remove(&net.name) {
                 Some(ports) => ports,
                 None => net.attachments()?,
             };
-            listed.extend(ports.iter().map(|(link, mark)| self.describe(&net, link, mark)));
+            for (link, mark) in &ports {
+                listed.push(self.describe_with_ports(&net, (link, mark), &mut of_node)?);
+            }
         }
         Ok(listed)
     }

@@ -328,6 +328,7 @@ impl FakeRuntime {
             dns: request.dns.clone(),
             host: HostEnd { name: format!("host{number}"), index: 7, netns_path: None, netns_inode: 1 },
             pod_netns_inode: namespace.inode + u64::from(state.faults.other_namespace),
+            ports: request.ports.clone(),
         };
         state.halves.remove(&key);
         state.attachments.insert(key, attachment.clone());

@@ -115,7 +115,10 @@ async fn afterwards(node: &Node, told: &Told, kill_at: usize) {
 async fn a_damaged_ledger_is_rebuilt_and_no_pod_notices() {
     let node = Node::new();
     let agent = node.start().await;
-    let before = agent.add(node.request("a", "shop", "blue")).await.expect("attached");
+    let mut request = node.request("a", "shop", "blue");
+    request.start.ports =
+        vec![PortMapping { protocol: Protocol::Tcp, host_port: 8080, container_port: 80, host_ip: None }];
+    let before = agent.add(request.clone()).await.expect("attached");
     drop(agent);
     let ledger = node.config().ledger();
     let mut bytes = std::fs::read(&ledger).expect("the ledger");
@@ -128,6 +131,10 @@ async fn a_damaged_ledger_is_rebuilt_and_no_pod_notices() {
     assert_eq!(agent.outcome.adopted, 2, "{:?}", agent.outcome);
     assert_eq!(agent.outcome.strays, 0);
     assert_eq!(agent.core.list(None), before.attachments);
+    let (content, _) = knit_ledger::read::<Entry>(&ledger).expect("the ledger");
+    let recorded = content.records.iter().find_map(Entry::as_sandbox).expect("it is recorded again");
+    let ports = recorded.attachment(&"eth0".parse().expect("a name")).expect("eth0").details().ports.clone();
+    assert_eq!(ports, request.start.ports, "a repair would close its host ports");
     // The addresses are not given out a second time.
     let other = agent.add(node.request("b", "shop", "blue")).await.expect("attached");
     assert_ne!(addresses(&other), addresses(&before));

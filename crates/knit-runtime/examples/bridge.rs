@@ -266,6 +266,7 @@ impl Home {
                 netns_inode: self.namespace.id().ino,
             },
             pod_netns_inode: pod.id().ino,
+            ports: Vec::new(),
         })
     }
 }

@@ -66,6 +66,9 @@ pub struct Attachment {
     pub host: HostEnd,
     /// The inode of the pod's network namespace.
     pub pod_netns_inode: u64,
+    /// The ports of the node that lead to it, as far as the runtime can tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortMapping>,
 }
 
 /// The other end of a pod's interface.

@@ -1,9 +1,10 @@
 //! The elements that an attachment has.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use knit_ipam::Mac;
-use knit_nft::{Element, EtherAddr, IfName, L4Proto, Port, Set, TableId, Transaction};
+use knit_nft::{Element, ElementValue, EtherAddr, IfName, L4Proto, Port, Set, TableId, Transaction};
 use knit_runtime::{PortMapping, Protocol};
 
 use super::{node, port};
@@ -110,6 +111,51 @@ pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAd
         }
     }
     puts
+}
+
+/// The ports that elements of [`port_sets`] stand for, by the host ends that they lead to: what
+/// [`port_elements`] made them of. A port of both families of a pod is one.
+pub(crate) fn ports_of(puts: &[Put]) -> BTreeMap<String, Vec<PortMapping>> {
+    let mut found: BTreeMap<String, Vec<PortMapping>> = BTreeMap::new();
+    for Put { set, element } in puts {
+        let (Some(host), Some(mapping)) = (element.comment.as_deref(), mapping(set, element)) else {
+            continue;
+        };
+        let ports = found.entry(host.to_owned()).or_default();
+        if !ports.contains(&mapping) {
+            ports.push(mapping);
+        }
+    }
+    found
+}
+
+/// The port that an element leads in from; none if it is not about a port.
+fn mapping(set: &Set, element: &Element) -> Option<PortMapping> {
+    let address_bytes = if *set == node::host_ports4() || *set == node::host_ports6() {
+        0
+    } else if *set == node::host_ports_at4() {
+        4
+    } else if *set == node::host_ports_at6() {
+        16
+    } else {
+        return None;
+    };
+    let (at, port) = element.key.as_slice().split_at_checked(address_bytes)?;
+    let ElementValue::Data(value) = &element.value else { return None };
+    let number = |field: &[u8]| Some(u16::from_be_bytes([*field.first()?, *field.get(1)?]));
+    let protocol = match L4Proto(*port.first()?) {
+        L4Proto::TCP => Protocol::Tcp,
+        L4Proto::UDP => Protocol::Udp,
+        L4Proto::SCTP => Protocol::Sctp,
+        _ => return None,
+    };
+    let host_ip = match at.len() {
+        0 => None,
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(at).ok()?)),
+        _ => Some(IpAddr::from(<[u8; 16]>::try_from(at).ok()?)),
+    };
+    let container_port = number(value.as_slice().last_chunk::<4>()?)?;
+    Some(PortMapping { protocol, host_port: number(port.get(4..)?)?, container_port, host_ip })
 }
 
 /// The sets that hold what [`port_elements`] makes.

@@ -81,3 +81,27 @@ fn ranges_that_overlap_are_joined() {
     assert_eq!(range_elements(&nets, knit_types::Family::V4).len(), 2);
     assert_eq!(range_elements(&nets, knit_types::Family::V6).len(), 1);
 }
+
+#[test]
+fn host_ports_of_a_lost_record_were_lost() {
+    let port = |protocol, host_port, host_ip: Option<&str>| PortMapping {
+        protocol,
+        host_port,
+        container_port: host_port ^ 0x0180,
+        host_ip: host_ip.map(|text| text.parse().expect("an address")),
+    };
+    let both = ["10.244.1.5".parse().expect("v4"), "fd44::1:5".parse().expect("v6")];
+    let one = vec![
+        port(Protocol::Tcp, 8080, None),
+        port(Protocol::Udp, 53, Some("192.168.7.1")),
+        port(Protocol::Sctp, 65_535, Some("fd00::7")),
+    ];
+    let other = vec![port(Protocol::Tcp, 1, None)];
+    let mut puts = port_elements("knita", &one, &both);
+    puts.extend(port_elements("knitb", &other, &both[1..]));
+    // In the order in which the kernel's sets are read.
+    puts.sort_by_key(|put| port_sets().iter().position(|set| *set == put.set));
+    let found = super::ports_of(&puts);
+    assert_eq!(found.len(), 2);
+    assert_eq!((&found["knita"], &found["knitb"]), (&one, &other));
+}

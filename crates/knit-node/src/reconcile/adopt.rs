@@ -114,7 +114,7 @@ fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {
         door: Door::Cni(String::new()),
         main,
         default_route: main,
-        ports: Vec::new(),
+        ports: attachment.ports.clone(),
         dns: attachment.dns.clone(),
     };
     let addresses: Vec<std::net::IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();

@@ -193,6 +193,7 @@ pub fn attachment_to_wire(attachment: &Attachment) -> wire::Attachment {
             .unwrap_or_default(),
         host_netns_inode: attachment.host.netns_inode,
         pod_netns_inode: attachment.pod_netns_inode,
+        ports: ports_to_wire(&attachment.ports),
         pod: Some(pod_to_wire(&attachment.pod, None)),
     }
 }
@@ -224,6 +225,7 @@ pub fn attachment_from_wire(attachment: wire::Attachment) -> Result<Attachment> 
             netns_inode: attachment.host_netns_inode,
         },
         pod_netns_inode: attachment.pod_netns_inode,
+        ports: ports_from_wire(&attachment.ports)?,
         network: attachment.network,
     })
 }
@@ -259,21 +261,7 @@ pub(super) fn request_to_wire(request: &AttachRequest) -> wire::AttachmentReques
         addresses: addresses_to_wire(&request.addresses),
         mac: request.mac.map(|m| m.to_string()).unwrap_or_default(),
         default_route: request.default_route,
-        ports: request
-            .ports
-            .iter()
-            .map(|p| wire::PortMapping {
-                protocol: match p.protocol {
-                    Protocol::Tcp => wire::Protocol::Tcp,
-                    Protocol::Udp => wire::Protocol::Udp,
-                    Protocol::Sctp => wire::Protocol::Sctp,
-                }
-                .into(),
-                host_port: p.host_port.into(),
-                container_port: p.container_port.into(),
-                host_ip: p.host_ip.map(|ip| ip.to_string()).unwrap_or_default(),
-            })
-            .collect(),
+        ports: ports_to_wire(&request.ports),
         routes: routes_to_wire(&request.routes),
         dns: Some(dns_to_wire(&request.dns)),
     }
@@ -294,36 +282,46 @@ pub(super) fn request_from_wire(
         addresses: addresses_from_wire(&request.addresses)?,
         mac: parse_some("attachment.mac", &request.mac)?,
         default_route: request.default_route,
-        ports: request
-            .ports
-            .iter()
-            .map(|p| {
-                let port = |what, n| {
-                    u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| {
-                        invalid(
-                            what,
-                            "is not a valid \
-                    port",
-                        )
-                    })
-                };
-                Ok(PortMapping {
-                    protocol: match p.protocol() {
-                        wire::Protocol::Tcp => Protocol::Tcp,
-                        wire::Protocol::Udp => Protocol::Udp,
-                        wire::Protocol::Sctp => Protocol::Sctp,
-                        wire::Protocol::Unspecified => return Err(invalid("port.protocol", "is missing")),
-                    },
-                    host_port: port("port.host_port", p.host_port)?,
-                    container_port: port("port.container_port", p.container_port)?,
-                    host_ip: parse_some("port.host_ip", &p.host_ip)?,
-                })
-            })
-            .collect::<Result<_>>()?,
+        ports: ports_from_wire(&request.ports)?,
         routes: routes_from_wire(&request.routes)?,
         dns: dns_from_wire(request.dns),
         network: request.network,
     })
+}
+
+fn ports_to_wire(ports: &[PortMapping]) -> Vec<wire::PortMapping> {
+    let port = |p: &PortMapping| wire::PortMapping {
+        protocol: match p.protocol {
+            Protocol::Tcp => wire::Protocol::Tcp,
+            Protocol::Udp => wire::Protocol::Udp,
+            Protocol::Sctp => wire::Protocol::Sctp,
+        }
+        .into(),
+        host_port: p.host_port.into(),
+        container_port: p.container_port.into(),
+        host_ip: p.host_ip.map(|ip| ip.to_string()).unwrap_or_default(),
+    };
+    ports.iter().map(port).collect()
+}
+
+fn ports_from_wire(ports: &[wire::PortMapping]) -> Result<Vec<PortMapping>> {
+    let number = |what, n| {
+        u16::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| invalid(what, "is not a valid port"))
+    };
+    let port = |p: &wire::PortMapping| {
+        Ok(PortMapping {
+            protocol: match p.protocol() {
+                wire::Protocol::Tcp => Protocol::Tcp,
+                wire::Protocol::Udp => Protocol::Udp,
+                wire::Protocol::Sctp => Protocol::Sctp,
+                wire::Protocol::Unspecified => return Err(invalid("port.protocol", "is missing")),
+            },
+            host_port: number("port.host_port", p.host_port)?,
+            container_port: number("port.container_port", p.container_port)?,
+            host_ip: parse_some("port.host_ip", &p.host_ip)?,
+        })
+    };
+    ports.iter().map(port).collect()
 }
 
 fn addresses_to_wire(addresses: &[Address]) -> Vec<wire::Address> {
