@@ -6,10 +6,11 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use common::{Agent, Node, addresses};
+use common::{Agent, Node, addresses, main_of};
 use knit_ledger::{AttachmentState, Entry};
 use knit_node::Reason;
 use knit_node::testing::{Faults, Life};
+use knit_runtime::{PortMapping, Protocol};
 
 /// What the container runtime was told.
 #[derive(Clone, Debug, Default)]
@@ -116,9 +117,10 @@ async fn a_damaged_ledger_is_rebuilt_and_no_pod_notices() {
     let node = Node::new();
     let agent = node.start().await;
     let mut request = node.request("a", "shop", "blue");
-    request.start.ports =
+    let ports =
         vec![PortMapping { protocol: Protocol::Tcp, host_port: 8080, container_port: 80, host_ip: None }];
-    let before = agent.add(request.clone()).await.expect("attached");
+    main_of(&mut request).ports.clone_from(&ports);
+    let before = agent.add(request).await.expect("attached");
     drop(agent);
     let ledger = node.config().ledger();
     let mut bytes = std::fs::read(&ledger).expect("the ledger");
@@ -132,9 +134,9 @@ async fn a_damaged_ledger_is_rebuilt_and_no_pod_notices() {
     assert_eq!(agent.outcome.strays, 0);
     assert_eq!(agent.core.list(None), before.attachments);
     let (content, _) = knit_ledger::read::<Entry>(&ledger).expect("the ledger");
-    let recorded = content.records.iter().find_map(Entry::as_sandbox).expect("it is recorded again");
-    let ports = recorded.attachment(&"eth0".parse().expect("a name")).expect("eth0").details().ports.clone();
-    assert_eq!(ports, request.start.ports, "a repair would close its host ports");
+    let recorded = content.records.values().find_map(Entry::sandbox).expect("it is recorded again");
+    let eth0 = recorded.attachment(&"eth0".parse().expect("a name")).expect("eth0");
+    assert_eq!(eth0.details().ports, ports, "a repair would close its host ports");
     // The addresses are not given out a second time.
     let other = agent.add(node.request("b", "shop", "blue")).await.expect("attached");
     assert_ne!(addresses(&other), addresses(&before));

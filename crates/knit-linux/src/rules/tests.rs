@@ -101,7 +101,7 @@ fn host_ports_of_a_lost_record_were_lost() {
     puts.extend(port_elements("knitb", &other, &both[1..]));
     // In the order in which the kernel's sets are read.
     puts.sort_by_key(|put| port_sets().iter().position(|set| *set == put.set));
-    let found = super::ports_of(&puts);
+    let found = ports_of(&puts);
     assert_eq!(found.len(), 2);
     assert_eq!((&found["knita"], &found["knitb"]), (&one, &other));
 }
