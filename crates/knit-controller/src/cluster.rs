@@ -69,6 +69,8 @@ pub struct NodeView {
     pub pod_ranges: Vec<IpNet>,
     /// All its taints.
     pub taints: Vec<Taint>,
+    /// Its labels: which Networks are for it.
+    pub labels: Labels,
     /// Since when it is there.
     pub created: Option<Timestamp>,
     /// How many pods it may run, as its kubelet says.
@@ -257,6 +259,7 @@ impl NodeView {
             addresses: NodeAddresses::of(node).all().collect(),
             pod_ranges: pod_ranges(node),
             taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
             created: node.metadata.creation_timestamp.as_ref().map(|time| time.0),
             pods: allocatable.and_then(|all| all.get("pods")).and_then(|pods| pods.0.parse().ok()),
         }
@@ -266,9 +269,9 @@ impl NodeView {
     /// new one is not forgotten.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
-        let Self { resource_version: _, addresses, pod_ranges, taints, created, pods } = self;
-        (addresses, pod_ranges, taints, created, pods)
-            == (&other.addresses, &other.pod_ranges, &other.taints, &other.created, &other.pods)
+        let Self { resource_version: _, addresses, pod_ranges, taints, labels, created, pods } = self;
+        (addresses, pod_ranges, taints) == (&other.addresses, &other.pod_ranges, &other.taints)
+            && (labels, created, pods) == (&other.labels, &other.created, &other.pods)
     }
 }
 

@@ -17,7 +17,7 @@ use super::accept::{Verdict, Verdicts};
 use super::action::{Action, Note, Plan};
 use super::index::Index;
 use super::share::{self, Left};
-use crate::cluster::{BlockView, Cluster, Memory, Now, Remembered};
+use crate::cluster::{BlockView, Cluster, Memory, NodeView, Now, Remembered};
 use crate::rate;
 
 /// How long a block counts that was made and is never seen.
@@ -129,7 +129,7 @@ impl Queue<'_> {
         };
         let (name, network) = (self.name, self.network);
         let held = books.held(name, node);
-        let left = |pool: &Pool| *self.left.get_or_insert_with(|| books.left(cluster, pool));
+        let left = |pool: &Pool| *self.left.get_or_insert_with(|| books.left(cluster, network, pool));
         let growth = match share::allows(cluster, self.verdict.pool, node, held, left) {
             Ok(growth) => growth,
             Err(text) => {
@@ -365,12 +365,15 @@ impl<'a> Books<'a> {
         self.on_node(node).filter(|b| b.network() == network).count()
     }
 
-    /// What is left of a Network.
-    fn left(&self, cluster: &Cluster, pool: &Pool) -> Left {
+    /// What is left of a Network, and how many of the nodes that it is for have no block yet.
+    fn left(&self, cluster: &Cluster, network: &Network, pool: &Pool) -> Left {
         let blocks = self.of_network(pool.network());
         let owners: HashSet<&str> = blocks.iter().map(Block::node).collect();
-        let without = cluster.nodes.keys().filter(|node| !owners.contains(node.as_str())).count();
-        Left::of(pool, &blocks, without)
+        // A selector that cannot be read may mean any node.
+        let is_for = |node: &NodeView| network.is_for_node(&node.labels).unwrap_or(true);
+        let nodes =
+            cluster.nodes.iter().filter(|(name, node)| !owners.contains(name.as_str()) && is_for(node));
+        Left::of(pool, &blocks, nodes.count())
     }
 
     /// How many addresses the blocks of a node have.

@@ -20,6 +20,8 @@ const SINGLE: u128 = 3;
 pub(super) struct Left {
     /// Addresses that are in no block.
     pub(super) addresses: u128,
+    /// Addresses of the whole Network.
+    pub(super) all: u128,
     /// Nodes that have no block yet, each of which may need its first one.
     pub(super) without: usize,
 }
@@ -27,22 +29,34 @@ pub(super) struct Left {
 impl Left {
     /// What these blocks leave of a pool.
     pub(super) fn of(pool: &Pool, blocks: &[Block], without: usize) -> Self {
-        let subnets = pool.families().filter_map(|family| pool.subnet(family));
-        let addresses = subnets.map(|subnet| subnet.unassigned(blocks)).min().unwrap_or(0);
-        Self { addresses: addresses.saturating_add(SINGLE), without }
+        let outside = |blocks: &[Block]| {
+            let subnets = pool.families().filter_map(|family| pool.subnet(family));
+            subnets.map(|subnet| subnet.unassigned(blocks)).min().unwrap_or(0).saturating_add(SINGLE)
+        };
+        Self { addresses: outside(blocks), all: outside(&[]), without }
     }
 
     /// How blocks of a node that has some already may grow, so that the others find their first one; none if
     /// there is only room for those.
     pub(super) fn growth(self) -> Option<Growth> {
         let mut growth = Growth::default();
-        let first = u128::from(growth.first.addresses());
-        let spare = self.addresses.saturating_sub(first.saturating_mul(self.without as u128));
+        let spare = self.addresses.saturating_sub(self.kept(growth.first.addresses().into()));
         while u128::from(growth.largest.addresses()) > spare && growth.largest > growth.first {
             growth.largest = growth.largest.half()?;
         }
         // Where nobody waits, whatever is left is the asking node's.
         (self.without == 0 || u128::from(growth.largest.addresses()) <= spare).then_some(growth)
+    }
+
+    /// How many addresses are kept for first blocks of this size.
+    fn kept(self, first: u128) -> u128 {
+        let wanted = first.saturating_mul(self.without as u128);
+        if wanted <= self.addresses {
+            return wanted;
+        }
+        // There are more nodes than the Network has room for. Most of them may never run a pod of it: half of
+        // it is for those that do.
+        wanted.min(self.all / 2)
     }
 }
 

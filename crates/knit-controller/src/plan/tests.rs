@@ -66,9 +66,8 @@ impl World {
             resource_version: "1".into(),
             addresses: vec![address.parse().expect("an address")],
             pod_ranges: ranges.iter().map(|r| r.parse().expect("a range")).collect(),
-            taints: Vec::new(),
             created: Some(self.now),
-            pods: None,
+            ..NodeView::default()
         };
         self.cluster.nodes.insert(name.into(), Arc::new(view));
         let metadata = self.meta(name);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use proptest::prelude::*;
 
 use super::World;
@@ -83,6 +84,37 @@ fn nodes_that_never_run_pods_kept_half_of_a_small_network_to_themselves() {
         world.settle();
         assert_eq!(addresses(&world, node), 8, "{node}");
     }
+}
+
+#[test]
+fn a_small_network_of_many_nodes_stayed_at_eight_addresses_a_node() {
+    let mut world = two_nodes("10.77.0.0/24");
+    for n in 3..=100 {
+        world.node(&format!("n{n}"), &format!("192.0.2.{n}"), &[&format!("10.244.{n}.0/24")]);
+    }
+    let told = wants_for_ever(&mut world, 20, None);
+    assert_eq!(addresses(&world, "n1"), 128, "the other half is kept for other nodes");
+    assert!(told.contains("NodeHasItsShare"), "{told}");
+    world.asks("n2", "blue");
+    world.settle();
+    assert_eq!(addresses(&world, "n2"), 8);
+}
+
+#[test]
+fn nodes_that_a_network_is_not_for_kept_its_addresses() {
+    let mut world = two_nodes("10.77.0.0/24");
+    for n in 3..=100 {
+        world.node(&format!("n{n}"), &format!("192.0.2.{n}"), &[&format!("10.244.{n}.0/24")]);
+    }
+    for node in ["n1", "n2"] {
+        let view = Arc::make_mut(world.cluster.nodes.get_mut(node).expect("a node"));
+        view.labels.insert("pool".into(), "db".into());
+    }
+    let match_labels = Some([("pool".to_owned(), "db".to_owned())].into());
+    let selector = LabelSelector { match_labels, match_expressions: None };
+    world.edit("blue", |network| network.spec.node_selector = Some(selector));
+    wants_for_ever(&mut world, 20, None);
+    assert_eq!(addresses(&world, "n1"), 248, "all but the first block of the only other one");
 }
 
 #[test]
