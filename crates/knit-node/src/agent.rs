@@ -284,7 +284,7 @@ fn spawn_loops(
             followers.keep_up(&looking);
             tokio::time::sleep(Duration::from_secs(5)).await;
             if looking.runtimes().refresh(&directory, limit).await {
-                looking.networks().pass().await;
+                looking.networks().look_again();
                 looking.networks_changed();
             }
         }

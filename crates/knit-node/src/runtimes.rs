@@ -98,6 +98,12 @@ impl Runtimes {
         self.read().iter().map(|(name, known)| (name.clone(), Arc::clone(&known.runtime))).collect()
     }
 
+    /// Whether a runtime said that it is well when it was asked last.
+    #[must_use]
+    pub fn is_well(&self, name: &str) -> bool {
+        self.read().get(name).is_some_and(|known| known.problem.is_none())
+    }
+
     /// Those behind a socket that have announced that they can be watched. One inside the agent changes only
     /// what it is told to, and compares what it made by itself.
     #[must_use]

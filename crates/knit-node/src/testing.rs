@@ -65,6 +65,8 @@ pub struct Faults {
     pub removals: usize,
     /// Set-up fails with this.
     pub set_up: Option<Reason>,
+    /// No call about Networks, or that compares them, ever answers.
+    pub hang_networks: bool,
     /// An attach of this interface never answers.
     pub hang_on: Option<String>,
     /// An attach of this interface takes so long, and goes on whoever waits for it.
@@ -291,6 +293,13 @@ impl FakeRuntime {
         self
     }
 
+    /// Never ends while calls about Networks are to hang.
+    async fn hang_about_networks(&self) {
+        if self.kernel.state().faults.hang_networks {
+            pending::<()>().await;
+        }
+    }
+
     fn make(&self, request: &AttachRequest) -> Result<Attachment> {
         let key = (request.pod.sandbox.clone(), request.interface.clone());
         let mut state = self.kernel.state();
@@ -375,6 +384,7 @@ impl Runtime for FakeRuntime {
 
     async fn setup_network(&self, network: &Network) -> Result<()> {
         self.life.live().await;
+        self.hang_about_networks().await;
         let mut state = self.kernel.state();
         if let Some(reason) = state.faults.set_up {
             return Err(Error::new(reason, "told to fail").on(network.name.as_str()));
@@ -390,6 +400,7 @@ impl Runtime for FakeRuntime {
     }
 
     async fn remove_network(&self, name: &str) -> Result<()> {
+        self.hang_about_networks().await;
         let mut state = self.kernel.state();
         if state.faults.removals > 0 {
             state.faults.removals -= 1;
@@ -500,6 +511,7 @@ impl Runtime for FakeRuntime {
     }
 
     async fn survey(&self) -> Result<Survey> {
+        self.hang_about_networks().await;
         let mut state = self.kernel.state();
         let Some(damaged) = state.damaged.clone() else {
             return Err(Error::new(Reason::Unsupported, "nobody compares"));

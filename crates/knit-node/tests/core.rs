@@ -329,8 +329,14 @@ async fn an_empty_pool_waits_for_a_block_and_then_says_so() {
     assert_eq!(error.reason, Reason::AddressesExhausted);
     assert!(error.retryable());
     assert_eq!(added.len(), 7, "8 addresses less the router's");
-    assert!(agent.core.networks().states().iter().any(|s| s.name == "blue" && s.starved));
+    let starved = || agent.core.networks().states().iter().any(|s| s.name == "blue" && s.starved);
+    assert!(starved());
     agent.core.status().expect("STATUS does not fail for it");
+    // It asked for another block forever, even when pods had gone and nobody needed it.
+    agent.del("s0").await.expect("detached");
+    assert!(!starved(), "an address was given back");
+    agent.add(node.request("s7", "shop", "blue")).await.expect_err("that address rests for a while");
+    assert!(starved());
 
     // A further block comes while a pod waits.
     let core = agent.core.clone();

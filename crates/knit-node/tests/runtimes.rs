@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Node, main_of, network};
+use common::{Node, block, main_of, network};
 use knit_api::conditions::node_network::REASON_UNSUPPORTED;
 use knit_ipam::Mac;
 use knit_kernel::testing::{eventually, skip};
 use knit_node::level::Followers;
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState, Stopped};
-use knit_node::testing::{FakeRuntime, Life};
+use knit_node::reconcile::Pass;
+use knit_node::testing::{FakeRuntime, Faults, Life};
 use knit_node::{Core, Parts, Reason};
 use knit_runtime::{PortMapping, Protocol, feature, wire};
 use serde_json::json;
@@ -135,6 +136,52 @@ async fn sockets_that_others_can_reach_were_used() {
     std::fs::write(dir.join("file.sock"), b"").expect("written");
     core.runtimes().refresh(&dir, limit).await;
     assert_eq!(core.runtimes().describe().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_held_up_the_networks_of_all_others() {
+    let node = Node::new();
+    let core = core_without(&node, &[], None).await;
+    core.keep_network("blue").await;
+    let following = core.clone();
+    let following = tokio::spawn(async move { following.networks().follow().await });
+    node.other.fail(Faults { hang_networks: true, ..Faults::default() });
+    let (keeping, begun) = (core.clone(), Instant::now());
+    let keeping = tokio::spawn(async move { keeping.keep_network("other").await });
+    for n in 2_u8..12 {
+        core.world().update_networks(|world| {
+            let block = block("blue", &format!("node-{n}"), &format!("10.2.{n}.0/28"));
+            Arc::make_mut(&mut world.blocks).insert(format!("blue-{n}"), Arc::new(block));
+        });
+        // Longer than changes are gathered, and much shorter than a runtime may take.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let known = node.kernel.networks()["blue"].blocks.len();
+        assert_eq!(known, usize::from(n), "{:?} after the other runtime began to hang", begun.elapsed());
+    }
+    // A pass waits for it, but not once for each thing that there is to do.
+    let pass = tokio::time::timeout(Duration::from_secs(100), core.reconcile(&Pass::default())).await;
+    assert!(pass.is_ok(), "a pass did not end");
+    // When it answers again, it is told the newest.
+    node.other.fail(Faults::default());
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(state(&core, "other").problem, None);
+    following.abort();
+    keeping.await.expect("it ended");
+}
+
+#[tokio::test]
+async fn a_network_whose_runtime_is_gone_says_why_it_stays() {
+    let node = Node::new();
+    let core = core_without(&node, &[], None).await;
+    core.keep_network("other").await;
+    node.other.fail(Faults { removals: usize::MAX, ..Faults::default() });
+    core.world().update_networks(|world| drop(Arc::make_mut(&mut world.networks).remove("other")));
+    core.networks().pass().await;
+    let problem = state(&core, "other").problem.expect("it is still there");
+    assert!(problem.message.contains("cannot be removed"), "{}", problem.message);
+    node.other.fail(Faults::default());
+    core.networks().pass().await;
+    assert!(core.networks().states().iter().all(|state| state.name != "other"));
 }
 
 /// A node whose Network `other` is served by a runtime behind a socket that can be watched, with one pod on

@@ -41,7 +41,8 @@ pub struct Args {
     kvm: bool,
 }
 
-const PACKAGES: [&str; 3] = ["knit-kernel", "knit-linux", "knit-proxy-nft"];
+const PACKAGES: [&str; 6] =
+    ["knit-kernel", "knit-linux", "knit-proxy-nft", "knit-policy-nft", "knit-enforcement", "knit-drops"];
 const MEMORY: u32 = 2048;
 
 impl Default for Args {

@@ -30,6 +30,8 @@ const NETWORK: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
 /// anyway.
 const COMPARE_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long a runtime that did not answer lately has to do so.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Damage of this kind is nobody's doing: the node's own link has changed.
 const NODE: &str = "node";
@@ -141,34 +143,54 @@ impl Reconciler {
     pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> (Damaged, Seen) {
         let (mut damaged, mut seen) = (Damaged::new(), Seen::new());
         self.networks.compare_services_and_policies();
-        for (name, runtime) in self.runtimes.all() {
-            let limit = self.config.runtime_deadline;
-            match tokio::time::timeout(limit, runtime.survey_and_list()).await {
-                Ok(Ok((survey, listed))) => {
-                    if survey.networks.is_empty() {
-                        seen.extend(listed.map(|listed| (name, listed)));
-                    }
-                    damaged.extend(self.put_right(&runtime, survey, Occasion::Pass, outcome).await.damaged);
-                }
-                // Before the first request, all was set up just now.
-                Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
-                    if !first {
-                        damaged.extend(self.compare_foreign(&name, &runtime, outcome).await);
-                    }
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "cannot \
-                    compare the state of a network runtime");
-                    outcome.failed += 1;
-                }
-                Err(_) => {
-                    tracing::warn!(runtime = %name, "cannot compare the state of a network runtime: it does \
-                        not answer");
-                    outcome.failed += 1;
-                }
-            }
+        // Side by side: one that hangs holds up nobody's but its own.
+        let all = self.runtimes.all();
+        let looks = all.into_iter().map(|(name, runtime)| self.compare_one(name, runtime, first));
+        for (of_one, listed, did) in futures::future::join_all(looks).await {
+            damaged.extend(of_one);
+            seen.extend(listed);
+            outcome.add(&did);
         }
         (damaged, seen)
+    }
+
+    /// Compares what one runtime made: which of its attachments are to be attached again, what it was seen to
+    /// have, and what was done.
+    async fn compare_one(
+        &self,
+        name: String,
+        runtime: Arc<dyn Runtime>,
+        first: bool,
+    ) -> (Damaged, Option<(String, Vec<Attachment>)>, Outcome) {
+        let (mut damaged, mut seen, mut outcome) = (Damaged::new(), None, Outcome::default());
+        // One that is known not to answer is only asked whether it does so again.
+        let limit = self.config.runtime_deadline;
+        let limit = if self.runtimes.is_well(&name) { limit } else { limit.min(PROBE_TIMEOUT) };
+        match tokio::time::timeout(limit, runtime.survey_and_list()).await {
+            Ok(Ok((survey, listed))) => {
+                if survey.networks.is_empty() {
+                    seen = listed.map(|listed| (name, listed));
+                }
+                damaged = self.put_right(&runtime, survey, Occasion::Pass, &mut outcome).await.damaged;
+            }
+            // Before the first request, all was set up just now.
+            Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
+                if !first {
+                    damaged = self.compare_foreign(&name, &runtime, &mut outcome).await;
+                }
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(runtime = %name, error = &error as &dyn std::error::Error, "cannot \
+                    compare the state of a network runtime");
+                outcome.failed += 1;
+            }
+            Err(_) => {
+                tracing::warn!(runtime = %name, "cannot compare the state of a network runtime: it does \
+                    not answer");
+                outcome.failed += 1;
+            }
+        }
+        (damaged, seen, outcome)
     }
 
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.

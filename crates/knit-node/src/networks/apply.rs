@@ -1,13 +1,16 @@
 //! How a Network comes into force on this node, stays up to date, and goes.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use knit_api::{conditions, names};
 use knit_ipam::Millis;
 use knit_runtime::Reason as RuntimeReason;
 use knit_types::chain;
+use knit_types::sync::Locked as _;
 use tokio::time::Instant;
 
 use super::compute::{self, Desired, Here, Unready};
@@ -21,6 +24,8 @@ use crate::world::{World, announced};
 
 /// The shortest time between two passes over all Networks because of changes.
 const APPLY_INTERVAL: Duration = Duration::from_millis(100);
+/// The time until what failed is tried again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Networks {
     /// Has pods be attached to a Network here: sets it up if nobody wanted it before.
@@ -84,6 +89,11 @@ impl Networks {
     pub(crate) async fn apply(&self, name: &str) -> Result<(), Unready> {
         let gate = self.gate(name);
         let _one_at_a_time = gate.lock().await;
+        self.apply_alone(name).await
+    }
+
+    /// The same, for whoever has the Network's gate.
+    async fn apply_alone(&self, name: &str) -> Result<(), Unready> {
         let result = self.try_apply(name).await;
         let changed = {
             let mut entries = self.entries();
@@ -290,16 +300,33 @@ impl Networks {
             }
         }
         keep.iter().for_each(|name| self.world.want(name));
-        // Each result is kept with its Network.
-        let _ = futures::future::join_all(keep.iter().map(|name| self.apply(name))).await;
-        for name in remove {
-            self.remove(&name).await;
+        let keep = keep.iter().map(|name| self.in_turn(name, Step::Apply));
+        let remove = remove.iter().map(|name| self.in_turn(name, Step::Remove));
+        futures::future::join_all(keep.chain(remove)).await;
+    }
+
+    /// What a pass does about one Network, unless another pass waits to do so already: that one will find the
+    /// newest state when its turn comes. So a Network whose runtime hangs has at most one that waits, however
+    /// many passes there are.
+    async fn in_turn(&self, name: &str, step: Step) {
+        let Some(place) = self.wait_for_turn(name) else { return };
+        let gate = self.gate(name);
+        let _one_at_a_time = gate.lock().await;
+        drop(place);
+        match step {
+            // The result is kept with the Network.
+            Step::Apply => _ = self.apply_alone(name).await,
+            Step::Remove => self.remove_alone(name).await,
         }
     }
 
-    async fn remove(&self, name: &str) {
-        let gate = self.gate(name);
-        let _one_at_a_time = gate.lock().await;
+    fn wait_for_turn<'a>(&'a self, name: &'a str) -> Option<Place<'a>> {
+        let free = self.waiting.locked().insert(name.to_owned());
+        free.then(|| Place { waiting: &self.waiting, name })
+    }
+
+    /// Removes a Network that nobody uses, for whoever has its gate.
+    async fn remove_alone(&self, name: &str) {
         if self.sandboxes.books().networks_in_use().contains(name) {
             return;
         }
@@ -311,9 +338,18 @@ impl Networks {
         if let Some((runtime, network)) = told
             && let Err(why) = self.remove_from(&runtime, name).await
         {
-            tracing::warn!(network = name, runtime, "cannot remove an unused Network yet: {why}");
             // Nothing is forgotten that a runtime may still have: the next pass tries again.
-            self.entries().entry(name.to_owned()).or_default().attempted = Some((runtime, network));
+            let news = {
+                let mut entries = self.entries();
+                let entry = entries.entry(name.to_owned()).or_default();
+                entry.attempted = Some((runtime.clone(), network));
+                let problem = Unready::not_set_up(format!("it cannot be removed: {why}"));
+                entry.problem.replace(problem.clone()) != Some(problem)
+            };
+            if news {
+                tracing::warn!(network = name, runtime, "cannot remove an unused Network yet: {why}");
+                self.changed();
+            }
             return;
         }
         // Fails only while leases are there, which a pod that came meanwhile may have.
@@ -337,30 +373,75 @@ impl Networks {
         }
     }
 
-    /// Follows the objects that Networks are made of, for ever.
+    /// Follows the objects that Networks are made of, forever.
+    ///
+    /// News are acted on while earlier passes still go on: a runtime that hangs delays its own Networks only.
     pub async fn follow(&self) {
         let mut changes = self.world.subscribe();
+        let mut passes = FuturesUnordered::new();
         let mut seen = None;
         let mut next = Instant::now();
         loop {
             let revision = changes.borrow_and_update().networks_revision;
-            let behind = self.states().iter().any(|s| s.problem.is_some());
-            if seen != Some(revision) || behind {
+            if seen != Some(revision) {
                 seen = Some(revision);
                 // The first change is taken at once; those that come right behind it are taken together.
-                tokio::time::sleep_until(next).await;
+                let pause = tokio::time::sleep_until(next);
+                tokio::pin!(pause);
+                loop {
+                    tokio::select! {
+                        () = &mut pause => break,
+                        Some(()) = passes.next() => {}
+                    }
+                }
                 next = Instant::now() + APPLY_INTERVAL;
-                self.pass().await;
+                passes.push(self.pass());
             }
             // A pass now and then even with no news: for what failed, and what is no longer used.
-            let pause = if behind { Duration::from_secs(1) } else { self.config.network_grace / 2 };
-            let news = tokio::time::timeout(pause, changes.changed()).await;
-            match news {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return,
-                Err(_) => seen = None,
+            let mut again = Instant::now() + self.pause();
+            loop {
+                tokio::select! {
+                    news = changes.changed() => match news {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    () = self.look.notified() => {
+                        seen = None;
+                        break;
+                    }
+                    () = tokio::time::sleep_until(again) => {
+                        seen = None;
+                        break;
+                    }
+                    Some(()) = passes.next() => again = again.min(Instant::now() + self.pause()),
+                }
             }
         }
+    }
+
+    /// How long until the next pass if there are no news.
+    fn pause(&self) -> Duration {
+        let behind = self.entries().values().any(|entry| entry.problem.is_some() || entry.applied.is_none());
+        if behind { RETRY_DELAY } else { self.config.network_grace / 2 }
+    }
+}
+
+/// What a pass does about a Network.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Apply,
+    Remove,
+}
+
+/// A place among those that wait for a Network's gate; given up when it is dropped.
+struct Place<'a> {
+    waiting: &'a Mutex<BTreeSet<String>>,
+    name: &'a str,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.waiting.locked().remove(self.name);
     }
 }
 

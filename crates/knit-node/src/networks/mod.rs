@@ -5,7 +5,7 @@ mod apply;
 pub mod compute;
 mod in_force;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use knit_api::conditions;
 use knit_ipam::{AddressList, Millis};
 use knit_types::sync::Locked;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::clock;
@@ -39,6 +39,10 @@ pub struct Networks {
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
     entries: Mutex<BTreeMap<String, Entry>>,
+    /// Networks for whose gate a pass waits.
+    waiting: Mutex<BTreeSet<String>>,
+    /// Wakes whoever follows the objects, although none has changed.
+    look: Notify,
 }
 
 /// How long a request waits for a Network, or for an address of it.
@@ -114,7 +118,13 @@ impl Networks {
         policies: Option<Arc<dyn PolicyEnforcer>>,
         shown: watch::Sender<u64>,
     ) -> Self {
-        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries: Mutex::default() }
+        let (entries, waiting, look) = (Mutex::default(), Mutex::default(), Notify::new());
+        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, waiting, look }
+    }
+
+    /// Has whoever follows the objects begin a pass: something else that Networks depend on has changed.
+    pub(crate) fn look_again(&self) {
+        self.look.notify_one();
     }
 
     /// Who enforces policies, if anybody here does.
@@ -229,6 +239,13 @@ impl Networks {
     /// Notes that a pod found no free address.
     pub(crate) fn starved(&self, name: &str) {
         self.entries().entry(name.to_owned()).or_default().starved = true;
+    }
+
+    /// Notes that addresses of a Network were given back. Whoever still finds none says so again.
+    pub(crate) fn given_back(&self, name: &str) {
+        if let Some(entry) = self.entries().get_mut(name) {
+            entry.starved = false;
+        }
     }
 
     /// Whether the runtime knows the block of an address, or it is not out of a block.

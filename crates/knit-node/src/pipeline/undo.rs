@@ -247,6 +247,9 @@ impl Pipeline {
                 "cannot remove a detached interface from the ledger; retrying"
             );
         }
+        let plans = record.attachments().iter().map(knit_ledger::Attachment::plan);
+        let given_back = plans.filter(|plan| gone.contains(&plan.interface)).map(|plan| &plan.network);
+        given_back.for_each(|network| self.networks.given_back(network));
         self.sandboxes.changed();
         self.release(record);
         problem

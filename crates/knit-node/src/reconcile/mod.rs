@@ -75,6 +75,24 @@ pub(crate) struct Reconciler {
     pub(crate) cri: Option<Cri>,
 }
 
+// === impl Outcome ===
+
+impl Outcome {
+    /// Adds what another part of the pass did. Every field is named, so that a new one is not forgotten.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let Self { removed, rolled_back, finished, repaired, networks_repaired, adopted, strays, failed } =
+            self;
+        *removed += other.removed;
+        *rolled_back += other.rolled_back;
+        *finished += other.finished;
+        *repaired += other.repaired;
+        *networks_repaired += other.networks_repaired;
+        *adopted += other.adopted;
+        *strays += other.strays;
+        *failed += other.failed;
+    }
+}
+
 // === impl Reconciler ===
 
 impl Reconciler {
