@@ -309,10 +309,10 @@ impl Networks {
     /// newest state when its turn comes. So a Network whose runtime hangs has at most one that waits, however
     /// many passes there are.
     async fn in_turn(&self, name: &str, step: Step) {
-        let Some(place) = self.wait_for_turn(name) else { return };
+        let Some(ticket) = self.wait_for_turn(name) else { return };
         let gate = self.gate(name);
         let _one_at_a_time = gate.lock().await;
-        drop(place);
+        drop(ticket);
         match step {
             // The result is kept with the Network.
             Step::Apply => _ = self.apply_alone(name).await,
@@ -320,9 +320,9 @@ impl Networks {
         }
     }
 
-    fn wait_for_turn<'a>(&'a self, name: &'a str) -> Option<Place<'a>> {
+    fn wait_for_turn<'a>(&'a self, name: &'a str) -> Option<Ticket<'a>> {
         let free = self.waiting.locked().insert(name.to_owned());
-        free.then(|| Place { waiting: &self.waiting, name })
+        free.then(|| Ticket { waiting: &self.waiting, name })
     }
 
     /// Removes a Network that nobody uses, for whoever has its gate.
@@ -433,13 +433,13 @@ enum Step {
     Remove,
 }
 
-/// A place among those that wait for a Network's gate; given up when it is dropped.
-struct Place<'a> {
+/// Who waits for a Network's gate within a pass; given up when it is dropped.
+struct Ticket<'a> {
     waiting: &'a Mutex<BTreeSet<String>>,
     name: &'a str,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.waiting.locked().remove(self.name);
     }
