@@ -38,6 +38,9 @@ pub const EVENTS: i32 = 0b1111;
 /// How long a caller waits that does not say so.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The longest that a caller is believed to wait: what it says may be any number.
+const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The stream of the one call to the runtime.
 const REGISTRATION: u32 = 1;
 
@@ -282,7 +285,8 @@ impl<P: Plugin> Session<'_, P> {
             Err(error) => return undecodable(&error),
         };
         let said = u64::try_from(request.request_timeout).ok().filter(|ms| *ms > 0);
-        self.request_timeout = Some(said.map_or(REQUEST_TIMEOUT, Duration::from_millis));
+        let said = said.map_or(REQUEST_TIMEOUT, Duration::from_millis);
+        self.request_timeout = Some(said.min(MAX_REQUEST_TIMEOUT));
         self.plugin.connected(&Runtime { name: request.runtime_name, version: request.runtime_version });
         let failure_policy = Some(FailurePolicy { fail_request: true, keep_connected: true });
         Response::success(&ConfigureResponse { events: EVENTS, failure_policy })

@@ -110,6 +110,14 @@ async fn a_refusal_reaches_the_runtime_in_its_words() {
     }
 }
 
+#[tokio::test]
+async fn a_runtime_that_says_it_waits_for_ever_ended_the_session() {
+    let (mut runtime, _, _task) = pair(Limits::default());
+    runtime.accept(Duration::from_millis(i64::MAX.unsigned_abs())).await;
+    let answer = runtime.call("RunPodSandbox", &sandbox("one")).await;
+    assert!(answer.error().is_none(), "{answer:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_hangs_is_answered_before_the_runtime_gives_up() {
     let (mut runtime, plugin, _task) = pair(Limits::default());
