@@ -247,6 +247,8 @@ fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
@@ -314,6 +316,71 @@ mod tests {
             frame(HEADERS, 4, &[]),
         ] {
             assert_eq!(filtered(&kept), kept);
+        }
+    }
+
+    /// The frames of a stream: what kind each is, and what is in it.
+    fn frames(mut stream: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut found = Vec::new();
+        while !stream.is_empty() {
+            let (header, rest) = stream.split_at(FRAME_HEADER);
+            let (body, rest) = rest.split_at(payload(header));
+            found.push((header[3..].to_vec(), body.to_vec()));
+            stream = rest;
+        }
+        found
+    }
+
+    /// Pieces of header blocks, right and wrong ones.
+    fn piece() -> impl Strategy<Value = Vec<u8>> {
+        let name = prop_oneof![
+            Just(vec![0x41]),
+            Just(vec![0x01]),
+            Just(vec![0x44]),
+            Just([&[0x40][..], &string(NAME)].concat()),
+            Just([&[0x00, 0x88][..], NAME_HUFFMAN].concat()),
+        ];
+        let value = prop::collection::vec(any::<u8>(), 0..20);
+        prop_oneof![
+            3 => (name, value).prop_map(|(name, value)| [name, string(&value)].concat()),
+            1 => prop::collection::vec(any::<u8>(), 0..12),
+            1 => Just(vec![0x83]),
+        ]
+    }
+
+    fn any_frame() -> impl Strategy<Value = Vec<u8>> {
+        let body = prop::collection::vec(piece(), 0..5).prop_map(|pieces| pieces.concat());
+        let kind = prop_oneof![2 => Just(HEADERS), 1 => any::<u8>()];
+        (kind, any::<u8>(), body).prop_map(|(kind, flags, body)| frame(kind, flags, &body))
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_but_an_authority_changes(sent in prop::collection::vec(any_frame(), 0..5)) {
+            let sent = sent.concat();
+            let passed = filtered(&sent);
+            let (before, after) = (frames(&sent), frames(&passed));
+            prop_assert_eq!(before.len(), after.len());
+            for ((header, body), (new_header, new_body)) in before.iter().zip(&after) {
+                prop_assert_eq!(header, new_header);
+                // A value is never longer than it was, and what is around it is as it came.
+                let same = body.iter().zip(new_body).take_while(|(a, b)| a == b).count();
+                let rest = &new_body[same..];
+                prop_assert!(header[0] == HEADERS || body == new_body);
+                prop_assert!(new_body.len() <= body.len());
+                prop_assert!(rest.is_empty() || rest.iter().any(|byte| AUTHORITY.contains(byte)));
+            }
+            prop_assert_eq!(filtered(&passed), passed, "there is nothing left to replace");
+        }
+
+        #[test]
+        fn any_bytes_are_passed_on_or_held_back(sent in prop::collection::vec(any::<u8>(), 0..400)) {
+            let mut filter = Filter { pass: 0, held: Vec::new() };
+            let mut out = Vec::new();
+            filter.take(&sent, &mut out);
+            prop_assert!(out.len() + filter.held.len() <= sent.len());
+            prop_assert!(filter.held.len() < FRAME_HEADER + MAX_FRAME);
+            filtered(&sent);
         }
     }
 }
