@@ -67,7 +67,8 @@ pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) 
     let mut writes = write_slices(&shown.devices, slices);
     for (name, spec) in &shown.classes {
         let found = classes.iter().find(|class| class.metadata.name.as_ref() == Some(name));
-        if found.is_some_and(|found| is_ours(&found.metadata) && found.spec == *spec) {
+        // One of that name which somebody else made is theirs, whatever it says.
+        if found.is_some_and(|found| !is_ours(&found.metadata) || found.spec == *spec) {
             continue;
         }
         let class = DeviceClass { metadata: metadata(name), spec: spec.clone() };
@@ -80,6 +81,23 @@ pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) 
         }
     }
     writes
+}
+
+/// The classes of others that have names of classes which should be shown: those are not.
+#[must_use]
+pub fn taken<'c>(shown: &Shown, classes: &'c [DeviceClass]) -> Vec<&'c DeviceClass> {
+    let in_the_way = |class: &&DeviceClass| {
+        !is_ours(&class.metadata)
+            && class.metadata.name.as_ref().is_some_and(|name| shown.classes.contains_key(name))
+    };
+    classes.iter().filter(in_the_way).collect()
+}
+
+/// What of all slices is the controller's.
+#[must_use]
+pub fn own_slices(mut slices: Vec<ResourceSlice>) -> Vec<ResourceSlice> {
+    slices.retain(|slice| is_ours(&slice.metadata));
+    slices
 }
 
 /// Slices of the pool: all of them say one generation and their number, or the scheduler goes by none.
@@ -347,6 +365,40 @@ mod tests {
         // None are left: the slices go.
         fewer.devices.truncate(2);
         assert_eq!(writes(&fewer, &slices, &classes).len(), 2, "one written, one deleted");
+    }
+
+    #[test]
+    fn a_class_of_that_name_that_an_operator_made_was_overwritten() {
+        let blue = json!({"scheduling": "Addresses"});
+        let shown = shown(&cluster(vec![network("blue", 2, "10.2.0.0/24", blue)]));
+        let theirs = |name: &str| DeviceClass {
+            metadata: ObjectMeta { name: Some(name.into()), ..Default::default() },
+            ..Default::default()
+        };
+        let classes = [theirs("knit-blue"), theirs("knit-other")];
+        let written: Vec<String> = writes(&shown, &[], &classes).iter().map(ToString::to_string).collect();
+        assert!(!written.iter().any(|write| write.contains("knit-blue")), "{written:?}");
+        assert_eq!(written.len(), 2, "the slice and the class of all: {written:?}");
+        let taken: Vec<_> =
+            taken(&shown, &classes).iter().filter_map(|class| class.metadata.name.as_deref()).collect();
+        assert_eq!(taken, ["knit-blue"], "one that is not needed is in nobody's way");
+    }
+
+    #[test]
+    fn what_is_no_longer_shown_is_deleted_and_nothing_else_is() {
+        let shown = shown(&cluster(vec![network("blue", 2, "10.2.0.0/24", json!({}))]));
+        let mut slices = applied(&shown, 7);
+        let mut theirs = slices[0].clone();
+        theirs.metadata.labels = None;
+        slices.push(theirs);
+        let (name, spec) = shown.classes.first_key_value().expect("a class");
+        let mut class = DeviceClass { metadata: metadata(name), spec: spec.clone() };
+        class.metadata.uid = Some("u".into());
+        let mut mine = class.clone();
+        mine.metadata.labels = None;
+        let own = own_slices(slices);
+        assert_eq!(own.len(), 1);
+        assert_eq!(writes(&Shown::default(), &own, &[class, mine]).len(), 2);
     }
 
     #[test]
