@@ -31,6 +31,10 @@ pub struct CoreConfig {
     pub cache_wait: Duration,
     /// How long a request waits for a further AddressBlock.
     pub block_wait: Duration,
+    /// How long all of one request by NRI waits for what is not there yet. The container runtime holds one
+    /// lock for the events of all pods of its node: what one tenant's pod waits for, every pod that starts
+    /// waits for.
+    pub nri_wait: Duration,
     /// How long one call of a runtime may take.
     pub runtime_deadline: Duration,
     /// How long a runtime may take to detach: less than a container runtime waits for DEL, so that it hears
@@ -75,6 +79,7 @@ impl CoreConfig {
             peers: Peers::default(),
             cache_wait: Duration::from_secs(5),
             block_wait: Duration::from_secs(10),
+            nri_wait: Duration::from_millis(100),
             runtime_deadline: Duration::from_secs(30),
             detach_deadline: Duration::from_secs(15),
             request_deadline: Duration::from_secs(60),

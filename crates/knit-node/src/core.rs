@@ -33,7 +33,7 @@ use crate::level::Repairs;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
-use crate::pipeline::{Attached, Pipeline};
+use crate::pipeline::{Attached, Pipeline, Waits};
 use crate::policy::PolicyEnforcer;
 use crate::proxy::{ServiceProxy, Stopped};
 use crate::readiness::Readiness;
@@ -62,7 +62,7 @@ struct Inner {
     metrics: Arc<Metrics>,
     proxy: Option<Arc<dyn ServiceProxy>>,
     /// Claims of pods, where they are served.
-    claims: OnceLock<Claims>,
+    claims: OnceLock<Arc<Claims>>,
     /// Why a door that requests are expected by is closed.
     closed_door: Mutex<Option<String>>,
     /// Counts changes of what NodeNetwork shows.
@@ -148,9 +148,10 @@ impl Core {
     pub async fn attach(&self, mut request: PodRequest, deadline: Instant) -> Result<Attached> {
         let core = self.clone();
         let operation = if request.start.is_some() { Operation::Attach } else { Operation::Plug };
+        let waits = Waits::of(&request, deadline, self.config());
         self.run(operation, async move {
-            let result = match core.claims_of(&mut request, deadline).await {
-                Ok(()) => core.inner.pipeline.attach(&request, deadline).await,
+            let result = match core.claims_of(&mut request, waits).await {
+                Ok(()) => core.inner.pipeline.attach(&request, waits).await,
                 Err(error) => Err(error),
             };
             // What a running pod gets is told by who asked for it.
@@ -167,9 +168,9 @@ impl Core {
     }
 
     /// Finds the claims that a pod which starts has, where claims are served.
-    async fn claims_of(&self, request: &mut PodRequest, deadline: Instant) -> Result<()> {
+    async fn claims_of(&self, request: &mut PodRequest, waits: Waits) -> Result<()> {
         if let Some(claims) = self.inner.claims.get().filter(|_| request.start.is_some()) {
-            let found = claims.of_pod(request, deadline).await?;
+            let found = claims.of_pod(request, waits).await?;
             let new = found.into_iter().filter(|claim| !request.claims.contains(claim)).collect::<Vec<_>>();
             request.claims.extend(new);
         }
@@ -180,7 +181,7 @@ impl Core {
     /// that is `doubtful`: then no pod starts before its claims are known.
     pub fn use_claims(&self, source: Arc<dyn ClaimSource>, doubtful: bool) {
         self.report().follow_claims();
-        let claims = Claims::new(self.inner.pipeline.clone(), source, doubtful);
+        let claims = Arc::new(Claims::new(self.inner.pipeline.clone(), source, doubtful));
         if self.inner.claims.set(claims).is_err() {
             tracing::error!("claims are served already");
         }

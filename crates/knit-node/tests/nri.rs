@@ -213,3 +213,24 @@ async fn many_pods_at_once_get_one_address_each() {
     addresses.dedup();
     assert_eq!(addresses.len(), 8);
 }
+
+/// On a clock that stands still while something is done: what passes on it was waited for.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_waits_for_something_held_up_every_pod_of_its_node() {
+    let mut node = Node { waits: Some(Duration::from_secs(3600)), ..node() };
+    let block = Arc::make_mut(&mut node.world.blocks).remove("blue-1").expect("a block");
+    let (agent, door) = connect(&node, "v2.4.2").await;
+    let nowhere = pod(&node, "a", "shop", &[("knit.dev/networks", "nowhere")]);
+    for (pod, words) in [(nowhere, "does not exist"), (blue(&node, "b"), "no AddressBlock")] {
+        let begin = Instant::now();
+        let Err(Refusal(why)) = door.run_pod_sandbox(pod, begin + Duration::from_secs(7200)).await else {
+            panic!("it has its network: {words}")
+        };
+        assert!(why.contains(words), "{why}");
+        assert!(begin.elapsed() < Duration::from_secs(1), "{words}: {:?}", begin.elapsed());
+    }
+    agent.core.world().update_networks(|world| {
+        Arc::make_mut(&mut world.blocks).insert("blue-1".into(), block);
+    });
+    door.run_pod_sandbox(blue(&node, "b"), soon()).await.expect("kubelet tries again");
+}

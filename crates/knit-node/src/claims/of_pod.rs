@@ -1,15 +1,19 @@
 //! Which claims a pod has that starts. Kubelet has every claim prepared before it makes a sandbox, so a pod
 //! with claims of ours is in a namespace that has some here; where it has none, no pod waits for its object.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::Pod;
 use knit_ledger::{Reservation, SandboxRecord};
 use knit_model::allocation::{Allocation, AllocationError};
 use knit_types::ObjectRef;
 use knit_types::sync::Locked as _;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::{Claims, REMEMBERED, claim_of};
 use crate::error::{Error, Reason, Result};
+use crate::pipeline::Waits;
 use crate::request::{PodRequest, pod_name};
 use crate::world::World;
 
@@ -50,7 +54,11 @@ impl Claims {
     /// # Errors
     /// When it cannot be told, or one of them cannot be prepared: a pod does not start without what it was
     /// promised.
-    pub(crate) async fn of_pod(&self, request: &PodRequest, deadline: Instant) -> Result<Vec<ObjectRef>> {
+    pub(crate) async fn of_pod(
+        self: &Arc<Self>,
+        request: &PodRequest,
+        waits: Waits,
+    ) -> Result<Vec<ObjectRef>> {
         let (Some(namespace), Some(name)) = (&request.pod.namespace, &request.pod.name) else {
             return Ok(Vec::new());
         };
@@ -72,13 +80,13 @@ impl Claims {
                 None => Ok(Vec::new()),
             }
         };
-        let soon = deadline.min(Instant::now() + self.pipeline.config.cache_wait);
+        let soon = waits.at_most(self.pipeline.config.cache_wait);
         let names = self.pipeline.world.wait(soon, look).await?;
         let mut claims = Vec::with_capacity(names.len());
         for name in names {
             match self.recorded(namespace, &name) {
                 Some(claim) => claims.push(claim),
-                None => claims.extend(self.unrecorded(request, namespace, &name, deadline).await?),
+                None => claims.extend(self.look_up(request, namespace, &name, waits).await?),
             }
         }
         Ok(claims)
@@ -109,6 +117,47 @@ impl Claims {
         lent.filter_map(|a| claim_of(&a.plan().loan.as_ref()?.from)).find(is_it).cloned()
     }
 
+    /// The same as [`Self::unrecorded`]. A request that is not to wait is refused until it is known, and the
+    /// work goes on without it: who comes again finds it done.
+    async fn look_up(
+        self: &Arc<Self>,
+        request: &PodRequest,
+        namespace: &str,
+        name: &str,
+        waits: Waits,
+    ) -> Result<Option<ObjectRef>> {
+        let Some(soon) = waits.soon() else {
+            return self.unrecorded(request, namespace, name, waits.deadline()).await;
+        };
+        if self.is_foreign(request, namespace, name) {
+            return Ok(None);
+        }
+        let (claims, asked) = (Arc::clone(self), request.clone());
+        let (space, claim) = (namespace.to_owned(), name.to_owned());
+        let work = async move {
+            let deadline = Instant::now() + claims.pipeline.config.request_deadline;
+            claims.unrecorded(&asked, &space, &claim, deadline).await
+        };
+        let who = || pod_name(&request.pod);
+        match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(failed)) => {
+                let message = format!("{}: claim {namespace}/{name}: check the agent's log", who());
+                Err(Error::new(Reason::Internal, message).because(failed))
+            }
+            Err(_) => {
+                let message =
+                    format!("{}: claim {namespace}/{name} is being read; it will be retried", who());
+                Err(Error::new(Reason::NotReady, message))
+            }
+        }
+    }
+
+    /// Whether a claim of a pod is known to be another driver's.
+    fn is_foreign(&self, request: &PodRequest, namespace: &str, name: &str) -> bool {
+        self.foreign.locked().contains(&place_of(request, namespace, name))
+    }
+
     /// A claim that the ledger does not know: another driver's, or one of ours that was forgotten. Kubelet
     /// does not have it prepared a second time, so it is prepared here.
     async fn unrecorded(
@@ -118,9 +167,7 @@ impl Claims {
         name: &str,
         deadline: Instant,
     ) -> Result<Option<ObjectRef>> {
-        let uid = request.pod.uid.clone().unwrap_or_default();
-        let place = (namespace.to_owned(), name.to_owned(), uid);
-        if self.foreign.locked().contains(&place) {
+        if self.is_foreign(request, namespace, name) {
             return Ok(None);
         }
         let who = pod_name(&request.pod);
@@ -136,7 +183,7 @@ impl Claims {
                 if foreign.len() >= REMEMBERED {
                     foreign.clear();
                 }
-                foreign.insert(place);
+                foreign.insert(place_of(request, namespace, name));
                 return Ok(None);
             }
             Err(error) => return Err(not_ready("cannot be attached").because(error)),
@@ -152,6 +199,11 @@ impl Claims {
         self.prepare_allocated(&allocation, deadline).await?;
         Ok(Some(allocation.claim))
     }
+}
+
+/// What a claim of another driver is remembered by.
+fn place_of(request: &PodRequest, namespace: &str, name: &str) -> (String, String, String) {
+    (namespace.to_owned(), name.to_owned(), request.pod.uid.clone().unwrap_or_default())
 }
 
 fn named(claim: &PodClaim, who: &str) -> Result<String> {

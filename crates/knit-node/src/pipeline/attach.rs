@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 
 use super::record::Recorded;
 use super::verify::{Answer, Verified};
-use super::{GIVE_UP, Pipeline};
+use super::{GIVE_UP, Pipeline, Waits};
 use crate::error::{Error, Reason, Result};
 use crate::networks::Patience;
 
@@ -25,23 +25,24 @@ impl Pipeline {
         &self,
         recorded: &Recorded,
         patience: Patience,
-        deadline: Instant,
+        waits: Waits,
     ) -> Result<Vec<Verified>> {
         let record = recorded.record();
-        self.cover(record, patience).await?;
+        let covered_by = match (waits.soon(), patience) {
+            (Some(soon), _) => soon,
+            (None, Patience::Until(deadline)) => deadline,
+            (None, Patience::Once) => Instant::now() + self.config.runtime_deadline,
+        };
+        self.cover(record, covered_by).await?;
         // What fails must be taken back before the caller stops waiting, or it never hears why.
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = waits.deadline().saturating_duration_since(Instant::now());
         let limit = left.saturating_sub(GIVE_UP).max(left / 2).min(self.config.runtime_deadline);
         let answers = self.attach_all(record, recorded.planned(), limit).await?;
         answers.into_iter().map(|answer| answer.verify(record.netns().inode)).collect()
     }
 
     /// A block that came a moment ago may not be known to the runtime yet.
-    async fn cover(&self, record: &SandboxRecord, patience: Patience) -> Result<()> {
-        let deadline = match patience {
-            Patience::Until(deadline) => deadline,
-            Patience::Once => Instant::now() + self.config.runtime_deadline,
-        };
+    async fn cover(&self, record: &SandboxRecord, deadline: Instant) -> Result<()> {
         for attachment in record.attachments() {
             let plan = attachment.plan();
             let Some(lease) = &plan.lease else { continue };

@@ -23,6 +23,7 @@ mod reserve;
 pub mod resolve;
 mod undo;
 mod verify;
+mod waits;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,6 +49,7 @@ use crate::world::{World, WorldStore};
 use reserve::ForSandbox;
 use resolve::{Held, Missing, Wanted, resolve};
 pub(crate) use verify::Answer;
+pub(crate) use waits::Waits;
 
 /// How long a runtime may take to take back what it could not make. Its attach may have used up most of the
 /// time that the caller waits.
@@ -92,10 +94,11 @@ struct Resolved<T> {
 impl Pipeline {
     /// Carries out a request: everything that it is about, or nothing. The same request again gives the same
     /// answer.
-    pub(crate) async fn attach(&self, request: &PodRequest, deadline: Instant) -> Result<Attached> {
+    pub(crate) async fn attach(&self, request: &PodRequest, waits: Waits) -> Result<Attached> {
         let (pod, who) = (&request.pod, pod_name(&request.pod));
         let lock = self.sandboxes.locks().lock(pod.sandbox.clone());
-        let _guard = tokio::time::timeout_at(deadline, lock).await.map_err(|_| {
+        let free_by = waits.soon().unwrap_or(waits.deadline());
+        let _guard = tokio::time::timeout_at(free_by, lock).await.map_err(|_| {
             Error::new(
                 Reason::NotReady,
                 format!("{who}: an earlier request for it is still running; it will be retried"),
@@ -142,13 +145,13 @@ impl Pipeline {
                     Main::Ours(_) => Vec::new(),
                     Main::Foreign(name) => made_by_others(&start.netns, name).await,
                 };
-                self.give(request, Site { netns, has }, deadline).await
+                self.give(request, Site { netns, has }, waits).await
             }
             None => {
                 let Some(record) = known.filter(SandboxRecord::is_attached) else {
                     return Err(Error::new(Reason::NotReady, format!("{who} is being attached or detached")));
                 };
-                self.give(request, Site::of(&record), deadline).await
+                self.give(request, Site::of(&record), waits).await
             }
         }
     }
@@ -194,22 +197,23 @@ impl Pipeline {
     }
 
     /// The steps, one after the other.
-    async fn give(&self, request: &PodRequest, site: Site, deadline: Instant) -> Result<Attached> {
-        let wanted = self.resolve(request, &site, deadline).await?;
+    async fn give(&self, request: &PodRequest, site: Site, waits: Waits) -> Result<Attached> {
+        let wanted = self.resolve(request, &site, waits).await?;
         if wanted.is_empty() {
             // It wants nothing of the agent, and nothing is kept of it.
             return Ok(Attached { attachments: Vec::new(), netns: site.netns.path });
         }
-        // A pod that starts waits for a block; for one that runs, who asks comes again.
-        let patience = match request.start {
-            Some(_) => Patience::Until(deadline.min(Instant::now() + self.config.block_wait)),
-            None => Patience::Once,
+        // A pod that starts waits for a block, unless others would wait with it; for one that runs, who asks
+        // comes again.
+        let patience = match (&request.start, waits.soon()) {
+            (Some(_), None) => Patience::Until(waits.at_most(self.config.block_wait)),
+            (None, _) | (_, Some(_)) => Patience::Once,
         };
-        let resolved = self.prepare(request, site, wanted, patience).await?;
+        let resolved = self.prepare(request, site, wanted, patience, waits).await?;
         let reserved = self.reserve(resolved, patience).await?;
         let recorded = self.record(reserved)?;
-        let made = match self.admit(&recorded, deadline).await {
-            Ok(()) => self.make(&recorded, patience, deadline).await,
+        let made = match self.admit(&recorded, waits.admitted_by()).await {
+            Ok(()) => self.make(&recorded, patience, waits).await,
             Err(error) => Err(error),
         };
         let made = made.and_then(|verified| self.acknowledge(&recorded, verified));
@@ -243,7 +247,7 @@ impl Pipeline {
 
     /// Which Networks, under which names. If something is not known yet, a pod that starts waits for it a
     /// little.
-    async fn resolve(&self, request: &PodRequest, site: &Site, deadline: Instant) -> Result<Vec<Wanted>> {
+    async fn resolve(&self, request: &PodRequest, site: &Site, waits: Waits) -> Result<Vec<Wanted>> {
         let claimed = self.claimed(request)?;
         let look = |world: &World| match resolve(world, request, &site.has, &claimed) {
             Ok(wanted) => Ok(Ok(wanted)),
@@ -253,8 +257,7 @@ impl Pipeline {
         if request.start.is_none() {
             return look(&self.world.get())?;
         }
-        let soon = deadline.min(Instant::now() + self.config.cache_wait);
-        self.world.wait(soon, look).await?
+        self.world.wait(waits.at_most(self.config.cache_wait), look).await?
     }
 
     /// Has the Networks set up here, and runtimes that can make what is wanted.
@@ -264,19 +267,21 @@ impl Pipeline {
         site: Site,
         wanted: Vec<Wanted>,
         patience: Patience,
+        waits: Waits,
     ) -> Result<Resolved<ForSandbox>> {
         self.check_node(&wanted, &pod_name(&request.pod))?;
         let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
+        let ready_by = waits.soon().unwrap_or(patience.deadline());
         let ready = networks.iter().map(|network| async move {
-            self.networks.ensure(network, patience).await?;
-            let in_force = self.networks.in_force(network, patience.deadline()).await;
+            self.set_up(network, patience, waits).await?;
+            let in_force = self.networks.in_force(network, ready_by).await;
             in_force.map_err(|problem| problem.into_error(network))
         });
         for result in futures::future::join_all(ready).await {
             let who = pod_name(&request.pod);
             result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
         }
-        self.check_host_ports(&request.pod, &wanted, patience.deadline()).await?;
+        self.check_host_ports(&request.pod, &wanted, ready_by).await?;
         wanted.iter().try_for_each(|wanted| self.runtimes.can_have(wanted))?;
         let target = ForSandbox { pod: request.pod.clone(), netns: site.netns, door: request.door.clone() };
         Ok(Resolved { target, wanted })

@@ -34,6 +34,8 @@ pub struct Node {
     pub cri_socket: Option<PathBuf>,
     /// Who gives its pods their main interface.
     pub main_interfaces: MainInterfaces,
+    /// How long a request waits for what is not there; a moment by default.
+    pub waits: Option<Duration>,
 }
 
 /// One run of an agent.
@@ -105,14 +107,19 @@ impl Node {
             world,
             cri_socket: None,
             main_interfaces: MainInterfaces::Ours,
+            waits: None,
         }
     }
 
     pub fn config(&self) -> CoreConfig {
         let mut config = CoreConfig::new(NODE, self.dir.path().join("run"), self.dir.path().join("state"));
-        config.cache_wait = Duration::from_millis(200);
+        config.cache_wait = self.waits.unwrap_or(Duration::from_millis(200));
         // Setting a Network up must be done within it, too.
-        config.block_wait = Duration::from_secs(5);
+        config.block_wait = self.waits.unwrap_or(Duration::from_secs(5));
+        // However slow the machine is, unless that is what a test is about.
+        if self.waits.is_none() {
+            config.nri_wait = Duration::from_secs(20);
+        }
         config.runtime_deadline = Duration::from_secs(30);
         config.cri_socket.clone_from(&self.cri_socket);
         config.main_interfaces = self.main_interfaces;

@@ -108,7 +108,8 @@ impl NriDoor {
         translate::pod_request(pod, &self.main, self.served)
     }
 
-    /// Sees to it that a sandbox has what it asks for.
+    /// Sees to it that a sandbox has what it asks for. It is refused at once while something for it is still
+    /// missing: kubelet tries again, and meanwhile other pods start.
     async fn ensure(&self, pod: &PodSandbox, deadline: Instant) -> Result<(), Refusal> {
         let Some(request) = self.request(pod).map_err(Refusal)? else { return Ok(()) };
         match self.core.attach(request, deadline).await {
