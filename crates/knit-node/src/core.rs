@@ -169,12 +169,35 @@ impl Core {
 
     /// Finds the claims that a pod which starts has, where claims are served.
     async fn claims_of(&self, request: &mut PodRequest, waits: Waits) -> Result<()> {
-        if let Some(claims) = self.inner.claims.get().filter(|_| request.start.is_some()) {
-            let found = claims.of_pod(request, waits).await?;
-            let new = found.into_iter().filter(|claim| !request.claims.contains(claim)).collect::<Vec<_>>();
-            request.claims.extend(new);
-        }
+        let Some(claims) = self.inner.claims.get().filter(|_| request.start.is_some()) else {
+            return Ok(());
+        };
+        let found = match claims.of_pod(request, waits).await {
+            Ok(found) => found,
+            // What its sandbox has, it got when its claims were known, and a pod's claims never change: the
+            // containers of a pod that runs start again whoever is away.
+            Err(error) if error.reason == Reason::NotReady && self.inner.pipeline.has_networks(request) => {
+                let sandbox = &request.pod.sandbox;
+                tracing::debug!(%sandbox, "going by its record, since its claims are not known: {error}");
+                Vec::new()
+            }
+            Err(error) => return Err(error),
+        };
+        let new = found.into_iter().filter(|claim| !request.claims.contains(claim)).collect::<Vec<_>>();
+        request.claims.extend(new);
         Ok(())
+    }
+
+    /// Whether the sandbox of a pod that starts has its networks already, those of its claims among them as
+    /// far as they are known.
+    pub(crate) async fn has_all(&self, request: &PodRequest) -> bool {
+        let mut request = request.clone();
+        let config = self.config();
+        let waits = Waits::of(&request, Instant::now() + config.request_deadline, config);
+        // Who has nothing yet needs no look at its claims.
+        self.inner.pipeline.has_networks(&request)
+            && self.claims_of(&mut request, waits).await.is_ok()
+            && self.inner.pipeline.has_all(&request)
     }
 
     /// Serves claims from now on, which are read at `source`. What was prepared may have been forgotten if

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use knit_ledger::Reservation;
+use knit_ledger::{Reservation, SandboxRecord};
 use knit_types::{ObjectRef, Owner};
 use tokio::time::Instant;
 
@@ -13,8 +13,9 @@ use super::resolve::{Missing, resolve_claim};
 use super::{Pipeline, Resolved};
 use crate::clock;
 use crate::error::{Error, Reason, Result};
+use crate::netns;
 use crate::networks::Patience;
-use crate::request::ClaimRequest;
+use crate::request::{ClaimRequest, PodRequest};
 use crate::world::World;
 
 impl Pipeline {
@@ -61,6 +62,22 @@ impl Pipeline {
         self.record_claim(reserved).map(Some)
     }
 
+    /// Whether the sandbox of a pod that starts has its networks already: it runs, and another container of it
+    /// is to start.
+    pub(crate) fn has_networks(&self, request: &PodRequest) -> bool {
+        let record = self.sandboxes.books().get(&request.pod.sandbox).cloned();
+        let Some((record, start)) = record.zip(request.start.as_ref()) else { return false };
+        let netns = netns::identify(&start.netns).ok().flatten();
+        record.is_attached() && netns.as_ref() == Some(record.netns())
+    }
+
+    /// The same, and whether it has those of all its claims.
+    pub(crate) fn has_all(&self, request: &PodRequest) -> bool {
+        let record = || self.sandboxes.books().get(&request.pod.sandbox).cloned();
+        self.has_networks(request)
+            && record().is_some_and(|record| request.claims.iter().all(|claim| has_from(&record, claim)))
+    }
+
     /// Frees what is reserved for a claim. Nothing reserved is success.
     pub(crate) async fn release_claim(&self, claim: &ObjectRef) -> Result<()> {
         let owner = Owner::claim(claim.clone());
@@ -69,6 +86,24 @@ impl Pipeline {
         self.sandboxes.changed();
         released
     }
+}
+
+/// A sandbox that has its networks has those of its claims among them, or it must not go on: nothing is added
+/// to it any more.
+pub(super) fn check_lent(record: &SandboxRecord, request: &PodRequest, who: &str) -> Result<()> {
+    let Some(claim) = request.claims.iter().find(|claim| !has_from(record, claim)) else { return Ok(()) };
+    let message = format!(
+        "{who}: sandbox {} was attached without claim {claim}: delete the pod, so that it starts with all that \
+         it was promised",
+        record.sandbox()
+    );
+    Err(Error::new(Reason::Refused, message))
+}
+
+/// Whether a sandbox has something from a claim.
+fn has_from(record: &SandboxRecord, claim: &ObjectRef) -> bool {
+    let mut loans = record.attachments().iter().filter_map(|a| a.plan().loan.as_ref());
+    loans.any(|loan| matches!(&loan.from, Owner::Claim(from) if **from == *claim))
 }
 
 /// A reservation that is there already, if it is what is asked for.

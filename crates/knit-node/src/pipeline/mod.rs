@@ -117,6 +117,7 @@ impl Pipeline {
                 let netns = namespace_of(&start.netns, &who)?;
                 if let Some(record) = known {
                     if record.is_attached() && *record.netns() == netns {
+                        claim::check_lent(&record, request, &who)?;
                         let main = match &start.main {
                             Main::Ours(main) => &main.interface,
                             Main::Foreign(_) => return Ok(answer(&record)),

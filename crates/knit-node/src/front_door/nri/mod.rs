@@ -145,12 +145,8 @@ impl NriDoor {
     /// Attaches a sandbox that runs, if it lacks something. Gives it back where that is to be tried again.
     async fn repair_one(&self, request: PodRequest) -> Option<PodRequest> {
         let netns = request.start.as_ref().map(|start| start.netns.clone()).unwrap_or_default();
-        let is_attached = || {
-            let books = self.core.sandboxes().books();
-            books.get(&request.pod.sandbox).is_some_and(knit_ledger::SandboxRecord::is_attached)
-        };
         // A sandbox that has stopped is listed as well, until it is removed.
-        if is_attached() || !netns.exists() {
+        if !netns.exists() || self.core.has_all(&request).await {
             return None;
         }
         let deadline = Instant::now() + self.core.config().request_deadline;
