@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use knit_types::{PodRef, SandboxId};
+use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -48,7 +48,7 @@ impl Unreadable {
         Self { key, why, text: text.to_owned() }
     }
 
-    /// What it is found by: the sandbox's id, where that can be made out.
+    /// What it is found by: the key of its owner, where that can be made out.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
@@ -70,6 +70,13 @@ impl Unreadable {
     #[must_use]
     pub fn sandbox(&self) -> Option<SandboxId> {
         SandboxId::new(&self.key).ok()
+    }
+
+    /// The claim that it is of, where that can be made out and it is one's.
+    #[must_use]
+    pub fn claim(&self) -> Option<ObjectRef> {
+        let claim: ObjectRef = serde_json::from_value(self.value().get("claim")?.clone()).ok()?;
+        (Owner::claim(claim.clone()).key() == self.key).then_some(claim)
     }
 
     /// The pod that it is of, where that can be made out.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use knit_ledger::Unreadable;
 use knit_types::ObjectRef;
 
 use super::{Claims, claim_of};
@@ -24,7 +25,9 @@ impl Claims {
     pub(crate) async fn sweep(&self) -> usize {
         let reserved: Vec<ObjectRef> = {
             let books = self.pipeline.sandboxes.books();
-            books.reservations().filter_map(|r| claim_of(r.owner())).cloned().collect()
+            let reserved = books.reservations().filter_map(|r| claim_of(r.owner())).cloned();
+            // Nobody else would remove what cannot be read, if kubelet does not release it.
+            reserved.chain(books.unreadable().filter_map(Unreadable::claim)).collect()
         };
         let mut freed = 0;
         for claim in reserved {

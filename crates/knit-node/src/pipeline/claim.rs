@@ -16,6 +16,7 @@ use crate::error::{Error, Reason, Result};
 use crate::netns;
 use crate::networks::Patience;
 use crate::request::{ClaimRequest, PodRequest};
+use crate::sandboxes::unreadable;
 use crate::world::World;
 
 impl Pipeline {
@@ -34,6 +35,9 @@ impl Pipeline {
         })?;
         {
             let books = self.sandboxes.books();
+            if let Some(record) = books.unreadable_reservation(&owner) {
+                return Err(unreadable::error_of_claim(&owner, record));
+            }
             if let Some(reservation) = books.reservation(&owner) {
                 return same(reservation, request).map(Some);
             }

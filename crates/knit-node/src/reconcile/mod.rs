@@ -286,6 +286,8 @@ impl Reconciler {
     fn tell_unreadable(&self, record: &Unreadable) {
         let advice = if record.sandbox().is_some() {
             "its networks are not looked after; delete the pod and let it be made again"
+        } else if record.claim().is_some() {
+            "nothing is prepared for it; delete its pods, and the claim if it was not made from a template"
         } else {
             // Nobody's DEL is for it.
             "interfaces without a record are left alone; stop the agent, move its ledger away and start it \
@@ -293,7 +295,7 @@ impl Reconciler {
         };
         let message = format!(
             "the agent's record of {} cannot be read ({}): its addresses stay reserved, and {advice}",
-            record.key(),
+            record.claim().map_or_else(|| record.key().to_owned(), |claim| format!("claim {claim}")),
             record.why()
         );
         if let (Some(pod), Some(sandbox)) = (record.pod(), record.sandbox()) {

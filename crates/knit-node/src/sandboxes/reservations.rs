@@ -78,7 +78,11 @@ impl Books {
                 format!("{owner} is in use by sandbox {sandbox}: it is freed once that one is detached");
             return Err(Error::new(Reason::NotReady, message));
         }
-        let Some(reservation) = self.reservation(owner) else { return Ok(()) };
+        let Some(reservation) = self.reservation(owner) else {
+            // What cannot be read is gone with its owner, too.
+            let discarded = self.discard_by(&owner.key(), now);
+            return discarded.map_err(|e| ledger_error(&owner.to_string(), e));
+        };
         let keys: Vec<LeaseKey> = reservation.leases().map(|lease| lease.key).collect();
         let rests = keys.iter().flat_map(|key| self.cooling_of(key, now)).collect();
         self.keep_at_rest(rests, now);

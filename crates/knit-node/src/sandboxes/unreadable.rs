@@ -1,9 +1,11 @@
-//! Records that cannot be read: their addresses stay reserved, nothing is attached for their sandboxes, and
-//! nothing of theirs is taken for a stray, until they are detached.
+//! Records that cannot be read: their addresses stay reserved, nothing is attached for their sandboxes or
+//! prepared for their claims, and nothing of theirs is taken for a stray, until those are detached or
+//! released.
 
 use knit_ipam::Millis;
 use knit_ledger::{Batch, LedgerError, Unreadable};
 use knit_runtime::SandboxId;
+use knit_types::Owner;
 
 use super::books::Books;
 use crate::error::{Error, Reason};
@@ -17,7 +19,18 @@ impl Books {
     /// The record of a sandbox, if it cannot be read.
     #[must_use]
     pub fn unreadable_of(&self, sandbox: &SandboxId) -> Option<&Unreadable> {
-        self.unreadable().find(|record| record.key() == sandbox.as_str())
+        self.unreadable_by(sandbox.as_str())
+    }
+
+    /// The record with this key, if it cannot be read.
+    pub(super) fn unreadable_by(&self, key: &str) -> Option<&Unreadable> {
+        self.unreadable().find(|record| record.key() == key)
+    }
+
+    /// What a claim or an object has reserved, if that cannot be read.
+    #[must_use]
+    pub fn unreadable_reservation(&self, owner: &Owner) -> Option<&Unreadable> {
+        self.unreadable_by(&owner.key())
     }
 
     /// Whether there is a record of which not even the owner can be made out: whatever nobody recorded may be
@@ -42,7 +55,7 @@ impl Books {
                 record = record.key(),
                 why = record.why(),
                 "a record of the ledger cannot be read: it is kept, its addresses stay reserved, and nothing \
-                 is attached for it until its pod is deleted"
+                 is attached or prepared for it until its pod or its claim is deleted"
             );
         }
     }
@@ -52,8 +65,13 @@ impl Books {
     /// # Errors
     /// When that cannot be written: a later pass tries again.
     pub(crate) fn discard(&mut self, sandbox: &SandboxId, now: Millis) -> Result<(), LedgerError> {
-        let Some(holder) = self.unreadable_of(sandbox).map(holder) else { return Ok(()) };
-        self.commit(Batch::new().remove(sandbox.as_str()))?;
+        self.discard_by(sandbox.as_str(), now)
+    }
+
+    /// The same, by the record's key.
+    pub(super) fn discard_by(&mut self, key: &str, now: Millis) -> Result<(), LedgerError> {
+        let Some(holder) = self.unreadable_by(key).map(holder) else { return Ok(()) };
+        self.commit(Batch::new().remove(key))?;
         let rests = self.allocator.release(&holder, now);
         self.keep_at_rest(rests, now);
         Ok(())
@@ -71,6 +89,19 @@ pub(crate) fn error(who: &str, record: &Unreadable) -> Error {
     Error::new(Reason::Damaged, message)
 }
 
+/// What is said to whoever asks for something of a claim whose record cannot be read.
+pub(crate) fn error_of_claim(owner: &Owner, record: &Unreadable) -> Error {
+    let message = format!(
+        "the agent's record of {owner} cannot be read ({}): delete the pods that use it, and a claim that \
+         was not made from a template; its addresses are kept until then",
+        record.why()
+    );
+    Error::new(Reason::Damaged, message)
+}
+
 fn holder(record: &Unreadable) -> String {
-    format!("a record that cannot be read (sandbox {})", record.key())
+    match record.sandbox() {
+        Some(sandbox) => format!("a record that cannot be read (sandbox {sandbox})"),
+        None => format!("a record that cannot be read ({})", record.key()),
+    }
 }
