@@ -32,6 +32,8 @@ pub struct Reservation {
     key: String,
     #[serde(flatten)]
     owner: Owner,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<PodRef>,
     created_at: u64,
     leases: Vec<ReservedLease>,
 }
@@ -41,6 +43,9 @@ pub struct Reservation {
 pub struct ReservedLease {
     /// The interface's name; unique in its reservation.
     pub interface: InterfaceName,
+    /// Whether its owner asked for that name: then it is this one or none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub named: bool,
     /// The Network.
     pub network: String,
     /// The runtime that serves it.
@@ -80,8 +85,8 @@ impl Reservation {
     /// Nothing yet, for a claim or an object. `None` for a sandbox: what a sandbox has is in its own record.
     #[must_use]
     pub fn new(owner: Owner, created_at: u64) -> Option<Self> {
-        let reservation =
-            Self { format: SECOND_FORMAT, key: owner.key(), owner, created_at, leases: Vec::new() };
+        let (format, key) = (SECOND_FORMAT, owner.key());
+        let reservation = Self { format, key, owner, pod: None, created_at, leases: Vec::new() };
         reservation.owner.sandbox().is_none().then_some(reservation)
     }
 
@@ -108,6 +113,17 @@ impl Reservation {
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.owner
+    }
+
+    /// The pod that it is for, or that had it last, where that is known.
+    #[must_use]
+    pub fn pod(&self) -> Option<&PodRef> {
+        self.pod.as_ref()
+    }
+
+    /// Notes the pod that it is for.
+    pub fn set_pod(&mut self, pod: Option<PodRef>) {
+        self.pod = pod;
     }
 
     /// When it was recorded first.
@@ -231,6 +247,7 @@ impl TryFrom<RawEntry> for Entry {
         };
         let mut reservation =
             Reservation::new(owner, raw.created_at).ok_or_else(|| missing("claim or object"))?;
+        reservation.set_pod(raw.pod);
         for lease in raw.leases.ok_or_else(|| missing("leases"))? {
             reservation.add(lease).map_err(|error| error.to_string())?;
         }

@@ -46,6 +46,9 @@ pub struct Loan {
     pub from: Owner,
     /// The interface that it was reserved for.
     pub interface: InterfaceName,
+    /// Whether that name was asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub named: bool,
 }
 
 /// What is decided about an attachment before anything of it is made: enough to find and remove all of it.

@@ -149,7 +149,7 @@ fn several_addresses_of_a_family_and_loans_are_of_the_second_form() {
     record.gone(&name("net2")).unwrap();
     assert!(written(record.clone()).0.starts_with(r#"{"sandbox":"#), "the first form again");
 
-    let loan = Loan { from: Owner::claim(claim()), interface: name("net7") };
+    let loan = Loan { from: Owner::claim(claim()), interface: name("net7"), named: false };
     record.plan(AttachmentPlan { loan: Some(Box::new(loan)), ..plan("net2") }).unwrap();
     let (text, read) = written(record.clone());
     let lent = r#""loan":{"claim":{"namespace":"shop","name":"c","uid":"u-c"},"interface":"net7"},"#;
@@ -167,7 +167,7 @@ fn an_attachment_goes_with_its_sandbox_its_object_or_its_claim() {
     let door = Door::Object(ObjectDoor { name: "shop/more".into(), uid: None });
     record.asked_by(&name("net1"), door).unwrap();
     assert_eq!(of(&record, "net1"), "object shop/more");
-    let loan = Loan { from: Owner::claim(claim()), interface: name("net1") };
+    let loan = Loan { from: Owner::claim(claim()), interface: name("net1"), named: true };
     record.plan(AttachmentPlan { loan: Some(Box::new(loan)), ..plan("net2") }).unwrap();
     assert_eq!(of(&record, "net2"), "claim shop/c");
 }
@@ -179,12 +179,15 @@ fn a_reservation_belongs_to_a_claim_or_an_object_and_never_to_a_sandbox() {
         let mut reservation = Reservation::new(owner.clone(), 17).unwrap();
         let lease = ReservedLease {
             interface: name("net1"),
+            named: true,
             network: "blue".into(),
             runtime: "knit.dev/linux".into(),
             default_route: false,
             lease: leased(&["10.0.0.3", "10.0.0.4"]),
         };
         reservation.add(lease.clone()).unwrap();
+        let pod = PodRef { namespace: "shop".into(), name: "web".into(), uid: Some("u-web".into()) };
+        reservation.set_pod(Some(pod));
         assert!(matches!(reservation.add(lease.clone()), Err(TransitionError::Duplicate { .. })));
         let (text, read) = written(reservation.clone());
         assert!(text.starts_with(r#"{"format":2,""#), "{text}");

@@ -52,6 +52,7 @@ impl Books {
         for (wanted, lease) in wanted.iter().zip(leases) {
             let lease = ReservedLease {
                 interface: wanted.interface.clone(),
+                named: wanted.named,
                 network: wanted.network.clone(),
                 runtime: wanted.runtime.clone(),
                 default_route: wanted.default_route,
@@ -155,6 +156,7 @@ impl Books {
             let Some(own) = changed.iter_mut().find(|own| *own.owner() == loan.from) else { continue };
             let lease = ReservedLease {
                 interface: loan.interface.clone(),
+                named: loan.named,
                 network: plan.network.clone(),
                 runtime: plan.runtime.clone(),
                 default_route: plan.details.default_route,

@@ -32,6 +32,8 @@ pub struct Wanted {
     pub runtime: String,
     /// The interface's name in the pod.
     pub interface: InterfaceName,
+    /// Whether that name was asked for: no other may take its place.
+    pub named: bool,
     /// Whether it is the pod's main one.
     pub main: bool,
     /// Whom it has its addresses from, where they are reserved already.
@@ -111,9 +113,20 @@ pub fn resolve(
     taken.extend(wish.further.iter().filter_map(|asked| asked.interface.as_ref().map(InterfaceName::as_str)));
     taken.extend(request.start.iter().map(|start| start.main.name().as_str()));
     let lent = claimed.iter().flat_map(|own| own.reserved().iter().map(move |lease| (own.owner(), lease)));
-    // By the name that its claim has it by, unless that is taken here.
-    let lent: Vec<_> =
-        lent.map(|(owner, lease)| (owner, lease, taken.insert(lease.interface.as_str()))).collect();
+    // A name that a claim asks for is that one or none. Any other is the one that its claim has it by, unless
+    // that is taken here.
+    for (owner, lease) in lent.clone().filter(|(_, lease)| lease.named) {
+        if !taken.insert(lease.interface.as_str()) {
+            let message = format!(
+                "{who}: {owner} asks for interface {}, which the pod has from elsewhere: use another name",
+                lease.interface
+            );
+            return Err(Missing::Error(Error::new(Reason::Refused, message)));
+        }
+    }
+    let lent: Vec<_> = lent
+        .map(|(owner, lease)| (owner, lease, lease.named || taken.insert(lease.interface.as_str())))
+        .collect();
     let mut free = free_names(taken);
     for asked in &wish.further {
         let network = usable(world, &asked.network, &who)?;
@@ -129,7 +142,8 @@ pub fn resolve(
             default_route: lease.default_route,
             ..Asked::default()
         };
-        let loan = Loan { from: owner.clone(), interface: lease.interface.clone() };
+        let named = lease.named;
+        let loan = Loan { from: owner.clone(), interface: lease.interface.clone(), named };
         wanted.push(Wanted { loan: Some(loan), ..further(world, network, &asked, &mut free, &who)? });
     }
     check_together(world, &wanted, has, &who)?;
@@ -282,6 +296,7 @@ fn main_interface(world: &World, start: &MainInterface, name: String, who: &str)
         runtime: runtime_of(world, network, &name, who)?,
         network: name,
         interface: start.interface.clone(),
+        named: true,
         main: true,
         loan: None,
         addresses: start.addresses.clone(),
@@ -303,6 +318,7 @@ fn further(
     Ok(Wanted {
         runtime: runtime_of(world, network, &asked.network, who)?,
         network: asked.network.clone(),
+        named: asked.interface.is_some(),
         interface: asked.interface.clone().unwrap_or_else(next),
         main: false,
         loan: None,
