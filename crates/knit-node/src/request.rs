@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use knit_ipam::Mac;
 pub use knit_ledger::{Door, ObjectDoor};
 use knit_runtime::{Dns, InterfaceName, Pod, PortMapping};
-use knit_types::ObjectRef;
+use knit_types::{ObjectRef, PodRef};
 
 /// This pod, in this sandbox, is to have these interfaces.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct ClaimRequest {
     pub claim: ObjectRef,
     /// What it asks for. Those that name no interface get one that is free in the claim.
     pub networks: Vec<Asked>,
+    /// The pod that it is for, where that is known.
+    pub pod: Option<PodRef>,
 }
 
 /// What a sandbox gets when it starts, whatever else it asks for.

@@ -23,7 +23,7 @@ fn claim(name: &str) -> ObjectRef {
 
 fn asks(name: &str, networks: &[&str]) -> ClaimRequest {
     let asked = |network: &&str| Asked { network: (*network).into(), ..Asked::default() };
-    ClaimRequest { claim: claim(name), networks: networks.iter().map(asked).collect() }
+    ClaimRequest { claim: claim(name), networks: networks.iter().map(asked).collect(), pod: None }
 }
 
 fn with_claims(mut request: PodRequest, claims: &[&str]) -> PodRequest {

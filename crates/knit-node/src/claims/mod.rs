@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use knit_api::names;
 use knit_model::allocation::{Allocation, AllocationError, Allotted};
-use knit_types::{ObjectRef, Owner, PodRef};
+use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
 use tokio::time::Instant;
 
 pub use of_pod::PodClaim;
@@ -45,6 +45,21 @@ pub(crate) struct Claims {
     foreign: Mutex<BTreeSet<(String, String, String)>>,
 }
 
+/// Who has what was reserved for a claim.
+enum Holder {
+    /// Nothing is reserved.
+    Nobody,
+    /// The claim; whether for a pod that it is for now.
+    Claim {
+        /// Whether it is.
+        same_pod: bool,
+    },
+    /// The sandbox of a pod that the claim is for.
+    Sandbox,
+    /// That of a pod that had the claim before.
+    Another(SandboxId, PodRef),
+}
+
 /// A device that a claim has, prepared.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Prepared {
@@ -67,7 +82,7 @@ impl Claims {
 
     /// Reserves what the scheduler gave a claim: all of it, or nothing. The same again changes nothing.
     pub(crate) async fn prepare(&self, claim: &ObjectRef, deadline: Instant) -> Result<Vec<Prepared>> {
-        let allocation = self.allocation(claim).await?.map_err(|error| {
+        let allocation = self.allocation(claim, deadline).await?.map_err(|error| {
             let reason = match &error {
                 AllocationError::NotAllocated => Reason::NotReady,
                 _ => Reason::Refused,
@@ -85,21 +100,32 @@ impl Claims {
     }
 
     async fn prepare_allocated(&self, allocation: &Allocation, deadline: Instant) -> Result<()> {
-        let (claim, owner) = (&allocation.claim, Owner::claim(allocation.claim.clone()));
-        let (reserved, lent) = {
-            let books = self.pipeline.sandboxes.books();
-            (books.reservation(&owner).is_some(), books.lent_to(&owner).is_some())
+        let claim = &allocation.claim;
+        let reserved = match self.holder(allocation) {
+            Holder::Sandbox => return Ok(()),
+            Holder::Another(sandbox, pod) => {
+                let message = format!(
+                    "claim {claim} is in use by sandbox {sandbox} of pod {pod}, which had it before: it will be \
+                     retried once that one is gone"
+                );
+                return Err(Error::new(Reason::NotReady, message));
+            }
+            Holder::Claim { same_pod } => {
+                if !same_pod {
+                    self.check_pods(allocation, deadline).await?;
+                }
+                true
+            }
+            Holder::Nobody => {
+                self.check_pods(allocation, deadline).await?;
+                self.release_namesakes(claim).await;
+                false
+            }
         };
-        if lent {
-            return Ok(());
-        }
-        if !reserved {
-            self.check_pods(allocation, deadline).await?;
-            self.release_namesakes(claim).await;
-        }
         let soon = deadline.min(Instant::now() + self.pipeline.config.cache_wait);
         let networks = self.pipeline.world.wait(soon, |world| asked(world, allocation)).await?;
-        let request = ClaimRequest { claim: claim.clone(), networks };
+        let pod = allocation.pods.first().cloned();
+        let request = ClaimRequest { claim: claim.clone(), networks, pod };
         match self.pipeline.prepare_claim(&request, deadline).await {
             // What is reserved is of an earlier allocation, whose end nobody told us of.
             Err(error) if reserved && error.reason == Reason::Refused => {
@@ -112,9 +138,33 @@ impl Claims {
         Ok(())
     }
 
+    /// Who has what was reserved for a claim.
+    fn holder(&self, allocation: &Allocation) -> Holder {
+        let owner = Owner::claim(allocation.claim.clone());
+        let is_its = |pod: Option<&PodRef>| {
+            let Some(uid) = pod.and_then(|pod| pod.uid.as_ref()) else { return true };
+            allocation.pods.iter().any(|its| its.uid.as_ref().is_none_or(|its| its == uid))
+        };
+        let books = self.pipeline.sandboxes.books();
+        if let Some(record) = books.lent_to(&owner).and_then(|sandbox| books.get(sandbox)) {
+            return match record.pod().filter(|pod| !is_its(Some(pod))) {
+                Some(pod) => Holder::Another(record.sandbox().clone(), pod.clone()),
+                None => Holder::Sandbox,
+            };
+        }
+        match books.reservation(&owner) {
+            Some(reservation) => Holder::Claim { same_pod: is_its(reservation.pod()) },
+            None => Holder::Nobody,
+        }
+    }
+
     /// The claim as it is now, and what it has.
-    async fn allocation(&self, claim: &ObjectRef) -> Result<Result<Allocation, AllocationError>> {
-        let found = self.get(&claim.namespace, &claim.name).await?;
+    async fn allocation(
+        &self,
+        claim: &ObjectRef,
+        deadline: Instant,
+    ) -> Result<Result<Allocation, AllocationError>> {
+        let found = self.get(&claim.namespace, &claim.name, deadline).await?;
         let not_it = |what: String| Error::new(Reason::NotReady, format!("claim {claim} {what}"));
         let Some(found) = found else {
             return Err(not_it("does not exist: it was deleted".into()));
@@ -130,6 +180,7 @@ impl Claims {
         &self,
         namespace: &str,
         name: &str,
+        deadline: Instant,
     ) -> Result<Option<k8s_openapi::api::resource::v1::ResourceClaim>> {
         let late = |_| {
             let message = format!(
@@ -138,7 +189,8 @@ impl Claims {
             );
             Error::new(Reason::NotReady, message)
         };
-        tokio::time::timeout(ASK, self.source.get(namespace, name)).await.map_err(late)?
+        let answer_by = deadline.min(Instant::now() + ASK);
+        tokio::time::timeout_at(answer_by, self.source.get(namespace, name)).await.map_err(late)?
     }
 
     /// Whether the pods that a claim is for can have it. A pod on the node's own network would run without

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use knit_ledger::{Reservation, SandboxRecord};
+use knit_ledger::{Reservation, SandboxRecord, Unreadable};
 use knit_model::allocation::{Allocation, AllocationError};
 use knit_types::ObjectRef;
 use knit_types::sync::Locked as _;
@@ -84,7 +84,7 @@ impl Claims {
         let names = self.pipeline.world.wait(soon, look).await?;
         let mut claims = Vec::with_capacity(names.len());
         for name in names {
-            match self.recorded(namespace, &name) {
+            match self.recorded(request, namespace, &name) {
                 Some(claim) => claims.push(claim),
                 None => claims.extend(self.look_up(request, namespace, &name, waits).await?),
             }
@@ -101,17 +101,22 @@ impl Claims {
         let reserved = books.reservations().filter_map(|reservation| claim_of(reservation.owner()));
         let lent = books.records().flat_map(SandboxRecord::attachments);
         let lent = lent.filter_map(|a| claim_of(&a.plan().loan.as_ref()?.from));
+        let mut unreadable = books.unreadable().filter_map(Unreadable::claim);
         reserved.chain(lent).any(|claim| claim.namespace == namespace)
+            || unreadable.any(|claim| claim.namespace == namespace)
     }
 
-    /// The claim of this name that something is reserved for, or whose reservation a sandbox has.
-    fn recorded(&self, namespace: &str, name: &str) -> Option<ObjectRef> {
+    /// The claim of this name that something is reserved for, or whose reservation a sandbox has. One that is
+    /// reserved for another pod is as good as unknown: it was given to this one later, perhaps with another
+    /// Network.
+    fn recorded(&self, request: &PodRequest, namespace: &str, name: &str) -> Option<ObjectRef> {
         let books = self.pipeline.sandboxes.books();
         let is_it = |claim: &&ObjectRef| claim.namespace == namespace && claim.name == name;
         let of = |reservation: &Reservation| claim_of(reservation.owner()).filter(is_it).cloned();
-        let reserved = books.reservations().filter_map(|r| Some((r.created_at(), of(r)?)));
-        if let Some((_, claim)) = reserved.max_by_key(|(at, _)| *at) {
-            return Some(claim);
+        let reserved = books.reservations().filter_map(|r| Some((r, of(r)?)));
+        if let Some((reservation, claim)) = reserved.max_by_key(|(reservation, _)| reservation.created_at()) {
+            let (has, asks) = (reservation.pod().and_then(|pod| pod.uid.as_ref()), request.pod.uid.as_ref());
+            return has.zip(asks).is_none_or(|(has, asks)| has == asks).then_some(claim);
         }
         let lent = books.records().flat_map(SandboxRecord::attachments);
         lent.filter_map(|a| claim_of(&a.plan().loan.as_ref()?.from)).find(is_it).cloned()
@@ -158,8 +163,8 @@ impl Claims {
         self.foreign.locked().contains(&place_of(request, namespace, name))
     }
 
-    /// A claim that the ledger does not know: another driver's, or one of ours that was forgotten. Kubelet
-    /// does not have it prepared a second time, so it is prepared here.
+    /// A claim that the ledger does not know for this pod: another driver's, one of ours that was forgotten, or
+    /// one that another pod had before. Kubelet may not have it prepared a second time, so it is prepared here.
     async fn unrecorded(
         &self,
         request: &PodRequest,
@@ -175,7 +180,7 @@ impl Claims {
             let message = format!("{who}: claim {namespace}/{name} {what}; it will be retried");
             Error::new(Reason::NotReady, message)
         };
-        let Some(found) = self.get(namespace, name).await? else { return Err(not_ready("does not exist")) };
+        let Some(found) = self.get(namespace, name, deadline).await? else { return Err(not_ready("does not exist")) };
         let allocation = match Allocation::of(&found) {
             Ok(allocation) => allocation,
             Err(AllocationError::NotOurs) => {
@@ -195,7 +200,7 @@ impl Claims {
         if !allocation.pods.iter().any(is_its) {
             return Err(not_ready("is not reserved for it"));
         }
-        tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger: it is prepared now");
+        tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger for it: it is prepared now");
         self.prepare_allocated(&allocation, deadline).await?;
         Ok(Some(allocation.claim))
     }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use knit_ledger::Unreadable;
 use knit_types::ObjectRef;
+use tokio::time::Instant;
 
-use super::{Claims, claim_of};
+use super::{ASK, Claims, claim_of};
 use crate::error::Result;
 
 /// How often is looked, and the pause between two claims.
@@ -54,7 +55,7 @@ impl Claims {
     /// Whether no pod can have a claim any more: it was deleted, or deallocated. Either comes after the end
     /// of the last pod that used it.
     async fn is_gone(&self, claim: &ObjectRef) -> Result<bool> {
-        let found = self.get(&claim.namespace, &claim.name).await?;
+        let found = self.get(&claim.namespace, &claim.name, Instant::now() + ASK).await?;
         Ok(found.is_none_or(|found| {
             found.metadata.uid.as_deref() != Some(&claim.uid)
                 || found.status.is_none_or(|status| status.allocation.is_none())

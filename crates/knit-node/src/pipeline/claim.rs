@@ -34,12 +34,16 @@ impl Pipeline {
             Error::new(Reason::NotReady, message)
         })?;
         {
-            let books = self.sandboxes.books();
+            let mut books = self.sandboxes.books();
             if let Some(record) = books.unreadable_reservation(&owner) {
                 return Err(unreadable::error_of_claim(&owner, record));
             }
             if let Some(reservation) = books.reservation(&owner) {
-                return same(reservation, request).map(Some);
+                let reservation = same(reservation, request)?;
+                if request.pod.is_none() || reservation.pod() == request.pod.as_ref() {
+                    return Ok(Some(reservation));
+                }
+                return books.reserve_for(reservation, request.pod.clone()).map(Some);
             }
             if books.lent_to(&owner).is_some() {
                 return Ok(None);
@@ -60,7 +64,7 @@ impl Pipeline {
             result.map_err(|error| Error { message: format!("{owner}: {}", error.message), ..error })?;
         }
         wanted.iter().try_for_each(|wanted| self.runtimes.can_have(wanted))?;
-        let target = ForClaim(request.claim.clone());
+        let target = ForClaim { claim: request.claim.clone(), pod: request.pod.clone() };
         let resolved = Resolved { target, wanted };
         let reserved = self.reserve(resolved, patience).await?;
         self.record_claim(reserved).map(Some)

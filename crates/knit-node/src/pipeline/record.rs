@@ -54,7 +54,8 @@ impl Pipeline {
         let Reserved { resolved, leases } = reserved;
         let owner = resolved.target.owner();
         let mut books = self.sandboxes.books();
-        let recorded = books.record_reservation(&owner, &resolved.wanted, &leases, clock::now());
+        let recorded =
+            books.record_reservation(&owner, resolved.target.pod, &resolved.wanted, &leases, clock::now());
         if recorded.is_err() {
             books.cancel(&owner, &leases);
         }

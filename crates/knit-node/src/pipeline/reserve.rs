@@ -31,7 +31,11 @@ pub(super) struct ForSandbox {
 
 /// A claim that has no sandbox yet.
 #[derive(Debug)]
-pub(super) struct ForClaim(pub(super) ObjectRef);
+pub(super) struct ForClaim {
+    pub(super) claim: ObjectRef,
+    /// The pod that it is for, where that is known.
+    pub(super) pod: Option<PodRef>,
+}
 
 /// What somebody is to get, with the addresses of each interface. They are nobody else's as long as this
 /// exists: it is recorded, or they are given back.
@@ -89,7 +93,7 @@ impl Target for ForSandbox {
 
 impl Target for ForClaim {
     fn owner(&self) -> Owner {
-        Owner::claim(self.0.clone())
+        Owner::claim(self.claim.clone())
     }
 
     fn pod(&self) -> Option<PodRef> {

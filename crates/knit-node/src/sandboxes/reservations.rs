@@ -39,6 +39,7 @@ impl Books {
     pub(crate) fn record_reservation(
         &mut self,
         owner: &Owner,
+        pod: Option<PodRef>,
         wanted: &[Wanted],
         leases: &[Lease],
         now: Millis,
@@ -49,6 +50,7 @@ impl Books {
         let mut reservation = reservation.ok_or_else(|| {
             Error::new(Reason::Internal, format!("{who} has a record of its own: nothing is reserved for it"))
         })?;
+        reservation.set_pod(pod);
         for (wanted, lease) in wanted.iter().zip(leases) {
             let lease = ReservedLease {
                 interface: wanted.interface.clone(),
@@ -66,6 +68,21 @@ impl Books {
             })?;
         }
         self.commit(Batch::new().put(reservation.clone().into())).map_err(|e| ledger_error(&who, e))?;
+        Ok(reservation)
+    }
+
+    /// Records that what is reserved is for another pod than before.
+    ///
+    /// # Errors
+    /// When it cannot be recorded; then nothing changed.
+    pub(crate) fn reserve_for(
+        &mut self,
+        mut reservation: Reservation,
+        pod: Option<PodRef>,
+    ) -> Result<Reservation> {
+        reservation.set_pod(pod);
+        let commit = self.commit(Batch::new().put(reservation.clone().into()));
+        commit.map_err(|e| ledger_error(&reservation.owner().to_string(), e))?;
         Ok(reservation)
     }
 
@@ -148,9 +165,11 @@ impl Books {
             let (Some(loan), Some(lease)) = (&plan.loan, &plan.lease) else { continue };
             if !changed.iter().any(|reservation| *reservation.owner() == loan.from) {
                 let known = self.reservation(&loan.from).cloned();
-                let Some(own) = known.or_else(|| Reservation::new(loan.from.clone(), now.0)) else {
+                let Some(mut own) = known.or_else(|| Reservation::new(loan.from.clone(), now.0)) else {
                     continue;
                 };
+                // Who had it last: the next one may be given something else.
+                own.set_pod(record.pod().cloned());
                 changed.push(own);
             }
             let Some(own) = changed.iter_mut().find(|own| *own.owner() == loan.from) else { continue };
