@@ -236,6 +236,20 @@ impl Core {
         }
     }
 
+    /// Says which pods on the node's own network have claims that nobody attaches, for ever.
+    pub(crate) async fn keep_host_pods_told(&self) {
+        if let Some(claims) = self.inner.claims.get() {
+            claims.keep_told().await;
+        }
+    }
+
+    /// Says which pods on the node's own network have claims that nobody attaches, once.
+    pub fn tell_host_pods(&self) {
+        if let Some(claims) = self.inner.claims.get() {
+            claims.tell_host_pods(&mut BTreeSet::new());
+        }
+    }
+
     /// Frees what is reserved for claims that are gone, once; how many there were.
     pub async fn sweep_claims(&self) -> usize {
         match self.inner.claims.get() {

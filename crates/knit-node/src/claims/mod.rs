@@ -7,6 +7,7 @@
 mod of_pod;
 mod source;
 mod sweep;
+mod told;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -105,8 +106,8 @@ impl Claims {
             Holder::Sandbox => return Ok(()),
             Holder::Another(sandbox, pod) => {
                 let message = format!(
-                    "claim {claim} is in use by sandbox {sandbox} of pod {pod}, which had it before: it will be \
-                     retried once that one is gone"
+                    "claim {claim} is in use by sandbox {sandbox} of pod {pod}, which had it before: it \
+                     will be retried once that one is gone"
                 );
                 return Err(Error::new(Reason::NotReady, message));
             }

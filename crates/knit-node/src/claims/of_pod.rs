@@ -106,6 +106,16 @@ impl Claims {
             || unreadable.any(|claim| claim.namespace == namespace)
     }
 
+    /// Whether something is reserved for a claim of this name, or a sandbox has that.
+    pub(super) fn is_recorded(&self, namespace: &str, name: &str) -> bool {
+        let is_it = |claim: &ObjectRef| claim.namespace == namespace && claim.name == name;
+        let books = self.pipeline.sandboxes.books();
+        let reserved = books.reservations().filter_map(|r| claim_of(r.owner()));
+        let lent = books.records().flat_map(SandboxRecord::attachments);
+        let lent = lent.filter_map(|a| claim_of(&a.plan().loan.as_ref()?.from));
+        reserved.chain(lent).any(is_it)
+    }
+
     /// The claim of this name that something is reserved for, or whose reservation a sandbox has. One that is
     /// reserved for another pod is as good as unknown: it was given to this one later, perhaps with another
     /// Network.
@@ -163,8 +173,9 @@ impl Claims {
         self.foreign.locked().contains(&place_of(request, namespace, name))
     }
 
-    /// A claim that the ledger does not know for this pod: another driver's, one of ours that was forgotten, or
-    /// one that another pod had before. Kubelet may not have it prepared a second time, so it is prepared here.
+    /// A claim that the ledger does not know for this pod: another driver's, one of ours that was forgotten,
+    /// or one that another pod had before. Kubelet may not have it prepared a second time, so it is prepared
+    /// here.
     async fn unrecorded(
         &self,
         request: &PodRequest,
@@ -180,7 +191,9 @@ impl Claims {
             let message = format!("{who}: claim {namespace}/{name} {what}; it will be retried");
             Error::new(Reason::NotReady, message)
         };
-        let Some(found) = self.get(namespace, name, deadline).await? else { return Err(not_ready("does not exist")) };
+        let Some(found) = self.get(namespace, name, deadline).await? else {
+            return Err(not_ready("does not exist"));
+        };
         let allocation = match Allocation::of(&found) {
             Ok(allocation) => allocation,
             Err(AllocationError::NotOurs) => {

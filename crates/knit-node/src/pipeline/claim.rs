@@ -49,7 +49,7 @@ impl Pipeline {
                 return Ok(None);
             }
         }
-        let look = |world: &World| match resolve_claim(world, request) {
+        let look = |world: &World| match resolve_claim(world, request, self.config.main_interfaces) {
             Ok(wanted) => Ok(Ok(wanted)),
             Err(Missing::Error(error)) => Ok(Err(error)),
             Err(Missing::Wait(error)) => Err(error),
@@ -70,8 +70,22 @@ impl Pipeline {
         self.record_claim(reserved).map(Some)
     }
 
-    /// Whether the sandbox of a pod that starts has its networks already: it runs, and another container of it
-    /// is to start.
+    /// Removes the sandbox that has what was reserved for a claim, if its namespace is gone: kubelet would
+    /// not free the claim otherwise, and need not wait for the next pass. Nothing holds two owners' locks:
+    /// this one is given back before the claim's is taken.
+    async fn take_from_gone(&self, owner: &Owner) {
+        let Some(sandbox) = self.sandboxes.books().lent_to(owner).cloned() else { return };
+        // If something is being done for it, that settles it.
+        let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { return };
+        let record = self.sandboxes.books().get(&sandbox).cloned();
+        let Some(record) = record.filter(|record| netns::is_gone(record.netns())) else { return };
+        tracing::info!(%owner, %sandbox, "its sandbox is gone: removing its networks");
+        // What is left of it is tried again by the next pass, and the claim is not freed until then.
+        let _ = self.remove(&record).await;
+    }
+
+    /// Whether the sandbox of a pod that starts has its networks already: it runs, and another container of
+    /// it is to start.
     pub(crate) fn has_networks(&self, request: &PodRequest) -> bool {
         let record = self.sandboxes.books().get(&request.pod.sandbox).cloned();
         let Some((record, start)) = record.zip(request.start.as_ref()) else { return false };
@@ -89,6 +103,7 @@ impl Pipeline {
     /// Frees what is reserved for a claim. Nothing reserved is success.
     pub(crate) async fn release_claim(&self, claim: &ObjectRef) -> Result<()> {
         let owner = Owner::claim(claim.clone());
+        self.take_from_gone(&owner).await;
         let _guard = self.sandboxes.locks().lock(owner.clone()).await;
         let released = self.sandboxes.books().release(&owner, clock::now());
         self.sandboxes.changed();
@@ -101,8 +116,8 @@ impl Pipeline {
 pub(super) fn check_lent(record: &SandboxRecord, request: &PodRequest, who: &str) -> Result<()> {
     let Some(claim) = request.claims.iter().find(|claim| !has_from(record, claim)) else { return Ok(()) };
     let message = format!(
-        "{who}: sandbox {} was attached without claim {claim}: delete the pod, so that it starts with all that \
-         it was promised",
+        "{who}: sandbox {} was attached without claim {claim}: delete the pod, so that it starts with all \
+         that it was promised",
         record.sandbox()
     );
     Err(Error::new(Reason::Refused, message))

@@ -4,7 +4,7 @@ use knit_api::names;
 use knit_ledger::Reservation;
 use knit_runtime::InterfaceName;
 
-use super::{Missing, access, claims};
+use super::{Missing, Wanted, access, claims};
 use crate::error::{Error, Reason};
 use crate::request::{PodRequest, Wish, Wishes};
 use crate::world::World;
@@ -15,6 +15,18 @@ pub(super) fn asks_for_nothing(world: &World, request: &PodRequest, namespace: &
     let nothing = matches!(&request.wishes, Wishes::Said(wish) if wish.is_empty());
     let primary = || access::primary_network(world, &claims(world), namespace);
     nothing && request.claims.is_empty() && primary().is_none_or(|name| name == names::DEFAULT_NETWORK)
+}
+
+/// What a claim asks for that no pod here can have is refused before there is a pod: it would stay in the way
+/// of its sandbox for ever.
+pub(super) fn check_claim(wanted: &[Wanted], who: &str) -> Result<(), Missing> {
+    let Some(wanted) = wanted.iter().find(|wanted| wanted.default_route) else { return Ok(()) };
+    let message = format!(
+        "{who} asks for the pod's default route on Network {}, but that belongs to another CNI plugin on \
+         this node: leave defaultRoute out, and give the Network routes",
+        wanted.network
+    );
+    Err(Missing::Error(Error::new(Reason::Refused, message)))
 }
 
 /// What such a pod cannot have is refused: nothing is given instead.

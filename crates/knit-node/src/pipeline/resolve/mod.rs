@@ -17,6 +17,7 @@ use knit_ledger::{Loan, Reservation};
 use knit_model::{Network, Refusal, overlap};
 use knit_runtime::{Dns, InterfaceName, PortMapping};
 
+use crate::config::MainInterfaces;
 use crate::error::{Error, Reason};
 use crate::request::{Asked, ClaimRequest, Door, Main, MainInterface, PodRequest, Wish, Wishes, pod_name};
 use crate::world::{Labels, PodView, World};
@@ -157,7 +158,11 @@ pub fn resolve(
 ///
 /// # Errors
 /// When something is missing or refused.
-pub fn resolve_claim(world: &World, request: &ClaimRequest) -> Result<Vec<Wanted>, Missing> {
+pub fn resolve_claim(
+    world: &World,
+    request: &ClaimRequest,
+    main: MainInterfaces,
+) -> Result<Vec<Wanted>, Missing> {
     let (who, namespace) = (format!("claim {}", request.claim), request.claim.namespace.as_str());
     let labels = labels_of(world, namespace, &who)?;
     let own_primary = access::primary_of(&claims(world), namespace, labels)?;
@@ -170,6 +175,9 @@ pub fn resolve_claim(world: &World, request: &ClaimRequest) -> Result<Vec<Wanted
         wanted.push(further(world, network, asked, &mut free, &who)?);
     }
     check_together(world, &wanted, &[], &who)?;
+    if main == MainInterfaces::Foreign {
+        foreign::check_claim(&wanted, &who)?;
+    }
     Ok(wanted)
 }
 
