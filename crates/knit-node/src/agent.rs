@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::core::{Core, Parts};
 use crate::files::Files;
-use crate::front_door::dra::DraConfig;
+use crate::front_door::dra::{DraConfig, ServeClaims};
 use crate::front_door::nri::NriConfig;
 use crate::front_door::{Doors, DoorsError};
 use crate::http::HttpServer;
@@ -55,7 +55,7 @@ pub struct AgentConfig {
     pub proxy: Option<Arc<dyn ServiceProxy>>,
     /// Who enforces policies, if anybody here does.
     pub policies: Option<Arc<dyn PolicyEnforcer>>,
-    /// The door of claims, if it is to be open.
+    /// The door of claims, if it may be open.
     pub dra: Option<DraConfig>,
 }
 
@@ -192,11 +192,14 @@ impl Agent {
 
         let adopt = recovery != Recovery::Clean;
         let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
+        let dra = dra.filter(|dra| dra.serve == ServeClaims::All || has_claims_left(&core));
         if dra.is_some() {
             let doubtful = !matches!(recovery, Recovery::Clean | Recovery::Fresh);
             core.use_claims(Arc::new(objects.clone()), doubtful);
             let sweeping = core.clone();
             tasks.spawn(async move { sweeping.keep_claims_swept().await });
+            let telling = core.clone();
+            tasks.spawn(async move { telling.keep_host_pods_told().await });
             tasks.spawn(claims::write_claims(core.clone(), objects.clone()));
         }
         let doors =
@@ -314,6 +317,19 @@ async fn open_ledger(config: &CoreConfig, patience: Duration) -> Result<(Files, 
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Whether an earlier agent left claims, which is told: without the door kubelet cannot end their pods, and
+/// nobody would ever free what they have.
+fn has_claims_left(core: &Core) -> bool {
+    if !core.sandboxes().books().has_claims() {
+        return false;
+    }
+    let message = "claims are served although --dra is off: some are prepared on this node from before, and \
+        kubelet cannot end their pods otherwise; delete those pods, and restart the agent once they are gone";
+    tracing::warn!("{message}");
+    core.report().say_of_node("ClaimsLeft", message.to_owned());
+    true
 }
 
 async fn wait_for_addresses(core: &Core, given: Vec<IpAddr>) -> Vec<IpAddr> {

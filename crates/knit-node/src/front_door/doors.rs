@@ -9,7 +9,7 @@ use knit_objects::Objects;
 use tokio::task::JoinSet;
 
 use super::cni::{CniDoor, DoorError};
-use super::dra::{DraConfig, DraDoor, DraDoorError};
+use super::dra::{DraConfig, DraDoor, DraDoorError, ServeClaims};
 use super::kni::{self, KniDoor, KniDoorError};
 use super::network_attachment::ObjectsDoor;
 use super::nri::{NriConfig, NriDoor};
@@ -57,7 +57,7 @@ impl Doors {
         Ok(Self {
             cni: CniDoor::open(cni).map_err(DoorsError::Cni)?,
             kni: KniDoor::open(&run_dir.join(kni::SOCKET)).map_err(DoorsError::Kni)?,
-            dra: dra.map(DraDoor::open).transpose().map_err(DoorsError::Dra)?,
+            dra: dra.map(open_dra).transpose().map_err(DoorsError::Dra)?.flatten(),
             nri,
         })
     }
@@ -75,5 +75,21 @@ impl Doors {
             tasks.spawn(NriDoor::new(core.clone(), served).serve(socket));
         }
         tasks.spawn(ObjectsDoor::new(core.clone(), objects.clone()).serve());
+    }
+}
+
+/// Opens the door of claims. For those that are left it is no more than a try: the agent was told to do
+/// without.
+fn open_dra(config: &DraConfig) -> Result<Option<DraDoor>, DraDoorError> {
+    match DraDoor::open(config) {
+        Err(error) if config.serve == ServeClaims::ThoseLeft => {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(
+                error,
+                "claims that are left cannot be freed by kubelet: start the agent with --dra"
+            );
+            Ok(None)
+        }
+        opened => opened.map(Some),
     }
 }

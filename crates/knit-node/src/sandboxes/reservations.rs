@@ -22,6 +22,16 @@ impl Books {
         self.store().entries().filter_map(Entry::reservation)
     }
 
+    /// Whether any claim has something here, or a sandbox has it.
+    #[must_use]
+    pub fn has_claims(&self) -> bool {
+        let is_claim = |owner: &Owner| matches!(owner, Owner::Claim(_));
+        let mut loans = self.records().flat_map(SandboxRecord::attachments).map(|a| a.plan().loan.as_ref());
+        self.reservations().any(|reservation| is_claim(reservation.owner()))
+            || loans.any(|loan| loan.is_some_and(|loan| is_claim(&loan.from)))
+            || self.unreadable().any(|record| record.claim().is_some())
+    }
+
     /// The sandbox that has what was reserved for an owner.
     #[must_use]
     pub fn lent_to(&self, owner: &Owner) -> Option<&SandboxId> {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use knit_kernel::netns::NetNs;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_node::agent::{Agent, AgentConfig};
-use knit_node::front_door::dra::DraConfig;
+use knit_node::front_door::dra::{DraConfig, ServeClaims};
 use knit_node::front_door::nri::{self, NriConfig, Served};
 use knit_node::policy::PolicyEnforcer;
 use knit_node::proxy::ServiceProxy;
@@ -247,7 +247,8 @@ fn config(args: Args) -> Result<AgentConfig> {
     } else {
         Source::Infer
     };
-    let dra = args.dra.then_some(DraConfig { kubelet_dir: args.kubelet_dir, instance: args.pod_uid });
+    let serve = if args.dra { ServeClaims::All } else { ServeClaims::ThoseLeft };
+    let dra = Some(DraConfig { kubelet_dir: args.kubelet_dir, instance: args.pod_uid, serve });
     let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
     let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
     let connections = args.network_connections;

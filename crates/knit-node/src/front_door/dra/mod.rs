@@ -31,6 +31,17 @@ pub struct DraConfig {
     pub kubelet_dir: PathBuf,
     /// What tells this agent's sockets from those of another one on this node: its pod's uid.
     pub instance: Option<String>,
+    /// Which claims it is opened for.
+    pub serve: ServeClaims,
+}
+
+/// Which claims the door is opened for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ServeClaims {
+    /// All.
+    All,
+    /// None, unless an earlier agent left some: kubelet cannot end their pods without the door.
+    ThoseLeft,
 }
 
 /// The services of the socket, the most wanted first.
