@@ -9,11 +9,16 @@ use std::time::Duration;
 
 use knit_cni::protocol::{self, Command, MAX_FRAME, PROTOCOL_VERSION, Request, Response};
 use knit_cni::{Args, NetworkConfig, code};
+use knit_ledger::{Batch, Entry, Reservation};
 use knit_node::agent::{Agent, AgentConfig};
+use knit_node::files::Files;
+use knit_node::front_door::dra::{DraConfig, ServeClaims};
+use knit_node::sandboxes::books::Store as _;
 use knit_node::testing::{FakeKernel, FakeRuntime, Life};
-use knit_node::{CoreConfig, Peers};
+use knit_node::{Asked, ClaimRequest, CoreConfig, Peers};
 use knit_objects::Source;
 use knit_testbed::objects;
+use knit_types::{ObjectRef, Owner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -723,4 +728,46 @@ async fn get(address: SocketAddr, path: &'static str) -> String {
         stream.read_to_string(&mut answer).map(|_| answer)
     });
     asked.await.expect("asked").expect("answered")
+}
+
+/// Nobody looked at claims any more: reservations stayed, and kubelet could not end pods.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_of_an_earlier_agent_were_left_alone_when_the_next_one_had_dra_off() {
+    let node = Node::new();
+    let kubelet_dir = node.path("kubelet");
+    std::fs::create_dir_all(kubelet_dir.join("plugins_registry")).expect("a folder");
+    let socket = kubelet_dir.join("plugins/knit.dev/dra.sock");
+    let config = || {
+        let serve = ServeClaims::ThoseLeft;
+        let dra = Some(DraConfig { kubelet_dir: kubelet_dir.clone(), instance: None, serve });
+        AgentConfig { dra, ..node.config(Source::folder(node.path("objects"))) }
+    };
+    let agent = Agent::start(config()).await.expect("started");
+    assert!(!socket.exists(), "there is no claim");
+    let claim = ObjectRef { namespace: "shop".into(), name: "c".into(), uid: "u-c".into() };
+    let blue = Asked { network: "blue".into(), ..Asked::default() };
+    let request = ClaimRequest { claim: claim.clone(), networks: vec![blue], pod: None };
+    let soon = tokio::time::Instant::now() + Duration::from_secs(60);
+    agent.core().prepare_claim(request, soon).await.expect("reserved");
+    agent.stop(Duration::from_secs(60)).await;
+
+    let agent = Agent::start(config()).await.expect("started");
+    assert!(socket.exists(), "kubelet can free it");
+    // The folder has no such claim.
+    let ledger = node.path("run").join("ledger");
+    let records = || knit_ledger::read::<Entry>(&ledger).expect("the ledger").0.records.len();
+    eventually("it is freed, since it is gone", || records() == 0).await;
+    agent.stop(Duration::from_secs(60)).await;
+    let agent = Agent::start(config()).await.expect("started");
+    assert!(!socket.exists(), "there is none any more");
+    agent.stop(Duration::from_secs(60)).await;
+
+    // Where kubelet's directory is not mounted, it starts all the same.
+    let (mut files, _) = Files::open(&ledger).expect("the ledger");
+    let left = Reservation::new(Owner::claim(claim), 1).expect("a reservation");
+    files.commit(Batch::new().put(left.into())).expect("recorded");
+    drop(files);
+    std::fs::remove_dir_all(&kubelet_dir).expect("removed");
+    std::fs::write(&kubelet_dir, b"").expect("in the way");
+    Agent::start(config()).await.expect("started").stop(Duration::from_secs(60)).await;
 }

@@ -12,7 +12,7 @@ use knit_ledger::Entry;
 use knit_node::files::Files;
 use knit_node::sandboxes::books::Books;
 use knit_node::testing::{Faults, Life};
-use knit_node::{Asked, ClaimRequest, PodRequest, Reason};
+use knit_node::{Asked, ClaimRequest, MainInterfaces, PodRequest, Reason};
 use knit_runtime::InterfaceName;
 use knit_types::{ObjectRef, Owner};
 use tokio::time::Instant;
@@ -125,6 +125,41 @@ async fn a_claim_is_its_namespaces_and_must_be_prepared() {
         "{:?}",
         owners(&node)
     );
+}
+
+#[tokio::test]
+async fn a_name_that_a_claim_asks_for_was_silently_replaced_by_another() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let mut named = asks("c", &["blue"]);
+    named.networks[0].interface = Some(InterfaceName::new("data0").expect("a name"));
+    prepare(&agent, named).await.expect("reserved");
+    // One that nobody asked for, prepared first, gives way.
+    prepare(&agent, asks("auto", &["other"])).await.expect("reserved");
+    for sandbox in ["s1", "s2"] {
+        let taken = with_claims(node.request(sandbox, "shop", "other@data0"), &["c"]);
+        let error = agent.add(taken).await.expect_err("two of one name");
+        assert_eq!(error.reason, Reason::Refused, "{error}");
+        assert!(error.to_string().contains("claim shop/c asks for interface data0"), "{error}");
+        let both = with_claims(node.request(sandbox, "shop", ""), &["auto", "c"]);
+        let attached = agent.add(both).await.expect("attached");
+        let names: Vec<&str> = attached.attachments.iter().map(|a| a.interface.as_str()).collect();
+        assert_eq!(names, ["eth0", "net1", "data0"]);
+        // It is asked for as before when a sandbox has given it back.
+        agent.del(sandbox).await.expect("detached");
+    }
+}
+
+#[tokio::test]
+async fn a_default_route_that_belongs_to_another_plugin_was_refused_only_at_the_sandbox() {
+    let node = Node { main_interfaces: MainInterfaces::Foreign, ..Node::new() };
+    let agent = node.start().await;
+    let mut route = asks("c", &["blue"]);
+    route.networks[0].default_route = true;
+    let error = prepare(&agent, route).await.expect_err("another plugin's");
+    assert_eq!(error.reason, Reason::Refused, "{error}");
+    assert!(error.to_string().contains("defaultRoute"), "{error}");
+    prepare(&agent, asks("c", &["blue"])).await.expect("reserved");
 }
 
 #[tokio::test]

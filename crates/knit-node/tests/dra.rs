@@ -5,13 +5,11 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use async_trait::async_trait;
+use common::claims::{Api, parameters, pods};
 use common::{Agent, Node};
 use futures::StreamExt as _;
-use k8s_openapi::api::resource::v1::ResourceClaim;
 use knit_api::kubelet::registration::registration_client::RegistrationClient;
 use knit_api::kubelet::registration::{InfoRequest, RegistrationStatus};
 use knit_api::kubelet::v1::dra_plugin_client::DraPluginClient;
@@ -20,78 +18,12 @@ use knit_api::kubelet::v1::{
 };
 use knit_api::kubelet::{health_v1, v1beta1};
 use knit_ledger::Entry;
-use knit_node::front_door::dra::{DraConfig, DraDoor};
+use knit_node::front_door::dra::{DraConfig, DraDoor, ServeClaims};
 use knit_node::testing::Life;
 use knit_node::world::PodView;
-use knit_node::{ClaimSource, Error, PodClaim, PodRequest, Reason, Result};
-use serde_json::{Value, json};
+use knit_node::{PodClaim, PodRequest, Reason};
+use serde_json::json;
 use tonic::transport::{Channel, Endpoint};
-
-/// The API server's claims, in memory.
-#[derive(Clone, Default)]
-struct Api {
-    claims: Arc<Mutex<BTreeMap<String, ResourceClaim>>>,
-    asked: Arc<AtomicUsize>,
-    away: Arc<Mutex<bool>>,
-}
-
-#[async_trait]
-impl ClaimSource for Api {
-    async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        if *self.away.lock().expect("nobody panicked") {
-            return Err(Error::new(Reason::NotReady, "the API server is away"));
-        }
-        Ok(self.claims.lock().expect("nobody panicked").get(&format!("{namespace}/{name}")).cloned())
-    }
-}
-
-impl Api {
-    /// A claim of pod `pod-SANDBOX` that was given these devices, with these parameters.
-    #[expect(clippy::needless_pass_by_value, reason = "as json! makes it")]
-    fn allocate(&self, name: &str, sandboxes: &[&str], devices: &[&str], config: Value) {
-        let results: Vec<Value> = devices
-            .iter()
-            .enumerate()
-            .map(|(n, device)| match device.strip_prefix("gpu") {
-                Some(_) => {
-                    json!({"request": "gpu", "driver": "gpu.example.com", "pool": "p", "device": device})
-                }
-                None => json!({"request": format!("r{n}"), "driver": "knit.dev", "pool": "knit-networks",
-                    "device": device, "shareID": format!("share-{n}")}),
-            })
-            .collect();
-        let pods: Vec<Value> = sandboxes
-            .iter()
-            .map(|s| json!({"resource": "pods", "name": format!("pod-{s}"), "uid": format!("uid-{s}")}))
-            .collect();
-        let claim = serde_json::from_value(json!({
-            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-            "metadata": {"name": name, "namespace": "shop", "uid": format!("uid-{name}")}, "spec": {},
-            "status": {
-                "allocation": {"devices": {"results": results, "config": config}}, "reservedFor": pods
-            },
-        }));
-        let claim = claim.expect("a claim");
-        self.claims.lock().expect("nobody panicked").insert(format!("shop/{name}"), claim);
-    }
-
-    fn delete(&self, name: &str) {
-        self.claims.lock().expect("nobody panicked").remove(&format!("shop/{name}"));
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
-    }
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "as json! makes it")]
-fn parameters(fields: Value) -> Value {
-    let mut all = json!({"apiVersion": "knit.dev/v1alpha1", "kind": "AttachmentConfig"});
-    let map = all.as_object_mut().expect("an object");
-    map.extend(fields.as_object().expect("an object").clone());
-    json!([{"source": "FromClaim", "opaque": {"driver": "knit.dev", "parameters": all}}])
-}
 
 fn kubelet_dir(node: &Node) -> PathBuf {
     let path = node.dir.path().join("kubelet");
@@ -100,7 +32,8 @@ fn kubelet_dir(node: &Node) -> PathBuf {
 }
 
 fn config(node: &Node, instance: &str) -> DraConfig {
-    DraConfig { kubelet_dir: kubelet_dir(node), instance: Some(instance.into()) }
+    let serve = ServeClaims::All;
+    DraConfig { kubelet_dir: kubelet_dir(node), instance: Some(instance.into()), serve }
 }
 
 fn channel(socket: &Path) -> Channel {
@@ -114,19 +47,6 @@ fn serve(node: &Node, agent: &Agent, api: &Api) -> (tokio::task::JoinHandle<()>,
     let door = DraDoor::open(&config(node, "u1")).expect("a door");
     let served = tokio::spawn(door.serve(agent.core.clone()));
     (served, channel(&kubelet_dir(node).join("plugins/knit.dev/dra-u1.sock")))
-}
-
-/// The pods that the agent has heard of, with their claims.
-fn pods(node: &mut Node, pods: &[(&str, &[&str])]) {
-    let views = pods.iter().map(|(sandbox, claims)| {
-        let view = PodView {
-            uid: Some(format!("uid-{sandbox}")),
-            claims: claims.iter().map(|c| PodClaim::Named((*c).to_owned())).collect(),
-            ..PodView::default()
-        };
-        (("shop".to_owned(), format!("pod-{sandbox}")), Arc::new(view))
-    });
-    node.world.pods = Arc::new(views.collect());
 }
 
 fn claims(names: &[&str]) -> Vec<Claim> {
@@ -376,6 +296,70 @@ async fn what_kubelet_forgot_is_freed_and_what_was_allocated_anew_is_reserved_an
     api.delete("c");
     assert_eq!(agent.core.sweep_claims().await, 1);
     assert_eq!(owners(&node), BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_claim_that_was_given_to_another_pod_brought_it_the_network_of_the_one_before() {
+    let mut node = Node::new();
+    pods(&mut node, &[("s1", &["c"]), ("s2", &["c"])]);
+    let agent = node.start().await;
+    let api = Api::default();
+    let (_served, plugin) = serve(&node, &agent, &api);
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    assert_eq!(prepare(&plugin, &["c"]).await["uid-c"].error, "");
+    agent.add(request(&node, "s1")).await.expect("attached");
+    // The first pod is deleted by force: the same claim is free for another one while its sandbox still runs.
+    api.allocate("c", &["s2"], &["other"], json!([]));
+    let error = prepare(&plugin, &["c"]).await.remove("uid-c").expect("an answer").error;
+    assert!(error.contains("in use by sandbox s1"), "{error}");
+    agent.del("s1").await.expect("detached");
+    // Kubelet takes it for prepared and does not ask again.
+    let attached = agent.add(request(&node, "s2")).await.expect("attached");
+    assert_eq!(interfaces(&attached)[1].1, "other");
+    assert_eq!(owners(&node), BTreeSet::new(), "what the first one had of blue is free");
+    agent.del("s2").await.expect("detached");
+    // The same Network for the next one: what is reserved is for that pod then.
+    api.allocate("c", &["s1"], &["other"], json!([]));
+    assert_eq!(prepare(&plugin, &["c"]).await["uid-c"].error, "");
+    let asked = api.asked();
+    agent.add(request(&node, "s1")).await.expect("attached");
+    assert_eq!(api.asked(), asked, "it was known whose it is");
+}
+
+#[tokio::test]
+async fn a_claim_of_a_sandbox_that_is_gone_was_not_freed_before_the_next_pass() {
+    let mut node = Node::new();
+    pods(&mut node, &[("s1", &["c"])]);
+    let agent = node.start().await;
+    let api = Api::default();
+    let (_served, plugin) = serve(&node, &agent, &api);
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    assert_eq!(prepare(&plugin, &["c"]).await["uid-c"].error, "");
+    agent.add(request(&node, "s1")).await.expect("attached");
+    assert!(unprepare(&plugin, "c").await.contains("in use by sandbox s1"), "its namespace is there");
+    std::fs::remove_file(node.netns("s1")).expect("removed");
+    assert_eq!(unprepare(&plugin, "c").await, "");
+    assert!(owners(&node).is_empty() && node.is_clean());
+}
+
+#[tokio::test]
+async fn a_pod_on_its_nodes_network_that_shares_a_claim_was_told_nothing() {
+    let mut node = Node::new();
+    pods(&mut node, &[("s1", &["c"])]);
+    let claims = vec![PodClaim::Named("c".into())];
+    let host = PodView { uid: Some("uid-h".into()), host_network: true, claims, ..PodView::default() };
+    Arc::make_mut(&mut node.world.pods).insert(("shop".into(), "pod-h".into()), Arc::new(host));
+    let agent = node.start().await;
+    let api = Api::default();
+    let (_served, plugin) = serve(&node, &agent, &api);
+    agent.core.tell_host_pods();
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    assert_eq!(prepare(&plugin, &["c"]).await["uid-c"].error, "");
+    agent.core.tell_host_pods();
+    let (_, events) = agent.core.report().take().await;
+    let told: Vec<_> = events.iter().filter(|event| event.reason == "ClaimNotAttached").collect();
+    assert_eq!(told.len(), 1, "{events:?}");
+    assert_eq!(told[0].pod.name.as_deref(), Some("pod-h"));
 }
 
 #[test]

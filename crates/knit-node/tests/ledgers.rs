@@ -8,8 +8,9 @@ use common::{Node, id};
 use knit_ledger::{AttachmentState, Entry, SandboxRecord};
 use knit_node::files::Files;
 use knit_node::sandboxes::books::{Books, Store as _};
-use knit_node::{Door, ObjectDoor, Reason};
+use knit_node::{Asked, ClaimRequest, Door, ObjectDoor, Reason};
 use knit_runtime::{InterfaceName, Pod, PortMapping, Protocol};
+use knit_types::ObjectRef;
 use serde_json::{Value, json};
 
 /// The agent's books on a copy of a ledger that an earlier version wrote.
@@ -251,4 +252,42 @@ async fn one_interface_is_never_detached_as_the_whole_sandbox() {
     let mut left: Vec<String> = node.attachments().iter().map(|a| a.interface.to_string()).collect();
     left.sort();
     assert_eq!(left, ["eth0", "net2"]);
+}
+
+/// Only a sandbox's end removed records; a claim has none.
+#[tokio::test]
+async fn what_a_claim_has_reserved_stayed_for_ever_if_its_record_could_not_be_read() {
+    for by_kubelet in [true, false] {
+        let node = Node::new();
+        let claim = ObjectRef { namespace: "shop".into(), name: "c".into(), uid: "u-c".into() };
+        let prepare = || {
+            let blue = Asked { network: "blue".into(), ..Asked::default() };
+            ClaimRequest { claim: claim.clone(), networks: vec![blue], pod: None }
+        };
+        let soon = || tokio::time::Instant::now() + std::time::Duration::from_secs(60);
+        let agent = node.start().await;
+        agent.core.prepare_claim(prepare(), soon()).await.expect("reserved");
+        drop(agent);
+        let ledger = node.config().ledger();
+        append(&ledger, &json!({"put": changed(&ledger, "claim:u-c", "/created_at", json!("yesterday"))}));
+
+        let agent = node.start().await;
+        let said = agent.core.report().take_of_node();
+        let told = |e: &&knit_node::report::NodeEvent| e.message.contains("claim shop/c cannot be read");
+        assert!(said.iter().any(|e| told(&e)), "{said:?}");
+        let error = agent.core.prepare_claim(prepare(), soon()).await.expect_err("it is not known");
+        assert_eq!(error.reason, Reason::Damaged, "{error}");
+        assert!(error.to_string().contains("delete the pods"), "{error}");
+        if by_kubelet {
+            agent.core.release_claim(claim.clone()).await.expect("released");
+        } else {
+            // Kubelet forgot it, and its object is gone.
+            agent.core.use_claims(std::sync::Arc::new(common::claims::Api::default()), false);
+            assert_eq!(agent.core.sweep_claims().await, 1);
+        }
+        let (content, _) = knit_ledger::read::<Entry>(&ledger).expect("a ledger");
+        assert!(content.records.is_empty() && content.unreadable.is_empty(), "{by_kubelet}");
+        let other = ClaimRequest { claim: ObjectRef { uid: "u-d".into(), ..claim.clone() }, ..prepare() };
+        agent.core.prepare_claim(other, soon()).await.expect("reserved");
+    }
 }

@@ -1,6 +1,8 @@
 //! A node with a runtime in memory: its world is made here, its pods' namespaces are plain files.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod claims;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,0 +1,175 @@
+//! Claims of pods beside another CNI plugin: attached when their sandbox runs, by NRI.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::claims::{Api, pods};
+use common::{Agent, Node, id};
+use knit_kernel::testing::eventually;
+use knit_ledger::Entry;
+use knit_node::MainInterfaces;
+use knit_node::front_door::nri::{NriDoor, Served};
+use knit_nri::wire::{LinuxNamespace, LinuxPodSandbox, PodSandbox};
+use knit_nri::{Plugin, Refusal, Runtime};
+use knit_types::ObjectRef;
+use serde_json::json;
+use tokio::time::Instant;
+
+/// A node on which another plugin makes eth0, with these pods.
+fn node(with: &[(&str, &[&str])]) -> Node {
+    let mut node = Node { main_interfaces: MainInterfaces::Foreign, ..Node::new() };
+    pods(&mut node, with);
+    node
+}
+
+/// An agent that serves claims, connected to a runtime.
+async fn connect(node: &Node, api: &Api) -> (Agent, NriDoor) {
+    let agent = node.start().await;
+    agent.core.use_claims(Arc::new(api.clone()), false);
+    let door = door(&agent);
+    (agent, door)
+}
+
+fn door(agent: &Agent) -> NriDoor {
+    let door = NriDoor::new(agent.core.clone(), Served::AnnotationsAndClaims);
+    door.connected(&Runtime { name: "containerd".into(), version: "v2.4.2".into() });
+    door
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn claim(name: &str) -> ObjectRef {
+    ObjectRef { namespace: "shop".into(), name: name.into(), uid: format!("uid-{name}") }
+}
+
+fn pod(node: &Node, sandbox: &str, annotations: &[(&str, &str)]) -> PodSandbox {
+    let path = node.netns(sandbox).display().to_string();
+    PodSandbox {
+        id: sandbox.into(),
+        name: format!("pod-{sandbox}"),
+        uid: format!("uid-{sandbox}"),
+        namespace: "shop".into(),
+        annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        linux: Some(LinuxPodSandbox { namespaces: vec![LinuxNamespace { r#type: "network".into(), path }] }),
+        ips: Vec::new(),
+    }
+}
+
+fn interfaces(node: &Node) -> Vec<String> {
+    node.attachments().iter().map(|a| format!("{}/{}/{}", a.pod.sandbox, a.interface, a.network)).collect()
+}
+
+async fn refused(door: &NriDoor, pod: PodSandbox) -> String {
+    match door.create_container(pod, "main".into(), soon()).await {
+        Err(Refusal(why)) => why,
+        Ok(_) => panic!("its container is let pass"),
+    }
+}
+
+#[tokio::test]
+async fn a_pods_claims_are_attached_beside_another_plugin_and_free_after_it() {
+    let node = node(&[("s1", &["c"]), ("s2", &["c"]), ("s3", &["lost"]), ("s4", &[])]);
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    agent.core.prepare(claim("c"), soon()).await.expect("prepared");
+    // With an annotation besides.
+    let with_both = pod(&node, "s1", &[("knit.dev/networks", "other")]);
+    door.run_pod_sandbox(with_both.clone(), soon()).await.expect("it runs");
+    let mut found = interfaces(&node);
+    found.sort();
+    assert_eq!(found, ["s1/net1/blue", "s1/net2/other"]);
+    door.create_container(with_both, "main".into(), soon()).await.expect("its container");
+    let why = refused(&door, pod(&node, "s2", &[])).await;
+    assert!(why.contains("in use by sandbox s1"), "{why}");
+    door.run_pod_sandbox(pod(&node, "s4", &[]), soon()).await.expect("it has no claim");
+    // One that the ledger forgot, and one that nobody allocated.
+    let why = refused(&door, pod(&node, "s3", &[])).await;
+    assert!(why.contains("does not exist"), "{why}");
+    api.allocate("lost", &["s3"], &["blue"], json!([]));
+    door.run_pod_sandbox(pod(&node, "s3", &[]), soon()).await.expect("it is prepared now");
+    for sandbox in ["s1", "s3", "s4"] {
+        door.stop_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it stops");
+    }
+    for name in ["c", "lost"] {
+        agent.core.release_claim(claim(name)).await.expect("released");
+    }
+    let (content, _) = knit_ledger::read::<Entry>(&node.config().ledger()).expect("the ledger");
+    assert!(node.is_clean() && content.records.is_empty());
+}
+
+#[tokio::test]
+async fn containers_of_running_pods_were_refused_while_the_api_was_away_after_a_restart() {
+    let mut node = node(&[("s1", &["c"]), ("s2", &["c2"])]);
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    agent.core.prepare(claim("c"), soon()).await.expect("prepared");
+    door.run_pod_sandbox(pod(&node, "s1", &[]), soon()).await.expect("it runs");
+    drop((agent, door));
+    // The next agent knows no pod.
+    node.world.pods = Arc::default();
+    *api.away.lock().expect("nobody panicked") = true;
+    let (_agent, door) = connect(&node, &api).await;
+    door.create_container(pod(&node, "s1", &[]), "again".into(), soon()).await.expect("it runs already");
+    assert_eq!((interfaces(&node).len(), node.kernel.attaches()), (1, 1));
+    // One that has nothing yet may have a claim.
+    let why = refused(&door, pod(&node, "s2", &[])).await;
+    assert!(why.contains("not known to the node agent yet"), "{why}");
+    // Another namespace at that path is another sandbox.
+    std::fs::rename(node.netns("s1"), node.dir.path().join("old")).expect("moved");
+    let why = refused(&door, pod(&node, "s1", &[])).await;
+    assert!(why.contains("not known to the node agent yet"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_was_attached_without_its_claim_was_taken_for_whole() {
+    let node = node(&[("s1", &["c"])]);
+    let agent = node.start().await;
+    let with_other = || pod(&node, "s1", &[("knit.dev/networks", "other")]);
+    // Claims are not served.
+    door(&agent).run_pod_sandbox(with_other(), soon()).await.expect("it runs");
+    let api = Api::default();
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    agent.core.use_claims(Arc::new(api), false);
+    agent.core.prepare(claim("c"), soon()).await.expect("prepared");
+    let door = door(&agent);
+    let why = refused(&door, with_other()).await;
+    assert!(why.contains("attached without claim shop/c") && why.contains("delete the pod"), "{why}");
+    let _ = agent.core.report().take().await;
+    door.synchronize(vec![with_other()]);
+    let told = || {
+        let events = futures::FutureExt::now_or_never(agent.core.report().take());
+        events.is_some_and(|(_, events)| events.iter().any(|e| e.message.contains("without claim shop/c")))
+    };
+    eventually("repair looks at its claims, too", Duration::from_secs(20), told);
+    assert_eq!(agent.core.list(Some(&id("s1"))).len(), 1, "what it has stays");
+}
+
+/// On a clock that stands still while something is done: what passes on it was waited for.
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_claim_is_not_known_held_up_every_pod_of_its_node() {
+    let mut node = node(&[("s1", &["c"])]);
+    node.waits = Some(Duration::from_secs(3600));
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    let a_day = || Instant::now() + Duration::from_secs(86_400);
+    *api.hangs.lock().expect("nobody panicked") = true;
+    let begin = Instant::now();
+    let run = door.run_pod_sandbox(pod(&node, "s1", &[]), a_day()).await;
+    let Err(Refusal(why)) = run else { panic!("it has its claim") };
+    assert!(why.contains("is being read"), "{why}");
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    *api.hangs.lock().expect("nobody panicked") = false;
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    door.run_pod_sandbox(pod(&node, "s1", &[]), a_day()).await.expect("kubelet tries again");
+    // A pod that nobody knows, where others have claims.
+    let begin = Instant::now();
+    let run = door.run_pod_sandbox(pod(&node, "s2", &[]), a_day()).await;
+    assert!(run.is_err() && begin.elapsed() < Duration::from_secs(1), "{run:?} {:?}", begin.elapsed());
+    assert_eq!(agent.core.list(None).len(), 1);
+}
