@@ -17,7 +17,7 @@ const GATHER: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(60);
 
 impl Claims {
-    /// Tells them, for ever, each pod once.
+    /// Tells them, forever, each pod once.
     pub(crate) async fn keep_told(&self) {
         let mut changes = self.pipeline.world.subscribe();
         let mut told = BTreeSet::new();

@@ -18,7 +18,7 @@ pub(super) fn asks_for_nothing(world: &World, request: &PodRequest, namespace: &
 }
 
 /// What a claim asks for that no pod here can have is refused before there is a pod: it would stay in the way
-/// of its sandbox for ever.
+/// of its sandbox forever.
 pub(super) fn check_claim(wanted: &[Wanted], who: &str) -> Result<(), Missing> {
     let Some(wanted) = wanted.iter().find(|wanted| wanted.default_route) else { return Ok(()) };
     let message = format!(
