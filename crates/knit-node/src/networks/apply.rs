@@ -121,7 +121,7 @@ impl Networks {
         let world = self.world.get();
         let in_use = self.sandboxes.books().networks_in_use().contains(name);
         let here = if in_use { Here::InUse } else { Here::New };
-        let desired = compute::desired(&world, name, &self.config.node, here)?;
+        let desired = compute::desired(&world, &self.inside, name, &self.config.node, here)?;
         let runtime = desired.runtime.clone();
         let network = self.take_addresses(&world, name, desired);
         if network.blocks_of(&self.config.node).next().is_none() {

@@ -1,6 +1,7 @@
 //! What a runtime has to know of a Network on this node: a pure function of one snapshot.
 
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use knit_api::conditions;
@@ -8,6 +9,7 @@ use knit_ipam::{Addresses, Pool, Subnet};
 use knit_model::{Network, addresses_of_networks};
 use knit_runtime::{Block, NetworkId, Underlay};
 use knit_types::chain;
+use knit_types::sync::Locked;
 
 use crate::world::{World, announced};
 
@@ -56,7 +58,13 @@ pub enum Here {
 ///
 /// # Errors
 /// When something is missing or wrong in its objects.
-pub fn desired(world: &World, name: &str, node: &str, here: Here) -> Result<Desired, Unready> {
+pub fn desired(
+    world: &World,
+    inside: &Inside,
+    name: &str,
+    node: &str,
+    here: Here,
+) -> Result<Desired, Unready> {
     let network = world
         .networks
         .get(name)
@@ -103,7 +111,7 @@ pub fn desired(world: &World, name: &str, node: &str, here: Here) -> Result<Desi
         mtu: network.mtu(),
         primary: network.is_primary(),
         outside: network.reaches_outside(),
-        not_outside: not_outside(world),
+        not_outside: inside.of(world).to_vec(),
         cluster_service_ips: if network.is_default() { Vec::new() } else { service_ips(world, network) },
         routes: network.routes().map_err(|error| wrong(chain(error)))?.to_vec(),
         blocks: blocks(world, name),
@@ -189,6 +197,30 @@ fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
     )))
 }
 
+/// What is not the outside, which is the same for all Networks: worked out once for each state of things.
+#[derive(Debug, Default)]
+pub struct Inside {
+    /// With the number of the state that it is of.
+    known: Mutex<Option<(u64, Arc<[IpNet]>)>>,
+}
+
+// === impl Inside ===
+
+impl Inside {
+    /// What is not the outside in this snapshot. All snapshots are of one store.
+    fn of(&self, world: &World) -> Arc<[IpNet]> {
+        let mut known = self.known.locked();
+        match &*known {
+            Some((revision, ranges)) if *revision == world.networks_revision => Arc::clone(ranges),
+            _ => {
+                let ranges: Arc<[IpNet]> = not_outside(world).into();
+                *known = Some((world.networks_revision, Arc::clone(&ranges)));
+                ranges
+            }
+        }
+    }
+}
+
 /// What is not the outside: nodes, services, all Networks. A segment that some Network's pods are on is the
 /// outside all the same: most of what is there is not the cluster's.
 fn not_outside(world: &World) -> Vec<IpNet> {
@@ -222,12 +254,15 @@ pub fn router_addresses(router: Option<Addresses>) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::Arc;
 
     use knit_api::{AddressBlockSpec, Network, NetworkSpec, NetworkStatus, names};
     use knit_model::AddressBlock;
 
     use super::*;
+
+    fn desired(world: &World, name: &str, node: &str, here: Here) -> Result<Desired, Unready> {
+        super::desired(world, &Inside::default(), name, node, here)
+    }
 
     fn block(node: &str, ipv4: &str, ipv6: &str) -> Arc<AddressBlock> {
         let range = |text: &str| Some(text.to_owned()).filter(|t| !t.is_empty());
@@ -350,6 +385,17 @@ mod tests {
             world.before = Before { kept: true, ..away };
             desired(&world, "red", "a", Here::New).expect("known from before, and nobody can say more");
         }
+    }
+
+    #[test]
+    fn what_is_inside_was_worked_out_for_each_network_again() {
+        let mut world = world(&[block("a", "10.244.0.0/24", "")]);
+        let inside = Inside::default();
+        let first = inside.of(&world);
+        assert!(Arc::ptr_eq(&first, &inside.of(&world)), "once for all Networks");
+        Arc::make_mut(&mut world.blocks).insert("more".into(), block("b", "10.244.9.0/24", ""));
+        world.networks_revision += 1;
+        assert_ne!(first, inside.of(&world), "but again when something has changed");
     }
 
     #[test]

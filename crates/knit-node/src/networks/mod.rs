@@ -39,6 +39,7 @@ pub struct Networks {
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
     entries: Mutex<BTreeMap<String, Entry>>,
+    inside: compute::Inside,
     /// Networks for whose gate a pass waits.
     waiting: Mutex<BTreeSet<String>>,
     /// Wakes whoever follows the objects, although none has changed.
@@ -119,7 +120,8 @@ impl Networks {
         shown: watch::Sender<u64>,
     ) -> Self {
         let (entries, waiting, look) = (Mutex::default(), Mutex::default(), Notify::new());
-        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, waiting, look }
+        let inside = compute::Inside::default();
+        Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, inside, waiting, look }
     }
 
     /// Has whoever follows the objects begin a pass: something else that Networks depend on has changed.
