@@ -382,7 +382,10 @@ async fn half_an_api(objects: Vec<Value>, held: &'static str) -> (String, tokio:
                     let _ = client.write_all(begun).await;
                     return std::future::pending().await;
                 }
-                let (status, body) = if plural == held && !*opened.borrow() {
+                // All objects of a kind, or those of the Network behind the slash.
+                let (held_kind, of_network) = held.split_once('/').unwrap_or((held, ""));
+                let is_held = plural == held_kind && target.contains(of_network);
+                let (status, body) = if is_held && !*opened.borrow() {
                     let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
                         "reason": "Forbidden", "message": "no role allows it"});
                     ("403 Forbidden", body)
@@ -543,14 +546,23 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
         objects.write(&Write::delete::<BlockSlice>(Key::cluster(name))).await.expect("deleted");
     }
     objects.write(&Write::delete::<NodeSlice>(Key::cluster("nodes-0"))).await.expect("deleted");
-    eventually("the loss", || !agent.core().world().get().is_synced()).await;
-    assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
+    // One more slice, by which it shows that the loss was heard of. Nothing waits for a controller.
+    let block = json!({"name": "blue-node-3", "node": "node-3", "ipv4": "10.2.0.32/28"});
+    let mark = json!({"metadata": {"name": "blue-1", "labels": {"knit.dev/network": "blue"}},
+        "spec": {"network": "blue", "index": 1, "blocks": [block]}});
+    create::<BlockSlice>(&objects, &mark).await;
+    eventually("the loss", || told_blocks(&node, "blue") == ["node-1", "node-2", "node-3"]).await;
+    assert!(agent.core().world().get().is_synced());
+    result(node.call(node.request(Command::Add, "c", "blue")).await);
+    let all_kept = |text: String| text.contains("10.2.0.32/28");
+    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+    objects.write(&Write::delete::<BlockSlice>(Key::cluster("blue-1"))).await.expect("deleted");
     // So it does over a restart of the agent, by what was kept on disk.
     agent.stop(Duration::from_secs(5)).await;
     let agent = start().await;
     result(node.call(node.request(Command::Add, "b", "blue")).await);
-    assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
-    // One that says that the other node is gone is believed once all of it is there.
+    assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2", "node-3"]);
+    // One that says that the other nodes are gone is believed once all of it is there.
     let [_, default, mut blue] = slices(true);
     blue["spec"]["blocks"].as_array_mut().expect("blocks").truncate(1);
     create::<BlockSlice>(&objects, &default).await;
@@ -567,6 +579,8 @@ async fn a_tenant_was_let_out_to_every_service_while_the_service_ranges_were_not
         (Peers::Slices, "nodes", "nodes"),
         (Peers::Slices, "nodeslices", "nodes"),
         (Peers::Slices, "blockslices", "blockslices"),
+        // Where Nodes have podCIDRs, the blocks of the default Network say where its pods are.
+        (Peers::Slices, "blockslices/default", "blockslices"),
         (Peers::Slices, "addressblocks", "addressblocks"),
     ] {
         let node = Node::new();

@@ -164,6 +164,12 @@ pub struct WorldStore {
     wanted: watch::Sender<BTreeSet<String>>,
 }
 
+/// Whether a Network's blocks say which addresses are its pods', because it has no subnets or is on a segment
+/// outside.
+fn is_by_blocks(network: &Network) -> bool {
+    !network.has_subnets() || !network.topology().has_router()
+}
+
 // === impl World ===
 
 impl World {
@@ -207,11 +213,26 @@ impl World {
         ];
         let missing = lists.into_iter().filter(|(_, synced, away)| !self.knows(*synced, *away || in_force));
         let mut missing: Vec<&'static str> = missing.map(|(list, ..)| list).collect();
-        let list = self.block_lists.as_ref().map(|lists| lists.get(network).copied().unwrap_or_default());
-        if list.is_some_and(|list| !(list.whole || (list.kept && (list.away || in_force)))) {
+        let is_known = |lists: &BTreeMap<String, BlockList>, name: &str| {
+            let list = lists.get(name).copied().unwrap_or_default();
+            list.whole || (list.kept && (list.away || in_force))
+        };
+        if self.block_lists.as_ref().is_some_and(|lists| {
+            !is_known(lists, network) || self.blocks_of_the_inside().any(|name| !is_known(lists, name))
+        }) {
             missing.push("BlockSlices");
         }
         missing
+    }
+
+    /// The Networks of which the blocks say what is inside the cluster. One that has no number yet has pods
+    /// nowhere: nobody waits for a controller that has not seen it.
+    fn blocks_of_the_inside(&self) -> impl Iterator<Item = &str> {
+        let numbered = self.networks.iter().filter(|(_, network)| network.id().is_some());
+        let counts = |(name, network): &(&String, &Arc<Network>)| {
+            *name == names::DEFAULT_NETWORK || is_by_blocks(network)
+        };
+        numbered.filter(counts).map(|(name, _)| name.as_str())
     }
 
     /// Whether a list is whole: it has arrived, or was kept when it had and nobody can say more now.

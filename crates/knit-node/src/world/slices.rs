@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::blocks::{Blocks, Given};
 use super::feed::{News, apply, follow_away, name_of, node_view};
-use super::{BlockList, NodeView};
+use super::{BlockList, NodeView, is_by_blocks};
 use crate::core::Core;
 
 /// What one slice says.
@@ -217,6 +217,24 @@ enum FromSlices {
 /// Events of slices that wait before their watches are held up.
 const QUEUE: usize = 64;
 
+// === impl Followed ===
+
+impl Followed {
+    fn take(&mut self, event: FromSlices) -> Changes<Given> {
+        let changes = match event {
+            FromSlices::Event(event) => self.arriving.take(event),
+            FromSlices::Away(away) => {
+                self.state.away = away;
+                Vec::new()
+            }
+        };
+        // While the set is incomplete nothing is forgotten: what was whole stays so when somebody deletes
+        // slice 0, and pods start whether or not a controller is there to write it again.
+        self.state.whole |= self.arriving.slices.is_whole();
+        changes
+    }
+}
+
 // === impl BlockFeed ===
 
 impl BlockFeed {
@@ -367,14 +385,7 @@ impl BlockFeed {
     fn take_slices(&mut self, network: &str, generation: u64, event: FromSlices) {
         let followed = self.networks.get_mut(network).filter(|f| f.generation == generation);
         let Some(followed) = followed else { return };
-        let changes = match event {
-            FromSlices::Event(event) => followed.arriving.take(event),
-            FromSlices::Away(away) => {
-                followed.state.away = away;
-                Vec::new()
-            }
-        };
-        followed.state.whole = followed.arriving.slices.is_whole();
+        let changes = followed.take(event);
         self.publish(changes.into_iter().map(|(name, _)| name).collect());
     }
 
@@ -422,9 +433,41 @@ impl BlockFeed {
 }
 
 /// The Networks whose blocks this node must know: those that it has, and those whose blocks say which
-/// addresses are pods', because they have no subnets or are on a segment outside.
+/// addresses are pods'.
 fn followed(networks: &BTreeMap<String, Arc<Network>>, wanted: &BTreeSet<String>) -> BTreeSet<String> {
-    let by_blocks = networks.iter().filter(|(_, n)| !n.has_subnets() || !n.topology().has_router());
+    let by_blocks = networks.iter().filter(|(_, network)| is_by_blocks(network));
     let further = by_blocks.map(|(name, _)| name.clone());
-    further.chain(wanted.iter().cloned()).chain([names::DEFAULT_NETWORK.to_owned()]).collect()
+    // Beside another CNI plugin there is no default Network, and nobody writes slices of it.
+    let default = networks.contains_key(names::DEFAULT_NETWORK).then(|| names::DEFAULT_NETWORK.to_owned());
+    further.chain(wanted.iter().cloned()).chain(default).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn pods_did_not_start_after_somebody_deleted_a_slice_and_no_controller_was_there() {
+        let written = AddressBlockSpec {
+            network: "blue".into(),
+            node: "b".into(),
+            ipv4: Some("10.2.0.16/28".into()),
+            ipv6: None,
+        };
+        let block = Arc::new(knit_model::AddressBlock::of(&written).expect("a block"));
+        let items = [("blue-b".to_owned(), Given { block, created: None })].into();
+        let mut followed = Followed {
+            arriving: Arriving::known([]),
+            state: BlockList::default(),
+            generation: 1,
+            task: tokio::spawn(async {}).abort_handle(),
+        };
+        let applied = Event::Applied(Key::cluster("blue-0"), Part { index: 0, complete: true, items });
+        followed.take(FromSlices::Event(applied));
+        assert!(!followed.state.whole, "other slices may follow");
+        followed.take(FromSlices::Event(Event::Synced));
+        assert!(followed.state.whole);
+        let changes = followed.take(FromSlices::Event(Event::Deleted(Key::cluster("blue-0"))));
+        assert!(changes.is_empty() && followed.state.whole, "nothing is forgotten, and nothing waits");
+    }
 }
