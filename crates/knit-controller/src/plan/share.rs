@@ -8,6 +8,8 @@ use crate::cluster::Cluster;
 /// Pods of a node whose kubelet does not say how many it runs, and the fewest that are counted: addresses of
 /// pods that come and go rest for a while.
 const PODS: u32 = 110;
+/// The most that are counted, whatever a kubelet says: it writes its Node itself.
+const MOST_PODS: u32 = 1024;
 /// Addresses for each of them: several interfaces, and those that rest.
 const PER_POD: u32 = 4;
 
@@ -71,7 +73,7 @@ pub(super) fn allows(
 ) -> Result<Growth, String> {
     // Without subnets a node's podCIDRs are its blocks, and the cluster gave it those.
     let (Some(pool), true) = (pool, held > 0) else { return Ok(Growth::default()) };
-    let pods = cluster.nodes.get(node).and_then(|view| view.pods).unwrap_or(PODS).max(PODS);
+    let pods = cluster.nodes.get(node).and_then(|view| view.pods).unwrap_or(PODS).clamp(PODS, MOST_PODS);
     let network = pool.network();
     if held >= u64::from(pods) * u64::from(PER_POD) {
         return Err(format!(

@@ -57,7 +57,7 @@ fn one_nodes_token_took_every_address_of_a_network() {
 
 #[test]
 fn a_node_gets_no_more_addresses_than_its_pods_could_need() {
-    for (pods, most) in [(None, 512), (Some(10), 512), (Some(500), 2048)] {
+    for (pods, most) in [(None, 512), (Some(10), 512), (Some(500), 2048), (Some(u32::MAX), 4096)] {
         let mut world = two_nodes("10.64.0.0/12");
         Arc::make_mut(world.cluster.nodes.get_mut("n1").expect("a node")).pods = pods;
         let told = wants_for_ever(&mut world, 40, None);
