@@ -162,8 +162,8 @@ pub struct Memory {
     pub blocks: BTreeMap<String, Remembered>,
     /// The highest number of any Network that is gone, as it is kept in the API.
     pub numbers: Numbers,
-    /// Since when nodes that have blocks or attachments are missing.
-    pub gone: HashMap<String, Duration>,
+    /// Nodes that have blocks or attachments and are missing.
+    pub gone: HashMap<String, Gone>,
     /// Since when attachments without a node are leaving, by namespace and name.
     pub leaving: HashMap<Place, Duration>,
     /// NetworkAttachments about which something could not be written, by namespace and name, and when that
@@ -188,8 +188,20 @@ pub struct Memory {
 pub struct Agents {
     /// When the last pass was.
     pub last_pass: Option<Duration>,
+    /// The controller's own Lease: its version, and since when it has been like that. It comes by the same
+    /// watch as those of agents.
+    pub own: Option<(String, Duration)>,
     /// The Leases, by node.
     pub leases: HashMap<String, SeenLease>,
+}
+
+/// A node of which there is no object.
+#[derive(Clone, Debug)]
+pub struct Gone {
+    /// Since when.
+    pub since: Duration,
+    /// The version of its agent's Lease, and since when it has been like that.
+    pub lease: Option<(String, Duration)>,
 }
 
 /// A Lease as it was last seen.
@@ -219,6 +231,8 @@ pub struct Remembered {
     pub block: Arc<BlockView>,
     /// Until when it counts if it is never seen: somebody may have deleted it at once.
     pub until: Duration,
+    /// It is not known whether it was made: it is asked for again.
+    pub again: Option<knit_api::AddressBlock>,
 }
 
 /// The annotation of the Lease that keeps the highest number.

@@ -274,7 +274,8 @@ impl Controller {
         let until = self.started.elapsed().saturating_add(REMEMBER);
         for block in self.objects.list::<AddressBlock>(&Selection::default()).await? {
             let name = block.metadata.name.clone().unwrap_or_default();
-            memory.blocks.insert(name, Remembered { block: Arc::new(BlockView::of(block)), until });
+            let block = Arc::new(BlockView::of(block));
+            memory.blocks.insert(name, Remembered { block, until, again: None });
         }
         Ok(memory)
     }
@@ -304,6 +305,9 @@ impl Controller {
                     }
                 }
             }
+            // One that was refused was not made. Of any other it is not known, and until it is, its range is
+            // nobody else's.
+            let is_refused = matches!(&result, Some(Err(error)) if error.is_refusal());
             match result {
                 Some(Ok(())) => {
                     written += 1;
@@ -335,7 +339,12 @@ impl Controller {
             }
             match action {
                 Action::GiveBlock(block) => {
-                    memory.blocks.remove(block.metadata.name.as_deref().unwrap_or_default());
+                    let name = block.metadata.name.as_deref().unwrap_or_default();
+                    if is_refused {
+                        memory.blocks.remove(name);
+                    } else if let Some(known) = memory.blocks.get_mut(name) {
+                        known.again = Some(block.clone());
+                    }
                 }
                 Action::Tell { policy, .. } => {
                     memory.told.remove(policy);

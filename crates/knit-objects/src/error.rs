@@ -249,6 +249,25 @@ impl Error {
         }
     }
 
+    /// Whether what was attempted was certainly not done: the API server said no. Of anything else it is not
+    /// known, such as a write to which no answer came in time.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Forbidden { .. }
+            | Self::Unauthorized { .. }
+            | Self::UnknownKind { .. }
+            | Self::NotFound { .. }
+            | Self::AlreadyExists { .. }
+            | Self::Conflict { .. }
+            | Self::Invalid { .. }
+            | Self::Expired { .. }
+            | Self::Name { .. } => true,
+            Self::Api { source, .. } => (400..500).contains(&source.code) && source.code != 408,
+            _ => false,
+        }
+    }
+
     /// The error and everything that caused it, on one line, for logs and statuses.
     #[must_use]
     pub fn with_causes(&self) -> String {

@@ -114,3 +114,63 @@ async fn a_slow_plan_never_loses_the_lease() {
     stop.send(()).expect("a controller that runs");
     tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("no panic");
 }
+
+/// An API server that gives this answer to whatever is created.
+async fn answers(status: &'static str, code: u16, reason: &'static str) -> Objects {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let api = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", api.local_addr().expect("an address"));
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = api.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = client.read_u8().await else { return };
+                    head.push(byte);
+                }
+                let head = String::from_utf8_lossy(&head).to_lowercase();
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+                let length: usize = length.map_or(0, |text| text.trim().parse().expect("a length"));
+                if !head.starts_with("post ") || client.read_exact(&mut vec![0; length]).await.is_err() {
+                    return;
+                }
+                let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                    "reason": reason, "message": "no"});
+                let body = body.to_string();
+                let answer = format!(
+                    "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+                     Connection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = client.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    Objects::open(Source::Url(url)).await.expect("objects")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_was_forgotten_although_the_api_server_may_have_made_it() {
+    for (status, code, reason, kept) in [
+        ("504 Gateway Timeout", 504, "Timeout", true),
+        ("403 Forbidden", 403, "Forbidden", false),
+        ("409 Conflict", 409, "AlreadyExists", false),
+    ] {
+        let controller =
+            Controller::new(answers(status, code, reason).await, Config::new("one")).expect("a controller");
+        let written = json!({"metadata": {"name": "blue-10-77-0-0"},
+            "spec": {"network": "blue", "node": "n1", "ipv4": "10.77.0.0/29"}});
+        let block: AddressBlock = serde_json::from_value(written).expect("a block");
+        let view = Arc::new(BlockView::of(block.clone()));
+        let known = Remembered { block: view, until: Duration::from_secs(60), again: None };
+        let mut memory = Memory { blocks: [("blue-10-77-0-0".into(), known)].into(), ..Memory::default() };
+        let plan = Plan { actions: vec![Action::GiveBlock(block.clone())], ..Plan::default() };
+        let until = Instant::now() + Duration::from_secs(60);
+        let term = leader::Term { until, end: until };
+        let (_tell, leading) = watch::channel(Leading(Some(term)));
+        controller.carry_out(&plan, &mut memory, &leading).await;
+        let known = memory.blocks.get("blue-10-77-0-0");
+        assert_eq!(known.is_some(), kept, "{reason}");
+        assert_eq!(known.and_then(|known| known.again.clone()), kept.then_some(block), "{reason}");
+    }
+}

@@ -62,6 +62,7 @@ pub(super) fn give(
     plan: &mut Plan,
 ) {
     let mut books = Books::new(cluster, *index, memory, now);
+    ask_again(cluster, memory, now, plan);
     memory.refused.retain(|_, nodes| {
         nodes.retain(|_, at| now.steady < at.saturating_add(AFTER_REFUSAL));
         !nodes.is_empty()
@@ -79,6 +80,20 @@ pub(super) fn give(
             }
         }
         queues = waiting;
+    }
+}
+
+/// Asks again for blocks of which it is not known whether they were made: under the same names, so that none
+/// is made twice.
+fn ask_again(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &mut Plan) {
+    for known in memory.blocks.values_mut().filter(|known| known.again.is_some()) {
+        if cluster.networks.get(&known.block.network).is_none_or(|network| network.is_being_deleted()) {
+            continue;
+        }
+        match memory.rates.blocks.take(rate::BLOCKS, now.steady) {
+            Ok(()) => plan.actions.extend(known.again.take().map(Action::GiveBlock)),
+            Err(next) => return plan.again_at(next),
+        }
     }
 }
 
@@ -154,7 +169,7 @@ impl Queue<'_> {
                 books.add(block);
                 let block = Arc::new(BlockView::of(object.clone()));
                 let until = now.steady.saturating_add(REMEMBER);
-                let known = Remembered { block, until };
+                let known = Remembered { block, until, again: None };
                 memory.blocks.insert(object.metadata.name.clone().unwrap_or_default(), known);
                 plan.actions.push(Action::GiveBlock(object));
             }

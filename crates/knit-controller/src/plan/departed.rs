@@ -11,12 +11,16 @@ use super::action::{Action, Plan};
 use super::index::Index;
 use super::status::condition;
 use super::turn::Turn;
-use crate::cluster::{Agents, AttachmentView, Cluster, Memory, Now, Place};
+use crate::cluster::{Agents, AttachmentView, Cluster, Gone, Memory, Now, Place};
 use crate::config::Config;
 
-/// Nodes that have been gone for longer than the grace.
+/// The longest that a Lease is believed to hold: its node wrote that.
+const LONGEST_HOLD: Duration = Duration::from_secs(600);
+
+/// Nodes that have been gone for longer than the grace, with their agents: one that still renews its Lease
+/// serves pods, whoever deleted its Node.
 pub(super) fn nodes(
-    index: Index<'_>,
+    (cluster, index): (&Cluster, Index<'_>),
     memory: &mut Memory,
     config: &Config,
     now: Now,
@@ -26,8 +30,18 @@ pub(super) fn nodes(
     memory.gone.retain(|node, _| missing.contains(node.as_str()));
     let mut departed = HashSet::new();
     for node in missing {
-        let since = *memory.gone.entry(node.to_owned()).or_insert(now.steady);
-        let over = since.saturating_add(config.node_gone_grace);
+        let new = || Gone { since: now.steady, lease: None };
+        let gone = memory.gone.entry(node.to_owned()).or_insert_with(new);
+        let mut over = gone.since.saturating_add(config.node_gone_grace);
+        match cluster.leases.get(node) {
+            Some(lease) => {
+                let seen = gone.lease.take_if(|(version, _)| *version == lease.version);
+                let (version, since) = seen.unwrap_or_else(|| (lease.version.clone(), now.steady));
+                over = over.max(since.saturating_add(lease.holds.min(LONGEST_HOLD)));
+                gone.lease = Some((version, since));
+            }
+            None => gone.lease = None,
+        }
         if now.steady < over {
             plan.again_at(over);
         } else {

@@ -47,7 +47,8 @@ impl Indexed {
         self.refresh();
         let mut plan = Plan::default();
         let nobody = HashSet::new();
-        let departed = departed::nodes(Index::new(self, &nobody), memory, config, now, &mut plan);
+        let departed =
+            departed::nodes((&self.cluster, Index::new(self, &nobody)), memory, config, now, &mut plan);
         let (cluster, index) = (&self.cluster, Index::new(self, &departed));
         lifecycle::make_defaults(cluster, config, now, &mut plan);
         lifecycle::finalizers(cluster, &index, memory, config, &mut plan);

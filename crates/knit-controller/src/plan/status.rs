@@ -60,11 +60,16 @@ pub(super) fn networks(known: &Known<'_>, memory: &mut Memory, config: &Config, 
     }
 }
 
-/// Whether two statuses differ in numbers of addresses alone. That none is free, or one is again, is more
-/// than a number.
+/// Whether two statuses differ in numbers and in words alone. That no address is free, or one is again, is
+/// more than a number; a message names nodes, of which another one is not ready every second while agents are
+/// replaced.
 fn is_only_counts(old: &NetworkStatus, new: &NetworkStatus) -> bool {
     let rest = |status: &NetworkStatus| {
         let mut rest = status.clone();
+        rest.primary_namespaces = None;
+        for condition in &mut rest.conditions {
+            condition.message.clear();
+        }
         for counts in &mut rest.addresses {
             (counts.used, counts.free) = (0, counts.free.min(1));
         }

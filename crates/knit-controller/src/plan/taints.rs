@@ -1,8 +1,9 @@
 //! Keeping new pods away from nodes that cannot give them a network. Pods that run are never touched.
 //!
 //! An agent is away when its Lease has not changed for as long as it holds, by the controller's own clock,
-//! while the controller would have heard of a change. If most agents seem to be away at once, it is more
-//! likely that something is wrong with the API server or with the controller, and no further node is closed.
+//! while the controller would have heard of a change: its own renewals come by the same watch. If most agents
+//! seem to be away at once, it is more likely that something is wrong with the API server or with the
+//! controller, and no further node is closed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::rate;
 
 const NO_SCHEDULE: &str = "NoSchedule";
 /// Passes that are further apart than this were not the controller's own will: it was stopped, or starved.
+/// After this time without its own renewal, nothing arrives at all.
 const SILENCE: Duration = Duration::from_secs(30);
 /// So many agents may be away together in a cluster of any size.
 const FEW: usize = 2;
@@ -43,7 +45,7 @@ enum Agent {
 }
 
 pub(super) fn on_nodes(cluster: &Cluster, config: &Config, memory: &mut Memory, now: Now, plan: &mut Plan) {
-    let agents = memory.agents.hear(cluster, now, plan);
+    let agents = memory.agents.hear(cluster, config, now, plan);
     let away = agents.values().filter(|agent| **agent == Agent::Away).count();
     let most = away > FEW && away * 2 > agents.len();
     for (name, node) in &cluster.nodes {
@@ -106,9 +108,17 @@ fn out_of_addresses(cluster: &Cluster, node: &str) -> bool {
 
 impl Agents {
     /// What is known of the agents of nodes that are there.
-    fn hear<'a>(&mut self, cluster: &'a Cluster, now: Now, plan: &mut Plan) -> HashMap<&'a str, Agent> {
+    fn hear<'a>(
+        &mut self,
+        cluster: &'a Cluster,
+        config: &Config,
+        now: Now,
+        plan: &mut Plan,
+    ) -> HashMap<&'a str, Agent> {
         let gap = self.last_pass.replace(now.steady).map(|last| now.steady.saturating_sub(last));
-        let heard = cluster.hears_agents && gap.is_some_and(|gap| gap <= SILENCE);
+        let heard = cluster.hears_agents
+            && gap.is_some_and(|gap| gap <= SILENCE)
+            && self.hears_itself(cluster.leases.get(&config.lease_name), now);
         self.leases.retain(|node, _| cluster.leases.contains_key(node));
         let here = cluster.leases.iter().filter(|(node, _)| cluster.nodes.contains_key(*node));
         here.map(|(node, lease)| {
@@ -116,6 +126,16 @@ impl Agents {
             (node.as_str(), seen.look(lease, heard, now, plan))
         })
         .collect()
+    }
+
+    /// Whether the controller's own renewals arrive. A watch may be open and say nothing any more: then they
+    /// do not.
+    fn hears_itself(&mut self, lease: Option<&AgentLease>, now: Now) -> bool {
+        let Some(lease) = lease else { return false };
+        if self.own.as_ref().is_none_or(|(version, _)| *version != lease.version) {
+            self.own = Some((lease.version.clone(), now.steady));
+        }
+        self.own.as_ref().is_some_and(|(_, since)| now.steady.saturating_sub(*since) <= SILENCE)
     }
 }
 

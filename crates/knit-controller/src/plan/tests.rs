@@ -21,7 +21,8 @@ use knit_api::{
 
 use super::{Action, Plan, plan};
 use crate::cluster::{
-    AttachmentView, BlockView, Cluster, HIGHEST_NUMBER, Memory, NamespaceView, NodeView, Now, Numbers,
+    AgentLease, AttachmentView, BlockView, Cluster, HIGHEST_NUMBER, Memory, NamespaceView, NodeView, Now,
+    Numbers,
 };
 use crate::config::Config;
 
@@ -32,6 +33,8 @@ struct World {
     config: Config,
     now: Timestamp,
     serial: u64,
+    /// The controller's own Lease is renewed, and that arrives.
+    hears_itself: bool,
 }
 
 impl World {
@@ -42,6 +45,7 @@ impl World {
             config: Config::new("test"),
             now: Timestamp::from_second(1_000_000).expect("a time"),
             serial: 0,
+            hears_itself: true,
         }
     }
 
@@ -155,6 +159,10 @@ impl World {
 
     fn plan(&mut self) -> Plan {
         let now = Now { wall: self.now, steady: self.steady() };
+        if self.hears_itself {
+            let own = AgentLease { version: format!("own {}", self.now), holds: Duration::from_secs(15) };
+            self.cluster.leases.insert(self.config.lease_name.clone(), own);
+        }
         plan(&self.cluster, &mut self.memory, &self.config, now)
     }
 
@@ -511,6 +519,7 @@ fn a_network_stays_while_it_is_used() {
     assert_eq!(world.ready("blue").0, "InUse");
     assert_eq!(world.blocks_of("blue", "n1").len(), 1);
     world.cluster.attachments.clear();
+    world.pass(30);
     world.settle();
     assert!(world.ready("blue").1.contains("2 pods on node n1"), "{:?}", world.ready("blue"));
     world.says("n1", "blue", |_| {});

@@ -159,6 +159,47 @@ fn after_its_own_silence_the_controller_waits_before_it_closes_nodes() {
 }
 
 #[test]
+fn a_watch_of_leases_that_said_nothing_any_more_closed_nodes() {
+    let mut world = nodes(2);
+    world.goes_on(50);
+    // It is open and silent: what anybody renews does not arrive, the controller's own Lease included.
+    world.hears_itself = false;
+    world.goes_on(200);
+    assert!(world.closed().is_empty());
+    world.hears_itself = true;
+    world.settle();
+    assert!(world.closed().is_empty());
+    world.renews("n1");
+    world.goes_on(95);
+    assert!(world.closed().is_empty());
+    world.renews("n1");
+    world.goes_on(10);
+    assert_eq!(world.closed(), ["n2"]);
+}
+
+#[test]
+fn whoever_deleted_a_node_object_gave_the_addresses_of_its_running_pods_to_others() {
+    let mut world = nodes(3);
+    world.cluster.nodes.remove("n1");
+    for _ in 0..20 {
+        world.goes_on(25);
+        world.renews("n1");
+    }
+    assert_eq!(world.blocks_of("default", "n1"), ["10.244.1.0/24"], "its agent is there");
+    // It ends, and its Lease with it.
+    world.goes_on(95);
+    assert_eq!(world.blocks_of("default", "n1").len(), 1);
+    world.goes_on(10);
+    assert!(world.blocks_of("default", "n1").is_empty());
+    // One whose Lease is gone as well has nothing but the grace.
+    world.cluster.nodes.remove("n2");
+    world.cluster.leases.remove("n2");
+    world.settle();
+    world.goes_on(300);
+    assert!(world.blocks_of("default", "n2").is_empty());
+}
+
+#[test]
 fn when_most_agents_seem_to_be_away_no_further_node_is_closed() {
     let mut world = nodes(10);
     world.goes_on(50);

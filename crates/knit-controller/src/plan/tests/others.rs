@@ -156,6 +156,63 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
     assert_eq!((&staying.node, staying.ready, staying.addresses.len()), (&None, false, 0));
 }
 
+#[test]
+fn a_block_was_given_to_another_node_while_it_was_not_known_whether_it_had_been_made() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);
+    world.node("n2", "192.0.2.2", &["10.244.1.0/24"]);
+    world.network("blue", &["10.77.0.0/24"], None);
+    world.settle();
+    world.asks("n1", "blue");
+    let plan = world.plan();
+    let [Action::GiveBlock(block)] = &plan.actions[..] else { panic!("{plan}") };
+    // The API server did not answer in time.
+    let name = block.metadata.name.clone().expect("a name");
+    world.memory.blocks.get_mut(&name).expect("remembered").again = Some(block.clone());
+    world.asks("n2", "blue");
+    let plan = world.plan();
+    assert_eq!(
+        plan.to_string(),
+        "give n1 of blue 10.77.0.0/29 as blue-10-77-0-0\ngive n2 of blue 10.77.0.8/29 as blue-10-77-0-8\n"
+    );
+    world.carry_out(&plan);
+    assert_eq!(world.plan().to_string(), "", "it is asked for again once");
+}
+
+#[test]
+fn each_node_of_a_rollout_was_a_write_of_every_network() {
+    let mut world = World::new();
+    for n in 1..=9 {
+        world.node(&format!("n{n}"), &format!("192.0.2.{n}"), &[&format!("10.244.{n}.0/24")]);
+    }
+    world.network("blue", &["10.77.0.0/24"], Some("blue"));
+    world.settle();
+    let unready = |world: &mut World, node: &str, ready: bool| {
+        world.says(node, "blue", |n| {
+            (n.ready, n.reason) = (ready, if ready { "Ready" } else { "NotSetUp" }.into());
+        });
+    };
+    unready(&mut world, "n1", false);
+    world.settle();
+    assert_eq!(world.ready("blue").0, "NodesNotReady", "at once");
+    // The next nodes follow, and a namespace that is the Network's comes up.
+    world.namespace("evil", "blue");
+    for n in 2..=9 {
+        world.pass(1);
+        unready(&mut world, &format!("n{}", n - 1), true);
+        unready(&mut world, &format!("n{n}"), false);
+        assert_eq!(world.plan().to_string(), "", "n{n}");
+    }
+    world.pass(30);
+    world.settle();
+    assert!(world.ready("blue").1.contains("not set up on n9"), "{:?}", world.ready("blue"));
+    let status = world.cluster.networks["blue"].status().expect("a status");
+    assert_eq!(status.primary_namespaces, Some(1));
+    unready(&mut world, "n9", true);
+    world.settle();
+    assert_eq!(world.ready("blue").0, "Ready", "at once");
+}
+
 /// One tenant's objects; another's node asks for a block meanwhile.
 #[test]
 fn ten_thousand_objects_that_nobody_answered_held_up_every_plan() {
