@@ -43,6 +43,18 @@ pub(crate) const STATUSES: Rate = Rate { every: Duration::from_millis(20), burst
 /// 20 per second.
 pub(crate) const TAINTS: Rate = Rate { every: Duration::from_millis(50), burst: 20 };
 
+/// 200 per second: as many as pods that come and go in a large cluster ask for.
+pub(crate) const PEER_SLICES: Rate = Rate { every: Duration::from_millis(5), burst: 200 };
+/// 100 per second. Nodes and blocks that come together are in one slice.
+pub(crate) const SLICES: Rate = Rate { every: Duration::from_millis(10), burst: 100 };
+
+/// Has those that are not `served` yet come before the others, which stand in front. What changes all the
+/// time does not keep the rest waiting when there are not tokens for all.
+pub(crate) fn take_turns<T>(due: &mut [T], served: impl Fn(&T) -> bool) {
+    let first = due.partition_point(served);
+    due.rotate_left(first);
+}
+
 // === impl Bucket ===
 
 impl Bucket {
@@ -78,6 +90,16 @@ mod tests {
         assert_eq!(bucket.take(rate, start), Err(next));
         assert_eq!(bucket.take(rate, next), Ok(()));
         assert_eq!(bucket.take(rate, next), Err(next + rate.every));
+    }
+
+    #[test]
+    fn who_was_served_waits_for_the_others() {
+        let mut due = [1, 2, 4, 7];
+        take_turns(&mut due, |one| *one <= 2);
+        assert_eq!(due, [4, 7, 1, 2]);
+        let mut due = [1, 2];
+        take_turns(&mut due, |one| *one <= 7);
+        assert_eq!(due, [1, 2]);
     }
 
     proptest! {

@@ -226,6 +226,13 @@ impl<S: SliceKind> Keeper<S> {
         }
     }
 
+    /// What a slice says was refused: nothing further goes into it until it can be written.
+    pub fn refused(&mut self, place: &Place) {
+        if let Some(set) = self.sets.get_mut(&place.set) {
+            set.packer.refused(place.index);
+        }
+    }
+
     /// Whether everything is written.
     #[must_use]
     pub fn is_settled(&self) -> bool {

@@ -91,10 +91,15 @@ impl SliceKind for Blocks {
     }
 }
 
+/// So many addresses of a Node are told, of each kind. A kubelet writes them, and a slice is for many nodes.
+const MOST_ADDRESSES: usize = 16;
+
 /// What others need to know of a Node.
 pub(super) fn slice_node(node: &Node) -> Option<SliceNode> {
     let NodeAddresses { internal, others } = NodeAddresses::of(node);
-    let text = |list: Vec<std::net::IpAddr>| list.iter().map(ToString::to_string).collect();
+    let text = |list: Vec<std::net::IpAddr>| -> Vec<String> {
+        list.iter().take(MOST_ADDRESSES).map(ToString::to_string).collect()
+    };
     Some(SliceNode {
         name: node.metadata.name.clone()?,
         addresses: text(internal),
@@ -113,4 +118,24 @@ pub(super) fn slice_block(block: AddressBlock) -> Option<(String, SliceBlock)> {
     let item =
         SliceBlock { name: metadata.name?, node: spec.node, ipv4: spec.ipv4, ipv6: spec.ipv6, created };
     Some((spec.network, item))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_kubelet_kept_a_hundred_nodes_from_being_told_of() {
+        let address = |n: u32, kind: &str| {
+            let address = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+            serde_json::json!({"type": kind, "address": address})
+        };
+        let addresses: Vec<_> =
+            (0..20_000).flat_map(|n| [address(n, "InternalIP"), address(n, "ExternalIP")]).collect();
+        let node = serde_json::json!({"metadata": {"name": "n1"}, "status": {"addresses": addresses}});
+        let found = slice_node(&serde_json::from_value(node).expect("a Node")).expect("a name");
+        assert_eq!(found.addresses.len(), MOST_ADDRESSES);
+        assert_eq!(found.others.len(), MOST_ADDRESSES);
+        assert_eq!(found.addresses[0], "10.0.0.0", "the first ones, by which others reach it");
+    }
 }

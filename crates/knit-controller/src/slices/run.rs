@@ -12,8 +12,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::keeper::{Keeper, Kept, Order};
-use super::kinds::{Blocks, Nodes, SliceKind, slice_block, slice_node};
+use super::kinds::{Blocks, Nodes, Place, SliceKind, slice_block, slice_node};
 use crate::leader::Leading;
+use crate::rate::{self, Bucket};
 
 /// So many writes are under way at once.
 const CONCURRENT_WRITES: usize = 8;
@@ -56,10 +57,12 @@ pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
         blocks.want(key.name(), true);
     }
     let began = Instant::now();
+    let writing = Writing { objects, leading, began };
+    let (mut bucket, mut last_nodes, mut last_blocks) = (Bucket::default(), None, None);
     loop {
         let again = [
-            carry_out(&mut nodes, &objects, &leading, began).await,
-            carry_out(&mut blocks, &objects, &leading, began).await,
+            writing.carry_out(&mut nodes, &mut bucket, &mut last_nodes).await,
+            writing.carry_out(&mut blocks, &mut bucket, &mut last_blocks).await,
         ];
         let next = again.into_iter().flatten().min();
         let later = async {
@@ -166,21 +169,52 @@ async fn first(watches: &mut Watches) -> Option<Start> {
     })
 }
 
-/// Writes what is due; when there will be more.
-async fn carry_out<S: SliceKind>(
-    keeper: &mut Keeper<S>,
-    objects: &Objects,
-    leading: &watch::Receiver<Leading>,
+/// What writing takes.
+struct Writing {
+    objects: Objects,
+    leading: watch::Receiver<Leading>,
+    /// Where the steady clock begins.
     began: Instant,
-) -> Option<Duration> {
-    // Writing one slice may make the next one due: the last one of a set says that it is complete.
-    for _ in 0..4 {
-        let (orders, again) = keeper.orders(began.elapsed());
-        if orders.is_empty() {
-            return again;
+}
+
+impl Writing {
+    /// Writes what is due, as far as there are tokens, beginning behind the slice that was written last; when
+    /// there will be more.
+    async fn carry_out<S: SliceKind>(
+        &self,
+        keeper: &mut Keeper<S>,
+        bucket: &mut Bucket,
+        last: &mut Option<Place>,
+    ) -> Option<Duration> {
+        // Writing one slice may make the next one due: the last one of a set says that it is complete.
+        for _ in 0..4 {
+            let now = self.began.elapsed();
+            let (mut orders, again) = keeper.orders(now);
+            if orders.is_empty() {
+                return again;
+            }
+            rate::take_turns(&mut orders, |order| last.as_ref().is_some_and(|last| order.place() <= last));
+            let mut next = Ok(());
+            let allowed = orders.iter().take_while(|_| {
+                next = bucket.take(rate::SLICES, now);
+                next.is_ok()
+            });
+            let allowed = allowed.count();
+            orders.truncate(allowed);
+            if let Some(order) = orders.last() {
+                *last = Some(order.place().clone());
+            }
+            self.write_all(keeper, orders).await;
+            if let Err(next) = next {
+                return Some(again.map_or(next, |again| again.min(next)));
+            }
         }
+        Some(self.began.elapsed())
+    }
+
+    async fn write_all<S: SliceKind>(&self, keeper: &mut Keeper<S>, orders: Vec<Order<S::Object>>) {
         let writes = orders.into_iter().map(|order| {
-            let (objects, leading) = (objects.clone(), *leading.borrow());
+            let (objects, leading) = (self.objects.clone(), *self.leading.borrow());
             async move {
                 let result = leading.fence(write::<S>(&objects, &order)).await;
                 (order, result)
@@ -189,7 +223,7 @@ async fn carry_out<S: SliceKind>(
         let results: Vec<_> =
             futures::stream::iter(writes).buffer_unordered(CONCURRENT_WRITES).collect().await;
         for (order, result) in results {
-            let now = began.elapsed();
+            let now = self.began.elapsed();
             match result {
                 Some(Ok(kept)) => keeper.done(order.place(), kept, now),
                 Some(Err(error)) => {
@@ -197,6 +231,9 @@ async fn carry_out<S: SliceKind>(
                     // Another version is there, of which the watch will tell.
                     let stale = matches!(error, Error::Conflict { .. } | Error::AlreadyExists { .. });
                     if !stale {
+                        if is_about_this_one(&error) {
+                            keeper.refused(order.place());
+                        }
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
                             "cannot write a slice; retrying"
@@ -207,7 +244,15 @@ async fn carry_out<S: SliceKind>(
             }
         }
     }
-    Some(began.elapsed())
+}
+
+/// Whether a write failed for what is in it, as far as one can tell: the API server is there, and has time.
+fn is_about_this_one(error: &Error) -> bool {
+    match error {
+        Error::Unreachable { .. } | Error::Timeout { .. } => false,
+        Error::Api { source, .. } => ![429, 503, 504].contains(&source.code),
+        _ => true,
+    }
 }
 
 async fn write<S: SliceKind>(objects: &Objects, order: &Order<S::Object>) -> Result<Option<Kept>, Error> {

@@ -11,6 +11,8 @@ pub struct Packer<K, V> {
     place: HashMap<K, u32>,
     /// Slices that differ from what was written last.
     dirty: BTreeSet<u32>,
+    /// Slices that could not be written.
+    unwritable: BTreeSet<u32>,
     /// A slice whose facts were copied into others, and that goes once those are written.
     emptying: Option<u32>,
     /// Whether slice 0 says that the set is complete.
@@ -42,6 +44,7 @@ impl<K: Clone + Eq + Hash + Ord, V: Clone + PartialEq> Packer<K, V> {
             slices: BTreeMap::from([(0, BTreeMap::new())]),
             place: HashMap::new(),
             dirty: BTreeSet::new(),
+            unwritable: BTreeSet::new(),
             emptying: None,
             complete: false,
             has_head: false,
@@ -152,6 +155,7 @@ impl<K: Clone + Eq + Hash + Ord, V: Clone + PartialEq> Packer<K, V> {
     /// A slice was written.
     pub fn written(&mut self, index: u32) {
         self.dirty.remove(&index);
+        self.unwritable.remove(&index);
         if index == 0 {
             (self.has_head, self.complete) = (true, true);
         } else if self.slices.get(&index).is_some_and(BTreeMap::is_empty) {
@@ -166,6 +170,11 @@ impl<K: Clone + Eq + Hash + Ord, V: Clone + PartialEq> Packer<K, V> {
                 self.dirty.insert(copy);
             }
         }
+    }
+
+    /// A slice could not be written as it is: until it can be, no further fact goes into it.
+    pub fn refused(&mut self, index: u32) {
+        self.unwritable.insert(index);
     }
 
     /// Whether everything is written.
@@ -208,6 +217,7 @@ impl<K: Clone + Eq + Hash + Ord, V: Clone + PartialEq> Packer<K, V> {
     fn room(&self) -> u32 {
         let has_room = |index: &u32| {
             Some(*index) != self.emptying
+                && !self.unwritable.contains(index)
                 && self.slices.get(index).is_some_and(|slice| slice.len() < self.capacity)
         };
         if let Some(index) = self.dirty.iter().copied().find(has_room) {
@@ -437,6 +447,27 @@ mod tests {
         assert!(api.reader.is_whole() && packer.is_settled());
         // Another leader finds it so, and writes nothing.
         assert!(api.adopted().is_settled());
+    }
+
+    #[test]
+    fn what_joined_went_into_a_slice_that_nobody_could_write() {
+        let (mut api, mut packer) = (Api::default(), Packer::new(CAPACITY));
+        (0..6).for_each(|key| packer.set(key, key));
+        api.settle(&mut packer, |_| 0);
+        // One of its facts is too large for the API server.
+        packer.set(4, 400);
+        packer.refused(1);
+        packer.set(10, 10);
+        let others: Vec<u32> = packer.due().filter(|index| *index != 1).collect();
+        assert_eq!(others.len(), 1, "a slice of its own");
+        api.write(&mut packer, others[0]);
+        assert!(api.slices.values().any(|(items, _)| items.contains_key(&10)));
+        // It can be written again, and is filled.
+        packer.set(4, 4);
+        api.settle(&mut packer, |_| 0);
+        packer.set(11, 11);
+        assert_eq!(packer.due().count(), 1);
+        assert!(packer.slices().any(|(index, items)| index == 1 && items.contains_key(&11)));
     }
 
     #[test]
