@@ -19,6 +19,7 @@ use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName, Scope};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::needs::Kept;
 use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use crate::cluster::{AttachmentView, BlockView, NamespaceView};
 use crate::plan::primaries;
@@ -48,6 +49,7 @@ pub(super) struct Feed {
     _policies: JoinSet<()>,
     /// The watches of pods and attachments, while they are needed.
     pods: Option<JoinSet<()>>,
+    pods_kept: Kept,
     /// Counts those watches.
     epoch: u64,
     sender: mpsc::Sender<Told>,
@@ -114,6 +116,7 @@ impl Feed {
             seen: Seen::default(),
             _policies: policies,
             pods: None,
+            pods_kept: Kept::default(),
             epoch: 0,
             sender,
             inbox,
@@ -156,8 +159,10 @@ impl Feed {
             && (self.pods.is_none() || (self.pods_known && self.attachments_known))
     }
 
-    /// Watches pods and attachments if, and as long as, they are needed.
-    pub(super) fn watch_pods_if(&mut self, needed: bool, peers: &mut Peers) {
+    /// Watches pods and attachments while they are needed, and for a while after that: to list them again
+    /// costs far more than to follow them.
+    pub(super) fn watch_pods_if(&mut self, needed: bool, now: Duration, peers: &mut Peers) {
+        let needed = self.pods_kept.keeps(needed, now);
         if needed == self.pods.is_some() {
             return;
         }

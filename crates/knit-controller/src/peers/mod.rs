@@ -1,10 +1,13 @@
 //! PolicyPeerSlices: what nodes must know of each other's pods for the sake of policies, and no more.
 //!
 //! Apart from the plan of everything else: pods come and go far more often than Networks. Pods and
-//! attachments are watched only while some policy asks for pods, each change touches the slices of one node,
-//! and a slice is written at most once a second. [`plan`] decides, [`feed`] watches, and this writes.
+//! attachments are watched only while some policy asks for pods and for a while after that, each change
+//! touches the slices of one node, and a slice is written at most once a second, all of them at a limited
+//! rate. [`plan`] decides, [`feed`] watches, and this writes.
 
+mod blocks;
 mod feed;
+mod needs;
 pub(crate) mod plan;
 #[cfg(test)]
 mod tests;
@@ -21,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::leader::Leading;
+use crate::rate::{self, Bucket};
 use feed::Feed;
 pub(crate) use feed::Small;
 use plan::{Peers, Place};
@@ -55,6 +59,10 @@ pub(crate) async fn run(
         objects: objects.clone(),
         actual,
         leading: leading.clone(),
+        began: Instant::now(),
+        bucket: Bucket::default(),
+        again: None,
+        last: None,
         written: BTreeMap::new(),
         failing: false,
     };
@@ -76,12 +84,13 @@ async fn keep(mut feed: Feed, mut writer: Writer) {
         }
         tokio::time::sleep(GATHER_INTERVAL).await;
         feed.drain(&mut peers);
-        feed.watch_pods_if(peers.asks_for_pods(), &mut peers);
+        let now = writer.began.elapsed();
+        feed.watch_pods_if(peers.asks_for_pods(), now, &mut peers);
         // What is not known yet is not missing: nobody loses a peer because a controller has just started.
         if !feed.is_complete() || !writer.actual.is_synced() {
             continue;
         }
-        pending.extend(peers.settle());
+        pending.extend(peers.settle(now));
         if compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL) {
             compared = Some(Instant::now());
             pending.extend(peers.slices().keys().cloned());
@@ -103,6 +112,13 @@ struct Writer {
     objects: Objects,
     actual: Cache<PolicyPeerSliceSpec>,
     leading: watch::Receiver<Leading>,
+    /// Where the steady clock begins.
+    began: Instant,
+    bucket: Bucket,
+    /// When more may be written, if enough was for now.
+    again: Option<Instant>,
+    /// The place that was written last: the others have their turn first.
+    last: Option<Place>,
     written: BTreeMap<Place, Instant>,
     /// A write failed, and that was said.
     failing: bool,
@@ -118,14 +134,19 @@ impl Writer {
     /// When the next of these may be written.
     fn next_due(&self, pending: &BTreeSet<Place>) -> Option<Instant> {
         let now = Instant::now();
-        pending.iter().map(|p| self.written.get(p).map_or(now, |at| *at + WRITE_INTERVAL)).min()
+        let next =
+            pending.iter().map(|p| self.written.get(p).map_or(now, |at| *at + WRITE_INTERVAL)).min()?;
+        Some(self.again.map_or(next, |again| next.max(again)))
     }
 
     /// Writes those of the pending slices that may be written now. What fails stays pending.
     async fn write(&mut self, pending: &mut BTreeSet<Place>, wanted: &BTreeMap<Place, Vec<PolicyPeer>>) {
         let now = Instant::now();
         self.written.retain(|_, at| at.elapsed() < WRITE_INTERVAL);
-        let due: Vec<Place> = pending.iter().filter(|p| !self.written.contains_key(*p)).cloned().collect();
+        let mut due: Vec<Place> =
+            pending.iter().filter(|p| !self.written.contains_key(*p)).cloned().collect();
+        rate::take_turns(&mut due, |place| self.last.as_ref().is_some_and(|last| place <= last));
+        self.again = None;
         let mut writes = Vec::new();
         for place in due {
             let pods = wanted.get(&place).map(Vec::as_slice).unwrap_or_default();
@@ -134,7 +155,18 @@ impl Writer {
                 true => {
                     pending.remove(&place);
                 }
-                false => writes.extend(of_place.into_iter().map(|write| (place.clone(), write))),
+                false => {
+                    let steady = now.duration_since(self.began);
+                    if let Err(next) = self.bucket.take(rate::PEER_SLICES, steady) {
+                        self.again = Some(self.began + next);
+                        break;
+                    }
+                    // The objects of one place go together, and the next place waits for what they cost.
+                    let further = (1..of_place.len()).map(|_| self.bucket.take(rate::PEER_SLICES, steady));
+                    further.take_while(Result::is_ok).for_each(drop);
+                    self.last = Some(place.clone());
+                    writes.extend(of_place.into_iter().map(|write| (place.clone(), write)));
+                }
             }
         }
         let attempts = writes.into_iter().map(|(place, write)| {
@@ -145,9 +177,10 @@ impl Writer {
             }
         });
         let results: Vec<_> = futures::stream::iter(attempts).buffered(AT_ONCE).collect().await;
-        let mut failed = BTreeSet::new();
+        let (mut failed, mut tried) = (BTreeSet::new(), BTreeSet::new());
         for (place, result) in results {
             self.written.insert(place.clone(), now);
+            tried.insert(place.clone());
             match result {
                 // One that is gone already is gone.
                 Some(Ok(()) | Err(Error::NotFound { .. })) => {}
@@ -166,7 +199,7 @@ impl Writer {
         if failed.is_empty() {
             self.failing = false;
         }
-        pending.retain(|place| failed.contains(place) || !self.written.contains_key(place));
+        pending.retain(|place| failed.contains(place) || !tried.contains(place));
     }
 
     /// What has to be written about a place.

@@ -3,14 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use knit_api::names::DEFAULT_NETWORK;
 use knit_api::{PolicyPeer, PolicyPeerPort};
 use knit_policy::model::{
-    Direction, Labels, Name, NamedPort, Namespace, NamespaceMatch, Peer, PodKey, Policy, PolicyName, Rule,
-    Scope, Selector, Subject,
+    Direction, Labels, Name, NamedPort, Namespace, NamespaceMatch, PodKey, Policy, PolicyName, Scope, Subject,
 };
+
+pub(crate) use super::blocks::BlockFacts;
+use super::blocks::{Blocks, Owner};
+use super::needs::{Lingering, Need, names_pods};
 
 /// What counts of a pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,14 +39,6 @@ pub(crate) struct AttachmentFacts {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// What counts of an AddressBlock.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BlockFacts {
-    pub(crate) network: Name,
-    pub(crate) node: Name,
-    pub(crate) ranges: Vec<IpNet>,
-}
-
 /// What counts of a Network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NetworkFacts {
@@ -64,9 +60,11 @@ pub(crate) struct Peers {
     /// The primary Network of each namespace that has another than the default one.
     primaries: BTreeMap<Name, Name>,
     networks: BTreeMap<Name, NetworkFacts>,
-    blocks: BTreeMap<Name, BlockFacts>,
+    blocks: Blocks,
     pods: BTreeMap<PodKey, PodFacts>,
     attachments: BTreeMap<PodKey, AttachmentFacts>,
+    /// The attachments in each Network.
+    in_network: BTreeMap<Name, BTreeSet<PodKey>>,
     /// The attachments of each pod.
     of_pod: BTreeMap<PodKey, BTreeSet<PodKey>>,
     on_node: BTreeMap<Name, BTreeSet<PodKey>>,
@@ -75,6 +73,7 @@ pub(crate) struct Peers {
     /// How many pods of a namespace have an interface in a Network, and whether it is their primary one.
     used: BTreeMap<Name, BTreeMap<(Name, bool), usize>>,
     needs: BTreeMap<Name, Need>,
+    lingering: Lingering,
     slices: BTreeMap<Place, Vec<PolicyPeer>>,
     stale_needs: bool,
     stale: BTreeSet<Place>,
@@ -84,15 +83,6 @@ pub(crate) struct Peers {
 struct Interface {
     primary: bool,
     addresses: BTreeSet<IpAddr>,
-}
-
-/// What policies of one Network ask for.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Need {
-    /// Which pods: of any namespace, or of this one only.
-    pods: BTreeSet<(Subject, Option<Name>)>,
-    labels: BTreeSet<Name>,
-    ports: BTreeSet<Name>,
 }
 
 impl Peers {
@@ -139,34 +129,41 @@ impl Peers {
     }
 
     /// A Network is like this; none if it is gone.
+    #[expect(clippy::needless_pass_by_value, reason = "it is kept, and compared with what was")]
     pub(crate) fn set_network(&mut self, name: &Name, facts: Option<NetworkFacts>) {
-        let same = match facts {
-            Some(facts) => self.networks.insert(name.clone(), facts.clone()) == Some(facts),
-            None => self.networks.remove(name).is_none(),
+        let old = match facts.clone() {
+            Some(facts) => self.networks.insert(name.clone(), facts),
+            None => self.networks.remove(name),
         };
-        if !same {
-            self.stale_needs = true;
-            let pods: Vec<PodKey> = self.pods.keys().cloned().collect();
-            pods.iter().for_each(|key| self.refresh(key));
+        self.stale_needs |= old != facts;
+        let ranges = |facts: &Option<NetworkFacts>| facts.as_ref().map(|facts| facts.ranges.clone());
+        if ranges(&old) != ranges(&facts) {
+            // An announced address that is in no block counts if it is in the Network.
+            self.announced(name, |_| true).iter().for_each(|key| self.refresh(key));
         }
+    }
+
+    /// The pods that attachments in a Network are about, of which an address is such a one.
+    fn announced(&self, network: &Name, is_such: impl Fn(&IpAddr) -> bool) -> BTreeSet<PodKey> {
+        let names = self.in_network.get(network).into_iter().flatten();
+        let attachments = names.filter_map(|name| self.attachments.get(name));
+        let such = attachments.filter(|attachment| attachment.addresses.iter().any(&is_such));
+        such.map(|attachment| attachment.pod.clone()).collect()
     }
 
     /// A block is like this; none if it is gone.
     #[expect(clippy::needless_pass_by_value, reason = "it is kept, and compared with what was")]
     pub(crate) fn set_block(&mut self, name: &Name, facts: Option<BlockFacts>) {
-        let old = match facts.clone() {
-            Some(facts) => self.blocks.insert(name.clone(), facts),
-            None => self.blocks.remove(name),
-        };
+        let old = self.blocks.set(name, facts.clone());
         if old == facts {
             return;
         }
-        // An announced address counts unless it is in another node's block.
-        let networks: BTreeSet<Name> = old.iter().chain(&facts).map(|block| block.network.clone()).collect();
-        let nodes: BTreeSet<Name> = old.iter().chain(&facts).map(|block| block.node.clone()).collect();
-        let on_nodes = nodes.iter().filter_map(|node| self.on_node.get(node)).flatten().cloned();
-        let announced = self.attachments.values().filter(|a| networks.contains(&a.network));
-        let pods: BTreeSet<PodKey> = on_nodes.chain(announced.map(|a| a.pod.clone())).collect();
+        let mut pods = BTreeSet::new();
+        for block in old.iter().chain(&facts) {
+            pods.extend(self.on_node.get(&block.node).into_iter().flatten().cloned());
+            // An announced address counts unless it is in another node's block.
+            pods.extend(self.announced(&block.network, |a| block.ranges.iter().any(|r| r.contains(a))));
+        }
         pods.iter().for_each(|key| self.refresh(key));
     }
 
@@ -176,13 +173,8 @@ impl Peers {
             return;
         }
         self.touch(key);
-        if let Some(old) = self.pods.remove(key)
-            && let Some(pods) = self.on_node.get_mut(&old.node)
-        {
-            pods.remove(key);
-            if pods.is_empty() {
-                self.on_node.remove(&old.node);
-            }
+        if let Some(old) = self.pods.remove(key) {
+            take_out(&mut self.on_node, &old.node, key);
         }
         if let Some(facts) = facts {
             self.on_node.entry(facts.node.clone()).or_default().insert(key.clone());
@@ -210,16 +202,13 @@ impl Peers {
         if old == facts {
             return;
         }
-        if let Some(old) = &old
-            && let Some(names) = self.of_pod.get_mut(&old.pod)
-        {
-            names.remove(name);
-            if names.is_empty() {
-                self.of_pod.remove(&old.pod);
-            }
+        if let Some(old) = &old {
+            take_out(&mut self.of_pod, &old.pod, name);
+            take_out(&mut self.in_network, &old.network, name);
         }
         if let Some(facts) = &facts {
             self.of_pod.entry(facts.pod.clone()).or_default().insert(name.clone());
+            self.in_network.entry(facts.network.clone()).or_default().insert(name.clone());
         }
         for facts in old.iter().chain(&facts) {
             self.refresh(&facts.pod);
@@ -231,11 +220,13 @@ impl Peers {
         &self.slices
     }
 
-    /// Brings slices up to date, and says which are others now.
-    pub(crate) fn settle(&mut self) -> BTreeSet<Place> {
-        if std::mem::take(&mut self.stale_needs) {
-            let needs = self.work_out_needs();
-            let before = std::mem::take(&mut self.needs);
+    /// Brings slices up to date, and says which are others now. What nobody asks for any more is told for a
+    /// while longer.
+    pub(crate) fn settle(&mut self, now: Duration) -> BTreeSet<Place> {
+        if std::mem::take(&mut self.stale_needs) || self.lingering.is_over(now) {
+            let (asked, before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
+            let enforced = |name: &Name| self.networks.get(name).is_some_and(|facts| facts.enforced);
+            let needs = self.lingering.blend(&before, asked, enforced, now);
             let other = |network: &&Name| before.get(*network) != needs.get(*network);
             for network in before.keys().chain(needs.keys()).filter(other) {
                 for node in self.on_node.keys() {
@@ -376,11 +367,7 @@ impl Peers {
     /// The Network of an address that a pod's status names: the one of its namespace, if that has the address
     /// on the pod's node; or else the only one that does, since a pod may have another primary Network.
     fn network_of(&self, namespace: &Name, node: &Name, address: IpAddr) -> Option<Name> {
-        let has = |block: &&BlockFacts| {
-            block.node == *node && block.ranges.iter().any(|range| range.contains(&address))
-        };
-        let networks: BTreeSet<&Name> =
-            self.blocks.values().filter(has).map(|block| &block.network).collect();
+        let networks = self.blocks.networks_of(node, address);
         let primary = self.primary_of(namespace);
         match networks.contains(&primary) {
             true => Some(primary),
@@ -392,17 +379,12 @@ impl Peers {
     /// Whether an address that is announced for a pod counts: in a block of its node, or in the Network and
     /// in no other node's block.
     fn counts(&self, network: &Name, node: &Name, address: IpAddr) -> bool {
-        let mut elsewhere = false;
-        for block in self.blocks.values().filter(|block| block.network == *network) {
-            if block.ranges.iter().any(|range| range.contains(&address)) {
-                if block.node == *node {
-                    return true;
-                }
-                elsewhere = true;
-            }
-        }
         let ranges = self.networks.get(network).map(|facts| facts.ranges.as_slice()).unwrap_or_default();
-        !elsewhere && ranges.iter().any(|range| range.contains(&address))
+        match self.blocks.owner(network, node, address) {
+            Owner::This => true,
+            Owner::Another => false,
+            Owner::Nobody => ranges.iter().any(|range| range.contains(&address)),
+        }
     }
 
     fn work_out_needs(&self) -> BTreeMap<Name, Need> {
@@ -446,39 +428,12 @@ impl Peers {
     }
 }
 
-impl Need {
-    fn add(&mut self, policy: &Policy, only: Option<&Name>) {
-        for direction in Direction::ALL {
-            // Nobody calls from behind a cluster service.
-            if only.is_some() && direction == Direction::Ingress {
-                continue;
-            }
-            for rule in policy.rules(direction).unwrap_or_default() {
-                for peer in rule.peers.iter().flatten() {
-                    let Peer::Pods(subject) = peer else { continue };
-                    self.labels.extend(keys(&subject.pods));
-                    self.pods.insert((subject.clone(), only.cloned()));
-                }
-                // A port's name is looked up on the pod that is called: of ingress, that is the subject.
-                let Direction::Egress = direction else { continue };
-                let mut names = rule.names().map(|(name, _)| name.clone()).peekable();
-                if names.peek().is_some() && rule.peers.is_none() {
-                    // Whoever has a port of that name.
-                    let everybody = NamespaceMatch::Selected(Selector::everything());
-                    let subject = Subject { namespaces: everybody, pods: Selector::everything() };
-                    self.pods.insert((subject, only.cloned()));
-                }
-                self.ports.extend(names);
-            }
+/// Takes one out of the set behind a key.
+fn take_out<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<PodKey>>, key: &K, one: &PodKey) {
+    if let Some(set) = sets.get_mut(key) {
+        set.remove(one);
+        if set.is_empty() {
+            sets.remove(key);
         }
     }
-}
-
-/// Whether a rule asks for pods: by what they are, or by the names of their ports.
-fn names_pods(rule: &Rule) -> bool {
-    rule.peers.iter().flatten().any(|peer| matches!(peer, Peer::Pods(_))) || rule.names().next().is_some()
-}
-
-fn keys(selector: &Selector) -> impl Iterator<Item = Name> + '_ {
-    selector.requirements().iter().map(|requirement| requirement.key.clone())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use knit_policy::model::{
     Action, Kind, Labels, Name, NamespaceMatch, Peer, PodKey, Policy, PolicyName, PortMatch, Rule, Scope,
@@ -13,6 +14,10 @@ use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use knit_api::PolicyPeer;
 
 use super::{parts, slice_name};
+
+/// When everything happens, and when nothing of it lingers any more.
+const NOW: Duration = Duration::from_secs(1000);
+const LATER: Duration = Duration::from_secs(1000 + 600);
 
 fn labels(list: &[(&str, &str)]) -> Labels {
     list.iter().map(|(key, value)| (*key, *value)).collect()
@@ -91,15 +96,42 @@ fn place(network: &str, node: &str) -> (Name, Name) {
 #[test]
 fn nothing_is_said_while_no_policy_asks_and_only_what_is_asked_for_then() {
     let mut peers = cluster();
-    assert!(peers.settle().is_empty() && !peers.asks_for_pods());
+    assert!(peers.settle(NOW).is_empty() && !peers.asks_for_pods());
     set(&mut peers, policy("p", "shop", Scope::Primary, pods_labelled("app", "web")));
     assert!(peers.asks_for_pods());
-    assert_eq!(peers.settle(), [place("default", "a")].into(), "the pod on b is nobody's peer");
+    assert_eq!(peers.settle(NOW), [place("default", "a")].into(), "the pod on b is nobody's peer");
     let slice = &peers.slices()[&place("default", "a")];
     assert_eq!(slice[0].labels, [("app".to_owned(), "web".to_owned())].into(), "and no other label");
     assert_eq!(slice[0].addresses, ["10.244.1.5"]);
     peers.set_policy(&policy("p", "shop", Scope::Primary, pods_labelled("a", "b")).name, None);
-    assert_eq!(peers.settle(), [place("default", "a")].into());
+    peers.settle(NOW);
+    assert_eq!(peers.settle(LATER), [place("default", "a")].into());
+    assert!(peers.slices().is_empty());
+}
+
+#[test]
+fn whoever_created_and_deleted_one_policy_had_the_slices_of_all_nodes_written_each_time() {
+    let mut peers = cluster();
+    let seconds = |n| NOW + Duration::from_secs(n);
+    let (one, alone) = (PodKey::new("sky", "one"), pod("u4", "b", [10, 244, 2, 9], &[]));
+    peers.set_namespace(&"sky".into(), Some(Labels::default()), None);
+    peers.set_pod(&one, Some(alone.clone()));
+    let asks = policy("p", "sky", Scope::Primary, pods_labelled("app", "web"));
+    set(&mut peers, asks.clone());
+    assert_eq!(peers.settle(NOW).len(), 1);
+    for n in 1..100 {
+        peers.set_policy(&asks.name, None);
+        assert!(peers.settle(seconds(20 * n)).is_empty(), "it is told for a while longer");
+        // So it is if the only pod that the policy is about comes and goes.
+        set(&mut peers, asks.clone());
+        peers.set_pod(&one, None);
+        assert!(peers.settle(seconds(20 * n + 5)).is_empty());
+        peers.set_pod(&one, Some(alone.clone()));
+        assert!(peers.settle(seconds(20 * n + 10)).is_empty());
+    }
+    peers.set_policy(&asks.name, None);
+    assert!(peers.settle(seconds(2000)).is_empty() && peers.settle(seconds(2599)).is_empty());
+    assert_eq!(peers.settle(seconds(2600)), [place("default", "a")].into());
     assert!(peers.slices().is_empty());
 }
 
@@ -116,17 +148,17 @@ fn an_address_outside_of_its_nodes_blocks_does_not_count() {
         addresses: vec![IpAddr::from([10, 77, 1, 9]), IpAddr::from([10, 99, 0, 1])],
     };
     peers.set_attachment(&PodKey::new("shop", "liar-net1"), Some(announced.clone()));
-    peers.settle();
+    peers.settle(NOW);
     assert!(!peers.slices().contains_key(&place("default", "b")), "{:?}", peers.slices());
     assert!(!peers.slices().contains_key(&place("blue", "b")), "{:?}", peers.slices());
     // One of the Network that is in nobody's block is a static address, and is its.
     let fixed = AttachmentFacts { addresses: vec![IpAddr::from([10, 77, 200, 1])], ..announced.clone() };
     peers.set_attachment(&PodKey::new("shop", "liar-net1"), Some(fixed.clone()));
-    peers.settle();
+    peers.settle(NOW);
     assert_eq!(peers.slices()[&place("blue", "b")][0].addresses, ["10.77.200.1"]);
     // Until the range is another node's.
     peers.set_block(&"late".into(), Some(block("blue", "a", "10.77.200.0/24")));
-    peers.settle();
+    peers.settle(NOW);
     assert!(!peers.slices().contains_key(&place("blue", "b")));
     // What another node says of a pod is not true.
     peers.set_block(&"late".into(), None);
@@ -134,7 +166,7 @@ fn an_address_outside_of_its_nodes_blocks_does_not_count() {
         &PodKey::new("shop", "liar-net1"),
         Some(AttachmentFacts { node: "a".into(), ..fixed }),
     );
-    peers.settle();
+    peers.settle(NOW);
     assert!(!peers.slices().keys().any(|(network, _)| **network == *"blue"), "{:?}", peers.slices());
 }
 
@@ -144,10 +176,10 @@ fn a_namespace_with_its_own_network_has_its_peers_there() {
     peers.set_namespace(&"sky".into(), Some(Labels::default()), Some("blue".into()));
     peers.set_pod(&PodKey::new("sky", "one"), Some(pod("u4", "a", [10, 77, 1, 4], &[("app", "web")])));
     set(&mut peers, policy("p", "sky", Scope::Primary, pods_labelled("app", "web")));
-    assert_eq!(peers.settle(), [place("blue", "a")].into(), "web of shop is in another Network");
+    assert_eq!(peers.settle(NOW), [place("blue", "a")].into(), "web of shop is in another Network");
     // It is left to others there.
     peers.set_network(&"blue".into(), Some(NetworkFacts { enforced: false, ..network("10.77.0.0/16") }));
-    peers.settle();
+    peers.settle(NOW);
     assert!(peers.slices().is_empty());
 }
 
@@ -161,7 +193,7 @@ fn pods_behind_cluster_services_are_told_of_in_the_default_network() {
     let mut asks = policy("p", "sky", Scope::Primary, pods_labelled("app", "db"));
     (asks.ingress, asks.egress) = (None, asks.ingress);
     set(&mut peers, asks);
-    assert_eq!(peers.settle(), [place("default", "b")].into());
+    assert_eq!(peers.settle(NOW), [place("default", "b")].into());
 }
 
 #[test]
@@ -183,7 +215,7 @@ fn a_port_is_told_of_by_its_name_if_a_rule_for_egress_names_it() {
     let mut db = pod("u2", "b", [10, 244, 2, 6], &[("app", "db")]);
     db.ports = vec![named("sql"), named("other")];
     peers.set_pod(&key, Some(db));
-    peers.settle();
+    peers.settle(NOW);
     let ports = &peers.slices()[&place("default", "b")][0].ports;
     assert_eq!(ports.iter().map(|port| port.name.as_str()).collect::<Vec<_>>(), ["sql"]);
 }
@@ -298,17 +330,18 @@ proptest! {
             take(&mut peers, step);
             last.insert(about(step), step.clone());
             if settle_often {
-                peers.settle();
+                peers.settle(NOW);
             }
         }
-        peers.settle();
+        peers.settle(NOW);
+        peers.settle(LATER);
         let mut fresh = Peers::default();
         let mut rest: Vec<Step> = last.into_values().collect();
         let turn = order.index(rest.len());
         rest.rotate_left(turn);
         rest.iter().for_each(|step| take(&mut fresh, step));
         fresh.set_network(&"default".into(), Some(network("10.244.0.0/16")));
-        fresh.settle();
+        fresh.settle(LATER);
         prop_assert_eq!(peers.slices(), fresh.slices());
     }
 }
