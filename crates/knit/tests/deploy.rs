@@ -377,7 +377,7 @@ fn no_part_waits_among_the_tenants_when_the_api_server_is_busy() {
         .collect();
     assert_eq!(accounts.len(), 3, "{accounts:?}");
     // The flow of everything that an account asks; by name, its Lease has a way of its own.
-    let mut whole = BTreeSet::new();
+    let (mut whole, mut leases) = (BTreeSet::new(), BTreeSet::new());
     for schema in of_kind("FlowSchema") {
         let name = text(schema, "/metadata/name");
         let level = text(schema, "/spec/priorityLevelConfiguration/name");
@@ -391,13 +391,20 @@ fn no_part_waits_among_the_tenants_when_the_api_server_is_busy() {
                 let account = &subject["serviceAccount"];
                 let account = (text(account, "/namespace"), text(account, "/name"));
                 assert!(accounts.contains(&account), "{name}: {account:?}");
-                if rule.pointer("/resourceRules/0/resources/0").and_then(Value::as_str) == Some("*") {
-                    assert!(whole.insert(account), "{account:?} has two flows");
+                match rule.pointer("/resourceRules/0/resources/0").and_then(Value::as_str) {
+                    Some("*") => assert!(whole.insert(account), "{account:?} has two flows"),
+                    Some("leases") => {
+                        // It counts before the flow of everything, and does not wait with it.
+                        assert!(precedence < Some(800) && level != "knit", "{name}");
+                        leases.insert(account.1);
+                    }
+                    other => panic!("{name}: {other:?}"),
                 }
             }
         }
     }
     assert_eq!(whole, accounts, "each part has a flow");
+    assert_eq!(leases, ["knit-controller", "knit-node"].into(), "whose silence means that it is down");
 }
 
 #[test]
@@ -410,31 +417,31 @@ fn overlays_are_complete() {
         (
             "overlays/full",
             "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
-            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            Deployment 1, FlowSchema 4, Namespace 1, PriorityLevelConfiguration 2, Role 2, RoleBinding 2, \
             ServiceAccount 2, ValidatingAdmissionPolicy 5, ValidatingAdmissionPolicyBinding 5",
         ),
         (
             "overlays/cni",
             "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
-            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            Deployment 1, FlowSchema 4, Namespace 1, PriorityLevelConfiguration 2, Role 2, RoleBinding 2, \
             ServiceAccount 2, ValidatingAdmissionPolicy 5, ValidatingAdmissionPolicyBinding 5",
         ),
         (
             "overlays/claims",
             "ClusterRole 6, ClusterRoleBinding 4, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
-            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            Deployment 1, FlowSchema 4, Namespace 1, PriorityLevelConfiguration 2, Role 2, RoleBinding 2, \
             ServiceAccount 2, ValidatingAdmissionPolicy 6, ValidatingAdmissionPolicyBinding 6",
         ),
         (
             "overlays/secondary",
             "ClusterRole 4, ClusterRoleBinding 2, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
-            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            Deployment 1, FlowSchema 4, Namespace 1, PriorityLevelConfiguration 2, Role 2, RoleBinding 2, \
             ServiceAccount 2, ValidatingAdmissionPolicy 5, ValidatingAdmissionPolicyBinding 5",
         ),
         (
             "overlays/dra",
             "ClusterRole 6, ClusterRoleBinding 4, ConfigMap 1, CustomResourceDefinition 8, DaemonSet 1, \
-            Deployment 1, FlowSchema 3, Namespace 1, PriorityLevelConfiguration 1, Role 2, RoleBinding 2, \
+            Deployment 1, FlowSchema 4, Namespace 1, PriorityLevelConfiguration 2, Role 2, RoleBinding 2, \
             ServiceAccount 2, ValidatingAdmissionPolicy 6, ValidatingAdmissionPolicyBinding 6",
         ),
         (
