@@ -287,3 +287,40 @@ fn a_priority_that_cannot_be_is_named() {
     let (policy, problems) = read(&cnp("p", "{tier: Admin, priority: 2000, subject: {namespaces: {}}}"));
     assert!(policy.is_some() && problems[0].field == "spec.priority");
 }
+
+/// One tenant's rules became millions of elements in the sets of all.
+#[test]
+fn a_policy_that_is_too_large_isolates_and_allows_nothing() {
+    let ports = |count: u32, width: u32| -> String {
+        let one = |n: u32| match width {
+            1 => format!("{{port: {}}}", n * 2 + 1),
+            _ => format!("{{port: {}, endPort: {}}}", n * 8 + 1, n * 8 + width),
+        };
+        (0..count).map(one).collect::<Vec<_>>().join(", ")
+    };
+    let everybody = |ports: &str| format!("[{{ports: [{ports}]}}]");
+    let nested = |rules: u32| -> String {
+        let rule = |n: u32| {
+            let ports = (0..100).map(|p| format!("{{port: {}}}", n * 200 + p * 2 + 1)).collect::<Vec<_>>();
+            format!("{{from: [{{ipBlock: {{cidr: 11.0.0.0/{}}}}}], ports: [{}]}}", 8 + n, ports.join(", "))
+        };
+        format!("[{}]", (0..rules).map(rule).collect::<Vec<_>>().join(", "))
+    };
+    for (rules, elements) in [
+        (everybody(&ports(8000, 2)), Some(8000)),
+        (everybody(&ports(9000, 1)), Some(9000)),
+        (everybody(&ports(20_000, 1)), None),
+        (nested(10), Some(100 * (1..=10).sum::<usize>())),
+        (nested(20), None),
+    ] {
+        let name = &rules[..60];
+        let (large, problems) = read(&policy("large", &format!("{{podSelector: {{}}, ingress: {rules}}}")));
+        assert_eq!(problems.is_empty(), elements.is_some(), "{name}: {problems:?}");
+        let mut engine = engine();
+        engine.set_policy(large.expect("it isolates"));
+        let added = changes(&mut engine);
+        let per_pod =
+            added.iter().filter(|c| matches!(c.key, Key::Rule { .. }) && c.new.is_some()).count() / 10;
+        assert_eq!(per_pod, elements.unwrap_or_default(), "{name}");
+    }
+}

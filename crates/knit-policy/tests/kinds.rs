@@ -280,3 +280,15 @@ fn a_multi_network_policy_with_a_field_that_is_not_known_narrows() {
         assert_eq!(lab.problems.len(), 1, "{rule}");
     }
 }
+
+#[test]
+fn a_pod_whose_labels_are_not_known_is_denied_by_what_may_be_about_it() {
+    let from = "from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {pod: b}}}}]";
+    let mut lab = Lab::with(&ingress("p", "Admin", 1, &[rule("Deny", from), rule("Accept", FROM_ALL)]));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a y/c z/a z/c");
+    lab.change("y", "c", |pod| {
+        pod.labels = Labels::default();
+        pod.known_labels = Some(Box::default());
+    });
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a z/a z/c");
+}

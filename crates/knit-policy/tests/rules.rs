@@ -46,6 +46,35 @@ fn rule_02_selectors_mean_what_kubernetes_means() {
     }
 }
 
+/// What slices did not tell yet was taken for a label that the pod has not: `NotIn` let it in.
+#[test]
+fn rule_02_a_label_that_is_not_known_lets_nobody_in() {
+    let partly = |lab: &mut Lab| {
+        for name in ["b", "c"] {
+            lab.change("x", name, |pod| {
+                pod.labels = Labels::default();
+                pod.known_labels = Some(["another".into()].into());
+            });
+        }
+    };
+    let from = |selector: &str| {
+        format!(
+            "{{podSelector: {{matchLabels: {{pod: a}}}}, ingress: [{{from: [{{podSelector: {selector}}}]}}]}}"
+        )
+    };
+    for (selector, expected) in [
+        ("{matchExpressions: [{key: pod, operator: NotIn, values: [b]}]}", NOBODY),
+        ("{matchExpressions: [{key: pod, operator: DoesNotExist}]}", NOBODY),
+        ("{matchLabels: {pod: b}}", NOBODY),
+        ("{matchExpressions: [{key: another, operator: DoesNotExist}]}", "x/b x/c"),
+        ("{}", "x/b x/c"),
+    ] {
+        let mut lab = Lab::with(&policy("p", &from(selector)));
+        partly(&mut lab);
+        assert_eq!(lab.reach("x/a", tcp(80)), expected, "{selector}");
+    }
+}
+
 #[test]
 fn rule_03_policy_types_are_filled_in_as_the_api_server_does() {
     let types = |spec: &str| {

@@ -9,6 +9,7 @@
 mod admin;
 mod aliases;
 mod cluster_policy;
+mod limits;
 mod network_policy;
 mod objects;
 mod parse;

@@ -5,6 +5,7 @@ use k8s_openapi::api::networking::v1 as net;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::limits::limited;
 use super::types::{MultiNetworkPolicy, MultiPolicyPeer, MultiPolicyPort, MultiPolicyRule};
 use super::{Converted, Problems, policy_name};
 use crate::model::{
@@ -61,7 +62,7 @@ pub fn network_policy(object: &net::NetworkPolicy) -> Converted<Policy> {
             .map(|list| list.iter().map(|r| core_rule(r.to.as_deref(), r.ports.as_deref())).collect()),
     };
     let mut problems = Problems::of_policy(&name);
-    let policy = convert(name, Scope::Primary, read, &mut problems);
+    let policy = limited(convert(name, Scope::Primary, read, &mut problems), &mut problems);
     problems.into_policy(Some(policy))
 }
 
@@ -101,7 +102,7 @@ pub fn multi_network_policy(object: &MultiNetworkPolicy) -> Converted<Policy> {
         ingress: spec.ingress.as_ref().map(|list| list.iter().map(|r| multi_rule(r, &r.from)).collect()),
         egress: spec.egress.as_ref().map(|list| list.iter().map(|r| multi_rule(r, &r.to)).collect()),
     };
-    let policy = convert(name, scope, read, &mut problems);
+    let policy = limited(convert(name, scope, read, &mut problems), &mut problems);
     problems.into_policy(Some(policy))
 }
 

@@ -36,6 +36,7 @@ pub fn pod(object: &core::Pod, attachments: Option<Vec<Attachment>>) -> Converte
         created: object.metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
         node: spec.and_then(|s| s.node_name.as_deref()).unwrap_or_default().into(),
         labels: labels(&object.metadata),
+        known_labels: None,
         ports: spec.map(named_ports).unwrap_or_default().into(),
         attachments: attachments.into(),
         host_network: spec.and_then(|s| s.host_network).unwrap_or(false),

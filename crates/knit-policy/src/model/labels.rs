@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Name;
+use super::{Name, Pod};
 
 /// The labels of an object, sorted by key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +89,16 @@ impl Selector {
     #[must_use]
     pub fn matches(&self, labels: &Labels) -> bool {
         self.0.iter().all(|requirement| requirement.matches(labels))
+    }
+
+    /// Whether a pod matches, of which not all labels may be known. `otherwise` is the answer where that
+    /// depends on a label that is not known.
+    #[must_use]
+    pub fn matches_pod(&self, pod: &Pod, otherwise: bool) -> bool {
+        self.0.iter().all(|requirement| match pod.knows_label(&requirement.key) {
+            true => requirement.matches(&pod.labels),
+            false => otherwise,
+        })
     }
 
     /// Whether it matches every object.

@@ -30,6 +30,8 @@ pub struct Pod {
     pub node: Name,
     /// Its labels.
     pub labels: Labels,
+    /// The keys of those that are known, sorted; none if all are.
+    pub known_labels: Option<Box<[Name]>>,
     /// The ports that have a name.
     pub ports: Box<[NamedPort]>,
     /// Its interfaces.
@@ -133,11 +135,18 @@ impl Pod {
             created: 0,
             node: Name::default(),
             labels: Labels::default(),
+            known_labels: None,
             ports: Box::default(),
             attachments: Box::default(),
             host_network: false,
             finished: false,
         }
+    }
+
+    /// Whether it is known if it has a label, and which value.
+    #[must_use]
+    pub fn knows_label(&self, key: &Name) -> bool {
+        self.known_labels.as_ref().is_none_or(|known| known.binary_search(key).is_ok())
     }
 
     /// Whether policies act on it and by it at all (rules 27 and 35).

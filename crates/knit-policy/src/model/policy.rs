@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AddressRanges, Labels, Name, Ports, Protocol, Selector};
+use super::{AddressRanges, Labels, Name, Pod, Ports, Protocol, Selector};
 
 /// A policy of any kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -243,6 +243,17 @@ impl Subject {
         };
         there && self.pods.matches(pod_labels)
     }
+
+    /// Whether a pod, in a namespace with those labels, is one of them as a peer of a rule. What depends on a
+    /// label that is not known lets nobody in: then a rule that accepts does not match, and any other does.
+    #[must_use]
+    pub fn matches_peer(&self, namespace_labels: &Labels, pod: &Pod, action: Action) -> bool {
+        let there = match &self.namespaces {
+            NamespaceMatch::Named(name) => *name == pod.key.namespace,
+            NamespaceMatch::Selected(selector) => selector.matches(namespace_labels),
+        };
+        there && self.pods.matches_pod(pod, action != Action::Accept)
+    }
 }
 
 impl fmt::Display for Subject {
@@ -273,10 +284,11 @@ impl Rule {
     #[must_use]
     pub fn numbers(&self) -> Ports {
         let Some(ports) = &self.ports else { return Ports::all() };
-        ports.iter().fold(Ports::none(), |all, port| match port {
-            PortMatch::Numbers(numbers) => all.union(numbers),
-            PortMatch::Named(..) => all,
-        })
+        let numbers = ports.iter().filter_map(|port| match port {
+            PortMatch::Numbers(numbers) => Some(numbers),
+            PortMatch::Named(..) => None,
+        });
+        Ports::of_all(&numbers.collect::<Vec<_>>())
     }
 
     /// The names among its ports.

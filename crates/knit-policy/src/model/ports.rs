@@ -31,6 +31,12 @@ impl PortRanges {
         if first <= last { Self(vec![(first, last)]) } else { Self::default() }
     }
 
+    /// All of these, each as [`Self::range`] has it.
+    #[must_use]
+    pub fn of(ranges: impl IntoIterator<Item = (u16, u16)>) -> Self {
+        Self(ranges.into_iter().filter(|(first, last)| first <= last).collect()).union(&Self::default())
+    }
+
     /// Whether there is none in it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -141,6 +147,13 @@ impl Ports {
         let mut ports = Self::none();
         ports.by_protocol[protocol as usize] = ranges;
         ports
+    }
+
+    /// What is in any of these.
+    #[must_use]
+    pub fn of_all(all: &[&Self]) -> Self {
+        let of_protocol = |p: usize| PortRanges::of(all.iter().flat_map(|ports| ports.by_protocol[p].iter()));
+        Self { by_protocol: std::array::from_fn(of_protocol), other: all.iter().any(|ports| ports.other) }
     }
 
     /// Its ports of one protocol.

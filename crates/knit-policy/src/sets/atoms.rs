@@ -5,13 +5,14 @@ use std::net::IpAddr;
 
 use crate::cluster::index::{SelectorIndex, required};
 use crate::cluster::{Cluster, Owner, claims};
-use crate::model::{AddressRanges, Name, NamespaceMatch, Pod, Protocol, Selector, Subject};
+use crate::model::{Action, AddressRanges, Name, NamespaceMatch, Pod, Protocol, Selector, Subject};
 
 /// A question about a peer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Atom {
-    /// Is it one of these pods?
-    Pods(Subject),
+    /// Is it one of these pods, as far as a rule with this action goes by it? Where not all labels of a pod
+    /// are known, the answer depends on that: [`Action::Accept`], or [`Action::Deny`] for any other.
+    Pods(Subject, Action),
     /// Is it one of these nodes?
     Nodes(Selector),
     /// Has it one of these addresses?
@@ -84,7 +85,7 @@ impl Atoms {
         match &atom {
             Atom::Nodes(_) => drop(self.nodes.insert(id)),
             Atom::Port(name, _) => self.ports.entry(name.clone()).or_default().push(id),
-            Atom::Pods(_) | Atom::Addresses(_) => {}
+            Atom::Pods(..) | Atom::Addresses(_) => {}
         }
         self.by_atom.insert(atom.clone(), id);
         self.known.insert(id, (atom, 1));
@@ -101,7 +102,7 @@ impl Atoms {
         let (atom, _) = self.known.remove(&id)?;
         self.by_atom.remove(&atom);
         self.change_indices(&atom, |index, selector| index.remove(selector, |other| *other == id));
-        if let Atom::Pods(Subject { namespaces: NamespaceMatch::Named(name), .. }) = &atom
+        if let Atom::Pods(Subject { namespaces: NamespaceMatch::Named(name), .. }, _) = &atom
             && self.of_namespace.get(name).is_some_and(SelectorIndex::is_empty)
         {
             self.of_namespace.remove(name);
@@ -119,13 +120,16 @@ impl Atoms {
     }
 
     fn change_indices(&mut self, atom: &Atom, change: impl Fn(&mut SelectorIndex<AtomId>, &Selector)) {
-        let Atom::Pods(subject) = atom else { return };
+        let Atom::Pods(subject, action) = atom else { return };
+        // A pod of which a label is not known can match what asks for that label, and has it not.
+        let everything = Selector::everything();
+        let pods = if *action == Action::Accept { &subject.pods } else { &everything };
         match &subject.namespaces {
             NamespaceMatch::Named(name) => {
-                change(self.of_namespace.entry(name.clone()).or_default(), &subject.pods);
+                change(self.of_namespace.entry(name.clone()).or_default(), pods);
             }
-            NamespaceMatch::Selected(_) if required(&subject.pods).is_some() => {
-                change(&mut self.by_pod, &subject.pods);
+            NamespaceMatch::Selected(_) if required(pods).is_some() => {
+                change(&mut self.by_pod, pods);
             }
             NamespaceMatch::Selected(selector) => change(&mut self.by_namespace, selector),
         }
@@ -172,7 +176,7 @@ impl Atoms {
         let candidates =
             named.chain(self.by_pod.candidates(&pod.labels)).chain(self.by_namespace.candidates(&labels));
         let is_one = |id: &&AtomId| match self.get(**id) {
-            Some(Atom::Pods(subject)) => subject.matches(namespace, &labels, &pod.labels),
+            Some(Atom::Pods(subject, action)) => subject.matches_peer(&labels, pod, *action),
             _ => false,
         };
         let mut who: Vec<AtomId> = candidates.filter(is_one).copied().collect();
@@ -196,17 +200,18 @@ impl Atoms {
         let mut take =
             |pod: &Pod| found.extend(claims(pod).filter(|(n, _)| ***n == *network).map(|(_, a)| a));
         match atom {
-            Atom::Pods(subject) => match &subject.namespaces {
+            Atom::Pods(subject, action) => match &subject.namespaces {
                 NamespaceMatch::Named(name) => {
-                    cluster.pods_of(name).filter(|p| subject.pods.matches(&p.labels)).for_each(|p| take(p));
+                    let labels = cluster.namespace_labels(name);
+                    let pods = cluster.pods_of(name);
+                    pods.filter(|p| subject.matches_peer(&labels, p, *action)).for_each(|p| take(p));
                 }
                 NamespaceMatch::Selected(selector) => {
                     for name in cluster.namespaces_with_pods() {
-                        if selector.matches(&cluster.namespace_labels(name)) {
-                            cluster
-                                .pods_of(name)
-                                .filter(|p| subject.pods.matches(&p.labels))
-                                .for_each(|p| take(p));
+                        let labels = cluster.namespace_labels(name);
+                        if selector.matches(&labels) {
+                            let pods = cluster.pods_of(name);
+                            pods.filter(|p| subject.matches_peer(&labels, p, *action)).for_each(|p| take(p));
                         }
                     }
                 }

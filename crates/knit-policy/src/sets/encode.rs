@@ -6,6 +6,9 @@ use crate::model::{PortRanges, Ports, Protocol};
 /// Ranges of up to this many ports become one element for each port, which are cheap to look up and to
 /// delete; wider ones become one element of a set of intervals, which is not.
 const EXPANDED: u32 = 64;
+/// As long as all of a protocol together become so many elements. Whoever lists thousands of ranges gets one
+/// element for each.
+const MOST_EXPANDED: usize = 256;
 
 /// What some traffic means, narrowest first.
 pub(super) type Encoded = Vec<(TrafficKey, Decision)>;
@@ -61,13 +64,53 @@ fn of_protocol(protocol: Protocol, allowed: &PortRanges, base: &PortRanges, enco
             (allowed.clone(), PortRanges::default())
         }
     };
+    let expand = expanded(&more) + expanded(&less) <= MOST_EXPANDED;
     for (ranges, decision) in [(more, Decision::Accept), (less, Decision::Drop)] {
         for (first, last) in ranges.iter() {
-            if u32::from(last - first) < EXPANDED {
+            if first == last || (expand && is_narrow(first, last)) {
                 encoded.extend((first..=last).map(|port| (TrafficKey::Port(protocol, port), decision)));
             } else {
                 encoded.push((TrafficKey::Range(protocol, first, last), decision));
             }
+        }
+    }
+}
+
+fn is_narrow(first: u16, last: u16) -> bool {
+    u32::from(last - first) < EXPANDED
+}
+
+/// How many elements ranges become if narrow ones are expanded.
+fn expanded(ranges: &PortRanges) -> usize {
+    let one =
+        |(first, last): (u16, u16)| if is_narrow(first, last) { usize::from(last - first) + 1 } else { 1 };
+    ranges.iter().map(one).sum()
+}
+
+#[cfg(any(test, feature = "kubernetes"))]
+/// How many elements it takes to say that these ports are allowed.
+pub(crate) fn elements_of(ports: &Ports) -> usize {
+    let of_protocol = |protocol| {
+        let ranges = ports.ranges(protocol);
+        let expanded = expanded(ranges);
+        if expanded <= MOST_EXPANDED { expanded } else { ranges.iter().count() }
+    };
+    Protocol::ALL.into_iter().map(of_protocol).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_narrow_ranges_are_a_thousand_elements() {
+        let narrow = |count: u16| {
+            let ranges = (0..count).map(|n| (n * 64 + 1, n * 64 + 20));
+            Ports::of(Protocol::Tcp, PortRanges::of(ranges))
+        };
+        for (ports, elements) in [(narrow(3), 60), (narrow(1000), 1000)] {
+            let (_, encoded) = for_anybody(&ports);
+            assert_eq!((encoded.len(), elements_of(&ports)), (elements, elements));
         }
     }
 }

@@ -135,7 +135,11 @@ impl CompiledRule {
         let (mut pods, mut others, mut ranges) = (Vec::new(), Vec::new(), Vec::new());
         for peer in rule.peers.iter().flatten() {
             match peer {
-                Peer::Pods(subject) => pods.push(acquire(Atom::Pods(subject.clone()))),
+                Peer::Pods(subject) => {
+                    let accepts = rule.action == Action::Accept;
+                    let action = if accepts { Action::Accept } else { Action::Deny };
+                    pods.push(acquire(Atom::Pods(subject.clone(), action)));
+                }
                 Peer::Nodes(selector) => others.push(acquire(Atom::Nodes(selector.clone()))),
                 Peer::Addresses(some) => ranges.push(some.clone()),
             }

@@ -53,6 +53,8 @@ use crate::model::{Alias, DEFAULT_NETWORK, Name, Namespace, Node, Pod, PodKey, P
 use router::Router;
 
 pub use element::{Change, Class, Decision, Key, TrafficKey, Value};
+#[cfg(feature = "kubernetes")]
+pub(crate) use encode::elements_of;
 
 /// Keeps the sets of one node's routers.
 #[derive(Debug)]

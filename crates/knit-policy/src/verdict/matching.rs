@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::RuleOutcome;
 use crate::cluster::Owner;
-use crate::model::{Direction, Labels, Peer, Pod, PortMatch, Rule, Traffic};
+use crate::model::{Action, Direction, Labels, Peer, Pod, PortMatch, Rule, Traffic};
 
 /// The other side of a connection, seen from the pod whose policies are asked.
 pub(super) struct Remote<'a> {
@@ -26,7 +26,7 @@ pub(super) fn outcome(
 ) -> RuleOutcome {
     let (mut anyone, mut as_pod) = (rule.peers.is_none(), rule.peers.is_none());
     for peer in rule.peers.iter().flatten() {
-        if matches_peer(peer, remote) {
+        if matches_peer(peer, remote, rule.action) {
             anyone = true;
             as_pod |= matches!(peer, Peer::Pods(_));
         }
@@ -51,12 +51,12 @@ pub(super) fn outcome(
     if ports.iter().any(fits) { RuleOutcome::Matched } else { RuleOutcome::NoPort }
 }
 
-fn matches_peer(peer: &Peer, remote: &Remote<'_>) -> bool {
+fn matches_peer(peer: &Peer, remote: &Remote<'_>, action: Action) -> bool {
     match (peer, &remote.owner) {
         (Peer::Addresses(ranges), _) => ranges.contains(remote.address),
         (Peer::Pods(pods), Owner::Pod(pod)) => {
             let labels = remote.namespace_labels.as_deref();
-            labels.is_some_and(|labels| pods.matches(&pod.key.namespace, labels, &pod.labels))
+            labels.is_some_and(|labels| pods.matches_peer(labels, pod, action))
         }
         (Peer::Nodes(selector), Owner::Node(node)) => selector.matches(&node.labels),
         (Peer::Pods(_) | Peer::Nodes(_), _) => false,

@@ -144,21 +144,32 @@ fn pod() -> impl Strategy<Value = Pod> {
         labels(),
         prop::collection::vec(port, 0..3),
         prop::collection::vec(attachment, 0..3),
-        (prop::bool::weighted(0.1), prop::bool::weighted(0.1)),
+        (prop::bool::weighted(0.1), prop::bool::weighted(0.1), prop::bool::weighted(0.2)),
     )
-        .prop_map(|(key, (created, uid), node, labels, ports, attachments, (host_network, finished))| {
-            Pod {
-                uid: format!("{key}-{uid}").into(),
-                key,
-                created,
-                node,
-                labels,
-                ports: ports.into(),
-                attachments: attachments.into(),
-                host_network,
-                finished,
-            }
-        })
+        .prop_map(
+            |(key, (created, uid), node, labels, ports, attachments, (host_network, finished, partly))| {
+                // One that slices tell of.
+                let (labels, known_labels) = match partly {
+                    true => {
+                        let known = labels.iter().filter(|(key, _)| ***key == *"x");
+                        (known.map(|(k, v)| (k.clone(), v.clone())).collect(), Some(["x".into()].into()))
+                    }
+                    false => (labels, None),
+                };
+                Pod {
+                    uid: format!("{key}-{uid}").into(),
+                    key,
+                    created,
+                    node,
+                    labels,
+                    known_labels,
+                    ports: ports.into(),
+                    attachments: attachments.into(),
+                    host_network,
+                    finished,
+                }
+            },
+        )
 }
 
 fn node() -> impl Strategy<Value = Node> {
