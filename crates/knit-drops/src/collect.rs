@@ -6,7 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -67,14 +67,23 @@ struct Thread {
 
 #[derive(Debug)]
 enum Command {
-    Listen(u64, String, Nflog),
+    Listen(u64, Heard),
     Stop(u64),
+}
+
+/// What is read of one router. With it, those who asked for it see that nobody reads it any more.
+#[derive(Debug)]
+struct Heard {
+    network: String,
+    log: Nflog,
+    _reading: Arc<()>,
 }
 
 /// A router that is listened to until this is dropped.
 #[derive(Debug)]
 pub struct Listening {
     id: u64,
+    reading: Weak<()>,
     thread: Arc<Thread>,
 }
 
@@ -112,8 +121,10 @@ impl Drops {
     pub fn listen(&self, network: &str, router: &NetNs) -> Result<Listening, nflog::Error> {
         let log = Nflog::open_in(router, GROUP)?;
         let id = self.thread.next.fetch_add(1, Ordering::Relaxed);
-        self.thread.tell(Command::Listen(id, network.to_owned(), log));
-        Ok(Listening { id, thread: Arc::clone(&self.thread) })
+        let reading = Arc::new(());
+        let listening = Listening { id, reading: Arc::downgrade(&reading), thread: Arc::clone(&self.thread) };
+        self.thread.tell(Command::Listen(id, Heard { network: network.to_owned(), log, _reading: reading }));
+        Ok(listening)
     }
 
     /// What was dropped lately, the newest at the end.
@@ -152,6 +163,14 @@ impl Thread {
     }
 }
 
+impl Listening {
+    /// Whether nobody listens any more: it could not be read.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.reading.strong_count() == 0
+    }
+}
+
 impl Drop for Listening {
     fn drop(&mut self) {
         self.thread.tell(Command::Stop(self.id));
@@ -167,17 +186,17 @@ impl Shared {
 
     /// Reads the logs of all routers, until nobody is left who could ask for it.
     fn read(&self, inbox: &Receiver<Command>, mut woken: UnixStream) {
-        let mut logs: BTreeMap<u64, (String, Nflog)> = BTreeMap::new();
+        let mut logs: BTreeMap<u64, Heard> = BTreeMap::new();
         loop {
             for command in inbox.try_iter() {
                 match command {
-                    Command::Listen(id, network, log) => drop(logs.insert(id, (network, log))),
+                    Command::Listen(id, heard) => drop(logs.insert(id, heard)),
                     Command::Stop(id) => drop(logs.remove(&id)),
                 }
             }
             let ready: Vec<u64> = {
                 let mut waiting = vec![PollFd::new(&woken, PollFlags::IN)];
-                waiting.extend(logs.values().map(|(_, log)| PollFd::new(log, PollFlags::IN)));
+                waiting.extend(logs.values().map(|heard| PollFd::new(&heard.log, PollFlags::IN)));
                 match poll(&mut waiting, None) {
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => {
@@ -192,7 +211,7 @@ impl Shared {
                 return;
             }
             for id in ready {
-                let Some((network, log)) = logs.get_mut(&id) else { continue };
+                let Some(Heard { network, log, .. }) = logs.get_mut(&id) else { continue };
                 let mut packets = Vec::new();
                 // All that is queued: the kernel's limits keep that short.
                 let drained = log.drain(|packet| packets.extend(of_policy(&packet)));
@@ -205,6 +224,7 @@ impl Shared {
                     Err(error) => {
                         let error = &error as &dyn std::error::Error;
                         tracing::warn!(%network, error, "what policies drop in this Network is not shown");
+                        // Until the next pass listens again.
                         logs.remove(&id);
                     }
                 }

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use knit_kernel::netns::{NetNs, NsId};
 use knit_ledger::SandboxRecord;
 use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer};
+use knit_node::proxy::Stopped;
 use knit_node::{Core, Result};
 use knit_objects::{EventLimits, EventRecorder, Objects, Reporter};
 use knit_runtime::Network;
@@ -60,7 +61,8 @@ impl WithDrops {
         Self { enforcer, drops, node, socket, routers: Arc::default() }
     }
 
-    /// Listens in each router that is another namespace than before, or where it could not be done.
+    /// Listens in each router that is another namespace than before, or where it could not be done, or went
+    /// wrong.
     fn listen(&self) {
         let mut routers = self.routers.locked();
         for router in routers.all.values_mut() {
@@ -70,7 +72,8 @@ impl WithDrops {
             };
             // A router that is not there yet, or any more, is looked at again in the next pass.
             let Ok(namespace) = namespace else { continue };
-            if router.heard.as_ref().is_some_and(|(id, _)| *id == namespace.id()) {
+            let heard = router.heard.as_ref();
+            if heard.is_some_and(|(id, listening)| *id == namespace.id() && !listening.is_over()) {
                 continue;
             }
             match self.drops.listen(&router.network, &namespace) {
@@ -125,6 +128,10 @@ impl PolicyEnforcer for WithDrops {
     fn compare(&self) {
         self.enforcer.compare();
         self.listen();
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        self.enforcer.stopped()
     }
 
     fn metrics(&self) -> String {
