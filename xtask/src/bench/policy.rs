@@ -69,31 +69,37 @@ fn of(shape: Shape) -> Result<Vec<Row>> {
         row("first load", "memory", resident()?.saturating_sub(memory) as f64 / 1024.0, "MiB")
             .goal(Goal::AtMost(30.0)),
     ];
-    let mut measured = |what: &str, limit: Option<f64>, mut change: Change<'_>| {
+    // A limit for each change, and for each element that is written for it.
+    let mut measured = |what: &str, limit: Option<(f64, f64)>, mut change: Change<'_>| {
         let (before, mut written) = (cpu_time().0, 0);
         for round in 0..ROUNDS {
             change(&mut engine, round);
             written += engine.settle().iter().map(|(_, changes)| changes.len()).sum::<usize>();
         }
         let each = (cpu_time().0 - before).as_secs_f64() * 1e3 / f64::from(ROUNDS);
+        let elements = written as f64 / f64::from(ROUNDS);
         let cpu = row(what, "cpu", each, "ms");
         rows.push(match limit {
-            Some(limit) => cpu.goal(Goal::AtMost(limit)),
+            Some((change, element)) => cpu.goal(Goal::AtMost(change + element * elements)),
             None => cpu,
         });
-        rows.push(row(what, "elements", written as f64 / f64::from(ROUNDS), ""));
+        rows.push(row(what, "elements", elements, ""));
     };
     let remote = |i: u32| Pod { node: "there".into(), ..pod(shape, PODS + i) };
-    measured("one remote pod more", Some(0.05), Box::new(move |e, i| e.set_pod(remote(i))));
+    measured("one remote pod more", Some((0.05, 0.0)), Box::new(move |e, i| e.set_pod(remote(i))));
     measured(
         "a label that nobody asks for",
-        Some(0.05),
+        Some((0.05, 0.0)),
         Box::new(move |e, i| {
             let pod = remote(i);
             e.set_pod(Pod { labels: pod.labels.clone().with("hash", "changed"), ..pod });
         }),
     );
-    measured("one remote pod less", Some(0.05), Box::new(move |e, i| e.delete_pod(&remote(i).key, None)));
+    measured(
+        "one remote pod less",
+        Some((0.05, 0.0)),
+        Box::new(move |e, i| e.delete_pod(&remote(i).key, None)),
+    );
     let local = move |i: u32| Pod { node: "here".into(), ..pod(shape, PODS + i) };
     measured(
         "a local pod comes, and goes",
@@ -102,8 +108,6 @@ fn of(shape: Shape) -> Result<Vec<Row>> {
             move |e, i| if i % 2 == 0 { e.set_pod(local(i)) } else { e.delete_pod(&local(i - 1).key, None) },
         ),
     );
-    // A limit per policy and one per element: 2 ms, and 2 us for each that is written, as the row below says
-    // how many.
     let late = move |i: u32| {
         let mut policy = policy(shape, i % 100);
         policy.name.name = "late".into();
@@ -115,7 +119,7 @@ fn of(shape: Shape) -> Result<Vec<Row>> {
     };
     measured(
         "a policy comes, and goes",
-        None,
+        Some((2.0, 0.002)),
         Box::new(
             move |e, i| if i % 2 == 0 { e.set_policy(late(i)) } else { e.delete_policy(&late(i - 1).name) },
         ),
