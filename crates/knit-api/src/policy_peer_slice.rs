@@ -30,6 +30,12 @@ pub struct PolicyPeerSliceSpec {
     /// The node that the pods run on.
     #[schemars(length(min = 1, max = 253))]
     pub node: String,
+    /// The keys of labels that some policy of this Network mentions: of the pods' labels, those with these
+    /// keys are here. Whether a pod has any other is not known to whoever reads this. Without this list, all
+    /// labels that matter are here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8192), inner(length(max = 317)))]
+    pub label_keys: Option<Vec<String>>,
     /// The pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]

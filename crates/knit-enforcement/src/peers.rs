@@ -1,6 +1,6 @@
 //! Pods of other nodes: the slices of the Networks that have a router here, and of no other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -96,15 +96,15 @@ fn take(shared: &Shared, network: &Name, event: Event<PolicyPeerSliceSpec>, told
             let slice: Name = key.name().into();
             let pods = pods_of(network, &spec, shared.core.node());
             shared.tell_at(at, Told::Slice((network.clone(), slice), pods));
-            shared.kept.update(|cache| {
-                let slices = cache.slices.entry(network.as_ref().to_owned()).or_default();
+            shared.kept.update_slices(|slices| {
+                let slices = slices.entry(network.as_ref().to_owned()).or_default();
                 slices.insert(key.name().to_owned(), spec);
             });
         }
         Event::Deleted(key) => {
             shared.tell_at(at, Told::Slice((network.clone(), key.name().into()), Vec::new()));
-            shared.kept.update(|cache| {
-                if let Some(slices) = cache.slices.get_mut(&**network) {
+            shared.kept.update_slices(|slices| {
+                if let Some(slices) = slices.get_mut(&**network) {
                     slices.remove(key.name());
                 }
             });
@@ -122,7 +122,12 @@ fn pods_of(network: &Name, spec: &PolicyPeerSliceSpec, own: &str) -> Vec<Pod> {
     if spec.network != **network || spec.node == own {
         return Vec::new();
     }
-    spec.pods.iter().map(|peer| pod_of(network, &spec.node, peer)).collect()
+    let known = spec.label_keys.as_ref().map(|keys| -> Box<[Name]> {
+        let keys: BTreeSet<Name> = keys.iter().map(|key| Name::from(key.as_str())).collect();
+        keys.into_iter().collect()
+    });
+    let pod = |peer| Pod { known_labels: known.clone(), ..pod_of(network, &spec.node, peer) };
+    spec.pods.iter().map(pod).collect()
 }
 
 fn pod_of(network: &Name, node: &str, peer: &PolicyPeer) -> Pod {
@@ -155,10 +160,13 @@ mod tests {
             addresses: vec!["10.0.0.5".into(), "not an address".into()],
             ..PolicyPeer::default()
         };
-        let spec = PolicyPeerSliceSpec { network: "blue".into(), node: "b".into(), pods: vec![peer] };
+        let label_keys = Some(vec!["role".into(), "app".into()]);
+        let spec =
+            PolicyPeerSliceSpec { network: "blue".into(), node: "b".into(), label_keys, pods: vec![peer] };
         let found = pods_of(&"blue".into(), &spec, "a");
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].attachments[0].addresses.len(), 1, "what is no address is left out");
+        assert!(found[0].knows_label(&"app".into()) && !found[0].knows_label(&"secret".into()));
         assert!(pods_of(&"green".into(), &spec, "a").is_empty());
         assert!(pods_of(&"blue".into(), &spec, "b").is_empty());
     }

@@ -95,3 +95,40 @@ fn a_thousand_policies_come_and_go_while_pods_do_and_leave_nothing() {
         assert_eq!(policies.table.take_repairs(), 0);
     });
 }
+
+/// A range of up to 64 ports was an element for each, however many ranges there were.
+#[test]
+fn a_tenant_with_thousands_of_ranges_of_ports_takes_nothing_from_its_neighbors() {
+    in_namespaces(|| {
+        let mut bench = Bench::new("in");
+        let mut policies = Policies::new(&bench.router, Router::Node);
+        (0..4).for_each(|n| set_pod(&mut policies, n));
+        policies.engine.set_policy(read(&one(0)));
+        policies.settle();
+        let elements = |policies: &Policies| policies.engine.elements(DEFAULT_NETWORK).len();
+        let before = elements(&policies);
+        let ranges: Vec<String> =
+            (0..4000).map(|n| format!("{{port: {}, endPort: {}}}", n * 16 + 1, n * 16 + 6)).collect();
+        let spec = format!(
+            "{{podSelector: {{matchLabels: {{pod: p2}}}}, ingress: [{{ports: [{}]}}]}}",
+            ranges.join(", ")
+        );
+        policies.engine.set_policy(read(&policy("large", &spec)));
+        policies.settle();
+        let added = elements(&policies) - before;
+        assert!(added < 2 * 4010, "{added} elements of two addresses");
+        let packet = |from: u8, to: u8, port: u16| {
+            let address = |n: u8| ip(&format!("10.0.1.{n}"));
+            Packet::new(address(from), address(to), Traffic::Port(Protocol::Tcp, port))
+        };
+        let packets = [packet(1, 2, 17), packet(1, 2, 16), packet(1, 0, 1000), packet(3, 0, 1000)];
+        let allowed = |packet: &Packet| {
+            [packets[0], packets[2]].iter().any(|p| p.source == packet.source && p.traffic == packet.traffic)
+        };
+        let through = bench.pass(&packets, allowed);
+        assert_eq!(through, [true, false, true, false], "its own, and its neighbor's");
+        // The neighbor's policy changes.
+        policies.delete("x", "n0");
+        assert_eq!(bench.pass(&[packet(3, 0, 1000)], |_| true), [true]);
+    });
+}

@@ -64,6 +64,7 @@ pub(crate) async fn run(
         again: None,
         last: None,
         written: BTreeMap::new(),
+        label_keys: BTreeMap::new(),
         failing: false,
     };
     let feed = Feed::start(objects, small, enforce, recorder);
@@ -91,6 +92,7 @@ async fn keep(mut feed: Feed, mut writer: Writer) {
             continue;
         }
         pending.extend(peers.settle(now));
+        writer.label_keys = peers.label_keys();
         if compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL) {
             compared = Some(Instant::now());
             pending.extend(peers.slices().keys().cloned());
@@ -120,6 +122,8 @@ struct Writer {
     /// The place that was written last: the others have their turn first.
     last: Option<Place>,
     written: BTreeMap<Place, Instant>,
+    /// Which labels slices of each Network say.
+    label_keys: BTreeMap<Name, Vec<String>>,
     /// A write failed, and that was said.
     failing: bool,
 }
@@ -209,7 +213,8 @@ impl Writer {
         for (index, pods) in parts(pods).into_iter().enumerate() {
             part = index + 1;
             let (network, node) = (place.0.as_ref().to_owned(), place.1.as_ref().to_owned());
-            let spec = PolicyPeerSliceSpec { network, node, pods: pods.to_vec() };
+            let label_keys = self.label_keys.get(&place.0).cloned();
+            let spec = PolicyPeerSliceSpec { network, node, label_keys, pods: pods.to_vec() };
             let name = slice_name(place, index);
             if self.actual.get(&Key::cluster(name.as_str())).is_none_or(|actual| *actual != spec) {
                 let mut slice = PolicyPeerSlice::new(&name, spec);

@@ -16,6 +16,10 @@ pub(crate) use super::blocks::BlockFacts;
 use super::blocks::{Blocks, Owner};
 use super::needs::{Lingering, Need, names_pods};
 
+/// How many bytes the keys of labels may take in a slice. What asks for others beyond that matches no pod of
+/// another node.
+const MAX_KEYS: usize = 64 * 1024;
+
 /// What counts of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PodFacts {
@@ -220,9 +224,23 @@ impl Peers {
         &self.slices
     }
 
+    /// The keys of labels that slices of each Network say: whoever reads them knows nothing of others.
+    pub(crate) fn label_keys(&self) -> BTreeMap<Name, Vec<String>> {
+        let keys = |need: &Need| {
+            let mut room = MAX_KEYS;
+            let fits = |key: &&Name| {
+                room = room.saturating_sub(key.len() + 8);
+                room > 0
+            };
+            need.labels.iter().take_while(fits).map(|key| key.as_ref().to_owned()).collect()
+        };
+        self.needs.iter().map(|(network, need)| (network.clone(), keys(need))).collect()
+    }
+
     /// Brings slices up to date, and says which are others now. What nobody asks for any more is told for a
     /// while longer.
     pub(crate) fn settle(&mut self, now: Duration) -> BTreeSet<Place> {
+        let mut changed = BTreeSet::new();
         if std::mem::take(&mut self.stale_needs) || self.lingering.is_over(now) {
             let (asked, before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
             let enforced = |name: &Name| self.networks.get(name).is_some_and(|facts| facts.enforced);
@@ -233,9 +251,10 @@ impl Peers {
                     self.stale.insert((network.clone(), node.clone()));
                 }
             }
+            let told = self.slices.keys().filter(|(n, _)| keys_of(&before, n) != keys_of(&needs, n));
+            changed.extend(told.cloned());
             self.needs = needs;
         }
-        let mut changed = BTreeSet::new();
         for place in std::mem::take(&mut self.stale) {
             let pods = self.slice(&place);
             let same = match pods.is_empty() {
@@ -436,4 +455,8 @@ fn take_out<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<PodKey>>, key: &K, one: &Pod
             sets.remove(key);
         }
     }
+}
+
+fn keys_of<'a>(needs: &'a BTreeMap<Name, Need>, network: &Name) -> Option<&'a BTreeSet<Name>> {
+    needs.get(network).map(|need| &need.labels)
 }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use knit_policy::model::{
-    Action, Kind, Labels, Name, NamespaceMatch, Peer, PodKey, Policy, PolicyName, PortMatch, Rule, Scope,
-    Selector, Subject, Tier,
+    Action, Kind, Labels, Name, NamespaceMatch, Operator, Peer, PodKey, Policy, PolicyName, PortMatch,
+    Requirement, Rule, Scope, Selector, Subject, Tier,
 };
 use proptest::prelude::*;
 
@@ -366,4 +366,23 @@ fn one_pod_with_megabytes_of_labels_does_not_keep_the_others_from_being_told_of(
     let many: Vec<PolicyPeer> = (0..2001).map(|index| pod(index, 0)).collect();
     assert_eq!(super::parts(&many).iter().map(|part| part.len()).collect::<Vec<_>>(), [1000, 1000, 1]);
     assert!(super::parts(&[]).is_empty());
+}
+
+#[test]
+fn which_labels_are_told_is_told_of_every_slice_also_where_no_pod_has_one() {
+    let mut peers = cluster();
+    let web = policy("web", "shop", Scope::Primary, pods_labelled("app", "web"));
+    peers.set_policy(&web.name.clone(), Some(web));
+    let db = policy("db", "shop", Scope::Primary, pods_labelled("app", "db"));
+    peers.set_policy(&db.name.clone(), Some(db));
+    assert_eq!(peers.settle().len(), 2);
+    assert_eq!(peers.label_keys()[&Name::from("default")], ["app"]);
+    // Its pods are told of already, and none has the label: a node that waits for it must hear of that.
+    let without =
+        Selector::from_iter([Requirement::new("quarantine", Operator::DoesNotExist, [] as [&str; 0])]);
+    let subject = Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods: without };
+    let open = policy("open", "shop", Scope::Primary, Peer::Pods(subject));
+    peers.set_policy(&open.name.clone(), Some(open));
+    assert_eq!(peers.settle(), [place("default", "a"), place("default", "b")].into());
+    assert_eq!(peers.label_keys()[&Name::from("default")], ["app", "quarantine"]);
 }

@@ -2,6 +2,7 @@
 //! from slices, merged into one pod of each name.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use knit_policy::model::{Labels, Name, Pod, PodKey};
 use knit_policy::sets::Engine;
@@ -77,6 +78,12 @@ impl Known {
         known.is_some_and(|known| pod.attachments.iter().all(|a| known.attachments.contains(a)))
     }
 
+    /// Whether a pod of this node has an interface with this address.
+    pub(crate) fn has_address(&self, key: &PodKey, network: &Name, address: IpAddr) -> bool {
+        let mut attachments = self.local.get(key).into_iter().flat_map(|pod| &pod.attachments);
+        attachments.any(|a| a.network == *network && a.addresses.contains(&address))
+    }
+
     /// The pods of this node.
     pub(crate) fn locals(&self) -> impl Iterator<Item = &Pod> {
         self.local.values()
@@ -95,15 +102,23 @@ impl Known {
 }
 
 /// What several slices say of one name. Of two pods that had it one after the other, the younger counts. Each
-/// slice has the labels that its own Network's policies ask for, so that more of them change no answer.
+/// slice has the labels that its own Network's policies ask for: more of them are known, and none is wrong.
 fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
     let youngest = entries.values().max_by_key(|pod| (pod.created, pod.uid.clone()))?;
     let same: Vec<&Pod> = entries.values().filter(|pod| pod.uid == youngest.uid).collect();
     let labels: Labels = same.iter().flat_map(|pod| pod.labels.iter()).map(|(k, v)| (&**k, &**v)).collect();
+    // A slice of an earlier controller says nothing of what it does not know.
+    let mut known = same.iter().filter_map(|pod| pod.known_labels.as_ref()).peekable();
+    let known_labels = known.peek().is_some().then(|| {
+        let known: BTreeSet<Name> =
+            known.flatten().chain(labels.iter().map(|(key, _)| key)).cloned().collect();
+        known.into_iter().collect()
+    });
     let ports: BTreeSet<_> = same.iter().flat_map(|pod| pod.ports.iter().cloned()).collect();
     let attachments: BTreeSet<_> = same.iter().flat_map(|pod| pod.attachments.iter().cloned()).collect();
     Some(Pod {
         labels,
+        known_labels,
         ports: ports.into_iter().collect(),
         attachments: attachments.into_iter().collect(),
         ..youngest.clone()
@@ -121,7 +136,7 @@ mod tests {
         let attachment = Attachment {
             network: network.into(),
             primary: true,
-            addresses: [std::net::IpAddr::from([10, 0, 0, address])].into(),
+            addresses: [IpAddr::from([10, 0, 0, address])].into(),
         };
         let labels = Labels::from_iter([("app", name)]);
         let (uid, node) = (uid.into(), node.into());
