@@ -6,7 +6,7 @@ use knit_policy::model::PodKey;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::feed::Shared;
+use crate::feed::{Shared, labels_of};
 use crate::worker::{Admit, Objection, Summary, Told};
 
 const LATER: &str = "; the container runtime tries again";
@@ -77,9 +77,9 @@ fn ask(
         return None;
     }
     let (reply, answer) = oneshot::channel();
-    let namespace_known = now.namespaces.contains_key(namespace);
+    let namespace = now.namespaces.get(namespace).map(|labels| labels_of(labels));
     let labels_known = local.labels_known;
-    shared.tell(Told::Admit(Box::new(Admit { pod: local.pod, labels_known, namespace_known, reply })));
+    shared.tell(Told::Admit(Box::new(Admit { pod: local.pod, labels_known, namespace, reply })));
     Some(answer)
 }
 

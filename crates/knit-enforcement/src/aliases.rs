@@ -8,13 +8,15 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use knit_api::names::DEFAULT_NETWORK;
 use knit_node::world::World;
-use knit_objects::{Event, Key, Objects};
+use knit_objects::{Event, Key, Objects, Subscription};
 use knit_policy::kubernetes::aliases;
 use knit_policy::model::{Alias, Name};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::cache::KeptAlias;
 use crate::feed::Shared;
+use crate::kinds::now_away;
 use crate::worker::Told;
 
 /// A Service's namespace and name.
@@ -28,12 +30,21 @@ const QUEUE: usize = 64;
 struct Followed {
     service: Option<Service>,
     slices: BTreeMap<Key, EndpointSlice>,
+    /// Whether the Service has arrived, or is not there, and its endpoints.
+    synced: (bool, bool),
+    /// Nobody answers, and what the last run knew counts.
+    away: bool,
+    /// What the last run knew.
+    before: Option<Vec<Alias>>,
     _tasks: JoinSet<()>,
 }
 
 enum News {
-    Service(Reference, Option<Box<Service>>),
-    Slice(Reference, Key, Option<Box<EndpointSlice>>),
+    Service(Option<Box<Service>>),
+    Slice(Key, Option<Box<EndpointSlice>>),
+    ServiceSynced,
+    SlicesSynced,
+    Away,
 }
 
 /// Follows the Services that Networks list, once there are policies, for ever.
@@ -45,6 +56,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, objects: Objects) {
     let (sender, mut inbox) = mpsc::channel(QUEUE);
     let mut followed: BTreeMap<Reference, Followed> = BTreeMap::new();
     let mut told: BTreeMap<Name, Vec<Alias>> = BTreeMap::new();
+    let mut known: BTreeSet<Name> = BTreeSet::new();
     let mut world = shared.core.world().subscribe();
     loop {
         let listed = listed(&world.borrow_and_update().clone());
@@ -52,36 +64,34 @@ pub(crate) async fn follow(shared: Arc<Shared>, objects: Objects) {
         followed.retain(|reference, _| wanted.contains(reference));
         for reference in wanted {
             followed.entry(reference.clone()).or_insert_with(|| Followed {
+                before: before(&shared, reference),
                 _tasks: watch(&objects, reference, &sender),
                 ..Followed::default()
             });
         }
+        known.retain(|network| listed.contains_key(network));
         let gone: Vec<Name> = told.keys().filter(|network| !listed.contains_key(*network)).cloned().collect();
         for network in gone {
             told.remove(&network);
             shared.tell(Told::Aliases(network, Vec::new()));
         }
         for (network, services) in &listed {
-            let now: Vec<Alias> =
-                services.iter().filter_map(|s| followed.get(s)).flat_map(Followed::aliases).collect();
-            if told.get(network) != Some(&now) {
+            let all = || services.iter().filter_map(|service| followed.get(service));
+            let now: Vec<Alias> = all().flat_map(Followed::aliases).collect();
+            if told.get(network).map_or(&[][..], Vec::as_slice) != now {
                 told.insert(network.clone(), now.clone());
                 shared.tell(Told::Aliases(network.clone(), now));
+            }
+            if all().all(Followed::is_known) && known.insert(network.clone()) {
+                shared.tell(Told::AliasesKnown(network.clone()));
             }
         }
         tokio::select! {
             news = inbox.recv() => match news {
-                Some(News::Service(reference, service)) => {
+                Some((reference, news)) => {
                     if let Some(of) = followed.get_mut(&reference) {
-                        of.service = service.map(|service| *service);
-                    }
-                }
-                Some(News::Slice(reference, key, slice)) => {
-                    if let Some(of) = followed.get_mut(&reference) {
-                        match slice {
-                            Some(slice) => drop(of.slices.insert(key, *slice)),
-                            None => drop(of.slices.remove(&key)),
-                        }
+                        of.take(news);
+                        of.keep(&shared, &reference);
                     }
                 }
                 None => return,
@@ -93,14 +103,52 @@ pub(crate) async fn follow(shared: Arc<Shared>, objects: Objects) {
     }
 }
 
+/// What the last run knew of a Service.
+fn before(shared: &Shared, (namespace, name): &Reference) -> Option<Vec<Alias>> {
+    let kept = shared.kept.before.as_ref()?.aliases.get(&format!("{namespace}/{name}"))?;
+    Some(kept.iter().filter_map(KeptAlias::alias).collect())
+}
+
 impl Followed {
+    fn take(&mut self, news: News) {
+        match news {
+            News::Service(service) => self.service = service.map(|service| *service),
+            News::Slice(key, Some(slice)) => drop(self.slices.insert(key, *slice)),
+            News::Slice(key, None) => drop(self.slices.remove(&key)),
+            News::ServiceSynced => self.synced.0 = true,
+            News::SlicesSynced => self.synced.1 = true,
+            News::Away => self.away = true,
+        }
+    }
+
+    /// For the next start.
+    fn keep(&self, shared: &Shared, (namespace, name): &Reference) {
+        if self.is_synced() {
+            let aliases = self.aliases().iter().map(KeptAlias::of).collect();
+            shared.kept.update(|cache| drop(cache.aliases.insert(format!("{namespace}/{name}"), aliases)));
+        }
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced == (true, true)
+    }
+
+    /// Whether it is known what it leads to, also from the last run while nobody answers.
+    fn is_known(&self) -> bool {
+        self.is_synced() || (self.away && self.before.is_some())
+    }
+
+    /// What it leads to: a half of that allows nothing, and would take away what is in force.
     fn aliases(&self) -> Vec<Alias> {
+        if !self.is_synced() {
+            return self.before.clone().unwrap_or_default();
+        }
         let slices: Vec<&EndpointSlice> = self.slices.values().collect();
         self.service.iter().flat_map(|service| aliases(service, &slices)).collect()
     }
 }
 
-/// The Services that each Network reaches over its uplink.
+/// The Services that each Network reaches over its uplink; none of them for most.
 fn listed(world: &World) -> BTreeMap<Name, BTreeSet<Reference>> {
     let others = world.networks.iter().filter(|(name, _)| *name != DEFAULT_NETWORK);
     let services = others.map(|(name, network)| {
@@ -108,11 +156,11 @@ fn listed(world: &World) -> BTreeMap<Name, BTreeSet<Reference>> {
         let all = all.map(|(namespace, name)| (namespace.to_owned(), name.to_owned())).collect();
         (Name::from(name.as_str()), all)
     });
-    services.filter(|(_, all): &(Name, BTreeSet<Reference>)| !all.is_empty()).collect()
+    services.collect()
 }
 
 /// Follows one Service and its endpoints, and nothing else.
-fn watch(objects: &Objects, reference: &Reference, sender: &mpsc::Sender<News>) -> JoinSet<()> {
+fn watch(objects: &Objects, reference: &Reference, sender: &mpsc::Sender<(Reference, News)>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let (namespace, name) = reference;
     let services =
@@ -123,32 +171,41 @@ fn watch(objects: &Objects, reference: &Reference, sender: &mpsc::Sender<News>) 
         .labels(format!("kubernetes.io/service-name={name}"))
         .subscribe();
     // Names of Services are fit for selectors.
-    let (Ok(mut services), Ok(mut slices)) = (services, slices) else { return tasks };
-    let (reference, sender) = (reference.clone(), sender.clone());
-    let (of_slices, to) = (reference.clone(), sender.clone());
-    tasks.spawn(async move {
-        while let Some(event) = services.next().await {
-            let news = match event {
-                Event::Applied(_, service) => News::Service(reference.clone(), Some(Box::new(service))),
-                Event::Deleted(_) => News::Service(reference.clone(), None),
-                Event::Synced => continue,
-            };
-            if sender.send(news).await.is_err() {
-                return;
-            }
-        }
-    });
-    tasks.spawn(async move {
-        while let Some(event) = slices.next().await {
-            let news = match event {
-                Event::Applied(key, slice) => News::Slice(of_slices.clone(), key, Some(Box::new(slice))),
-                Event::Deleted(key) => News::Slice(of_slices.clone(), key, None),
-                Event::Synced => continue,
-            };
-            if to.send(news).await.is_err() {
-                return;
-            }
-        }
-    });
+    let (Ok(services), Ok(slices)) = (services, slices) else { return tasks };
+    tasks.spawn(pass_on(services, reference.clone(), sender.clone(), |event| match event {
+        Event::Applied(_, service) => News::Service(Some(Box::new(service))),
+        Event::Deleted(_) => News::Service(None),
+        Event::Synced => News::ServiceSynced,
+    }));
+    tasks.spawn(pass_on(slices, reference.clone(), sender.clone(), |event| match event {
+        Event::Applied(key, slice) => News::Slice(key, Some(Box::new(slice))),
+        Event::Deleted(key) => News::Slice(key, None),
+        Event::Synced => News::SlicesSynced,
+    }));
     tasks
+}
+
+async fn pass_on<T: Send>(
+    mut events: Subscription<T>,
+    reference: Reference,
+    sender: mpsc::Sender<(Reference, News)>,
+    news: fn(Event<T>) -> News,
+) {
+    let mut away = events.away();
+    loop {
+        let news = tokio::select! {
+            event = events.next() => match event {
+                Some(event) => news(event),
+                None => return,
+            },
+            () = now_away(&mut away) => {
+                // Once is enough.
+                away = tokio::sync::watch::channel(false).1;
+                News::Away
+            }
+        };
+        if sender.send((reference.clone(), news)).await.is_err() {
+            return;
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! The seam to what makes policies true in a router.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use knit_kernel::NetNs;
@@ -73,6 +74,6 @@ pub trait Backend: Send {
     /// When the system refuses; they can be made to follow again.
     fn follow(&mut self) -> Result<usize, Failure>;
 
-    /// Live connections are left as they are.
-    fn leave_connections(&mut self);
+    /// Live connections are left as they are, but for those of these addresses.
+    fn leave_connections(&mut self, but: &BTreeSet<IpAddr>);
 }

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use knit_kernel::NetNs;
 use knit_ledger::SandboxRecord;
 use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer};
+use knit_node::proxy::Stopped;
 use knit_node::{Core, Error, Reason, Result};
 use knit_objects::Objects;
 use knit_policy::model::Name;
@@ -121,7 +122,13 @@ impl PolicyEnforcer for Enforcement {
             config.mode == Mode::Off,
         );
         let thread = std::thread::Builder::new().name("policy".to_owned());
-        if let Err(error) = thread.spawn(move || worker.run(&inbox)) {
+        let ended = Ended(core.clone());
+        let run = move || {
+            // After the worker, also where it panics.
+            let _ended = ended;
+            worker.run(&inbox);
+        };
+        if let Err(error) = thread.spawn(run) {
             tracing::error!(%error, "policies are not enforced: cannot start the thread that does it");
             return;
         }
@@ -186,6 +193,17 @@ impl PolicyEnforcer for Enforcement {
         self.tell(Told::Compare);
     }
 
+    fn stopped(&self) -> Option<Stopped> {
+        // The thread has the other end, or it waits to be started with it.
+        let ended = self.mode == Mode::On && self.summary.has_changed().is_err();
+        ended.then(|| Stopped {
+            why: "policies are not looked after on this node any more: the agent's log says why; start the \
+                  agent again"
+                .to_owned(),
+            ran: true,
+        })
+    }
+
     fn metrics(&self) -> String {
         self.metrics.text()
     }
@@ -194,6 +212,19 @@ impl PolicyEnforcer for Enforcement {
 impl fmt::Debug for Enforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Enforcement").field("summary", &*self.summary.borrow()).finish_non_exhaustive()
+    }
+}
+
+/// Tells the agent that the thread has ended.
+struct Ended(Core);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("policies are not looked after on this node any more: start the agent again");
+        }
+        self.0.assess();
+        self.0.networks_changed();
     }
 }
 

@@ -68,11 +68,44 @@ impl Shared {
         self.reading.locked()
     }
 
+    /// Everything that the agent knows, and that this is all of it.
+    fn tell_complete(&self) {
+        let _reading = self.reading();
+        let world = self.core.world().get();
+        // Of one snapshot: who is told that this is all must not find a part of it missing.
+        world.namespaces.keys().for_each(|name| self.tell_namespace(&world, name));
+        world.networks.keys().for_each(|name| self.tell_settings(&world, name));
+        // What is made of records is compared with the kernel.
+        self.tell_locals_of(&world);
+        self.tell(Told::Complete);
+    }
+
+    /// The labels of a namespace, or that it is gone. Under the lock, as all that is told of a snapshot: what
+    /// an older one says is not told after a newer one.
+    fn tell_namespace(&self, world: &World, name: &str) {
+        let labels = world.namespaces.get(name).map(|labels| labels_of(labels));
+        self.tell(Told::Namespace(name.into(), labels));
+    }
+
+    /// What an operator says about policies in a Network.
+    fn tell_settings(&self, world: &World, name: &str) {
+        let spec = world.networks.get(name).and_then(|network| network.object().spec.policy.as_ref());
+        let settings = Settings {
+            enforced: spec.is_none_or(|policy| policy.enforcement == PolicyEnforcement::Knit),
+            cut_connections: spec.is_none_or(|policy| policy.live_connections == LiveConnections::Cut),
+        };
+        self.tell(Told::Settings(Name::from(name), settings));
+    }
+
     /// All pods of this node, as they are recorded and known.
     pub(crate) fn tell_locals(&self) {
         let _reading = self.reading();
-        let world = self.core.world().get();
-        self.tell(Told::Locals(self.remembered.locals(&self.core, &world)));
+        self.tell_locals_of(&self.core.world().get());
+    }
+
+    fn tell_locals_of(&self, world: &World) {
+        let (pods, strangers) = self.remembered.locals(&self.core, world);
+        self.tell(Told::Locals(pods, strangers));
         self.kept.pods_changed();
     }
 
@@ -88,6 +121,8 @@ impl Shared {
     /// Returns when everything that policies depend on has arrived, or that of the last run counts; false if
     /// that will never be.
     async fn complete(&self) -> bool {
+        // After the ledger was lost, what is in force is of pods that nobody has recorded yet.
+        self.core.sandboxes().until_whole().await;
         let mut arrived = self.arrived.subscribe();
         let Ok(away) = arrived.wait_for(Arrived::all).await.map(|arrived| arrived.away) else { return false };
         let mut world = self.core.world().subscribe();
@@ -127,9 +162,7 @@ pub(crate) async fn complete(shared: Arc<Shared>) {
     let arrived = async {
         let complete = shared.complete().await;
         if complete {
-            // Records first: what is made of them is compared with the kernel.
-            shared.tell_locals();
-            shared.tell(Told::Complete);
+            shared.tell_complete();
         }
         complete
     };
@@ -140,9 +173,9 @@ fn look(shared: &Shared, seen: Option<&World>, now: &World) {
     let empty = World::default();
     let before = seen.unwrap_or(&empty);
     if !Arc::ptr_eq(&before.namespaces, &now.namespaces) {
-        for (name, labels) in changed(&before.namespaces, &now.namespaces) {
-            let labels = labels.map(|labels| labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect());
-            shared.tell(Told::Namespace(name.as_str().into(), labels));
+        for (name, _) in changed(&before.namespaces, &now.namespaces) {
+            let _reading = shared.reading();
+            shared.tell_namespace(&shared.core.world().get(), name);
         }
     }
     if !Arc::ptr_eq(&before.pods, &now.pods) {
@@ -151,19 +184,20 @@ fn look(shared: &Shared, seen: Option<&World>, now: &World) {
         }
     }
     if !Arc::ptr_eq(&before.networks, &now.networks) {
-        for (name, network) in changed(&before.networks, &now.networks) {
-            let spec = network.and_then(|network| network.object().spec.policy.as_ref());
-            let settings = Settings {
-                enforced: spec.is_none_or(|policy| policy.enforcement == PolicyEnforcement::Knit),
-                cut_connections: spec.is_none_or(|policy| policy.live_connections == LiveConnections::Cut),
-            };
-            shared.tell(Told::Settings(Name::from(name.as_str()), settings));
+        for (name, _) in changed(&before.networks, &now.networks) {
+            let _reading = shared.reading();
+            shared.tell_settings(&shared.core.world().get(), name);
         }
     }
     let own = |world: &World| world.nodes.get(shared.core.node()).cloned();
     if seen.is_none() || own(before) != own(now) {
         shared.tell(Told::NodeAddresses(node_addresses(&shared.core, now)));
     }
+}
+
+/// Labels as policies know them.
+pub(crate) fn labels_of(labels: &BTreeMap<String, String>) -> knit_policy::model::Labels {
+    labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
 /// What in a router is the node's own: its addresses, and those of the links to routers.

@@ -1,5 +1,6 @@
 //! Policies of every kind that the cluster serves. The kinds of CRDs are looked for until they are there.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,8 @@ impl Arrived {
 /// Follows all kinds.
 pub(crate) fn follow(shared: &Arc<Shared>, objects: &Objects, tasks: &mut JoinSet<()>) {
     let each = Each { shared: Arc::clone(shared), objects: objects.clone() };
-    tasks.spawn(each.clone().served::<NetworkPolicy>(0, Kind::Network, network_policy));
+    let core = each.clone();
+    tasks.spawn(async move { core.served::<NetworkPolicy>(0, Kind::Network, network_policy).await });
     tasks.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(1, Kind::Cluster, cluster_network_policy));
     tasks.spawn(each.clone().of_crd::<AdminNetworkPolicy>(2, Kind::Admin, admin_network_policy));
     tasks.spawn(each.clone().of_crd::<BaselineAdminNetworkPolicy>(
@@ -96,22 +98,48 @@ impl Each {
             match self.objects.serves::<K>().await {
                 Some(true) => return self.served::<K>(place, kind, convert).await,
                 Some(false) => {
-                    // Whatever the last run knew of it is gone with the kind.
-                    self.shared.kept.update(|cache| drop(cache.policies.remove(kind.as_str())));
-                    self.shared.arrived(|arrived| arrived.known[place] = true);
+                    self.is_gone(place, kind);
                     tokio::time::sleep(DISCOVERY_INTERVAL.mul_f64(0.5 + jitter())).await;
                 }
                 None if self.shared.kept.before.is_some() => {
-                    // What the last run knew counts while nobody answers: the watch seeds itself with it.
-                    return self.served::<K>(place, kind, convert).await;
+                    // What the last run knew counts while nobody answers: the watch seeds itself with it. A
+                    // kind that is not there is never listed, so that discovery is asked until it answers.
+                    tokio::select! {
+                        () = self.served::<K>(place, kind, convert) => return,
+                        () = self.is_not_served::<K>() => {}
+                    }
                 }
                 None => tokio::time::sleep(RETRY_DELAY.mul_f64(0.5 + jitter())).await,
             }
         }
     }
 
+    /// Returns when the cluster says that it does not serve a kind; never if it does.
+    async fn is_not_served<K: Resource<DynamicType = ()>>(&self) {
+        loop {
+            tokio::time::sleep(RETRY_DELAY.mul_f64(0.5 + jitter())).await;
+            match self.objects.serves::<K>().await {
+                Some(false) => return,
+                Some(true) => std::future::pending::<()>().await,
+                None => {}
+            }
+        }
+    }
+
+    /// Nothing is left of a kind that the cluster does not serve, whatever the last run knew of it.
+    fn is_gone(&self, place: usize, kind: Kind) {
+        let mut known = BTreeMap::new();
+        self.shared.kept.update(|cache| known = cache.policies.remove(kind.as_str()).unwrap_or_default());
+        for key in known.keys() {
+            let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+            let name = PolicyName { kind, namespace: namespace.into(), name: name.into() };
+            self.shared.tell(Told::DeletePolicy(name));
+        }
+        self.shared.arrived(|arrived| arrived.known[place] = true);
+    }
+
     /// Follows a kind that is served.
-    async fn served<K>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>)
+    async fn served<K>(&self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>)
     where
         K: Resource<DynamicType = ()>
             + DeserializeOwned

@@ -9,7 +9,7 @@
 //! | what | from | file |
 //! |---|---|---|
 //! | policies, of the kinds that the cluster serves | a watch each | `kinds` |
-//! | pods of this node: addresses | the agent's own records | `local` |
+//! | pods of this node: addresses | the agent's own records | `recorded`, `local` |
 //! | labels and named ports of pods of this node; labels of namespaces | the agent's own snapshot | `feed` |
 //! | pods of other nodes, in Networks with a router here | slices that the controller writes | `peers` |
 //! | what cluster services lead to, for other Networks | watches, once there are policies | `aliases` |
@@ -32,6 +32,7 @@ mod metrics;
 mod nft;
 mod nodes;
 mod peers;
+mod recorded;
 mod worker;
 
 pub use enforcement::{Config, Enforcement, Mode};

@@ -2,15 +2,15 @@
 //! ports from the pods' objects.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Mutex;
 
-use knit_ledger::SandboxRecord;
 use knit_node::Core;
 use knit_node::world::{PodPort, PodView, World};
-use knit_policy::model::{Attachment, NamedPort, Pod, PodKey};
+use knit_policy::model::{NamedPort, Pod, PodKey};
 use knit_types::sync::Locked;
 use serde::{Deserialize, Serialize};
+
+use crate::recorded::{Recorded, Strangers, by_pod, of_pod};
 
 /// What a pod's object says, as long as one of its sandboxes is there: also after the object is gone, and in
 /// the next run while the API is away.
@@ -50,8 +50,8 @@ impl Facts {
     /// Whether it says something of the pod that these records are of: of the newest, since a sandbox of an
     /// older pod of that name may still be there, and its labels are not those of the pod that starts. What a
     /// static pod's mirror says, it says of that pod.
-    fn is_about(&self, records: &[SandboxRecord]) -> bool {
-        let newest = newest(records).and_then(|record| record.pod()?.uid.as_ref());
+    fn is_about(&self, records: &[Recorded]) -> bool {
+        let newest = newest(records).and_then(|record| record.uid.as_ref());
         self.mirror || self.uid.is_none() || newest.is_none_or(|uid| Some(uid) == self.uid.as_ref())
     }
 }
@@ -69,19 +69,19 @@ impl Remembered {
 
     /// Whether the facts of every pod are known that has something recorded here.
     pub(crate) fn knows_all(&self, core: &Core) -> bool {
-        let (by_pod, known) = (by_pod(core), self.0.locked());
+        let ((by_pod, _), known) = (by_pod(core), self.0.locked());
         by_pod.iter().all(|(key, records)| known.get(key).is_some_and(|facts| facts.is_about(records)))
     }
 
     /// A pod of this node as it is recorded and known; none if nothing is recorded of it.
     pub(crate) fn local(&self, core: &Core, world: &World, namespace: &str, name: &str) -> Option<Local> {
-        let records = core.sandboxes().records_of(namespace, name);
+        let records = of_pod(core, namespace, name);
         self.local_of(core.node(), world, (namespace, name), &records)
     }
 
-    /// All pods of this node.
-    pub(crate) fn locals(&self, core: &Core, world: &World) -> BTreeMap<PodKey, Pod> {
-        let by_pod = by_pod(core);
+    /// All pods of this node, and where there is one of which nobody knows who it is.
+    pub(crate) fn locals(&self, core: &Core, world: &World) -> (BTreeMap<PodKey, Pod>, Strangers) {
+        let (by_pod, strangers) = by_pod(core);
         // While the API is away, the next sandbox of a pod is judged by what its last one was.
         if world.synced.pods {
             self.0.locked().retain(|key, _| by_pod.contains_key(key));
@@ -89,7 +89,7 @@ impl Remembered {
         let each = by_pod.iter().filter_map(|((namespace, name), records)| {
             self.local_of(core.node(), world, (namespace, name), records)
         });
-        each.map(|local| (local.pod.key.clone(), local.pod)).collect()
+        (each.map(|local| (local.pod.key.clone(), local.pod)).collect(), strangers)
     }
 
     fn local_of(
@@ -97,7 +97,7 @@ impl Remembered {
         node: &str,
         world: &World,
         (namespace, name): (&str, &str),
-        records: &[SandboxRecord],
+        records: &[Recorded],
     ) -> Option<Local> {
         let key = (namespace.to_owned(), name.to_owned());
         let mut remembered = self.0.locked();
@@ -118,7 +118,7 @@ impl Remembered {
         drop(remembered);
         let labels_known = facts.is_some();
         let facts = facts.unwrap_or_default();
-        let uid = newest(records).and_then(|record| record.pod()?.uid.clone()).or(facts.uid);
+        let uid = newest(records).and_then(|record| record.uid.clone()).or(facts.uid);
         let port = |port: &PodPort| NamedPort {
             name: port.name.as_str().into(),
             protocol: port.protocol,
@@ -130,7 +130,7 @@ impl Remembered {
             node: node.into(),
             labels: facts.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
             ports: facts.ports.iter().map(port).collect(),
-            attachments: records.iter().flat_map(attachments).collect(),
+            attachments: records.iter().flat_map(|record| record.attachments.iter().cloned()).collect(),
             host_network: false,
             // Whatever is said of it: its sandbox is there, and with it the address.
             finished: false,
@@ -140,52 +140,18 @@ impl Remembered {
     }
 }
 
-/// What is recorded, by pod.
-fn by_pod(core: &Core) -> BTreeMap<(String, String), Vec<SandboxRecord>> {
-    let mut by_pod: BTreeMap<(String, String), Vec<SandboxRecord>> = BTreeMap::new();
-    for record in core.sandboxes().records() {
-        if let Some(pod) = record.pod() {
-            let key = (pod.namespace.clone(), pod.name.clone());
-            by_pod.entry(key).or_default().push(record);
-        }
-    }
-    by_pod
-}
-
-fn newest(records: &[SandboxRecord]) -> Option<&SandboxRecord> {
-    records.iter().max_by_key(|record| record.created_at())
-}
-
-/// The interfaces of a sandbox that have addresses, made or not.
-fn attachments(record: &SandboxRecord) -> impl Iterator<Item = Attachment> + '_ {
-    record.attachments().iter().map(|attachment| {
-        let plan = attachment.plan();
-        let leased = plan.lease.iter().flat_map(|lease| lease.addresses.iter());
-        let mut addresses: Vec<IpAddr> = leased.collect();
-        // A runtime that gives out addresses itself says which when it has.
-        if addresses.is_empty() {
-            let made = attachment.made().into_iter().flat_map(|made| made.addresses.iter());
-            addresses.extend(made.map(|address| address.net.addr()));
-        }
-        let network = plan.network.as_str().into();
-        Attachment { network, primary: attachment.details().main, addresses: addresses.into() }
-    })
+fn newest(records: &[Recorded]) -> Option<&Recorded> {
+    records.iter().max_by_key(|record| record.created_at)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use knit_ledger::NetnsRef;
-    use knit_types::{PodRef, SandboxId};
-
     use super::*;
 
-    fn record(sandbox: &str, uid: &str, created_at: u64) -> SandboxRecord {
-        let pod = PodRef { namespace: "shop".into(), name: "web".into(), uid: Some(uid.into()) };
-        let netns = NetnsRef { path: "/run/netns/x".into(), inode: 1, device: 1 };
-        let sandbox = SandboxId::new(sandbox).expect("an id");
-        SandboxRecord::planned(sandbox, Some(pod), netns, created_at, []).expect("a record")
+    fn record(uid: &str, created_at: u64) -> Recorded {
+        Recorded { uid: Some(uid.into()), created_at, attachments: Vec::new() }
     }
 
     #[test]
@@ -197,14 +163,12 @@ mod tests {
         let world = World { pods, ..World::default() };
         let remembered = Remembered::default();
         // Its sandbox is still there when the new one comes, whose object has not arrived yet.
-        for (old, new) in [("a", "b"), ("b", "a")] {
-            let mut records = vec![record(old, "u1", 1), record(new, "u2", 2)];
-            records.sort_by_key(|record| record.sandbox().clone());
+        for records in [[record("u1", 1), record("u2", 2)], [record("u2", 2), record("u1", 1)]] {
             let local = remembered.local_of("n", &world, ("shop", "web"), &records).expect("recorded");
             assert!(!local.labels_known);
             assert_eq!(&*local.pod.uid, "u2");
         }
-        let only = [record("a", "u1", 1)];
+        let only = [record("u1", 1)];
         assert!(remembered.local_of("n", &world, ("shop", "web"), &only).expect("recorded").labels_known);
     }
 }

@@ -1,6 +1,7 @@
 //! The nftables backend, as the worker uses it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use knit_policy::sets::{Change, Key, Value};
@@ -78,7 +79,10 @@ impl Backend for Table {
         Ok(followed.cut)
     }
 
-    fn leave_connections(&mut self) {
-        self.touched = Touched::default();
+    fn leave_connections(&mut self, but: &BTreeSet<IpAddr>) {
+        self.touched = match but.is_empty() {
+            true => Touched::default(),
+            false => Touched::Addresses(but.clone()),
+        };
     }
 }

@@ -7,11 +7,13 @@ mod router;
 mod tests;
 mod told;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
+use knit_api::names::DEFAULT_NETWORK;
 use knit_node::policy::PoliciesState;
 use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Policy, PolicyName};
 use knit_policy::sets::{Change, Engine, Key, Value};
@@ -19,6 +21,7 @@ use tokio::sync::watch;
 
 use crate::backend::Backends;
 use crate::metrics::{Metrics, Of};
+use crate::recorded::Strangers;
 use known::Known;
 pub(crate) use known::SliceKey;
 use router::Router;
@@ -27,6 +30,9 @@ pub(crate) use told::{Admit, Message, Objection, Summary, Told, Watched};
 
 /// So many messages are taken in before they are put in force.
 const BATCH: usize = 4096;
+
+/// How many policies act on pods of this node in each Network, and the newest version of one.
+type Acting = BTreeMap<Name, (usize, Option<u64>)>;
 
 /// The thread's state.
 pub(crate) struct Worker {
@@ -47,10 +53,15 @@ pub(crate) struct Worker {
     complete: bool,
     /// Policies or pods of this node have changed since states were last told.
     acting_changed: bool,
+    acting: Acting,
     policies_changed: bool,
     /// How many policies there are, and whether one of them asks for nodes.
     policies: (usize, bool),
     nodes_known: bool,
+    /// Where it is known what cluster services lead to.
+    aliases_known: BTreeSet<Name>,
+    /// Where interfaces are of which nobody knows whose they are.
+    strangers: Strangers,
     admits: Vec<Admit>,
     oldest: Option<Instant>,
 }
@@ -89,9 +100,12 @@ impl Worker {
             versions: BTreeMap::new(),
             complete: false,
             acting_changed: false,
+            acting: Acting::new(),
             policies_changed: false,
             policies: (0, false),
             nodes_known: false,
+            aliases_known: BTreeSet::new(),
+            strangers: Strangers::default(),
             admits: Vec::new(),
             oldest: None,
         }
@@ -150,8 +164,9 @@ impl Worker {
                 self.known.set_local(&mut self.engine, &key, pod.map(|pod| *pod));
                 self.arrived(at);
             }
-            Told::Locals(pods) => {
+            Told::Locals(pods, strangers) => {
                 self.known.set_locals(&mut self.engine, pods);
+                self.strangers = strangers;
                 self.acting_changed = true;
             }
             Told::Slice(slice, pods) => {
@@ -167,6 +182,7 @@ impl Worker {
             Told::Node(_, Some(node)) => self.engine.set_node(*node),
             Told::Node(name, None) => self.engine.delete_node(&name),
             Told::Aliases(network, aliases) => self.engine.set_aliases(&network, &aliases),
+            Told::AliasesKnown(network) => drop(self.aliases_known.insert(network)),
             Told::NodeAddresses(addresses) => {
                 let now = Instant::now();
                 for looked in self.routers.values_mut() {
@@ -210,14 +226,20 @@ impl Worker {
             }
             Told::Admit(admit) => {
                 let key = admit.pod.key.clone();
-                self.known.set_local(&mut self.engine, &key, Some(admit.pod.clone()));
-                self.acting_changed = true;
+                // They may come from the same snapshot by another way, and later.
+                if let Some(labels) = &admit.namespace {
+                    self.engine.set_namespace(Namespace::new(&key.namespace, labels.clone()));
+                }
                 for attachment in &admit.pod.attachments {
                     if let Some(looked) = self.routers.get_mut(&attachment.network) {
+                        let has = |a: &IpAddr| self.known.has_address(&key, &attachment.network, *a);
+                        looked.router.starts_with(attachment.addresses.iter().copied().filter(|a| !has(a)));
                         looked.router.look_for_move();
                         looked.router.try_now();
                     }
                 }
+                self.known.set_local(&mut self.engine, &key, Some(admit.pod.clone()));
+                self.acting_changed = true;
                 self.admits.push(*admit);
             }
             Told::Compare => {
@@ -254,13 +276,16 @@ impl Worker {
     fn commit(&mut self) {
         let now = Instant::now();
         self.count_policies();
-        let lacks_nodes = self.lacks_nodes();
         if self.complete {
+            let lacking: BTreeMap<Name, &str> =
+                self.routers.keys().filter_map(|n| Some((n.clone(), self.lacks(n)?))).collect();
             let mut batches: BTreeMap<Name, Vec<Change>> = self.engine.settle().into_iter().collect();
             let mut committed = false;
             for (network, looked) in &mut self.routers {
                 let changes = batches.remove(network).unwrap_or_default();
-                if !looked.peers_known || (lacks_nodes && !looked.router.is_in_force()) {
+                let waits = looked.router.settings.enforced && !looked.router.is_in_force();
+                let lacks = waits && lacking.contains_key(network);
+                if !looked.peers_known || lacks {
                     // What is in the kernel from before stays.
                     looked.router.bring_whole();
                     continue;
@@ -313,7 +338,7 @@ impl Worker {
                 continue;
             }
             let about = || cluster.policies().filter(|p| p.covers(network, primary));
-            if !admit.namespace_known && about().any(|p| is_by_labels(&p.subject.namespaces)) {
+            if admit.namespace.is_none() && about().any(|p| is_by_labels(&p.subject.namespaces)) {
                 return Err(Objection::NamespaceUnknown);
             }
             let may_select = |p: &Policy| match &p.subject.namespaces {
@@ -332,10 +357,8 @@ impl Worker {
                 return Err(Objection::PeersUnknown(network.clone()));
             }
             if !looked.router.is_in_force() {
-                let why = match self.lacks_nodes() {
-                    true => "nodes, which a policy asks for, have not arrived from the API",
-                    false => looked.router.problem().unwrap_or("they are being put in force"),
-                };
+                let why = self.lacks(network).or(looked.router.problem());
+                let why = why.unwrap_or("they are being put in force");
                 return Err(Objection::NotInForce(network.clone(), why.to_owned()));
             }
         }
@@ -351,30 +374,50 @@ impl Worker {
         }
     }
 
-    /// Some policy asks for nodes, and they are not known: without them, what denies them would allow them.
-    fn lacks_nodes(&self) -> bool {
-        self.policies.1 && !self.nodes_known
+    /// What is missing for a router that is not in force, so that what is in the kernel from before stays:
+    /// what denies nodes that are not known would allow them, what allows DNS would not, and what isolates a
+    /// pod of which nobody knows who it is would go.
+    fn lacks(&self, network: &Name) -> Option<&'static str> {
+        if self.policies.1 && !self.nodes_known {
+            return Some("nodes, which a policy asks for, have not arrived from the API");
+        }
+        if self.policies.0 > 0 && **network != *DEFAULT_NETWORK && !self.aliases_known.contains(network) {
+            return Some("what cluster services lead to has not arrived from the API");
+        }
+        self.strangers.may_be_in(network).then_some(
+            "the agent's record of an interface there does not say, or cannot be read to say, which pod's it \
+             is: delete that pod",
+        )
     }
 
     /// Says how everything stands, where that has changed.
     fn tell_states(&mut self) {
         let ((policies, asks_for_nodes), nodes_known) = (self.policies, self.nodes_known);
         let peers_known = self.routers.values().filter(|looked| looked.peers_known).count();
-        let summary = Summary { complete: self.complete, policies, peers_known, asks_for_nodes, nodes_known };
+        let (complete, aliases_known) = (self.complete, self.aliases_known.len());
+        let summary = Summary { complete, policies, peers_known, asks_for_nodes, aliases_known, nodes_known };
         self.summary.send_if_modified(|now| std::mem::replace(now, summary) != summary);
-        let acting = std::mem::take(&mut self.acting_changed).then(|| self.acting());
+        if std::mem::take(&mut self.acting_changed) {
+            self.acting = self.count_acting();
+        }
         let mut news = false;
         for (network, looked) in &self.routers {
             let mut state = looked.state.borrow().clone();
-            if let Some(acting) = &acting {
-                let (count, newest) = acting.get(network).copied().unwrap_or_default();
-                state.acting = count;
-                state.newest = newest.map(|version| version.to_string()).or(state.newest);
-            }
+            let in_force = looked.router.is_in_force();
+            let missing = || self.lacks(network).filter(|_| self.complete && !in_force);
             state.problem = match looked.router.settings.enforced {
                 false => Some("policies are not enforced by Knit in this Network".to_owned()),
-                true => looked.router.problem().map(|why| format!("policies are not in force: {why}")),
+                true => {
+                    let problem = looked.router.problem().or_else(missing);
+                    problem.map(|why| format!("policies are not in force: {why}"))
+                }
             };
+            let (count, newest) = self.acting.get(network).copied().unwrap_or_default();
+            state.acting = count;
+            // What is not in force yet is not said to be.
+            if in_force {
+                state.newest = newest.map(|version| version.to_string()).or(state.newest);
+            }
             news |= looked.state.send_if_modified(|now| {
                 let changed = *now != state;
                 *now = state;
@@ -386,9 +429,8 @@ impl Worker {
         }
     }
 
-    /// How many policies act on pods of this node in each Network, and the newest version of one.
-    fn acting(&self) -> BTreeMap<Name, (usize, Option<u64>)> {
-        let mut names: BTreeMap<Name, std::collections::BTreeSet<PolicyName>> = BTreeMap::new();
+    fn count_acting(&self) -> Acting {
+        let mut names: BTreeMap<Name, BTreeSet<PolicyName>> = BTreeMap::new();
         let cluster = self.engine.cluster();
         if cluster.policies().next().is_some() {
             for pod in self.known.locals() {
@@ -399,7 +441,7 @@ impl Worker {
                 }
             }
         }
-        let newest = |names: &std::collections::BTreeSet<PolicyName>| {
+        let newest = |names: &BTreeSet<PolicyName>| {
             names.iter().filter_map(|name| self.versions.get(name).copied()).max()
         };
         names.into_iter().map(|(network, names)| (network, (names.len(), newest(&names)))).collect()

@@ -41,4 +41,4 @@ pub use record::{
     TransitionError,
 };
 pub use shared::Shared;
-pub use unreadable::{Holding, Unreadable};
+pub use unreadable::{HeldInterface, Holding, Unreadable};

@@ -282,6 +282,24 @@ impl SandboxRecord {
         Ok(())
     }
 
+    /// Notes whose sandbox it is, where that was not known.
+    pub fn of_pod(&mut self, pod: PodRef) {
+        self.pod.get_or_insert(pod);
+    }
+
+    /// Whether it was made of what was found in the kernel after the ledger was lost, and it is not known
+    /// which pod's it is.
+    #[must_use]
+    pub fn is_a_strangers(&self) -> bool {
+        let found = |attachment: &Attachment| match &attachment.details().door {
+            Door::Cni(configuration) => configuration.is_empty(),
+            // Those are always for a pod.
+            Door::Object(_) => true,
+            Door::Kni | Door::Nri => false,
+        };
+        self.pod.is_none() && self.attachments.iter().any(found)
+    }
+
     /// The sandbox's id.
     #[must_use]
     pub fn sandbox(&self) -> &SandboxId {

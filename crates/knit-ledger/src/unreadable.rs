@@ -31,6 +31,17 @@ pub struct Holding {
     pub addresses: Vec<IpAddr>,
 }
 
+/// An interface that a record is of that cannot be read.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HeldInterface {
+    /// The Network.
+    pub network: String,
+    /// Whether it is the pod's main one.
+    pub main: bool,
+    /// The interface's own addresses, and no others.
+    pub addresses: Vec<IpAddr>,
+}
+
 // === impl Unreadable ===
 
 impl Unreadable {
@@ -110,6 +121,22 @@ impl Unreadable {
         parts.iter().map(holding).collect()
     }
 
+    /// The interfaces that it is of, none for a reservation; nothing if one of them cannot be made out.
+    #[must_use]
+    pub fn interfaces(&self) -> Option<Vec<HeldInterface>> {
+        let value = self.value();
+        match value.get("attachments") {
+            Some(parts) => parts.as_array()?.iter().map(interface).collect(),
+            None => value.get("leases").map(|_| Vec::new()),
+        }
+    }
+
+    /// When its sandbox was made, where that can be made out.
+    #[must_use]
+    pub fn created_at(&self) -> Option<u64> {
+        self.value().get("created_at")?.as_u64()
+    }
+
     fn value(&self) -> Value {
         serde_json::from_str(self.text.get()).unwrap_or_default()
     }
@@ -127,6 +154,30 @@ impl Eq for Unreadable {}
 /// What is wrong with a record of a newer form.
 pub(crate) fn newer(found: u64, known: u32) -> String {
     format!("it has format {found}, and this agent knows up to {known}: run the newer version again")
+}
+
+fn interface(part: &Value) -> Option<HeldInterface> {
+    let network = part.get("network")?.as_str()?.to_owned();
+    let main = part.pointer("/parameters/main").and_then(Value::as_bool);
+    let main = main.unwrap_or_else(|| part.get("interface").and_then(Value::as_str) == Some("eth0"));
+    let mut addresses = Vec::new();
+    match part.get("lease").filter(|lease| !lease.is_null()) {
+        Some(lease) => ["ipv4", "ipv6", "further"]
+            .iter()
+            .filter_map(|family| lease.get(*family))
+            .for_each(|address| collect(address, &mut addresses)),
+        // A runtime that gives out addresses itself says which when it has.
+        None => {
+            let made = part.pointer("/made/addresses").and_then(Value::as_array);
+            made.into_iter().flatten().for_each(|made| match made.get("net") {
+                Some(net) => collect(net, &mut addresses),
+                None => collect(made, &mut addresses),
+            });
+        }
+    }
+    // One that was never attached may have none.
+    let may_lack = part.get("state").and_then(Value::as_str).is_some_and(|state| state != "attached");
+    (may_lack || !addresses.is_empty()).then_some(HeldInterface { network, main, addresses })
 }
 
 /// All addresses that a value mentions, wherever. Of a prefix it is the address that counts, where it is one

@@ -179,6 +179,8 @@ impl Agent {
         let runtime_failed = |error| StartError::Runtime(Box::new(error));
         let runtime = runtime(addresses).map_err(runtime_failed)?;
         core.runtimes().add(runtime).await.map_err(runtime_failed)?;
+        let adopt = recovery != Recovery::Clean;
+        core.sandboxes().set_whole(!adopt);
         // Services are served in the routers of a runtime: after it, and before the first Network is set up.
         if let Some(proxy) = proxy {
             proxy.follow(&core, &objects, &mut tasks);
@@ -190,7 +192,6 @@ impl Agent {
         core.runtimes().refresh(&core.config().runtimes_dir(), limit).await;
         wait_for_objects(&core).await;
 
-        let adopt = recovery != Recovery::Clean;
         let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
         let dra = dra.filter(|dra| dra.serve == ServeClaims::All || has_claims_left(&core));
         if dra.is_some() {

@@ -434,7 +434,8 @@ impl Core {
             let problem = default.and_then(|s| s.problem.as_ref()).map(|p| p.message.clone());
             Some(problem.unwrap_or_else(|| "Network default is being set up".to_owned()))
         };
-        let problem = problem.or_else(|| self.services_stopped().map(|stopped| stopped.why));
+        let stopped = || self.services_stopped().or_else(|| self.policies_stopped());
+        let problem = problem.or_else(|| stopped().map(|stopped| stopped.why));
         self.inner.readiness.set(problem);
     }
 
@@ -449,6 +450,12 @@ impl Core {
     #[must_use]
     pub fn services_stopped(&self) -> Option<Stopped> {
         self.inner.proxy.as_ref().and_then(|proxy| proxy.stopped())
+    }
+
+    /// Why nobody enforces policies any more; none while somebody does, or nobody is to.
+    #[must_use]
+    pub fn policies_stopped(&self) -> Option<Stopped> {
+        self.networks().policies().and_then(PolicyEnforcer::stopped)
     }
 
     /// Waits until no request is being worked on.

@@ -8,6 +8,7 @@ use knit_http::{Answer, Cached, Guests, Limits};
 use tokio::net::TcpListener;
 
 use crate::core::Core;
+use crate::proxy::Stopped;
 
 /// The open port.
 #[derive(Debug)]
@@ -55,8 +56,8 @@ impl HttpServer {
             let (path, core, numbers) = (path.to_owned(), core.clone(), Arc::clone(&numbers));
             Box::pin(async move {
                 match path.as_str() {
-                    // Service proxies that ended because of a bug come back with a new start of the agent.
-                    "/healthz" => match core.services_stopped().filter(|stopped| stopped.ran) {
+                    // What ended because of a bug comes back with a new start of the agent.
+                    "/healthz" => match ended(&core) {
                         None => Answer::ok("ok\n"),
                         Some(stopped) => Answer::unavailable(format!("{}\n", stopped.why)),
                     },
@@ -75,6 +76,12 @@ impl HttpServer {
         let error = knit_http::serve(self.listener, Arc::new(guests), answer).await;
         tracing::error!(%error, "health and numbers are no longer answered: restart the agent");
     }
+}
+
+/// What has ended, and is likely to run again after a new start.
+fn ended(core: &Core) -> Option<Stopped> {
+    let ended = [core.services_stopped(), core.policies_stopped()];
+    ended.into_iter().flatten().find(|stopped| stopped.ran)
 }
 
 /// "ok", and what people should know of the Services of each Network.

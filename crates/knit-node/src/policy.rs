@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::proxy::Stopped;
 
 /// Enforces policies in the routers of this node.
 #[async_trait]
@@ -41,6 +42,11 @@ pub trait PolicyEnforcer: Send + Sync {
     /// Compares all that is in force with what should be, interfaces included: called in each pass. It
     /// returns at once.
     fn compare(&self) {}
+
+    /// Why nobody enforces policies any more; none while somebody does, or nobody is to.
+    fn stopped(&self) -> Option<Stopped> {
+        None
+    }
 
     /// What is counted, in the text form of OpenMetrics without its end.
     fn metrics(&self) -> String {

@@ -51,7 +51,8 @@ pub trait ServiceProxy: Send + Sync {
     }
 }
 
-/// Service proxies that nobody looks after: what is in force stays as it is, whatever happens to Services.
+/// Service proxies or policies that nobody looks after: what is in force stays as it is, whatever happens to
+/// Services or policies.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Stopped {
     /// Why, and what to do.

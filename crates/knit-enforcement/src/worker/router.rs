@@ -1,6 +1,7 @@
 //! One router as the worker looks after it: what is in force there, and what became of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ pub(crate) struct Router {
     retry: Option<(Instant, Duration)>,
     follow: Option<(Instant, u8)>,
     followed: Option<Instant>,
+    /// Addresses of pods that are about to start: what is alive of them was another pod's.
+    fresh: BTreeSet<IpAddr>,
     restore_at: Option<Instant>,
     restored: Option<Instant>,
     /// How many elements and subjects it has.
@@ -78,6 +81,7 @@ impl Router {
             retry: None,
             follow: None,
             followed: None,
+            fresh: BTreeSet::new(),
             restore_at: None,
             restored: None,
             size: (0, 0),
@@ -123,6 +127,14 @@ impl Router {
     pub(crate) fn try_now(&mut self) {
         if let Some((at, _)) = &mut self.retry {
             *at = Instant::now();
+        }
+    }
+
+    /// A pod is about to start with these addresses.
+    pub(crate) fn starts_with(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        // Where connections follow policies, these do.
+        if !self.settings.cut_connections {
+            self.fresh.extend(addresses);
         }
     }
 
@@ -233,7 +245,10 @@ impl Router {
             }
         }
         match rounds {
-            0 => backend.leave_connections(),
+            0 => {
+                backend.leave_connections(&BTreeSet::new());
+                self.fresh.clear();
+            }
             rounds => self.follow = Some((now + FOLLOW_INTERVAL, rounds - 1)),
         }
     }
@@ -262,8 +277,10 @@ impl Router {
             return;
         }
         if !self.settings.cut_connections {
-            backend.leave_connections();
-            return;
+            backend.leave_connections(&self.fresh);
+            if self.fresh.is_empty() {
+                return;
+            }
         }
         let soonest = self.followed.map_or(now, |at| at + FOLLOW_INTERVAL).max(now);
         let at = self.follow.map_or(soonest, |(at, _)| at.min(soonest));

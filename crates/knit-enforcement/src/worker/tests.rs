@@ -1,6 +1,7 @@
 //! The worker over a backend in memory: what it waits for, and whom it does not admit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -8,7 +9,7 @@ use std::time::Instant;
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_node::policy::PoliciesState;
-use knit_policy::model::{Action, Attachment, Kind, NamespaceMatch, Node, Peer, Pod, PodKey, Policy};
+use knit_policy::model::{Action, Attachment, Kind, Labels, NamespaceMatch, Node, Peer, Pod, PodKey, Policy};
 use knit_policy::model::{PolicyName, Rule, Scope, Selector, Subject, Tier};
 use knit_policy::sets::{Change, Key, Value};
 use knit_types::sync::Locked as _;
@@ -16,6 +17,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::*;
 use crate::backend::{Backend, Failure, RouterPlace};
+use crate::recorded::Strangers;
 
 /// What stands in for the kernel.
 #[derive(Debug, Default)]
@@ -89,8 +91,8 @@ impl Backend for Fake {
         Ok(0)
     }
 
-    fn leave_connections(&mut self) {
-        self.0.locked().touched = false;
+    fn leave_connections(&mut self, but: &BTreeSet<IpAddr>) {
+        self.0.locked().touched = !but.is_empty();
     }
 }
 
@@ -149,6 +151,15 @@ impl Bench {
     }
 
     fn ask(&self, network: &str, labels_known: bool) -> oneshot::Receiver<Result<(), Objection>> {
+        self.ask_in(network, labels_known, Labels::default())
+    }
+
+    fn ask_in(
+        &self,
+        network: &str,
+        labels_known: bool,
+        namespace: Labels,
+    ) -> oneshot::Receiver<Result<(), Objection>> {
         let addresses = [std::net::IpAddr::from([10, 0, 0, 5])].into();
         let attachment = Attachment { network: network.into(), primary: true, addresses };
         let labels = if labels_known { vec![("app", "web")] } else { Vec::new() };
@@ -159,7 +170,7 @@ impl Bench {
             ..Pod::new("shop", "web")
         };
         let (reply, answer) = oneshot::channel();
-        self.tell(Told::Admit(Box::new(Admit { pod, labels_known, namespace_known: true, reply })));
+        self.tell(Told::Admit(Box::new(Admit { pod, labels_known, namespace: Some(namespace), reply })));
         answer
     }
 }
@@ -225,7 +236,7 @@ fn a_pod_is_not_admitted_by_what_is_not_in_force_any_more() {
     let (go, gate) = channel();
     bench.tell(Told::Ask(Box::new(move |_| gate.recv().expect("told"))));
     let answer = bench.ask("default", true);
-    bench.tell(Told::Locals(BTreeMap::new()));
+    bench.tell(Told::Locals(BTreeMap::new(), Strangers::default()));
     go.send(()).expect("it waits");
     assert_eq!(answer.blocking_recv().expect("an answer"), Err(Objection::Overtaken));
     assert_eq!(bench.admit("default", true), Ok(()));
@@ -272,4 +283,71 @@ fn nothing_is_changed_before_nodes_have_arrived_that_a_policy_denies() {
     bench.tell(Told::NodesKnown);
     assert_eq!(bench.admit("default", true), Ok(()));
     assert!(bench.fake.0.locked().elements.contains_key(&Key::Peer(address)), "with the first of them");
+}
+
+#[test]
+fn nothing_is_changed_where_a_record_does_not_say_whose_interface_it_is_of() {
+    let bench = Bench::new();
+    bench.isolate();
+    bench.tell(Told::PeersKnown("default".into()));
+    let strangers = Strangers { networks: ["default".into()].into(), anywhere: false };
+    bench.tell(Told::Locals(BTreeMap::new(), strangers));
+    bench.tell(Told::Complete);
+    let refused = bench.admit("default", true);
+    assert!(
+        matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("which pod")),
+        "{refused:?}"
+    );
+    assert_eq!(bench.fake.0.locked().calls, 0, "what is in force about it stays");
+    bench.settled();
+    let state = bench.state.borrow().clone();
+    assert!(state.problem.is_some_and(|problem| problem.contains("delete that pod")));
+    assert_eq!(state.newest, None, "no policy is said to be in force");
+    bench.tell(Told::Locals(BTreeMap::new(), Strangers::default()));
+    assert_eq!(bench.admit("default", true), Ok(()));
+}
+
+#[test]
+fn a_pod_is_not_admitted_past_a_policy_that_selects_its_namespace_by_a_label_told_elsewhere() {
+    let bench = Bench::new();
+    bench.set(Policy {
+        name: PolicyName { kind: Kind::Cluster, namespace: "".into(), name: "closed".into() },
+        tier: Tier::Admin(1),
+        scope: Scope::Primary,
+        subject: Subject {
+            namespaces: NamespaceMatch::Selected(Selector::labels([("closed", "yes")])),
+            pods: Selector::everything(),
+        },
+        ingress: Some([Rule { name: None, action: Action::Deny, peers: None, ports: None }].into()),
+        egress: None,
+    });
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    // The task that tells of namespaces has not come to it yet.
+    let answer = bench.ask_in("default", true, [("closed", "yes")].into_iter().collect());
+    assert_eq!(answer.blocking_recv().expect("an answer"), Ok(()));
+    assert!(!bench.fake.0.locked().elements.is_empty(), "before the answer");
+}
+
+#[test]
+fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_ones_are_kept() {
+    let bench = Bench::new();
+    bench.tell(Told::Settings("default".into(), Settings { enforced: true, cut_connections: false }));
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    let limit = std::time::Duration::from_secs(30);
+    let follow = |more_than: usize| {
+        assert_eq!(bench.admit("default", true), Ok(()));
+        let followed = || bench.fake.0.locked().follows > more_than;
+        knit_kernel::testing::eventually("they follow", limit, followed);
+        knit_kernel::testing::eventually("and then none does", limit, || !bench.fake.0.locked().touched);
+    };
+    follow(0);
+    let follows = bench.fake.0.locked().follows;
+    bench.isolate();
+    bench.settled();
+    assert!(!bench.fake.0.locked().touched, "those of a pod that runs are kept");
+    bench.tell(Told::Local(PodKey::new("shop", "web"), None));
+    bench.settled();
+    follow(follows);
 }

@@ -12,6 +12,7 @@ use knit_policy::sets::Engine;
 use tokio::sync::{oneshot, watch};
 
 use super::{Settings, SliceKey};
+use crate::recorded::Strangers;
 
 /// What the worker is told, and when what caused it arrived.
 pub(crate) struct Message {
@@ -29,8 +30,8 @@ pub(crate) enum Told {
     Namespace(Name, Option<Labels>),
     /// A pod of this node; none if it is gone.
     Local(PodKey, Option<Box<Pod>>),
-    /// All pods of this node.
-    Locals(BTreeMap<PodKey, Pod>),
+    /// All pods of this node, and where there is one of which nobody knows who it is.
+    Locals(BTreeMap<PodKey, Pod>, Strangers),
     /// A slice has these pods of other nodes.
     Slice(SliceKey, Vec<Pod>),
     /// All slices of a Network have arrived, or those of the last run count.
@@ -41,6 +42,8 @@ pub(crate) enum Told {
     Node(Name, Option<Box<Node>>),
     /// The cluster services that pods of a Network reach over the uplink.
     Aliases(Name, Vec<Alias>),
+    /// All of a Network have arrived, or those of the last run count.
+    AliasesKnown(Name),
     /// The addresses of this node.
     NodeAddresses(Vec<IpNet>),
     /// What an operator says about policies in a Network.
@@ -69,8 +72,8 @@ pub(crate) struct Admit {
     pub(crate) pod: Pod,
     /// Whether its labels are known.
     pub(crate) labels_known: bool,
-    /// Whether its namespace's labels are known.
-    pub(crate) namespace_known: bool,
+    /// The labels of its namespace, where they are known.
+    pub(crate) namespace: Option<Labels>,
     /// Is answered when what policies ask for is in force.
     pub(crate) reply: oneshot::Sender<Result<(), Objection>>,
 }
@@ -105,6 +108,8 @@ pub(crate) struct Summary {
     pub(crate) peers_known: usize,
     /// Whether some policy has nodes as peers.
     pub(crate) asks_for_nodes: bool,
+    /// For how many Networks it is known what cluster services lead to.
+    pub(crate) aliases_known: usize,
     /// Whether all nodes are known.
     pub(crate) nodes_known: bool,
 }

@@ -12,6 +12,7 @@ use knit_enforcement::Mode;
 use knit_objects::{Key, Object, Objects, Source, Write};
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::*;
 
@@ -37,29 +38,97 @@ fn pod(node: &str, name: &str, labels: &Value) -> Value {
         "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}})
 }
 
+/// An API with two nodes, and a controller.
+async fn cluster() -> (knit_apiserver::Handle, Objects, tokio::task::JoinHandle<()>) {
+    let crds = StoreOptions::with_crds(&knit_api::crds()).expect("CRDs");
+    let server = Server::start(ApiConfig { store: crds, ..ApiConfig::default() }).await.expect("an API");
+    let open = async || Objects::open(Source::Url(server.url())).await.expect("objects");
+    let objects = open().await;
+    for name in ["knit-system", "shop"] {
+        create::<Namespace>(&objects, json!({"metadata": {"name": name}})).await;
+    }
+    for (name, address, range) in
+        [("a", "192.168.7.1", "10.244.1.0/24"), ("b", "192.168.7.2", "10.244.2.0/24")]
+    {
+        let spec = json!({"podCIDR": range, "podCIDRs": [range]});
+        create::<NodeObject>(&objects, json!({"metadata": {"name": name}, "spec": spec})).await;
+        let addresses = json!({"addresses": [{"type": "InternalIP", "address": address}]});
+        let write = Write::status::<NodeObject>(Key::cluster(name), &addresses, "kubelet");
+        objects.write(&write).await.expect("written");
+    }
+    let controller = Controller::new(open().await, ControllerConfig::new("one")).expect("a controller");
+    let running = tokio::spawn(controller.run(std::future::pending()));
+    (server, objects, running)
+}
+
+/// In front of an API server: refuses every request with 503 until it has refused questions for all of these.
+async fn starting(
+    server: &std::sync::Arc<knit_apiserver::Handle>,
+    questions: &'static [&'static str],
+) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let server = std::sync::Arc::clone(server);
+    tokio::spawn(async move {
+        let mut left: Vec<&str> = questions.to_vec();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            if left.is_empty() {
+                let stream = stream.into_std().expect("a stream");
+                server.serve_connection(stream).expect("handed over");
+                continue;
+            }
+            let mut request = vec![0; 4096];
+            let length = stream.read(&mut request).await.unwrap_or_default();
+            let request = String::from_utf8_lossy(&request[..length]).into_owned();
+            let answer = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            let _ = stream.write_all(answer.as_bytes()).await;
+            left.retain(|question| !request.starts_with(&format!("GET {question} ")));
+        }
+    });
+    format!("http://{address}")
+}
+
+#[test]
+fn pods_start_where_the_api_was_starting_when_it_was_asked_for_kinds_that_it_does_not_have() {
+    with_bed(|bed| async move {
+        let bed = bed;
+        let (server, objects, controller) = cluster().await;
+        let server = std::sync::Arc::new(server);
+        let node = bed.node();
+        let agent = node.start_from(Source::Url(server.url()), Mode::On).await;
+        create::<PodObject>(&objects, pod("a", "first", &json!({}))).await;
+        create::<PodObject>(&objects, pod("a", "second", &json!({}))).await;
+        let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+        let deny = json!({"metadata": {"namespace": "shop", "name": "deny"}, "spec": spec});
+        create::<NetworkPolicy>(&objects, deny).await;
+        let first = start(node, "first").await;
+        let cache = node.dir.join("state").join("policy-cache.json");
+        knit_testbed::wait::eventually("it is on disk", SOON, || {
+            let text = std::fs::read_to_string(&cache).map_err(|e| e.to_string())?;
+            if text.contains("deny") { Ok(()) } else { Err(text) }
+        })
+        .await;
+        agent.stop(STOP).await;
+        // Without the CRDs of policies, and asked for them while it comes up.
+        let kinds = &[
+            "/apis/policy.networking.k8s.io/v1alpha2",
+            "/apis/policy.networking.k8s.io/v1alpha1",
+            "/apis/k8s.cni.cncf.io/v1beta1",
+        ];
+        let agent = node.start_from(Source::Url(starting(&server, kinds).await), Mode::On).await;
+        let second = start(node, "second").await;
+        assert!(!reaches(&first.space, second.addresses[0], REFUSED), "and policies are in force");
+        agent.stop(STOP).await;
+        controller.abort();
+    });
+}
+
 #[test]
 fn a_pod_of_another_node_is_let_in_by_what_the_controller_writes() {
     with_bed(|bed| async move {
         // All of it: the wire too.
         let bed = bed;
-        let crds = StoreOptions::with_crds(&knit_api::crds()).expect("CRDs");
-        let server = Server::start(ApiConfig { store: crds, ..ApiConfig::default() }).await.expect("an API");
-        let open = async || Objects::open(Source::Url(server.url())).await.expect("objects");
-        let objects = open().await;
-        for name in ["knit-system", "shop"] {
-            create::<Namespace>(&objects, json!({"metadata": {"name": name}})).await;
-        }
-        for (name, address, range) in
-            [("a", "192.168.7.1", "10.244.1.0/24"), ("b", "192.168.7.2", "10.244.2.0/24")]
-        {
-            let spec = json!({"podCIDR": range, "podCIDRs": [range]});
-            create::<NodeObject>(&objects, json!({"metadata": {"name": name}, "spec": spec})).await;
-            let addresses = json!({"addresses": [{"type": "InternalIP", "address": address}]});
-            let write = Write::status::<NodeObject>(Key::cluster(name), &addresses, "kubelet");
-            objects.write(&write).await.expect("written");
-        }
-        let controller = Controller::new(open().await, ControllerConfig::new("one")).expect("a controller");
-        let controller = tokio::spawn(controller.run(std::future::pending()));
+        let (server, objects, controller) = cluster().await;
         let (a, b) = (&bed.nodes[0], &bed.nodes[1]);
         let source = || Source::Url(server.url());
         let agents = [a.start_from(source(), Mode::On).await, b.start_from(source(), Mode::On).await];

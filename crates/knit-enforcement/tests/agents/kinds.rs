@@ -154,3 +154,41 @@ fn a_cluster_service_that_a_network_reaches_over_its_uplink_is_judged_by_its_end
         agent.stop(STOP).await;
     });
 }
+
+#[test]
+fn pods_of_a_network_keep_cluster_services_if_the_next_agent_starts_while_the_api_is_away() {
+    with_bed(|bed| async move {
+        bed.pod_object("a", "kube-system", "dns", &json!({"k8s-app": "kube-dns"}));
+        bed.pod_object("a", "sky", "client", &json!({}));
+        let node = bed.node();
+        let agent = node.start().await;
+        let (dns, client) = (node.pod("kube-system", "dns").await, node.pod("sky", "client").await);
+        bed.service("kube-dns", "10.96.0.10", &dns);
+        let names = json!({"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}});
+        let egress = json!([{"to": [{"namespaceSelector": names}], "ports": [{"port": 8080}]}]);
+        let spec = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": egress});
+        bed.put("dns", &policy("sky", "dns", &spec));
+        let target = std::net::SocketAddr::from(([10, 96, 0, 10], 80));
+        let cache = node.dir.join("state").join("policy-cache.json");
+        knit_testbed::wait::eventually("all of it is on disk, and in force", SOON, || {
+            let text = std::fs::read_to_string(&cache).map_err(|e| e.to_string())?;
+            let kept = text.contains("sky/dns") && text.contains("10.96.0.10") && text.contains("kube-dns");
+            if kept && reaches_port(&client.space, target, REFUSED) { Ok(()) } else { Err(text) }
+        })
+        .await;
+        agent.stop(STOP).await;
+        let nobody = knit_objects::Source::Url("http://127.0.0.1:9".to_owned());
+        let agent = node.start_from(nobody, Mode::On).await;
+        knit_testbed::wait::eventually("policies are in force", SOON, || {
+            let states = agent.core().networks().states();
+            let blue = states.into_iter().find(|state| state.name == "blue").and_then(|s| s.policies);
+            match blue {
+                Some(state) if state.newest.is_some() && state.problem.is_none() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        assert!(reaches_port(&client.space, target, SOON), "what its policy allows");
+        agent.stop(STOP).await;
+    });
+}

@@ -1,5 +1,6 @@
 //! Policies over the life of pods and agents: in force before a pod starts, kept, repaired.
 
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -271,6 +272,41 @@ fn a_pod_is_isolated_as_long_as_its_sandbox_is_there_whatever_its_status_says() 
         assert!(!reaches(&other.space, job.addresses[0], REFUSED));
         agent.stop(STOP).await;
     });
+}
+
+#[test]
+fn an_agent_whose_policies_nobody_looks_after_any_more_is_neither_healthy_nor_ready() {
+    with_bed(|bed| async move {
+        let node = bed.node();
+        let policies = node.enforcement(Mode::On);
+        let agent = node.start_enforced(node.folder(), Arc::clone(&policies)).await;
+        let http = agent.http().expect("it is served");
+        knit_testbed::wait::eventually("it is ready", SOON, || {
+            agent.core().assess();
+            agent.core().readiness().now()
+        })
+        .await;
+        assert!(get(http, "/healthz").contains(" 200 "));
+        policies.ask(|_| panic!("a bug that a test asked for"));
+        // Nobody asks for readiness: who waits for it hears of it.
+        knit_testbed::wait::eventually("it is not ready", SOON, || match agent.core().readiness().now() {
+            Err(problem) if problem.contains("policies are not looked after") => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+        let answer = get(http, "/healthz");
+        assert!(answer.contains(" 503 ") && answer.contains("policies are not looked after"), "{answer}");
+        agent.stop(STOP).await;
+    });
+}
+
+/// What the agent answers.
+fn get(at: SocketAddr, path: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(at).expect("connected");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
 }
 
 /// Takes pods out of the file of the last run.

@@ -3,4 +3,5 @@
 mod cluster;
 mod kinds;
 mod life;
+mod records;
 mod support;

@@ -129,20 +129,33 @@ impl Node {
     }
 
     pub async fn start_with(&self, mode: Mode) -> Agent {
-        let folder = FolderOptions {
+        self.start_from(self.folder(), mode).await
+    }
+
+    /// The bed's folder of objects.
+    pub fn folder(&self) -> Source {
+        Source::Folder(FolderOptions {
             output: Some(self.dir.join("status")),
             kinds: folder_kinds(Kinds::default()),
             ..FolderOptions::new(self.objects.clone())
-        };
-        self.start_from(Source::Folder(folder), mode).await
+        })
     }
 
     /// The same with objects from elsewhere.
     pub async fn start_from(&self, source: Source, mode: Mode) -> Agent {
+        self.start_enforced(source, self.enforcement(mode)).await
+    }
+
+    pub fn enforcement(&self, mode: Mode) -> Arc<Enforcement> {
+        let namespace = self.space.try_clone().expect("a clone");
+        let (node, backends) = (self.name.to_owned(), Arc::new(NftBackends));
+        Arc::new(Enforcement::new(Config { node, namespace, mode, backends }))
+    }
+
+    /// The same with this enforcement.
+    pub async fn start_enforced(&self, source: Source, policies: Arc<Enforcement>) -> Agent {
         let clone = || self.space.try_clone().expect("a clone");
         let (space, name, routers) = (clone(), self.name, self.dir.join("run").join("netns"));
-        let policies =
-            Config { node: name.to_owned(), namespace: clone(), mode, backends: Arc::new(NftBackends) };
         let services = knit_services::Config {
             node: name.to_owned(),
             namespace: clone(),
@@ -156,7 +169,7 @@ impl Node {
             socket: self.socket(),
             source,
             node_addresses: Vec::new(),
-            http: None,
+            http: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             lock_wait: SOON,
             netns_dirs: vec![PathBuf::from("/run/pods")],
             runtime: Box::new(move |addresses| {
@@ -166,7 +179,7 @@ impl Node {
                 Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
             }),
             proxy: Some(Arc::new(Services::new(services))),
-            policies: Some(Arc::new(Enforcement::new(policies))),
+            policies: Some(policies),
             dra: None,
             nri: None,
         };

@@ -144,6 +144,10 @@ impl Pipeline {
         }
         tracing::warn!(%sandbox, "its record could not be read; all that runtimes had of it is removed");
         let discarded = self.sandboxes.books().discard(sandbox, clock::now());
+        // Nobody else tells what was in force about it that it is gone.
+        if let Some(policies) = self.networks.policies() {
+            policies.compare();
+        }
         self.sandboxes.changed();
         self.report.changed(sandbox);
         discarded.map_err(|error| {

@@ -12,6 +12,9 @@ use crate::clock;
 use crate::netns;
 use crate::request::Door;
 
+/// The interface in a pod that others know it by.
+const MAIN: &str = "eth0";
+
 impl Reconciler {
     /// Takes what runtimes have into a ledger that lost it, or some of it: running pods must not notice. A
     /// record that was cut back may lack one interface only.
@@ -44,10 +47,7 @@ impl Reconciler {
                     name: name.clone(),
                     uid: first.pod.uid.clone(),
                 }),
-                _ => {
-                    let said = self.cri.as_ref().and_then(|cri| cri.pod(sandbox.as_str()));
-                    said.or_else(|| self.pod_by_objects(sandbox))
-                }
+                _ => self.pod_of(sandbox, attachments.iter().map(|(_, attachment)| *attachment)),
             };
             let inode = first.pod_netns_inode;
             let namespace = find_netns(netns_dirs, inode)
@@ -91,6 +91,64 @@ impl Reconciler {
         }
     }
 
+    /// Finds out whose sandboxes those are that were taken into the ledger without it; says of how many.
+    pub(super) fn name_adopted(&self) -> usize {
+        let strangers: Vec<SandboxId> = {
+            let books = self.sandboxes.books();
+            books.records().filter(|r| r.is_a_strangers()).map(|r| r.sandbox().clone()).collect()
+        };
+        strangers.iter().filter(|sandbox| self.name_one(sandbox).is_some()).count()
+    }
+
+    fn name_one(&self, sandbox: &SandboxId) -> Option<()> {
+        // If something is being done for it, the next pass comes.
+        let _guard = self.sandboxes.locks().try_lock(sandbox.clone())?;
+        let mut record = self.sandboxes.books().get(sandbox).filter(|r| r.is_a_strangers())?.clone();
+        let made = record.attachments().iter().filter_map(knit_ledger::Attachment::made);
+        let pod = self.pod_of(sandbox, made)?;
+        tracing::info!(%sandbox, %pod, "found out whose sandbox it is");
+        record.of_pod(pod);
+        match self.sandboxes.books().put(record) {
+            Ok(()) => Some(()),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "cannot record whose sandbox it is");
+                None
+            }
+        }
+    }
+
+    /// The pod of a sandbox that a runtime knows by its id only.
+    fn pod_of<'a>(
+        &self,
+        sandbox: &SandboxId,
+        attachments: impl Iterator<Item = &'a Attachment>,
+    ) -> Option<knit_ipam::PodRef> {
+        let said = self.cri.as_ref().and_then(|cri| cri.pod(sandbox.as_str()));
+        said.or_else(|| self.pod_by_objects(sandbox)).or_else(|| self.pod_by_address(attachments))
+    }
+
+    /// The pod whose kubelet says that it has the address of the main interface.
+    fn pod_by_address<'a>(
+        &self,
+        attachments: impl Iterator<Item = &'a Attachment>,
+    ) -> Option<knit_ipam::PodRef> {
+        let mut main = attachments.filter(|attachment| attachment.interface.as_str() == MAIN);
+        let addresses: Vec<_> = main.next()?.addresses.iter().map(|address| address.net.addr()).collect();
+        let world = self.world.get();
+        // One that is done may have left its address to another.
+        let mut pods = world.pods.iter().filter(|(_, pod)| {
+            !pod.ending && !pod.host_network && pod.addresses.iter().any(|a| addresses.contains(a))
+        });
+        let ((namespace, name), pod) = pods.next()?;
+        // Two Networks may have the same addresses.
+        pods.next().is_none().then(|| knit_ipam::PodRef {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            uid: pod.uid.clone().filter(|_| !pod.mirror),
+        })
+    }
+
     /// The pod of a sandbox that a runtime knows by its id only, and that the container runtime is not asked
     /// for: what agents wrote into the status of its NetworkAttachments says it.
     fn pod_by_objects(&self, sandbox: &SandboxId) -> Option<knit_ipam::PodRef> {
@@ -109,7 +167,7 @@ impl Reconciler {
 }
 
 fn plan_of(runtime: &str, attachment: &Attachment) -> AttachmentPlan {
-    let main = attachment.interface.as_str() == "eth0";
+    let main = attachment.interface.as_str() == MAIN;
     let details = Details {
         door: Door::Cni(String::new()),
         main,

@@ -126,6 +126,11 @@ impl Reconciler {
         if pass.adopt {
             self.adopt(&lists, &pass.netns_dirs, &mut outcome);
         }
+        // What is in force about what was not recorded until now stays in force: before anything is enforced.
+        if self.name_adopted() > 0 || pass.adopt {
+            self.networks.compare_services_and_policies();
+        }
+        self.sandboxes.set_whole(true);
         // After the ledger was lost, what could not be adopted may still be a running pod's.
         if !pass.adopt {
             self.remove_strays(&lists, &mut outcome).await;

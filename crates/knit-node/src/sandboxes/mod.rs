@@ -10,7 +10,7 @@ pub(crate) mod unreadable;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
-use knit_ledger::SandboxRecord;
+use knit_ledger::{SandboxRecord, Unreadable};
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use knit_types::sync::Locked;
 use tokio::sync::futures::Notified;
@@ -31,6 +31,9 @@ pub struct Sandboxes {
     freed: Notify,
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
+    /// Whether what is recorded is all there is: not after the ledger was lost, before what is in the kernel
+    /// has been taken into it.
+    whole: watch::Sender<bool>,
 }
 
 // === impl Sandboxes ===
@@ -44,7 +47,19 @@ impl Sandboxes {
             late: Mutex::default(),
             freed: Notify::new(),
             shown,
+            whole: watch::Sender::new(true),
         }
+    }
+
+    /// Notes whether what is recorded is all there is.
+    pub(crate) fn set_whole(&self, whole: bool) {
+        self.whole.send_replace(whole);
+    }
+
+    /// Returns when what is recorded is all there is.
+    pub async fn until_whole(&self) {
+        // The sender lives as long as we do.
+        let _ = self.whole.subscribe().wait_for(|whole| *whole).await;
     }
 
     /// All attachments, or those of one sandbox, as they are recorded.
@@ -69,6 +84,12 @@ impl Sandboxes {
             record.pod().is_some_and(|pod| pod.namespace == namespace && pod.name == name)
         };
         self.books().records().filter(is_it).cloned().collect()
+    }
+
+    /// What is recorded and cannot be read.
+    #[must_use]
+    pub fn unreadable(&self) -> Vec<Unreadable> {
+        self.books().unreadable().cloned().collect()
     }
 
     /// The pod of a sandbox, as it is recorded.

@@ -389,7 +389,9 @@ fn pod_view(pod: Pod) -> PodView {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let done = matches!(phase, Some("Succeeded" | "Failed"));
     let annotations = pod.metadata.annotations.as_ref();
+    let ips = pod.status.iter().flat_map(|s| s.pod_ips.iter().flatten());
     PodView {
+        addresses: ips.filter_map(|ip| ip.ip.parse().ok()).collect(),
         uid: pod.metadata.uid.clone(),
         mirror: annotations.is_some_and(|annotations| annotations.contains_key(MIRROR)),
         wishes: annotations.map(wishes).unwrap_or_default(),

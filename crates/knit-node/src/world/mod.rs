@@ -103,6 +103,8 @@ pub struct PodView {
     pub ports: Vec<PodPort>,
     /// When it was made, in seconds.
     pub created: i64,
+    /// The addresses by which others reach it, as its kubelet tells them.
+    pub addresses: Vec<IpAddr>,
     /// Its claims, of whichever driver.
     pub claims: Vec<PodClaim>,
 }
