@@ -1,6 +1,8 @@
 //! Kinds of policies and of Networks: where they act, and where they are left to others.
 
 use knit_enforcement::Mode;
+use knit_policy::model::{Protocol, Traffic};
+use knit_policy::verdict::{Flow, State};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -169,16 +171,21 @@ fn pods_of_a_network_keep_cluster_services_if_the_next_agent_starts_while_the_ap
         let spec = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": egress});
         bed.put("dns", &policy("sky", "dns", &spec));
         let target = std::net::SocketAddr::from(([10, 96, 0, 10], 80));
-        let cache = node.dir.join("state").join("policy-cache.json");
+        let state = node.dir.join("state");
         knit_testbed::wait::eventually("all of it is on disk, and in force", SOON, || {
-            let text = std::fs::read_to_string(&cache).map_err(|e| e.to_string())?;
+            let read = |file: &str| std::fs::read_to_string(state.join(file)).map_err(|e| e.to_string());
+            let (text, boot) = (read("policy-cache.json")?, read("boot-cache.json")?);
             let kept = text.contains("sky/dns") && text.contains("10.96.0.10") && text.contains("kube-dns");
-            if kept && reaches_port(&client.space, target, REFUSED) { Ok(()) } else { Err(text) }
+            match kept && boot.contains("10.96.0.10") && reaches_port(&client.space, target, REFUSED) {
+                true => Ok(()),
+                false => Err(text),
+            }
         })
         .await;
         agent.stop(STOP).await;
         let nobody = knit_objects::Source::Url("http://127.0.0.1:9".to_owned());
-        let agent = node.start_from(nobody, Mode::On).await;
+        let policies = node.enforcement(Mode::On);
+        let agent = node.start_enforced(nobody, std::sync::Arc::clone(&policies)).await;
         knit_testbed::wait::eventually("policies are in force", SOON, || {
             let states = agent.core().networks().states();
             let blue = states.into_iter().find(|state| state.name == "blue").and_then(|s| s.policies);
@@ -188,6 +195,19 @@ fn pods_of_a_network_keep_cluster_services_if_the_next_agent_starts_while_the_ap
             }
         })
         .await;
+        let flow = Flow {
+            network: "blue".into(),
+            source: client.addresses[0],
+            destination: target.ip(),
+            traffic: Traffic::Port(Protocol::Tcp, target.port()),
+            state: State::New,
+        };
+        let (answer, verdict) = std::sync::mpsc::channel();
+        policies.ask(move |engine| {
+            let _ = answer.send(engine.cluster().judge(&flow));
+        });
+        let verdict = verdict.recv().expect("an answer");
+        assert!(verdict.egress.pod.is_some() && verdict.allowed(), "{verdict:?}");
         assert!(reaches_port(&client.space, target, SOON), "what its policy allows");
         agent.stop(STOP).await;
     });
