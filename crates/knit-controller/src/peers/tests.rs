@@ -375,7 +375,7 @@ fn which_labels_are_told_is_told_of_every_slice_also_where_no_pod_has_one() {
     peers.set_policy(&web.name.clone(), Some(web));
     let db = policy("db", "shop", Scope::Primary, pods_labelled("app", "db"));
     peers.set_policy(&db.name.clone(), Some(db));
-    assert_eq!(peers.settle().len(), 2);
+    assert_eq!(peers.settle(NOW).len(), 2);
     assert_eq!(peers.label_keys()[&Name::from("default")], ["app"]);
     // Its pods are told of already, and none has the label: a node that waits for it must hear of that.
     let without =
@@ -383,6 +383,6 @@ fn which_labels_are_told_is_told_of_every_slice_also_where_no_pod_has_one() {
     let subject = Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods: without };
     let open = policy("open", "shop", Scope::Primary, Peer::Pods(subject));
     peers.set_policy(&open.name.clone(), Some(open));
-    assert_eq!(peers.settle(), [place("default", "a"), place("default", "b")].into());
+    assert_eq!(peers.settle(NOW), [place("default", "a"), place("default", "b")].into());
     assert_eq!(peers.label_keys()[&Name::from("default")], ["app", "quarantine"]);
 }
