@@ -53,7 +53,8 @@ impl Claims {
             let Some(sandbox) = SandboxId::new(&uid).ok().filter(|_| is_news) else { continue };
             let message = format!(
                 "Claim {namespace}/{claim} is not attached: the pod uses its node's network (hostNetwork), \
-                 and only a pod with its own network can have an additional one. Leave the claim out of this pod."
+                 and only a pod with its own network can have an additional one. Leave the claim out of \
+                 this pod."
             );
             tracing::warn!("pod {namespace}/{name} uses its node's network and has no claim of a Network");
             let pod = Pod {
