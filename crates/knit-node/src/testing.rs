@@ -130,6 +130,11 @@ impl FakeKernel {
         self.state().networks.clone()
     }
 
+    /// Looks at one Network, which is set up or not, without a copy of it.
+    pub fn look_at<T>(&self, network: &str, look: impl FnOnce(Option<&Network>) -> T) -> T {
+        look(self.state().networks.get(network))
+    }
+
     /// How often a Network was set up.
     #[must_use]
     pub fn set_ups(&self) -> usize {

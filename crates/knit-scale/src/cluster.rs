@@ -1,31 +1,26 @@
-//! The cluster of a run: its API, its objects, its controller, and what nodes do by themselves.
+//! The cluster of a run: its API, its objects, and what nodes do by themselves.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_api::names::AGENT_MANAGER;
 use knit_api::{Network, NodeNetwork};
 use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
-use knit_controller::{Config, Controller, ControllerState};
-use knit_objects::{Key, Objects, Source, Write};
+use knit_objects::{Key, Objects, Selection, Source, Write};
 use serde_json::{Value, json};
-use tokio::process::Child;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::meter::{Group, Meter};
 use crate::node::{self, NAMESPACE};
 use crate::run::Error;
-use crate::scenario::Scenario;
+use crate::scenario::{PODS_PER_NODE, Scenario};
 
 /// So many requests of the simulation are under way at once.
 pub const AT_ONCE: usize = 16;
@@ -56,14 +51,6 @@ pub struct Cluster {
     _embedded: Option<Handle>,
 }
 
-/// The controller of a run: a task here, or a process of its own.
-pub enum Running {
-    /// A task, with its state.
-    Task(JoinHandle<()>, watch::Receiver<ControllerState>),
-    /// A process.
-    Process(Child),
-}
-
 impl Cluster {
     /// Opens the API.
     ///
@@ -80,7 +67,17 @@ impl Cluster {
                 let url = server.url();
                 (Some(server), Objects::open(Source::Url(url)).await?)
             }
-            Api::Given(source) => (None, Objects::open(source.clone()).await?),
+            Api::Given(source) => {
+                let objects = Objects::open(source.clone()).await?;
+                // Simulated nodes are written beside real ones, and a real cluster would begin to use them.
+                let (origin, nodes) = (objects.origin(), objects.list::<Node>(&Selection::default()).await);
+                match nodes.map(|nodes| nodes.len()) {
+                    Ok(0) => {}
+                    Ok(nodes) => return Err(Error::InUse { origin, nodes }),
+                    Err(error) => return Err(Error::Given { origin, source: Box::new(error) }),
+                }
+                (None, objects)
+            }
         };
         let client = objects.client().cloned().ok_or_else(|| Error::other(knit_controller::Unsuitable))?;
         let meter = Meter::new(client);
@@ -93,14 +90,13 @@ impl Cluster {
     ///
     /// # Errors
     /// When the API refuses something.
-    pub async fn make_objects(&self, scenario: &Scenario) -> Result<(), Error> {
+    pub async fn make_objects(&self, scenario: &Scenario, nodes: u32) -> Result<(), Error> {
         for name in ["knit-system", NAMESPACE] {
             self.create::<Namespace>(json!({"metadata": {"name": name}})).await?;
         }
         let networks = (0..scenario.networks).map(|n| {
-            let cidr = format!("172.{}.{}.0/20", 16 + n / 16, n % 16 * 16);
             json!({"metadata": {"name": node::network_name(n)}, "spec": {
-                "class": "knit", "topology": "Layer3", "subnets": [{"cidr": cidr}],
+                "class": "knit", "topology": "Layer3", "subnets": [{"cidr": scenario.subnet(n, nodes)}],
                 "allowedNamespaces": {"from": "All"}}})
         });
         self.create_all::<Network>(networks).await?;
@@ -124,30 +120,31 @@ impl Cluster {
         self.create_all::<NetworkPolicy>(policies).await
     }
 
-    /// A node joins. One that only writes says the first thing of itself, too.
+    /// A node joins, with so many pods. One that only writes says the first thing of itself, too.
     ///
     /// # Errors
     /// When the API refuses something.
-    pub async fn join(&self, number: u32, whole: bool) -> Result<(), Error> {
+    pub async fn join(&self, number: u32, agent: bool, pods: u32) -> Result<(), Error> {
         write(&self.others, &Write::create(&node::node_object(number))).await?;
         write(&self.others, &node::heartbeat(number, Timestamp::now())).await?;
         let addresses = json!({"status": {"addresses": [
             {"type": "InternalIP", "address": node::address(number).to_string()}]}});
         let key = Key::cluster(node::name(number));
         write(&self.others, &Write::merge_status::<Node>(key, addresses)).await?;
-        if !whole {
-            self.report(number, 0, &[]).await?;
+        if !agent {
+            self.report(number, pods, &[]).await?;
             write(&self.writers, &node::lease(number, Timestamp::now())).await?;
         }
         Ok(())
     }
 
-    /// Many nodes join.
+    /// The nodes of the start join. The first ones have an agent.
     ///
     /// # Errors
     /// When the API refuses something.
-    pub async fn join_all(&self, numbers: std::ops::Range<u32>, whole: u32) -> Result<(), Error> {
-        let joining = numbers.map(|number| self.join(number, number < whole));
+    pub async fn join_all(&self, scenario: &Scenario, nodes: u32, agents: u32) -> Result<(), Error> {
+        let pods = scenario.pods / nodes;
+        let joining = (0..nodes).map(|number| self.join(number, number < agents, pods));
         futures::stream::iter(joining).buffer_unordered(AT_ONCE).try_collect().await
     }
 
@@ -165,7 +162,8 @@ impl Cluster {
     }
 
     /// What nodes do by themselves, forever: heartbeats of all, Leases and reports of those that only write.
-    pub async fn live(&self, scenario: &Scenario, nodes: watch::Receiver<std::ops::Range<u32>>, whole: u32) {
+    pub async fn live(&self, scenario: &Scenario, nodes: watch::Receiver<std::ops::Range<u32>>, agents: u32) {
+        let standing = scenario.pods / nodes.borrow().len().max(1) as u32;
         let (lease, beat) = (f64::from(scenario.lease_seconds), f64::from(scenario.heartbeat_seconds));
         let start = Instant::now();
         let (mut last, mut reported) = (0.0, Instant::now());
@@ -181,7 +179,7 @@ impl Cluster {
             };
             let mut writes = Vec::new();
             for number in range {
-                if number >= whole && due(number, lease) {
+                if number >= agents && due(number, lease) {
                     writes.push((&self.writers, node::lease(number, Timestamp::now())));
                 }
                 if due(number, beat) {
@@ -197,39 +195,12 @@ impl Cluster {
                 let dirty = std::mem::take(
                     &mut *self.dirty.lock().unwrap_or_else(std::sync::PoisonError::into_inner),
                 );
+                let pods = (standing + 1).min(PODS_PER_NODE);
                 let reports: Vec<_> =
-                    dirty.iter().map(|number| self.report(*number, 1, &[]).boxed()).collect();
+                    dirty.iter().map(|number| self.report(*number, pods, &[]).boxed()).collect();
                 let _: Vec<_> = futures::stream::iter(reports).buffer_unordered(AT_ONCE).collect().await;
             }
         }
-    }
-
-    /// Starts the controller: of this program if there is one, or here.
-    ///
-    /// # Errors
-    /// When it does not start.
-    pub async fn start_controller(&self, program: Option<&Path>) -> Result<Running, Error> {
-        let url = self.meter.open(Group::Controller).await?;
-        if let Some(program) = program {
-            let arguments = ["controller", "--api-url", &url, "--identity", "scale", "--log", "warn"];
-            return Ok(Running::Process(spawn(program, &arguments)?));
-        }
-        let objects = Objects::open(Source::Url(url)).await?;
-        let controller = Controller::new(objects, Config::new("scale")).map_err(Error::other)?;
-        let state = controller.state();
-        Ok(Running::Task(tokio::spawn(controller.run(std::future::pending())), state))
-    }
-
-    /// Starts the agent of a whole node in a process of its own.
-    ///
-    /// # Errors
-    /// When it does not start.
-    pub async fn start_probe(&self, program: &Path, number: u32, directory: &Path) -> Result<Child, Error> {
-        let url = self.meter.open(Group::Probe).await?;
-        let (number, directory) = (number.to_string(), directory.display().to_string());
-        let arguments =
-            ["lab", "simulated-node", "--api-url", &url, "--number", &number, "--directory", &directory];
-        spawn(program, &arguments)
     }
 
     /// Removes what was made in an API that stays.
@@ -246,9 +217,27 @@ impl Cluster {
         writes.extend(
             (0..scenario.networks).map(|n| Write::delete::<Network>(Key::cluster(node::network_name(n)))),
         );
+        let pods = scenario.standing(nodes).map(|pod| self.end_pod(pod.number));
+        let (): () = futures::stream::iter(pods).buffer_unordered(AT_ONCE).try_collect().await?;
         writes.push(Write::delete::<Namespace>(Key::cluster(NAMESPACE)));
         let all = futures::stream::iter(writes.iter().map(|one| write(&self.others, one)));
         all.buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    /// A pod is gone: its kubelet has ended it, and removes it for good. Without a kubelet an API keeps a pod
+    /// that was deleted.
+    ///
+    /// # Errors
+    /// When the API refuses it.
+    pub async fn end_pod(&self, number: u32) -> Result<(), Error> {
+        let client =
+            self.others.client().cloned().ok_or_else(|| Error::other(knit_controller::Unsuitable))?;
+        let pods: kube::Api<Pod> = kube::Api::namespaced(client, NAMESPACE);
+        let now = kube::api::DeleteParams::default().grace_period(0);
+        match pods.delete(&format!("pod-{number}"), &now).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            done => done.map(drop).map_err(Error::other),
+        }
     }
 
     async fn create<K>(&self, value: Value) -> Result<(), Error>
@@ -281,11 +270,4 @@ pub async fn write(objects: &Objects, write: &Write) -> Result<(), Error> {
         }
         Err(error) => Err(error.into()),
     }
-}
-
-fn spawn(program: &Path, arguments: &[&str]) -> Result<Child, Error> {
-    let mut command = tokio::process::Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
-    let program: PathBuf = program.to_owned();
-    command.spawn().map_err(|source| Error::Program { program, source })
 }

@@ -1,5 +1,6 @@
 //! Simulated nodes: the objects that any node writes, and the agent of a whole one over a runtime in memory.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,8 +19,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::scenario::Peers;
+
 /// The namespace of all simulated pods.
 pub const NAMESPACE: &str = "scale";
+/// The further Networks of a pod.
+const NETWORKS_ANNOTATION: &str = "knit.dev/networks";
 /// How long an agent's Lease holds.
 const LEASE_HOLDS: Duration = Duration::from_secs(100);
 
@@ -36,6 +41,12 @@ pub struct WholeNode {
 #[must_use]
 pub fn name(number: u32) -> String {
     format!("node-{number:05}")
+}
+
+/// The number of the node of this name, if it is one of the simulation's.
+#[must_use]
+pub fn number_of(name: &str) -> Option<u32> {
+    name.strip_prefix("node-")?.parse().ok()
 }
 
 /// The name of a Network besides the default one.
@@ -127,9 +138,22 @@ pub fn pod(number: u32, node: u32, network: Option<u32>) -> Pod {
     object(json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": format!("pod-{number}"), "namespace": NAMESPACE, "labels": {"app": "scale"},
-            "annotations": {"knit.dev/networks": networks}},
+            "annotations": {NETWORKS_ANNOTATION: networks}},
         "spec": {"nodeName": name(node), "containers": [{"name": "app", "image": "app:1"}]}
     }))
+}
+
+/// The number in a simulated pod's name.
+#[must_use]
+pub fn pod_number(name: &str) -> Option<u32> {
+    name.strip_prefix("pod-")?.parse().ok()
+}
+
+/// The further Network that a simulated pod asks for.
+#[must_use]
+pub fn network_of(pod: &Pod) -> Option<u32> {
+    let annotation = pod.metadata.annotations.as_ref()?.get(NETWORKS_ANNOTATION)?;
+    annotation.strip_prefix("net-")?.parse().ok()
 }
 
 /// What an agent publishes of a pod's further interface.
@@ -153,7 +177,7 @@ impl WholeNode {
     ///
     /// # Errors
     /// When the agent does not start.
-    pub async fn start(number: u32, api: &str, directory: &Path) -> Result<Self, StartError> {
+    pub async fn start(number: u32, api: &str, directory: &Path, peers: Peers) -> Result<Self, StartError> {
         let directory = directory.join(name(number));
         let make = |path: &Path| {
             std::fs::create_dir_all(path)
@@ -164,6 +188,10 @@ impl WholeNode {
         // Comparing with the processes of this machine is of no use here.
         core.reconcile_every = Duration::from_secs(3600);
         core.block_wait = Duration::from_secs(60);
+        core.peers = match peers {
+            Peers::Objects => knit_node::Peers::Objects,
+            Peers::Slices => knit_node::Peers::Slices,
+        };
         let kernel = FakeKernel::default();
         let runtime = FakeRuntime::new(LINUX_RUNTIME, &kernel, &Life::default());
         let agent = Agent::start(AgentConfig {
@@ -237,18 +265,30 @@ impl WholeNode {
     /// Whether its kernel knows where an address of a Network is: packets from here would reach it.
     #[must_use]
     pub fn reaches(&self, network: &str, address: IpAddr) -> bool {
-        let networks = self.kernel.networks();
-        let blocks = networks.get(network).map_or(&[][..], |network| network.blocks.as_slice());
-        blocks.iter().any(|block| match address {
-            IpAddr::V4(address) => block.ipv4.is_some_and(|range| range.contains(&address)),
-            IpAddr::V6(address) => block.ipv6.is_some_and(|range| range.contains(&address)),
+        self.kernel.look_at(network, |network| {
+            let blocks = network.map_or(&[][..], |network| network.blocks.as_slice());
+            blocks.iter().any(|block| match address {
+                IpAddr::V4(address) => block.ipv4.is_some_and(|range| range.contains(&address)),
+                IpAddr::V6(address) => block.ipv6.is_some_and(|range| range.contains(&address)),
+            })
         })
     }
 
     /// Whether it has set a Network up.
     #[must_use]
     pub fn has(&self, network: &str) -> bool {
-        self.kernel.networks().contains_key(network)
+        self.kernel.look_at(network, |network| network.is_some())
+    }
+
+    /// Takes those out of these nodes that its kernel has a way to in a Network.
+    pub fn strike_reached(&self, network: &str, nodes: &mut BTreeSet<u32>) {
+        self.kernel.look_at(network, |network| {
+            for block in network.map_or(&[][..], |network| network.blocks.as_slice()) {
+                if let Some(number) = number_of(&block.node) {
+                    nodes.remove(&number);
+                }
+            }
+        });
     }
 
     /// Stops its agent.

@@ -176,16 +176,10 @@ mod tests {
                 name,
                 seconds: 10.0,
                 counts: Counts::from([(Group::Agents, kinds.clone())]),
-                pods: 0,
-                failed: 0,
-                attached: None,
-                reachable: None,
-                set_ups: 0,
-                controller: None,
-                agent: None,
+                ..Phase::default()
             };
             let phases = vec![phase("quiet"), phase("busy")];
-            Size { nodes, whole: 10, start_seconds: 1.0, phases, tainted: 0, slowest_plan_seconds: None }
+            Size { nodes, whole: 10, phases, ..Size::default() }
         };
         let report = Report { scenario: Scenario::default(), sizes: vec![size(100), size(500)] };
         let drawn = svg(&report);

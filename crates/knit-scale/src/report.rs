@@ -19,7 +19,7 @@ pub struct Report {
 }
 
 /// What was found in a cluster of one size.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Size {
     /// How many nodes there were.
@@ -32,12 +32,14 @@ pub struct Size {
     pub phases: Vec<Phase>,
     /// Nodes that were closed to new pods at any time.
     pub tainted: usize,
-    /// How long the controller's slowest plan took, in seconds, where it ran in this process.
-    pub slowest_plan_seconds: Option<f64>,
+    /// How long the controller's slowest plan took until then, in seconds, where one is known.
+    pub start_plan_seconds: Option<f64>,
+    /// What went wrong with the simulation itself: what is missing in the report, and why.
+    pub errors: Vec<String>,
 }
 
 /// What was found in one phase.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Phase {
     /// Which one.
@@ -47,16 +49,36 @@ pub struct Phase {
     /// What went over the API.
     #[serde(serialize_with = "named")]
     pub counts: Counts,
+    /// What one whole agent got and wrote, on average.
+    pub per_agent: PerAgent,
+    /// Writes per second of everybody who is Knit.
+    pub writes_per_second: f64,
     /// Pods that came.
     pub pods: u32,
+    /// Those of them that were attached to a further Network, too.
+    pub further: u32,
+    /// Those of them that were on whole nodes.
+    pub further_whole: u32,
     /// Pods that could not be attached.
     pub failed: u32,
     /// Seconds from a pod's being scheduled to its being attached, on whole nodes.
     pub attached: Option<Quantiles>,
     /// And until another node's kernel knew the way to it.
     pub reachable: Option<Quantiles>,
+    /// Seconds that the agent in a process of its own took to attach a pod.
+    pub added: Option<Quantiles>,
+    /// Nodes that could not join.
+    pub refused: u32,
+    /// Seconds from a node's joining until every whole agent knew the way to it.
+    pub followed: Option<Quantiles>,
+    /// Nodes that joined and that some whole agent did not hear of in time.
+    pub unfollowed: u32,
     /// How often whole nodes set a Network up again, in all.
     pub set_ups: usize,
+    /// How long the controller's slowest plan took, in seconds, where one is known.
+    pub slowest_plan_seconds: Option<f64>,
+    /// How often the controller ceased to lead.
+    pub ceased_to_lead: u32,
     /// The controller's process, where it has one: share of a processor, and memory.
     pub controller: Option<Load>,
     /// The process of one agent, where it has one.
@@ -84,6 +106,9 @@ pub struct Quantiles {
     /// All but one in a hundred took at most this.
     pub p99: f64,
 }
+
+/// Who is Knit.
+const KNIT: [Group; 4] = [Group::Agents, Group::Probe, Group::Writers, Group::Controller];
 
 fn named<S: serde::Serializer>(counts: &Counts, serializer: S) -> Result<S::Ok, S::Error> {
     let words: BTreeMap<String, &BTreeMap<String, Count>> =
@@ -128,18 +153,25 @@ impl Phase {
         PerAgent { events: each(all.events), bytes: each(all.bytes), writes: each(all.writes) }
     }
 
-    /// Writes per second of everybody who is Knit: whole agents as if all nodes were, and the controller.
+    /// Writes per second of everybody who is Knit: agents, those that only write, and the controller.
     #[must_use]
     pub fn knit_writes(&self) -> f64 {
-        let of = |group| sum(&self.counts, group).writes as f64;
-        (of(Group::Agents) + of(Group::Writers) + of(Group::Controller)) / self.seconds.max(0.001)
+        let all: u64 = KNIT.into_iter().map(|group| sum(&self.counts, group).writes).sum();
+        all as f64 / self.seconds.max(0.001)
+    }
+
+    /// The same with the rates that follow from the counts.
+    #[must_use]
+    pub fn with_rates(mut self, whole: u32) -> Self {
+        (self.per_agent, self.writes_per_second) = (self.per_agent(whole), self.knit_writes());
+        self
     }
 
     /// Writes per second by kind, of everybody who is Knit.
     #[must_use]
     pub fn writes_by_kind(&self) -> BTreeMap<String, f64> {
         let mut all: BTreeMap<String, f64> = BTreeMap::new();
-        for group in [Group::Agents, Group::Writers, Group::Controller] {
+        for group in KNIT {
             for (kind, count) in self.counts.get(&group).into_iter().flatten().filter(|(_, n)| n.writes > 0) {
                 *all.entry(kind.clone()).or_default() += count.writes as f64 / self.seconds.max(0.001);
             }
@@ -155,7 +187,7 @@ impl Phase {
 }
 
 /// What one agent gets and writes, per second.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct PerAgent {
     /// Events of its watches.
     pub events: f64,
@@ -184,13 +216,7 @@ mod tests {
             name: "quiet",
             seconds: 10.0,
             counts: Counts::from([(Group::Writers, kinds)]),
-            pods: 0,
-            failed: 0,
-            attached: None,
-            reachable: None,
-            set_ups: 0,
-            controller: None,
-            agent: None,
+            ..Phase::default()
         };
         assert_eq!((phase.knit_writes(), phase.writes_by_kind()["leases"]), (2.0, 2.0));
         let text = serde_json::to_string(&phase).expect("JSON");

@@ -1,33 +1,40 @@
 //! Carries a scenario out: a cluster of each size, phase by phase.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{Node, Pod as PodObject};
+use k8s_openapi::api::core::v1::Node;
+use knit_api::AddressBlock;
 use knit_api::names::{DEFAULT_NETWORK, UNSCHEDULABLE_TAINT};
-use knit_api::{AddressBlock, NetworkAttachment};
 use knit_objects::{Cache, Key, Write};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::cluster::{Api, Cluster, Running, write};
+use crate::cluster::{Api, Cluster, write};
+use crate::controller;
+use crate::joins;
 use crate::meter::{self, Group};
-use crate::node::{self, NAMESPACE, WholeNode};
+use crate::node::{self, WholeNode};
+use crate::pods::{Found, Nodes};
+use crate::probe::Probe;
 use crate::process;
-use crate::report::{Load, Phase, Quantiles, Report, Size};
-use crate::scenario::{Pod, Scenario};
+use crate::report::{Load, Phase, Report, Size};
+use crate::scenario::{Churn, Scenario};
 
 /// How a scenario is carried out.
 #[derive(Clone)]
 pub struct Options {
     /// Against which API.
     pub api: Api,
-    /// The `knit` whose controller and agent run as processes of their own, so that their processor time and
-    /// memory can be told; without one they run here.
-    pub program: Option<PathBuf>,
+    /// The `knit` whose controller runs as a process of its own, so that its processor time and memory can be
+    /// told; without one it runs here.
+    pub controller: Option<PathBuf>,
+    /// The `knit` that runs the agent of one node as a process of its own, for the same reason; without one
+    /// that node only writes.
+    pub agent: Option<PathBuf>,
 }
 
 /// Why a scenario could not be carried out.
@@ -49,6 +56,37 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The process of an agent did not start, or ended.
+    #[error("{} lab simulated-node: it ended before its agent was up: {how}", program.display())]
+    Probe {
+        /// Which one.
+        program: PathBuf,
+        /// How.
+        how: String,
+    },
+    /// An API that should be there does not answer as it should.
+    #[error("cannot list the Nodes of the API at {origin}: check --kubeconfig or --api-url")]
+    Given {
+        /// Which API.
+        origin: String,
+        /// Why.
+        #[source]
+        source: Box<knit_objects::Error>,
+    },
+    /// There is a cluster already.
+    #[error(
+        "the API at {origin} has {nodes} Nodes: simulated nodes must not be written beside others; give an \
+         API without Nodes, or leave it out to use an embedded one"
+    )]
+    InUse {
+        /// Which API.
+        origin: String,
+        /// How many Nodes it has.
+        nodes: usize,
+    },
+    /// Pods that are there all the time could not be attached.
+    #[error("the pods that are there all the time could not be attached")]
+    Pods(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// An agent did not start.
     #[error("the agent of a simulated node did not start")]
     Agent(#[from] knit_node::agent::StartError),
@@ -75,9 +113,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 const STILL: Duration = Duration::from_secs(2);
 /// So many events in that time are heartbeats.
 const EVENTS_AT_REST: u64 = 40;
-/// How long a pod's address may take to be known elsewhere before it counts as not reachable.
-const REACH_TIMEOUT: Duration = Duration::from_secs(30);
-
+/// How long it is looked at least what comes after an outage, if that was not shorter.
+const AFTERWARDS_SECONDS: u32 = 30;
 /// Carries a scenario out. `tell` hears how far it is.
 ///
 /// # Errors
@@ -95,12 +132,16 @@ struct Run<'a> {
     scenario: &'a Scenario,
     cluster: Arc<Cluster>,
     whole: Vec<Arc<WholeNode>>,
-    controller: Running,
-    probe: Option<tokio::process::Child>,
+    controller: controller::Running,
+    probe: Option<Probe>,
     tainted: Cache<()>,
     most_tainted: usize,
     /// Which nodes there are.
     there: watch::Sender<std::ops::Range<u32>>,
+    /// What is missing in the report, and why.
+    errors: Vec<String>,
+    /// Which processes are known to have ended.
+    ended: [bool; 2],
 }
 
 async fn of_size(
@@ -114,8 +155,9 @@ async fn of_size(
     let directory = directory()?;
     let cluster = Arc::new(Cluster::open(&options.api).await?);
     tell(&format!("{nodes} nodes: making objects"));
-    cluster.make_objects(scenario).await?;
-    let controller = cluster.start_controller(options.program.as_deref()).await?;
+    cluster.make_objects(scenario, nodes).await?;
+    let url = cluster.meter.open(Group::Controller).await?;
+    let controller = controller::Running::start(options.controller.as_deref(), &url).await?;
     let blocks: Cache<()> = cluster
         .others
         .watch::<AddressBlock>()
@@ -123,44 +165,55 @@ async fn of_size(
         .cache()?;
     let tainted: Cache<()> =
         cluster.others.watch::<Node>().map(|node| is_tainted(&node).then_some(())).cache()?;
-    // With a process of its own for one agent, that node only looks like one that writes.
-    let probe_node = options.program.as_ref().and((nodes > whole).then_some(whole));
-    cluster.join_all(0..nodes, whole).await?;
+    // One more node has an agent if that can have a process of its own.
+    let agents = if options.agent.is_some() { scenario.served_of(nodes) } else { whole };
+    cluster.join_all(scenario, nodes, agents).await?;
     let (there, mut living) = (watch::Sender::new(0..nodes), JoinSet::new());
     let (background, live, receiver) = (Arc::clone(&cluster), scenario.clone(), there.subscribe());
-    living.spawn(async move { background.live(&live, receiver, whole).await });
-    tell(&format!("{nodes} nodes: starting {whole} agents"));
+    living.spawn(async move { background.live(&live, receiver, agents).await });
+    tell(&format!("{nodes} nodes: starting {agents} agents"));
     let url = cluster.meter.open(Group::Agents).await?;
-    let agents: Vec<WholeNode> =
-        futures::stream::iter((0..whole).map(|number| WholeNode::start(number, &url, directory.path())))
-            .buffered(8)
-            .try_collect()
-            .await?;
-    let probe = match (&options.program, probe_node) {
-        (Some(program), Some(number)) => Some(cluster.start_probe(program, number, directory.path()).await?),
-        _ => None,
-    };
+    let start = |number| WholeNode::start(number, &url, directory.path(), scenario.peers);
+    let starting = futures::stream::iter((0..whole).map(start));
+    let whole_nodes: Vec<_> = starting.buffered(8).map_ok(Arc::new).try_collect().await?;
     let patience = START_TIMEOUT * (1 + nodes / 1000);
+    let probe = match &options.agent {
+        Some(program) => {
+            let url = cluster.meter.open(Group::Probe).await?;
+            let (place, peers) = (directory.path(), scenario.peers);
+            Some(Probe::start(program, whole, &url, place, peers, patience).await?)
+        }
+        None => None,
+    };
     tell(&format!("{nodes} nodes: waiting for blocks"));
     let has_all = |cache: &Cache<()>| (cache.len() >= nodes as usize).then_some(());
     blocks
         .wait_until("a block of the default Network for every node", Instant::now() + patience, has_all)
         .await?;
     drop(blocks);
-    let whole_nodes = agents.into_iter().map(Arc::new).collect();
+    let (errors, ended, most_tainted) = (Vec::new(), [false; 2], 0);
+    let whole = whole_nodes;
     let mut run =
-        Run { scenario, cluster, whole: whole_nodes, controller, probe, tainted, most_tainted: 0, there };
+        Run { scenario, cluster, whole, controller, probe, tainted, most_tainted, there, errors, ended };
+    if scenario.pods > 0 {
+        tell(&format!("{nodes} nodes: starting {} pods", scenario.pods));
+        run.nodes().fill(scenario.standing(nodes)).await.map_err(Error::Pods)?;
+    }
+    tell(&format!("{nodes} nodes: waiting until nothing changes"));
     run.settle(patience).await;
     let start_seconds = started.elapsed().as_secs_f64();
+    let start_plan_seconds = run.controller.take_seen().slowest_plan;
+    run.look_for_ends("the start").await;
     let phases = run.phases(nodes, tell).await?;
     living.shutdown().await;
-    let (tainted, slowest) = (run.most_tainted, run.slowest_plan());
     if matches!(options.api, Api::Given(_)) {
         tell("removing what was made");
         run.cluster.remove(scenario, nodes + scenario.joins).await?;
     }
+    let (whole, tainted, errors) =
+        (run.whole.len() as u32, run.most_tainted, std::mem::take(&mut run.errors));
     run.stop().await;
-    Ok(Size { nodes, whole, start_seconds, phases, tainted, slowest_plan_seconds: slowest })
+    Ok(Size { nodes, whole, start_seconds, phases, tainted, start_plan_seconds, errors })
 }
 
 /// Where agents work: in memory if there is such a place, so that no disk is measured.
@@ -168,6 +221,10 @@ fn directory() -> std::io::Result<tempfile::TempDir> {
     let memory = PathBuf::from("/dev/shm");
     let builder = || tempfile::Builder::new().prefix("knit-scale-").to_owned();
     if memory.is_dir() { builder().tempdir_in(memory) } else { builder().tempdir() }
+}
+
+fn seconds(n: u32) -> Duration {
+    Duration::from_secs(u64::from(n))
 }
 
 fn is_tainted(node: &Node) -> bool {
@@ -178,55 +235,50 @@ fn is_tainted(node: &Node) -> bool {
 impl Run<'_> {
     async fn phases(&mut self, nodes: u32, tell: &dyn Fn(&str)) -> Result<Vec<Phase>, Error> {
         let (scenario, mut phases) = (self.scenario, Vec::new());
-        let seconds = |n: u32| Duration::from_secs(u64::from(n));
+        let stays = seconds(scenario.pod_seconds);
         let say = |phase: &str, n: u32| tell(&format!("{nodes} nodes: {phase}, {n} s"));
         if scenario.quiet_seconds > 0 {
-            say("quiet", scenario.quiet_seconds);
-            let time = seconds(scenario.quiet_seconds);
-            phases.push(self.measure("quiet", async { tokio::time::sleep(time).await }).await);
+            say("nothing happens", scenario.quiet_seconds);
+            phases.push(self.measure("quiet", tokio::time::sleep(seconds(scenario.quiet_seconds))).await.0);
         }
-        let pods = scenario.pods(nodes);
+        let pods = scenario.coming(nodes, Churn::Alone);
         if !pods.is_empty() {
             say("pods come and go", scenario.busy_seconds);
             let found = Arc::new(Found::default());
-            let working = self.churn(pods, Arc::clone(&found));
-            let mut phase = self.measure("busy", working).await;
+            let working = self.nodes().churn(pods, stays, Arc::clone(&found));
+            let (mut phase, ()) = self.measure("busy", working).await;
             found.fill(&mut phase);
             phases.push(phase);
         }
+        let all = nodes + scenario.joins;
         if scenario.joins > 0 {
             say("nodes join", scenario.join_seconds);
-            let cluster = Arc::clone(&self.cluster);
-            let (joins, time) = (scenario.joins, seconds(scenario.join_seconds));
-            let joining = async move {
-                let start = Instant::now();
-                for n in 0..joins {
-                    tokio::time::sleep_until(start + time * n / joins).await;
-                    // A node that cannot join is missing in what is counted, and the log says so.
-                    if let Err(error) = cluster.join(nodes + n, false).await {
-                        tracing::warn!(%error, "a node did not join");
-                    }
-                }
-                tokio::time::sleep_until(start + time + STILL).await;
-            };
-            phases.push(self.measure("join", joining).await);
-            self.there.send_replace(0..nodes + joins);
+            let (found, here) = (Arc::new(Found::default()), self.nodes());
+            let pods = scenario.coming(nodes, Churn::Joining);
+            let churning = here.clone().churn(pods, stays, Arc::clone(&found));
+            let joining = joins::join(&here, nodes..all, seconds(scenario.join_seconds));
+            let working = async { tokio::join!(joining, churning).0 };
+            let (mut phase, joined) = self.measure("join", working).await;
+            found.fill(&mut phase);
+            joined.fill(&mut phase);
+            phases.push(phase);
+            self.there.send_replace(0..all);
         }
         if scenario.failures > 0 {
-            say("nodes fail", 10);
-            let keep = nodes + scenario.joins - scenario.failures;
+            say("nodes fail", scenario.fail_seconds);
+            let keep = all - scenario.failures;
             self.there.send_replace(0..keep);
-            let cluster = Arc::clone(&self.cluster);
+            let (cluster, time) = (Arc::clone(&self.cluster), seconds(scenario.fail_seconds));
             let failing = async move {
-                for n in keep..nodes + scenario.joins {
+                for n in keep..all {
                     let gone = Write::delete::<Node>(Key::cluster(node::name(n)));
                     if let Err(error) = write(&cluster.others, &gone).await {
-                        tracing::warn!(%error, "a node was not deleted");
+                        tracing::warn!(error = &error as &dyn std::error::Error, "a node was not deleted");
                     }
                 }
-                tokio::time::sleep(Duration::from_secs(10)).await;
+                tokio::time::sleep(time).await;
             };
-            phases.push(self.measure("fail", failing).await);
+            phases.push(self.measure("fail", failing).await.0);
         }
         if scenario.outage_seconds > 0 {
             say("the API is away", scenario.outage_seconds);
@@ -236,51 +288,62 @@ impl Run<'_> {
                 tokio::time::sleep(time).await;
                 meter.be_away(false);
             };
-            phases.push(self.measure("outage", away).await);
-            say("afterwards", scenario.quiet_seconds.max(30));
-            let time = seconds(scenario.quiet_seconds.max(30));
-            phases.push(self.measure("afterwards", async { tokio::time::sleep(time).await }).await);
+            phases.push(self.measure("outage", away).await.0);
+            let after = scenario.quiet_seconds.max(scenario.outage_seconds.min(AFTERWARDS_SECONDS));
+            say("the API is back", after);
+            phases.push(self.measure("afterwards", tokio::time::sleep(seconds(after))).await.0);
         }
         Ok(phases)
     }
 
-    /// Pods come and go.
-    fn churn(&self, pods: Vec<Pod>, found: Arc<Found>) -> impl Future<Output = ()> + Send + use<> {
-        let (cluster, whole) = (Arc::clone(&self.cluster), self.whole.clone());
-        let stays = Duration::from_secs(u64::from(self.scenario.pod_seconds));
-        async move {
-            let (start, mut tasks) = (Instant::now(), JoinSet::new());
-            for pod in pods {
-                tokio::time::sleep_until(start + pod.at).await;
-                let (cluster, whole, found) = (Arc::clone(&cluster), whole.clone(), Arc::clone(&found));
-                tasks.spawn(async move { live(&cluster, &whole, pod, stays, &found).await });
-            }
-            while tasks.join_next().await.is_some() {}
-        }
+    /// Where pods are put.
+    fn nodes(&self) -> Nodes {
+        let probe = self.probe.as_ref().map(Probe::listener);
+        Nodes { cluster: Arc::clone(&self.cluster), whole: self.whole.clone(), probe }
     }
 
-    async fn measure(&mut self, name: &'static str, work: impl Future<Output = ()>) -> Phase {
+    async fn measure<T>(&mut self, name: &'static str, work: impl Future<Output = T>) -> (Phase, T) {
         let (before, usage, start) = (self.cluster.meter.counts(), self.usage(), Instant::now());
         let set_ups = self.set_ups();
-        work.await;
+        let done = work.await;
         let seconds = start.elapsed().as_secs_f64();
         let counts = meter::since(&self.cluster.meter.counts(), &before);
         self.most_tainted = self.most_tainted.max(self.tainted.len());
-        let after = self.usage();
+        let (after, seen) = (self.usage(), self.controller.take_seen());
+        self.look_for_ends(name).await;
         let load = |before: Option<process::Usage>, after: Option<process::Usage>| {
             Some(Load::between(before?, after?, seconds))
         };
-        Phase {
+        let phase = Phase {
             name,
             seconds,
             counts,
-            pods: 0,
-            failed: 0,
-            attached: None,
-            reachable: None,
             set_ups: self.set_ups() - set_ups,
+            slowest_plan_seconds: seen.slowest_plan,
+            ceased_to_lead: seen.ceased,
             controller: load(usage.0, after.0),
             agent: load(usage.1, after.1),
+            ..Phase::default()
+        };
+        (phase.with_rates(self.whole.len() as u32), done)
+    }
+
+    /// A process that has ended is an error of the report: its figures are missing from now on.
+    async fn look_for_ends(&mut self, phase: &str) {
+        let controller = self.controller.end();
+        let probe = match &mut self.probe {
+            Some(probe) => probe.end().await,
+            None => None,
+        };
+        let found = [("the controller", controller), ("the agent in a process of its own", probe)];
+        for ((who, end), known) in found.into_iter().zip(&mut self.ended) {
+            if let Some(how) = end
+                && !std::mem::replace(known, true)
+            {
+                self.errors.push(format!(
+                    "{phase}: {who} ended ({how}): its processor time and memory are missing from here on"
+                ));
+            }
         }
     }
 
@@ -290,19 +353,7 @@ impl Run<'_> {
 
     /// What the processes of controller and agent use, where they have one.
     fn usage(&self) -> (Option<process::Usage>, Option<process::Usage>) {
-        let controller = match &self.controller {
-            Running::Process(child) => child.id().and_then(process::usage),
-            Running::Task(..) => None,
-        };
-        let probe = self.probe.as_ref().and_then(tokio::process::Child::id).and_then(process::usage);
-        (controller, probe)
-    }
-
-    fn slowest_plan(&self) -> Option<f64> {
-        match &self.controller {
-            Running::Task(_, state) => Some(state.borrow().slowest_plan.as_secs_f64()),
-            Running::Process(_) => None,
-        }
+        (self.controller.usage(), self.probe.as_ref().and_then(Probe::usage))
     }
 
     /// Waits until nothing arrives at agents any more.
@@ -324,117 +375,11 @@ impl Run<'_> {
     }
 
     async fn stop(self) {
-        if let Running::Task(task, _) = &self.controller {
-            task.abort();
-        }
+        drop((self.controller, self.probe));
         for node in self.whole {
             if let Ok(node) = Arc::try_unwrap(node).map_err(drop) {
                 node.stop().await;
             }
         }
     }
-}
-
-/// What was found about pods.
-#[derive(Default)]
-struct Found {
-    attached: Mutex<Vec<f64>>,
-    reachable: Mutex<Vec<f64>>,
-    pods: Mutex<(u32, u32)>,
-}
-
-impl Found {
-    fn fill(&self, phase: &mut Phase) {
-        fn take<T: Default>(cell: &Mutex<T>) -> T {
-            std::mem::take(&mut *cell.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-        }
-        (phase.pods, phase.failed) = take(&self.pods);
-        phase.attached = Quantiles::of(take(&self.attached));
-        phase.reachable = Quantiles::of(take(&self.reachable));
-    }
-}
-
-fn push<T>(cell: &Mutex<Vec<T>>, value: T) {
-    cell.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(value);
-}
-
-/// The life of one pod.
-async fn live(cluster: &Cluster, whole: &[Arc<WholeNode>], pod: Pod, stays: Duration, found: &Found) {
-    let on = whole.get(pod.node as usize);
-    let born = comes(cluster, whole, on, pod, found).await;
-    {
-        let mut pods = found.pods.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        pods.0 += 1;
-        pods.1 += u32::from(born.is_err());
-    }
-    if let Err(error) = born {
-        tracing::warn!(%error, pod = pod.number, "a pod was not attached");
-    }
-    tokio::time::sleep(stays).await;
-    if let Err(error) = goes(cluster, on, pod).await {
-        tracing::warn!(%error, pod = pod.number, "a pod did not go as it should");
-    }
-}
-
-type Anything = Box<dyn std::error::Error + Send + Sync>;
-
-async fn comes(
-    cluster: &Cluster,
-    whole: &[Arc<WholeNode>],
-    on: Option<&Arc<WholeNode>>,
-    pod: Pod,
-    found: &Found,
-) -> Result<(), Anything> {
-    write(&cluster.others, &Write::create(&node::pod(pod.number, pod.node, pod.network))).await?;
-    let scheduled = Instant::now();
-    let Some(on) = on else {
-        if let Some(network) = pod.network {
-            let published = node::published(pod.number, pod.node, network);
-            let status = published.status.clone().unwrap_or_default();
-            let object = NetworkAttachment { status: None, ..published };
-            write(&cluster.writers, &Write::create(&object)).await?;
-            let write_status =
-                Write::status::<NetworkAttachment>(attachment(pod), &status, knit_api::names::AGENT_MANAGER);
-            write(&cluster.writers, &write_status).await?;
-        }
-        cluster.dirty.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(pod.node);
-        return Ok(());
-    };
-    let attached = on.add(pod.number, pod.network).await?;
-    push(&found.attached, scheduled.elapsed().as_secs_f64());
-    // Another whole node that has the Network: when does it know the way?
-    for interface in &attached.attachments {
-        let network = interface.network.as_str();
-        let elsewhere = whole.iter().find(|other| other.number != on.number && other.has(network));
-        let (Some(elsewhere), Some(address)) = (elsewhere, interface.addresses.first()) else { continue };
-        while !elsewhere.reaches(network, address.net.addr()) {
-            if scheduled.elapsed() > REACH_TIMEOUT {
-                return Err(
-                    format!("{} knows no way to {}", node::name(elsewhere.number), address.net).into()
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        push(&found.reachable, scheduled.elapsed().as_secs_f64());
-    }
-    Ok(())
-}
-
-async fn goes(cluster: &Cluster, on: Option<&Arc<WholeNode>>, pod: Pod) -> Result<(), Anything> {
-    match (on, pod.network) {
-        (Some(on), _) => on.del(pod.number).await?,
-        (None, Some(_)) => {
-            write(&cluster.writers, &Write::delete::<NetworkAttachment>(attachment(pod))).await?;
-        }
-        (None, None) => {}
-    }
-    if on.is_none() {
-        cluster.dirty.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(pod.node);
-    }
-    let key = Key::namespaced(NAMESPACE, format!("pod-{}", pod.number));
-    Ok(write(&cluster.others, &Write::delete::<PodObject>(key)).await?)
-}
-
-fn attachment(pod: Pod) -> Key {
-    Key::namespaced(NAMESPACE, format!("pod-{}-net1", pod.number))
 }

@@ -1,5 +1,6 @@
 //! What happens in a run. The same seed gives the same pods on the same nodes in the same order.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,10 @@ pub struct Scenario {
     pub nodes: Vec<u32>,
     /// So many of the nodes are whole.
     pub whole: u32,
+    /// Where agents learn of other nodes.
+    pub peers: Peers,
+    /// Pods that are there all the time, spread over all nodes.
+    pub pods: u32,
     /// Networks besides the default one.
     pub networks: u32,
     /// Services, each with one EndpointSlice of five endpoints.
@@ -34,14 +39,36 @@ pub struct Scenario {
     pub joins: u32,
     /// Seconds in which they join.
     pub join_seconds: u32,
-    /// Nodes that fail and are deleted after that.
+    /// Nodes that fail and are deleted after that; none of them is whole.
     pub failures: u32,
+    /// Seconds that are looked at after they failed.
+    pub fail_seconds: u32,
     /// Seconds in which the API is away after that.
     pub outage_seconds: u32,
     /// Seconds between two heartbeats in a Node's status; a kubelet does it every 300 s.
     pub heartbeat_seconds: u32,
     /// Seconds between two renewals of a Lease by a node that only writes; an agent does it every 25 s.
     pub lease_seconds: u32,
+}
+
+/// Where the agents of whole nodes learn of other nodes' addresses and blocks.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Peers {
+    /// From all Nodes and all AddressBlocks.
+    Objects,
+    /// From the slices that the controller writes.
+    #[default]
+    Slices,
+}
+
+/// When pods come and go.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Churn {
+    /// While nothing else happens.
+    Alone,
+    /// While nodes join.
+    Joining,
 }
 
 /// A scenario that cannot be carried out.
@@ -68,6 +95,14 @@ pub struct Chance(u64);
 
 /// The most nodes: the default Network has a /24 for each.
 const MOST_NODES: u32 = 20_000;
+/// The most pods of a node, as its Node says.
+pub(crate) const PODS_PER_NODE: u32 = 110;
+/// The most pods that come and go: each has a number, and what is found of each is kept.
+const MOST_PODS: u64 = 1_000_000;
+/// The most further Networks: a whole node may follow the blocks of each, with a watch for each.
+const MOST_NETWORKS: u32 = 1000;
+/// Addresses of a further Network for each node: what docs/scale.md tells users to set.
+const ADDRESSES_PER_NODE: u32 = 16;
 
 impl Default for Scenario {
     fn default() -> Self {
@@ -75,6 +110,8 @@ impl Default for Scenario {
             seed: 1,
             nodes: vec![100, 250, 500],
             whole: 100,
+            peers: Peers::default(),
+            pods: 0,
             networks: 10,
             services: 100,
             policies: 50,
@@ -86,6 +123,7 @@ impl Default for Scenario {
             joins: 0,
             join_seconds: 10,
             failures: 0,
+            fail_seconds: 10,
             outage_seconds: 0,
             heartbeat_seconds: 300,
             lease_seconds: 25,
@@ -110,53 +148,127 @@ impl Scenario {
     /// When it cannot.
     pub fn check(&self) -> Result<(), Invalid> {
         let largest = self.nodes.iter().copied().max().unwrap_or(0);
+        let smallest = self.nodes.iter().copied().min().unwrap_or(0);
         let wrong = |what: String| Err(Invalid(what));
-        if self.nodes.is_empty() || self.nodes.contains(&0) {
-            return wrong("nodes must name at least one size, each above 0".into());
+        if smallest < 2 {
+            return wrong("nodes must name at least one size, and each must be at least 2".into());
         }
         if largest.saturating_add(self.joins) > MOST_NODES {
             return wrong(format!("nodes and joins together must be at most {MOST_NODES}"));
         }
-        if self.whole == 0
-            || self.further_percent > 100
-            || self.heartbeat_seconds == 0
-            || self.lease_seconds == 0
-        {
+        for (name, value) in [
+            ("whole", self.whole),
+            ("podSeconds", self.pod_seconds),
+            ("heartbeatSeconds", self.heartbeat_seconds),
+            ("leaseSeconds", self.lease_seconds),
+        ] {
+            if value == 0 {
+                return wrong(format!("{name} must be above 0"));
+            }
+        }
+        if self.further_percent > 100 {
+            return wrong("furtherPercent must be at most 100".into());
+        }
+        if self.networks > MOST_NETWORKS {
+            return wrong(format!("networks must be at most {MOST_NETWORKS}"));
+        }
+        if self.further_percent > 0 && self.networks == 0 && self.pods_per_second > 0 {
             return wrong(
-                "whole, heartbeatSeconds and leaseSeconds must be above 0, and furtherPercent at most 100"
+                "furtherPercent needs networks: there are no further Networks that pods could be attached to"
                     .into(),
             );
         }
-        if self.further_percent > 0 && self.networks == 0 {
-            return wrong("furtherPercent needs networks".into());
+        let coming = u64::from(self.pods_per_second)
+            * (u64::from(self.busy_seconds) + u64::from(self.joining_seconds()));
+        if coming + u64::from(self.pods) > MOST_PODS {
+            return wrong(format!(
+                "{} pods would come in all, more than {MOST_PODS}: lower pods, podsPerSecond or busySeconds",
+                coming + u64::from(self.pods)
+            ));
         }
-        if self.failures >= self.nodes.iter().copied().min().unwrap_or(0) {
-            return wrong("failures must be fewer than the smallest number of nodes".into());
+        for nodes in &self.nodes {
+            // Half of the pods that come are on nodes with an agent, and twice as many by chance on one.
+            let at_once = u64::from(self.pods_per_second) * u64::from(self.pod_seconds);
+            let agents = u64::from(self.served_of(*nodes));
+            let on_one = u64::from(self.pods.div_ceil(*nodes))
+                + at_once.div_ceil(2 * agents)
+                + at_once.div_ceil(2 * u64::from(*nodes));
+            if on_one > u64::from(PODS_PER_NODE) {
+                return wrong(format!(
+                    "a node of {nodes} would have about {on_one} pods at once, and can have {PODS_PER_NODE}: \
+                     lower pods, podsPerSecond or podSeconds, or raise whole"
+                ));
+            }
+            if self.failures > nodes + self.joins - self.served_of(*nodes) {
+                return wrong(format!(
+                    "failures must be at most {} with {nodes} nodes: nodes with an agent do not fail",
+                    nodes + self.joins - self.served_of(*nodes)
+                ));
+            }
         }
         Ok(())
     }
 
-    /// How many nodes of so many are whole.
+    /// How many nodes of so many are whole: never all of them.
     #[must_use]
     pub fn whole_of(&self, nodes: u32) -> u32 {
-        self.whole.min(nodes)
+        self.whole.min(nodes.saturating_sub(1))
     }
 
-    /// The pods that come and go, in order. Each whole node has its fair share of them, so that what is
-    /// measured there is of pods, too.
+    /// How many nodes of so many have an agent: the whole ones, and one whose agent may have a process of its
+    /// own. They are the first ones, and do not fail.
     #[must_use]
-    pub fn pods(&self, nodes: u32) -> Vec<Pod> {
-        let mut chance = Chance::new(self.seed ^ u64::from(nodes));
-        let count = self.pods_per_second * self.busy_seconds;
+    pub fn served_of(&self, nodes: u32) -> u32 {
+        self.whole_of(nodes) + 1
+    }
+
+    /// The pods that come and go, in order. Each node with an agent has its fair share of them, so that what
+    /// is measured there is of pods, too.
+    #[must_use]
+    pub fn coming(&self, nodes: u32, churn: Churn) -> Vec<Pod> {
+        let (seconds, first, salt) = match churn {
+            Churn::Alone => (self.busy_seconds, 0, 0),
+            Churn::Joining => (self.joining_seconds(), self.pods_per_second * self.busy_seconds, 1 << 32),
+        };
+        let mut chance = Chance::new(self.seed ^ u64::from(nodes) ^ salt);
+        let count = self.pods_per_second * seconds;
         (0..count)
-            .map(|number| Pod {
-                at: Duration::from_secs(u64::from(self.busy_seconds)) * number / count.max(1),
-                number,
-                // Every second one on a whole node: few of five thousand are.
-                node: if number % 2 == 0 { chance.below(self.whole_of(nodes)) } else { chance.below(nodes) },
+            .map(|place| Pod {
+                at: Duration::from_secs(u64::from(seconds)) * place / count.max(1),
+                number: first + place,
+                // Every second one on a node with an agent: few of five thousand are.
+                node: if place % 2 == 0 { chance.below(self.served_of(nodes)) } else { chance.below(nodes) },
                 network: (chance.below(100) < self.further_percent).then(|| chance.below(self.networks)),
             })
             .collect()
+    }
+
+    /// Seconds in which nodes join, if any do.
+    fn joining_seconds(&self) -> u32 {
+        if self.joins > 0 { self.join_seconds } else { 0 }
+    }
+
+    /// The pods that are there all the time: of the default Network, as many on each node.
+    pub fn standing(&self, nodes: u32) -> impl Iterator<Item = Pod> + use<> {
+        let first = self.pods_per_second * (self.busy_seconds + self.joining_seconds());
+        (0..self.pods).map(move |place| Pod {
+            at: Duration::ZERO,
+            number: first + place,
+            node: place % nodes.max(1),
+            network: None,
+        })
+    }
+
+    /// The subnet of a further Network: large enough for a block on every node. Those of two Networks overlap
+    /// where the range has not room for all, as tenants' do.
+    #[must_use]
+    pub fn subnet(&self, network: u32, nodes: u32) -> String {
+        const RANGE: u32 = 1 << 20;
+        let wanted = nodes.saturating_add(self.joins).saturating_mul(ADDRESSES_PER_NODE);
+        let size = wanted.next_power_of_two().clamp(1 << 12, RANGE);
+        let base = u32::from(Ipv4Addr::new(172, 16, 0, 0));
+        let start = base + network.wrapping_mul(size) % RANGE;
+        format!("{}/{}", Ipv4Addr::from(start), 32 - size.trailing_zeros())
     }
 }
 
@@ -185,24 +297,57 @@ mod tests {
     #[test]
     fn a_seed_is_a_run() {
         let scenario = Scenario::default();
-        assert_eq!(scenario.pods(500), scenario.pods(500));
-        assert_ne!(scenario.pods(500), Scenario { seed: 2, ..scenario.clone() }.pods(500));
-        let pods = scenario.pods(500);
+        let of = |scenario: &Scenario| scenario.coming(500, Churn::Alone);
+        assert_eq!(of(&scenario), of(&scenario));
+        assert_ne!(of(&scenario), of(&Scenario { seed: 2, ..scenario.clone() }));
+        let pods = of(&scenario);
         assert_eq!(pods.len(), 400);
         assert!(pods.iter().all(|pod| pod.node < 500 && pod.at < Duration::from_secs(20)));
-        assert!(pods.iter().filter(|pod| pod.node < 100).count() >= 200, "whole nodes have pods");
+        let served = pods.iter().filter(|pod| pod.node < scenario.served_of(500)).count();
+        assert!(served >= 200, "nodes with an agent have pods");
+    }
+
+    #[test]
+    fn no_two_pods_have_a_number() {
+        let scenario = Scenario { pods: 30, joins: 5, ..Scenario::default() };
+        let mut numbers: Vec<u32> = [Churn::Alone, Churn::Joining]
+            .into_iter()
+            .flat_map(|churn| scenario.coming(100, churn))
+            .chain(scenario.standing(100))
+            .map(|pod| pod.number)
+            .collect();
+        let count = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!((numbers.len(), count), (400 + 200 + 30, 400 + 200 + 30));
+    }
+
+    #[test]
+    fn a_network_has_room_for_a_block_on_every_node() {
+        let scenario = Scenario::default();
+        assert_eq!(scenario.subnet(0, 100), "172.16.0.0/20");
+        assert_eq!(scenario.subnet(17, 100), "172.17.16.0/20");
+        assert_eq!(scenario.subnet(1, 5000), "172.18.0.0/15");
+        assert_eq!(scenario.subnet(8, 5000), "172.16.0.0/15", "there are eight of them");
     }
 
     #[test]
     fn a_file_says_what_is_different_and_nothing_unknown() {
-        let scenario = Scenario::parse("nodes: [50, 200]\nwhole: 5\npodsPerSecond: 3\n").expect("a scenario");
+        let text = "nodes: [50, 200]\nwhole: 5\npodsPerSecond: 3\npeers: objects\n";
+        let scenario = Scenario::parse(text).expect("a scenario");
         assert_eq!((scenario.nodes.as_slice(), scenario.whole, scenario.networks), (&[50, 200][..], 5, 10));
+        assert_eq!((scenario.peers, Scenario::default().peers), (Peers::Objects, Peers::Slices));
         for (text, word) in [
             ("nodes: []", "at least one size"),
+            ("nodes: [1]", "each must be at least 2"),
             ("nodez: [1]", "nodez"),
             ("nodes: [30000]", "at most 20000"),
             ("networks: 0", "furtherPercent needs networks"),
             ("whole: 0", "whole"),
+            ("peers: gossip", "gossip"),
+            ("failures: 400", "at most 0 with 100 nodes"),
+            ("{nodes: [10], pods: 5000}", "about 510 pods at once"),
+            ("podsPerSecond: 4000000000", "pods would come"),
         ] {
             let error = Scenario::parse(text).expect_err(text).to_string();
             assert!(error.contains(word), "{error}");
