@@ -6,7 +6,9 @@ mod inside;
 mod map;
 mod picture;
 mod place;
+mod scale;
 mod serve;
+mod simulated_node;
 mod talk;
 mod up;
 
@@ -48,9 +50,14 @@ enum Command {
     Fail(client::FailArgs),
     /// Replace the agents, one by one, with those of another `knit`
     Upgrade(client::UpgradeArgs),
+    /// Measure what a large cluster costs, with simulated nodes on this machine
+    Scale(Box<scale::Args>),
     /// The built-in server of pods without a command
     #[command(hide = true)]
     Serve(serve::Args),
+    /// The agent of one node of `scale`
+    #[command(hide = true)]
+    SimulatedNode(simulated_node::Args),
     /// Send a request to an HTTP server, and print the answer
     #[command(hide = true)]
     Ask(talk::AskArgs),
@@ -71,6 +78,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Command::Kubeconfig(args) => client::kubeconfig(&args),
         Command::Fail(args) => client::fail(&args),
         Command::Upgrade(args) => client::upgrade(&args),
+        Command::Scale(args) => scale::run(&args),
+        Command::SimulatedNode(args) => simulated_node::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Ask(args) => talk::ask(&args),
         Command::Stream(args) => talk::stream(&args),
