@@ -11,6 +11,7 @@ mod lab;
 mod policy;
 mod process;
 mod row;
+mod scale;
 mod services;
 
 pub use row::{Goal, Row};
@@ -28,9 +29,12 @@ pub struct Args {
     /// One JSON object per line
     #[arg(long)]
     json: bool,
-    /// For `attach` and `lab`: measure this program, in place of one that is built as it is shipped
+    /// For `attach`, `lab` and `scale`: measure this program, in place of one that is built as it is shipped
     #[arg(long, value_name = "KNIT")]
     program: Option<PathBuf>,
+    /// For `scale`: sizes of the cluster
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = scale::SIZES)]
+    nodes: Vec<u32>,
 }
 
 /// The benchmarks there are.
@@ -48,13 +52,16 @@ enum Name {
     Lab,
     /// 10,000 pods and 1,000 policies in the model of policies
     Policy,
+    /// Clusters of 1,000, 2,500 and 5,000 simulated nodes: what an agent and the controller cost
+    Scale,
     /// 10,000 services in nftables, next to kube-proxy's rule set
     Services,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    // What is measured on a cluster is in Knit's image, optimised.
-    if cfg!(debug_assertions) && !matches!(args.name, Name::Kube) {
+    // What is measured on a cluster is in Knit's image, and what simulates one is a program of its own, both
+    // optimised.
+    if cfg!(debug_assertions) && !matches!(args.name, Name::Kube | Name::Scale) {
         return run_optimised(args.name);
     }
     let rows: Vec<Row> = match args.name {
@@ -64,6 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Kube => kube::run()?,
         Name::Lab => lab::run(args.program.as_deref())?,
         Name::Policy => policy::run()?,
+        Name::Scale => scale::run(args.program.as_deref(), &args.nodes)?,
         Name::Services => services::run()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };
