@@ -85,6 +85,8 @@ impl Probe {
         command.args(["lab", "simulated-node", "--api-url", api, "--number", &number.to_string()]);
         command.arg("--directory").arg(directory);
         command.args(["--peers", if peers == Peers::Slices { "slices" } else { "objects" }]);
+        // What its agent waits for at first is of no interest here; what fails is in the report.
+        command.args(["--log", "error"]);
         // Its input is never written to: it ends when the simulation is gone, however that went.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let failed = |source| Error::Program { program: program.to_owned(), source };
