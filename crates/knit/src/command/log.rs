@@ -15,6 +15,12 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
+    /// Starts the log of a command that people watch: only this, if the environment asks for nothing else.
+    pub fn start_only(filter: &str) -> Result<()> {
+        let log = std::env::var("KNIT_LOG").unwrap_or_else(|_| filter.to_owned());
+        Self { log, log_json: false }.start()
+    }
+
     /// Starts the log.
     pub fn start(&self) -> Result<()> {
         let filter = tracing_subscriber::EnvFilter::try_new(&self.log).with_context(|| {

@@ -15,6 +15,7 @@ use knit_scale::report::Report;
 use knit_scale::run::{Options, run as carry_out};
 use knit_scale::scenario::{Peers, Scenario};
 
+use crate::command::log::LogArgs;
 use crate::command::stop::Stop;
 
 /// Files that a whole node has open, besides watches of the blocks of further Networks.
@@ -224,6 +225,8 @@ impl Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let scenario = args.scenario()?;
+    // Twenty agents say the same thing twenty times; what goes wrong with the simulation itself is told.
+    LogArgs::start_only("knit_scale=warn")?;
     raise_limit(&scenario)?;
     // A report that cannot be written must not be missed after an hour.
     if let Some(file) = &args.svg {
