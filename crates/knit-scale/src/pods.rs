@@ -122,7 +122,10 @@ impl Nodes {
     pub async fn fill(&self, pods: impl Iterator<Item = Pod>) -> Result<(), Anything> {
         let found = Found::default();
         let coming = pods.map(|pod| self.comes(pod, &found));
-        futures::stream::iter(coming).buffer_unordered(AT_ONCE).try_collect().await
+        let (): () = futures::stream::iter(coming).buffer_unordered(AT_ONCE).try_collect().await?;
+        // Nodes that only write have reported these pods when they joined.
+        self.cluster.dirty.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
     }
 
     async fn comes(&self, pod: Pod, found: &Found) -> Result<(), Anything> {
