@@ -85,6 +85,28 @@ fn change_as_stranger(space: &NetNs, id: &TableId) {
 }
 
 #[test]
+fn a_change_that_came_while_the_one_before_was_told_was_not_told() {
+    in_namespaces(|| {
+        let space = namespace();
+        let (told, news) = channel();
+        let (go_on, wait) = channel::<()>();
+        let watcher = Watcher::start(move |_, what| {
+            // Who is gone hears nothing more.
+            let _ = told.send(what);
+            let _ = wait.recv();
+        });
+        let watcher = watcher.expect("a watcher");
+        watcher.add(&space, Listen::Tables).expect("listens");
+        change_as_stranger(&space, &knit());
+        assert_eq!(news.recv_timeout(SOON), Ok(News::Table(knit())));
+        // Whoever was told looks at the table; and before the thread reads on, it is changed again.
+        change_as_stranger(&space, &knit());
+        drop(go_on);
+        assert_eq!(news.recv_timeout(SOON), Ok(News::Table(knit())));
+    });
+}
+
+#[test]
 fn any_number_of_watchers_share_one_thread_and_each_hears_what_it_listens_to() {
     in_namespaces(|| {
         let (space, other) = (namespace(), namespace());

@@ -108,6 +108,9 @@ impl Ears {
         let heard = tables.drain(|message| {
             if let Some(new) = crate::nft::new_generation(&message) {
                 *generation = Some(new);
+                // What is told of one transaction is told once. Whoever was told of it may have looked before
+                // the next one, which is in the same queue by now.
+                last = None;
             } else if !is_own(*namespace, Protocol::Netfilter, message.port)
                 && let Some(table) = crate::nft::table_of(&message)
                 && last.as_ref() != Some(&table)
