@@ -5,7 +5,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use knit_kernel::addr::Address as LinkAddress;
@@ -231,31 +231,40 @@ pub fn udp(client: &NetNs, server: &NetNs, to: IpAddr, port: u16, wait: Duration
     udp_via(client, server, SocketAddr::new(to, port), port, wait)
 }
 
-/// A datagram to `to` that is answered by who listens on `port` in `server`.
+/// A datagram to `to` that is answered by who listens on `port` in `server`. It is sent again each second until
+/// `wait` is over: a busy machine may lose one.
 pub fn udp_via(client: &NetNs, server: &NetNs, to: SocketAddr, port: u16, wait: Duration) -> Talk {
     let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
     // With the very address where that is the server's: a datagram must be answered from where it went to.
     let bind = || UdpSocket::bind((to.ip(), port)).or_else(|_| UdpSocket::bind((any, port)));
     let listener = server.run(bind).expect("a visit").expect("a listener");
-    listener.set_read_timeout(Some(wait)).expect("a timeout");
     let socket = client.run(|| UdpSocket::bind((any, 0))).expect("a visit").expect("a socket");
-    socket.set_read_timeout(Some(wait)).expect("a timeout");
-    if let Err(error) = socket.send_to(b"hello", to) {
-        println!("send to {to}: {error}");
-        return Talk::Silence;
-    }
-    let mut buffer = [0; 64];
-    let (_, from) = match listener.recv_from(&mut buffer) {
-        Ok(got) => got,
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+    let until = Instant::now() + wait;
+    loop {
+        if let Err(error) = socket.send_to(b"hello", to) {
+            println!("send to {to}: {error}");
             return Talk::Silence;
         }
+        if let Some(from) = received(&listener, until) {
+            listener.send_to(b"hello", from).expect("an answer");
+            if received(&socket, until).is_some() {
+                return Talk::From(from.ip());
+            }
+        }
+        if Instant::now() >= until {
+            return Talk::Silence;
+        }
+    }
+}
+
+/// Whom a datagram is from that arrives within a second, and before then.
+fn received(socket: &UdpSocket, until: Instant) -> Option<SocketAddr> {
+    let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(1));
+    socket.set_read_timeout(Some(left.max(Duration::from_millis(1)))).expect("a timeout");
+    match socket.recv_from(&mut [0; 64]) {
+        Ok((_, from)) => Some(from),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => None,
         Err(error) => panic!("receive: {error}"),
-    };
-    listener.send_to(b"hello", from).expect("an answer");
-    match socket.recv_from(&mut buffer) {
-        Ok(_) => Talk::From(from.ip()),
-        Err(_) => Talk::Silence,
     }
 }
 
