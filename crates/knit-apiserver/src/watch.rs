@@ -62,7 +62,7 @@ impl Watcher {
             return Err(too_old(wanted, table.floor));
         }
         if wanted > state.rv {
-            // A server that has started anew knows nothing of that version; the reader must list again.
+            // A server that has started again knows nothing of that version; the reader must list again.
             return Err(ApiError::expired(format!(
                 "resourceVersion {wanted} is of another time; list again"
             )));

@@ -9,7 +9,7 @@ use crate::report::Outcome;
 
 /// One promise of the protocol.
 pub struct Case {
-    /// Its name, in the report for ever.
+    /// Its name, in the report forever.
     pub name: &'static str,
     /// Which profile it belongs to.
     pub profile: Profile,

@@ -175,7 +175,7 @@ async fn attach_again(bed: &Bed) -> Verdict {
     let second = bed.runtime.attach(&request).await?;
     ensure!(second == first, "first {first:?}, then {second:?}");
     let again = pod.link(&first.interface)?.map(|l| l.index);
-    ensure!(again == index, "the interface was made anew: index {index:?} became {again:?}");
+    ensure!(again == index, "the interface was made again: index {index:?} became {again:?}");
     let listed = bed.runtime.list(Some(&pod.pod.sandbox)).await?.len();
     ensure!(listed == 1, "List has {listed} attachments of the pod");
     Ok(())

@@ -263,7 +263,7 @@ async fn update_in_place(bed: &Bed) -> Verdict {
     let destination = destination.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
     request.routes.push(Route { destination, via: None });
     let after = bed.runtime.update(&request).await?;
-    ensure!(pod.link(&after.interface)?.map(|l| l.index) == index, "the interface was made anew");
+    ensure!(pod.link(&after.interface)?.map(|l| l.index) == index, "the interface was made again");
     ensure!(after.addresses == before.addresses, "its addresses became {:?}", after.addresses);
     for route in &request.routes {
         ensure!(pod.has_route(route)?, "the pod has no route to {}", route.destination);

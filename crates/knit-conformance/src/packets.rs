@@ -11,7 +11,7 @@ use crate::case::Problem;
 /// How long packets may take that must arrive: a machine with much else to do is slow.
 const PACKET_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long until a packet is sent once more.
+/// How long until a packet is sent again.
 const RESEND_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Sends a UDP packet from one namespace to `to`, where the other namespace answers it on `port`; gives the

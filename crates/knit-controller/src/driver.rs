@@ -323,7 +323,7 @@ impl Controller {
                     tracing::debug!(%action, error = &error as &dyn std::error::Error, "not told");
                     continue;
                 }
-                // The cache was behind: what it shows next decides anew.
+                // The cache was behind: what it shows next decides again.
                 Some(Err(Error::Conflict { .. } | Error::AlreadyExists { .. } | Error::NotFound { .. })) => {
                     tracing::debug!(%action, "out of date");
                 }

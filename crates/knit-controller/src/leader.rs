@@ -131,7 +131,7 @@ impl Election {
     }
 }
 
-/// Stands for election for ever, and tells through `leading` whether it leads, and through `heard` whether
+/// Stands for election forever, and tells through `leading` whether it leads, and through `heard` whether
 /// the API answers.
 pub(crate) async fn stand(
     objects: Objects,

@@ -76,7 +76,7 @@ pub fn open(path: &Path) -> Result<UnixListener, OpenError> {
     Ok(listener)
 }
 
-/// Answers for ever.
+/// Answers forever.
 pub async fn serve(listener: UnixListener, drops: Drops) {
     let clients = Arc::new(Semaphore::new(CLIENTS));
     loop {

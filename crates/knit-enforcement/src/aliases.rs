@@ -47,7 +47,7 @@ enum News {
     Away,
 }
 
-/// Follows the Services that Networks list, once there are policies, for ever.
+/// Follows the Services that Networks list, once there are policies, forever.
 pub(crate) async fn follow(shared: Arc<Shared>, objects: Objects) {
     let mut summary = shared.summary.clone();
     if summary.wait_for(|summary| summary.policies > 0).await.is_err() {

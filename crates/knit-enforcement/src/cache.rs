@@ -171,7 +171,7 @@ impl Kept {
         self.changed.notify_one();
     }
 
-    /// Writes it whenever it has changed, for ever. Nothing is written before `complete` is done: what the
+    /// Writes it whenever it has changed, forever. Nothing is written before `complete` is done: what the
     /// last run left is whole, and what has arrived so far is not.
     pub(crate) async fn write(&self, remembered: &Remembered, complete: impl Future<Output = bool>) {
         if !complete.await {

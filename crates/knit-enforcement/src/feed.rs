@@ -141,7 +141,7 @@ impl Shared {
     }
 }
 
-/// Passes on what the agent's snapshot of the cluster says, for ever.
+/// Passes on what the agent's snapshot of the cluster says, forever.
 pub(crate) async fn follow_world(shared: Arc<Shared>) {
     let mut changes = shared.core.world().subscribe();
     let mut seen: Option<Arc<World>> = None;

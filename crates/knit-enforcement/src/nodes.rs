@@ -11,7 +11,7 @@ use crate::feed::Shared;
 use crate::kinds::now_away;
 use crate::worker::Told;
 
-/// Follows nodes, for ever, once they are asked for.
+/// Follows nodes, forever, once they are asked for.
 pub(crate) async fn follow(shared: Arc<Shared>, objects: Objects) {
     let mut summary = shared.summary.clone();
     if summary.wait_for(|summary| summary.asks_for_nodes).await.is_err() {

@@ -25,7 +25,7 @@ pub(crate) enum Command {
     Stop { id: u64 },
 }
 
-/// Follows the slices of the Networks that have routers, for ever.
+/// Follows the slices of the Networks that have routers, forever.
 pub(crate) async fn follow_all(
     shared: Arc<Shared>,
     objects: Objects,

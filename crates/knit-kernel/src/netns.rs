@@ -251,7 +251,7 @@ impl NetNs {
         let mut there = false;
         loop {
             match unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-                Ok(()) => there = true, // and once more, in case of a mount on top of a mount
+                Ok(()) => there = true, // and again, in case of a mount on top of a mount
                 Err(rustix::io::Errno::INVAL) => break,
                 Err(rustix::io::Errno::NOENT) => return Ok(there),
                 Err(source) => return Err(refused("unmount", name, source)),

@@ -11,7 +11,7 @@
 //! }
 //! ```
 //!
-//! The test's process starts the same test binary once more with `--exact` and this test's name, in new
+//! The test's process starts the same test binary again with `--exact` and this test's name, in new
 //! namespaces, and there the closure runs. Output and failure come back to the first process; if that one
 //! dies, so does the second. Where the system does not allow it, the test prints that it is skipped and why,
 //! and passes; unless

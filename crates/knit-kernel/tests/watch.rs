@@ -136,7 +136,7 @@ fn any_number_of_watchers_share_one_thread_and_each_hears_what_it_listens_to() {
         assert!(everything.recv().is_err(), "nothing can be told to who is gone");
         drop(first);
         eventually("it has ended", SOON, || threads() == 0);
-        // And once more, from the start.
+        // And again, from the start.
         let (_third, news) = watch(&space);
         change_as_stranger(&space, &knit());
         assert_eq!(news.recv_timeout(SOON), Ok(News::Table(knit())));

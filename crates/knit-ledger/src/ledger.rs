@@ -35,7 +35,7 @@ pub struct Batch<R> {
     changes: Vec<Change<R>>,
 }
 
-/// When a ledger is written anew.
+/// When a ledger is written again.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Not before it has this many bytes.
@@ -219,7 +219,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
             buffer: Vec::new(),
             _lock: lock,
         };
-        // What an earlier run left behind, perhaps because it had no room to write the file anew.
+        // What an earlier run left behind, perhaps because it had no room to write the file again.
         ledger.compact_if_worth_it();
         Ok(Opened { ledger, recovery })
     }
@@ -303,13 +303,13 @@ impl<R: Record, F: Fs> Ledger<R, F> {
         self.len
     }
 
-    /// Why the file could not be written anew, if that failed last time. It grows meanwhile; nothing is lost.
+    /// Why the file could not be written again, if that failed. It grows meanwhile; nothing is lost.
     #[must_use]
     pub fn compaction_error(&self) -> Option<&io::Error> {
         self.compaction_error.as_ref()
     }
 
-    /// Writes the file anew with nothing but the records that are there.
+    /// Writes the file again with nothing but the records that are there.
     pub fn compact(&mut self) -> Result<(), LedgerError> {
         let bytes = self
             .content
@@ -347,7 +347,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
         }
     }
 
-    /// Writes the file anew if that makes it smaller; whether it did.
+    /// Writes the file again if that makes it smaller; whether it did.
     fn make_room(&mut self) -> bool {
         match self.content.snapshot() {
             Ok(bytes) if (bytes.len() as u64) < self.len => {
@@ -359,7 +359,7 @@ impl<R: Record, F: Fs> Ledger<R, F> {
     }
 
     fn compact_if_worth_it(&mut self) {
-        // The change is recorded all the same: a ledger that cannot be written anew only grows.
+        // The change is recorded all the same: a ledger that cannot be written again only grows.
         self.compaction_error = match self.content.snapshot() {
             Ok(bytes) if self.len / self.options.compact_factor.max(1) >= bytes.len() as u64 => {
                 self.replace(&bytes).err()

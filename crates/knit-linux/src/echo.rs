@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 pub(crate) struct Echo {
     socket: OwnedFd,
     family: Family,
-    /// Once bound, and then connected, a raw socket cannot be bound anew.
+    /// Once bound, and then connected, a raw socket cannot be bound again.
     pub from: Option<IpAddr>,
 }
 

@@ -10,7 +10,7 @@
 //! compared with what is there and the difference applied (`setup`, `attach`). `survey` compares all of it
 //! without changing anything, when the kernel tells of a change that was not ours (`senses`) and from time to
 //! time. Nothing is remembered in files: what the runtime made, it recognises by the owner's marks in the
-//! kernel, so that setting a Network up once more is also its repair.
+//! kernel, so that setting a Network up again is also its repair.
 
 mod attach;
 mod attachments;

@@ -57,7 +57,7 @@ pub(crate) fn host_name(sandbox: &SandboxId, interface: &InterfaceName) -> IfNam
     IfName::new(name).expect("a prefix and eleven letters are a name")
 }
 
-/// FNV-1a: fixed for ever, unlike the standard library's hashers. Names made by one version are found by the
+/// FNV-1a: fixed forever, unlike the standard library's hashers. Names made by one version are found by the
 /// next.
 pub(crate) fn fnv(bytes: impl AsRef<[u8]>) -> u64 {
     bytes

@@ -70,7 +70,7 @@ impl Senses {
     /// Whether nobody else has changed the rules of a namespace since this count of changes; none is never.
     pub fn is_untouched(&self, space: &Space, since: Option<u64>) -> Result<bool> {
         let (Some(since), Some(watcher)) = (since, &self.watcher) else { return Ok(false) };
-        // What is known to be touched is read at once: until it is put right, Networks may not be apart.
+        // What is known to be touched is read at once: until it is repaired, Networks may not be apart.
         if space.rules_seen.now() != since {
             return Ok(false);
         }

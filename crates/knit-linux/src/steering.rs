@@ -46,7 +46,7 @@ pub(crate) struct SteerTable {
     /// Somebody else may have changed that.
     doubted: bool,
     others: Untouched,
-    /// How many changes put right what somebody else had changed.
+    /// How many changes repaired what somebody else had changed.
     repairs: usize,
 }
 

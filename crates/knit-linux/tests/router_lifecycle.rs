@@ -79,7 +79,7 @@ fn routers_are_repaired_while_their_pods_talk() {
             setup_all(&cluster.a).await;
             let without_numbers = |all: Vec<(Vec<String>, Vec<String>)>| -> Vec<String> {
                 let words = all.into_iter().flat_map(|(words, tables)| {
-                    // Without the numbers of rules: those were made anew.
+                    // Without the numbers of rules: those were made again.
                     let text = |table: String| {
                         table.rsplit_once('\n').map_or(String::new(), |(text, _)| text.into())
                     };

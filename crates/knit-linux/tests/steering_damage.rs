@@ -1,5 +1,5 @@
 //! Against the kernel: what others do to the table of steering is found by comparing, without a notification,
-//! and put right.
+//! and repaired.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,7 @@ fn damage_to_the_table_of_steering_is_found_by_comparing_and_counted() {
             commit_as_stranger(&space, &damage);
             assert!(!table.is_intact(), "{what}");
             table.look_again();
-            table.set(&wanted, &none).expect("put right");
+            table.set(&wanted, &none).expect("repaired");
             assert_eq!(read(&space, &steering()), before, "{what}");
             assert!(table.take_repairs() > 0, "{what}");
         }

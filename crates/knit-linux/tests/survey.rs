@@ -292,7 +292,7 @@ fn a_lost_link_and_a_closed_port_are_what_attaching_again_puts_right() {
 /// Rules are not read once the kernel has told of all that was done to them, which may take a moment.
 async fn not_read(node: &Node) {
     let trusted = async { while node.runtime.survey().await.expect("a survey") != Survey::default() {} };
-    tokio::time::timeout(SOON, trusted).await.expect("rules are not read for ever");
+    tokio::time::timeout(SOON, trusted).await.expect("rules are not read forever");
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn pods_of_two_nodes_and_a_host_of_the_segment_talk() {
             let nets: Vec<String> = made.addresses.iter().map(|address| address.net.to_string()).collect();
             assert_eq!(nets, ["10.9.0.18/24", "fd09::12/64"], "the segment's prefix, not the block's");
             assert_eq!((made.mtu, made.host.name.as_str(), made.routes.len()), (1500, "", 0));
-            // The same once more is the same.
+            // The same again is the same.
             let request = beside(&one, &lan(), "net1", &["10.9.0.18", "fd09::12"]);
             assert_eq!(a.runtime.attach(&request).await.expect("there already"), *made);
             assert_eq!(a.runtime.list(None).await.expect("a list").len(), 2);

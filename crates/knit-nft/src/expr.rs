@@ -180,7 +180,7 @@ pub enum SocketKey {
 pub enum DynsetOp {
     /// Adds the element if it is not there.
     Add,
-    /// Adds it, or starts its timeout anew.
+    /// Adds it, or starts its timeout again.
     Update,
     /// Deletes it.
     Delete,

@@ -356,7 +356,7 @@ impl Rule {
         self.expr(Expr::Notrack)
     }
 
-    /// Adds the fields to a named set, or starts their timeout anew.
+    /// Adds the fields to a named set, or starts their timeout again.
     pub fn update_set(self, fields: &impl Fields, set: impl Into<Name>, timeout: Option<Duration>) -> Self {
         let set = set.into();
         self.load(fields).expr(Expr::Dynset {
@@ -374,7 +374,7 @@ impl Rule {
         self.load(fields).expr(Expr::Dynset { set, op: DynsetOp::Add, key: Reg::FIRST, data: None, timeout })
     }
 
-    /// Adds the fields to a named map with other fields as their value, or starts their timeout anew.
+    /// Adds the fields to a named map with other fields as their value, or starts their timeout again.
     ///
     /// For session affinity, do this after the translation: in a filter chain behind the nat chain, the
     /// packet's destination is the endpoint, and `ct original` the service.

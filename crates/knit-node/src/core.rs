@@ -229,14 +229,14 @@ impl Core {
         self.run(Operation::Prepare, work).await
     }
 
-    /// Frees what is reserved for claims that are gone, for ever.
+    /// Frees what is reserved for claims that are gone, forever.
     pub(crate) async fn keep_claims_swept(&self) {
         if let Some(claims) = self.inner.claims.get() {
             claims.keep_swept().await;
         }
     }
 
-    /// Says which pods on the node's own network have claims that nobody attaches, for ever.
+    /// Says which pods on the node's own network have claims that nobody attaches, forever.
     pub(crate) async fn keep_host_pods_told(&self) {
         if let Some(claims) = self.inner.claims.get() {
             claims.keep_told().await;
@@ -398,12 +398,12 @@ impl Core {
         self.inner.reconciler.take_spooled().await;
     }
 
-    /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
+    /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.
     pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         self.inner.reconciler.keep_right(runtime).await;
     }
 
-    /// Follows what one runtime tells of what it made, for ever.
+    /// Follows what one runtime tells of what it made, forever.
     pub(crate) async fn follow(&self, name: &str, runtime: &Arc<dyn Runtime>) {
         self.inner.reconciler.follow(name, runtime).await;
     }

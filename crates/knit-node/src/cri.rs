@@ -3,7 +3,7 @@
 //! A network namespace that is gone is proof that its pod is. The list of sandboxes is weaker: a runtime that
 //! restarts may answer with nothing or with a part, and a sandbox that is being made has its network before
 //! it is listed. So a sandbox counts as gone only when it was missing in every answer for a good while, at
-//! least twice, and any failure or empty answer begins the wait anew. The other way round, a sandbox that is
+//! least twice, and any failure or empty answer begins the wait again. The other way round, a sandbox that is
 //! listed as ready lives, even if its namespace is not to be seen from here.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -47,7 +47,7 @@ impl HttpServer {
         self.listener.local_addr()
     }
 
-    /// Serves what an agent says of itself, for ever.
+    /// Serves what an agent says of itself, forever.
     pub async fn serve(self, core: Core) {
         let refused = core.metrics().refused_connections();
         let guests = Guests::new(Limits::PROBES, move || _ = refused.inc());

@@ -238,7 +238,7 @@ impl Metrics {
         self.garbage.inc_by(attachments);
     }
 
-    /// Counts what was put right.
+    /// Counts what was repaired.
     pub fn repaired(&self, what: &'static str, count: u64) {
         self.repairs.get_or_create(&RepairLabels { what }).inc_by(count);
     }

@@ -25,7 +25,7 @@ pub trait ServiceProxy: Send + Sync {
     async fn start(&self, router: Option<PathBuf>, network: &Network)
     -> Result<Box<dyn Running>, ProxyError>;
 
-    /// Has every proxy compare what it made in the kernel with what it should be, and put right what differs:
+    /// Has every proxy compare what it made in the kernel with what it should be, and repair what differs:
     /// called in each pass. It returns at once.
     fn compare(&self) {}
 

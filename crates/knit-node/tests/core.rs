@@ -466,7 +466,7 @@ async fn an_attach_that_never_ends_is_not_followed_for_ever() {
     assert_eq!(alive(), before);
 }
 
-/// A Network whose removal failed was forgotten, and what the runtime had of it stayed for ever.
+/// A Network whose removal failed was forgotten, and what the runtime had of it stayed forever.
 #[tokio::test]
 async fn a_network_that_cannot_be_removed_is_removed_later() {
     let node = Node::new();

@@ -184,7 +184,7 @@ async fn each_claim_has_its_own_answer_and_the_same_again_changes_nothing() {
         claims: vec![Claim { uid: "old".into(), ..claims(&["good"]).remove(0) }],
     };
     let answer = DraPluginClient::new(plugin).node_prepare_resources(renamed).await.expect("an answer");
-    assert!(answer.into_inner().claims["old"].error.contains("made anew"));
+    assert!(answer.into_inner().claims["old"].error.contains("made again"));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What others damage is put right without waiting for a pass, also where the first attempt fails.
+//! What others damage is repaired without waiting for a pass, also where the first attempt fails.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{Node, block};
 use knit_node::testing::{FakeRuntime, Faults, Life};
 
-/// Damages a Network once, with these faults: it is put right although no pass ever runs here.
+/// Damages a Network once, with these faults: it is repaired although no pass ever runs here.
 async fn is_put_right(faults: Faults) {
     let node = Node::new();
     let agent = node.start().await;
@@ -24,7 +24,7 @@ async fn is_put_right(faults: Faults) {
     };
     tokio::select! {
         () = agent.core.keep_right(runtime) => unreachable!("it never ends"),
-        done = tokio::time::timeout(Duration::from_secs(30), repaired) => done.expect("put right"),
+        done = tokio::time::timeout(Duration::from_secs(30), repaired) => done.expect("repaired"),
     }
 }
 
@@ -61,7 +61,7 @@ async fn a_repair_went_back_behind_a_set_up_that_failed_midway() {
     };
     tokio::select! {
         () = agent.core.keep_right(runtime) => unreachable!("it never ends"),
-        done = tokio::time::timeout(Duration::from_secs(30), repaired) => done.expect("put right"),
+        done = tokio::time::timeout(Duration::from_secs(30), repaired) => done.expect("repaired"),
     }
     assert_eq!(node.kernel.networks()["default"].blocks.len(), 2, "the newest is made");
     // And it counts as made: nothing is left to do.

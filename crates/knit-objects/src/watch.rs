@@ -171,7 +171,7 @@ impl<K, T> fmt::Debug for Watch<K, T> {
 // === impl Subscription ===
 
 impl<T> Subscription<T> {
-    /// The next event. The watch mends itself for ever; `None` comes only when the runtime shuts down.
+    /// The next event. The watch mends itself forever; `None` comes only when the runtime shuts down.
     pub async fn next(&mut self) -> Option<Event<T>> {
         self.events.recv().await
     }

@@ -1,6 +1,6 @@
 //! What classes are called in the kernel.
 //!
-//! An engine numbers classes as it meets them, and a new run numbers them anew. The kernel's numbers outlive
+//! An engine numbers classes as it meets them, and a new run numbers them again. The kernel's numbers outlive
 //! that: a class keeps the number that its members have there, so that a restart finds everything right and
 //! writes nothing. A number that is in use for something else is never given to a class: a packet that is
 //! being judged while a transaction is committed must not find another class's rules under the number that it

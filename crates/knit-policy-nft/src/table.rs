@@ -194,7 +194,7 @@ impl PolicyTable {
     }
 
     /// Makes these elements true, from whatever is there: what is right stays. For the start, where a former
-    /// run may have left tables with classes of other numbers, and to begin anew after an engine was lost.
+    /// run may have left tables with classes of other numbers, and to begin again after an engine was lost.
     ///
     /// # Errors
     /// If the kernel refuses. What was in force before still is; see [`Self::apply`].
@@ -252,7 +252,7 @@ impl PolicyTable {
         self.doubted = true;
     }
 
-    /// How many changes put right what somebody else had changed, since this was last asked.
+    /// How many changes repaired what somebody else had changed, since this was last asked.
     pub fn take_repairs(&mut self) -> usize {
         std::mem::take(&mut self.repairs)
     }
@@ -296,7 +296,7 @@ impl PolicyTable {
     /// directions, and those that were cut and are allowed again go on.
     ///
     /// A connection whose first packet is on its way at the very moment of a change is not in the kernel's
-    /// list yet: call it once more a second later.
+    /// list yet: call it again a second later.
     ///
     /// # Errors
     /// If connections cannot be listed or marked. Some of them may have been.

@@ -1,4 +1,4 @@
-//! Against the kernel: what others do to the tables is found and put right, nothing that began meanwhile goes
+//! Against the kernel: what others do to the tables is found and repaired, nothing that began meanwhile goes
 //! on, and a restart under traffic judges nothing wrongly.
 
 mod support;

@@ -5,7 +5,7 @@ use std::net::{Ipv6Addr, UdpSocket};
 use knit_proxy::model::PerFamily;
 
 /// The families that this kernel has. One without IPv6 (`ipv6.disable=1`, or built without it) refuses all of
-/// it for ever.
+/// it forever.
 #[must_use]
 pub fn kernel_families() -> PerFamily<bool> {
     let opened = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0));

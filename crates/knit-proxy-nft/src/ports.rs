@@ -140,7 +140,7 @@ impl Ids {
 }
 
 impl Found {
-    /// Reads what is there. Values that make no sense are left out, and put right by the difference.
+    /// Reads what is there. Values that make no sense are left out, and repaired by the difference.
     pub(crate) fn read(state: &TableState, sets: &Sets) -> Self {
         let mut found = Self { sticky: FoundSticky::read(state, sets), ..Self::default() };
         let elements = |set: &knit_nft::Set| {

@@ -1,5 +1,5 @@
 //! Against the kernel: what others do to the tables of Services is found by comparing, without a
-//! notification; it is put right, counted as what it is, and not looked for where nobody can have been.
+//! notification; it is repaired, counted as what it is, and not looked for where nobody can have been.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -36,7 +36,7 @@ fn view() -> View {
     view
 }
 
-/// A backend that counts what it put right.
+/// A backend that counts what it repaired.
 fn backend(space: &NetNs) -> (NftBackend, Arc<AtomicUsize>) {
     let repairs = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&repairs);

@@ -147,7 +147,7 @@ impl Handle {
         self.sender.send(Message::LookAgain).map_err(|_| Stopped)
     }
 
-    /// Has the backend compare what is there with what it made, and put right what differs. It costs next to
+    /// Has the backend compare what is there with what it made, and repair what differs. It costs next to
     /// nothing where the backend can tell that nobody else changed anything.
     ///
     /// # Errors

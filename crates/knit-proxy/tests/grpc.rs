@@ -214,7 +214,7 @@ fn a_proxy_is_fed_by_another_process_and_outlives_it() {
     assert!(matches!(link.recv_timeout(TEST_TIMEOUT).unwrap(), Link::Lost { .. }));
     assert!(called.try_recv().is_err());
 
-    // Another one comes, and counts its states anew. Only what is other than before is done.
+    // Another one comes, and counts its states again. Only what is other than before is done.
     let mut feeder = Feeder::start(
         &socket,
         &["set shop/web 10.0.0.1 10.1.0.2", "set shop/new 10.0.0.3", "set shop/same 10.0.0.4", "listed"],

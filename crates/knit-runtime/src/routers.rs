@@ -62,7 +62,7 @@ pub trait Steering: Send {
     /// it right.
     fn look_again(&mut self);
 
-    /// How many changes it took to put right what others had changed, since the last call of this.
+    /// How many changes it took to repair what others had changed, since the last call of this.
     fn take_repairs(&mut self) -> usize;
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use knit_objects::{Event, Objects, Source};
+use knit_types::chain;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout};
@@ -216,7 +217,7 @@ pub async fn serve(number: u32, api: &str, directory: &Path, peers: Peers) -> Re
                         let asked = Instant::now();
                         say(&match node.add(pod, network).await {
                             Ok(_) => Said::Attached { pod, seconds: asked.elapsed().as_secs_f64() },
-                            Err(error) => Said::Failed { pod, why: with_causes(&error) },
+                            Err(error) => Said::Failed { pod, why: chain(&error) },
                         })
                     })
                 });
@@ -252,17 +253,6 @@ fn parent_is_gone() -> oneshot::Receiver<()> {
         let _ = sender.send(());
     });
     receiver
-}
-
-/// An error and its causes, on one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -301,7 +291,7 @@ mod tests {
     #[tokio::test]
     async fn an_agent_whose_process_could_not_start_was_missing_without_a_word() {
         let error = start("echo 'error: unrecognized subcommand' >&2; exit 2").await.map(drop);
-        let text = with_causes(&error.expect_err("it is told"));
+        let text = chain(&error.expect_err("it is told"));
         assert!(text.contains("before its agent was up") && text.contains("exit status: 2"), "{text}");
     }
 

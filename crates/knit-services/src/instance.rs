@@ -52,7 +52,7 @@ pub(crate) struct Instance {
 /// One that runs.
 pub(crate) struct Proxy {
     running: Running,
-    /// The namespace it runs in: one that was made anew under the same path is another one.
+    /// The namespace it runs in: one that was made again under the same path is another one.
     pub namespace: NsId,
     /// What it was told about where it is.
     pub facts: Facts,

@@ -291,7 +291,7 @@ mod tests {
         // As when its task ends: all that it had is dropped.
         drop(services.start.lock().expect("nobody panicked").take());
         drop(services.listed_by.lock().expect("nobody panicked").take());
-        let (settled, state) = waiting.await.expect("it does not wait for ever");
+        let (settled, state) = waiting.await.expect("it does not wait forever");
         assert!(!settled && matches!(state, ServicesState::Broken(_)), "{state:?}");
         assert!(services.stopped().is_some_and(|stopped| !stopped.ran));
         assert!(!services.node_ports_known().await);

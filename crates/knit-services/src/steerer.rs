@@ -11,7 +11,7 @@ use knit_runtime::routers::{Entrance, Routers, Steered, Steering};
 /// How long to wait before what failed is tried again.
 const STEER_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How often the table is put right, whoever changes it again and again.
+/// How often the table is repaired, whoever changes it again and again.
 const STEER_REPAIR_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The thread; it ends when this is dropped. What it wrote stays.
@@ -45,7 +45,7 @@ struct Work {
     changed: BTreeSet<Entrance>,
     /// It failed, and that was said.
     failing: bool,
-    /// How often the table is put right that others change.
+    /// How often the table is repaired that others change.
     repairs: Backoff<()>,
     /// Somebody else changed it, and it has not been looked at since.
     touched: bool,
@@ -80,7 +80,7 @@ impl Steerer {
         let _ = self.updates.send(News::Changed(changes));
     }
 
-    /// Has the table compared with what it should be, and put right.
+    /// Has the table compared with what it should be, and repaired.
     pub(crate) fn compare(&self) {
         let _ = self.updates.send(News::Compare);
     }

@@ -2,7 +2,7 @@
 //!
 //! The standard library's locks are poisoned by that, and refuse everybody from then on. A long-running
 //! program that has to keep what it runs in order is better off going on: whoever holds one of its locks does
-//! so for a step that leaves the state whole, or has it compared with the kernel and put right later.
+//! so for a step that leaves the state whole, or has it compared with the kernel and repaired later.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

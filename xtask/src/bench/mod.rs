@@ -87,7 +87,7 @@ fn run_optimised(name: Name) -> Result<()> {
     command.args(["build", "--quiet", "--profile", "bench", "--package", "xtask"]);
     if matches!(name, Name::Services) {
         // Its `knit proxy`, in the same build: alone it would have other features, and everything would be
-        // built anew.
+        // built again.
         command.args(["--package", "knit"]);
     }
     let built = command.status().context("cannot run cargo to build the benchmarks")?;

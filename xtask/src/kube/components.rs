@@ -168,7 +168,7 @@ impl Component {
         Path::new(env!("CARGO_MANIFEST_DIR")).join(self.folder)
     }
 
-    /// What its programs follow from: its files, its flags. A change builds it anew, beside the old.
+    /// What its programs follow from: its files, its flags. A change builds it again, beside the old.
     pub fn key(&self) -> Result<String> {
         let folder = self.folder();
         let read = || -> std::io::Result<String> {

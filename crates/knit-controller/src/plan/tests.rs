@@ -373,7 +373,7 @@ fn blocks_go_back_when_their_node_is_gone_for_long_enough() {
     let plan = world.plan();
     assert_eq!(plan.to_string(), "");
     assert_eq!(plan.again, Some(world.steady() + Duration::from_secs(300)));
-    // It comes back in time: nothing happens, and the clock starts anew when it goes again.
+    // It comes back in time: nothing happens, and the clock starts again when it goes again.
     world.pass(200);
     world.cluster.nodes.insert("n1".into(), node);
     assert_eq!(world.plan().to_string(), "");

@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 /// How long to wait before what failed is tried again; it doubles up to the longest.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// Live connections are looked at this often at most, and once more this long after the last change: the
+/// Live connections are looked at this often at most, and again this long after the last change: the
 /// first packet of one may have been on its way.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 /// How soon somebody else's changes are repaired again.

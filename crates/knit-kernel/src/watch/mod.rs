@@ -83,7 +83,7 @@ impl Ears {
         let mut tables = Socket::open_in(Protocol::Netfilter, namespace)?;
         // As much as is allowed; what does not fit is told as lost.
         let _ = tables.raise_receive_buffer(BUFFER);
-        // What happens between the two is heard later, and asked for is older: read once more than needed at
+        // What happens between the two is heard later, and asked for is older: read once too often at
         // worst.
         let generation = crate::nft::generation_by(&mut tables)?;
         tables.subscribe(NFNLGRP_NFTABLES)?;

@@ -1,7 +1,7 @@
 //! The small controllers that a cluster has besides Knit: a scheduler, EndpointSlices of Services, replicas
 //! of Deployments.
 //!
-//! Each looks at everything anew after any change of its kinds: a lab is small, and so is the code.
+//! Each looks at everything again after any change of its kinds: a lab is small, and so is the code.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

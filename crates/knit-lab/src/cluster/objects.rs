@@ -71,7 +71,7 @@ pub(crate) fn selects(selector: &Value, labels: &Value) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Waits for changes of some kinds. Who uses it looks at everything anew after each.
+/// Waits for changes of some kinds. Who uses it looks at everything again after each.
 pub(crate) struct Changes {
     store: Store,
     kinds: Vec<KindName>,

@@ -43,7 +43,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     /// Which kind it is.
     fn topology(&self) -> Topology;
 
-    /// What it is called in the marks of attachments, for ever; the first kind has no letter.
+    /// What it is called in the marks of attachments, forever; the first kind has no letter.
     fn letter(&self) -> Option<char>;
 
     /// Refuses a Network that cannot be of this kind in such a router, and says what to do.

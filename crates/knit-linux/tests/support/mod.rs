@@ -231,8 +231,8 @@ pub fn udp(client: &NetNs, server: &NetNs, to: IpAddr, port: u16, wait: Duration
     udp_via(client, server, SocketAddr::new(to, port), port, wait)
 }
 
-/// A datagram to `to` that is answered by who listens on `port` in `server`. It is sent again each second until
-/// `wait` is over: a busy machine may lose one.
+/// A datagram to `to` that is answered by who listens on `port` in `server`. It is sent again each second
+/// until `wait` is over: a busy machine may lose one.
 pub fn udp_via(client: &NetNs, server: &NetNs, to: SocketAddr, port: u16, wait: Duration) -> Talk {
     let any: IpAddr = if to.is_ipv4() { ip("0.0.0.0") } else { ip("::") };
     // With the very address where that is the server's: a datagram must be answered from where it went to.
@@ -413,7 +413,7 @@ pub fn tables_in(space: &NetNs) -> Vec<String> {
             set.elements.clear();
         }
     }
-    // With the numbers of rules, so that one that was made anew shows.
+    // With the numbers of rules, so that one that was made again shows.
     let rules = |table: &TableState| -> Vec<u64> {
         table.chains.values().flat_map(|chain| chain.rules.iter().map(|rule| rule.handle)).collect()
     };

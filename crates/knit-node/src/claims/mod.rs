@@ -130,7 +130,7 @@ impl Claims {
         match self.pipeline.prepare_claim(&request, deadline).await {
             // What is reserved is of an earlier allocation, whose end nobody told us of.
             Err(error) if reserved && error.reason == Reason::Refused => {
-                tracing::info!(%claim, "it was allocated anew: what was reserved for it before is freed");
+                tracing::info!(%claim, "it was allocated again: what was reserved for it before is freed");
                 self.pipeline.release_claim(claim).await?;
                 self.pipeline.prepare_claim(&request, deadline).await?;
             }
@@ -172,7 +172,7 @@ impl Claims {
         };
         let uid = found.metadata.uid.as_deref().unwrap_or_default();
         if uid != claim.uid {
-            return Err(not_it(format!("has uid {uid} by now, not {}: it was made anew", claim.uid)));
+            return Err(not_it(format!("has uid {uid} by now, not {}: it was made again", claim.uid)));
         }
         Ok(Allocation::of(&found))
     }

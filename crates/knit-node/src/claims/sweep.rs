@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_secs(600);
 const BETWEEN: Duration = Duration::from_millis(50);
 
 impl Claims {
-    /// Looks for them, for ever.
+    /// Looks for them, forever.
     pub(crate) async fn keep_swept(&self) {
         loop {
             self.sweep().await;

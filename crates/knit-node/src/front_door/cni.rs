@@ -72,7 +72,7 @@ impl CniDoor {
         &self.path
     }
 
-    /// Serves for ever.
+    /// Serves forever.
     pub async fn serve(self, core: Core) {
         let clients = Arc::new(Semaphore::new(CLIENTS));
         loop {

@@ -54,7 +54,7 @@ impl Followers {
 // === impl Reconciler ===
 
 impl Reconciler {
-    /// Follows what one runtime tells, for ever; when its stream ends, it is asked for another one.
+    /// Follows what one runtime tells, forever; when its stream ends, it is asked for another one.
     pub(crate) async fn follow(&self, name: &str, runtime: &Arc<dyn Runtime>) {
         let mut pause = Backoff::new(COMPARE_RETRY_DELAY, LONGEST);
         loop {

@@ -1,5 +1,5 @@
 //! Level-triggered: what runtimes made is compared with what it should be in every pass, and at once when the
-//! kernel tells of a change by somebody else; what differs is put right.
+//! kernel tells of a change by somebody else; what differs is repaired.
 //!
 //! Nobody waits for a comparison. A repair is a Network's, or an attachment's, and each of them is limited by
 //! itself: whoever damages the same thing again and again is reported, and costs nobody else.
@@ -25,7 +25,7 @@ use crate::report::PodEvent;
 pub use follow::Followers;
 pub use pace::{Backoff, Pace, Turn};
 
-/// A Network is put right this often at the least, whoever damages it: it is a matter of isolation.
+/// A Network is repaired this often at the least, whoever damages it: it is a matter of isolation.
 const NETWORK: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
 /// anyway.
@@ -42,7 +42,7 @@ pub(crate) type Damaged = BTreeSet<(SandboxId, InterfaceName)>;
 /// What runtimes were seen to have, by their names.
 pub(crate) type Seen = BTreeMap<String, Vec<Attachment>>;
 
-/// How often what was put right.
+/// How often what was repaired.
 #[derive(Debug)]
 pub(crate) struct Repairs {
     networks: Mutex<Backoff<String>>,
@@ -56,11 +56,11 @@ pub(crate) struct Repairs {
 pub(crate) struct Look {
     /// Attachments that are to be attached again.
     pub damaged: Damaged,
-    /// When something is to be put right that was put right too often of late, or could not be.
+    /// When something is to be repaired that was repaired too often of late, or could not be.
     pub again: Option<Instant>,
 }
 
-/// What became of a Network that was told once more what it is.
+/// What became of a Network that was told again what it is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum SetUp {
     /// It is so now.
@@ -139,7 +139,7 @@ impl Look {
 impl Reconciler {
     /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass.
     /// Says which attachments are to be attached again, and what runtimes were seen to have of which nothing
-    /// was put right.
+    /// was repaired.
     pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> (Damaged, Seen) {
         let (mut damaged, mut seen) = (Damaged::new(), Seen::new());
         self.networks.compare_services_and_policies();
@@ -193,7 +193,7 @@ impl Reconciler {
         (damaged, seen, outcome)
     }
 
-    /// Looks after what one runtime made whenever it says that somebody else may have changed it, for ever.
+    /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.
     pub(crate) async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         let (mut rules, mut rest) = (Pace::default(), Pace::default());
         // When it is to be looked because of either of them, and because of what was put off.
@@ -269,7 +269,7 @@ impl Reconciler {
                 }
             }
         }
-        // What could not be put right and is no longer damaged: what was missing is back.
+        // What could not be repaired and is no longer damaged: what was missing is back.
         let broken = self.networks.broken().into_iter().filter(|(name, network)| {
             let its_own = self.runtimes.get(name).is_some_and(|its| Arc::ptr_eq(&its, runtime));
             its_own && !survey.networks.contains_key(network)
@@ -301,7 +301,7 @@ impl Reconciler {
         look
     }
 
-    /// Tells a runtime once more what a Network is.
+    /// Tells a runtime again what a Network is.
     async fn set_up_again(&self, runtime: &Arc<dyn Runtime>, network: &str) -> SetUp {
         let gate = self.networks.gate(network);
         let _one_at_a_time = gate.lock().await;
@@ -328,7 +328,7 @@ impl Reconciler {
         }
     }
 
-    /// For a runtime that does not compare by itself: each of its Networks is set up once more, which changes
+    /// For a runtime that does not compare by itself: each of its Networks is set up again, which changes
     /// nothing where nothing is damaged, and each of its attachments is checked.
     async fn compare_foreign(
         &self,
@@ -440,7 +440,7 @@ impl Telling {
     }
 }
 
-/// Whether a check says that there is something to put right.
+/// Whether a check says that there is something to repair.
 pub(crate) fn is_damage(reason: RuntimeReason) -> bool {
     matches!(reason, RuntimeReason::Damaged | RuntimeReason::AttachmentNotFound)
 }

@@ -35,12 +35,12 @@ struct Thing {
     pause: Duration,
 }
 
-/// Whether it is a thing's turn to be put right.
+/// Whether it is a thing's turn to be repaired.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Turn {
     /// Now.
     Now {
-        /// It was put right several times of late.
+        /// It was repaired several times of late.
         fight: bool,
         /// For the first time, or for the first time in a fight: that is worth telling.
         first: bool,
@@ -74,13 +74,13 @@ impl Pace {
 }
 
 impl<K: Ord + Clone> Backoff<K> {
-    /// The same thing is put right this often at the least.
+    /// The same thing is repaired this often at the least.
     #[must_use]
     pub fn new(most: Duration) -> Self {
         Self { most, things: BTreeMap::new() }
     }
 
-    /// Whether it is a thing's turn; if so, it counts as put right now.
+    /// Whether it is a thing's turn; if so, it counts as repaired now.
     pub fn turn(&mut self, thing: &K, now: Instant) -> Turn {
         let most = self.most;
         // What has been left alone for a while is forgotten.

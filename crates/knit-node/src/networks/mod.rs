@@ -207,7 +207,7 @@ impl Networks {
         }
     }
 
-    /// Notes that a Network which was in force is not any more, and could not be put right: NodeNetwork says
+    /// Notes that a Network which was in force is not any more, and could not be repaired: NodeNetwork says
     /// so, and it is tried again.
     pub(crate) fn is_broken(&self, network: &Arc<knit_runtime::Network>, problem: Unready) {
         let mut entries = self.entries();
@@ -222,7 +222,7 @@ impl Networks {
         }
     }
 
-    /// The Networks that were in force and could not be put right, with their runtimes.
+    /// The Networks that were in force and could not be repaired, with their runtimes.
     pub(crate) fn broken(&self) -> Vec<(String, String)> {
         let entries = self.entries();
         let broken = entries.iter().filter(|(_, entry)| entry.applied.is_some() && entry.problem.is_some());

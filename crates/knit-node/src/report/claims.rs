@@ -32,7 +32,7 @@ const SELDOM: Duration = Duration::from_secs(300);
 /// The condition of a device.
 const READY: &str = "Ready";
 
-/// Writes statuses and events of claims, for ever.
+/// Writes statuses and events of claims, forever.
 pub async fn write_claims(core: Core, objects: Objects) {
     let reporter = Reporter { controller: names::AGENT_MANAGER.into(), instance: core.node().to_owned() };
     let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());

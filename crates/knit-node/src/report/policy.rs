@@ -8,7 +8,7 @@ use knit_objects::{Event, Key, Objects, Write};
 use super::writer::warning;
 use crate::core::Core;
 
-/// Says so on each NetworkPolicy of a folder, for ever.
+/// Says so on each NetworkPolicy of a folder, forever.
 pub async fn warn_of_policies(core: Core, objects: Objects) {
     if objects.client().is_some() {
         return;

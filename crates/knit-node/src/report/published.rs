@@ -21,7 +21,7 @@ struct Known {
     wrong: Option<NetworkAttachment>,
 }
 
-/// Follows them for ever.
+/// Follows them forever.
 pub async fn follow(core: Core, objects: Objects) {
     let (node, by) = (attachments::label_value(core.node()), names::MANAGED_BY);
     let labels = format!("{}={node},{}={by}", names::NODE_LABEL, names::MANAGED_BY_LABEL);

@@ -49,7 +49,7 @@ const REPORT_RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 /// tells when one can be given out again.
 const EXHAUSTED_COUNT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Writes NetworkAttachments and events, for ever.
+/// Writes NetworkAttachments and events, forever.
 pub async fn write_reports(core: Core, objects: Objects) {
     let mut written = Written::default();
     let reporter = Reporter { controller: names::AGENT_MANAGER.into(), instance: core.node().to_owned() };
@@ -216,7 +216,7 @@ fn without_counts(status: &NodeNetworkStatus) -> NodeNetworkStatus {
     rest
 }
 
-/// Renews the agent's Lease, for ever.
+/// Renews the agent's Lease, forever.
 pub async fn renew_lease(core: Core, objects: Objects) {
     let mut again = Again::new("the agent's Lease", LEASE_RENEW_INTERVAL);
     loop {
@@ -226,7 +226,7 @@ pub async fn renew_lease(core: Core, objects: Objects) {
         let write = owned(write, node, uid_of(&core).as_deref());
         let pause =
             if again.wrote(objects.write(&write).await) { LEASE_RENEW_INTERVAL } else { again.pause() };
-        // Agents that were started together do not renew, or try again, together for ever.
+        // Agents that were started together do not renew, or try again, together forever.
         tokio::time::sleep(pause.mul_f64(0.9 + 0.2 * jitter())).await;
     }
 }

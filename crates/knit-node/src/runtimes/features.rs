@@ -33,7 +33,7 @@ impl Announced {
         Self { inner, info }
     }
 
-    /// Waits for a call, but not for ever.
+    /// Waits for a call, but not forever.
     async fn within<T>(&self, what: &str, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
         match tokio::time::timeout(LONGEST, call).await {
             Ok(result) => result,

@@ -1,4 +1,4 @@
-//! One watch on the API: a list, then changes, mended for ever.
+//! One watch on the API: a list, then changes, mended forever.
 //!
 //! kube's own watcher does not say when it is connected again, and the state of the source must be seen; so
 //! the loop is here. Its rules: list in pages; watch from the list's version; a stream that ends is opened
@@ -48,7 +48,7 @@ enum State {
 type Events = BoxStream<'static, kube::Result<WatchEvent<Lean>>>;
 
 /// The server is asked to end a watch after this time at most, so that a dead connection does not stay
-/// unnoticed for ever.
+/// unnoticed forever.
 const WATCH_TIME: Duration = Duration::from_secs(290);
 /// Silence for longer than this is a dead connection.
 const WATCH_SILENCE: Duration = Duration::from_secs(300);
@@ -58,7 +58,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const SHORT_LIVED: Duration = Duration::from_secs(1);
 
 /// How long a watch lasts: watches that began together, as all do after an outage, do not end and begin
-/// together for ever.
+/// together forever.
 fn watch_seconds(jitter: f64) -> u32 {
     let time = WATCH_TIME.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
     u32::try_from(time.as_secs()).unwrap_or(u32::MAX)

@@ -300,7 +300,7 @@ mod tests {
         assert!(writes[0].starts_with("patch events.events.k8s.io x/web.0000000000000001 "), "{writes:?}");
         assert!(writes[0].contains("\"count\":6"), "{writes:?}");
         assert!(write_all(&mut collector, at(6)).is_empty());
-        // Another text is another event; the same one after a long silence begins anew.
+        // Another text is another event; the same one after a long silence begins again.
         collector.note(note("other"), at(7), 3);
         collector.note(note("no address"), at(1000), 4);
         assert_eq!(

@@ -172,7 +172,7 @@ pub(crate) fn merge(object: &mut Value, patch: &Value) {
 
 fn read(path: &Path) -> io::Result<Option<Value>> {
     match fs::read_to_string(path) {
-        // A file that somebody broke by hand is written anew.
+        // A file that somebody broke by hand is written again.
         Ok(text) => Ok(serde_saphyr::from_str_with_options(&text, yaml_options()).ok()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

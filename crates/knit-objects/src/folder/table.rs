@@ -79,7 +79,7 @@ impl Table {
         self.files.retain(|path, _| keep(path));
     }
 
-    /// Works out anew what is in force. Says whether anything changed.
+    /// Works out again what is in force. Says whether anything changed.
     pub(crate) fn settle(&mut self) -> bool {
         let mut next: HashMap<GroupKind, BTreeMap<Key, Entry>> = HashMap::new();
         let mut owners: HashMap<(&str, &str, &Key), (&Path, Option<u64>)> = HashMap::new();

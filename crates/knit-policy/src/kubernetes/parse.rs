@@ -24,7 +24,7 @@ impl Problems {
         let Some(text) = text else { return Some(Protocol::Tcp) };
         let found = Protocol::parse(text);
         if found.is_none() {
-            self.add(field(), format!("{text:?} is none of TCP, UDP and SCTP; it matches nothing"));
+            self.add(field(), format!("{text:?} must be TCP, UDP or SCTP; it matches nothing"));
         }
         found
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use crate::model::{Direction, Protocol};
 
 /// The name of a class of peers: peers of one class are the same to every policy in force here. The numbers
-/// mean nothing, and are given anew in another run.
+/// mean nothing, and are given again in another run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Class(pub u32);
 

@@ -62,7 +62,7 @@ fn rule_58_every_case_is_read_back_as_it_was_written() {
             let wrong =
                 knit_proxy_testkit::run(&world, std::slice::from_ref(&case), backend).expect("it runs");
             assert_eq!(wrong, [""; 0]);
-            // The same once more changes nothing, unless steps left it elsewhere.
+            // The same again changes nothing, unless steps left it elsewhere.
             let (mut once, mut again) = (case.clone(), case.clone());
             once.then.clear();
             again.then.clear();
@@ -135,7 +135,7 @@ fn rules_51_and_52_udp_flows_to_endpoints_that_are_gone_start_anew() {
         apply(&mut backend, &mut view);
         assert_eq!(backend.cleaned(), 0);
         assert_eq!(ask(&sockets[0]), "10.1.0.1:5353");
-        // The first is gone: its flows start anew.
+        // The first is gone: its flows start again.
         view.set_group(udp(5353, &["10.1.1.1"]));
         apply(&mut backend, &mut view);
         assert_eq!(backend.cleaned(), 2);

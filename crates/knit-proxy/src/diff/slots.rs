@@ -67,7 +67,7 @@ impl<T: Clone + Eq + Hash> Slots<T> {
 
     /// Slots as they were found, after a restart: member `i` is in slot `i`.
     ///
-    /// Members that are there twice, as a kernel table written by somebody else may have them, are put right
+    /// Members that are there twice, as a kernel table written by somebody else may have them, are repaired
     /// by the next [`update`](Self::update).
     #[must_use]
     pub fn found(members: Vec<T>) -> Self {

@@ -155,7 +155,7 @@ fn rule_55_late_means_waiting_for_too_long() {
         took: Duration::ZERO,
     };
     health.ran(&run(after(1)));
-    // Nothing to do is fine for ever.
+    // Nothing to do is fine forever.
     assert!(health.proxy(after(100_000)).healthy);
     health.queued(after(10));
     // A further change does not make the first one younger.

@@ -37,7 +37,7 @@ pub struct PortView {
     pub local: Targets,
     /// A client that comes back within this many seconds goes to the same endpoint, through whichever
     /// frontend, as long as that endpoint is in the scope that serves it (rules 40, 41). Each new connection
-    /// starts the time anew.
+    /// starts the time again.
     pub affinity_seconds: Option<u32>,
     /// UDP only: every endpoint that can answer, whatever the policies say. A flow to any other one is stale
     /// (rule 51). Empty for other protocols.

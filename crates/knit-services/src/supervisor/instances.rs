@@ -151,13 +151,13 @@ impl Supervisor {
         }
     }
 
-    /// Counts what somebody else had changed and is put right.
+    /// Counts what somebody else had changed and is repaired.
     pub(super) fn counts_repairs(&self) -> Box<dyn Fn() + Send> {
         let core = self.core.clone();
         Box::new(move || core.metrics().repaired("services", 1))
     }
 
-    /// Starts what does not run, and anew what runs in a namespace that is gone or beside kube-proxy.
+    /// Starts what does not run, and again what runs in a namespace that is gone or beside kube-proxy.
     pub(super) async fn look_after_all(&mut self) {
         let ids: Vec<u64> = self.instances.keys().copied().collect();
         let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));

@@ -1,4 +1,4 @@
-//! What others do to the kernel's state is put right: one random damage at a time on two nodes with real
+//! What others do to the kernel's state is repaired: one random damage at a time on two nodes with real
 //! agents, Services and steering; a whole rule set that is flushed; a program that fights; routers that go.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -407,7 +407,7 @@ fn a_flushed_rule_set_is_back_without_a_pass_and_networks_are_apart_again() {
     });
 }
 
-/// How often something was put right, by the agent's numbers.
+/// How often something was repaired, by the agent's numbers.
 fn repairs(agent: &Agent, what: &str) -> u64 {
     let line = format!("knit_node_repairs_total{{what=\"{what}\"}} ");
     let text = agent.core().metrics_text();

@@ -38,7 +38,7 @@ fn the_agents_own_socket_differs_where_the_page_says_so() {
             .step_by(2)
             .filter(|word| word.chars().all(char::is_alphanumeric))
             .collect();
-        // What the case damages the agent may have put right before it is asked: both are as they should be.
+        // What the case damages the agent may have repaired before it is asked: both are as they should be.
         let either = ["CheckSeesDamage", "CheckSeesLinkDown"];
         failed.retain(|case| !either.contains(case));
         failed.sort_unstable();

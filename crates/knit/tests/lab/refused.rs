@@ -150,7 +150,7 @@ fn limits_of_a_machine_without_user_namespaces_are_left_alone() {
             .env_remove("KNIT_TEST_STRICT")
             .env_remove("KNIT_TEST_SKIPS")
             .output()
-            .expect("this test runs once more");
+            .expect("this test runs again");
         assert!(text(&output).contains("running 1 test"), "{}", text(&output));
         assert_eq!(std::fs::read_to_string(NETWORKS).expect("a limit"), before, "{}", text(&output));
     });

@@ -92,7 +92,7 @@ pub fn keep(args: &Args) -> Result<()> {
     bail!("the init of {} ended ({status})", args.name)
 }
 
-/// This program once more, for as long as this process lives.
+/// This program again, for as long as this process lives.
 fn again(command: &str, state: &State, args: &Args) -> Command {
     let mut again = Command::new("/proc/self/exe");
     again.args(arguments(command, state, &args.name, args.kind)).stdin(Stdio::null());

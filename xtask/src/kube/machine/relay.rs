@@ -9,7 +9,7 @@ use knit_kernel::NetNs;
 
 use crate::kube::net::API_PORT;
 
-/// Relays, for ever. Where the port is taken it fails at once, and `cargo xtask kube kubectl` works without
+/// Relays, forever. Where the port is taken it fails at once, and `cargo xtask kube kubectl` works without
 /// it.
 pub fn run(space: &NetNs) -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, API_PORT))

@@ -81,7 +81,7 @@ pub struct How {
     pub here: bool,
     /// The bed is left up.
     pub keep: bool,
-    /// A spec that fails is run once more.
+    /// A spec that fails is run again.
     pub again: bool,
 }
 

@@ -275,7 +275,7 @@ pub struct Args {
     /// that cannot do more. Where components can be built, they are
     #[arg(long)]
     if_possible: bool,
-    /// Run a test that fails once more, on a new bed, and say so: for machines whose load nobody knows
+    /// Run a test that fails again, on a new bed, and say so: for machines whose load nobody knows
     #[arg(long)]
     again: bool,
     #[command(flatten)]

@@ -56,7 +56,7 @@ fn in_kernel(space: &NetNs) -> Result<Traces> {
             let rules = chain.rules.iter().enumerate();
             found.extend(rules.map(|(number, _)| format!("table {id} chain {name} rule {number}")));
         }
-        // Knit's proxy numbers what is done with a connection, and endpoints; who starts anew, or hears of
+        // Knit's proxy numbers what is done with a connection, and endpoints; who starts again, or hears of
         // them in another order, numbers otherwise. So a frontend is told by what is done, and an endpoint by
         // where it is. What has a number and no frontend is there for later.
         let action = |number: &Data| {

@@ -44,7 +44,7 @@ fn nodes(count: u8) -> World {
     world
 }
 
-/// The machine is dead, and nobody deletes its Node: whoever deletes the object waited for ever.
+/// The machine is dead, and nobody deletes its Node: whoever deletes the object waited forever.
 #[test]
 fn an_attachment_that_is_deleted_is_let_go_when_its_agent_stays_away() {
     let mut world = nodes(3);

@@ -70,7 +70,7 @@ impl DraDoor {
         Ok(Self { sockets: Sockets::open(config)? })
     }
 
-    /// Serves for ever. Its sockets are gone when it ends.
+    /// Serves forever. Its sockets are gone when it ends.
     pub async fn serve(self, core: Core) {
         let Sockets { plugin, registration, paths } = self.sockets;
         let endpoint = paths.plugin.display().to_string();

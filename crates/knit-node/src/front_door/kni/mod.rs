@@ -56,7 +56,7 @@ impl KniDoor {
         Ok(Self { clients, path: path.to_owned() })
     }
 
-    /// Serves for ever.
+    /// Serves forever.
     pub async fn serve(self, core: Core) {
         let namespaces = pods::Pods::new(core.config().run_dir.join("kni"), NAMESPACES.into());
         let server = Server::builder()

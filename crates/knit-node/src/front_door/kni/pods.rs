@@ -1,5 +1,5 @@
 //! Network namespaces that clients of the old protocol have made for them. They are named by the pod's uid,
-//! so that a pod that is created anew under the same name never gets the namespace of the one before.
+//! so that a pod that is created again under the same name never gets the namespace of the one before.
 //!
 //! Which namespace is whose is noted in a small file before it is made: those clients delete by name.
 

@@ -135,7 +135,7 @@ impl ObjectsDoor {
         }
     }
 
-    /// Follows for ever.
+    /// Follows forever.
     pub async fn serve(mut self) {
         let mut changes = self.core.world().subscribe();
         let mut sandboxes = self.core.shown();
