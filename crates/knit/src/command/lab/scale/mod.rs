@@ -119,7 +119,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     failures: Option<u32>,
 
-    /// How long it is looked what that causes [default: 10]
+    /// How long to observe what that causes [default: 10]
     #[arg(long, value_name = "SECONDS")]
     fail_seconds: Option<u32>,
 
@@ -127,7 +127,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS")]
     outage_seconds: Option<u32>,
 
-    /// Where chance begins [default: 1]
+    /// The seed of the random numbers [default: 1]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
