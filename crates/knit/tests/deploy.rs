@@ -359,6 +359,24 @@ fn the_agents_container_sees_neither_of_the_runtimes_folders() {
     );
 }
 
+/// The API server refuses a level whose hands cannot be dealt out of 60 random bits, or are larger than its deck.
+#[test]
+fn a_priority_level_was_refused_for_the_size_of_its_hands() {
+    let levels =
+        objects().into_iter().filter(|(_, object)| text(object, "/kind") == "PriorityLevelConfiguration");
+    let mut seen = 0;
+    for (place, level) in levels {
+        let queuing = &level["spec"]["limited"]["limitResponse"]["queuing"];
+        let number = |field: &str| queuing[field].as_u64().expect("a number");
+        let (queues, hand) = (number("queues"), number("handSize"));
+        assert!(hand <= queues, "{place}: a hand of {hand} of {queues} queues");
+        let product = (0..hand).fold(1_f64, |product, dealt| product * (queues - dealt) as f64);
+        assert!(product.log2() <= 60.0, "{place}: a hand of {hand} of {queues} queues");
+        seen += 1;
+    }
+    assert!(seen >= 2, "only {seen} levels were found");
+}
+
 #[test]
 fn no_part_waits_among_the_tenants_when_the_api_server_is_busy() {
     let objects = objects();
