@@ -61,7 +61,7 @@ async fn what_a_node_costs_does_not_grow_with_the_cluster() {
         // Half of the pods are on whole nodes for certain, and a third of those have a further Network.
         let attachments = written("networkattachments") + written("networkattachments/status");
         assert!(attachments <= 4 * u64::from(busy.pods), "{attachments} writes for {} pods", busy.pods);
-        // A pod that goes takes its attachment with it, so its agent may ask for one that is not there any more.
+        // A pod that goes takes its attachment with it, so its agent may ask for one that is not there.
         let kinds = busy.counts[&Group::Agents].iter().filter(|(kind, _)| *kind != "networkattachments");
         let refused: u64 = kinds.map(|(_, count)| count.refused).sum();
         assert_eq!(refused, 0, "{:?}", busy.counts);

@@ -359,7 +359,8 @@ fn the_agents_container_sees_neither_of_the_runtimes_folders() {
     );
 }
 
-/// The API server refuses a level whose hands cannot be dealt out of 60 random bits, or are larger than its deck.
+/// The API server refuses a level whose hands cannot be dealt out of 60 random bits, or are larger than its
+/// deck.
 #[test]
 fn a_priority_level_was_refused_for_the_size_of_its_hands() {
     let levels =
