@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 
 import grpc
@@ -76,12 +77,18 @@ def ports(home):
 
 
 def remove(home, port):
-    """Deletes a port. The kernel may do so first, at any moment, when the pod's namespace goes: that is fine."""
-    try:
-        ip(home, f"link delete {port}")
-    except Failure:
-        if port in ports(home):
-            raise
+    """Deletes a port. When the pod's namespace goes, the kernel does so too, at any moment: for a short time such a port is
+    still listed and can no longer be deleted. So what counts is that it is gone in the end."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return ip(home, f"link delete {port}")
+        except Failure:
+            if port not in ports(home):
+                return None
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def inode(path):
