@@ -10,7 +10,7 @@ use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, P
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::record::Recorded;
+use super::admit::Admitted;
 use super::verify::{Answer, Verified};
 use super::{GIVE_UP, Pipeline, Waits};
 use crate::error::{Error, Reason, Result};
@@ -23,11 +23,12 @@ impl Pipeline {
     /// Makes all that was planned, and verifies it. What fails is for the caller to undo.
     pub(super) async fn make(
         &self,
-        recorded: &Recorded,
+        admitted: &Admitted<'_>,
+        planned: &[InterfaceName],
         patience: Patience,
         waits: Waits,
     ) -> Result<Vec<Verified>> {
-        let record = recorded.record();
+        let record = admitted.record();
         let covered_by = match (waits.soon(), patience) {
             (Some(soon), _) => soon,
             (None, Patience::Until(deadline)) => deadline,
@@ -37,7 +38,7 @@ impl Pipeline {
         // What fails must be taken back before the caller stops waiting, or it never hears why.
         let left = waits.deadline().saturating_duration_since(Instant::now());
         let limit = left.saturating_sub(GIVE_UP).max(left / 2).min(self.config.runtime_deadline);
-        let answers = self.attach_all(record, recorded.planned(), limit).await?;
+        let answers = self.attach_all(admitted, planned, limit).await?;
         answers.into_iter().map(|answer| answer.verify(record.netns().inode)).collect()
     }
 
@@ -57,22 +58,22 @@ impl Pipeline {
 
     async fn attach_all(
         &self,
-        record: &SandboxRecord,
+        admitted: &Admitted<'_>,
         planned: &[InterfaceName],
         limit: Duration,
     ) -> Result<Vec<Answer>> {
-        let pod = record.runtime_pod();
+        let pod = admitted.record().runtime_pod();
         // In two lanes: a runtime may do its work on the thread that asks, and where it is the kernel's work
         // on links, all of it takes turns under one lock. A second lane does the rest meanwhile; more would
         // stand in line.
         let (here, beside) = planned.split_at(planned.len().div_ceil(2));
         let beside = (!beside.is_empty()).then(|| {
-            let (pipeline, record, pod, beside) =
-                (self.clone(), record.clone(), pod.clone(), beside.to_vec());
-            let lane = async move { pipeline.attach_each(&record, &pod, &beside, limit).await };
+            let (pipeline, admitted, pod, beside) =
+                (self.clone(), admitted.clone().into_owned(), pod.clone(), beside.to_vec());
+            let lane = async move { pipeline.attach_each(&admitted, &pod, &beside, limit).await };
             tokio::spawn(lane.in_current_span())
         });
-        let mut results = self.attach_each(record, &pod, here, limit).await;
+        let mut results = self.attach_each(admitted, &pod, here, limit).await;
         // Both end before any failure is answered: nothing is made any more when things are taken back.
         if let Some(lane) = beside {
             results.extend(lane.await.map_err(|error| {
@@ -85,21 +86,22 @@ impl Pipeline {
 
     async fn attach_each(
         &self,
-        record: &SandboxRecord,
+        admitted: &Admitted<'_>,
         pod: &Pod,
         interfaces: &[InterfaceName],
         limit: Duration,
     ) -> Vec<Result<Answer>> {
-        join_all(interfaces.iter().map(|interface| self.attach_one(record, pod, interface, limit))).await
+        join_all(interfaces.iter().map(|interface| self.attach_one(admitted, pod, interface, limit))).await
     }
 
     async fn attach_one(
         &self,
-        record: &SandboxRecord,
+        admitted: &Admitted<'_>,
         pod: &Pod,
         interface: &InterfaceName,
         limit: Duration,
     ) -> Result<Answer> {
+        let record = admitted.record();
         let request = self.asked_of_runtime(record, pod, interface)?;
         let plan = record.attachment(interface).map(knit_ledger::Attachment::plan);
         let runtime_name = plan.map(|p| p.runtime.clone()).unwrap_or_default();
@@ -111,8 +113,7 @@ impl Pipeline {
             Error::new(Reason::NotReady, message)
         })?;
         let network = request.network.clone();
-        let (asked, asking) = (request.clone(), Arc::clone(&runtime));
-        let mut call: BoxFuture<'static, _> = Box::pin(async move { asking.attach(&asked).await });
+        let mut call = admitted.attach(&runtime, &request);
         match tokio::time::timeout(limit, &mut call).await {
             Ok(Ok(attachment)) => Ok(Answer { request, attachment }),
             Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface.as_str(), error)),

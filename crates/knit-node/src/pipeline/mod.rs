@@ -6,16 +6,16 @@
 //! | resolve | `resolve` | request, one snapshot of the cluster | `Resolved` |
 //! | reserve | `reserve` | `Resolved` | `Reserved`: addresses for all interfaces, or for none |
 //! | record | `record` | `Reserved` | `Recorded`: the whole plan is in the ledger, and nothing is made yet |
-//! | admit | `admit` | `Recorded` | policies about it are in force |
-//! | attach | `attach` | `Recorded` | `Answers` of the runtimes, all of them |
-//! | verify | `verify` | `Answers` | `Verified`: what was made is what was asked for |
+//! | admit | `admit` | `Recorded` | `Admitted`: policies about it are in force |
+//! | attach | `attach` | `Admitted` | an `Answer` of the runtime for each interface |
+//! | verify | `verify` | `Answer` | `Verified`: what was made is what was asked for |
 //! | record | `record` | `Verified` | `Made`, acknowledged |
 //! | undo | `undo` | whatever was recorded | nothing is left, or a later pass tries again |
 //!
 //! A claim goes the first three steps before there is a sandbox (`claim`); what it has reserved, a sandbox
 //! gets by the write that records its plan.
 
-mod admit;
+pub(crate) mod admit;
 mod attach;
 mod claim;
 mod record;
@@ -214,7 +214,7 @@ impl Pipeline {
         let reserved = self.reserve(resolved, patience).await?;
         let recorded = self.record(reserved)?;
         let made = match self.admit(&recorded, waits.admitted_by()).await {
-            Ok(()) => self.make(&recorded, patience, waits).await,
+            Ok(admitted) => self.make(&admitted, recorded.planned(), patience, waits).await,
             Err(error) => Err(error),
         };
         let made = made.and_then(|verified| self.acknowledge(&recorded, verified));

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::{Lists, Outcome, Reconciler};
 use crate::level::{Damaged, Turn, is_damage};
 use crate::pipeline::Answer;
+use crate::pipeline::admit::Admitted;
 use crate::report::PodEvent;
 
 impl Reconciler {
@@ -93,19 +94,21 @@ impl Reconciler {
                     continue;
                 }
             };
-            // Its router may be a new one, too.
             let deadline = Instant::now() + self.config.runtime_deadline;
-            if let Err(error) = self.pipeline.admit_record(record, deadline).await {
-                tracing::warn!(
-                    sandbox = %record.sandbox(),
-                    interface = %plan.interface,
-                    error = &error as &dyn std::error::Error,
-                    "cannot recreate a lost interface yet: policies about it are not in force"
-                );
-                outcome.failed += 1;
-                continue;
-            }
-            let again = self.make_again(&runtime, &request);
+            let admitted = match self.pipeline.admit_again(record, deadline).await {
+                Ok(admitted) => admitted,
+                Err(error) => {
+                    tracing::warn!(
+                        sandbox = %record.sandbox(),
+                        interface = %plan.interface,
+                        error = &error as &dyn std::error::Error,
+                        "cannot recreate a lost interface yet: policies about it are not in force"
+                    );
+                    outcome.failed += 1;
+                    continue;
+                }
+            };
+            let again = make_again(&admitted, &runtime, &request);
             let result = tokio::time::timeout(self.config.runtime_deadline, again).await;
             let verified = |attachment: &Attachment| {
                 let answer = Answer { request: request.clone(), attachment: attachment.clone() };
@@ -165,22 +168,22 @@ impl Reconciler {
         }
         later
     }
+}
 
-    /// Attaches again. A runtime may take what is there for what was asked for; if it then says itself that
-    /// it is damaged, it is taken away first.
-    async fn make_again(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        request: &AttachRequest,
-    ) -> knit_runtime::Result<Attachment> {
-        let made = runtime.attach(request).await?;
-        let (pod, interface) = (&request.pod, Some(&request.interface));
-        match runtime.check(pod, Some(&request.netns), interface).await {
-            Err(error) if is_damage(error.reason) => {
-                runtime.detach(pod, interface).await?;
-                runtime.attach(request).await
-            }
-            _ => Ok(made),
+/// Attaches again. A runtime may take what is there for what was asked for; if it then says itself that it is
+/// damaged, it is taken away first.
+async fn make_again(
+    admitted: &Admitted<'_>,
+    runtime: &Arc<dyn Runtime>,
+    request: &AttachRequest,
+) -> knit_runtime::Result<Attachment> {
+    let made = admitted.attach(runtime, request).await?;
+    let (pod, interface) = (&request.pod, Some(&request.interface));
+    match runtime.check(pod, Some(&request.netns), interface).await {
+        Err(error) if is_damage(error.reason) => {
+            runtime.detach(pod, interface).await?;
+            admitted.attach(runtime, request).await
         }
+        _ => Ok(made),
     }
 }
