@@ -8,14 +8,15 @@ use knit_ledger::{Reservation, SandboxRecord};
 use knit_types::{ObjectRef, Owner};
 use tokio::time::Instant;
 
+use super::Pipeline;
+use super::prepare::Resolved;
 use super::reserve::ForClaim;
 use super::resolve::{Missing, resolve_claim};
-use super::{Pipeline, Resolved};
 use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::netns;
 use crate::networks::Patience;
-use crate::request::{ClaimRequest, PodRequest};
+use crate::request::{ClaimRequest, PodRequest, pod_name};
 use crate::sandboxes::unreadable;
 use crate::world::World;
 
@@ -68,6 +69,25 @@ impl Pipeline {
         let resolved = Resolved { target, wanted };
         let reserved = self.reserve(resolved, patience).await?;
         self.record_claim(reserved).map(Some)
+    }
+
+    /// What is reserved for the claims of a request.
+    pub(super) fn claimed(&self, request: &PodRequest) -> Result<Vec<Reservation>> {
+        let books = self.sandboxes.books();
+        let claimed = request.claims.iter().map(|claim| {
+            let owner = Owner::claim(claim.clone());
+            books.reservation(&owner).cloned().ok_or_else(|| {
+                let who = pod_name(&request.pod);
+                let message = match books.lent_to(&owner) {
+                    Some(sandbox) => {
+                        format!("{who}: {owner} is in use by sandbox {sandbox}: one sandbox has it at a time")
+                    }
+                    None => format!("{who}: nothing is reserved for {owner}: it must be prepared first"),
+                };
+                Error::new(Reason::NotReady, message)
+            })
+        });
+        claimed.collect()
     }
 
     /// Removes the sandbox that has what was reserved for a claim, if its namespace is gone: kubelet would

@@ -1,9 +1,10 @@
 //! One pod's way: every front door makes a [`PodRequest`], and this carries it out. The files are the steps
-//! in their order, and each step takes what only the one before it gives:
+//! in their order, and each step takes what only the one before it gives. `waits` says how long each may wait.
 //!
 //! | step | file | from | to |
 //! |---|---|---|---|
-//! | resolve | `resolve` | request, one snapshot of the cluster | `Resolved` |
+//! | resolve | `resolve` | request, one snapshot of the cluster | `Wanted`, for each interface |
+//! | prepare | `prepare` | `Wanted` | `Resolved`: their Networks are set up here, their Services in force |
 //! | reserve | `reserve` | `Resolved` | `Reserved`: addresses for all interfaces, or for none |
 //! | record | `record` | `Reserved` | `Recorded`: the whole plan is in the ledger, and nothing is made yet |
 //! | admit | `admit` | `Recorded` | `Admitted`: policies about it are in force |
@@ -13,41 +14,40 @@
 //! | undo | `undo` | whatever was recorded | nothing is left, or a later pass tries again |
 //!
 //! A claim goes the first three steps before there is a sandbox (`claim`); what it has reserved, a sandbox
-//! gets by the write that records its plan.
+//! gets by the write that records its plan. `check` looks whether what was made is still there.
 
 pub(crate) mod admit;
 mod attach;
+mod check;
 mod claim;
+mod host_ports;
+mod node_selector;
+mod prepare;
 mod record;
 mod reserve;
 pub mod resolve;
+mod set_up;
 mod undo;
 mod verify;
 mod waits;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use knit_api::names;
-use knit_ledger::{NetnsRef, Reservation, SandboxRecord};
+use knit_ledger::{NetnsRef, SandboxRecord};
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
-use knit_types::Owner;
-use tokio::time::Instant;
 
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::error::{Error, Reason, Result};
 use crate::netns;
 use crate::networks::{Networks, Patience};
-use crate::proxy::ServiceProxy;
 use crate::report::Report;
 use crate::request::{Main, PodRequest, pod_name};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::unreadable;
-use crate::world::{World, WorldStore};
-use reserve::ForSandbox;
-use resolve::{Held, Missing, Wanted, resolve};
+use crate::world::WorldStore;
+use resolve::{Held, Missing, resolve};
 pub(crate) use verify::Answer;
 pub(crate) use waits::Waits;
 
@@ -80,13 +80,6 @@ pub struct Attached {
 struct Site {
     netns: NetnsRef,
     has: Vec<Held>,
-}
-
-/// What somebody is to get: a sandbox, or a claim that has none yet.
-#[derive(Debug)]
-struct Resolved<T> {
-    target: T,
-    wanted: Vec<Wanted>,
 }
 
 // === impl Pipeline ===
@@ -171,32 +164,6 @@ impl Pipeline {
         }
     }
 
-    /// Looks whether a sandbox's interfaces are as they were made.
-    pub(crate) async fn check(&self, sandbox: &SandboxId) -> Result<Attached> {
-        let _guard = self.sandboxes.locks().lock(sandbox.clone()).await;
-        let record = {
-            let books = self.sandboxes.books();
-            if let Some(record) = books.unreadable_of(sandbox) {
-                return Err(unreadable::error(&format!("sandbox {sandbox}"), record));
-            }
-            books.get(sandbox).cloned()
-        };
-        let Some(record) = record else {
-            return Err(Error::new(Reason::UnknownSandbox, format!("sandbox {sandbox} has no networks")));
-        };
-        if netns::is_gone(record.netns()) {
-            let path = record.netns().path.display();
-            let message = format!("sandbox {sandbox}: network namespace {path} is gone or was replaced");
-            return Err(Error::new(Reason::UnknownSandbox, message));
-        }
-        if !record.is_attached() {
-            let message = format!("sandbox {sandbox} is not attached to all of its networks");
-            return Err(Error::new(Reason::Damaged, message));
-        }
-        self.check_each(&record).await?;
-        Ok(answer(&record))
-    }
-
     /// The steps, one after the other.
     async fn give(&self, request: &PodRequest, site: Site, waits: Waits) -> Result<Attached> {
         let wanted = self.resolve(request, &site, waits).await?;
@@ -246,158 +213,6 @@ impl Pipeline {
         }
     }
 
-    /// Which Networks, under which names. If something is not known yet, a pod that starts waits for it a
-    /// little.
-    async fn resolve(&self, request: &PodRequest, site: &Site, waits: Waits) -> Result<Vec<Wanted>> {
-        let claimed = self.claimed(request)?;
-        let look = |world: &World| match resolve(world, request, &site.has, &claimed) {
-            Ok(wanted) => Ok(Ok(wanted)),
-            Err(Missing::Error(error)) => Ok(Err(error)),
-            Err(Missing::Wait(error)) => Err(error),
-        };
-        if request.start.is_none() {
-            return look(&self.world.get())?;
-        }
-        self.world.wait(waits.at_most(self.config.cache_wait), look).await?
-    }
-
-    /// Has the Networks set up here, and runtimes that can make what is wanted.
-    async fn prepare(
-        &self,
-        request: &PodRequest,
-        site: Site,
-        wanted: Vec<Wanted>,
-        patience: Patience,
-        waits: Waits,
-    ) -> Result<Resolved<ForSandbox>> {
-        self.check_node(&wanted, &pod_name(&request.pod))?;
-        let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
-        let ready_by = waits.soon().unwrap_or(patience.deadline());
-        let ready = networks.iter().map(|network| async move {
-            self.set_up(network, patience, waits).await?;
-            let in_force = self.networks.in_force(network, ready_by).await;
-            in_force.map_err(|problem| problem.into_error(network))
-        });
-        for result in futures::future::join_all(ready).await {
-            let who = pod_name(&request.pod);
-            result.map_err(|error| Error { message: format!("{who}: {}", error.message), ..error })?;
-        }
-        self.check_host_ports(&request.pod, &wanted, ready_by).await?;
-        wanted.iter().try_for_each(|wanted| self.runtimes.can_have(wanted))?;
-        let target = ForSandbox { pod: request.pod.clone(), netns: site.netns, door: request.door.clone() };
-        Ok(Resolved { target, wanted })
-    }
-
-    /// A Network that is limited to some nodes is for pods of those alone, whatever the scheduler was told.
-    fn check_node(&self, wanted: &[Wanted], who: &str) -> Result<()> {
-        let world = self.world.get();
-        let node = world.nodes.get(&self.config.node);
-        for name in wanted.iter().map(|wanted| &wanted.network) {
-            let network = world.networks.get(name);
-            let Some(network) = network.filter(|network| network.object().spec.node_selector.is_some())
-            else {
-                continue;
-            };
-            let node = node.ok_or_else(|| {
-                let message = format!("{who}: the labels of this node are not known yet; it will be retried");
-                Error::new(Reason::NotReady, message)
-            })?;
-            let here = network.is_for_node(&node.labels).map_err(|error| {
-                let message = format!("{who}: spec.nodeSelector of Network {name} cannot be read");
-                Error::new(Reason::NotReady, message).because(error.clone())
-            })?;
-            if !here {
-                let message = format!(
-                    "{who}: Network {name} is not for node {}, by its nodeSelector: ask for it by a claim or \
-                     by the extended resource networks.knit.dev/{name}, or select nodes in the pod",
-                    self.config.node
-                );
-                return Err(Error::new(Reason::Refused, message));
-            }
-        }
-        Ok(())
-    }
-
-    /// What is reserved for the claims of a request.
-    fn claimed(&self, request: &PodRequest) -> Result<Vec<Reservation>> {
-        let books = self.sandboxes.books();
-        let claimed = request.claims.iter().map(|claim| {
-            let owner = Owner::claim(claim.clone());
-            books.reservation(&owner).cloned().ok_or_else(|| {
-                let who = pod_name(&request.pod);
-                let message = match books.lent_to(&owner) {
-                    Some(sandbox) => {
-                        format!("{who}: {owner} is in use by sandbox {sandbox}: one sandbox has it at a time")
-                    }
-                    None => format!("{who}: nothing is reserved for {owner}: it must be prepared first"),
-                };
-                Error::new(Reason::NotReady, message)
-            })
-        });
-        claimed.collect()
-    }
-
-    /// A port of the node that is another tenant's node port would take what is meant for that one's Service.
-    async fn check_host_ports(&self, pod: &Pod, wanted: &[Wanted], deadline: Instant) -> Result<()> {
-        let Some(proxy) = self.networks.proxy() else { return Ok(()) };
-        if wanted.iter().any(|wanted| !wanted.ports.is_empty()) {
-            let of_others = |w: &Wanted| !w.ports.is_empty() && w.network != names::DEFAULT_NETWORK;
-            let is_default = !wanted.iter().any(of_others);
-            self.wait_for_node_ports(proxy, pod, is_default, deadline).await?;
-        }
-        for mapping in wanted.iter().flat_map(|wanted| &wanted.ports) {
-            let owner = proxy.owner_of_node_port(mapping.protocol, mapping.host_port);
-            let Some((namespace, name)) =
-                owner.filter(|(namespace, _)| Some(namespace) != pod.namespace.as_ref())
-            else {
-                continue;
-            };
-            let message = format!(
-                "{}: host port {} is the node port of Service {namespace}/{name}: give the pod another one",
-                pod_name(pod),
-                mapping.host_port
-            );
-            return Err(Error::new(Reason::Refused, message));
-        }
-        Ok(())
-    }
-
-    /// Waits until it is known whose each node port is: right after a start of the agent, what an earlier one
-    /// left is in force, and nobody has said yet whose it is.
-    async fn wait_for_node_ports(
-        &self,
-        proxy: &dyn ServiceProxy,
-        pod: &Pod,
-        is_default: bool,
-        deadline: Instant,
-    ) -> Result<()> {
-        // While nobody answers, nobody makes pods or Services either: what starts was here before.
-        let away = || self.world.get().before.networks_away;
-        let deadline = if away() { Instant::now() } else { deadline };
-        if tokio::time::timeout_at(deadline, proxy.node_ports_known()).await.unwrap_or(false) {
-            return Ok(());
-        }
-        let who = pod_name(pod);
-        if away() {
-            tracing::warn!("{who}: host ports are given without a look at node ports: no API server answers");
-            return Ok(());
-        }
-        // As it is with Services: they will not come, and the API server may need a pod of the default
-        // Network.
-        if let Some(stopped) = proxy.stopped() {
-            if is_default {
-                tracing::warn!("{who}: host ports are given without a look at node ports: {}", stopped.why);
-                return Ok(());
-            }
-            return Err(Error::new(Reason::NotReady, format!("{who}: {}", stopped.why)));
-        }
-        let message = format!(
-            "{who}: the Services of the cluster have not been listed yet, and a host port could be the node \
-             port of one: it is tried again; if that lasts, see whether the agent may list Services"
-        );
-        Err(Error::new(Reason::NotReady, message))
-    }
-
     /// A pod has one sandbox at a time: when it comes with a new one, the old one's DEL never came.
     async fn supersede(&self, pod: &Pod) {
         let old: Vec<SandboxId> = {
@@ -426,32 +241,6 @@ impl Pipeline {
                 let _ = self.remove(&record).await;
             }
         }
-    }
-
-    async fn check_each(&self, record: &SandboxRecord) -> Result<()> {
-        let pod = record.runtime_pod();
-        for attachment in record.attachments() {
-            let plan = attachment.plan();
-            let runtime = self.runtimes.get(&plan.runtime).ok_or_else(|| {
-                Error::new(Reason::NotReady, format!("network runtime {} does not answer", plan.runtime))
-            })?;
-            let check = runtime.check(&pod, Some(&record.netns().path), Some(&plan.interface));
-            let limit = self.config.detach_deadline;
-            match tokio::time::timeout(limit, check).await {
-                Ok(checked) => checked.map_err(|error| {
-                    Error::from_runtime("checking", &plan.network, plan.interface.as_str(), error)
-                })?,
-                Err(_) => {
-                    let (name, seconds) = (&plan.runtime, limit.as_secs());
-                    let message = format!(
-                        "network runtime {name} did not check interface {} within {seconds} s: check its log",
-                        plan.interface
-                    );
-                    return Err(Error::new(Reason::NotReady, message));
-                }
-            }
-        }
-        Ok(())
     }
 }
 

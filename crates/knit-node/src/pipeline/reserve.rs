@@ -6,7 +6,8 @@ use knit_ledger::NetnsRef;
 use knit_runtime::Pod;
 use knit_types::{ObjectRef, Owner};
 
-use super::{Pipeline, Resolved};
+use super::Pipeline;
+use super::prepare::Resolved;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::networks::Patience;

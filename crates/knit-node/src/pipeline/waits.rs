@@ -1,15 +1,10 @@
 //! How long a request waits for what is not there yet: a list, an object, a block, a Network that is set up.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::Instrument as _;
 
-use super::Pipeline;
 use crate::config::CoreConfig;
-use crate::error::{Error, Reason, Result};
-use crate::networks::Patience;
 use crate::request::{Door, PodRequest};
 
 /// How many times as long it may wait for policies: they are a pod's own work, but may also wait for a list.
@@ -55,29 +50,6 @@ impl Waits {
         match self.soon {
             Some(_) => self.deadline.min(Instant::now() + self.nri_wait * ADMIT),
             None => self.deadline,
-        }
-    }
-}
-
-impl Pipeline {
-    /// Has a Network set up here. A request that is not to wait is refused until it is, and the work goes on
-    /// without it: who comes again finds it done.
-    pub(super) async fn set_up(&self, network: &str, patience: Patience, waits: Waits) -> Result<()> {
-        let Some(soon) = waits.soon().filter(|_| !self.networks.is_set_up(network)) else {
-            return self.networks.ensure(network, patience).await;
-        };
-        let (networks, name) = (Arc::clone(&self.networks), network.to_owned());
-        let work = async move { networks.ensure(&name, patience).await };
-        match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(failed)) => {
-                let message = format!("Network {network} cannot be set up: check the agent's log");
-                Err(Error::new(Reason::Internal, message).because(failed))
-            }
-            Err(_) => {
-                let message = format!("Network {network} is being set up on this node; it will be retried");
-                Err(Error::new(Reason::NotReady, message))
-            }
         }
     }
 }

@@ -5,6 +5,7 @@ mod access;
 mod foreign;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
