@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use knit_kernel::netns::{NetNs, NsId};
 use knit_ledger::SandboxRecord;
-use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer};
+use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer, RouterApart};
 use knit_node::proxy::Stopped;
 use knit_node::{Core, Result};
 use knit_objects::{EventLimits, EventRecorder, Objects, Reporter};
@@ -105,13 +105,13 @@ impl PolicyEnforcer for WithDrops {
         self.listen();
     }
 
-    fn start(&self, router: Option<PathBuf>, network: &Network) -> Box<dyn EnforcedRouter> {
+    fn start(&self, router: Option<RouterApart>, network: &Network) -> Box<dyn EnforcedRouter> {
         let held = self.enforcer.start(router.clone(), network);
         let mut routers = self.routers.locked();
         let id = routers.next;
         routers.next += 1;
         let network = network.name.clone();
-        routers.all.insert(id, Router { network, path: router, heard: None });
+        routers.all.insert(id, Router { network, path: router.map(|router| router.namespace), heard: None });
         drop(routers);
         self.listen();
         Box::new(Held { router: held, id, routers: Arc::clone(&self.routers) })

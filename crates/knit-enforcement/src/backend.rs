@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_policy::model::Name;
 use knit_policy::sets::{Change, Key, Value};
+use knit_types::IfName;
 
 /// Why something was not done.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -28,8 +29,8 @@ pub struct RouterPlace {
     pub network: Name,
     /// The router's network namespace.
     pub namespace: NetNs,
-    /// Whether it is the node's own.
-    pub is_node: bool,
+    /// Its end of the link to the node; none if it is the node's own.
+    pub uplink: Option<IfName>,
     /// The node's addresses: what comes from them over the uplink always reaches pods.
     pub node: Vec<IpNet>,
 }

@@ -1,7 +1,6 @@
 //! What the agent holds: it starts the worker, and tells it of routers and interfaces.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -10,7 +9,7 @@ use std::time::Instant as StdInstant;
 use async_trait::async_trait;
 use knit_kernel::NetNs;
 use knit_ledger::SandboxRecord;
-use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer};
+use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer, RouterApart};
 use knit_node::proxy::Stopped;
 use knit_node::{Core, Error, Reason, Result};
 use knit_objects::Objects;
@@ -155,11 +154,11 @@ impl PolicyEnforcer for Enforcement {
         });
     }
 
-    fn start(&self, router: Option<PathBuf>, network: &Network) -> Box<dyn EnforcedRouter> {
+    fn start(&self, router: Option<RouterApart>, network: &Network) -> Box<dyn EnforcedRouter> {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let name = Name::from(network.name.as_str());
         let (sender, state) = watch::channel(PoliciesState::default());
-        self.tell(Told::Start { id, network: name.clone(), path: router, state: sender });
+        self.tell(Told::Start { id, network: name.clone(), apart: router, state: sender });
         match self.mode {
             // It is followed as soon as somebody follows anything.
             Mode::On => drop(self.peers.send(peers::Command::Follow { id, network: name.clone() })),

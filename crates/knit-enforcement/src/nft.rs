@@ -7,12 +7,8 @@ use ipnet::IpNet;
 use knit_policy::sets::{Change, Key, Value};
 use knit_policy_nft::live::Touched;
 use knit_policy_nft::{PolicyTable, Router};
-use knit_types::IfName;
 
 use crate::backend::{Backend, Backends, Failure, RouterPlace};
-
-/// The name of the link to the node in a router.
-const UPLINK: &str = "uplink";
 
 /// Policies in nftables, one table for each router.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,9 +16,9 @@ pub struct NftBackends;
 
 impl Backends for NftBackends {
     fn open(&self, router: &RouterPlace) -> Result<Box<dyn Backend>, Failure> {
-        let place = match router.is_node {
-            true => Router::Node,
-            false => Router::Apart { uplink: IfName::new(UPLINK)?, node: router.node.clone() },
+        let place = match router.uplink.clone() {
+            None => Router::Node,
+            Some(uplink) => Router::Apart { uplink, node: router.node.clone() },
         };
         let table = PolicyTable::open_in(&router.namespace, place)?;
         Ok(Box::new(Table { table, touched: Touched::default() }))

@@ -200,8 +200,8 @@ impl Worker {
                     looked.router.bring_whole();
                 }
             }
-            Told::Start { id, network, path, state } => {
-                let mut router = Router::new(id, network.clone(), path);
+            Told::Start { id, network, apart, state } => {
+                let mut router = Router::new(id, network.clone(), apart);
                 router.settings = self.settings_of(&network);
                 self.routers.insert(network, Looked { router, peers_known: false, state });
                 self.acting_changed = true;

@@ -6,9 +6,10 @@ use std::os::fd::BorrowedFd;
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_runtime::routers::{Routers, Steering};
-use knit_runtime::{Protocol, Result};
+use knit_runtime::{IfName, Protocol, Result};
 
 use crate::fail::internal;
+use crate::router::router_end;
 use crate::steering::SteerTable;
 use crate::uplink::{self, NODE_END_PREFIX};
 
@@ -31,6 +32,10 @@ impl Routers for LinuxRouters {
     fn uplink_ranges(&self) -> Vec<IpNet> {
         let (v4, v6) = uplink::ranges();
         vec![v4.into(), v6.into()]
+    }
+
+    fn uplink_in_router(&self) -> IfName {
+        router_end()
     }
 
     fn uplink_prefix(&self) -> String {

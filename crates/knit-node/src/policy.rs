@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use knit_ledger::SandboxRecord;
 use knit_objects::Objects;
-use knit_runtime::Network;
+use knit_runtime::{IfName, Network};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -25,8 +25,8 @@ pub trait PolicyEnforcer: Send + Sync {
     fn follow(&self, core: &Core, objects: &Objects, tasks: &mut JoinSet<()>);
 
     /// A Network's router is there: what policies ask for is kept in force in it until the answer is
-    /// dropped. `router` is the path of its namespace, none for the node's own.
-    fn start(&self, router: Option<PathBuf>, network: &Network) -> Box<dyn EnforcedRouter>;
+    /// dropped. `router` is none for the node's own.
+    fn start(&self, router: Option<RouterApart>, network: &Network) -> Box<dyn EnforcedRouter>;
 
     /// Returns when what policies ask for about the interfaces of a record is in force. They are recorded,
     /// and none of those that are new is made yet.
@@ -52,6 +52,15 @@ pub trait PolicyEnforcer: Send + Sync {
     fn metrics(&self) -> String {
         String::new()
     }
+}
+
+/// A router apart from the node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RouterApart {
+    /// The path of its namespace.
+    pub namespace: PathBuf,
+    /// Its end of the link to the node.
+    pub uplink: IfName,
 }
 
 /// A router in which policies are enforced until this is dropped.

@@ -17,9 +17,9 @@ use knit_ipam::{Cooling, Millis};
 use knit_ledger::{Batch, Entry, LedgerError, Unreadable};
 use knit_runtime::routers::{Routers, Steering};
 use knit_runtime::{
-    AttachRequest, Attachment, Change, Changes, Damage, Disturbance, Error, HostEnd, Info, InterfaceName,
-    Network, NetworkStatus, NetworkUsage, Pod, Protocol, Reason, Result, Runtime, SandboxId, Status, Survey,
-    feature,
+    AttachRequest, Attachment, Change, Changes, Damage, Disturbance, Error, HostEnd, IfName, Info,
+    InterfaceName, Network, NetworkStatus, NetworkUsage, Pod, Protocol, Reason, Result, Runtime, SandboxId,
+    Status, Survey, feature,
 };
 use knit_types::sync::Locked;
 use tokio::sync::{Notify, mpsc, watch};
@@ -361,6 +361,10 @@ impl Routers for FakeRouters {
 
     fn uplink_ranges(&self) -> Vec<IpNet> {
         Vec::new()
+    }
+
+    fn uplink_in_router(&self) -> IfName {
+        IfName::new("uplink").expect("a name")
     }
 
     fn uplink_prefix(&self) -> String {

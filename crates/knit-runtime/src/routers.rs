@@ -13,8 +13,8 @@ use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
 
-use crate::Protocol;
 use crate::error::Result;
+use crate::{IfName, Protocol};
 
 /// The routers of one runtime on this node.
 pub trait Routers: Debug + Send + Sync {
@@ -27,6 +27,9 @@ pub trait Routers: Debug + Send + Sync {
 
     /// Where the addresses of such links come from: nobody else may have them.
     fn uplink_ranges(&self) -> Vec<IpNet>;
+
+    /// What such a link is called in the router.
+    fn uplink_in_router(&self) -> IfName;
 
     /// How the names of such links begin, in the node's namespace.
     fn uplink_prefix(&self) -> String;

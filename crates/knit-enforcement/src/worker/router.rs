@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use knit_kernel::netns::{NetNs, NsId};
+use knit_node::policy::RouterApart;
 use knit_policy::model::Name;
 use knit_policy::sets::{Change, Key, Value};
 use knit_types::chain;
@@ -44,7 +44,7 @@ impl Default for Settings {
 pub(crate) struct Router {
     id: u64,
     network: Name,
-    path: Option<PathBuf>,
+    apart: Option<RouterApart>,
     backend: Option<Box<dyn Backend>>,
     /// The namespace that the backend works in.
     namespace: Option<NsId>,
@@ -67,11 +67,11 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(id: u64, network: Name, path: Option<PathBuf>) -> Self {
+    pub(crate) fn new(id: u64, network: Name, apart: Option<RouterApart>) -> Self {
         Self {
             id,
             network,
-            path,
+            apart,
             backend: None,
             namespace: None,
             settings: Settings::default(),
@@ -115,8 +115,8 @@ impl Router {
     /// If the router is another namespace than it was, everything has to be brought there: its links may come
     /// up only after that.
     pub(crate) fn look_for_move(&mut self) {
-        let Some(path) = self.path.as_ref().filter(|_| self.backend.is_some()) else { return };
-        if NetNs::open(path).ok().map(|namespace| namespace.id()) != self.namespace {
+        let Some(apart) = self.apart.as_ref().filter(|_| self.backend.is_some()) else { return };
+        if NetNs::open(&apart.namespace).ok().map(|namespace| namespace.id()) != self.namespace {
             tracing::warn!(network = %self.network, "its router is a new one: bringing policies there");
             self.backend = None;
             self.bring_whole();
@@ -183,15 +183,15 @@ impl Router {
         if self.backend.is_some() {
             return Ok(());
         }
-        let namespace = match &self.path {
-            Some(path) => NetNs::open(path)?,
+        let namespace = match &self.apart {
+            Some(apart) => NetNs::open(&apart.namespace)?,
             None => node.namespace.try_clone()?,
         };
         self.namespace = Some(namespace.id());
         let place = RouterPlace {
             network: self.network.clone(),
             namespace,
-            is_node: self.path.is_none(),
+            uplink: self.apart.as_ref().map(|apart| apart.uplink.clone()),
             node: node.addresses.clone(),
         };
         let mut backend = backends.open(&place)?;

@@ -114,7 +114,7 @@ impl Bench {
         std::thread::spawn(move || worker.run(&inbox));
         let (by, state) = watch::channel(PoliciesState::default());
         let bench = Self { fake, sender, state };
-        bench.tell(Told::Start { id: 1, network: "default".into(), path: None, state: by });
+        bench.tell(Told::Start { id: 1, network: "default".into(), apart: None, state: by });
         bench
     }
 

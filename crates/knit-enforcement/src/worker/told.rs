@@ -1,12 +1,11 @@
 //! What the worker is told, and what it answers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use knit_node::policy::PoliciesState;
+use knit_node::policy::{PoliciesState, RouterApart};
 use knit_policy::model::{Alias, Labels, Name, Node, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::Engine;
 use tokio::sync::{oneshot, watch};
@@ -49,7 +48,7 @@ pub(crate) enum Told {
     /// What an operator says about policies in a Network.
     Settings(Name, Settings),
     /// A Network's router is there.
-    Start { id: u64, network: Name, path: Option<PathBuf>, state: watch::Sender<PoliciesState> },
+    Start { id: u64, network: Name, apart: Option<RouterApart>, state: watch::Sender<PoliciesState> },
     /// It is not looked after any more.
     Stop { id: u64 },
     /// Everything that policies depend on has arrived, or that of the last run counts.

@@ -18,7 +18,7 @@ use super::{Applied, Networks, Patience};
 use crate::clock;
 use crate::config::MainInterfaces;
 use crate::error::{Error, Reason, Result};
-use crate::policy::EnforcedRouter;
+use crate::policy::{EnforcedRouter, RouterApart};
 use crate::proxy::{NoRouter, Running};
 use crate::world::{World, announced};
 
@@ -263,9 +263,10 @@ impl Networks {
         runtime: &str,
         network: &knit_runtime::Network,
     ) -> Option<Box<dyn EnforcedRouter>> {
-        let has_router = network.topology.has_router() && self.has_routers(runtime);
-        let policies = self.policies.as_ref().filter(|_| has_router)?;
-        Some(policies.start(self.router_of(network), network))
+        let policies = self.policies.as_ref().filter(|_| network.topology.has_router())?;
+        let uplink = self.runtimes.get(runtime)?.routers()?.uplink_in_router();
+        let router = self.router_of(network).map(|namespace| RouterApart { namespace, uplink });
+        Some(policies.start(router, network))
     }
 
     /// Whether a runtime makes routers that the agent can use.

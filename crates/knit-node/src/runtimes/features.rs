@@ -184,6 +184,10 @@ mod tests {
             Vec::new()
         }
 
+        fn uplink_in_router(&self) -> knit_runtime::IfName {
+            knit_runtime::IfName::new("able").expect("a name")
+        }
+
         fn uplink_prefix(&self) -> String {
             "able-".to_owned()
         }
