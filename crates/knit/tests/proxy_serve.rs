@@ -164,7 +164,7 @@ fn rules_55_61_files_are_followed_and_health_metrics_and_questions_answered() {
     let reply = http(metrics, "/metrics");
     assert!(reply.contains("kubeproxy_sync_proxy_rules_duration_seconds_count"), "{reply}");
     assert!(reply.contains(r#"kubeproxy_proxy_healthz_total{code="200"} 1"#), "{reply}");
-    assert!(http(metrics, "/proxyMode").ends_with("nftables"));
+    assert!(http(metrics, "/proxyMode").ends_with("\r\n\r\nprint"), "the backend that it has");
 
     // What runs is asked through its socket, by its own user only.
     let socket = folder.path().join("proxy.sock");
@@ -252,6 +252,8 @@ fn one_proxy_reads_objects_and_another_does_what_it_says() {
     second.prints("cluster IP 10.96.0.10:80 -> cluster endpoints: 192.0.2.1:8080 192.0.2.2:8080");
     second.prints("set shop/cart");
     second.logs("in force: 2 service ports");
+    let mode = http(first.address("metrics on http://"), "/proxyMode");
+    assert!(mode.ends_with("\r\n\r\nstream"), "{mode}");
     // It can be asked like any other; the reasons are the first one's.
     let ask = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_knit"))
@@ -323,5 +325,7 @@ fn net_admin_is_all_the_privilege_that_is_needed() {
         assert!(said[0].contains("/proc/sys is read-only in this container"), "{log}");
         assert!(said[0].contains("net/netfilter/nf_conntrack_tcp_timeout_established=77"), "{log}");
         assert!(said[0].contains("net/netfilter/nf_conntrack_udp_timeout=78"), "{log}");
+        let mode = http(proxy.address("metrics on http://"), "/proxyMode");
+        assert!(mode.ends_with("\r\n\r\nnftables"), "{mode}");
     });
 }

@@ -95,6 +95,15 @@ fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics, stream: &S
     })
 }
 
+/// What `/proxyMode` answers.
+fn mode_of(kind: BackendKind) -> &'static str {
+    match kind {
+        BackendKind::Nftables => NftBackends.name(),
+        BackendKind::Print => "print",
+        BackendKind::Stream => "stream",
+    }
+}
+
 fn nft_config(proxy_name: Option<&str>) -> Config {
     proxy_name.map_or_else(Config::default, Config::named)
 }
@@ -247,10 +256,10 @@ async fn serve_with(
         let listener = http::listen(address, "healthz", hard).await?;
         serve_proxy(listener, well, move |probe| counting.probed(probe)).await.context("healthz")
     });
-    let (address, registry) = (settings.metrics, Arc::new(registry));
+    let (address, registry, mode) = (settings.metrics, Arc::new(registry), mode_of(args.backend));
     servers.spawn(async move {
         let listener = http::listen(address, "metrics", hard).await?;
-        http::serve_metrics(listener, NftBackends.name(), registry).await
+        http::serve_metrics(listener, mode, registry).await
     });
     let watched = stream.clone();
     match stream {
