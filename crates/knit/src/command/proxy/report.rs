@@ -4,12 +4,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use knit_proxy::backend::Outcome;
-use knit_proxy::engine::{Inspect, Observer, Run};
+use knit_proxy::engine::{self, Inspect, Level, Observer, Run};
 use knit_proxy::model::Problem;
 use tokio::sync::watch;
 
 /// An observer of the engine that writes the log.
 pub struct Log {
+    lines: engine::Log<fn(Level, &str)>,
     /// Becomes true once everything was in force for the first time.
     in_force: watch::Sender<bool>,
     event: Box<dyn Fn(&Problem) + Send>,
@@ -26,42 +27,36 @@ impl Log {
     /// `event` is called for each problem besides the log.
     pub fn new(event: impl Fn(&Problem) + Send + 'static) -> (Self, watch::Receiver<bool>) {
         let (in_force, receiver) = watch::channel(false);
-        (Self { in_force, event: Box::new(event) }, receiver)
+        (Self { lines: engine::Log::new(log as fn(Level, &str)), in_force, event: Box::new(event) }, receiver)
     }
 }
 
 impl Observer for Log {
     fn ran(&mut self, run: &Run<'_>) {
-        let (ports, took) = (run.state.ports.len(), run.took);
-        match run.outcome {
-            Outcome::Failed(reason) => {
-                tracing::error!("the services could not be applied, retrying: {reason}");
-                return;
-            }
-            Outcome::FamilyFailed { family, reason, .. } => {
-                tracing::error!("the services of {family} could not be applied, retrying: {reason}");
-            }
-            Outcome::Partly(_) | Outcome::Done => {}
-        }
-        for failure in run.outcome.failures() {
-            tracing::warn!("{failure}");
+        self.lines.ran(run);
+        if matches!(run.outcome, Outcome::Failed(_)) {
+            return;
         }
         if run.full {
             // The first lists and a full transaction need more than what stays, and an allocator keeps it.
             knit_kernel::release_memory();
         }
-        if !self.in_force.send_replace(true) {
-            tracing::info!("in force: {ports} service ports, in {took:.1?}");
-        } else if run.full {
-            tracing::debug!("full sync: {ports} service ports, in {took:.1?}");
-        } else {
-            tracing::debug!("{} of {ports} service ports changed, in {took:.1?}", run.changes.ports.len());
-        }
+        self.in_force.send_replace(true);
     }
 
     fn problem(&mut self, problem: &Problem) {
-        tracing::warn!("{problem}");
+        self.lines.problem(problem);
         (self.event)(problem);
+    }
+}
+
+/// Writes a line of the engine's.
+fn log(level: Level, line: &str) {
+    match level {
+        Level::Debug => tracing::debug!("{line}"),
+        Level::Info => tracing::info!("{line}"),
+        Level::Warn => tracing::warn!("{line}"),
+        Level::Error => tracing::error!("{line}"),
     }
 }
 
