@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use knit_types::{Addresses, InterfaceName, Mac, parse_ip};
+use knit_types::{Addresses, InterfaceName, Mac, NetworkName, parse_ip};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -129,12 +129,8 @@ impl TryFrom<Raw> for AttachmentConfig {
 
     fn try_from(raw: Raw) -> Result<Self, ConfigError> {
         let wrong = |field: &str, problem: &dyn fmt::Display| ConfigError(format!("{field}: {problem}"));
-        if let Some(network) = &raw.network
-            && !is_network_name(network)
-        {
-            let problem =
-                format!("{:?} is not a valid Network name: write one such as blue", shorten(network));
-            return Err(wrong("network", &problem));
+        if let Some(Err(error)) = raw.network.as_ref().map(NetworkName::parse) {
+            return Err(wrong("network", &error));
         }
         let interface = raw.interface.map(|name| InterfaceName::new(shorten(&name)));
         let addresses = raw.addresses.unwrap_or_default();
@@ -184,14 +180,6 @@ fn check_fields(map: &Map<String, Value>) -> Result<(), ConfigError> {
         }
     }
     Ok(())
-}
-
-/// Whether a text can be a Network's name.
-fn is_network_name(name: &str) -> bool {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.');
-    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let bytes = name.as_bytes();
-    name.len() <= 63 && bytes.iter().all(|b| inner(*b)) && edge(bytes.first()) && edge(bytes.last())
 }
 
 /// A stranger's text in a message: short, and without control characters.

@@ -25,7 +25,9 @@ pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route}
 pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
 pub use family::{ByFamily, Family, HasFamily, PerFamily};
 pub use mac::{Mac, ParseMacError};
-pub use name::{IfName, InterfaceName, InvalidInterfaceName, InvalidSandboxId, NetworkName, SandboxId};
+pub use name::{
+    IfName, InterfaceName, InvalidInterfaceName, InvalidNetworkName, InvalidSandboxId, NetworkName, SandboxId,
+};
 pub use owner::{ObjectRef, Owner};
 pub use parse::{parse_ip, parse_net};
 pub use pod::PodRef;

@@ -52,6 +52,11 @@ pub struct InvalidInterfaceName {
 )]
 pub struct InvalidSandboxId(String);
 
+/// A text that cannot be the name of a Network.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0:?} is not a valid Network name: write one such as blue")]
+pub struct InvalidNetworkName(String);
+
 /// A stranger's text in a message: not longer than a line.
 fn shortened(text: &str) -> String {
     const MOST: usize = 64;
@@ -210,6 +215,26 @@ impl SandboxId {
 impl NetworkName {
     /// What the default Network is called.
     pub const DEFAULT: &'static str = "default";
+
+    /// The longest name, in bytes: it is the value of labels.
+    pub const MAX: usize = 63;
+
+    /// Checks a name that somebody asks for.
+    ///
+    /// # Errors
+    /// When no Network can have it: it is not 1 to 63 lower-case letters, digits, dots and hyphens, with a
+    /// letter or digit at both ends.
+    pub fn parse(name: impl AsRef<str>) -> Result<Self, InvalidNetworkName> {
+        let name = name.as_ref();
+        let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        let inner = |b: &u8| edge(Some(b)) || matches!(b, b'-' | b'.');
+        let bytes = name.as_bytes();
+        let fits = bytes.len() <= Self::MAX && bytes.iter().all(inner);
+        if !fits || !edge(bytes.first()) || !edge(bytes.last()) {
+            return Err(InvalidNetworkName(shortened(name)));
+        }
+        Ok(name.into())
+    }
 
     /// The name as text.
     #[must_use]
@@ -394,6 +419,20 @@ mod tests {
     fn the_default_network_is_the_default() {
         assert_eq!(NetworkName::from("default"), NetworkName::default());
         assert!(NetworkName::from("default").is_default() && !NetworkName::from("blue").is_default());
+    }
+
+    #[test]
+    fn a_network_can_have_the_names_that_the_api_server_and_labels_take() {
+        for good in ["blue", "a", "9", "tenant-1.blue", &"x".repeat(63)] {
+            assert_eq!(NetworkName::parse(good).expect(good).as_str(), good);
+        }
+        for bad in
+            ["", "Blue", "-a", "a-", ".a", "a.", "a b", "a_b", "ns/blue", "blue\n", "é", &"x".repeat(64)]
+        {
+            let error = NetworkName::parse(bad).expect_err(bad).to_string();
+            assert!(error.ends_with("is not a valid Network name: write one such as blue"), "{error}");
+            assert!(error.len() < 300 && !error.contains('\n'), "{error}");
+        }
     }
 
     #[test]

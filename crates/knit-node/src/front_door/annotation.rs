@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use knit_api::names;
 use knit_ipam::Mac;
 use knit_runtime::InterfaceName;
+use knit_types::NetworkName;
 use serde::Deserialize;
 
 use crate::request::{Asked, Wish, Wishes};
@@ -97,13 +98,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
         let (namespace, name) = (shown(namespace), shown(name));
         return Err(format!("{namespace}/{name}: Networks are not namespaced: write only the name"));
     }
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.');
-    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let bytes = name.as_bytes();
-    if name.len() > 63 || !bytes.iter().all(|b| inner(*b)) || !edge(bytes.first()) || !edge(bytes.last()) {
-        return Err(format!("{} is not a valid Network name: write one such as blue", shown(name)));
-    }
-    Ok(())
+    NetworkName::parse(name).map(drop).map_err(|error| error.to_string())
 }
 
 fn parse_name(part: &str) -> Result<Asked, String> {
