@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::{Ipv4Net, Ipv6Net};
 use knit_api::kni::v1alpha1 as wire;
 use knit_kernel::link::Link;
 use knit_kernel::{Handle, IfName, NetNs};
@@ -288,17 +288,13 @@ impl Bed {
             };
             return Family::ALL.into_iter().filter_map(of).collect();
         }
-        let prefix = |address: IpAddr, subnet: &Subnet| {
-            let on_link = network.topology.has_subnet_on_link().then_some(subnet.cidr.prefix_len());
-            on_link.and_then(|length| IpNet::new(address, length).ok()).unwrap_or(address.into())
-        };
         let at = |subnet: &Subnet| {
             let index = 0x100 + FIRST_POD + number % PODS;
             let address = match subnet.cidr.addr() {
                 IpAddr::V4(v4) => IpAddr::from(Ipv4Addr::from_bits(v4.to_bits() + index)),
                 IpAddr::V6(v6) => IpAddr::from(Ipv6Addr::from_bits(v6.to_bits() + u128::from(index))),
             };
-            Address { net: prefix(address, subnet), gateway: subnet.gateway }
+            network.pod_address(address).expect("the suite's subnets are large enough for its pods")
         };
         network.subnets.iter().map(at).collect()
     }

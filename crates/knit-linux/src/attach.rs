@@ -349,7 +349,7 @@ impl Plan {
         let mut addresses = Vec::new();
         for wanted in &request.addresses {
             let ip = wanted.net.addr();
-            let address = shape.pod_address(ip).ok_or_else(|| {
+            let address = shape.network.pod_address(ip).ok_or_else(|| {
                 invalid(format!("{ip} is in no subnet of Network {}: reserve one that is", request.network))
             })?;
             let taken = address.gateway == Some(ip) || shape.network.router_addresses.contains(&ip);

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 use knit_ipam::{Mac, gateway_mac};
-use knit_runtime::{Address, Error, Network, Reason, Result, Route};
+use knit_runtime::{Error, Network, Reason, Result, Route};
 use knit_types::{ByFamily as _, Family, HasFamily as _};
 
 use crate::mark::fnv;
@@ -182,19 +182,6 @@ impl Shape {
             Home::Node => self.node_addresses.first_of(family).copied(),
             Home::Own => self.router_address(family),
         }
-    }
-
-    /// An address as a pod's interface has it: with its subnet where that is on its link, and alone
-    /// otherwise.
-    pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
-        let subnet = self.network.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
-        let prefix = match (self.network.topology.has_subnet_on_link(), address) {
-            (true, _) => subnet.cidr.prefix_len(),
-            (false, IpAddr::V4(_)) => 32,
-            (false, IpAddr::V6(_)) => 128,
-        };
-        let net = IpNet::new(address, prefix).ok()?;
-        Some(Address { net, gateway: subnet.gateway })
     }
 
     /// The routes that a pod gets.

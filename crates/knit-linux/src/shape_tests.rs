@@ -219,8 +219,8 @@ fn pods_get_their_routes() {
     network.topology = Topology::Layer2;
     let shape = Shape::of(&network, &facts(), Home::Own).expect("it works");
     assert_eq!(routes(&shape, false), ["172.16.0.0/12 10.244.0.1", "fd99::/64 fd44::1"]);
-    assert_eq!(shape.pod_address(ip("10.244.1.5")).expect("inside").net, net("10.244.1.5/16"));
-    assert_eq!(shape.pod_address(ip("10.1.1.5")), None);
+    assert_eq!(shape.network.pod_address(ip("10.244.1.5")).expect("inside").net, net("10.244.1.5/16"));
+    assert_eq!(shape.network.pod_address(ip("10.1.1.5")), None);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_types::{ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayMode};
+use knit_types::{Address, ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayMode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason};
@@ -159,6 +159,16 @@ impl Network {
         self.subnets.first_of(Family::of(address)).and_then(|subnet| subnet.gateway)
     }
 
+    /// An address as a pod's interface has it: with its subnet's prefix where that is on the pod's link, and
+    /// alone otherwise. None for an address outside of all subnets.
+    #[must_use]
+    pub fn pod_address(&self, address: IpAddr) -> Option<Address> {
+        let subnet = self.subnets.iter().find(|subnet| subnet.cidr.contains(&address))?;
+        let on_link = self.topology.has_subnet_on_link().then_some(subnet.cidr.prefix_len());
+        let net = on_link.and_then(|length| IpNet::new(address, length).ok()).unwrap_or(address.into());
+        Some(Address { net, gateway: subnet.gateway })
+    }
+
     /// The blocks of one node.
     pub fn blocks_of<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Block> {
         self.blocks.iter().filter(move |b| b.node == node)
@@ -168,6 +178,41 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pods_address_has_the_prefix_of_what_is_on_its_link() {
+        let subnet = |cidr: &str, gateway: &str| Subnet {
+            cidr: cidr.parse().expect("a range"),
+            gateway: Some(gateway.parse().expect("an address")),
+        };
+        let mut network = Network {
+            name: "blue".into(),
+            id: NetworkId::new(7).expect("a number"),
+            topology: Topology::Layer3,
+            subnets: vec![subnet("10.2.0.0/16", "10.2.0.1"), subnet("fd00:2::/64", "fd00:2::1")],
+            mtu: None,
+            primary: false,
+            outside: true,
+            not_outside: Vec::new(),
+            cluster_service_ips: Vec::new(),
+            routes: Vec::new(),
+            blocks: Vec::new(),
+            router_addresses: Vec::new(),
+            announced: Vec::new(),
+            underlay: None,
+            parameters: serde_json::Map::default(),
+        };
+        let shown = |network: &Network, address: &str| {
+            let found = network.pod_address(address.parse().expect("an address"))?;
+            Some(format!("{} by {}", found.net, found.gateway?))
+        };
+        assert_eq!(shown(&network, "10.2.3.4").as_deref(), Some("10.2.3.4/32 by 10.2.0.1"));
+        assert_eq!(shown(&network, "fd00:2::9").as_deref(), Some("fd00:2::9/128 by fd00:2::1"));
+        network.topology = Topology::Layer2;
+        assert_eq!(shown(&network, "10.2.3.4").as_deref(), Some("10.2.3.4/16 by 10.2.0.1"));
+        assert_eq!(shown(&network, "fd00:2::9").as_deref(), Some("fd00:2::9/64 by fd00:2::1"));
+        assert_eq!(shown(&network, "10.3.0.1"), None);
+    }
 
     #[test]
     fn network_ids_fit_a_vni() {

@@ -201,14 +201,8 @@ impl Pipeline {
 }
 
 /// The addresses of an interface, as its Network's topology wants them.
-fn addresses(network: &Arc<Network>, leased: &knit_ipam::AddressList) -> Vec<Address> {
-    let with_prefix = |address: std::net::IpAddr| {
-        let subnet = network.subnets.iter().find(|s| s.cidr.contains(&address));
-        let host = IpNet::from(address);
-        let on_link = subnet.filter(|_| network.topology.has_subnet_on_link());
-        let net =
-            on_link.and_then(|subnet| IpNet::new(address, subnet.cidr.prefix_len()).ok()).unwrap_or(host);
-        Address { net, gateway: network.gateway_for(address) }
-    };
-    leased.iter().map(with_prefix).collect()
+fn addresses(network: &Network, leased: &knit_ipam::AddressList) -> Vec<Address> {
+    // Of a subnet that the Network no longer has.
+    let alone = |address| Address { net: IpNet::from(address), gateway: network.gateway_for(address) };
+    leased.iter().map(|address| network.pod_address(address).unwrap_or_else(|| alone(address))).collect()
 }
