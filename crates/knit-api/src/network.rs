@@ -1,7 +1,7 @@
 //! Network: a thing that pods attach to.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
-use knit_types::{Topology, UnderlayMode};
+use knit_types::{IPV6_MIN_MTU, Topology, UnderlayMode};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -118,7 +118,7 @@ pub struct NetworkSpec {
     /// The MTU of a pod's interface. Defaults to the MTU of the nodes' network minus the overhead of the
     /// tunnel, and with `topology: Underlay` to that of the parent link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1280, max = 65535))]
+    #[schemars(range(min = IPV6_MIN_MTU, max = 65535))]
     pub mtu: Option<u16>,
 
     /// Namespaces whose pods have this Network as their primary Network instead of the default one, with

@@ -16,7 +16,7 @@ impl Mtu {
     /// The most that a veth, bridge or VXLAN takes.
     pub const MAX: u32 = 65_535;
     /// The least that IPv6 needs: below it the kernel turns IPv6 off on the link.
-    pub const MIN_IPV6: u32 = 1280;
+    pub const MIN_IPV6: u32 = knit_types::IPV6_MIN_MTU;
 
     /// Checks an MTU.
     pub fn new(bytes: u32) -> Result<Self> {

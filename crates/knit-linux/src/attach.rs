@@ -40,8 +40,6 @@ use crate::shape::{Home, Shape, check_route};
 /// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of
 /// breath.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// The least MTU with which a link has IPv6.
-pub(crate) const IPV6_MTU: u32 = 1280;
 
 /// All that is to be made for one request.
 pub(crate) struct Plan {
@@ -189,12 +187,12 @@ impl Core {
     /// Makes a pair of links between pod and router, with all that is on them.
     pub fn make_port(&self, net: &Net, plan: &Plan, request: &AttachRequest, pod: &NetNs) -> Result<Link> {
         let handle = net.space.links()?;
-        let ipv6 = self.node.ipv6 && plan.shape.mtu >= IPV6_MTU;
+        let addr_gen = self.node.addr_gen(&plan.shape);
         let mut link = NewLink::veth(plan.host.clone(), plan.peer(pod)?);
         link.mac = Some(plan.shape.gateway_mac());
         link.mtu = Mtu::new(plan.shape.mtu).ok();
         link.alias = Some(plan.mark.alias());
-        link.addr_gen = ipv6.then_some(AddrGenMode::None);
+        link.addr_gen = addr_gen;
         link.up = true;
         if let Some(master) = plan.shape.driver().master() {
             let name = IfName::new(master.name).expect("a driver gives its link a name that is one");
@@ -207,7 +205,7 @@ impl Core {
                 let message = format!("the kernel did not report where the other end of {} is", plan.host);
                 Error::new(Reason::Internal, message)
             })?;
-            self.pod_side(plan, pod, peer, ipv6, request)
+            self.pod_side(plan, pod, peer, addr_gen, request)
         };
         let created = plan.port().make(&*handle, &mut *net.space.rules()?, &link, pod_side)?;
         net.node_side(plan)?;
@@ -228,11 +226,11 @@ impl Core {
         plan: &Plan,
         pod: &NetNs,
         peer: u32,
-        ipv6: bool,
+        addr_gen: Option<AddrGenMode>,
         request: &AttachRequest,
     ) -> Result<()> {
         let handle = Handle::open(pod).map_err(internal("open a socket in the pod's namespace"))?;
-        let ops = plan.shape.driver().pod_side(plan, peer, ipv6);
+        let ops = plan.shape.driver().pod_side(plan, peer, addr_gen);
         let attempt = handle.apply(&ops);
         let Err(error) = attempt else { return Ok(()) };
         if !plan.shape.has(IpFamily::V6) {
@@ -247,7 +245,7 @@ impl Core {
         }
         sysctls.set(&off, 0).map_err(internal("switch IPv6 on in the pod"))?;
         let ops: Vec<Op<'_>> =
-            plan.shape.driver().pod_side(plan, peer, ipv6).into_iter().map(again).collect();
+            plan.shape.driver().pod_side(plan, peer, addr_gen).into_iter().map(again).collect();
         handle.apply(&ops).map_err(internal("configure the pod's interface"))?;
         self.attachments.switched_on(&plan.host);
         Ok(())
@@ -419,8 +417,7 @@ impl Plan {
     }
 
     /// What is done inside the pod's namespace.
-    pub fn pod_ops(&self, peer: u32, ipv6: bool) -> Vec<Op<'static>> {
-        let addr_gen = ipv6.then_some(AddrGenMode::None);
+    pub fn pod_ops(&self, peer: u32, addr_gen: Option<AddrGenMode>) -> Vec<Op<'static>> {
         let lo = IfName::new("lo").expect("lo is a name");
         let mut ops: Vec<Op<'static>> = vec![
             LinkChange::named(lo).up().into(),

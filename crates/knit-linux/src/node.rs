@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use ipnet::IpNet;
 use knit_kernel::addr::Address;
-use knit_kernel::link::Link;
+use knit_kernel::link::{AddrGenMode, Link};
 use knit_kernel::{Handle, IfName};
 use knit_runtime::{Error, Reason, Result};
 use knit_types::sync::Locked;
@@ -16,7 +16,7 @@ use crate::fail::internal;
 use crate::neighbours::Room;
 use crate::node_tables::NodeTables;
 use crate::senses::Senses;
-use crate::shape::Facts;
+use crate::shape::{Facts, Shape};
 use crate::space::Space;
 
 /// The node.
@@ -46,6 +46,11 @@ impl Node {
         let senses = Senses::start();
         senses.listen(&space);
         Ok(Self { config, space, ipv6, tables: Mutex::default(), room, senses })
+    }
+
+    /// How a link of a Network makes IPv6 addresses of its own: never. None where it has no IPv6.
+    pub fn addr_gen(&self, shape: &Shape) -> Option<AddrGenMode> {
+        (self.ipv6 && shape.has_ipv6()).then_some(AddrGenMode::None)
     }
 
     /// A link of the node that Networks are on; it must be there and work.

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use ipnet::IpNet;
 use knit_ipam::{Mac, gateway_mac};
 use knit_runtime::{Error, Network, Reason, Result, Route};
-use knit_types::{ByFamily as _, Family, HasFamily as _};
+use knit_types::{ByFamily as _, Family, HasFamily as _, IPV6_MIN_MTU};
 
 use crate::mark::fnv;
 use crate::topology::{self, Driver};
@@ -81,8 +81,6 @@ pub(crate) enum Path {
 const OVERHEAD_V4: u32 = 50;
 /// The same with an outer IPv6 header.
 const OVERHEAD_V6: u32 = 70;
-/// The least that IPv6 works with.
-const MIN_MTU_V6: u32 = 1280;
 /// The least that IPv4 hosts must take.
 const MIN_MTU_V4: u32 = 576;
 
@@ -182,6 +180,11 @@ impl Shape {
             Home::Node => self.node_addresses.first_of(family).copied(),
             Home::Own => self.router_address(family),
         }
+    }
+
+    /// Whether links of it have IPv6.
+    pub fn has_ipv6(&self) -> bool {
+        self.mtu >= IPV6_MIN_MTU
     }
 
     /// The routes that a pod gets.
@@ -370,7 +373,7 @@ fn mtu(network: &Network, facts: &Facts, tunnelled: bool, source: Option<IpAddr>
         ));
     }
     let v6 = network.subnets.iter().any(|subnet| subnet.cidr.addr().is_ipv6());
-    let least = if v6 { MIN_MTU_V6 } else { MIN_MTU_V4 };
+    let least = if v6 { IPV6_MIN_MTU } else { MIN_MTU_V4 };
     if mtu < least {
         return Err(format!(
             "Network {} would have an MTU of {mtu}, but it needs at least {least}: raise that of \

@@ -50,6 +50,9 @@ pub struct PerFamily<T> {
     pub v6: T,
 }
 
+/// The least MTU that IPv6 works with: below it the kernel turns IPv6 off on a link.
+pub const IPV6_MIN_MTU: u32 = 1280;
+
 // === impl Family ===
 
 impl Family {

@@ -23,7 +23,7 @@ pub use address_list::AddressList;
 pub use addresses::Addresses;
 pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route};
 pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
-pub use family::{ByFamily, Family, HasFamily, PerFamily};
+pub use family::{ByFamily, Family, HasFamily, IPV6_MIN_MTU, PerFamily};
 pub use mac::{Mac, ParseMacError};
 pub use name::{
     IfName, InterfaceName, InvalidInterfaceName, InvalidNetworkName, InvalidSandboxId, NetworkName, SandboxId,

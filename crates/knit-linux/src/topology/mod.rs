@@ -14,7 +14,7 @@ use std::fmt;
 
 use std::sync::Arc;
 
-use knit_kernel::link::{Link, PortFlags};
+use knit_kernel::link::{AddrGenMode, Link, PortFlags};
 use knit_kernel::netns::NetNs;
 use knit_kernel::{Handle, IfName, Op};
 use knit_nft::{self as nft, TableId, TableState};
@@ -118,9 +118,10 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
         core.make_port(net, plan, request, pod)
     }
 
-    /// What is done inside the pod's namespace, to the interface with this number there.
-    fn pod_side(&self, plan: &Plan, interface: u32, ipv6: bool) -> Vec<Op<'static>> {
-        plan.pod_ops(interface, ipv6)
+    /// What is done inside the pod's namespace, to the interface with this number there. `addr_gen` is none
+    /// where links have no IPv6.
+    fn pod_side(&self, plan: &Plan, interface: u32, addr_gen: Option<AddrGenMode>) -> Vec<Op<'static>> {
+        plan.pod_ops(interface, addr_gen)
     }
 
     /// Whether a new pod can be reached: by default a packet goes from its router to each of its addresses

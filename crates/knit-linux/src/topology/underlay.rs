@@ -24,7 +24,7 @@ use knit_runtime::{
 use knit_types::sync::ReadWrite;
 
 use super::{Driver, NAMESPACE, lo};
-use crate::attach::{IPV6_MTU, Plan};
+use crate::attach::Plan;
 use crate::core::Core;
 use crate::fail::{chain, internal};
 use crate::mark::{Mark, fnv};
@@ -195,10 +195,10 @@ impl Driver for Underlay {
         }
         let new = new_child(plan, parent.index, pod)?;
         let inside = room.distant(number);
-        let ipv6 = net.node.ipv6 && plan.shape.mtu >= IPV6_MTU;
+        let addr_gen = net.node.addr_gen(&plan.shape);
         make_child(&*node, &inside, &plan.mark, &new, |created| {
             announce(pod, &new.name);
-            core.pod_side(plan, pod, created.index, ipv6, request)
+            core.pod_side(plan, pod, created.index, addr_gen, request)
         })?;
         let made = inside.link_by_name(&new.name).map_err(internal("read the new link"))?;
         made.ok_or_else(|| {
@@ -209,13 +209,13 @@ impl Driver for Underlay {
     }
 
     /// Its mark first, so that it can be found; its addresses before it comes up, so that they are announced.
-    fn pod_side(&self, plan: &Plan, interface: u32, ipv6: bool) -> Vec<Op<'static>> {
+    fn pod_side(&self, plan: &Plan, interface: u32, addr_gen: Option<AddrGenMode>) -> Vec<Op<'static>> {
         let mut ops: Vec<Op<'static>> = vec![
             Change { alias: Some(plan.mark.alias()), ..Change::of(interface) }.into(),
             Change::named(lo()).up().into(),
         ];
-        if ipv6 {
-            ops.push(Change { addr_gen: Some(AddrGenMode::None), ..Change::of(interface) }.into());
+        if addr_gen.is_some() {
+            ops.push(Change { addr_gen, ..Change::of(interface) }.into());
         }
         for address in &plan.addresses {
             ops.push(Op::create(Address::new(interface, address.net)));

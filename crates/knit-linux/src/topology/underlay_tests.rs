@@ -95,7 +95,7 @@ fn child(plan: &Plan) -> NewLink<'static> {
 fn a_networks_plan_has_no_tunnel_and_no_router() {
     let shape = Shape::of(&network(), &facts(), Home::Own).expect("it works");
     assert_eq!((shape.mtu, shape.tunnel_source, shape.remotes.len()), (1500, None, 0));
-    let ops = Underlay.pod_side(&plan(), 3, true);
+    let ops = Underlay.pod_side(&plan(), 3, Some(AddrGenMode::None));
     let text: String = ops.iter().map(|op| format!("{op}\n")).collect();
     insta::assert_snapshot!(text);
 }
