@@ -1,5 +1,7 @@
 //! Names that appear in objects of others: annotations, labels, finalizers, taints, field managers.
 
+use knit_types::fnv1a;
+
 /// The Network that a pod has when nothing says otherwise.
 pub const DEFAULT_NETWORK: &str = "default";
 
@@ -77,10 +79,8 @@ pub fn device_of(network: &str) -> String {
     if !network.contains('.') {
         return network.to_owned();
     }
-    // FNV-1a: what matters is that two Networks of one cluster do not meet.
-    let hash = network.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    // What matters is that two Networks of one cluster do not meet.
+    let hash = fnv1a(network.bytes());
     let readable: String = network.chars().take(46).map(|c| if c == '.' { '-' } else { c }).collect();
     format!("{readable}-{hash:016x}")
 }

@@ -14,7 +14,7 @@
 
 use std::net::IpAddr;
 
-use knit_types::{Addresses, Mac};
+use knit_types::{Addresses, Mac, fnv1a};
 
 use crate::address::to_number;
 
@@ -50,10 +50,7 @@ pub fn gateway_mac(network_id: u32) -> Mac {
 
 /// The MAC of a static IPv6-only address beyond the window in which [`pod_mac`] is unique.
 pub(crate) fn hashed_mac(address: IpAddr) -> Mac {
-    // FNV-1a: fixed forever, unlike the standard library's hashers.
-    let hash = to_number(address).to_be_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    });
+    let hash = fnv1a(to_number(address).to_be_bytes());
     with_prefix(HASHED, u128::from(hash ^ (hash >> 40)))
 }
 

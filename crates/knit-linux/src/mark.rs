@@ -14,6 +14,7 @@ use knit_ipam::Mac;
 use knit_kernel::name::IfName;
 use knit_kernel::owner;
 use knit_runtime::{AttachRequest, Error, InterfaceName, Network, Reason, Result, SandboxId, Topology};
+use knit_types::fnv1a;
 
 use crate::topology::{self, Driver};
 
@@ -50,20 +51,12 @@ pub(crate) const HOST_PREFIX: &str = "knit";
 /// The name of an attachment's host end. It follows from sandbox and interface, so that nothing must be
 /// looked up to find it; the alias tells the rare two apart that share one.
 pub(crate) fn host_name(sandbox: &SandboxId, interface: &InterfaceName) -> IfName {
-    let hash = fnv([sandbox.as_str().as_bytes(), b" ", interface.as_str().as_bytes()].concat());
+    // Names made by one version are found by the next.
+    let hash = fnv1a(sandbox.as_str().bytes().chain([b' ']).chain(interface.as_str().bytes()));
     let letters = b"abcdefghijklmnopqrstuvwxyz234567";
     let mut name = String::from(HOST_PREFIX);
     name.extend((0..11).map(|place| char::from(letters[(hash >> (5 * place)) as usize & 31])));
     IfName::new(name).expect("a prefix and eleven letters are a name")
-}
-
-/// FNV-1a: fixed forever, unlike the standard library's hashers. Names made by one version are found by the
-/// next.
-pub(crate) fn fnv(bytes: impl AsRef<[u8]>) -> u64 {
-    bytes
-        .as_ref()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 impl Mark {
@@ -169,7 +162,7 @@ impl fmt::Display for Mark {
 fn digest(request: &AttachRequest) -> u64 {
     let AttachRequest { network, addresses, mac, default_route, ports, routes, .. } = request;
     let what = (network, addresses, mac, default_route, ports, routes);
-    fnv(serde_json::to_vec(&what).expect("plain data becomes JSON"))
+    fnv1a(serde_json::to_vec(&what).expect("plain data becomes JSON"))
 }
 
 #[cfg(test)]

@@ -9,9 +9,8 @@ use std::net::{IpAddr, Ipv6Addr};
 use ipnet::IpNet;
 use knit_ipam::{Mac, gateway_mac};
 use knit_runtime::{Error, Network, Reason, Result, Route};
-use knit_types::{ByFamily as _, Family, HasFamily as _, IPV6_MIN_MTU};
+use knit_types::{ByFamily as _, Family, HasFamily as _, IPV6_MIN_MTU, fnv1a};
 
-use crate::mark::fnv;
 use crate::topology::{self, Driver};
 
 /// What the node is, as far as Networks depend on it.
@@ -393,7 +392,7 @@ pub(crate) fn tunnel_mac(end: IpAddr) -> Mac {
             Mac([0x06, b'v', a, b, c, d])
         }
         IpAddr::V6(v6) => {
-            let [.., a, b, c, d, e] = fnv(v6.octets()).to_be_bytes();
+            let [.., a, b, c, d, e] = fnv1a(v6.octets()).to_be_bytes();
             Mac([0x16, a, b, c, d, e])
         }
     }

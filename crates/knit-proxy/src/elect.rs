@@ -1,5 +1,7 @@
 //! Who of many nodes says what all of them see: a few, whom everybody finds without asking the others.
 
+use knit_types::fnv1a;
+
 /// Whether this node is one of the `count` that speak about an object, of all that could. Each node that
 /// knows the same others comes to the same answer, and different objects fall to different nodes.
 pub fn speaks<'a>(node: &str, among: impl IntoIterator<Item = &'a str>, object: &str, count: usize) -> bool {
@@ -19,10 +21,7 @@ pub fn speaks<'a>(node: &str, among: impl IntoIterator<Item = &'a str>, object: 
 /// The order among nodes for one object (rendezvous hashing). It must not change from one version to another:
 /// FNV-1a, with its bits mixed, because names of nodes differ in their last letters only.
 fn rank<'a>(node: &'a str, object: &str) -> (u64, &'a str) {
-    let bytes = object.bytes().chain([0]).chain(node.bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = fnv1a(object.bytes().chain([0]).chain(node.bytes()));
     let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 29), node)
 }

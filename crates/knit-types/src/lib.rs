@@ -10,6 +10,7 @@ mod addresses;
 mod attachment;
 mod chain;
 mod family;
+mod fnv;
 mod mac;
 mod name;
 mod owner;
@@ -24,6 +25,7 @@ pub use addresses::Addresses;
 pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route};
 pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
 pub use family::{ByFamily, Family, HasFamily, IPV6_MIN_MTU, PerFamily};
+pub use fnv::fnv1a;
 pub use mac::{Mac, ParseMacError};
 pub use name::{
     IfName, InterfaceName, InvalidInterfaceName, InvalidNetworkName, InvalidSandboxId, NetworkName, SandboxId,

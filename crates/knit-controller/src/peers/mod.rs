@@ -20,6 +20,7 @@ use knit_api::names::{MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL};
 use knit_api::{PolicyPeer, PolicyPeerSlice, PolicyPeerSliceSpec};
 use knit_objects::{Cache, Error, EventRecorder, Key, Objects, Write};
 use knit_policy::model::Name;
+use knit_types::fnv1a;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -267,9 +268,7 @@ fn size(pod: &PolicyPeer) -> usize {
 /// What the slice about a place is called, whoever names it. Names of Networks and nodes may hold whatever
 /// could stand between them, so that only a number tells two places apart.
 pub(crate) fn slice_name((network, node): &Place, part: usize) -> String {
-    // FNV-1a, which is the same in every version.
-    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let number = network.bytes().chain([0]).chain(node.bytes()).fold(0xcbf2_9ce4_8422_2325, hash);
+    let number = fnv1a(network.bytes().chain([0]).chain(node.bytes()));
     match part {
         0 => format!("{network}-{number:016x}"),
         part => format!("{network}-{number:016x}-{part}"),

@@ -21,13 +21,14 @@ use knit_kernel::{IfName, Mtu, Op, owner};
 use knit_runtime::{
     AttachRequest, Error, HostEnd, InterfaceName, Network, Reason, Result, SandboxId, Topology, UnderlayMode,
 };
+use knit_types::fnv1a;
 use knit_types::sync::ReadWrite;
 
 use super::{Driver, NAMESPACE, lo};
 use crate::attach::Plan;
 use crate::core::Core;
 use crate::fail::{chain, internal};
-use crate::mark::{Mark, fnv};
+use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
 use crate::rules;
@@ -360,7 +361,7 @@ impl Wanted {
 /// that what a mark says about whose it is can be believed: the mark is the pod's to change, the number is
 /// not.
 fn number_of(sandbox: &SandboxId) -> i32 {
-    i32::try_from(fnv(sandbox.as_str()) & 0x7fff_ffff).expect("31 bits fit")
+    i32::try_from(fnv1a(sandbox.as_str().bytes()) & 0x7fff_ffff).expect("31 bits fit")
 }
 
 /// All children, in whichever state.
