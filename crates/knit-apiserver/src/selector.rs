@@ -1,24 +1,16 @@
 //! Label and field selectors.
 
+use knit_types::{LabelRequirement, ParseLabelRequirementError, split_label_selector};
 use serde_json::Value;
 
 use super::kinds::Kind;
 use super::object::{Object, at};
 use super::status::{ApiError, Result};
 
-/// One requirement on labels.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Requirement {
-    In(String, Vec<String>),
-    NotIn(String, Vec<String>),
-    Exists(String),
-    NotExists(String),
-}
-
 /// A label selector and a field selector together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
-    labels: Vec<Requirement>,
+    labels: Vec<LabelRequirement>,
     fields: Vec<(String, String, bool)>,
 }
 
@@ -68,10 +60,10 @@ impl Selector {
         let labels = &object.value["metadata"]["labels"];
         let label = |key: &str| labels.get(key).and_then(Value::as_str);
         self.labels.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => label(key).is_some_and(|v| values.iter().any(|w| w == v)),
-            Requirement::NotIn(key, values) => label(key).is_none_or(|v| values.iter().all(|w| w != v)),
-            Requirement::Exists(key) => label(key).is_some(),
-            Requirement::NotExists(key) => label(key).is_none(),
+            LabelRequirement::In(key, values) => label(key).is_some_and(|v| values.iter().any(|w| w == v)),
+            LabelRequirement::NotIn(key, values) => label(key).is_none_or(|v| values.iter().all(|w| w != v)),
+            LabelRequirement::Exists(key) => label(key).is_some(),
+            LabelRequirement::NotExists(key) => label(key).is_none(),
         }) && self.fields.iter().all(|(key, wanted, equal)| (field(&object.value, key) == *wanted) == *equal)
     }
 }
@@ -94,61 +86,8 @@ fn field(value: &Value, path: &str) -> String {
     }
 }
 
-fn parse_labels(text: &str) -> Result<Vec<Requirement>, String> {
-    let mut requirements = Vec::new();
-    for part in split_outside_parentheses(text) {
-        let part = part.trim();
-        if part.is_empty() {
-            continue;
-        }
-        requirements.push(parse_label(part)?);
-    }
-    Ok(requirements)
-}
-
-fn parse_label(part: &str) -> Result<Requirement, String> {
-    let key = |text: &str| {
-        let text = text.trim();
-        let ok = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
-        if ok { Ok(text.to_owned()) } else { Err(format!("invalid label key {text:?}")) }
-    };
-    if let Some(open) = part.find('(') {
-        let inner = part[open + 1..].strip_suffix(')').ok_or_else(|| format!("{part:?}: ')' is missing"))?;
-        let values = inner.split(',').map(|value| value.trim().to_owned()).collect();
-        let mut words = part[..open].split_whitespace();
-        return match (words.next(), words.next(), words.next()) {
-            (Some(name), Some("in"), None) => Ok(Requirement::In(key(name)?, values)),
-            (Some(name), Some("notin"), None) => Ok(Requirement::NotIn(key(name)?, values)),
-            _ => Err(format!("{part:?}: write `key in (a, b)` or `key notin (a, b)`")),
-        };
-    }
-    if let Some((name, value)) = part.split_once("!=") {
-        return Ok(Requirement::NotIn(key(name)?, vec![value.trim().to_owned()]));
-    }
-    if let Some((name, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return Ok(Requirement::In(key(name)?, vec![value.trim().to_owned()]));
-    }
-    match part.strip_prefix('!') {
-        Some(name) => Ok(Requirement::NotExists(key(name)?)),
-        None => Ok(Requirement::Exists(key(part)?)),
-    }
-}
-
-fn split_outside_parentheses(text: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (Vec::new(), 0_usize, 0);
-    for (index, c) in text.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                parts.push(&text[start..index]);
-                start = index + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[start..]);
-    parts
+fn parse_labels(text: &str) -> Result<Vec<LabelRequirement>, ParseLabelRequirementError> {
+    split_label_selector(text).filter(|part| !part.is_empty()).map(str::parse).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use knit_types::{LabelRequirement, ParseLabelRequirementError, split_label_selector};
 use kube::core::{Expression, Selector, SelectorExt};
 use serde_json::Value;
 
@@ -88,47 +89,18 @@ pub(crate) fn parse_labels(text: &str) -> Result<Selector> {
         problem,
         example: LABEL_EXAMPLE,
     };
-    let mut expressions = Vec::new();
-    for part in split_outside_parentheses(text) {
-        expressions.push(parse_requirement(part.trim()).map_err(&wrong)?);
-    }
-    Ok(Selector::from_iter(expressions))
+    let parsed = split_label_selector(text).map(|part| part.parse().map(expression));
+    let expressions = parsed.collect::<Result<Vec<_>, ParseLabelRequirementError>>();
+    Ok(Selector::from_iter(expressions.map_err(|problem| wrong(problem.to_string()))?))
 }
 
-fn parse_requirement(part: &str) -> Result<Expression, String> {
-    if part.is_empty() {
-        return Err("nothing between two commas".into());
+fn expression(requirement: LabelRequirement) -> Expression {
+    match requirement {
+        LabelRequirement::In(key, values) => Expression::In(key, values.into_iter().collect()),
+        LabelRequirement::NotIn(key, values) => Expression::NotIn(key, values.into_iter().collect()),
+        LabelRequirement::Exists(key) => Expression::Exists(key),
+        LabelRequirement::NotExists(key) => Expression::DoesNotExist(key),
     }
-    if let Some(key) = part.strip_prefix('!') {
-        return Ok(Expression::DoesNotExist(label_key(key)?));
-    }
-    if let Some((left, values)) = part.split_once('(') {
-        let values =
-            values.strip_suffix(')').ok_or_else(|| format!("{part:?} has no closing parenthesis"))?;
-        let values = values.split(',').map(|v| v.trim().to_owned()).collect();
-        let mut words = left.split_whitespace();
-        return match (words.next(), words.next(), words.next()) {
-            (Some(key), Some("in"), None) => Ok(Expression::In(label_key(key)?, values)),
-            (Some(key), Some("notin"), None) => Ok(Expression::NotIn(label_key(key)?, values)),
-            _ => Err(format!("{part:?} is neither KEY in (...) nor KEY notin (...)")),
-        };
-    }
-    if let Some((key, value)) = part.split_once("!=") {
-        return Ok(Expression::NotEqual(label_key(key)?, value.trim().to_owned()));
-    }
-    if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return Ok(Expression::Equal(label_key(key)?, value.trim().to_owned()));
-    }
-    Ok(Expression::Exists(label_key(part)?))
-}
-
-fn label_key(text: &str) -> Result<String, String> {
-    let key = text.trim();
-    let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    if key.is_empty() || !key.chars().all(fits) {
-        return Err(format!("{key:?} is not a valid label key"));
-    }
-    Ok(key.to_owned())
 }
 
 fn parse_fields(text: &str) -> Result<Vec<FieldRule>> {
@@ -158,23 +130,6 @@ fn parse_fields(text: &str) -> Result<Vec<FieldRule>> {
             })
         })
         .collect()
-}
-
-fn split_outside_parentheses(text: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (Vec::new(), 0_u32, 0);
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                parts.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[start..]);
-    parts
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod attachment;
 mod chain;
 mod family;
 mod fnv;
+mod label_selector;
 mod mac;
 mod name;
 mod owner;
@@ -26,6 +27,7 @@ pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route}
 pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
 pub use family::{ByFamily, Family, HasFamily, IPV6_MIN_MTU, PerFamily};
 pub use fnv::fnv1a;
+pub use label_selector::{LabelRequirement, ParseLabelRequirementError, split_label_selector};
 pub use mac::{Mac, ParseMacError};
 pub use name::{
     IfName, InterfaceName, InvalidInterfaceName, InvalidNetworkName, InvalidSandboxId, NetworkName, SandboxId,
