@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use knit_types::IfName;
+
 use crate::call::MAX_CONTAINER_ID;
 use crate::protocol::{MAX_FRAME, Request};
 
@@ -78,8 +80,7 @@ fn name(container_id: &str, ifname: &str) -> io::Result<String> {
     if container_id.is_empty()
         || container_id.len() > MAX_CONTAINER_ID
         || !container_id.bytes().all(fits)
-        || ifname.is_empty()
-        || ifname.len() > 15
+        || IfName::new(ifname).is_err()
     {
         let problem = "the container's id or the interface's name is not valid in CNI";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
