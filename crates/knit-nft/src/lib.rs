@@ -49,6 +49,7 @@ mod error;
 pub mod expr;
 mod fake;
 pub mod field;
+pub mod ip;
 mod object;
 mod render;
 mod rule;

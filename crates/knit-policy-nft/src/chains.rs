@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use knit_kernel::owner;
 use knit_nft::expr::{AnonymousSet, CmpOp, LogTarget, LookupResult, MetaKey, SetRef};
+use knit_nft::ip::Ip;
 use knit_nft::{
     AddrType, Chain, ChainKind, CtState, Data, Element, Expr, FibFlags, Field, Hook, Icmp6Type, IfName,
     L4Proto, Mark, Name, Reg, Rule, Scalar as _, Set, TableState, Verdict, field,
@@ -26,7 +27,7 @@ use knit_policy::sets::Class;
 use knit_types::Family;
 
 use crate::elements::{ACCEPT, ANYBODY, DROP};
-use crate::ip::Ip;
+use crate::ip::family;
 use crate::layout::{CUT, NODE_SET, Router, Which, told_name};
 use crate::log::{self, Why};
 
@@ -259,7 +260,7 @@ fn tell(why: Why) -> Rule {
 
 /// Without it an IPv6 address does not work at all (rule 24).
 fn always_passes<I: Ip>() -> Vec<Rule> {
-    if I::FAMILY == Family::V4 {
+    if family::<I>() == Family::V4 {
         return Vec::new();
     }
     let kinds: Vec<Icmp6Type> = (130..=137).chain([143]).map(Icmp6Type).collect();
@@ -271,7 +272,7 @@ fn always_passes<I: Ip>() -> Vec<Rule> {
 /// pods of a bridge, and none of that where policies act.
 fn link_local<I: Ip>(router: &Router, hook: Hook) -> Vec<Rule> {
     const RANGE: (IpAddr, u8) = (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10);
-    if I::FAMILY == Family::V4 {
+    if family::<I>() == Family::V4 {
         return Vec::new();
     }
     // Without the bit that the group of a link has which is about to be deleted.

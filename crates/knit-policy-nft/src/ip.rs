@@ -1,53 +1,10 @@
-//! The two families: one set of rules, written once, for both.
+//! Addresses as keys, and the family of a table.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use knit_nft::{Data, Family as TableFamily, Field, Key, Scalar, field};
+use knit_nft::ip::Ip;
+use knit_nft::{Data, Family as TableFamily};
 use knit_types::Family;
-
-/// What differs between IPv4 and IPv6 in a rule.
-pub(crate) trait Ip {
-    /// The type of addresses.
-    type Address: Scalar + Key + Clone;
-    /// The family.
-    const FAMILY: Family;
-    /// How many registers an address takes.
-    const REGS: u8;
-
-    fn saddr() -> Field<Self::Address>;
-    fn daddr() -> Field<Self::Address>;
-}
-
-pub(crate) enum V4 {}
-pub(crate) enum V6 {}
-
-impl Ip for V4 {
-    type Address = Ipv4Addr;
-    const FAMILY: Family = Family::V4;
-    const REGS: u8 = 1;
-
-    fn saddr() -> Field<Ipv4Addr> {
-        field::ip_saddr()
-    }
-
-    fn daddr() -> Field<Ipv4Addr> {
-        field::ip_daddr()
-    }
-}
-
-impl Ip for V6 {
-    type Address = Ipv6Addr;
-    const FAMILY: Family = Family::V6;
-    const REGS: u8 = 4;
-
-    fn saddr() -> Field<Ipv6Addr> {
-        field::ip6_saddr()
-    }
-
-    fn daddr() -> Field<Ipv6Addr> {
-        field::ip6_daddr()
-    }
-}
 
 /// An address as the beginning of a key.
 pub(crate) fn data(address: IpAddr) -> Data {
@@ -62,6 +19,14 @@ pub(crate) fn read(family: Family, key: &[u8]) -> Option<IpAddr> {
     match family {
         Family::V4 => key.first_chunk::<4>().map(|octets| Ipv4Addr::from(*octets).into()),
         Family::V6 => key.first_chunk::<16>().map(|octets| Ipv6Addr::from(*octets).into()),
+    }
+}
+
+/// The family of packets that rules are for.
+pub(crate) fn family<I: Ip>() -> Family {
+    match I::TABLE {
+        TableFamily::Ip6 => Family::V6,
+        _ => Family::V4,
     }
 }
 

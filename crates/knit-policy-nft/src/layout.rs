@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
+use knit_nft::ip::{Ip, V4, V6};
 use knit_nft::{Element, L4Proto, Mark, Name, Port, Set, SetState, Table, TableId, TableState};
 use knit_policy::model::Direction;
 use knit_types::{ByFamily as _, Family, IfName};
 
 use crate::chains;
-use crate::ip::{Ip, V4, V6, table_family};
+use crate::ip::{family, table_family};
 use crate::log;
 
 /// The name of the table.
@@ -146,7 +147,7 @@ pub(crate) fn skeleton(family: Family, router: &Router, logs: bool) -> TableStat
 }
 
 fn skeleton_of<I: Ip>(router: &Router, logs: bool) -> TableState {
-    let table = Table::new(table_id(I::FAMILY)).comment("network policies, written by knit");
+    let table = Table::new(table_id(family::<I>())).comment("network policies, written by knit");
     let mut state = TableState::new(table);
     for which in Which::EVERY {
         state = state.set(which.set_of::<I>(), []);
@@ -157,7 +158,7 @@ fn skeleton_of<I: Ip>(router: &Router, logs: bool) -> TableState {
     }
     if let Router::Apart { node, .. } = router {
         let set = Set::of::<I::Address>(NODE_SET).interval();
-        state = state.set(set, node_elements(node, I::FAMILY));
+        state = state.set(set, node_elements(node, family::<I>()));
     }
     chains::add::<I>(state, router, logs)
 }

@@ -1,65 +1,9 @@
-//! The two families: one set of rules, written once, for both.
+//! What keys and values of the rules consist of: addresses, ports, places, numbers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use knit_nft::{Data, Element, Family as Table, Field, Key, Scalar, field};
+use knit_nft::{Data, Element, Family as Table};
 use knit_proxy::model::{Family, Protocol};
-
-/// What differs between IPv4 and IPv6 in a rule.
-pub(crate) trait Ip {
-    /// The type of addresses.
-    type Address: Scalar + Key + Clone;
-    /// The family of the table.
-    const TABLE: Table;
-    /// How many registers an address takes.
-    const REGS: u8;
-    /// The ICMP code that says that nobody listens on a port.
-    const PORT_UNREACHABLE: u8;
-    /// No address: stands for "any address of this node" in keys.
-    const ANY: Self::Address;
-    /// The loopback range.
-    const LOOPBACK: (IpAddr, u8);
-
-    fn saddr() -> Field<Self::Address>;
-    fn daddr() -> Field<Self::Address>;
-}
-
-pub(crate) enum V4 {}
-pub(crate) enum V6 {}
-
-impl Ip for V4 {
-    type Address = Ipv4Addr;
-    const TABLE: Table = Table::Ip;
-    const REGS: u8 = 1;
-    const PORT_UNREACHABLE: u8 = 3;
-    const ANY: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
-    const LOOPBACK: (IpAddr, u8) = (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8);
-
-    fn saddr() -> Field<Ipv4Addr> {
-        field::ip_saddr()
-    }
-
-    fn daddr() -> Field<Ipv4Addr> {
-        field::ip_daddr()
-    }
-}
-
-impl Ip for V6 {
-    type Address = Ipv6Addr;
-    const TABLE: Table = Table::Ip6;
-    const REGS: u8 = 4;
-    const PORT_UNREACHABLE: u8 = 4;
-    const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
-    const LOOPBACK: (IpAddr, u8) = (IpAddr::V6(Ipv6Addr::LOCALHOST), 128);
-
-    fn saddr() -> Field<Ipv6Addr> {
-        field::ip6_saddr()
-    }
-
-    fn daddr() -> Field<Ipv6Addr> {
-        field::ip6_daddr()
-    }
-}
 
 /// The family of the table for a family of services.
 pub(crate) fn table_family(family: Family) -> Table {

@@ -20,6 +20,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_kernel::owner;
 use knit_nft::expr::{LookupResult, MetaKey, SetRef};
+use knit_nft::ip::{Ip, V4, V6};
 use knit_nft::{
     AddrType, Chain, ChainKind, ChainState, CtStatus, DynsetOp, Element, Expr, FibFlags, Field, Hook, IfName,
     L4Proto, Mark, Name, NatFlags, Port, Reg, Reject, Rule, RuleState, Scalar, Set, SetState, Table, TableId,
@@ -31,7 +32,7 @@ use knit_proxy::view::{Masquerade, NodePortMatch, NodeSettings, PodTraffic, Scop
 
 use crate::backend::Config;
 use crate::behaviour::{Behaviour, LOCAL_SLOTS, Leaf, Sticky};
-use crate::ip::{self, Ip, V4, V6};
+use crate::ip;
 
 pub(crate) const DSTNAT: i32 = -100;
 pub(crate) const SRCNAT: i32 = 100;
