@@ -14,8 +14,6 @@ pub struct Args {}
 
 /// `max_width` of rustfmt.toml.
 const COLUMNS: usize = 110;
-/// Files with lines that are still to be broken. It gets shorter only.
-const EXCEPTIONS: &str = "xtask/long-lines.txt";
 /// Where Rust is.
 const FOLDERS: [&str; 3] = ["crates", "xtask", "fuzz"];
 
@@ -27,17 +25,10 @@ pub fn run(_: &Args) -> Result<()> {
     }
     files.sort();
     ensure!(files.len() > 100, "only {} files of Rust were found below {}", files.len(), root.display());
-    let exceptions = root.join(EXCEPTIONS);
-    let exceptions =
-        fs::read_to_string(&exceptions).with_context(|| format!("cannot read {}", exceptions.display()))?;
-    let excepted: Vec<&str> = exceptions.lines().collect();
     let mut found = Vec::new();
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let name = file.strip_prefix(&root).unwrap_or(file).display().to_string();
-        if excepted.contains(&name.as_str()) {
-            continue;
-        }
         let lines = too_long(&text).into_iter();
         found.extend(lines.map(|(line, columns)| format!("{name}:{line}: {columns} columns")));
     }

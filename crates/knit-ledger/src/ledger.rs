@@ -309,15 +309,6 @@ impl<R: Record, F: Fs> Ledger<R, F> {
         self.compaction_error.as_ref()
     }
 
-    /// Writes the file again with nothing but the records that are there.
-    pub fn compact(&mut self) -> Result<(), LedgerError> {
-        let bytes = self
-            .content
-            .snapshot()
-            .map_err(|source| LedgerError::Encode { path: self.path.clone(), source })?;
-        self.replace(&bytes).map_err(|source| io_error(&self.path, "rewriting it", source))
-    }
-
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (file, len, ()) = write_anew(&self.fs, &self.path, bytes, |_| Ok(()))?;
         self.file = file;

@@ -258,11 +258,6 @@ impl SandboxRecord {
         Ok(())
     }
 
-    /// Notes that all attachments are about to be removed.
-    pub fn detach_all(&mut self) {
-        self.attachments.iter_mut().for_each(Attachment::leave);
-    }
-
     /// Notes that nothing of an attachment is left. The record is to be removed once this was the last one.
     pub fn gone(&mut self, interface: &InterfaceName) -> Result<(), TransitionError> {
         let owner = self.owner();

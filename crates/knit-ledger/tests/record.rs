@@ -96,7 +96,8 @@ fn planned_attached_detaching_gone() {
     assert_eq!(gone.to_string(), "sandbox s1 has no attachment for interface eth0");
     record.plan(plan("net2")).unwrap();
     assert!(matches!(record.plan(plan("net1")), Err(TransitionError::Duplicate { .. })));
-    record.detach_all();
+    record.detaching(&net1).unwrap();
+    record.detaching(&name("net2")).unwrap();
     record.gone(&net1).unwrap();
     record.gone(&name("net2")).unwrap();
     assert!(record.is_empty());

@@ -87,12 +87,6 @@ impl Objects {
         Ok(Self::new(backend, problems))
     }
 
-    /// The API behind a client that the caller made. `url` is how messages call it.
-    #[must_use]
-    pub fn from_client(client: kube::Client, url: impl Into<String>) -> Self {
-        Self::new(Backend::Api(Api { client, url: url.into() }), watch::Sender::default())
-    }
-
     fn new(backend: Backend, problems: watch::Sender<Arc<Vec<Problem>>>) -> Self {
         Self { inner: Arc::new(Inner { backend, problems, not_understood: Mutex::default() }) }
     }

@@ -57,12 +57,6 @@ impl Elements {
         *count -= usize::from(before.is_some());
     }
 
-    /// Whether policies act on an address.
-    #[must_use]
-    pub fn is_subject(&self, address: IpAddr) -> bool {
-        Direction::ALL.into_iter().any(|direction| self.all.contains_key(&Key::Subject(direction, address)))
-    }
-
     /// Whether the first packet of a connection may pass both sides, apart from what [always
     /// passes](Traffic::always_passes) and what comes from the node itself.
     #[must_use]

@@ -166,24 +166,6 @@ impl Phase {
         (self.per_agent, self.writes_per_second) = (self.per_agent(whole), self.knit_writes());
         self
     }
-
-    /// Writes per second by kind, of everybody who is Knit.
-    #[must_use]
-    pub fn writes_by_kind(&self) -> BTreeMap<String, f64> {
-        let mut all: BTreeMap<String, f64> = BTreeMap::new();
-        for group in KNIT {
-            for (kind, count) in self.counts.get(&group).into_iter().flatten().filter(|(_, n)| n.writes > 0) {
-                *all.entry(kind.clone()).or_default() += count.writes as f64 / self.seconds.max(0.001);
-            }
-        }
-        all
-    }
-
-    /// Events per second that the API sends in all, if every node watches as whole ones do.
-    #[must_use]
-    pub fn fan_out(&self, nodes: u32, whole: u32) -> f64 {
-        self.per_agent(whole).events * f64::from(nodes)
-    }
 }
 
 /// What one agent gets and writes, per second.
@@ -218,7 +200,7 @@ mod tests {
             counts: Counts::from([(Group::Writers, kinds)]),
             ..Phase::default()
         };
-        assert_eq!((phase.knit_writes(), phase.writes_by_kind()["leases"]), (2.0, 2.0));
+        assert_eq!(phase.knit_writes(), 2.0);
         let text = serde_json::to_string(&phase).expect("JSON");
         assert!(text.contains("\"writers\":{\"leases\":{\"gets\":0"), "{text}");
     }

@@ -88,12 +88,6 @@ impl Family {
             Self::V6 => "IPv6",
         }
     }
-
-    /// Whether it is IPv6.
-    #[must_use]
-    pub const fn is_v6(self) -> bool {
-        matches!(self, Self::V6)
-    }
 }
 
 impl fmt::Display for Family {

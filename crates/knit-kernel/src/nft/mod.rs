@@ -2,7 +2,6 @@
 //! and encoding are those of [`knit_nft`].
 
 mod kernel;
-pub mod measure;
 mod notice;
 
 pub use kernel::Kernel;
