@@ -155,6 +155,6 @@ fn unexpected(error: &FrameError) -> NoAnswer {
         FrameError::Content(_) | FrameError::TooLong { .. } => code::DECODE,
         _ => code::IO,
     };
-    let details = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    let details = std::error::Error::source(error).map(knit_types::chain).unwrap_or_default();
     NoAnswer::Failed(CniError::new(code, format!("talking to the node agent: {error}")).with_details(details))
 }

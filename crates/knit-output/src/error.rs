@@ -30,17 +30,12 @@ pub fn error(error: &(dyn Error + 'static)) {
 /// An error with its causes, as text: each cause on a line of its own, none twice.
 #[must_use]
 pub fn report(error: &(dyn Error + 'static)) -> String {
-    let mut text = format!("{} {error}\n", "error:".red().bold());
-    let mut last = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let line = inner.to_string();
-        // A transparent wrapper says the same as what it wraps.
-        if line != last {
-            let _ = writeln!(text, "  because: {line}");
-        }
-        last = line;
-        cause = inner.source();
+    let messages = knit_types::chain_messages(error);
+    let mut lines = messages.iter();
+    let first = lines.next().map_or("", String::as_str);
+    let mut text = format!("{} {first}\n", "error:".red().bold());
+    for cause in lines {
+        let _ = writeln!(text, "  because: {cause}");
     }
     text
 }

@@ -24,19 +24,7 @@ pub struct RepeatedCause {
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = self.0.to_string();
-        let mut next = self.0.source();
-        while let Some(error) = next {
-            let cause = error.to_string();
-            if text.is_empty() {
-                text = cause;
-            } else if !text.contains(&cause) {
-                text.push_str(": ");
-                text.push_str(&cause);
-            }
-            next = error.source();
-        }
-        f.write_str(&text)
+        f.write_str(&chain_messages(self.0).join(": "))
     }
 }
 
@@ -44,6 +32,21 @@ impl fmt::Display for Chain<'_> {
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     Chain(error).to_string()
+}
+
+/// An error's message and those of everything that caused it, the first one first, as [`Chain`] joins them.
+#[must_use]
+pub fn chain_messages(error: &dyn Error) -> Vec<String> {
+    let mut messages: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let message = error.to_string();
+        if !message.is_empty() && !messages.iter().any(|above| above.contains(&message)) {
+            messages.push(message);
+        }
+        next = error.source();
+    }
+    messages
 }
 
 /// Looks for a message in the chain that repeats the one below it. For the tests that walk a crate's errors.
@@ -85,6 +88,12 @@ mod tests {
         let error = Made::Start(Box::new(Made::Open(full())));
         assert_eq!(Chain(&error).to_string(), "starting failed: opening the file failed: no space");
         assert_eq!(repeated_cause(&error), None);
+    }
+
+    #[test]
+    fn causes_are_listed_as_they_are_joined() {
+        let error = Made::Start(Box::new(Made::Repeats(full())));
+        assert_eq!(chain_messages(&error), ["starting failed", "reading failed: no space"]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod topology;
 pub use address_list::AddressList;
 pub use addresses::Addresses;
 pub use attachment::{Address, Attachment, Dns, HostEnd, Pod, PortMapping, Route};
-pub use chain::{Chain, RepeatedCause, chain, repeated_cause};
+pub use chain::{Chain, RepeatedCause, chain, chain_messages, repeated_cause};
 pub use family::{ByFamily, Family, HasFamily, IPV6_MIN_MTU, PerFamily};
 pub use fnv::fnv1a;
 pub use label_selector::{LabelRequirement, ParseLabelRequirementError, split_label_selector};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use knit_ledger::{SandboxRecord, Unreadable};
 use knit_runtime::{InterfaceName, Pod, SandboxId};
-use knit_types::Owner;
+use knit_types::{Owner, chain};
 
 use super::{Pipeline, is_main};
 use crate::clock;
@@ -128,7 +128,7 @@ impl Pipeline {
             let limit = self.config.detach_deadline;
             let problem = match tokio::time::timeout(limit, runtime.detach(&pod, None)).await {
                 Ok(Ok(())) => continue,
-                Ok(Err(error)) => format!("network runtime {name} did not detach it: {error}"),
+                Ok(Err(error)) => format!("network runtime {name} did not detach it: {}", chain(&error)),
                 Err(_) => {
                     format!(
                         "network runtime {name} did not detach it within {} s: check its log",
@@ -225,7 +225,7 @@ impl Pipeline {
                         runtime = %name, sandbox = %pod.sandbox, error = &error as &dyn std::error::Error,
                         "detaching failed; retrying"
                     );
-                    Some(format!("network runtime {name} did not detach it: {error}"))
+                    Some(format!("network runtime {name} did not detach it: {}", chain(&error)))
                 }
                 Err(_) => {
                     tracing::warn!(
