@@ -13,6 +13,7 @@ use knit_api::names::AGENT_MANAGER;
 use knit_api::{Network, NodeNetwork};
 use knit_apiserver::{Config as ApiConfig, Handle, Server, StoreOptions};
 use knit_objects::{Key, Objects, Selection, Source, Write};
+use knit_types::sync::Locked as _;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -192,9 +193,7 @@ impl Cluster {
             let _: Vec<_> = futures::stream::iter(writes).buffer_unordered(AT_ONCE).collect().await;
             if reported.elapsed() >= REPORTS {
                 reported = Instant::now();
-                let dirty = std::mem::take(
-                    &mut *self.dirty.lock().unwrap_or_else(std::sync::PoisonError::into_inner),
-                );
+                let dirty = std::mem::take(&mut *self.dirty.locked());
                 let pods = (standing + 1).min(PODS_PER_NODE);
                 let reports: Vec<_> =
                     dirty.iter().map(|number| self.report(*number, pods, &[]).boxed()).collect();

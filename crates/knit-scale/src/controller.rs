@@ -3,11 +3,12 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use knit_controller::{Config, Controller, ControllerState};
 use knit_objects::{Objects, Source};
+use knit_types::sync::Locked as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::Child;
@@ -105,7 +106,7 @@ impl Running {
     /// What was seen since this was last asked.
     #[must_use]
     pub fn take_seen(&self) -> Seen {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.locked();
         let taken = *seen;
         (seen.slowest_plan, seen.ceased) = (None, 0);
         taken
@@ -147,7 +148,7 @@ async fn follow(mut state: watch::Receiver<ControllerState>, seen: Arc<Mutex<See
                 slowest_plan: state.slowest_plan.as_secs_f64(),
             }
         };
-        seen.lock().unwrap_or_else(PoisonError::into_inner).note(numbers);
+        seen.locked().note(numbers);
     }
 }
 
@@ -158,7 +159,7 @@ async fn ask_forever(metrics: SocketAddr, seen: Arc<Mutex<Seen>>) {
         if let Ok(Ok(text)) = tokio::time::timeout(ANSWER_TIMEOUT, ask(metrics)).await
             && let Some(numbers) = parse(&text)
         {
-            seen.lock().unwrap_or_else(PoisonError::into_inner).note(numbers);
+            seen.locked().note(numbers);
         }
     }
 }

@@ -19,6 +19,7 @@ use hyper::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HOST, USER_AGENT};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use knit_types::sync::Locked as _;
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -158,7 +159,7 @@ impl Meter {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         let address = listener.local_addr()?;
         let serving = serve(Arc::clone(&self.shared), listener, group);
-        self.shared.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).spawn(serving);
+        self.shared.tasks.locked().spawn(serving);
         Ok(format!("http://{address}"))
     }
 
@@ -178,7 +179,7 @@ impl Meter {
 
 impl Shared {
     fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.counts.locked()
     }
 
     fn add(&self, group: Group, kind: &str, count: Count) {

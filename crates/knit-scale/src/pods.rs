@@ -1,12 +1,13 @@
 //! Pods that come, are attached, and go; and how long it takes until they are reachable.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use knit_api::NetworkAttachment;
 use knit_api::names::AGENT_MANAGER;
 use knit_objects::{Key, Write};
+use knit_types::sync::Locked as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -59,7 +60,7 @@ impl Found {
     /// Puts what was found into a phase's report.
     pub fn fill(&self, phase: &mut Phase) {
         fn take<T: Default>(cell: &Mutex<T>) -> T {
-            std::mem::take(&mut *cell.lock().unwrap_or_else(PoisonError::into_inner))
+            std::mem::take(&mut *cell.locked())
         }
         let pods = take(&self.pods);
         (phase.pods, phase.failed) = (pods.came, pods.failed);
@@ -70,7 +71,7 @@ impl Found {
     }
 
     fn came(&self, pod: Pod, whole: bool, failed: bool) {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = self.pods.locked();
         pods.came += 1;
         pods.failed += u32::from(failed);
         pods.further += u32::from(pod.network.is_some());
@@ -79,7 +80,7 @@ impl Found {
 }
 
 fn push(cell: &Mutex<Vec<f64>>, value: f64) {
-    cell.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+    cell.locked().push(value);
 }
 
 // === impl Nodes ===
@@ -124,7 +125,7 @@ impl Nodes {
         let coming = pods.map(|pod| self.comes(pod, &found));
         let (): () = futures::stream::iter(coming).buffer_unordered(AT_ONCE).try_collect().await?;
         // Nodes that only write have reported these pods when they joined.
-        self.cluster.dirty.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.cluster.dirty.locked().clear();
         Ok(())
     }
 
@@ -146,7 +147,7 @@ impl Nodes {
                 let status = Write::status::<NetworkAttachment>(attachment(pod), &status, AGENT_MANAGER);
                 write(&cluster.writers, &status).await?;
             }
-            cluster.dirty.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.node);
+            cluster.dirty.locked().insert(pod.node);
             return Ok(());
         };
         let attached = on.add(pod.number, pod.network).await?;
@@ -176,7 +177,7 @@ impl Nodes {
             if pod.network.is_some() {
                 write(&cluster.writers, &Write::delete::<NetworkAttachment>(attachment(pod))).await?;
             }
-            cluster.dirty.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.node);
+            cluster.dirty.locked().insert(pod.node);
         }
         Ok(cluster.end_pod(pod.number).await?)
     }
