@@ -18,6 +18,7 @@ use knit_node::testing::{FakeKernel, FakeRuntime, Life};
 use knit_node::{Asked, ClaimRequest, CoreConfig, Peers};
 use knit_objects::Source;
 use knit_testbed::objects;
+use knit_testbed::wait::holds;
 use knit_types::{ObjectRef, Owner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -148,18 +149,6 @@ fn error_code(response: &Response) -> u32 {
     }
 }
 
-/// Waits for a condition that another task brings about.
-async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let waited = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), waited)
-        .await
-        .unwrap_or_else(|_| panic!("{what} did not happen"));
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_through_the_socket() {
     let node = Node::new();
@@ -268,9 +257,9 @@ async fn plugged_into_a_running_pod_and_out_again() {
     });
     node.put("more", &object);
     let kernel = node.kernel.clone();
-    eventually("plugging in", || kernel.attachments().iter().any(|a| a.interface.as_str() == "data0")).await;
+    holds("plugging in", || kernel.attachments().iter().any(|a| a.interface.as_str() == "data0")).await;
     let status = node.path("objects").join("status");
-    eventually("the status", || contains(&status, "10.2.0.7") && contains(&status, "Attached")).await;
+    holds("the status", || contains(&status, "10.2.0.7") && contains(&status, "Attached")).await;
     // The same ADD again answers with it.
     let again = result(node.call(node.request(Command::Add, "a", "")).await);
     assert_eq!(again["interfaces"][1]["name"], "data0");
@@ -282,10 +271,10 @@ async fn plugged_into_a_running_pod_and_out_again() {
     refused["spec"]["network"] = "default".into();
     refused["spec"]["addresses"] = json!([]);
     node.put("refused", &refused);
-    eventually("the refusal", || contains(&status, "RequestRefused")).await;
+    holds("the refusal", || contains(&status, "RequestRefused")).await;
 
     std::fs::remove_file(node.path("objects").join("more.json")).expect("removed");
-    eventually("unplugging", || kernel.attachments().len() == 1).await;
+    holds("unplugging", || kernel.attachments().len() == 1).await;
     result(node.call(node.request(Command::Del, "a", "")).await);
     assert!(node.kernel.is_clean());
     agent.stop(Duration::from_secs(5)).await;
@@ -310,8 +299,7 @@ async fn the_agent_restarts_while_the_api_is_away() {
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
     let kept = node.path("state").join("boot-cache.json");
-    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\"")))
-        .await;
+    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\""))).await;
     agent.stop(Duration::from_secs(5)).await;
 
     // Nobody listens there.
@@ -333,8 +321,7 @@ async fn a_late_list_is_waited_for_and_not_guessed() {
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
     let kept = node.path("state").join("boot-cache.json");
-    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\"")))
-        .await;
+    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("\"shop\""))).await;
     agent.stop(Duration::from_secs(5)).await;
 
     // It takes every request, and answers none.
@@ -518,7 +505,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
             create::<BlockSlice>(&objects, &default).await;
             create::<BlockSlice>(&objects, &blue).await;
             let known = || agent.core().world().get().nodes.contains_key("node-2");
-            eventually("the other node", known).await;
+            holds("the other node", known).await;
         }
     }
     let complete = json!({"spec": {"complete": true}});
@@ -530,7 +517,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
         let write = Write::merge::<BlockSlice>(Key::cluster(name), complete.clone());
         objects.write(&write).await.expect("written");
     }
-    eventually("all lists", || agent.core().world().get().is_synced()).await;
+    holds("all lists", || agent.core().world().get().is_synced()).await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
     assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
     let inside = node.kernel.networks()["blue"].not_outside.clone();
@@ -539,7 +526,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
 
     let kept = node.path("state").join("boot-cache.json");
     let all_kept = |text: String| text.contains("10.2.0.16/28") && text.contains("\"whole\"");
-    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
 
     // Somebody deletes all slices: whoever was known stays known.
     for name in ["blue-0", "default-0"] {
@@ -551,11 +538,11 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     let mark = json!({"metadata": {"name": "blue-1", "labels": {"knit.dev/network": "blue"}},
         "spec": {"network": "blue", "index": 1, "blocks": [block]}});
     create::<BlockSlice>(&objects, &mark).await;
-    eventually("the loss", || told_blocks(&node, "blue") == ["node-1", "node-2", "node-3"]).await;
+    holds("the loss", || told_blocks(&node, "blue") == ["node-1", "node-2", "node-3"]).await;
     assert!(agent.core().world().get().is_synced());
     result(node.call(node.request(Command::Add, "c", "blue")).await);
     let all_kept = |text: String| text.contains("10.2.0.32/28");
-    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
+    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
     objects.write(&Write::delete::<BlockSlice>(Key::cluster("blue-1"))).await.expect("deleted");
     // So it does over a restart of the agent, by what was kept on disk.
     agent.stop(Duration::from_secs(5)).await;
@@ -567,7 +554,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     blue["spec"]["blocks"].as_array_mut().expect("blocks").truncate(1);
     create::<BlockSlice>(&objects, &default).await;
     create::<BlockSlice>(&objects, &blue).await;
-    eventually("the end of a block", || told_blocks(&node, "blue") == ["node-1"]).await;
+    holds("the end of a block", || told_blocks(&node, "blue") == ["node-1"]).await;
     agent.stop(Duration::from_secs(5)).await;
 }
 
@@ -603,7 +590,7 @@ async fn a_tenant_was_let_out_to_every_service_while_the_service_ranges_were_not
         assert!(said.contains(&format!("not all {list} have arrived")), "{said}");
         assert!(!node.kernel.networks().contains_key("blue"), "{held}");
         open.send_replace(true);
-        eventually("the list", || agent.core().world().get().is_synced()).await;
+        holds("the list", || agent.core().world().get().is_synced()).await;
         result(node.call(node.request(Command::Add, "a", "blue")).await);
         let inside = node.kernel.networks()["blue"].not_outside.clone();
         for range in ["10.96.0.0/16", "192.0.2.1/32"] {
@@ -640,16 +627,16 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
     };
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
-    eventually("the way to both", || allowed() == ["10.96.0.7", "10.96.0.8"]).await;
+    holds("the way to both", || allowed() == ["10.96.0.7", "10.96.0.8"]).await;
     let kept = node.path("state").join("boot-cache.json");
-    eventually("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("10.96.0.7")))
+    holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(|c| c.contains("10.96.0.7")))
         .await;
     agent.stop(Duration::from_secs(5)).await;
 
     // Deleted while the agent is away.
     std::fs::remove_file(node.path("objects").join("db.json")).expect("removed");
     let agent = node.start().await;
-    eventually("the end of the way to it", || allowed() == ["10.96.0.8"]).await;
+    holds("the end of the way to it", || allowed() == ["10.96.0.8"]).await;
 
     // Deleted while the list changes, so that the watch that knew it does not see it go.
     std::fs::remove_file(node.path("objects").join("cache.json")).expect("removed");
@@ -659,7 +646,7 @@ async fn a_deleted_cluster_service_was_allowed_for_ever() {
             serde_json::from_value(blue(&["cache", "other"])).expect("a Network");
         networks.insert("blue".to_owned(), Arc::new(changed.into()));
     });
-    eventually("the end of the way to that", || allowed().is_empty()).await;
+    holds("the end of the way to that", || allowed().is_empty()).await;
     agent.stop(Duration::from_secs(5)).await;
 }
 
@@ -669,13 +656,13 @@ async fn a_pod_that_went_while_the_agent_was_away_leaves_no_file_behind() {
     let agent = node.start().await;
     result(node.call(node.request(Command::Add, "a", "blue")).await);
     let status = node.path("objects").join("status");
-    eventually("its NetworkAttachment", || contains(&status, "pod-a-net1")).await;
+    holds("its NetworkAttachment", || contains(&status, "pod-a-net1")).await;
     // Killed: nothing of it is cleared away.
     agent.stop(Duration::from_secs(5)).await;
     knit_cni::spool::leave(&knit_cni::paths::spool(&node.path("run")), &node.request(Command::Del, "a", ""))
         .expect("noted");
     let agent = node.start().await;
-    eventually("the end of its NetworkAttachment", || !contains(&status, "pod-a-net1")).await;
+    holds("the end of its NetworkAttachment", || !contains(&status, "pod-a-net1")).await;
     agent.stop(Duration::from_secs(5)).await;
 }
 
@@ -715,13 +702,13 @@ async fn reports_health_and_numbers() {
         ("the Lease", "renewTime"),
         ("the Node's condition", "NetworkUnavailable"),
     ] {
-        eventually(what, || contains(&status, text)).await;
+        holds(what, || contains(&status, text)).await;
     }
     let address = agent.http().expect("an address");
     assert!(get(address, "/healthz").await.contains("200 OK"));
     assert!(get(address, "/readyz").await.contains("200 OK"));
     assert!(get(address, "/other").await.contains("404"));
-    eventually("the numbers", || {
+    holds("the numbers", || {
         agent.core().metrics().text().contains("knit_node_attachments{network=\"blue\"} 1")
     })
     .await;
@@ -730,7 +717,7 @@ async fn reports_health_and_numbers() {
     assert!(metrics.contains("result=\"RequestRefused\"} 1"), "{metrics}");
 
     result(node.call(node.request(Command::Del, "a", "")).await);
-    eventually("the end of the NetworkAttachment", || !contains(&status, "pod-a-net1")).await;
+    holds("the end of the NetworkAttachment", || !contains(&status, "pod-a-net1")).await;
     agent.stop(Duration::from_secs(5)).await;
 }
 
@@ -770,7 +757,7 @@ async fn claims_of_an_earlier_agent_were_left_alone_when_the_next_one_had_dra_of
     // The folder has no such claim.
     let ledger = node.path("run").join("ledger");
     let records = || knit_ledger::read::<Entry>(&ledger).expect("the ledger").0.records.len();
-    eventually("it is freed, since it is gone", || records() == 0).await;
+    holds("it is freed, since it is gone", || records() == 0).await;
     agent.stop(Duration::from_secs(60)).await;
     let agent = Agent::start(config()).await.expect("started");
     assert!(!socket.exists(), "there is none any more");

@@ -17,6 +17,7 @@ use knit_api::{NetworkAttachment, names};
 use knit_apiserver::{Config as ApiConfig, Server, StoreOptions};
 use knit_node::report::{published, writer};
 use knit_objects::{Key, Objects, Source, Write};
+use knit_testbed::wait::holds;
 use serde_json::{Value, json};
 
 /// What was written, by method and path: how often, and the last body.
@@ -98,17 +99,6 @@ fn count(written: &Written, words: &str) -> usize {
     written.iter().filter(|(path, _)| path.contains(words)).map(|(_, (n, _))| n).sum()
 }
 
-async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let waited = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), waited)
-        .await
-        .unwrap_or_else(|_| panic!("{what} did not happen"));
-}
-
 #[tokio::test]
 async fn a_name_that_a_user_took_delays_no_other_pods_report() {
     let node = Node::new();
@@ -117,22 +107,22 @@ async fn a_name_that_a_user_took_delays_no_other_pods_report() {
     let objects = Objects::open(Source::Url(url)).await.expect("objects");
     agent.add(node.request("evil", "shop", "blue")).await.expect("attached");
     let writing = tokio::spawn(writer::write_reports(agent.core.clone(), objects));
-    eventually("the refusal", || count(&written, TAKEN) == 1).await;
+    holds("the refusal", || count(&written, TAKEN) == 1).await;
     // All others are told without it being tried again before each.
     for n in 0..8 {
         let name = format!("p{n}");
         agent.add(node.request(&name, "shop", "blue")).await.expect("attached");
-        eventually("the report", || count(&written, &format!("pod-{name}-net1")) == 2).await;
+        holds("the report", || count(&written, &format!("pod-{name}-net1")) == 2).await;
     }
     assert!(count(&written, TAKEN) < 8, "{} attempts", count(&written, TAKEN));
     // Its pod says what to do about it, once.
-    eventually("the event", || count(&written, "/events") == 1).await;
+    holds("the event", || count(&written, "/events") == 1).await;
     let event = {
         let written = written.lock().expect("nobody panicked");
         written.iter().find(|(path, _)| path.contains("/events")).map(|(_, (_, body))| body.to_string())
     };
     assert!(event.is_some_and(|e| e.contains("NameTaken") && e.contains(TAKEN) && e.contains("delete it")));
-    eventually("the next attempt", || count(&written, TAKEN) >= 2).await;
+    holds("the next attempt", || count(&written, TAKEN) >= 2).await;
     assert_eq!(count(&written, "/events"), 1);
     writing.abort();
 }
@@ -224,8 +214,8 @@ async fn an_object_that_a_user_made_under_a_pods_name_is_not_deleted_with_the_po
         agent.add(node.request(name, "shop", "blue")).await.expect("attached");
     }
     let writing = tokio::spawn(writer::write_reports(agent.core.clone(), objects));
-    eventually("the refusal", || count(&written, TAKEN) > 0).await;
-    eventually("the report", || count(&written, "pod-good-net1") == 2).await;
+    holds("the refusal", || count(&written, TAKEN) > 0).await;
+    holds("the report", || count(&written, "pod-good-net1") == 2).await;
     // The user's first: reports are written one after the other.
     agent.del("evil").await.expect("detached");
     agent.del("good").await.expect("detached");
@@ -233,7 +223,7 @@ async fn an_object_that_a_user_made_under_a_pods_name_is_not_deleted_with_the_po
         let written = written.lock().expect("nobody panicked");
         written.keys().filter(|key| key.starts_with("DELETE ") && key.contains(name)).count()
     };
-    eventually("the end of the other's", || deletions("pod-good-net1") == 1).await;
+    holds("the end of the other's", || deletions("pod-good-net1") == 1).await;
     assert_eq!(deletions(TAKEN), 0, "it is the user's");
     writing.abort();
 }

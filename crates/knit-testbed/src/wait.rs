@@ -21,6 +21,13 @@ pub fn eventually<E: std::fmt::Debug>(
     }
 }
 
+/// Waits until a condition holds that another task brings about, for a minute at most.
+#[track_caller]
+pub fn holds(what: &str, mut condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    let look = move || if condition() { Ok(()) } else { Err("it does not hold") };
+    eventually(what, Duration::from_secs(60), look)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

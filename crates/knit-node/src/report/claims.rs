@@ -2,7 +2,6 @@
 //! Off the pod's way, and tried again until it is told.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -23,11 +22,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::ClaimEvent;
+use super::again::Retries;
 use crate::core::Core;
-
-/// The pause after a failure, and the longest one.
-const AGAIN: Duration = Duration::from_secs(2);
-const SELDOM: Duration = Duration::from_secs(300);
 
 /// The condition of a device.
 const READY: &str = "Ready";
@@ -36,10 +32,9 @@ const READY: &str = "Ready";
 pub async fn write_claims(core: Core, objects: Objects) {
     let reporter = Reporter { controller: names::AGENT_MANAGER.into(), instance: core.node().to_owned() };
     let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());
-    let mut again: BTreeMap<SandboxId, (Instant, Duration)> = BTreeMap::new();
+    let mut retries: Retries<SandboxId> = Retries::new();
     loop {
-        let next = again.values().map(|(at, _)| *at).min();
-        let (mut sandboxes, events) = match next {
+        let (mut sandboxes, events) = match retries.next() {
             None => core.report().take_of_claims().await,
             Some(next) => {
                 tokio::time::timeout_at(next, core.report().take_of_claims()).await.unwrap_or_default()
@@ -48,15 +43,10 @@ pub async fn write_claims(core: Core, objects: Objects) {
         for event in events {
             recorder.tell(note(&event));
         }
-        let now = Instant::now();
-        sandboxes.extend(again.iter().filter(|(_, (at, _))| *at <= now).map(|(sandbox, _)| sandbox.clone()));
+        sandboxes.extend(retries.due(Instant::now()));
         for sandbox in sandboxes {
-            if tell(&core, &objects, &sandbox).await {
-                again.remove(&sandbox);
-            } else {
-                let pause = again.get(&sandbox).map_or(AGAIN, |(_, pause)| (*pause * 2).min(SELDOM));
-                again.insert(sandbox, (Instant::now() + pause, pause));
-            }
+            let done = tell(&core, &objects, &sandbox).await;
+            retries.tried(sandbox, done);
         }
     }
 }

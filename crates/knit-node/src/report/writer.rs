@@ -15,7 +15,7 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter
 use knit_runtime::SandboxId;
 use tokio::time::Instant;
 
-use super::again::Again;
+use super::again::{Again, Retries};
 use super::{PodEvent, attachments};
 use crate::clock;
 use crate::config::MainInterfaces;
@@ -39,12 +39,8 @@ const NODE_NETWORK_DELAY: Duration = Duration::from_millis(500);
 const COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a report lets pods go first, at most: what is being attached wants the same processors.
 const ATTACH_FIRST_DELAY: Duration = Duration::from_millis(20);
-/// The pause after a failure.
-const REPORT_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The longest pause after failures to write what is said of the node.
 const WRITE_RETRY_MAX_DELAY: Duration = Duration::from_secs(30);
-/// The longest pause after failures of one sandbox's reports.
-const REPORT_RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 /// How often the addresses are counted while some Network has none: freed ones rest a while, and nothing
 /// tells when one can be given out again.
 const EXHAUSTED_COUNT_INTERVAL: Duration = Duration::from_secs(5);
@@ -78,11 +74,9 @@ pub async fn write_reports(core: Core, objects: Objects) {
     for sandbox in all {
         core.report().changed(&sandbox);
     }
-    // What failed waits for its own turn, and holds up nobody else's.
-    let mut again: BTreeMap<SandboxId, (Instant, Duration)> = BTreeMap::new();
+    let mut retries: Retries<SandboxId> = Retries::new();
     loop {
-        let next = again.values().map(|(at, _)| *at).min();
-        let (mut sandboxes, events) = match next {
+        let (mut sandboxes, events) = match retries.next() {
             None => core.report().take().await,
             Some(next) => tokio::time::timeout_at(next, core.report().take()).await.unwrap_or_default(),
         };
@@ -100,17 +94,10 @@ pub async fn write_reports(core: Core, objects: Objects) {
             };
             recorder.tell(EventNote::warning(node, event.reason, "Repair", &event.message));
         }
-        let now = Instant::now();
-        sandboxes.extend(again.iter().filter(|(_, (at, _))| *at <= now).map(|(sandbox, _)| sandbox.clone()));
+        sandboxes.extend(retries.due(Instant::now()));
         for sandbox in sandboxes {
-            if written.sandbox(&core, &objects, &sandbox).await {
-                again.remove(&sandbox);
-            } else {
-                let pause = again
-                    .get(&sandbox)
-                    .map_or(REPORT_RETRY_DELAY, |(_, pause)| (*pause * 2).min(REPORT_RETRY_MAX_DELAY));
-                again.insert(sandbox, (Instant::now() + pause, pause));
-            }
+            let done = written.sandbox(&core, &objects, &sandbox).await;
+            retries.tried(sandbox, done);
         }
     }
 }
