@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
+use knit_types::{parse_ip, parse_net};
 
 /// The addresses of a Node.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -21,7 +22,7 @@ impl NodeAddresses {
         let listed = node.status.as_ref().and_then(|status| status.addresses.as_ref());
         let mut found = Self::default();
         for listed in listed.into_iter().flatten() {
-            let Ok(address) = listed.address.parse() else { continue };
+            let Some(address) = parse_ip(&listed.address) else { continue };
             let list = if listed.type_ == "InternalIP" { &mut found.internal } else { &mut found.others };
             list.push(address);
         }
@@ -41,7 +42,7 @@ pub fn pod_ranges(node: &Node) -> Vec<IpNet> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let all = spec.pod_cidrs.as_ref().filter(|all| !all.is_empty());
     let listed = all.map_or_else(|| spec.pod_cidr.as_slice(), |all| all.as_slice());
-    listed.iter().filter_map(|range| range.parse().ok()).collect()
+    listed.iter().filter_map(|range| parse_net(range.trim())).collect()
 }
 
 #[cfg(test)]
@@ -62,11 +63,14 @@ mod tests {
             address("ExternalIP", "203.0.113.2"),
             address("InternalIP", "192.168.7.2"),
             address("ExternalIP", "2001:db8::2"),
+            // As Kubernetes reads them, and so do the service proxy and policies.
+            address("InternalIP", "192.168.007.3"),
+            address("InternalIP", "::ffff:192.168.7.4"),
         ]}})));
         let texts = |list: &[IpAddr]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(texts(&found.internal), ["192.168.7.2"]);
+        assert_eq!(texts(&found.internal), ["192.168.7.2", "192.168.7.3", "192.168.7.4"]);
         assert_eq!(texts(&found.others), ["203.0.113.2", "2001:db8::2"]);
-        assert_eq!(found.all().count(), 3);
+        assert_eq!(found.all().count(), 5);
         assert_eq!(NodeAddresses::of(&node(json!({}))), NodeAddresses::default());
     }
 
@@ -77,6 +81,7 @@ mod tests {
             (json!({"podCIDR": "10.1.0.0/24", "podCIDRs": []}), 1),
             (json!({"podCIDR": "10.1.0.0/24"}), 1),
             (json!({"podCIDRs": ["10.1.0.0/24", "nonsense"]}), 1),
+            (json!({"podCIDRs": ["010.1.0.0/24"]}), 1),
             (json!({}), 0),
         ] {
             assert_eq!(pod_ranges(&node(json!({"spec": spec.clone()}))).len(), expected, "{spec}");

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
+use knit_types::parse_net;
 
 use crate::{AddressBlock, Network};
 
@@ -12,7 +13,7 @@ use crate::{AddressBlock, Network};
 #[must_use]
 pub fn service_ranges(service_cidr: &ServiceCIDR) -> Vec<IpNet> {
     let cidrs = service_cidr.spec.as_ref().and_then(|spec| spec.cidrs.as_ref());
-    cidrs.into_iter().flatten().filter_map(|cidr| cidr.parse().ok()).collect()
+    cidrs.into_iter().flatten().filter_map(|cidr| parse_net(cidr.trim())).collect()
 }
 
 /// Where pods of all Networks have their addresses: in the Networks' subnets, and where a Network has none,
