@@ -5,6 +5,9 @@ use knit_types::fnv1a;
 /// The Network that a pod has when nothing says otherwise.
 pub const DEFAULT_NETWORK: &str = "default";
 
+/// The namespace that Knit runs in unless told otherwise: Leases of agents and of the controller are there.
+pub const SYSTEM_NAMESPACE: &str = "knit-system";
+
 /// The class that a Network has when it names none; the controller makes it at its first start.
 pub const DEFAULT_CLASS: &str = "knit";
 

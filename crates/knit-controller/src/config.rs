@@ -43,7 +43,7 @@ impl Config {
     #[must_use]
     pub fn new(identity: impl Into<String>) -> Self {
         Self {
-            namespace: "knit-system".into(),
+            namespace: knit_api::names::SYSTEM_NAMESPACE.into(),
             identity: identity.into(),
             lease_name: "knit-controller".into(),
             lease_duration: Duration::from_secs(15),

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use knit_api::names;
+
 /// Where an agent learns of other nodes' addresses and blocks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Peers {
@@ -19,6 +21,8 @@ pub enum Peers {
 pub struct CoreConfig {
     /// This node's name.
     pub node: String,
+    /// The namespace of the agents' Leases, which the controller reads.
+    pub namespace: String,
     /// The run-time directory: ledger, sockets, spool, readiness marker. A reboot empties it.
     pub run_dir: PathBuf,
     /// The directory for what outlives a reboot.
@@ -73,6 +77,7 @@ impl CoreConfig {
     pub fn new(node: impl Into<String>, run_dir: impl Into<PathBuf>, state_dir: impl Into<PathBuf>) -> Self {
         Self {
             node: node.into(),
+            namespace: names::SYSTEM_NAMESPACE.to_owned(),
             run_dir: run_dir.into(),
             state_dir: state_dir.into(),
             main_interfaces: MainInterfaces::default(),

@@ -127,6 +127,19 @@ async fn a_name_that_a_user_took_delays_no_other_pods_report() {
     writing.abort();
 }
 
+#[tokio::test]
+async fn the_lease_is_in_the_namespace_that_the_agent_is_told() {
+    for (told, namespace) in [(None, "knit-system"), (Some("pod-networks"), "pod-networks")] {
+        let node = Node { namespace: told.map(str::to_owned), ..Node::new() };
+        let agent = node.start().await;
+        let (url, written) = serve().await;
+        let objects = Objects::open(Source::Url(url)).await.expect("objects");
+        let renewing = tokio::spawn(writer::renew_lease(agent.core.clone(), objects));
+        holds("the Lease", || count(&written, &format!("/namespaces/{namespace}/leases")) > 0).await;
+        renewing.abort();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_announcement_that_a_user_deleted_was_never_written_again() {
     let crds = knit_api::crds().iter().map(|crd| serde_json::to_value(crd).expect("JSON")).collect();

@@ -24,8 +24,6 @@ use crate::metrics::NetworkNumbers;
 use crate::policy::PoliciesState;
 use crate::proxy::ServicesState;
 
-/// The namespace of the agents' Leases.
-const LEASE_NAMESPACE: &str = "knit-system";
 /// The reason of the Node's condition while its network is there.
 const READY_REASON: &str = "KnitIsReady";
 /// How often the Lease is renewed, and how long it holds: a write of every node, so not more often than
@@ -208,8 +206,8 @@ pub async fn renew_lease(core: Core, objects: Objects) {
     let mut again = Again::new("the agent's Lease", LEASE_RENEW_INTERVAL);
     loop {
         let node = core.node();
-        let write =
-            Write::lease(LEASE_NAMESPACE, node, node, LEASE_DURATION, Timestamp::now(), names::AGENT_MANAGER);
+        let (namespace, now) = (&core.config().namespace, Timestamp::now());
+        let write = Write::lease(namespace, node, node, LEASE_DURATION, now, names::AGENT_MANAGER);
         let write = owned(write, node, uid_of(&core).as_deref());
         let pause =
             if again.wrote(objects.write(&write).await) { LEASE_RENEW_INTERVAL } else { again.pause() };

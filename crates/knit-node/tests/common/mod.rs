@@ -38,6 +38,8 @@ pub struct Node {
     pub main_interfaces: MainInterfaces,
     /// How long a request waits for what is not there; a moment by default.
     pub waits: Option<Duration>,
+    /// The namespace of Leases, if it is not the usual one.
+    pub namespace: Option<String>,
 }
 
 /// One run of an agent.
@@ -110,6 +112,7 @@ impl Node {
             cri_socket: None,
             main_interfaces: MainInterfaces::Ours,
             waits: None,
+            namespace: None,
         }
     }
 
@@ -126,6 +129,9 @@ impl Node {
         config.cri_socket.clone_from(&self.cri_socket);
         config.main_interfaces = self.main_interfaces;
         config.sandbox_grace = Duration::ZERO;
+        if let Some(namespace) = &self.namespace {
+            config.namespace.clone_from(namespace);
+        }
         config
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
-use knit_api::Subnet;
+use knit_api::{Subnet, names};
 use knit_controller::{Config, Controller, ControllerState};
 use knit_http::{Answer, Guests, Limits};
 use knit_objects::{Objects, Source};
@@ -48,7 +48,7 @@ pub struct Args {
     api_url: Option<String>,
 
     /// The namespace of the agents' Leases and its own
-    #[arg(long, env = "KNIT_NAMESPACE", value_name = "NAME", default_value = "knit-system")]
+    #[arg(long, env = "KNIT_NAMESPACE", value_name = "NAME", default_value = names::SYSTEM_NAMESPACE)]
     namespace: String,
 
     /// Identity of this controller among several: its pod's name [default: the host name and the process id]

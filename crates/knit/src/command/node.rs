@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use knit_api::names;
 use knit_kernel::netns::NetNs;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_node::agent::{Agent, AgentConfig};
@@ -44,6 +45,10 @@ pub struct Args {
     /// This node's address, one per family [default: those of its Node object]
     #[arg(long, env = "KNIT_NODE_IP", value_name = "ADDRESS", value_delimiter = ',')]
     node_ip: Vec<IpAddr>,
+
+    /// The namespace of the agents' Leases: that of the controller
+    #[arg(long, env = "KNIT_NAMESPACE", value_name = "NAME", default_value = names::SYSTEM_NAMESPACE)]
+    namespace: String,
 
     /// Read objects from the files in this folder instead of a cluster
     #[arg(long, env = "KNIT_OBJECTS_FROM", value_name = "FOLDER", conflicts_with_all = ["kubeconfig",
@@ -264,6 +269,7 @@ fn config(args: Args) -> Result<AgentConfig> {
         Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
+    core.namespace = args.namespace;
     core.peers = match args.peers_from {
         PeersFrom::Objects => Peers::Objects,
         PeersFrom::Slices => Peers::Slices,
