@@ -235,10 +235,9 @@ impl Pipeline {
             (MainInterfaces::Ours, _) | (_, Main::Foreign(_)) => Ok(()),
             (MainInterfaces::Foreign, Main::Ours(main)) => {
                 let message = format!(
-                    "{who}: the node agent runs beside another CNI plugin (--nri) and makes no main \
-                     interface \
-                     such as {}: remove knit-cni from the CNI configuration of this node, or --nri from the \
-                     agent",
+                    "{who}: the node agent runs beside another CNI plugin (--nri) and does not create main \
+                     interfaces such as {}: remove knit-cni from the CNI configuration of this node, or \
+                     --nri from the agent",
                     main.interface
                 );
                 Err(Error::new(Reason::Refused, message))
@@ -308,8 +307,9 @@ impl Pipeline {
             })?;
             if !here {
                 let message = format!(
-                    "{who}: Network {name} is not for node {}, by its nodeSelector: ask for it by a claim or \
-                     by the extended resource networks.knit.dev/{name}, or select nodes in the pod",
+                    "{who}: the nodeSelector of Network {name} does not match node {}: request the Network \
+                     with a claim or with the extended resource networks.knit.dev/{name}, or select matching \
+                     nodes in the pod",
                     self.config.node
                 );
                 return Err(Error::new(Reason::Refused, message));
@@ -327,7 +327,10 @@ impl Pipeline {
                 let who = pod_name(&request.pod);
                 let message = match books.lent_to(&owner) {
                     Some(sandbox) => {
-                        format!("{who}: {owner} is in use by sandbox {sandbox}: one sandbox has it at a time")
+                        format!(
+                            "{who}: {owner} is in use by sandbox {sandbox}: only one sandbox can use it at a \
+                             time"
+                        )
                     }
                     None => format!("{who}: nothing is reserved for {owner}: it must be prepared first"),
                 };
@@ -379,21 +382,21 @@ impl Pipeline {
         }
         let who = pod_name(pod);
         if away() {
-            tracing::warn!("{who}: host ports are given without a look at node ports: no API server answers");
+            tracing::warn!("{who}: assigning host ports without checking node ports: no API server answers");
             return Ok(());
         }
         // As it is with Services: they will not come, and the API server may need a pod of the default
         // Network.
         if let Some(stopped) = proxy.stopped() {
             if is_default {
-                tracing::warn!("{who}: host ports are given without a look at node ports: {}", stopped.why);
+                tracing::warn!("{who}: assigning host ports without checking node ports: {}", stopped.why);
                 return Ok(());
             }
             return Err(Error::new(Reason::NotReady, format!("{who}: {}", stopped.why)));
         }
         let message = format!(
             "{who}: the Services of the cluster have not been listed yet, and a host port could be the node \
-             port of one: it is tried again; if that lasts, see whether the agent may list Services"
+             port of one: retrying; if this persists, check that the agent's role allows listing Services"
         );
         Err(Error::new(Reason::NotReady, message))
     }
