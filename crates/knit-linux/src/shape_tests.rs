@@ -252,12 +252,12 @@ fn what_was_announced_has_its_own_way_and_its_own_mac() {
     let text: Vec<String> =
         shape.driver().router_entries(&shape, &facts()).iter().map(ToString::to_string).collect();
     for wanted in [
-        "bridge: neighbour 10.244.200.9 is 02:00:5e:00:00:09",
-        "bridge: neighbour 10.244.2.7 is 02:00:5e:00:00:09",
+        "bridge: neighbor 10.244.200.9 is 02:00:5e:00:00:09",
+        "bridge: neighbor 10.244.2.7 is 02:00:5e:00:00:09",
         "vxlan: 02:00:5e:00:00:09 is behind this port",
     ] {
         assert!(text.iter().any(|line| line == wanted), "{wanted}: {text:?}");
     }
-    let neighbours = text.iter().filter(|line| line.contains("neighbour 10.244.2.7 ")).count();
+    let neighbours = text.iter().filter(|line| line.contains("neighbor 10.244.2.7 ")).count();
     assert_eq!(neighbours, 1, "an address has one MAC");
 }
