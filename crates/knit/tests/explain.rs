@@ -190,7 +190,8 @@ fn primary_networks_further_interfaces_and_cluster_services() {
     let warned = text(&knit(folder.path(), &["kube-system/dns", "10.96.0.10:53/udp"]).stderr);
     assert!(warned.contains("10.96.0.10 is the address of Service kube-system/kube-dns"), "{warned}");
     assert!(
-        warned.contains("MultiNetworkPolicy blue/closed: ") && warned.contains("there is no Network nowhere")
+        warned.contains("MultiNetworkPolicy blue/closed: ")
+            && warned.contains("Network nowhere does not exist")
     );
 }
 

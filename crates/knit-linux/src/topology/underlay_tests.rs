@@ -196,7 +196,7 @@ fn what_is_wrong_with_a_child_is_said() {
     let wrong = |link: Link| wanted.wrong_with(&link, &plan.mark, &addresses).join("; ");
     assert_eq!(wrong(good.clone()), "");
     assert_eq!(wrong(Link { up: false, ..good.clone() }), "it is down");
-    assert_eq!(wrong(Link { name: name("x"), ..good.clone() }), "it is called x");
+    assert_eq!(wrong(Link { name: name("x"), ..good.clone() }), "it is named x");
     assert_eq!(wrong(Link { mac: None, ..good.clone() }), "it has another MAC");
     assert_eq!(wrong(Link { link: Some(2), ..good.clone() }), "it is a child of another link");
     let private = Details::Macvlan(MacvlanMode::Private);
