@@ -241,7 +241,7 @@ pub enum CrdError {
     Schema {
         /// Which definition.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<SchemaError>,
     },

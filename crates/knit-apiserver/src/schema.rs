@@ -107,18 +107,18 @@ pub enum SchemaError {
     /// A `pattern` is no regular expression.
     #[error("the pattern at {path} does not compile")]
     Pattern {
-        /// Where.
+        /// The field's path.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<regex::Error>,
     },
     /// A CEL rule does not parse.
     #[error("the rule at {path} does not compile")]
     Rule {
-        /// Where.
+        /// The field's path.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: RuleError,
     },

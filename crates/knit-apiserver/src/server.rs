@@ -57,7 +57,7 @@ pub enum StartError {
     Listen {
         /// Which address.
         address: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

@@ -88,7 +88,7 @@ pub struct Settings {
 pub struct Refusal {
     /// The version.
     pub version: Version,
-    /// Why.
+    /// The cause.
     pub error: CniError,
 }
 

@@ -25,7 +25,7 @@ pub struct CniResult {
 /// One interface.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Interface {
-    /// Its name.
+    /// The interface's name.
     pub name: String,
     /// Its MAC address.
     #[serde(default)]

@@ -48,7 +48,7 @@ pub struct Options {
 /// A Network that is set up already.
 #[derive(Clone, Debug)]
 pub struct ExistingNetwork {
-    /// Its name.
+    /// The Network's name.
     pub name: String,
     /// Addresses that nobody uses, with prefix and gateway, at least [`ADDRESSES`] of each family that it
     /// has. They say what the Network is, too: in a routed one an address is alone in its prefix.
@@ -149,7 +149,9 @@ impl Bed {
         match topology {
             Topology::Layer3 => self.network_with("knit-conformance-l3", 1, topology, None).await,
             Topology::Layer2 => self.network_with("knit-conformance-l2", 2, topology, None).await,
-            Topology::Underlay => Err(Problem::Skipped("there is no link of the node to be on".into())),
+            Topology::Underlay => {
+                Err(Problem::Skipped("there is no link of the node to use as a parent".into()))
+            }
         }
     }
 
@@ -355,10 +357,10 @@ impl TestPod {
             return fail(format!("{name} is down"));
         }
         if link.mac.map(|m| m.0) != Some(attachment.mac.0) {
-            return fail(format!("{name} has MAC {:?}, and the answer says {}", link.mac, attachment.mac));
+            return fail(format!("{name} has MAC {:?}, but the answer has {}", link.mac, attachment.mac));
         }
         if link.mtu != attachment.mtu {
-            return fail(format!("{name} has MTU {}, and the answer says {}", link.mtu, attachment.mtu));
+            return fail(format!("{name} has MTU {}, but the answer has {}", link.mtu, attachment.mtu));
         }
         let there = Handle::open(&self.space)?.addresses(Some(link.index))?;
         for address in &attachment.addresses {
@@ -373,7 +375,7 @@ impl TestPod {
         let local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         let asked = |ip: IpAddr| attachment.addresses.iter().any(|a| a.net.addr() == ip);
         match there.iter().map(|a| a.address.addr()).find(|ip| !local(*ip) && !asked(*ip)) {
-            Some(extra) => fail(format!("{name} has address {extra}, too, which the answer does not have")),
+            Some(extra) => fail(format!("{name} also has address {extra}, which the answer does not have")),
             None => Ok(()),
         }
     }

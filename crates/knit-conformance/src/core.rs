@@ -22,44 +22,44 @@ const AT_ONCE: usize = 8;
 const NOWHERE: &str = "knit-conformance-nowhere";
 
 cases! {
-    Core Capabilities capabilities "GetCapabilities says name, version, protocol and known features"
-    Core StatusReady status_ready "Status says that the runtime and its Network are ready"
-    Core AttachAnswers attach_answers "Attach makes the interface with the addresses asked for, and says \
-                                       what it made"
+    Core Capabilities capabilities "GetCapabilities returns name, version, protocol and known features"
+    Core StatusReady status_ready "Status reports that the runtime and its Network are ready"
+    Core AttachAnswers attach_answers "Attach creates the interface with the requested addresses, and \
+        returns what it created"
     Core AttachCarriesPackets attach_carries_packets "when Attach answers, packets flow, both ways and in \
         each family"
     Core AttachAgain attach_again "the same Attach again gives the same answer"
-    Core AttachConflict attach_conflict "another Attach for an interface that is there is refused with \
-                                         CONFLICT"
+    Core AttachConflict attach_conflict "a different Attach for an existing interface is refused with \
+        CONFLICT"
     Core AttachUnknownNetwork attach_unknown_network "Attach to a Network that is not set up is \
         NETWORK_NOT_FOUND"
-    Core AttachGoneNamespace attach_gone_namespace "Attach to a namespace that is not there is NAMESPACE_GONE"
-    Core AttachAllOrNothing attach_all_or_nothing "of an Attach that fails in part, nothing stays"
+    Core AttachGoneNamespace attach_gone_namespace "Attach to a missing namespace is NAMESPACE_GONE"
+    Core AttachAllOrNothing attach_all_or_nothing "a partly failed Attach leaves nothing behind"
     Core AttachAtOnce attach_at_once "pods are attached and detached at the same time"
     Core ErrorsAreTyped errors_are_typed "every error carries an ErrorDetail, and the status code that goes \
                                           with it"
     Core AttachNeedsAddresses attach_needs_addresses "Attach without addresses is INVALID: they are the \
         agent's to choose"
-    Core DefaultRoute default_route "the pod's default route goes out where it was asked for, in each \
-                                     family, and nowhere else"
+    Core DefaultRoute default_route "the pod's default route goes out where it was requested, in each \
+        family, and nowhere else"
     Core NameServers name_servers "name servers of the request are in the answer, and in List"
-    Core HostEnd host_end "the other end that the answer names is there"
-    Core DetachRemoves detach_removes "Detach takes the interface away"
+    Core HostEnd host_end "the other end that the answer names exists"
+    Core DetachRemoves detach_removes "Detach removes the interface"
     Core DetachOneOfTwo detach_one_of_two "Detach of one interface leaves the other"
-    Core DetachAgain detach_again "Detach of what is gone, or was never there, is success"
-    Core DetachGoneNamespace detach_gone_namespace "Detach is success when the pod's namespace is gone"
-    Core ListTells list_tells "List has every attachment, and those of one sandbox"
-    Core ListKnowsPods list_knows_pods "List says whose an attachment is: namespace, name and uid, as they \
-                                        were told"
-    Core CheckPasses check_passes "Check of what is as it was made is success"
-    Core CheckSeesDamage check_sees_damage "Check says DAMAGED for an interface that lost an address, and \
-                                            fails for one that is gone"
-    Core CheckSeesLinkDown check_sees_link_down "Check says DAMAGED for an interface that is down"
+    Core DetachAgain detach_again "Detach of an interface that is gone, or never existed, succeeds"
+    Core DetachGoneNamespace detach_gone_namespace "Detach succeeds when the pod's namespace is gone"
+    Core ListTells list_tells "List has every attachment, and on request those of one sandbox"
+    Core ListKnowsPods list_knows_pods "List names the pod of an attachment: namespace, name and uid, as in \
+        the request"
+    Core CheckPasses check_passes "Check of an unchanged attachment succeeds"
+    Core CheckSeesDamage check_sees_damage "Check returns DAMAGED for an interface that lost an address, and \
+        fails for one that is gone"
+    Core CheckSeesLinkDown check_sees_link_down "Check returns DAMAGED for an interface that is down"
     Core CheckSeesOtherNamespace check_sees_other_namespace "Check fails when the pod's path leads to \
         another namespace"
-    Core CheckUnknown check_unknown "Check of what is not attached is ATTACHMENT_NOT_FOUND"
-    Core CollectGarbage collect_garbage "CollectGarbage removes what is not in its list, says what, and \
-                                         nothing else"
+    Core CheckUnknown check_unknown "Check of an unknown attachment is ATTACHMENT_NOT_FOUND"
+    Core CollectGarbage collect_garbage "CollectGarbage removes and returns what is not in its list, and \
+        nothing else"
 }
 
 async fn capabilities(bed: &Bed) -> Verdict {
@@ -95,7 +95,7 @@ async fn capabilities(bed: &Bed) -> Verdict {
     for announced in &answer.features {
         ensure!(
             known.contains(&announced.as_str()) || announced.contains('/'),
-            "feature {announced:?} is not known: features of one's own have a domain in front"
+            "feature {announced:?} is not known: additional features need a domain in front"
         );
     }
     let any = |features: [&str; 2]| features.iter().any(|f| answer.features.iter().any(|a| a == f));
@@ -117,7 +117,7 @@ async fn status_ready(bed: &Bed) -> Verdict {
     ensure!(ready, "Network {} is not ready", network.name);
     bed.attached(&network).await?;
     let after = count(&bed.runtime.status().await?);
-    ensure!(after == Some((true, attachments + 1)), "a pod more, and the status is {after:?}");
+    ensure!(after == Some((true, attachments + 1)), "with one more pod, the status is {after:?}");
     Ok(())
 }
 
@@ -130,11 +130,15 @@ async fn attach_answers(bed: &Bed) -> Verdict {
     ensure!(made.network == network.name, "the answer is for Network {}", made.network);
     ensure!(made.interface == request.interface, "the answer is for interface {}", made.interface);
     let (wanted, got) = (ips(&request.addresses), ips(&made.addresses));
-    ensure!(got == wanted, "it has addresses {got:?}, and {wanted:?} were asked for");
+    ensure!(got == wanted, "it has addresses {got:?}, but {wanted:?} were requested");
     ensure!(made.mac.0 != [0; 6], "it has no MAC");
     ensure!(made.mtu >= 576, "its MTU is {}", made.mtu);
     let inode = pod.space.id().ino;
-    ensure!(made.pod_netns_inode == inode, "it says namespace {}, and it is {inode}", made.pod_netns_inode);
+    ensure!(
+        made.pod_netns_inode == inode,
+        "the answer has namespace {}, but it is {inode}",
+        made.pod_netns_inode
+    );
     pod.has(&made)
 }
 
@@ -175,7 +179,7 @@ async fn attach_again(bed: &Bed) -> Verdict {
     let second = bed.runtime.attach(&request).await?;
     ensure!(second == first, "first {first:?}, then {second:?}");
     let again = pod.link(&first.interface)?.map(|l| l.index);
-    ensure!(again == index, "the interface was made again: index {index:?} became {again:?}");
+    ensure!(again == index, "the interface was recreated: index {index:?} became {again:?}");
     let listed = bed.runtime.list(Some(&pod.pod.sandbox)).await?.len();
     ensure!(listed == 1, "List has {listed} attachments of the pod");
     Ok(())
@@ -275,7 +279,7 @@ async fn errors_are_typed(bed: &Bed) -> Verdict {
             tonic::Code::InvalidArgument,
         ),
         (
-            "an address that is none",
+            "an invalid address",
             attach(Some(pod_message(&pod)), vec![no_address]).await,
             wire::Reason::Invalid,
             tonic::Code::InvalidArgument,
@@ -298,7 +302,7 @@ async fn errors_are_typed(bed: &Bed) -> Verdict {
         };
         ensure!(detail.reason() == reason, "Attach with {what} is {:?}, not {reason:?}", detail.reason());
         ensure!(status.code() == code, "Attach with {what} has code {:?}, not {code:?}", status.code());
-        ensure!(!detail.message.is_empty(), "the error of Attach with {what} has no words");
+        ensure!(!detail.message.is_empty(), "the error of Attach with {what} has no message");
     }
     nothing_left(bed, &pod).await
 }
@@ -326,7 +330,7 @@ async fn default_route(bed: &Bed) -> Verdict {
         let destination = everywhere.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
         let route = Route { destination, via: None };
         ensure!(with.has_route(&route)?, "the pod has no route to {everywhere}");
-        ensure!(!without.has_route(&route)?, "a pod that did not ask for it has a route to {everywhere}");
+        ensure!(!without.has_route(&route)?, "a pod that did not request it has a route to {everywhere}");
     }
     Ok(())
 }
@@ -341,7 +345,7 @@ async fn name_servers(bed: &Bed) -> Verdict {
         options: vec!["ndots:5".into()],
     };
     let made = bed.runtime.attach(&request).await?;
-    ensure!(made.dns == request.dns, "{:?} was asked for, and the answer has {:?}", request.dns, made.dns);
+    ensure!(made.dns == request.dns, "{:?} was requested, but the answer has {:?}", request.dns, made.dns);
     let listed = bed.runtime.list(Some(&pod.pod.sandbox)).await?;
     ensure!(listed.iter().all(|a| a.dns == request.dns), "List has {listed:?}");
     Ok(())
@@ -352,7 +356,7 @@ async fn host_end(bed: &Bed) -> Verdict {
     let (_pod, made) = bed.attached(&network).await?;
     let host = &made.host;
     if host.name.is_empty() {
-        return Err(Problem::Skipped("the runtime names no other end".into()));
+        return Err(Problem::Skipped("the runtime does not name the other end".into()));
     }
     let space = match &host.netns_path {
         None => NetNs::current()?,
@@ -365,12 +369,12 @@ async fn host_end(bed: &Bed) -> Verdict {
         },
     };
     let inode = space.id().ino;
-    ensure!(host.netns_inode == inode, "it says namespace {}, and it is {inode}", host.netns_inode);
+    ensure!(host.netns_inode == inode, "the answer has namespace {}, but it is {inode}", host.netns_inode);
     let link = Handle::open(&space)?.link(host.index)?;
     let name = link.map(|link| link.name.to_string());
     ensure!(
         name.as_deref() == Some(host.name.as_str()),
-        "link {} of that namespace is {name:?}, and the answer says {}",
+        "link {} of that namespace is {name:?}, but the answer has {}",
         host.index,
         host.name
     );
@@ -454,9 +458,9 @@ async fn list_tells(bed: &Bed) -> Verdict {
 async fn list_knows_pods(bed: &Bed) -> Verdict {
     let network = bed.network().await?;
     let (pod, made) = bed.attached(&network).await?;
-    ensure!(made.pod == pod.pod, "{:?} was attached, and the answer says {:?}", pod.pod, made.pod);
+    ensure!(made.pod == pod.pod, "{:?} was attached, but the answer has {:?}", pod.pod, made.pod);
     let listed = bed.runtime.list(Some(&pod.pod.sandbox)).await?;
-    ensure!(listed.iter().all(|a| a.pod == pod.pod), "{:?} was attached, and List has {listed:?}", pod.pod);
+    ensure!(listed.iter().all(|a| a.pod == pod.pod), "{:?} was attached, but List has {listed:?}", pod.pod);
     Ok(())
 }
 
@@ -524,20 +528,20 @@ async fn collect_garbage(bed: &Bed) -> Verdict {
     let keep: Vec<SandboxId> =
         all.into_iter().map(|a| a.pod.sandbox).filter(|sandbox| *sandbox != gone.pod.sandbox).collect();
     let removed = bed.runtime.collect_garbage(&keep).await?;
-    ensure!(removed == [gone_made], "it says that it removed {removed:?}");
+    ensure!(removed == [gone_made], "it returned {removed:?} as removed");
     nothing_left(bed, &gone).await?;
     kept.has(&kept_made)?;
     let again = bed.runtime.collect_garbage(&keep).await?;
-    ensure!(again.is_empty(), "with nothing left to remove it says that it removed {again:?}");
+    ensure!(again.is_empty(), "with nothing left to remove, it returned {again:?} as removed");
     let listed = bed.runtime.list(Some(&kept.pod.sandbox)).await?;
-    ensure!(listed == [kept_made], "List has {listed:?} of the pod that was to stay");
+    ensure!(listed == [kept_made], "List has {listed:?} of the pod that should stay");
     Ok(())
 }
 
 /// The call failed for this reason.
 pub(crate) fn refused<T>(result: knit_runtime::Result<T>, reason: Reason) -> Verdict {
     match result {
-        Ok(_) => Err(Problem::Failed(format!("it succeeded, and must be refused with {reason:?}"))),
+        Ok(_) => Err(Problem::Failed(format!("it succeeded, but must be refused with {reason:?}"))),
         Err(error) if error.reason == reason => Ok(()),
         Err(error) => {
             Err(Problem::Failed(format!("it answered {:?}, not {reason:?}: {}", error.reason, error.message)))

@@ -22,26 +22,26 @@ use crate::packets::talk;
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 cases! {
-    NetworkSetup SetupAgain setup_again "SetupNetwork again is success, and pods stay attached"
+    NetworkSetup SetupAgain setup_again "SetupNetwork succeeds when repeated, and pods stay attached"
     NetworkSetup RemoveRefusedInUse remove_refused_in_use "RemoveNetwork is IN_USE while pods are attached, \
-        and success after"
-    NetworkSetup RemoveLeavesNothing remove_leaves_nothing "RemoveNetwork takes away the namespace that held \
+        and succeeds afterwards"
+    NetworkSetup RemoveLeavesNothing remove_leaves_nothing "RemoveNetwork removes the namespace that held \
         the Network's end of interfaces"
-    NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of what is not there is success"
+    NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of an unknown Network succeeds"
     Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
-    Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbours: each learns the other's \
-                                       own MAC"
+    Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbors: each learns the other's own \
+        MAC"
     Ipv4 Ipv4Packets ipv4_packets "IPv4 packets flow"
     Ipv6 Ipv6Packets ipv6_packets "IPv6 packets flow, and addresses are usable at once"
-    StaticAddress WantedAddress wanted_address "an address chosen by hand is the one that the interface has"
-    StaticMac WantedMac wanted_mac "a MAC chosen by hand is the one that the interface has"
+    StaticAddress WantedAddress wanted_address "a requested address is the one that the interface has"
+    StaticMac WantedMac wanted_mac "a requested MAC is the one that the interface has"
     Mtu NetworkMtu network_mtu "interfaces have the Network's MTU"
-    Routes ExtraRoutes extra_routes "routes that were asked for are in the pod and in the answer"
+    Routes ExtraRoutes extra_routes "requested routes are in the pod and in the answer"
     HostPorts NodePorts node_ports "a port of the node leads to the pod while it is attached"
-    HostPorts NodePortConflict node_port_conflict "a port of the node that another pod has is refused with \
+    HostPorts NodePortConflict node_port_conflict "a port of the node that another pod uses is refused with \
         CONFLICT"
     Update UpdateInPlace update_in_place "Update changes routes, and the interface stays the same"
-    Watch WatchTells watch_tells "Watch tells what is there, SYNCED, and then what comes and goes"
+    Watch WatchTells watch_tells "Watch sends existing attachments, SYNCED, then changes"
 }
 
 async fn setup_again(bed: &Bed) -> Verdict {
@@ -98,7 +98,7 @@ async fn switched_pods(bed: &Bed) -> Verdict {
         let mac = known.iter().find(|n| n.address == address).and_then(|n| n.mac);
         ensure!(
             mac.map(|m| m.0) == Some(second.mac.0),
-            "{address} is at {mac:?} for its neighbour, and its own MAC is {}",
+            "{address} is at {mac:?} for its neighbor, but its own MAC is {}",
             second.mac
         );
     }
@@ -152,7 +152,7 @@ async fn wanted_address(bed: &Bed) -> Verdict {
     let made = bed.runtime.attach(&request).await?;
     let (wanted, got) = (request.addresses, &made.addresses);
     let same = wanted.len() == got.len() && wanted.iter().all(|w| got.iter().any(|g| g.net == w.net));
-    ensure!(same, "{wanted:?} were asked for, and the answer has {got:?}");
+    ensure!(same, "{wanted:?} were requested, but the answer has {got:?}");
     pod.has(&made)
 }
 
@@ -163,7 +163,7 @@ async fn wanted_mac(bed: &Bed) -> Verdict {
     let mac = Mac([0x02, 0x6b, 0x6e, 0x69, 0x74, 0x01]);
     request.mac = Some(mac);
     let made = bed.runtime.attach(&request).await?;
-    ensure!(made.mac == mac, "{mac} was asked for, and the answer has {}", made.mac);
+    ensure!(made.mac == mac, "{mac} was requested, but the answer has {}", made.mac);
     pod.has(&made)?;
     let (other, second) = bed.attached(&network).await?;
     carries(&pod, &made, &other, &second, any_family(bed)).await
@@ -171,12 +171,14 @@ async fn wanted_mac(bed: &Bed) -> Verdict {
 
 async fn network_mtu(bed: &Bed) -> Verdict {
     if bed.options.network.is_some() {
-        return Err(Problem::Skipped("the Network is not the suite's to set an MTU on".into()));
+        return Err(Problem::Skipped(
+            "the suite cannot set the MTU of a Network that it did not create".into(),
+        ));
     }
     let topology = bed.topology();
     let network = bed.network_with("knit-conformance-mtu", 3, topology, Some(1340)).await?;
     let (pod, made) = bed.attached(&network).await?;
-    ensure!(made.mtu == 1340, "the Network's MTU is 1340, and the answer has {}", made.mtu);
+    ensure!(made.mtu == 1340, "the Network's MTU is 1340, but the answer has {}", made.mtu);
     pod.has(&made)
 }
 
@@ -263,7 +265,7 @@ async fn update_in_place(bed: &Bed) -> Verdict {
     let destination = destination.parse().map_err(|e| Problem::Failed(format!("{e}")))?;
     request.routes.push(Route { destination, via: None });
     let after = bed.runtime.update(&request).await?;
-    ensure!(pod.link(&after.interface)?.map(|l| l.index) == index, "the interface was made again");
+    ensure!(pod.link(&after.interface)?.map(|l| l.index) == index, "the interface was recreated");
     ensure!(after.addresses == before.addresses, "its addresses became {:?}", after.addresses);
     for route in &request.routes {
         ensure!(pod.has_route(route)?, "the pod has no route to {}", route.destination);
@@ -282,19 +284,21 @@ async fn watch_tells(bed: &Bed) -> Verdict {
         match next(&mut changes, "SYNCED").await? {
             Change::Synced => break,
             Change::Added(attachment) => seen |= attachment == there,
-            other => return Err(Problem::Failed(format!("before SYNCED it told {other:?}"))),
+            other => return Err(Problem::Failed(format!("before SYNCED, Watch sent {other:?}"))),
         }
     }
-    ensure!(seen, "it did not tell of what was there before");
+    ensure!(seen, "Watch did not send the attachment that existed before");
     let (pod, made) = bed.attached(&network).await?;
-    match next_of(&mut changes, &pod.pod.sandbox, "the pod that came").await? {
-        Change::Added(told) => ensure!(told == made, "Attach answered {made:?}, Watch told {told:?}"),
-        other => return Err(Problem::Failed(format!("a pod came, and it told {other:?}"))),
+    match next_of(&mut changes, &pod.pod.sandbox, "the attached pod").await? {
+        Change::Added(told) => ensure!(told == made, "Attach answered {made:?}, Watch sent {told:?}"),
+        other => return Err(Problem::Failed(format!("after an attach, Watch sent {other:?}"))),
     }
     bed.runtime.detach(&pod.pod, None).await?;
-    match next_of(&mut changes, &pod.pod.sandbox, "the pod that went").await? {
-        Change::Removed(told) => ensure!(same(&told, &made), "{made:?} went, and it told {told:?}"),
-        other => return Err(Problem::Failed(format!("a pod went, and it told {other:?}"))),
+    match next_of(&mut changes, &pod.pod.sandbox, "the detached pod").await? {
+        Change::Removed(told) => {
+            ensure!(same(&told, &made), "{made:?} was detached, and Watch sent {told:?}")
+        }
+        other => return Err(Problem::Failed(format!("after a detach, Watch sent {other:?}"))),
     }
     Ok(())
 }
@@ -319,7 +323,7 @@ async fn next(changes: &mut Changes, what: &str) -> Result<Change, Problem> {
     match tokio::time::timeout(TOLD_WITHIN, changes.next()).await {
         Ok(Some(Ok(change))) => Ok(change),
         Ok(Some(Err(error))) => Err(error.into()),
-        Ok(None) => Err(Problem::Failed(format!("the stream ended, and {what} was to come"))),
-        Err(_) => Err(Problem::Failed(format!("{what} was not told within {TOLD_WITHIN:?}"))),
+        Ok(None) => Err(Problem::Failed(format!("the stream ended before {what} was sent"))),
+        Err(_) => Err(Problem::Failed(format!("{what} was not sent within {TOLD_WITHIN:?}"))),
     }
 }

@@ -28,7 +28,10 @@ const CASE_DEADLINE: Duration = Duration::from_secs(90);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The runtime does not say who it is.
-    #[error("the runtime at {socket} does not say who it is: see that it runs and that this is its socket")]
+    #[error(
+        "the runtime at {socket} does not report its capabilities: check that it is running and that this is \
+         its socket"
+    )]
     Runtime {
         /// The socket.
         socket: String,
@@ -38,20 +41,20 @@ pub enum Error {
     },
     /// Nothing can be attached to.
     #[error(
-        "the runtime does not set up Networks (feature NetworkSetup): name one that is there, and free \
+        "the runtime does not set up Networks (feature NetworkSetup): name an existing one, and free \
          addresses in it"
     )]
     NoNetwork,
     /// A Network is named that nobody needs.
-    #[error("the runtime sets up Networks itself: leave out Network {network}, the suite makes its own")]
+    #[error("the runtime sets up Networks itself: leave out Network {network}, the suite creates its own")]
     SetsUp {
         /// The Network.
         network: String,
     },
     /// Not enough addresses for the pods that are attached at once.
     #[error(
-        "{given} {family} addresses of Network {network} are given: give at least {ADDRESSES} that nobody \
-         uses"
+        "{given} {family} addresses of Network {network} are given: give at least {ADDRESSES} that are not \
+         in use"
     )]
     FewAddresses {
         /// The Network.
@@ -63,9 +66,9 @@ pub enum Error {
     },
     /// The addresses do not say what the Network is.
     #[error(
-        "the addresses of Network {network} do not say what it is: give all of them with the prefix that \
-         pods have, \
-         /32 and /128 where it is routed, its subnets' where it is switched"
+        "the addresses of Network {network} do not show whether it is routed or switched: give all of them \
+         with the prefix length that pods have, /32 and /128 if it is routed, that of its subnets if it is \
+         switched"
     )]
     MixedAddresses {
         /// The Network.

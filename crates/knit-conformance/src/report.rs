@@ -30,7 +30,7 @@ pub struct Report {
 /// Who was looked at.
 #[derive(Clone, Debug, Serialize)]
 pub struct RuntimeReport {
-    /// Its name.
+    /// The runtime's name.
     pub name: String,
     /// Its version.
     pub version: String,
@@ -42,7 +42,7 @@ pub struct RuntimeReport {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProfileReport {
-    /// Its name.
+    /// The profile's name.
     pub name: &'static str,
     /// `Passed`, `Failed`, or `Skipped` if the runtime does not announce it or nothing of it could be looked
     /// at.
@@ -60,7 +60,7 @@ pub struct ProfileReport {
 /// One case.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
-    /// Its name.
+    /// The case's name.
     pub name: &'static str,
     /// What is promised.
     pub promise: &'static str,

@@ -106,7 +106,7 @@ pub struct NamespaceView {
 pub struct AttachmentView {
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
+    /// The NetworkAttachment's name.
     pub name: String,
     /// Which one of that name.
     pub uid: String,
@@ -137,7 +137,7 @@ pub struct AttachmentView {
 pub struct PolicyView {
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
+    /// The NetworkPolicy's name.
     pub name: String,
     /// Which one of that name.
     pub uid: String,

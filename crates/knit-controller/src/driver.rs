@@ -359,8 +359,8 @@ impl Controller {
             if plan.held_back > 0 && state.held_back == 0 {
                 tracing::warn!(
                     nodes = plan.held_back,
-                    "most agents seem to be down at the same time: no further node is closed to new pods. \
-                    Is the API server slow, or are the agents' pods not running?"
+                    "most agents appear to be down: no more nodes are tainted; check the API server and the \
+                     agents' pods"
                 );
             }
             state.held_back = plan.held_back;

@@ -117,7 +117,7 @@ impl Book {
             }
         }
         let mut text = String::from(
-            "# HELP knit_policy_drops_seen Dropped packets that the kernel passed on, a few a second of each \
+            "# HELP knit_policy_drops_seen Dropped packets sampled by the kernel, a few per second per \
              pod.\n# TYPE knit_policy_drops_seen counter\n",
         );
         // Names of Kubernetes objects need no escape.

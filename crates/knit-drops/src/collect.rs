@@ -200,7 +200,7 @@ impl Shared {
                 match poll(&mut waiting, None) {
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "what policies drop is not shown any more");
+                        tracing::warn!(%error, "dropped packets are no longer reported");
                         return;
                     }
                 }
@@ -223,7 +223,7 @@ impl Shared {
                     Ok(true) => tracing::debug!(%network, "some dropped packets were not seen"),
                     Err(error) => {
                         let error = &error as &dyn std::error::Error;
-                        tracing::warn!(%network, error, "what policies drop in this Network is not shown");
+                        tracing::warn!(%network, error, "dropped packets of this Network are not reported");
                         // Until the next pass listens again.
                         logs.remove(&id);
                     }

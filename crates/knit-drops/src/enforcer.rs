@@ -81,7 +81,7 @@ impl WithDrops {
                 Err(error) => {
                     router.heard = None;
                     let (network, error) = (&router.network, &error as &dyn std::error::Error);
-                    tracing::warn!(%network, error, "what policies drop in this Network is not shown");
+                    tracing::warn!(%network, error, "dropped packets of this Network are not reported");
                 }
             }
         }
@@ -99,7 +99,7 @@ impl PolicyEnforcer for WithDrops {
             Ok(listener) => drop(tasks.spawn(socket::serve(listener, self.drops.clone()))),
             // Policies are enforced all the same.
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "knit drops has no answer");
+                tracing::warn!(error = &error as &dyn std::error::Error, "knit drops will get no answer");
             }
         }
         self.listen();

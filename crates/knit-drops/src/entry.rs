@@ -65,7 +65,7 @@ pub struct Named {
 pub struct Subject {
     /// Its namespace.
     pub namespace: Name,
-    /// Its name.
+    /// The pod's name.
     pub name: Name,
     /// Tells it from others of that name.
     pub uid: Name,

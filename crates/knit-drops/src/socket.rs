@@ -51,9 +51,9 @@ pub enum Line {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the socket {path} for knit drops: check that its directory exists and is writable")]
 pub struct OpenError {
-    /// Where.
+    /// The path of the socket.
     pub path: PathBuf,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }
@@ -102,7 +102,10 @@ pub async fn serve(listener: UnixListener, drops: Drops) {
 async fn answer(mut stream: UnixStream, drops: &Drops) -> io::Result<()> {
     let (asking, own) = (stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw());
     if asking != 0 && asking != own {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {asking} may not ask")));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("user {asking} may not query dropped packets"),
+        ));
     }
     let mut text = String::new();
     let (reading, mut writing) = stream.split();

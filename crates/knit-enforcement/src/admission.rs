@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::feed::{Shared, labels_of};
 use crate::worker::{Admit, Objection, Summary, Told};
 
-const LATER: &str = "; the container runtime tries again";
+const LATER: &str = "; the container runtime will retry";
 
 /// Returns when what policies ask for about the interfaces of a record is in force.
 pub(crate) async fn admit(
@@ -29,16 +29,15 @@ pub(crate) async fn admit(
         let standing = *summary.borrow_and_update();
         // Without a worker nobody would hear of the next policy, either.
         if summary.has_changed().is_err() {
-            return Err(nobody(&who));
+            return Err(stopped(&who));
         }
         let Some(answer) = ask(shared, (namespace, name), standing) else { return Ok(()) };
         let objection = match tokio::time::timeout_at(deadline, answer).await {
             Ok(Ok(Ok(()))) => return Ok(()),
             Ok(Ok(Err(objection))) => objection,
-            Ok(Err(_)) => return Err(nobody(&who)),
+            Ok(Err(_)) => return Err(stopped(&who)),
             Err(_) => {
-                let message =
-                    format!("{who}: what policies ask for about it is still being put in force{LATER}");
+                let message = format!("{who}: its network policies are still being applied{LATER}");
                 return Err(Error::new(Reason::NotReady, message));
             }
         };
@@ -83,9 +82,9 @@ fn ask(
     Some(answer)
 }
 
-fn nobody(who: &str) -> Error {
+fn stopped(who: &str) -> Error {
     let message = format!(
-        "{who}: nobody looks after policies on this node any more: check the agent's log, and start it again"
+        "{who}: policy enforcement has stopped on this node: see the agent's log and restart the agent"
     );
     Error::new(Reason::NotReady, message)
 }
@@ -95,12 +94,10 @@ fn error(who: &str, objection: &Objection) -> Error {
     let (reason, message) = match objection {
         Objection::NotComplete => (
             Reason::NotReady,
-            format!(
-                "{who}: the agent does not know all policies yet, because the API has not told it{later}"
-            ),
+            format!("{who}: the agent has not received all policies from the API server yet{later}"),
         ),
         Objection::Overtaken => {
-            (Reason::NotReady, format!("{who}: its interfaces were changed meanwhile{later}"))
+            (Reason::NotReady, format!("{who}: its interfaces changed in the meantime{later}"))
         }
         Objection::LabelsUnknown => (
             Reason::NotReady,
@@ -122,7 +119,7 @@ fn error(who: &str, objection: &Objection) -> Error {
         ),
         Objection::NotInForce(network, why) => (
             Reason::NotReady,
-            format!("{who}: policies could not be put in force in Network {network}: {why}{later}"),
+            format!("{who}: policies could not be applied in Network {network}: {why}{later}"),
         ),
         Objection::NoRouter(network, policy) => (
             Reason::Refused,

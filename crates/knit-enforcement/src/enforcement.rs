@@ -196,8 +196,7 @@ impl PolicyEnforcer for Enforcement {
         // The thread has the other end, or it waits to be started with it.
         let ended = self.mode == Mode::On && self.summary.has_changed().is_err();
         ended.then(|| Stopped {
-            why: "policies are not looked after on this node any more: the agent's log says why; start the \
-                  agent again"
+            why: "policy enforcement has stopped on this node: see the agent's log and restart the agent"
                 .to_owned(),
             ran: true,
         })
@@ -220,7 +219,7 @@ struct Ended(Core);
 impl Drop for Ended {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("policies are not looked after on this node any more: start the agent again");
+            tracing::error!("policy enforcement has stopped on this node: restart the agent");
         }
         self.0.assess();
         self.0.networks_changed();
@@ -256,7 +255,7 @@ impl EnforcedRouter for Held {
         match self.state.has_changed() {
             Ok(_) => state,
             Err(_) => {
-                let problem = Some("nobody looks after policies on this node any more".to_owned());
+                let problem = Some("policy enforcement has stopped on this node".to_owned());
                 PoliciesState { problem, ..state }
             }
         }

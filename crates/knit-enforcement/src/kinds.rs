@@ -153,7 +153,7 @@ impl Each {
         let seen = move |object: K| -> Option<Seen> {
             let converted = convert(&object);
             for problem in &converted.problems {
-                tracing::debug!("a policy is not used as it is written: {problem}");
+                tracing::debug!("part of a policy is ignored: {problem}");
             }
             let version = object.meta().resource_version.as_ref().and_then(|v| v.parse().ok());
             let raw = trimmed(&object)?;

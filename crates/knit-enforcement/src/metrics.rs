@@ -63,7 +63,7 @@ impl Default for Metrics {
         );
         registry.register(
             "knit_policy_elements",
-            "Elements that policies come to in a router",
+            "Set elements that policies expand to in a router",
             metrics.elements.clone(),
         );
         registry.register(
@@ -73,12 +73,12 @@ impl Default for Metrics {
         );
         registry.register(
             "knit_policy_commit_failures",
-            "Batches of policy changes that could not be put in force",
+            "Batches of policy changes that could not be applied",
             metrics.failures.clone(),
         );
         registry.register(
             "knit_policy_repairs",
-            "Repairs of policy rules that somebody else had changed",
+            "Repairs of changes made to policy rules by other programs",
             metrics.repairs.clone(),
         );
         registry.register(

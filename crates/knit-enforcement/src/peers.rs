@@ -68,7 +68,7 @@ async fn follow(shared: Arc<Shared>, objects: Objects, network: Name) {
             tracing::error!(
                 %network,
                 error = &error as &dyn std::error::Error,
-                "the pods of other nodes are not known to policies"
+                "cannot read the pods of other nodes for policies"
             );
             return;
         }

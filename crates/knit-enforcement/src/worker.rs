@@ -358,7 +358,7 @@ impl Worker {
             }
             if !looked.router.is_in_force() {
                 let why = self.lacks(network).or(looked.router.problem());
-                let why = why.unwrap_or("they are being put in force");
+                let why = why.unwrap_or("they are being applied");
                 return Err(Objection::NotInForce(network.clone(), why.to_owned()));
             }
         }
@@ -379,14 +379,14 @@ impl Worker {
     /// pod of which nobody knows who it is would go.
     fn lacks(&self, network: &Name) -> Option<&'static str> {
         if self.policies.1 && !self.nodes_known {
-            return Some("nodes, which a policy asks for, have not arrived from the API");
+            return Some("Nodes, which a policy refers to, have not arrived from the API");
         }
         if self.policies.0 > 0 && **network != *DEFAULT_NETWORK && !self.aliases_known.contains(network) {
-            return Some("what cluster services lead to has not arrived from the API");
+            return Some("endpoints of cluster services have not arrived from the API");
         }
         self.strangers.may_be_in(network).then_some(
-            "the agent's record of an interface there does not say, or cannot be read to say, which pod's it \
-             is: delete that pod",
+            "the agent's record of an interface there does not name its pod, or cannot be read: delete that \
+             pod",
         )
     }
 
@@ -406,7 +406,7 @@ impl Worker {
             let in_force = looked.router.is_in_force();
             let missing = || self.lacks(network).filter(|_| self.complete && !in_force);
             state.problem = match looked.router.settings.enforced {
-                false => Some("policies are not enforced by Knit in this Network".to_owned()),
+                false => Some("Knit does not enforce policies in this Network".to_owned()),
                 true => {
                     let problem = looked.router.problem().or_else(missing);
                     problem.map(|why| format!("policies are not in force: {why}"))

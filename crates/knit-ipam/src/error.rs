@@ -176,8 +176,8 @@ pub enum LeaseError {
     },
     /// A wanted address is taken.
     #[error(
-        "address {address} of Network {network}, wanted by {key}, is in use by {by}: ask for another, or \
-         remove that pod"
+        "address {address} of Network {network}, wanted by {key}, is in use by {by}: request another \
+         address, or remove that pod"
     )]
     AddressInUse {
         /// Who asked.
@@ -191,7 +191,8 @@ pub enum LeaseError {
     },
     /// A wanted address is not in the Network.
     #[error(
-        "address {address}, wanted by {key}, is not in a subnet of Network {network}: ask for one that is"
+        "address {address}, wanted by {key}, is not in a subnet of Network {network}: request an address in \
+         one of its subnets"
     )]
     OutsideSubnet {
         /// Who asked.
@@ -202,7 +203,7 @@ pub enum LeaseError {
         address: IpAddr,
     },
     /// A wanted address is never given to a pod.
-    #[error("address {address} of Network {network}, wanted by {key}, is {why}: ask for another")]
+    #[error("address {address} of Network {network}, wanted by {key}, is {why}: request another address")]
     Reserved {
         /// Who asked.
         key: LeaseKey,
@@ -210,14 +211,14 @@ pub enum LeaseError {
         network: String,
         /// The address.
         address: IpAddr,
-        /// What it is.
+        /// Why it cannot be leased.
         why: NotLeasable,
     },
     /// A wanted address may belong to another node's block, now or later.
     #[error(
         "address {address} of Network {network}, wanted by {key}, is neither in a block of this node nor in \
-         a \
-         reserved range: reserve a range for static addresses in the Network and ask for one of those"
+         a reserved range: reserve a range for static addresses in the Network and request an address in \
+         that range"
     )]
     NotOnThisNode {
         /// Who asked.
@@ -228,7 +229,7 @@ pub enum LeaseError {
         address: IpAddr,
     },
     /// A wanted MAC cannot be.
-    #[error("MAC {mac}, wanted by {key} on Network {network}, {why}: ask for another, or for none")]
+    #[error("MAC {mac}, wanted by {key} on Network {network}, {why}: request another MAC, or none")]
     Mac {
         /// Who asked.
         key: LeaseKey,

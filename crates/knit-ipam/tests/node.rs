@@ -153,14 +153,16 @@ fn static_addresses_are_refused_for_the_right_reason() {
         told(&["10.0.0.3"]),
         format!(
             "address 10.0.0.3 of Network red, {who} is in use by pod shop/pod-a (interface eth0 of sandbox \
-             a) on \
-             Network red: ask for another, or remove that pod"
+             a) on Network red: request another address, or remove that pod"
         )
     );
     let text = told(&["10.0.1.3"]);
     assert_eq!(
         text,
-        format!("address 10.0.1.3, {who} is not in a subnet of Network red: ask for one that is")
+        format!(
+            "address 10.0.1.3, {who} is not in a subnet of Network red: request an address in one of its \
+             subnets"
+        )
     );
     assert!(told(&["10.0.0.1"]).contains("is the gateway"));
     assert!(told(&["fd00::2"]).contains("is the address of this node's router"));

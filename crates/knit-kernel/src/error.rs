@@ -36,7 +36,7 @@ pub enum Error {
     Conflict {
         /// The object.
         object: String,
-        /// Where.
+        /// The network namespace.
         namespace: String,
         /// What differs.
         differences: Vec<Difference>,
@@ -46,14 +46,14 @@ pub enum Error {
     NotFound {
         /// The object.
         object: String,
-        /// Where.
+        /// The network namespace.
         namespace: String,
     },
     /// The kernel refused operations. The others of the same batch were carried out.
     #[error("in {namespace}, {} of {of} operations failed; first: cannot {}{}", .failures.len(),
         first(.failures), advice(.failures))]
     Refused {
-        /// Where.
+        /// The network namespace.
         namespace: String,
         /// How many operations there were.
         of: usize,
@@ -67,9 +67,9 @@ pub enum Error {
     Netlink {
         /// What was attempted.
         attempted: String,
-        /// Where.
+        /// The network namespace.
         namespace: String,
-        /// Why.
+        /// The cause.
         source: netlink::Error,
     },
     /// The namespace is the problem: it vanished, or cannot be entered.
@@ -80,9 +80,9 @@ pub enum Error {
     Sysctl {
         /// What was attempted, with the sysctl's name.
         attempted: String,
-        /// Where.
+        /// The network namespace.
         namespace: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -101,7 +101,7 @@ pub struct Failure {
 /// One property that is not as wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Which.
+    /// The property that differs.
     pub property: &'static str,
     /// What was wanted.
     pub wanted: String,
@@ -196,7 +196,7 @@ impl Error {
 fn list(differences: &[Difference]) -> String {
     let words: Vec<_> = differences
         .iter()
-        .map(|d| format!("{}: {} is there, {} was wanted", d.property, d.found, d.wanted))
+        .map(|d| format!("{}: {} found, {} wanted", d.property, d.found, d.wanted))
         .collect();
     words.join("; ")
 }
@@ -211,7 +211,7 @@ fn advice(failures: &[Failure]) -> &'static str {
         Some(libc::EPERM | libc::EACCES) => {
             "; CAP_NET_ADMIN is needed in the user namespace that owns the network"
         }
-        Some(libc::EEXIST) => "; one like it is there, delete it or choose another name",
+        Some(libc::EEXIST) => "; such an object already exists, delete it or choose another name",
         Some(libc::ENODEV | libc::ENXIO) => "; the link is gone, list again",
         Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => {
             "; no route leads to the gateway, add one or set onlink"

@@ -50,7 +50,7 @@ impl Neighbour {
         match self.mac {
             Some(mac) if !mac.is_unicast() => {
                 let problem = format!("{mac} is not a unicast MAC address");
-                Err(Error::invalid(self, problem, "use the neighbour's own MAC address"))
+                Err(Error::invalid(self, problem, "use the neighbor's own MAC address"))
             }
             _ => Ok(()),
         }
@@ -110,6 +110,6 @@ impl Neighbour {
 
 impl fmt::Display for Neighbour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "neighbour {} on link {}", self.address, self.interface)
+        write!(f, "neighbor {} on link {}", self.address, self.interface)
     }
 }

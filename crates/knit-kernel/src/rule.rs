@@ -82,7 +82,7 @@ impl Rule {
                 return Err(Error::invalid(
                     self,
                     format!("{prefix} has the other family"),
-                    "make one rule per family",
+                    "create one rule per family",
                 ));
             }
             if prefix.trunc() != prefix {
@@ -97,7 +97,7 @@ impl Rule {
             return Err(Error::invalid(self, problem, "widen the mask"));
         }
         if self.action == RuleAction::Table(0) {
-            return Err(Error::invalid(self, "table 0 is no table", "name another one"));
+            return Err(Error::invalid(self, "0 is not a valid table", "name another table"));
         }
         Ok(())
     }

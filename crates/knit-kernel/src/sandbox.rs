@@ -44,7 +44,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// It failed for another reason.
-    #[error("the program cannot be started again in namespaces of its own")]
+    #[error("the program cannot be started again in its own namespaces")]
     Start(#[source] io::Error),
     /// Something inside was refused.
     #[error("{what} was refused inside the new namespaces: {advice}")]

@@ -373,10 +373,10 @@ fn ensure_accepts_what_is_as_wanted_and_refuses_what_is_not() {
         assert_eq!(object, "bridge br0");
         assert_eq!(differences.iter().map(|d| d.property).collect::<Vec<_>>(), ["mtu"]);
         assert!(error.is_exists() && !error.is_retryable());
-        assert!(error.to_string().contains("mtu: 1500 is there, 1200 was wanted"), "{error}");
+        assert!(error.to_string().contains("mtu: 1500 found, 1200 wanted"), "{error}");
         let vxlan = NewLink::vxlan(name("br0"), Vxlan::new(1));
         let error = node.ensure_link(&vxlan).expect_err("another kind");
-        assert!(error.to_string().contains("kind: \"bridge\" is there, \"vxlan\" was wanted"), "{error}");
+        assert!(error.to_string().contains("kind: \"bridge\" found, \"vxlan\" wanted"), "{error}");
         assert_eq!(node.link(made.index).expect("get").expect("untouched").mtu, 1500);
         let vxlan = NewLink::vxlan(name("vx"), Vxlan::new(1));
         let made = node.ensure_link(&vxlan).expect("made");

@@ -242,8 +242,8 @@ impl TryFrom<RawEntry> for Entry {
             }
             (None, Some(claim), None) => Owner::claim(claim),
             (None, None, Some(object)) => Owner::object(object),
-            (None, None, None) => return Err("it belongs to nobody".to_owned()),
-            _ => return Err("it belongs to two at once".to_owned()),
+            (None, None, None) => return Err("it has no owner".to_owned()),
+            _ => return Err("it has two owners".to_owned()),
         };
         let mut reservation =
             Reservation::new(owner, raw.created_at).ok_or_else(|| missing("claim or object"))?;

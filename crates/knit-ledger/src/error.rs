@@ -86,7 +86,7 @@ pub enum LedgerError {
     Encode {
         /// The ledger.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
     /// A batch beyond all measure.
@@ -121,7 +121,7 @@ pub enum DurableError {
     Encode {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
 }

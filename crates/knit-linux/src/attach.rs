@@ -149,7 +149,7 @@ impl Core {
             There::Nothing => Ok(None),
             There::HalfMade(index) => {
                 tracing::info!(link = %plan.host, "removing a link whose creation was interrupted");
-                handle.delete_link(index).map_err(internal("delete a half-made link"))?;
+                handle.delete_link(index).map_err(internal("delete an incomplete link"))?;
                 Ok(None)
             }
             There::Ours(found) => Ok(Some(*found)),
@@ -239,11 +239,11 @@ impl Core {
         // Some runtimes switch IPv6 off in new namespaces.
         let name = kernel_name(request)?;
         let off = Sysctl::ipv6_disabled(Scope::Link(&name));
-        let sysctls = Sysctls::of(pod).map_err(internal("reach the pod's sysctls"))?;
+        let sysctls = Sysctls::of(pod).map_err(internal("open the pod's sysctls"))?;
         if !sysctls.get(&off).is_ok_and(|value| value == "1") {
             return Err(internal("configure the pod's interface")(error));
         }
-        sysctls.set(&off, 0).map_err(internal("switch IPv6 on in the pod"))?;
+        sysctls.set(&off, 0).map_err(internal("enable IPv6 in the pod"))?;
         let ops: Vec<Op<'_>> =
             plan.shape.driver().pod_side(plan, peer, addr_gen).into_iter().map(again).collect();
         handle.apply(&ops).map_err(internal("configure the pod's interface"))?;
@@ -317,7 +317,7 @@ impl Net {
     /// What a failed making left under a plan's name. Another's link of that name is not ours to delete.
     pub fn left_of_port(&self, plan: &Plan) -> Result<Option<Link>> {
         let link =
-            self.space.links()?.link_by_name(&plan.host).map_err(internal("look for what was made"))?;
+            self.space.links()?.link_by_name(&plan.host).map_err(internal("look for what was created"))?;
         Ok(link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some())))
     }
 
@@ -376,8 +376,8 @@ impl Plan {
         }
         if request.default_route && shape.network.subnets.iter().all(|subnet| subnet.gateway.is_none()) {
             return Err(invalid(format!(
-                "Network {} has no gateway that a default route could lead to: give its subnets one, or let \
-                 another interface have the default route",
+                "Network {} has no gateway that a default route could lead to: give its subnets one, or move \
+                 the default route to another interface",
                 request.network
             )));
         }
@@ -472,8 +472,8 @@ fn check_ports(request: &AttachRequest, tunnels: u16) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "host port {tunnels}/UDP is the port of the tunnels between nodes, which all Networks share: \
-         give sandbox {} another host port",
+        "host port {tunnels}/UDP is reserved for the VXLAN tunnels between nodes: give sandbox {} another \
+         host port",
         request.pod.sandbox
     );
     Err(Error::new(Reason::Invalid, message))

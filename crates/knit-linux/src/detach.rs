@@ -201,7 +201,7 @@ impl Net {
         for link in handle.links(&filter).map_err(internal("list links"))? {
             if is_half_made(&link) {
                 tracing::info!(link = %link.name, "removing a link whose creation was interrupted");
-                handle.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+                handle.delete_link(link.index).map_err(internal("delete an incomplete link"))?;
             }
         }
         Ok(())

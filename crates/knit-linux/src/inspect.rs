@@ -88,7 +88,7 @@ impl Core {
         if found.is_empty() {
             let what =
                 interface.map_or_else(|| "no interface".to_owned(), |name| format!("no interface {name}"));
-            let message = format!("sandbox {} has {what} of ours: attach it again", pod.sandbox);
+            let message = format!("sandbox {} has {what} of Knit: attach it again", pod.sandbox);
             return Err(Error::new(Reason::AttachmentNotFound, message));
         }
         for (net, link, mark) in found {
@@ -108,7 +108,8 @@ impl Core {
         let Some(path) = path else { return Ok(()) };
         let damaged = |what: String| {
             let message = format!(
-                "interface {} of sandbox {} is not as it was created ({what}): detach and attach it again",
+                "interface {} of sandbox {} differs from what was created ({what}): detach and attach it \
+                 again",
                 mark.interface, mark.sandbox
             );
             Error::new(Reason::Damaged, message)
@@ -183,7 +184,7 @@ impl Net {
         if !link.up {
             wrong.push(format!("{host} is down"));
         } else if !link.running {
-            wrong.push(format!("the pod's end of {host} is down or gone"));
+            wrong.push(format!("the pod's end of {host} is down or missing"));
         }
         let handle = self.space.links()?;
         let mut links: Links = [(host.to_owned(), link.index)].into();
@@ -192,12 +193,12 @@ impl Net {
             links.extend(links_of(&handle, [master.name], &[])?);
         }
         let wanted: BTreeSet<Entry> = driver.pod_entries(host, mark).into_iter().collect();
-        let mut there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+        let mut there = found(&handle, &links).map_err(internal("read routes and neighbors"))?;
         if let Some(master) = &master {
             let forwarding = found_on_own(&handle, &links).map_err(internal("read forwarding entries"))?;
             there.extend(forwarding);
             if link.master.is_none() || link.port != Some(master.pod_port) {
-                wrong.push(format!("{host} is not the port of the {} that it was", master.name));
+                wrong.push(format!("{host} is no longer a port of {}", master.name));
             }
         }
         wrong.extend(wanted.difference(&there).map(|entry| format!("missing: {entry}")));
@@ -217,7 +218,7 @@ impl Net {
             return Ok(());
         }
         let message = format!(
-            "interface {} of sandbox {} is not as it was created ({}): detach and attach it again",
+            "interface {} of sandbox {} differs from what was created ({}): detach and attach it again",
             mark.interface,
             mark.sandbox,
             wrong.join("; ")

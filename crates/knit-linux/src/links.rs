@@ -86,7 +86,7 @@ impl Like {
             && (link.master != Some(bridge) || link.port != Some(flags))
         {
             (change.master, change.port) = (Some(Some(bridge)), Some(flags));
-            wrong.push("is not the port of the bridge that it was".to_owned());
+            wrong.push("is no longer a port of its bridge".to_owned());
         }
         if !link.up {
             wrong.push("is down".to_owned());
@@ -101,7 +101,7 @@ impl Like {
         match handle.apply(&[change.into()]) {
             // It has just gone: whoever deleted it takes care of the rest.
             Err(error) if error.is_not_found() => Ok(()),
-            other => other.map_err(internal(format!("put a link right: {wrong}"))),
+            other => other.map_err(internal(format!("repair a link: {wrong}"))),
         }
     }
 }
@@ -128,7 +128,7 @@ impl Attachments {
         let mut links = handle.links(&filter).map_err(internal("list links"))?;
         for link in links.iter_mut().filter(|link| !self.is_in_flux(link)) {
             let Some(name) = own_name(link).filter(|name| *name != link.name) else { continue };
-            tracing::warn!(link = %link.name, was = %name, "somebody renamed a link");
+            tracing::warn!(link = %link.name, was = %name, "a link was renamed");
             rename(handle, link, &name)?;
             link.name = name;
         }
@@ -166,7 +166,7 @@ pub(crate) fn find_renamed(handle: &Handle, name: &IfName, owner: &str) -> Resul
     }
     let filter = LinkFilter { owner: Some(owner), ..LinkFilter::default() };
     let Some(link) = handle.links(&filter).map_err(failed())?.pop() else { return Ok(None) };
-    tracing::warn!(link = %link.name, was = %name, "somebody renamed a link");
+    tracing::warn!(link = %link.name, was = %name, "a link was renamed");
     rename(handle, &link, name)?;
     handle.link_by_name(name).map_err(failed())
 }
@@ -183,6 +183,6 @@ fn rename(handle: &Handle, link: &Link, name: &IfName) -> Result<()> {
     };
     match renamed {
         Err(error) if error.is_not_found() => Ok(()),
-        other => other.map_err(internal(format!("give link {} its name {name} back", link.name))),
+        other => other.map_err(internal(format!("rename link {} to {name} again", link.name))),
     }
 }

@@ -47,7 +47,7 @@ impl Room {
         }
         match Sysctls::of(node.namespace()) {
             Ok(mut sysctls) => self.make_in(&mut sysctls),
-            Err(error) => tracing::warn!(error = crate::fail::chain(&error), "cannot look at sysctls"),
+            Err(error) => tracing::warn!(error = crate::fail::chain(&error), "cannot read sysctls"),
         }
     }
 
@@ -55,7 +55,7 @@ impl Room {
         for family in FAMILIES {
             match raise(limits, family) {
                 Ok(Some(before)) => {
-                    tracing::info!(family, ?before, now = ?ROOM, "room for more neighbours");
+                    tracing::info!(family, ?before, now = ?ROOM, "raised the limits of neighbor tables");
                 }
                 Ok(None) => {}
                 Err(error) => {

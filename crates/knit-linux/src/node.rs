@@ -68,8 +68,8 @@ impl Node {
         if self.goes_out_by(handle, &link)? {
             let message = format!(
                 "link {name} of node {node} carries the node's own address, and with it the tunnels of all \
-                 Networks, which pods on that link could forge: name another link, for example a VLAN of its \
-                 own"
+                 Networks, which pods on that link could forge: name another link, for example a dedicated \
+                 VLAN"
             );
             return Err(Error::new(Reason::Invalid, message));
         }
@@ -77,7 +77,7 @@ impl Node {
             (true, true) => Ok(link),
             (false, _) => Err(not_ready(format!("link {name} of node {node} is down: bring it up"))),
             (true, false) => Err(not_ready(format!(
-                "link {name} of node {node} has no carrier: see to its cable, its switch or its other end"
+                "link {name} of node {node} has no carrier: check the cable, the switch port or the peer"
             ))),
         }
     }
@@ -132,8 +132,7 @@ impl Node {
         let Some(uplink) = uplink else {
             let own: Vec<String> = own.map(IpAddr::to_string).collect();
             let message = format!(
-                "no interface of node {} has an address of {}: specify the node's addresses as its \
-                interfaces have them",
+                "no interface of node {} has an address of {}: specify addresses that its interfaces have",
                 self.config.node,
                 own.join(", ")
             );

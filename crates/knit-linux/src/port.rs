@@ -102,13 +102,13 @@ impl Port<'_> {
         let master = driver.master().zip(new.master);
         numbers.extend(master.map(|(master, index)| (master.name.to_owned(), index)));
         let entries = driver.pod_entries(self.host.as_str(), self.mark);
-        put(links, &numbers, &entries).map_err(internal("make the routes to the pod"))?;
+        put(links, &numbers, &entries).map_err(internal("add the routes to the pod"))?;
         Ok(created)
     }
 
     /// Takes away what was made of it. Another's link of its name is not ours to delete.
     fn undo(&self, links: &dyn Links, rules: &mut dyn Nftables) {
-        let look = links.link_by_name(self.host).map_err(internal("look for what was made"));
+        let look = links.link_by_name(self.host).map_err(internal("look for what was created"));
         let undone = look.and_then(|link| {
             let ours = link.filter(|link| link.owner().is_none_or(|owner| Mark::parse(owner).is_some()));
             self.unmake(links, rules, ours.map(|link| link.index))
@@ -134,7 +134,7 @@ impl Port<'_> {
         let Some(name) = left.first().and_then(|entry| IfName::new(entry.link()).ok()) else { return Ok(()) };
         let there = links.link_by_name(&name).map_err(internal(format!("look for link {name}")))?;
         let numbers: Numbers = there.into_iter().map(|link| (name.to_string(), link.index)).collect();
-        take(links, &numbers, &left).map_err(internal("take away what the router had for the pod"))
+        take(links, &numbers, &left).map_err(internal("delete the pod's entries in the router"))
     }
 
     fn sources(&self) -> Vec<Put> {
@@ -144,12 +144,12 @@ impl Port<'_> {
     fn refused(&self, error: knit_kernel::Error) -> Error {
         if error.is_exists() {
             let message = format!(
-                "sandbox {} already has an interface {} that is not Knit's: use another name",
+                "sandbox {} already has an interface {} that Knit did not create: use another name",
                 self.mark.sandbox, self.mark.interface
             );
             return Error::new(Reason::Conflict, message).because(error);
         }
-        internal("make the pod's interface")(error)
+        internal("create the pod's interface")(error)
     }
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn take_elements(kernel: &mut dyn Nftables, puts: &[Put], table: &Tab
     if puts.is_empty() {
         return Ok(());
     }
-    let failed = || internal::<nft::Error>("take rules away");
+    let failed = || internal::<nft::Error>("delete the pod's rules");
     match kernel.commit(&Put::delete(puts, table)) {
         Ok(()) => return Ok(()),
         Err(error) if error.is_not_found() => {}

@@ -88,7 +88,7 @@ fn whatever_fails_nothing_of_an_attachment_is_left() {
         let refused = |_| Err(Error::new(Reason::Internal, "the pod's side fails"));
         world.make(refused).expect_err("the pod's side fails");
         assert!(world.left().is_empty(), "{kind:?}: {:?}", world.left());
-        for what in ["create veth", "neighbour"] {
+        for what in ["create veth", "neighbor"] {
             let mut world = World::new(kind);
             world.links.fail(what, EPERM);
             world.make(|_| Ok(())).expect_err(what);

@@ -44,7 +44,7 @@ pub struct Purged {
 pub fn purge(namespace: &NetNs, router_directory: &Path) -> Result<Purged> {
     let mut purged = Purged::default();
     // Links first: with a pod's host end its routes, neighbours and the pod's own end go.
-    let handle = Handle::open(namespace).map_err(internal("reach the node's links"))?;
+    let handle = Handle::open(namespace).map_err(internal("open the node's links"))?;
     let filter = LinkFilter { owned: true, ..LinkFilter::default() };
     let links = handle.links(&filter).map_err(internal("list interfaces"))?;
     let indexes: Vec<u32> = links.iter().map(|link| link.index).collect();
@@ -62,7 +62,7 @@ pub fn purge(namespace: &NetNs, router_directory: &Path) -> Result<Purged> {
     }
     let filter = NeighbourFilter { protocol: ours, ..NeighbourFilter::default() };
     for neighbour in handle.neighbours(&filter).map_err(internal("list neighbours"))? {
-        purged.neighbours += usize::from(handle.remove(neighbour).map_err(internal("delete a neighbour"))?);
+        purged.neighbours += usize::from(handle.remove(neighbour).map_err(internal("delete a neighbor"))?);
     }
     purged.tables = tables(namespace)?;
     for (name, _) in NetNs::list(router_directory).map_err(internal("list routers"))? {
@@ -77,7 +77,7 @@ pub fn purge(namespace: &NetNs, router_directory: &Path) -> Result<Purged> {
 
 /// Deletes every table of Knit's: `knit`, and those whose names begin with `knit-`.
 fn tables(namespace: &NetNs) -> Result<Vec<String>> {
-    let mut kernel = Kernel::open_in(namespace).map_err(internal("reach the node's rules"))?;
+    let mut kernel = Kernel::open_in(namespace).map_err(internal("open the node's rules"))?;
     let is_ours = |table: &TableId| {
         table.name.strip_prefix(TABLE).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
@@ -107,7 +107,7 @@ impl fmt::Display for Purged {
         let Self { links, routes, rules, neighbours, tables, routers } = self;
         write!(
             f,
-            "{links} interfaces, {routes} routes, {rules} rules, {neighbours} neighbours, {} tables, {} \
+            "{links} interfaces, {routes} routes, {rules} rules, {neighbours} neighbors, {} tables, {} \
              routers",
             tables.len(),
             routers.len()

@@ -46,9 +46,9 @@ impl Core {
             let tunnel = crate::tunnel::node_tunnel(shape.id());
             let facts = self.node.facts(None)?;
             let links = links_of(&handle, [facts.uplink.as_str(), tunnel.as_str()], &[])?;
-            let there = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+            let there = found(&handle, &links).map_err(internal("read routes and neighbors"))?;
             let there: Vec<_> = there.into_iter().collect();
-            take(&*handle, &links, &there).map_err(internal("take the routes to other nodes away"))?;
+            take(&*handle, &links, &there).map_err(internal("delete the routes to other nodes"))?;
             if let Some(index) = links.get(tunnel.as_str()) {
                 handle.delete_link(*index).map_err(internal("delete the tunnel"))?;
             }

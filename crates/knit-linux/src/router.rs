@@ -69,7 +69,7 @@ impl Core {
         let directory = &self.node.config.router_directory;
         NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
         let namespace =
-            NetNs::ensure(self.networks.path(name)).map_err(internal("make the router's namespace"))?;
+            NetNs::ensure(self.networks.path(name)).map_err(internal("create the router's namespace"))?;
         let space = Space::new(namespace);
         let lo = IfName::new("lo").expect("lo is a name");
         space
@@ -133,11 +133,11 @@ impl Net {
         link.mtu = Mtu::new(facts.mtu).ok();
         link.alias = Some(owner::alias(&format!("uplink {}", shape.id())));
         link.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
-        let created = node.create_link(&link).map_err(internal("make the uplink"))?;
+        let created = node.create_link(&link).map_err(internal("create the uplink"))?;
         // Its addresses are where its place is remembered: before it comes up.
         let links: Links = [(uplink.to_string(), created.index)].into();
         let own = place.addresses(End::Node).map(|net| Entry::Address { link: uplink.to_string(), net });
-        crate::wanted::put(&*node, &links, &own).map_err(internal("give the uplink its addresses"))?;
+        crate::wanted::put(&*node, &links, &own).map_err(internal("add the uplink's addresses"))?;
         Ok(place)
     }
 
@@ -161,7 +161,7 @@ impl Net {
                 if let Some(link) = there {
                     handle
                         .delete_link(link.index)
-                        .map_err(internal("delete a tunnel that is not as wanted"))?;
+                        .map_err(internal("delete a tunnel with other properties"))?;
                 }
                 tunnel::make_in_router(&*self.node.space.links()?, &self.space, &wanted)?;
                 handle.index_of(&tunnel_name).map_err(internal("find the tunnel in the router"))?
@@ -207,7 +207,8 @@ impl Net {
         let node = self.node.space.links()?;
         // Routes need a link that is up; the rules of both sides are in force.
         let link = node.link_by_name(uplink).map_err(internal("look for the uplink"))?;
-        let link = link.ok_or_else(|| Error::new(Reason::NotReady, format!("{uplink} has just gone")))?;
+        let link =
+            link.ok_or_else(|| Error::new(Reason::NotReady, format!("{uplink} has just disappeared")))?;
         Like::uplink(shape, facts, place, End::Node).settle(&node, &link)?;
         let links = links_of(&node, [uplink.as_str()], &[])?;
         settle(&node, &links, &uplink_entries(shape, uplink, place, ports), &shape.network.name)
@@ -235,7 +236,7 @@ impl Net {
                     );
                     Error::new(Reason::Conflict, message).because(error)
                 }
-                error => internal("make the node's route to the pod")(error),
+                error => internal("add the node's route to the pod")(error),
             })?;
         }
         Ok(())
@@ -256,7 +257,7 @@ impl Net {
         let links: Links = [(uplink.name.to_string(), uplink.index)].into();
         let routes: Vec<Entry> =
             mark.ips().map(|address| local_route(&uplink.name, place, address)).collect();
-        take(&*node, &links, &routes).map_err(internal("take the node's route to the pod away"))
+        take(&*node, &links, &routes).map_err(internal("delete the node's route to the pod"))
     }
 
     /// The node's end of a Network's uplink, also for one that an earlier runtime set up.
@@ -424,13 +425,11 @@ fn local_route(uplink: &IfName, place: UplinkSlot, address: IpAddr) -> Entry {
 
 /// Brings what is on these links to what is wanted.
 fn settle(handle: &Handle, links: &Links, wanted: &BTreeSet<Entry>, network: &str) -> Result<()> {
-    let mut there = found(handle, links).map_err(internal("read routes and neighbours"))?;
+    let mut there = found(handle, links).map_err(internal("read routes and neighbors"))?;
     there.extend(found_on_own(handle, links).map_err(internal("read addresses and forwarding entries"))?);
     let difference = Difference::between(wanted, &there);
     if !difference.is_empty() {
         tracing::debug!(network, "\n{difference}");
     }
-    difference
-        .apply(handle, links)
-        .map_err(internal("bring addresses, routes and neighbours to what is wanted"))
+    difference.apply(handle, links).map_err(internal("update addresses, routes and neighbors"))
 }

@@ -41,7 +41,8 @@ impl Senses {
         let told = Arc::clone(&heard);
         let watcher = Watcher::start(move |namespace, news| told.hear(namespace, &news));
         if let Err(error) = &watcher {
-            tracing::warn!(%error, "changes by others will be noticed late: cannot start a thread to listen");
+            tracing::warn!(%error, "changes by other programs will be noticed late: cannot start a thread to \
+                listen");
         }
         Self { watcher: watcher.ok(), heard }
     }
@@ -54,7 +55,7 @@ impl Senses {
         let Some(watcher) = &self.watcher else { return };
         if let Err(error) = watcher.add(namespace, Listen::Everything) {
             let error = chain(&error);
-            tracing::warn!(error, %namespace, "changes by others will be noticed late");
+            tracing::warn!(error, %namespace, "changes by other programs will be noticed late");
         }
     }
 
@@ -74,7 +75,7 @@ impl Senses {
         if space.rules_seen.now() != since {
             return Ok(false);
         }
-        let now = space.rules()?.generation().map_err(internal("ask for the state of the rules"))?;
+        let now = space.rules()?.generation().map_err(internal("read the state of the rules"))?;
         // All that was done up to now has been told, and counted, before the two are compared.
         Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP) && space.rules_seen.now() == since)
     }

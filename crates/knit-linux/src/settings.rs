@@ -81,9 +81,9 @@ pub(crate) fn ask_nobody(link: &str) -> Vec<Setting> {
 
 /// Those that are not as they should be.
 pub(crate) fn wrong(space: &Space, settings: &[Setting]) -> Result<Vec<WrongSetting>> {
-    let sysctls = Sysctls::of(space.namespace()).map_err(internal("reach the sysctls of a namespace"))?;
+    let sysctls = Sysctls::of(space.namespace()).map_err(internal("open the sysctls of a namespace"))?;
     let names: Vec<Sysctl> = settings.iter().map(|setting| setting.name.clone()).collect();
-    let found = sysctls.get_all(&names).map_err(internal("reach the sysctls of a namespace"))?;
+    let found = sysctls.get_all(&names).map_err(internal("open the sysctls of a namespace"))?;
     let mut wrong = Vec::new();
     for (setting, found) in settings.iter().zip(found) {
         let Setting { name, value, need } = setting;
@@ -106,7 +106,7 @@ pub(crate) fn settle(space: &Space, settings: &[Setting]) -> Result<()> {
     if wrong.is_empty() {
         return Ok(());
     }
-    let sysctls = Sysctls::of(space.namespace()).map_err(internal("reach the sysctls of a namespace"))?;
+    let sysctls = Sysctls::of(space.namespace()).map_err(internal("open the sysctls of a namespace"))?;
     let values: Vec<_> = wrong.into_iter().map(|wrong| (wrong.name, wrong.value.to_owned())).collect();
     sysctls.set_all(&values).map_err(internal("change the settings of a namespace"))
 }

@@ -111,15 +111,13 @@ impl Core {
         crate::tunnel::ensure_in_node(&handle, shape, facts, &tunnel)?;
         let wanted = default_entries(shape, facts, &ports, tunnel.as_str());
         let links = links_of(&handle, [facts.uplink.as_str(), tunnel.as_str()], &ports)?;
-        let found = found(&handle, &links).map_err(internal("read routes and neighbours"))?;
+        let found = found(&handle, &links).map_err(internal("read routes and neighbors"))?;
         let found = found.into_iter().chain(crate::tunnel::found(&handle, &links, &tunnel)?).collect();
         let difference = Difference::between(&wanted, &found);
         if !difference.is_empty() {
             tracing::debug!(network = shape.network.name, "\n{difference}");
         }
-        difference
-            .apply(&handle, &links)
-            .map_err(internal("bring routes and neighbours to what is wanted"))?;
+        difference.apply(&handle, &links).map_err(internal("update routes and neighbors"))?;
         net.set_shape(Arc::clone(shape), facts);
         self.sweep_ports()
     }

@@ -59,7 +59,7 @@ pub(crate) enum Home {
 /// Another node with blocks.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Remote {
-    /// Its name.
+    /// The node's name.
     pub node: String,
     /// Its end of tunnels, if there can be one.
     pub tunnel: Option<IpAddr>,
@@ -278,7 +278,7 @@ pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String
     let gateway = network.gateway_for(route.destination.addr());
     let Some(via) = route.via.or(gateway) else {
         return Err(format!(
-            "route to {} on Network {}, which has no gateway of that family: say via which address",
+            "route to {} on Network {}, which has no gateway of that family: set via",
             route.destination, network.name
         ));
     };

@@ -76,8 +76,8 @@ fn nodes_on_the_segment_are_reached_directly_and_others_by_tunnel() {
     vx-7: route to 10.244.3.0/24 via 192.168.8.3
     eth0: route to fd44::200/120 via fd07::2
     vx-7: route to fd44::300/120 via fe80::c0a8:803
-    vx-7: neighbour 192.168.8.3 is 06:76:c0:a8:08:03
-    vx-7: neighbour fe80::c0a8:803 is 06:76:c0:a8:08:03
+    vx-7: neighbor 192.168.8.3 is 06:76:c0:a8:08:03
+    vx-7: neighbor fe80::c0a8:803 is 06:76:c0:a8:08:03
     vx-7: 06:76:c0:a8:08:03 is at 192.168.8.3
     ");
     assert_eq!(shape.mtu, 1450, "one tunnel is enough");
@@ -107,8 +107,8 @@ fn tunnels_are_of_ipv6_where_a_node_has_nothing_else() {
     vx-7: route to 10.244.3.0/24 via fd08::3
     vx-7: route to fd44::200/120 via fd07::2
     vx-7: route to fd44::300/120 via fd08::3
-    vx-7: neighbour fd07::2 is 16:db:06:bc:bc:0f
-    vx-7: neighbour fd08::3 is 16:35:3b:0b:7d:19
+    vx-7: neighbor fd07::2 is 16:db:06:bc:bc:0f
+    vx-7: neighbor fd08::3 is 16:35:3b:0b:7d:19
     vx-7: 16:35:3b:0b:7d:19 is at fd08::3
     vx-7: 16:db:06:bc:bc:0f is at fd07::2
     ");
@@ -252,12 +252,12 @@ fn what_was_announced_has_its_own_way_and_its_own_mac() {
     let text: Vec<String> =
         shape.driver().router_entries(&shape, &facts()).iter().map(ToString::to_string).collect();
     for wanted in [
-        "bridge: neighbour 10.244.200.9 is 02:00:5e:00:00:09",
-        "bridge: neighbour 10.244.2.7 is 02:00:5e:00:00:09",
+        "bridge: neighbor 10.244.200.9 is 02:00:5e:00:00:09",
+        "bridge: neighbor 10.244.2.7 is 02:00:5e:00:00:09",
         "vxlan: 02:00:5e:00:00:09 is behind this port",
     ] {
         assert!(text.iter().any(|line| line == wanted), "{wanted}: {text:?}");
     }
-    let neighbours = text.iter().filter(|line| line.contains("neighbour 10.244.2.7 ")).count();
+    let neighbours = text.iter().filter(|line| line.contains("neighbor 10.244.2.7 ")).count();
     assert_eq!(neighbours, 1, "an address has one MAC");
 }

@@ -47,7 +47,7 @@ impl Node {
         let rules = if trusted { None } else { Some(Comparison::of(space, &tables)?) };
         let handle = space.links()?;
         let links = handle.links(&LinkFilter::default()).map_err(internal("list links"))?;
-        let reading = Reading::of(&handle).map_err(internal("read addresses, routes and neighbours"))?;
+        let reading = Reading::of(&handle).map_err(internal("read addresses, routes and neighbors"))?;
         let ports = links.iter().filter_map(|link| Some((link.clone(), marked(link)?))).collect();
         let links = links.into_iter().map(|link| (link.name.to_string(), link)).collect();
         Ok(Sight { links, ports, reading, rules, changed, seen: HashMap::new() })
@@ -114,7 +114,7 @@ impl Wrong {
     pub fn entries(&mut self, difference: &Difference, motion: &InMotion) {
         let counts = |entry: &&crate::wanted::Entry| !motion.is_about(entry);
         let missing = difference.put.iter().filter(counts).map(|entry| format!("missing: {entry}"));
-        let foreign = difference.take.iter().filter(counts).map(|entry| format!("not wanted: {entry}"));
+        let foreign = difference.take.iter().filter(counts).map(|entry| format!("unexpected: {entry}"));
         let mut words: Vec<String> = missing.chain(foreign).collect();
         if words.is_empty() {
             return;

@@ -84,9 +84,9 @@ impl SteerTable {
     /// # Errors
     /// If the kernel gives no sockets for nftables or connection tracking there.
     pub(crate) fn new_in(namespace: &NetNs) -> Result<Self> {
-        let nft = Kernel::open_in(namespace).map_err(internal("reach nftables of the node's namespace"))?;
+        let nft = Kernel::open_in(namespace).map_err(internal("open nftables in the node's namespace"))?;
         let conntrack = Conntrack::open_in(namespace)
-            .map_err(internal("reach connection tracking of the node's namespace"))?;
+            .map_err(internal("open connection tracking in the node's namespace"))?;
         let namespace = namespace.try_clone().map_err(internal("open the node's namespace again"))?;
         Ok(Self { conntrack: Some(conntrack), namespace: Some(namespace), ..Self::over(nft) })
     }
@@ -121,7 +121,10 @@ impl SteerTable {
         let tx = self.transaction(&changed, &known, wanted);
         self.others.written();
         if let Err(error) = self.nft.commit_chunked(&tx) {
-            tracing::info!(error = chain(&error), "a change of steering was refused; reading all of it");
+            tracing::info!(
+                error = chain(&error),
+                "a change of the steering rules was refused; reading all of them"
+            );
             return self.set_all(wanted);
         }
         let mut gone = BTreeMap::new();
@@ -152,7 +155,7 @@ impl SteerTable {
 
     /// Makes the table so, from whatever is there.
     fn make(&mut self, wanted: &BTreeMap<Entrance, Steered>) -> Result<usize> {
-        let failed = || internal(format!("write what leads into routers, table {TABLE}"));
+        let failed = || internal(format!("write the steering rules of routers, table {TABLE}"));
         self.others.looking();
         let before = self.nft.generation().map_err(failed())?;
         let changes = if wanted.is_empty() {
@@ -417,8 +420,7 @@ impl Steering for SteerTable {
         if let Err(error) = self.others.watch(namespace, TABLE, tell) {
             tracing::warn!(
                 error = chain(&error),
-                "changes that others make to steering will be \
-            noticed late"
+                "changes that other programs make to the steering rules will be noticed late"
             );
         }
     }

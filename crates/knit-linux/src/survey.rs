@@ -205,7 +205,7 @@ impl Core {
             }
             (None, None) => {}
             (Some(_), _) => wrong.add("links", format!("the tunnel {tunnel} is missing or was replaced")),
-            (None, Some(_)) => wrong.add("links", format!("there is a tunnel {tunnel}")),
+            (None, Some(_)) => wrong.add("links", format!("the tunnel {tunnel} should not exist")),
         }
         let wanted = default_entries(shape, facts, &node.ports, tunnel.as_str());
         let links = node.links_of(&[facts.uplink.as_str(), tunnel.as_str()], true);
@@ -315,7 +315,7 @@ impl Core {
             (value == "1").then(|| {
                 let what = format!(
                     "IPv6 was disabled inside the pod ({off} is 1): interface {name} has no IPv6 address. \
-                     Knit leaves what is inside a pod to the pod; start the pod again to get it back"
+                     Knit does not change settings inside pods; restart the pod to restore the address"
                 );
                 ((mark.sandbox.clone(), mark.interface.clone()), what)
             })

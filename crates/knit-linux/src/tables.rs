@@ -62,7 +62,7 @@ impl Comparison {
 /// planned.
 pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<TableState> {
     let table = layout.id().clone();
-    let failed = || internal::<nft::Error>(format!("bring table {table} to its wanted state"));
+    let failed = || internal::<nft::Error>(format!("update table {table}"));
     let mut kernel = space.rules()?;
     let applied = nft::until_current(&mut *kernel, &table, ATTEMPTS, |kernel, attempt, found| {
         let wanted = merge(layout.clone(), found.as_ref(), elements);
@@ -97,7 +97,7 @@ pub(crate) fn exchange(space: &Space, layout: &TableState, before: &[Put], wante
     match space.rules()?.commit_chunked(&plan) {
         Ok(_) => Ok(true),
         Err(error) => {
-            tracing::debug!(%table, %error, "the table was changed by others; reading it");
+            tracing::debug!(%table, %error, "another program changed the table; reading it");
             Ok(false)
         }
     }

@@ -45,9 +45,9 @@ pub(crate) fn in_router(router: &Handle, network: u32) -> Result<Option<Link>> {
 /// replaced.
 pub(crate) fn make_in_router(node: &Handle, router: &Space, wanted: &NewLink<'_>) -> Result<()> {
     if let Some(left) = node.link_by_name(&wanted.name).map_err(internal("look for the tunnel"))? {
-        node.delete_link(left.index).map_err(internal("delete a tunnel that was left"))?;
+        node.delete_link(left.index).map_err(internal("delete a leftover tunnel"))?;
     }
-    let made = node.create_link(wanted).map_err(internal("make the tunnel"))?;
+    let made = node.create_link(wanted).map_err(internal("create the tunnel"))?;
     let moved = Change::of(made.index).move_to(router.namespace(), Some(router_tunnel()));
     node.apply(&[moved.into()]).map_err(internal("move the tunnel into the router"))
 }
@@ -72,7 +72,7 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
     // Under another name it would keep the number that a new one needs.
     for link in handle.links(&filter).map_err(internal("look for the tunnel"))? {
         if link.name != *name {
-            handle.delete_link(link.index).map_err(internal("delete a tunnel that somebody renamed"))?;
+            handle.delete_link(link.index).map_err(internal("delete a renamed tunnel"))?;
         }
     }
     let there = handle.link_by_name(name).map_err(internal("look for the tunnel"))?;
@@ -86,12 +86,12 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
     // One without its mark is one whose making was cut off.
     if let Some(link) = there {
         if !same(&wanted, &link) || (link.group == wanted.group && link.alias.is_none()) {
-            handle.delete_link(link.index).map_err(internal("delete a tunnel that is not as wanted"))?;
+            handle.delete_link(link.index).map_err(internal("delete a tunnel with other properties"))?;
         } else {
             Like::tunnel(shape, None).settle(handle, &link)?;
         }
     }
-    handle.ensure_link(&wanted).map_err(internal("make the tunnel"))?;
+    handle.ensure_link(&wanted).map_err(internal("create the tunnel"))?;
     Ok(())
 }
 

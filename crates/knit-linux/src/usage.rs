@@ -53,8 +53,8 @@ impl Net {
         let names = [number("count"), number("max")].map(|name| name.map_err(internal("name a sysctl")));
         let names = names.into_iter().collect::<Result<Vec<_>>>()?;
         let sysctls =
-            Sysctls::of(self.space.namespace()).map_err(internal("reach the sysctls of a router"))?;
-        let read = sysctls.get_all(&names).map_err(internal("reach the sysctls of a router"))?;
+            Sysctls::of(self.space.namespace()).map_err(internal("open the sysctls of a router"))?;
+        let read = sysctls.get_all(&names).map_err(internal("open the sysctls of a router"))?;
         // A namespace in which nothing is tracked yet has none.
         let mut read = read.into_iter().map(|text| text.ok().and_then(|text| text.parse().ok()).unwrap_or(0));
         let (connections, connections_limit) =
@@ -94,6 +94,6 @@ fn counts(space: &Space, set: &Set) -> Result<HashMap<String, u64>> {
         }
         // Somebody has just deleted the table, or nothing was set up yet.
         Err(error) if error.is_not_found() => Ok(HashMap::new()),
-        Err(error) => Err(internal("list what was refused")(error)),
+        Err(error) => Err(internal("list refused connections")(error)),
     }
 }

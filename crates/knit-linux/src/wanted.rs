@@ -303,7 +303,7 @@ impl fmt::Display for Entry {
                 via.map_or(Ok(()), |via| write!(f, " via {via}"))?;
                 source.map_or(Ok(()), |source| write!(f, " from {source}"))
             }
-            Self::Neighbour { link, address, mac } => write!(f, "{link}: neighbour {address} is {mac}"),
+            Self::Neighbour { link, address, mac } => write!(f, "{link}: neighbor {address} is {mac}"),
             Self::Remote { link, mac, node } => write!(f, "{link}: {mac} is at {node}"),
             Self::Port { link, mac } => write!(f, "{link}: {mac} is behind this port"),
         }

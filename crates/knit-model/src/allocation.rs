@@ -28,7 +28,7 @@ pub struct Allotted {
     pub request: String,
     /// Its pool.
     pub pool: String,
-    /// Its name.
+    /// The device's name.
     pub device: String,
     /// Which share of it, where several claims have it.
     pub share: Option<String>,

@@ -71,7 +71,7 @@ pub enum NetworkError {
     Subnet {
         /// Which one.
         index: usize,
-        /// Why.
+        /// The cause.
         source: PoolError,
     },
     /// Subnets that cannot be together.
@@ -175,7 +175,7 @@ impl Network {
         *self = object.into();
     }
 
-    /// Its name.
+    /// The Network's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.object.metadata.name.as_deref().unwrap_or_default()

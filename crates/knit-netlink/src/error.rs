@@ -24,7 +24,7 @@ impl fmt::Debug for Errno {
 /// The kernel's answer to a request that it did not carry out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// The error number.
     pub errno: Errno,
     /// The kernel's own text (extended ack), if it gave one.
     pub message: Option<String>,

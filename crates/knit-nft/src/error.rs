@@ -53,7 +53,7 @@ pub enum Error {
         done: usize,
         /// How many there are.
         total: usize,
-        /// Why.
+        /// The cause.
         source: Box<Error>,
     },
     /// A listing failed.
@@ -61,7 +61,7 @@ pub enum Error {
     List {
         /// What was asked for.
         what: String,
-        /// Why.
+        /// The cause.
         source: ChannelError,
     },
     /// The rule set changed while it was listed, again and again.
@@ -72,7 +72,7 @@ pub enum Error {
     Socket {
         /// What was attempted.
         attempted: &'static str,
-        /// Why.
+        /// The cause.
         source: ChannelError,
     },
 }

@@ -34,7 +34,7 @@ pub enum Family {
 pub struct TableId {
     /// Which packets it sees.
     pub family: Family,
-    /// Its name.
+    /// The table's name.
     pub name: Name,
 }
 
@@ -110,7 +110,7 @@ pub struct BaseChain {
 /// A chain of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name.
+    /// The chain's name.
     pub name: Name,
     /// Where packets enter it; a regular chain is only reached by jumps.
     pub base: Option<BaseChain>,
@@ -132,7 +132,7 @@ pub enum SetKind {
 /// A named set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Its name.
+    /// The name of the set or map.
     pub name: Name,
     /// The type of its keys.
     pub key: KeyType,
@@ -351,7 +351,7 @@ impl ChainKind {
         [Self::Filter, Self::Nat, Self::Route].into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Its name.
+    /// The name that nftables uses for the type.
     pub fn name(self) -> &'static str {
         match self {
             Self::Filter => "filter",

@@ -87,7 +87,7 @@ pub enum StartError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -96,7 +96,7 @@ pub enum StartError {
     Http {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -326,8 +326,9 @@ fn has_claims_left(core: &Core) -> bool {
     if !core.sandboxes().books().has_claims() {
         return false;
     }
-    let message = "claims are served although --dra is off: some are prepared on this node from before, and \
-        kubelet cannot end their pods otherwise; delete those pods, and restart the agent once they are gone";
+    let message = "serving claims although --dra is off: some claims are still prepared on this node, and \
+        kubelet cannot terminate their pods otherwise; delete those pods, and restart the agent once they \
+        are gone";
     tracing::warn!("{message}");
     core.report().say_of_node("ClaimsLeft", message.to_owned());
     true

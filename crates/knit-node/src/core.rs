@@ -98,7 +98,7 @@ impl Core {
         let cri = config.cri_socket.as_deref().and_then(|socket| match Cri::new(socket) {
             Ok(cri) => Some(cri),
             Err(error) => {
-                tracing::error!(%error, "not asking the container runtime for its sandboxes");
+                tracing::error!(%error, "cannot ask the container runtime for its sandboxes");
                 None
             }
         });
@@ -178,7 +178,7 @@ impl Core {
             // containers of a pod that runs start again whoever is away.
             Err(error) if error.reason == Reason::NotReady && self.inner.pipeline.has_networks(request) => {
                 let sandbox = &request.pod.sandbox;
-                tracing::debug!(%sandbox, "going by its record, since its claims are not known: {error}");
+                tracing::debug!(%sandbox, "using its record, because its claims are not known: {error}");
                 Vec::new()
             }
             Err(error) => return Err(error),
@@ -432,7 +432,7 @@ impl Core {
             })
         } else {
             let problem = default.and_then(|s| s.problem.as_ref()).map(|p| p.message.clone());
-            Some(problem.unwrap_or_else(|| "Network default is being set up".to_owned()))
+            Some(problem.unwrap_or_else(|| "setup of Network default is in progress".to_owned()))
         };
         let stopped = || self.services_stopped().or_else(|| self.policies_stopped());
         let problem = problem.or_else(|| stopped().map(|stopped| stopped.why));
@@ -510,9 +510,10 @@ impl Core {
                 Ok(Ok(found)) => usage.extend(found),
                 Ok(Err(error)) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::debug!(runtime = %name, error, "what its Networks use is not known");
+                    tracing::debug!(runtime = %name, error, "cannot read the usage of its Networks");
                 }
-                Err(_) => tracing::debug!(runtime = %name, "what its Networks use is not told in time"),
+                Err(_) => tracing::debug!(runtime = %name, "it did not report the usage of its Networks in \
+                    time"),
             }
         }
         self.inner.metrics.usage(&usage);

@@ -71,7 +71,7 @@ fn open_resting(path: &Path) -> Result<(Option<Ledger<Resting>>, bool), LedgerEr
                 file = %path.display(),
                 error = &error as &dyn std::error::Error,
                 "cannot create a new list of recently freed addresses either: the next agent will not know \
-                them; remove whatever is at this path"
+                 them; remove the file at this path"
             );
             Ok((None, false))
         }
@@ -86,14 +86,14 @@ fn drop_unreadable(ledger: &mut Ledger<Resting>, path: &Path) -> bool {
     }
     tracing::error!(
         file = %path.display(), records = unreadable.len(),
-        "the list of resting addresses has records that cannot be read: no free address is given out until \
-         it has rested"
+        "the list of recently freed addresses has records that cannot be read: free addresses are held back \
+         for their full time"
     );
     let dropped = ledger.commit(unreadable.into_iter().fold(Batch::new(), Batch::remove));
     if let Err(error) = dropped {
         tracing::warn!(
             error = &error as &dyn std::error::Error,
-            "they cannot be dropped yet: the next start says the same"
+            "cannot remove them yet; this warning repeats at the next start"
         );
     }
     false

@@ -74,7 +74,7 @@ impl HttpServer {
             })
         });
         let error = knit_http::serve(self.listener, Arc::new(guests), answer).await;
-        tracing::error!(%error, "health and numbers are no longer answered: restart the agent");
+        tracing::error!(%error, "health and metrics are no longer served: restart the agent");
     }
 }
 

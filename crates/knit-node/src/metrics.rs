@@ -65,7 +65,7 @@ pub enum Operation {
 /// How a Network is, for its gauges.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkNumbers {
-    /// Its name.
+    /// The Network's name.
     pub name: String,
     /// How many attachments it has here.
     pub attachments: i64,
@@ -152,7 +152,7 @@ impl Default for Metrics {
             garbage.clone(),
         );
         let repairs = Family::default();
-        registry.register("repairs", "Repairs of what somebody else had changed, by kind", repairs.clone());
+        registry.register("repairs", "Repairs of changes made by other programs, by kind", repairs.clone());
         let table_entries = Family::default();
         registry.register(
             "kernel_table_entries",
@@ -174,20 +174,21 @@ impl Default for Metrics {
         let connections = Family::default();
         registry.register(
             "network_connections",
-            "Entries in the connection table of a Network's router on this node, between its pods too",
+            "Entries in the connection table of a Network's router on this node, including those between its \
+             own pods",
             connections.clone(),
         );
         let connections_limit = Family::default();
         registry.register(
             "network_connections_limit",
-            "From how many entries on the connection table of a Network's router takes no more",
+            "Maximum number of entries in the connection table of a Network's router",
             connections_limit.clone(),
         );
         let refused_connections = Family::default();
         registry.register(
             "network_refused_connections",
-            "Connections out of a Network that were dropped: it had too many through this node (network), or \
-             all Networks together had (all)",
+            "Connections out of a Network that were dropped because the limit of the Network (network) or of \
+             all Networks (all) was exceeded",
             refused_connections.clone(),
         );
         let refused_questions = Family::default();

@@ -72,7 +72,7 @@ pub trait Running: Debug + Send + Sync {
         // It is closed when nobody is left who could change it.
         match watch.has_changed() {
             Ok(_) => watch.borrow().clone(),
-            Err(_) => ServicesState::Broken(NOBODY_LOOKS.to_owned()),
+            Err(_) => ServicesState::Broken(PROXY_STOPPED.to_owned()),
         }
     }
 
@@ -92,7 +92,8 @@ impl NoRouter {
     /// The runtime of this name makes none that the agent could use.
     pub fn of_runtime(runtime: &str) -> Self {
         Self::because(format!(
-            "not served by Knit: whether Services work in this Network is up to its network runtime {runtime}"
+            "not served by Knit: whether Services work in this Network depends on its network runtime \
+             {runtime}"
         ))
     }
 
@@ -116,8 +117,8 @@ impl Running for NoRouter {
 
 const NOT_ARRIVED: &str = "not all objects have arrived yet";
 
-/// What is said of Services whose proxy nobody looks after.
-pub(crate) const NOBODY_LOOKS: &str = "nobody looks after its service proxy any more";
+/// Why Services are not in force if the task of their proxy has ended.
+pub(crate) const PROXY_STOPPED: &str = "its service proxy has stopped";
 
 /// How the Services of a Network are on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -145,7 +146,7 @@ pub enum ServicesState {
 pub struct ProxyError {
     /// The Network.
     pub network: String,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
@@ -169,9 +170,9 @@ impl ServicesState {
         match self {
             Self::Waiting | Self::Kept => Some(format!("Services: {NOT_ARRIVED}")),
             Self::Serving { failed: 0, .. } => None,
-            Self::Serving { ports, failed } => Some(format!(
-                "Services: {failed} of {ports} ports are not in force; the agent's log says why"
-            )),
+            Self::Serving { ports, failed } => {
+                Some(format!("Services: {failed} of {ports} ports are not in force; see the agent's log"))
+            }
             Self::Off(who) => Some(format!("Services: {who}")),
             Self::Broken(why) => Some(format!("Services are not in force: {why}")),
         }

@@ -56,7 +56,7 @@ pub enum Main {
 /// The main interface that a sandbox gets.
 #[derive(Clone, Debug)]
 pub struct MainInterface {
-    /// Its name.
+    /// The interface's name.
     pub interface: InterfaceName,
     /// Ports of the node that lead to the main interface.
     pub ports: Vec<PortMapping>,

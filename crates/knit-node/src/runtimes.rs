@@ -78,8 +78,8 @@ impl Runtimes {
             Some((feature, _, what)) => Err(Error::new(
                 Reason::Refused,
                 format!(
-                    "interface {} asks for {what}, but network runtime {} of Network {} has not announced \
-                    {feature}: leave it out",
+                    "interface {} requests {what}, but network runtime {} of Network {} has not announced \
+                     {feature}: leave it out",
                     wanted.interface, wanted.runtime, wanted.network
                 ),
             )),
@@ -210,8 +210,8 @@ impl Runtimes {
     fn refuse(&self, socket: &Path, problem: &str) {
         let before = self.refused().insert(socket.to_owned(), problem.to_owned());
         if before.as_deref() != Some(problem) {
-            tracing::error!(socket = %socket.display(), "a socket in the directory of network runtimes is \
-                not used: {problem}");
+            tracing::error!(socket = %socket.display(), "ignoring a socket in the directory of network \
+                runtimes: {problem}");
         }
     }
 
@@ -262,7 +262,7 @@ pub fn closed_to_others(socket: &Path) -> Result<(), String> {
     // nothing.
     if mode & 0o022 != 0 {
         return Err(format!(
-            "{shown} is open to others (mode {mode:04o}): the runtime must set its mode to 0600"
+            "{shown} is accessible to other users (mode {mode:04o}): the runtime must set its mode to 0600"
         ));
     }
     Ok(())

@@ -140,7 +140,7 @@ async fn a_name_that_a_claim_asks_for_was_silently_replaced_by_another() {
         let taken = with_claims(node.request(sandbox, "shop", "other@data0"), &["c"]);
         let error = agent.add(taken).await.expect_err("two of one name");
         assert_eq!(error.reason, Reason::Refused, "{error}");
-        assert!(error.to_string().contains("claim shop/c asks for interface data0"), "{error}");
+        assert!(error.to_string().contains("claim shop/c requests interface data0"), "{error}");
         let both = with_claims(node.request(sandbox, "shop", ""), &["auto", "c"]);
         let attached = agent.add(both).await.expect("attached");
         let names: Vec<&str> = attached.attachments.iter().map(|a| a.interface.as_str()).collect();

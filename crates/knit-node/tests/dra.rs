@@ -184,7 +184,7 @@ async fn each_claim_has_its_own_answer_and_the_same_again_changes_nothing() {
         claims: vec![Claim { uid: "old".into(), ..claims(&["good"]).remove(0) }],
     };
     let answer = DraPluginClient::new(plugin).node_prepare_resources(renamed).await.expect("an answer");
-    assert!(answer.into_inner().claims["old"].error.contains("made again"));
+    assert!(answer.into_inner().claims["old"].error.contains("recreated"));
 }
 
 #[tokio::test]
@@ -261,7 +261,7 @@ async fn a_network_of_other_nodes_is_refused_whatever_admission_or_the_scheduler
     api.allocate("c", &["s1"], &["blue"], json!([]));
     let agent = node.start().await;
     let (_served, plugin) = serve(&node, &agent, &api);
-    assert!(prepare(&plugin, &["c"]).await["uid-c"].error.contains("is not for node node-1"));
+    assert!(prepare(&plugin, &["c"]).await["uid-c"].error.contains("does not match node node-1"));
     let error = agent.add(node.request("s2", "shop", "blue")).await.expect_err("by annotation, too");
     assert_eq!(error.reason, Reason::Refused, "{error}");
     assert!(node.is_clean() && owners(&node).is_empty());

@@ -103,7 +103,7 @@ impl<P: Plugin> Client<P> {
             }
             if told.as_ref() != Some(&problem) {
                 tracing::warn!(socket = %self.socket.display(), problem, "not connected to the container \
-                runtime by NRI; trying again");
+                    runtime through NRI; retrying");
                 told = Some(problem);
             }
             tokio::time::sleep(delay).await;

@@ -62,7 +62,7 @@ pub struct Limits {
 pub struct Ended {
     /// Whether the runtime had accepted the plugin.
     pub served: bool,
-    /// Why.
+    /// The reason, in words.
     pub why: SessionError,
 }
 
@@ -89,7 +89,7 @@ pub enum SessionError {
     #[error("the container runtime did not configure the plugin within {} s", .0.as_secs())]
     Silent(Duration),
     /// It takes no answers.
-    #[error("the container runtime did not take an answer within {} s", .0.as_secs())]
+    #[error("the container runtime did not accept an answer within {} s", .0.as_secs())]
     Stuck(Duration),
 }
 
@@ -207,7 +207,7 @@ impl<P: Plugin> Session<'_, P> {
                         }
                     }
                     (_, body) => {
-                        tracing::debug!(connection, stream_id, ?body, "an NRI message that nobody expects");
+                        tracing::debug!(connection, stream_id, ?body, "ignoring an unexpected NRI message");
                     }
                 }
             }
@@ -343,7 +343,7 @@ impl<P: Plugin> Session<'_, P> {
         work: impl Future<Output = Result<Response, Refusal>> + Send + 'static,
     ) -> Option<Response> {
         if self.running.len() >= self.limits.requests {
-            let message = format!("{} requests are being worked on: try again", self.running.len());
+            let message = format!("{} requests are already in progress: try again", self.running.len());
             return Some(Response::failure(code::RESOURCE_EXHAUSTED, message));
         }
         // In a task of its own: one that panics is an error of its request, and of nothing else.
@@ -357,7 +357,7 @@ impl<P: Plugin> Session<'_, P> {
                 Ok(Err(_)) => failed("an internal error: check the log of the plugin".to_owned()),
                 Err(_) => {
                     abort.abort();
-                    failed(format!("not done within {} ms: it is tried again", patience.as_millis()))
+                    failed(format!("not done within {} ms: it will be retried", patience.as_millis()))
                 }
             };
             (stream, response)
@@ -388,7 +388,7 @@ fn unimplemented(request: &Request) -> Response {
 }
 
 fn without_pod() -> Response {
-    Response::failure(code::INVALID_ARGUMENT, "the request names no pod")
+    Response::failure(code::INVALID_ARGUMENT, "the request does not name a pod")
 }
 
 fn undecodable(error: &prost::DecodeError) -> Response {

@@ -30,7 +30,7 @@ pub mod code {
 pub struct Message {
     /// Which call it belongs to.
     pub stream: u32,
-    /// What it is.
+    /// The request or response.
     pub body: Body,
 }
 

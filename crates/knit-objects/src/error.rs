@@ -105,7 +105,7 @@ pub enum Error {
     Unreachable {
         /// What was tried.
         attempt: Box<Attempt>,
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
 

@@ -212,7 +212,8 @@ impl Objects {
             Ok(list) => Some(list.resources.iter().any(|resource| resource.name == K::plural(&()))),
             Err(kube::Error::Api(status)) if status.code == 404 => Some(false),
             Err(error) => {
-                tracing::debug!(kind = %K::kind(&()), %error, "cannot tell whether the API serves a kind");
+                tracing::debug!(kind = %K::kind(&()), %error, "cannot determine whether the API serves a \
+                    kind");
                 None
             }
         }

@@ -5,10 +5,10 @@
 #[non_exhaustive]
 pub enum OpenError {
     /// There is no way to nftables.
-    #[error("cannot reach nftables of the router")]
+    #[error("cannot open nftables in the router")]
     Nftables(#[source] knit_nft::Error),
     /// There is no way to connection tracking.
-    #[error("cannot reach connection tracking of the router")]
+    #[error("cannot open connection tracking in the router")]
     Conntrack(#[source] knit_kernel::conntrack::Error),
     /// There is no way to the network namespace itself.
     #[error("cannot open the network namespace of the router")]
@@ -24,7 +24,7 @@ pub enum Error {
     Write {
         /// Which table.
         table: &'static str,
-        /// Why.
+        /// The cause.
         source: knit_nft::Error,
     },
     /// The table could not be read.
@@ -32,11 +32,11 @@ pub enum Error {
     Read {
         /// Which table.
         table: &'static str,
-        /// Why.
+        /// The cause.
         source: knit_nft::Error,
     },
     /// Connections could not be listed or marked.
-    #[error("cannot make live connections follow network policies")]
+    #[error("cannot apply network policies to live connections")]
     Conntrack(#[source] knit_kernel::conntrack::Error),
     /// The addresses of the router could not be listed.
     #[error("cannot list the addresses of the router")]

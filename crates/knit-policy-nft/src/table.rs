@@ -236,7 +236,10 @@ impl PolicyTable {
         let Some(namespace) = &self.namespace else { return };
         if let Err(error) = self.others.watch(namespace, TABLE, tell) {
             let error = chain(&error);
-            tracing::warn!(error, "changes that others make to network policies will be noticed late");
+            tracing::warn!(
+                error,
+                "changes that other programs make to network policies will be noticed late"
+            );
         }
     }
 
@@ -379,7 +382,7 @@ impl PolicyTable {
             let error = chain(&error);
             tracing::warn!(
                 error,
-                "the kernel cannot tell of packets that network policies deny: load nfnetlink_log"
+                "the kernel cannot report packets that network policies deny: load nfnetlink_log"
             );
         }
         written

@@ -78,12 +78,11 @@ pub struct NftBackend {
 #[non_exhaustive]
 pub enum OpenError {
     /// There is no way to nftables.
-    #[error("cannot reach nftables of the network namespace")]
+    #[error("cannot open nftables in the network namespace")]
     Nftables(#[source] Error),
     /// There is no way to connection tracking.
     #[error(
-        "cannot reach connection tracking of the network namespace; set clean_conntrack to false to do \
-         without"
+        "cannot open connection tracking in the network namespace; set clean_conntrack to false to do without"
     )]
     Conntrack(#[source] knit_kernel::conntrack::Error),
     /// There is no way to the network namespace itself.
@@ -310,8 +309,7 @@ impl Backend for NftBackend {
         if let Err(error) = self.others.watch(namespace, &self.config.table, tell) {
             tracing::warn!(
                 error = report(&error),
-                "changes that others make to the rules will be \
-            noticed late"
+                "changes that other programs make to the rules will be noticed late"
             );
         }
     }

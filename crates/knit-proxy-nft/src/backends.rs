@@ -105,5 +105,5 @@ fn namespace(at: Namespace<'_>) -> Result<NetNs, OpenError> {
 }
 
 fn nftables(at: Namespace<'_>) -> Result<Kernel, OpenError> {
-    Kernel::open_in(&namespace(at)?).map_err(|error| OpenError::new("cannot reach nftables", error))
+    Kernel::open_in(&namespace(at)?).map_err(|error| OpenError::new("cannot open nftables", error))
 }

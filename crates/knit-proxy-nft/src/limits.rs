@@ -87,7 +87,7 @@ impl Limits {
         let sysctls = match Sysctls::of(namespace) {
             Ok(sysctls) => sysctls,
             Err(error) => {
-                tracing::warn!(error = report(&error), "cannot look at sysctls");
+                tracing::warn!(error = report(&error), "cannot read sysctls");
                 return 0;
             }
         };

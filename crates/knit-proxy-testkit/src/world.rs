@@ -67,9 +67,9 @@ pub enum WorldError {
     /// A server could not be started.
     #[error("cannot serve {address}")]
     Serve {
-        /// Where.
+        /// The address that could not be served.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A case names an endpoint that nobody has.

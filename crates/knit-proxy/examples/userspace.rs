@@ -93,7 +93,7 @@ impl Backend for UserSpace {
     }
 }
 
-/// Where no client gets to an endpoint, nobody listens, and the kernel refuses the connection.
+/// Where no client gets to an endpoint, nothing listens, and the kernel refuses the connection.
 fn leads_somewhere(frontend: &Frontend) -> bool {
     let routes = [Client::Pod, Client::Node, Client::Other].map(|client| frontend.route_for(client));
     routes.iter().any(|route| matches!(route.action, Action::Endpoints(_)))

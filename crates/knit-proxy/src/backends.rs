@@ -128,7 +128,7 @@ pub type OnRepair = Box<dyn FnMut(Repaired) + Send>;
 pub struct OpenError {
     /// What did not work, for people to read.
     pub attempted: String,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }

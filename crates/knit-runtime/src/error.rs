@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, ThisError)]
 #[error("{message}")]
 pub struct Error {
-    /// Why.
+    /// The reason, as a code.
     pub reason: Reason,
     /// What happened and what to do, for people.
     pub message: String,

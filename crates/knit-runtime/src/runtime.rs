@@ -108,7 +108,7 @@ pub trait Runtime: Send + Sync {
 /// begin again at 0 when what counts is made again.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NetworkUsage {
-    /// Its name.
+    /// The Network's name.
     pub network: String,
     /// How many connections its router has in its table: those between its pods, too.
     pub connections: u64,

@@ -108,7 +108,7 @@ impl Nodes {
                     tracing::warn!(
                         error = &*error as &dyn std::error::Error,
                         pod = pod.number,
-                        "a pod did not go as it should"
+                        "a pod was not detached as expected"
                     );
                 }
             });
@@ -160,7 +160,7 @@ impl Nodes {
             while !elsewhere.reaches(network, address.net.addr()) {
                 if scheduled.elapsed() > REACH_TIMEOUT {
                     let name = node::name(elsewhere.number);
-                    return Err(format!("{name} knows no way to {}", address.net).into());
+                    return Err(format!("{name} has no route to {}", address.net).into());
                 }
                 tokio::time::sleep(LOOK_INTERVAL).await;
             }

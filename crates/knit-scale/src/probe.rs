@@ -103,7 +103,7 @@ impl Probe {
         if ready {
             return Ok(probe);
         }
-        let silent = || format!("it said nothing for {} s", patience.as_secs());
+        let silent = || format!("it reported nothing for {} s", patience.as_secs());
         let how = probe.end().await.unwrap_or_else(silent);
         Err(Error::Probe { program: program.to_owned(), how })
     }
@@ -126,7 +126,7 @@ impl Probe {
             // Who closes its output is about to end, unless it is a program of another kind.
             match tokio::time::timeout(END_TIMEOUT, self.child.wait()).await {
                 Ok(Ok(status)) => Some(status),
-                _ => return Some("it says nothing more, and does not end".into()),
+                _ => return Some("it stopped responding but is still running".into()),
             }
         } else {
             self.child.try_wait().ok().flatten()
@@ -156,7 +156,7 @@ impl Listener {
                 None => Err("the agent's own process has ended".into()),
             },
             Ok(Err(_)) => Err("the agent's own process has ended".into()),
-            Err(_) => Err(format!("its agent says nothing of it for {} s", timeout.as_secs())),
+            Err(_) => Err(format!("its agent did not report it within {} s", timeout.as_secs())),
         }
     }
 }
@@ -166,7 +166,7 @@ async fn read(output: Option<ChildStdout>, heard: watch::Sender<Heard>) {
         let mut lines = BufReader::new(output).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             let Ok(said) = serde_json::from_str(&line) else {
-                tracing::warn!(line, "an agent's own process says something unknown");
+                tracing::warn!(line, "unknown output of an agent's own process");
                 continue;
             };
             heard.send_modify(|heard| match said {

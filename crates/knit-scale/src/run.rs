@@ -52,7 +52,7 @@ pub enum Error {
     Program {
         /// Which one.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -61,7 +61,7 @@ pub enum Error {
     Probe {
         /// Which one.
         program: PathBuf,
-        /// How.
+        /// How the process ended.
         how: String,
     },
     /// An API that should be there does not answer as it should.
@@ -69,7 +69,7 @@ pub enum Error {
     Given {
         /// Which API.
         origin: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<knit_objects::Error>,
     },
@@ -85,7 +85,7 @@ pub enum Error {
         nodes: usize,
     },
     /// Pods that are there all the time could not be attached.
-    #[error("the pods that are there all the time could not be attached")]
+    #[error("the permanent pods could not be attached")]
     Pods(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// An agent did not start.
     #[error("the agent of a simulated node did not start")]
@@ -154,7 +154,7 @@ async fn of_size(
     let whole = scenario.whole_of(nodes);
     let directory = directory()?;
     let cluster = Arc::new(Cluster::open(&options.api).await?);
-    tell(&format!("{nodes} nodes: making objects"));
+    tell(&format!("{nodes} nodes: creating objects"));
     cluster.make_objects(scenario, nodes).await?;
     let url = cluster.meter.open(Group::Controller).await?;
     let controller = controller::Running::start(options.controller.as_deref(), &url).await?;
@@ -207,7 +207,7 @@ async fn of_size(
     let phases = run.phases(nodes, tell).await?;
     living.shutdown().await;
     if matches!(options.api, Api::Given(_)) {
-        tell("removing what was made");
+        tell("removing what was created");
         run.cluster.remove(scenario, nodes + scenario.joins).await?;
     }
     let (whole, tainted, errors) =
@@ -281,7 +281,7 @@ impl Run<'_> {
             phases.push(self.measure("fail", failing).await.0);
         }
         if scenario.outage_seconds > 0 {
-            say("the API is away", scenario.outage_seconds);
+            say("the API is down", scenario.outage_seconds);
             let (meter, time) = (self.cluster.meter.clone(), seconds(scenario.outage_seconds));
             let away = async move {
                 meter.be_away(true);
@@ -290,7 +290,7 @@ impl Run<'_> {
             };
             phases.push(self.measure("outage", away).await.0);
             let after = scenario.quiet_seconds.max(scenario.outage_seconds.min(AFTERWARDS_SECONDS));
-            say("the API is back", after);
+            say("the API is up again", after);
             phases.push(self.measure("afterwards", tokio::time::sleep(seconds(after))).await.0);
         }
         Ok(phases)
@@ -335,7 +335,7 @@ impl Run<'_> {
             Some(probe) => probe.end().await,
             None => None,
         };
-        let found = [("the controller", controller), ("the agent in a process of its own", probe)];
+        let found = [("the controller", controller), ("the agent in its own process", probe)];
         for ((who, end), known) in found.into_iter().zip(&mut self.ended) {
             if let Some(how) = end
                 && !std::mem::replace(known, true)
@@ -371,7 +371,7 @@ impl Run<'_> {
             }
             last = now;
         }
-        tracing::warn!("agents do not come to rest");
+        tracing::warn!("agents are still changing");
     }
 
     async fn stop(self) {

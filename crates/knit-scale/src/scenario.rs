@@ -79,7 +79,7 @@ pub struct Invalid(String);
 /// A pod that comes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Pod {
-    /// When.
+    /// When the pod is created, from the beginning of the phase.
     pub at: Duration,
     /// Its number: no other has it.
     pub number: u32,
@@ -174,15 +174,15 @@ impl Scenario {
         }
         if self.further_percent > 0 && self.networks == 0 && self.pods_per_second > 0 {
             return wrong(
-                "furtherPercent needs networks: there are no further Networks that pods could be attached to"
-                    .into(),
+                "furtherPercent needs networks: there are no additional Networks to attach pods to".into(),
             );
         }
         let coming = u64::from(self.pods_per_second)
             * (u64::from(self.busy_seconds) + u64::from(self.joining_seconds()));
         if coming + u64::from(self.pods) > MOST_PODS {
             return wrong(format!(
-                "{} pods would come in all, more than {MOST_PODS}: lower pods, podsPerSecond or busySeconds",
+                "{} pods would be created in total, more than {MOST_PODS}: lower pods, podsPerSecond or \
+                 busySeconds",
                 coming + u64::from(self.pods)
             ));
         }
@@ -347,7 +347,7 @@ mod tests {
             ("peers: gossip", "gossip"),
             ("failures: 400", "at most 0 with 100 nodes"),
             ("{nodes: [10], pods: 5000}", "about 510 pods at once"),
-            ("podsPerSecond: 4000000000", "pods would come"),
+            ("podsPerSecond: 4000000000", "pods would be created"),
         ] {
             let error = Scenario::parse(text).expect_err(text).to_string();
             assert!(error.contains(word), "{error}");

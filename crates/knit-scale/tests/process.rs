@@ -33,7 +33,7 @@ async fn with_agent(script: &str) -> Result<Vec<String>, Error> {
 async fn an_agent_whose_process_ended_was_missing_in_the_report_without_a_word() {
     let errors = with_agent(r#"echo '"ready"'; exit 3"#).await.expect("a report");
     let [error] = errors.as_slice() else { panic!("one error: {errors:?}") };
-    assert!(error.contains("agent in a process of its own ended (exit status: 3)"), "{error}");
+    assert!(error.contains("agent in its own process ended (exit status: 3)"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -144,7 +144,7 @@ impl ServiceProxy for Services {
                     // Also where it panics.
                     let _ended = Ended(core);
                     supervisor.run(inbox).await;
-                    tracing::error!("the service proxies of this node are not looked after any more");
+                    tracing::error!("the service proxies of this node have stopped: restart the agent");
                 });
             }
             Err(error) => {
@@ -192,8 +192,7 @@ impl ServiceProxy for Services {
     fn stopped(&self) -> Option<Stopped> {
         let ran = self.ran.load(Ordering::Relaxed);
         self.commands.is_closed().then(|| Stopped {
-            why: "the service proxies of this node are not looked after any more: the agent's log says why; \
-                  start the agent again"
+            why: "the service proxies of this node have stopped: see the agent's log and restart the agent"
                 .to_owned(),
             ran,
         })

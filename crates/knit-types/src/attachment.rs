@@ -19,7 +19,7 @@ pub struct Pod {
     pub sandbox: SandboxId,
     /// Its namespace.
     pub namespace: Option<String>,
-    /// Its name.
+    /// The pod's name.
     pub name: Option<String>,
     /// Its uid.
     pub uid: Option<String>,
@@ -74,7 +74,7 @@ pub struct Attachment {
 /// The other end of a pod's interface.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HostEnd {
-    /// Its name.
+    /// The interface's name.
     pub name: String,
     /// Its index in the namespace that it lives in.
     pub index: u32,

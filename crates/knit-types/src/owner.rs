@@ -26,7 +26,7 @@ pub enum Owner {
 pub struct ObjectRef {
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
+    /// The object's name.
     pub name: String,
     /// Its uid; empty where there is none, as of an object in a folder.
     pub uid: String,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct PodRef {
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
     /// Its uid, where the caller sends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -24,7 +24,7 @@ pub enum Command {
     Controller(Box<command::controller::Args>),
     /// Check this node for problems, and say how to fix them
     Doctor(Box<command::doctor::Args>),
-    /// Show what network policies drop on this node: who, to whom, and which policy decided
+    /// Show packets that network policies drop on this node: source, destination and the policy
     Drops(command::drops::Args),
     /// Explain what network policies mean for a connection, rule by rule
     Explain(Box<command::explain::Args>),

@@ -81,7 +81,7 @@ fn json_says_the_same() {
     let output = knit(left.path(), &["shop/web", "shop/db:5432", "-o", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(json[0]["enforced"], false);
-    assert!(text(&output.stderr).contains("leaves policies to others"), "nobody may miss it");
+    assert!(text(&output.stderr).contains("does not enforce policies"), "nobody may miss it");
 }
 
 const NETWORKS: &str = "
@@ -186,11 +186,12 @@ fn primary_networks_further_interfaces_and_cluster_services() {
         first(&["node/node-1", "blue/a:80", "--network", "storage"]).starts_with("allowed: "),
         "its own node"
     );
-    assert!(first(&["blue/a", "kube-system/dns:53/udp"]).contains("they have none in common"));
+    assert!(first(&["blue/a", "kube-system/dns:53/udp"]).contains("they have no Network in common"));
     let warned = text(&knit(folder.path(), &["kube-system/dns", "10.96.0.10:53/udp"]).stderr);
     assert!(warned.contains("10.96.0.10 is the address of Service kube-system/kube-dns"), "{warned}");
     assert!(
-        warned.contains("MultiNetworkPolicy blue/closed: ") && warned.contains("there is no Network nowhere")
+        warned.contains("MultiNetworkPolicy blue/closed: ")
+            && warned.contains("Network nowhere does not exist")
     );
 }
 

@@ -47,9 +47,9 @@ impl Controller {
                     // The same was written a moment ago, and is not there.
                     Ok(_) if known == Some(true) => {
                         tracing::warn!(
-                            "the API server does not keep ResourceSlices and DeviceClasses as they are \
-                             written: claims of Networks need Kubernetes 1.36, or the feature gates \
-                             DRAConsumableCapacity, DRAPartitionableDevices and DRAExtendedResource"
+                            "the API server drops fields of ResourceSlices or DeviceClasses: claims of \
+                             Networks need Kubernetes 1.36, or the feature gates DRAConsumableCapacity, \
+                             DRAPartitionableDevices and DRAExtendedResource"
                         );
                         (UNABLE, true)
                     }
@@ -137,8 +137,8 @@ impl Controller {
                 continue;
             };
             let message = format!(
-                "DeviceClass {name} was not made by Knit and is left alone: claims that name it get what it \
-                 says. Rename it, and Knit makes its own."
+                "DeviceClass {name} was not created by Knit and is left unchanged; claims that reference it \
+                 use its definition. Rename it, and Knit creates its own."
             );
             tracing::warn!("{message}");
             let regarding = ObjectReference {

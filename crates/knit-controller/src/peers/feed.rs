@@ -346,7 +346,7 @@ impl Each {
             let unknown = converted.object.iter().filter_map(|policy| unknown_network(policy, &networks));
             let problems = converted.problems.iter().map(ToString::to_string).take(MAX_PROBLEMS);
             for problem in problems.chain(unknown) {
-                let note = format!("Part of this policy is not used as it is written: {problem}.");
+                let note = format!("Part of this policy is ignored: {problem}.");
                 recorder.tell(EventNote::warning(reference(&object), "PolicyNarrowed", "Enforce", note));
             }
             converted.object.map(Box::new)
@@ -377,7 +377,7 @@ fn unknown_network(policy: &Policy, networks: &Cache<Network>) -> Option<String>
         return None;
     }
     let unknown = names.iter().find(|name| networks.get(&Key::cluster(&***name)).is_none())?;
-    Some(format!("there is no Network {unknown}, so that the policy does nothing there"))
+    Some(format!("Network {unknown} does not exist, so the policy has no effect there"))
 }
 
 fn reference<K: Object>(object: &K) -> ObjectReference {

@@ -70,7 +70,7 @@ fn invalid(
     primaries: &Primaries,
 ) -> Option<String> {
     let Some(id) = ids.get(name) else {
-        return Some("no number is left for it: delete unused Networks".into());
+        return Some("no free Network ID: delete unused Networks".into());
     };
     // A number that two have, by whatever accident: the older one keeps it.
     let age = |name: &str| cluster.networks.get(name).map(|network| network.age());
@@ -78,7 +78,7 @@ fn invalid(
         ids.iter().find(|(other, theirs)| *theirs == id && other.as_str() != name && age(other) < age(name));
     if let Some((other, _)) = other {
         return Some(format!(
-            "its number {id} belongs to Network {other}: delete this Network and create it again"
+            "its ID {id} belongs to Network {other}: delete this Network and create it again"
         ));
     }
     primaries.invalid.get(name).cloned()
@@ -135,8 +135,8 @@ fn overlapping(
             let taken = index.nodes_inside(*cidr).find(|(address, _)| given_out(address));
             if let Some((address, node)) = taken {
                 return Some(format!(
-                    "{cidr} contains {address}, the address of node {node}, which a pod could get: add it to \
-                     the subnet's reserved ranges"
+                    "{cidr} contains {address}, the address of node {node}, which could be assigned to a \
+                     pod: add it to the subnet's reserved ranges"
                 ));
             }
         } else if let Some((address, node)) = index.node_inside(*cidr) {

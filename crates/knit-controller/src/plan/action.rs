@@ -46,7 +46,7 @@ pub enum Action {
         name: String,
         /// Which one of that name.
         uid: String,
-        /// Why.
+        /// The reason, in words.
         why: String,
     },
     /// Say what is known of a Network; its number is part of it.
@@ -69,7 +69,7 @@ pub enum Action {
     AttachmentStatus {
         /// Its namespace.
         namespace: String,
-        /// Its name.
+        /// The NetworkAttachment's name.
         name: String,
         /// The version that this was made for.
         resource_version: String,
@@ -80,20 +80,20 @@ pub enum Action {
     AttachmentFinalizers {
         /// Its namespace.
         namespace: String,
-        /// Its name.
+        /// The NetworkAttachment's name.
         name: String,
         /// The version that this was made for.
         resource_version: String,
         /// All that it should have.
         finalizers: Vec<String>,
-        /// Why.
+        /// The reason, in words.
         why: String,
     },
     /// Say of a user's NetworkAttachment that nobody has it any more, and nothing else.
     ForgetAttachment {
         /// Its namespace.
         namespace: String,
-        /// Its name.
+        /// The NetworkAttachment's name.
         name: String,
         /// The version that this was made for.
         resource_version: String,
@@ -104,18 +104,18 @@ pub enum Action {
     DeleteAttachment {
         /// Its namespace.
         namespace: String,
-        /// Its name.
+        /// The NetworkAttachment's name.
         name: String,
         /// Which one of that name.
         uid: String,
-        /// Why.
+        /// The reason, in words.
         why: String,
     },
     /// Keep the highest number of any Network that is gone, so that it is not given again.
     KeepNumber(Lease),
     /// Tell the author of a NetworkPolicy something.
     Tell {
-        /// What.
+        /// The event.
         event: Box<Event>,
         /// The policy's uid.
         policy: String,
@@ -137,7 +137,7 @@ pub enum Action {
         resource_version: String,
         /// All that it should have.
         taints: Vec<Taint>,
-        /// Why.
+        /// The reason, in words.
         why: String,
     },
 }
@@ -188,7 +188,7 @@ impl fmt::Display for Plan {
         for note in &self.notes {
             let name = note.regarding.name.as_deref().unwrap_or_default();
             let kind = note.regarding.kind.as_deref().unwrap_or_default();
-            writeln!(f, "tell {kind} {name}: {}: {}", note.reason, note.text)?;
+            writeln!(f, "event on {kind} {name}: {}: {}", note.reason, note.text)?;
         }
         Ok(())
     }
@@ -256,11 +256,11 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |name: &Option<String>| name.clone().unwrap_or_default();
         match self {
-            Self::MakeClass(class) => write!(f, "make NetworkClass {}", name(&class.metadata.name)),
-            Self::MakeNetwork(network) => write!(f, "make Network {}", name(&network.metadata.name)),
+            Self::MakeClass(class) => write!(f, "create NetworkClass {}", name(&class.metadata.name)),
+            Self::MakeNetwork(network) => write!(f, "create Network {}", name(&network.metadata.name)),
             Self::GiveBlock(block) => {
                 let spec = &block.spec;
-                write!(f, "give {} of {}", spec.node, spec.network)?;
+                write!(f, "assign to {} in Network {}:", spec.node, spec.network)?;
                 for range in [&spec.ipv4, &spec.ipv6].into_iter().flatten() {
                     write!(f, " {range}")?;
                 }
@@ -296,13 +296,13 @@ impl fmt::Display for Action {
                 Ok(())
             }
             Self::AttachmentFinalizers { namespace, name, why, .. } => {
-                write!(f, "let NetworkAttachment {namespace}/{name} go: {why}")
+                write!(f, "remove the finalizer of NetworkAttachment {namespace}/{name}: {why}")
             }
             Self::ForgetAttachment { namespace, name, condition, .. } => {
                 let (status, reason) = (&condition.status, &condition.reason);
                 write!(
                     f,
-                    "forget NetworkAttachment {namespace}/{name}: {}={status}/{reason}",
+                    "reset the status of NetworkAttachment {namespace}/{name}: {}={status}/{reason}",
                     condition.type_
                 )
             }
@@ -312,12 +312,12 @@ impl fmt::Display for Action {
             Self::KeepNumber(lease) => {
                 let annotations = lease.metadata.annotations.as_ref();
                 let number = annotations.and_then(|a| a.get(HIGHEST_NUMBER)).map_or("", String::as_str);
-                write!(f, "keep {number} as the highest number of a Network that is gone")
+                write!(f, "keep {number} as the highest ID of a deleted Network")
             }
             Self::Tell { event, .. } => {
                 let about = event.regarding.clone().unwrap_or_default();
                 let (namespace, reason) = (name(&about.namespace), name(&event.reason));
-                write!(f, "tell {} {namespace}/{}: {reason}", name(&about.kind), name(&about.name))
+                write!(f, "event on {} {namespace}/{}: {reason}", name(&about.kind), name(&about.name))
             }
             Self::Finalizers { name, finalizers, .. } => {
                 write!(f, "finalizers of Network {name}: [{}]", finalizers.join(","))

@@ -305,7 +305,7 @@ fn pod_range(existing: &[Block], node: &str, ranges: &[IpNet]) -> Result<Block, 
     let block = Block::from_ranges(DEFAULT_NETWORK, node, v4, v6).map_err(|e| e.to_string())?;
     match existing.iter().find(|other| other.overlaps(&block)) {
         Some(other) => Err(format!(
-            "the podCIDRs of node {node} ({block}) overlap {other} of node {}: give each Node its own",
+            "the podCIDRs of node {node} ({block}) overlap {other} of node {}: assign each Node its own",
             other.node()
         )),
         None => Ok(block),

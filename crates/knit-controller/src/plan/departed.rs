@@ -85,13 +85,7 @@ pub(super) fn attachments(
                 if !waited(view, memory, plan) {
                     continue;
                 }
-                let_go(
-                    view,
-                    finalizers,
-                    "it is labeled as published by an agent, but no agent holds \
-                it"
-                    .into(),
-                )
+                let_go(view, finalizers, "it is labeled as published by an agent, but no agent has it".into())
             }
             // Its user wants it gone, and the machine that had it may never come back.
             (Some(node), Some(finalizers)) if !departed.contains(node) => {

@@ -74,8 +74,8 @@ fn event(policy: &PolicyView, identity: &str, now: Timestamp) -> Event {
         reason: Some("NotEnforced".into()),
         type_: Some("Warning".into()),
         note: Some(
-            "Knit leaves NetworkPolicies of this namespace to others: unless another program on the nodes \
-            enforces them, pods stay reachable as if the policy did not exist."
+            "Knit does not enforce NetworkPolicies in this namespace; unless another component does, this \
+             policy has no effect."
                 .into(),
         ),
         regarding: Some(ObjectReference {

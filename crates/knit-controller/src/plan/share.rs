@@ -85,8 +85,8 @@ pub(super) fn allows(
     left(pool).growth().ok_or_else(|| {
         format!(
             "node {node} requests another block of Network {network}, although it holds {held} addresses: \
-             what is left is kept for the first blocks of other nodes. Spread the pods over more nodes, or \
-             recreate the Network with a larger subnet"
+             the remaining addresses are kept for the first blocks of other nodes. Spread the pods over more \
+             nodes, or recreate the Network with a larger subnet"
         )
     })
 }

@@ -108,13 +108,13 @@ fn conditions(
 const NOT_THERE: [(&str, &str); 2] = [
     (
         reasons::SERVICES_SERVED,
-        "pods reach no Service by this Network, and no Service leads to their addresses in it: they are on a \
-         link of their node, with no router of Knit's in between",
+        "Services are not available on this Network: its pods are attached directly to a link of their node, \
+         without a Knit router",
     ),
     (
         reasons::POLICY_ENFORCED,
-        "NetworkPolicies do not apply to this Network: pods are on a link of their node, and anyone on its \
-         segment can reach them",
+        "NetworkPolicies do not apply to this Network: its pods are attached directly to a node's link and \
+         reachable by anyone on that segment",
     ),
 ];
 

@@ -304,12 +304,12 @@ fn the_first_start_of_a_cluster_with_pod_ranges() {
         world.carry_out(&plan);
     }
     insta::assert_snapshot!(plans.join("then:\n"), @r"
-    make NetworkClass knit
-    make Network default
+    create NetworkClass knit
+    create Network default
     then:
     status of NetworkClass knit: Accepted=True/Accepted features=[layer2,layer3]
-    give n1 of default 10.244.0.0/24 fd00:0:0:1::/120 as default-10-244-0-0
-    give n2 of default 10.244.1.0/24 as default-10-244-1-0
+    assign to n1 in Network default: 10.244.0.0/24 fd00:0:0:1::/120 as default-10-244-0-0
+    assign to n2 in Network default: 10.244.1.0/24 as default-10-244-1-0
     status of Network default: id=1 Accepted=True/Accepted() Ready=True/Ready() primary-in=1
     then:
     ");
@@ -542,7 +542,7 @@ fn a_network_without_addresses_tells_people() {
     let plan = world.plan();
     assert_eq!(plan.actions, []);
     assert_eq!(plan.notes.len(), 1);
-    assert!(plan.to_string().starts_with("tell Network tiny: AddressesExhausted: "), "{plan}");
+    assert!(plan.to_string().starts_with("event on Network tiny: AddressesExhausted: "), "{plan}");
 }
 
 #[test]
@@ -586,7 +586,7 @@ fn two_networks_with_one_number_the_older_keeps_it() {
     assert_eq!(world.accepted("old").0, "Accepted");
     assert_eq!(world.accepted("new").0, "Invalid");
     assert!(
-        world.accepted("new").1.contains("its number 9 belongs to Network old"),
+        world.accepted("new").1.contains("its ID 9 belongs to Network old"),
         "{:?}",
         world.accepted("new")
     );

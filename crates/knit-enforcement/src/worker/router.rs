@@ -117,7 +117,7 @@ impl Router {
     pub(crate) fn look_for_move(&mut self) {
         let Some(apart) = self.apart.as_ref().filter(|_| self.backend.is_some()) else { return };
         if NetNs::open(&apart.namespace).ok().map(|namespace| namespace.id()) != self.namespace {
-            tracing::warn!(network = %self.network, "its router is a new one: bringing policies there");
+            tracing::warn!(network = %self.network, "its router was replaced: writing policies there");
             self.backend = None;
             self.bring_whole();
         }
@@ -237,7 +237,7 @@ impl Router {
                 tracing::warn!(
                     network = %self.network,
                     error = &*error as &dyn std::error::Error,
-                    "live connections do not follow policies yet"
+                    "cannot apply policies to live connections yet"
                 );
                 // Until they do.
                 self.follow = Some((now + FOLLOW_INTERVAL, rounds));

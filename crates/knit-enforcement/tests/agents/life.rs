@@ -239,7 +239,7 @@ fn what_is_in_force_stays_if_the_api_is_away_and_the_last_run_had_not_kept_a_pod
         let agent = node.start_from(nobody, Mode::On).await;
         let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
         let error = node.add("shop", "stranger", &plain).await.err().expect("it is not admitted");
-        assert!(error.contains("does not know all policies"), "{error}");
+        assert!(error.contains("has not received all policies"), "{error}");
         assert!(!reaches(&client.space, server.addresses[0], REFUSED), "nobody took it away");
         agent.stop(STOP).await;
         // With the API, labels are known.
@@ -290,12 +290,12 @@ fn an_agent_whose_policies_nobody_looks_after_any_more_is_neither_healthy_nor_re
         policies.ask(|_| panic!("a bug that a test asked for"));
         // Nobody asks for readiness: who waits for it hears of it.
         knit_testbed::wait::eventually("it is not ready", SOON, || match agent.core().readiness().now() {
-            Err(problem) if problem.contains("policies are not looked after") => Ok(()),
+            Err(problem) if problem.contains("policy enforcement has stopped") => Ok(()),
             other => Err(format!("{other:?}")),
         })
         .await;
         let answer = get(http, "/healthz");
-        assert!(answer.contains(" 503 ") && answer.contains("policies are not looked after"), "{answer}");
+        assert!(answer.contains(" 503 ") && answer.contains("policy enforcement has stopped"), "{answer}");
         agent.stop(STOP).await;
     });
 }

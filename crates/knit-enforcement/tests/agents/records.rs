@@ -56,7 +56,7 @@ fn a_pod_stays_isolated_if_the_next_agent_cannot_read_its_record() {
                 assert!(!reaches(&client.space, late.expect("added").addresses[0], REFUSED));
             } else {
                 let error = late.err().expect("nothing is changed, so that it cannot be isolated");
-                assert!(error.contains("which pod's it is"), "{error}");
+                assert!(error.contains("does not name its pod"), "{error}");
                 // Its DEL ends that.
                 node.del(&server).await;
                 let late = node.add("shop", "late", &plain).await.expect("added");
@@ -107,7 +107,7 @@ fn a_pod_stays_isolated_if_the_ledger_is_lost() {
             let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
             if !told {
                 let error = node.add("shop", "late", &plain).await.err().expect("nothing can be changed");
-                assert!(error.contains("which pod's it is"), "{error}");
+                assert!(error.contains("does not name its pod"), "{error}");
                 assert!(!reaches(&client.space, server.addresses[0], REFUSED), "nobody took it away");
                 // Its kubelet tells its address at last.
                 with_addresses(&bed, &server, &app);

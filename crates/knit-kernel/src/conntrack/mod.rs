@@ -97,7 +97,7 @@ pub enum Error {
     List {
         /// Which ones were asked for.
         filter: Box<Filter>,
-        /// Why.
+        /// The cause.
         source: netlink::Error,
     },
     /// A flow could not be deleted. Others of the same call may be gone.

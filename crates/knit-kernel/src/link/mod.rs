@@ -59,7 +59,7 @@ const IFF_LOWER_UP: u32 = 1 << 16;
 pub struct Link {
     /// Its number in its namespace.
     pub index: u32,
-    /// Its name.
+    /// The link's name.
     pub name: IfName,
     /// `veth`, `bridge`, `vxlan`...; empty for real devices and `lo`.
     pub kind: String,

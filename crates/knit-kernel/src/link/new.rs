@@ -13,9 +13,9 @@ use crate::owner;
 /// A link to be made, with everything that it is to have from the beginning.
 #[derive(Debug, Clone)]
 pub struct NewLink<'a> {
-    /// Its name.
+    /// The link's name.
     pub name: IfName,
-    /// What it is.
+    /// The kind of link.
     pub kind: Kind<'a>,
     /// Its MAC address; `None` lets the kernel choose. Changing a bridge's later flushes its neighbours: set
     /// it here.

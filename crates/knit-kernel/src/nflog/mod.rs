@@ -97,7 +97,7 @@ pub enum Error {
     Read {
         /// Which one.
         group: u16,
-        /// Why.
+        /// The cause.
         source: netlink::Error,
     },
 }

@@ -57,7 +57,7 @@ pub enum Request {
     Status,
     /// Break something, or mend it again.
     Fail {
-        /// What.
+        /// The failure.
         what: Failure,
         /// Which node; none for the API.
         node: Option<String>,

@@ -29,7 +29,7 @@ pub enum Error {
     Manifest {
         /// Where it came from.
         file: String,
-        /// Why.
+        /// The reason, in words.
         why: String,
     },
     /// Two things want the same addresses.
@@ -41,7 +41,7 @@ pub enum Error {
         second: String,
     },
     /// A pod asks for a Network that it cannot have.
-    #[error("{who} asks for Network {network}, which {why}")]
+    #[error("{who} requests Network {network}, which {why}")]
     Network {
         /// Who asks.
         who: String,
@@ -53,9 +53,9 @@ pub enum Error {
     /// A part of the network was refused by the kernel.
     #[error("cannot create {what}")]
     Kernel {
-        /// What.
+        /// What could not be created.
         what: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -64,7 +64,7 @@ pub enum Error {
     Io {
         /// What was attempted.
         what: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -108,7 +108,7 @@ pub enum Error {
     Shim {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },

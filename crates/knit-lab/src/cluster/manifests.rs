@@ -311,7 +311,7 @@ mod tests {
         let said = check(&pod("knit.dev/networks", "nowhere@net1"));
         assert_eq!(
             said,
-            "Pod default/a asks for Network nowhere, which does not exist: add it to the manifests"
+            "Pod default/a requests Network nowhere, which does not exist: add it to the manifests"
         );
         let said =
             check(&(network("red", "10.77.0.0/24") + &pod("knit.dev/networks", r#"[{"name": "red"}]"#)));

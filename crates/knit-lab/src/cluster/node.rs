@@ -37,7 +37,7 @@ pub(crate) enum Wanted {
 /// A node.
 #[derive(Debug)]
 pub struct Node {
-    /// Its name.
+    /// The node's name.
     pub name: String,
     /// Its number on the wire, from 0.
     pub index: u16,

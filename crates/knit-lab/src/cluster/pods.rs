@@ -41,7 +41,7 @@ pub(crate) struct Pods {
 pub struct RunningPod {
     /// Its namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
     /// Its node.
     pub node: String,

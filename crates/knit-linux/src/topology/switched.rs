@@ -95,7 +95,7 @@ impl Driver for Switched {
         (bridge.group, bridge.up) = (0, true);
         bridge.alias = Some(owner::alias(&format!("bridge {}", shape.id())));
         bridge.addr_gen = Some(AddrGenMode::None);
-        router.create_link(&bridge).map(|made| Some(made.index)).map_err(internal("make the bridge"))
+        router.create_link(&bridge).map(|made| Some(made.index)).map_err(internal("create the bridge"))
     }
 
     fn compare_links(&self, router: &Sight, shape: &Shape, wrong: &mut Wrong) -> Option<u32> {

@@ -59,8 +59,8 @@ impl Driver for Underlay {
         }
         if network.primary {
             return Err(format!(
-                "Network {name} is on a link of the node, where there are no Services and no policy, and \
-                 cannot be a primary Network: take primaryFor away"
+                "Network {name} is on a link of the node, without Services and policies, and cannot be a \
+                 primary Network: remove primaryFor"
             ));
         }
         match &network.underlay {
@@ -122,7 +122,7 @@ impl Driver for Underlay {
             return Ok(motion);
         }
         if !net.is_mounted() {
-            found.wrong.add("namespace", "the Network's namespace is not mounted any more");
+            found.wrong.add("namespace", "the Network's namespace is no longer mounted");
         }
         let parent = self.parent(&shape.network).and_then(|name| found.node.links.get(name));
         let wanted = Wanted { parent: parent.map(|parent| parent.index), mode: mode(&shape.network) };
@@ -179,8 +179,8 @@ impl Driver for Underlay {
         let parent = net.node.parent(&node, parent)?;
         if plan.shape.mtu > parent.mtu {
             let message = format!(
-                "link {} of node {} has an MTU of {} now, and Network {} was set up with {}: wait for it to \
-                 be set up again, or see its status",
+                "link {} of node {} now has MTU {}, but Network {} was set up with {}: wait until it is set \
+                 up again, or check its status",
                 parent.name, net.node.config.node, parent.mtu, net.name, plan.shape.mtu
             );
             return Err(Error::new(Reason::NotReady, message));
@@ -189,7 +189,8 @@ impl Driver for Underlay {
         let has = room.number_namespace(pod, number).map_err(internal("remember the pod's namespace"))?;
         if has != number {
             let message = format!(
-                "the network namespace of sandbox {} is another sandbox's, too: give each one of its own",
+                "the network namespace of sandbox {} is shared with another sandbox; each sandbox needs its \
+                 own",
                 plan.mark.sandbox
             );
             return Err(Error::new(Reason::Conflict, message));
@@ -241,7 +242,7 @@ impl Driver for Underlay {
         let found = found.map_err(internal("read the new link"))?;
         let made = found.into_iter().find_map(|link| of_mark(&link, &plan.mark).map(|mark| (link, mark)));
         let Some((link, mark)) = made else {
-            let message = format!("interface {} has just gone", plan.mark.interface);
+            let message = format!("interface {} has just disappeared", plan.mark.interface);
             return Err(Error::new(Reason::Internal, message));
         };
         self.inspect(net, &link, &mark)
@@ -250,7 +251,7 @@ impl Driver for Underlay {
     fn leftover(&self, net: &Net, plan: &Plan) -> Result<Option<Link>> {
         let room = net.space.links()?;
         let found = room.distant(number_of(&plan.mark.sandbox)).links(&children());
-        let found = found.map_err(internal("look for what was made"))?;
+        let found = found.map_err(internal("look for what was created"))?;
         Ok(found.into_iter().find(|link| {
             let half = is_half_made(link, false) && link.name.as_str() == plan.mark.interface.as_str();
             half || of_mark(link, &plan.mark).is_some()
@@ -283,7 +284,7 @@ impl Driver for Underlay {
             return Ok(());
         }
         let message = format!(
-            "interface {} of sandbox {} is not as it was created ({}): detach and attach it again",
+            "interface {} of sandbox {} differs from what was created ({}): detach and attach it again",
             mark.interface,
             mark.sandbox,
             wrong.join("; ")
@@ -302,7 +303,7 @@ impl Driver for Underlay {
             let links = pod.links(&children()).map_err(internal("list links of a pod"))?;
             for link in links.into_iter().filter(|link| is_half_made(link, false)) {
                 tracing::info!(link = %link.name, "removing a link whose creation was interrupted");
-                pod.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+                pod.delete_link(link.index).map_err(internal("delete an incomplete link"))?;
             }
         }
         Ok(())
@@ -335,7 +336,7 @@ impl Wanted {
     fn wrong_with(&self, link: &Link, mark: &Mark, addresses: &[Address]) -> Vec<String> {
         let mut wrong = Vec::new();
         if link.name.as_str() != mark.interface.as_str() {
-            wrong.push(format!("it is called {}", link.name));
+            wrong.push(format!("it is named {}", link.name));
         }
         if !link.up {
             wrong.push("it is down".to_owned());
@@ -415,7 +416,7 @@ fn find_child(pod: &dyn LinkList, mark: &Mark, being_made: bool) -> Result<Optio
     let Some(link) = pod.link_by_name(&name).map_err(failed())? else { return Ok(None) };
     if is_half_made(&link, being_made) {
         tracing::info!(link = %link.name, "removing a link whose creation was interrupted");
-        pod.delete_link(link.index).map_err(internal("delete a half-made link"))?;
+        pod.delete_link(link.index).map_err(internal("delete an incomplete link"))?;
         return Ok(None);
     }
     Err(taken(mark))
@@ -442,11 +443,11 @@ fn make_child(
     let created = node.create_link(new).map_err(|error| match error {
         error if error.is_exists() => taken(mark).because(error),
         error if error.is_busy() => {
-            let message = "the parent link cannot have macvlan children: take it out of its bridge or bond, \
-                           and away from ipvlan, or name another parent";
+            let message = "the parent link cannot have macvlan children: remove it from its bridge or bond, \
+                remove its ipvlan interfaces, or name another parent";
             Error::new(Reason::Conflict, message).because(error)
         }
-        error => internal("make the pod's interface")(error),
+        error => internal("create the pod's interface")(error),
     })?;
     let Err(error) = fill(created) else { return Ok(created) };
     if let Err(left) = pod.delete_link(created.index) {
@@ -458,7 +459,7 @@ fn make_child(
 
 fn taken(mark: &Mark) -> Error {
     let message = format!(
-        "sandbox {} already has an interface {} that is not Knit's: use another name",
+        "sandbox {} already has an interface {} that Knit did not create: use another name",
         mark.sandbox, mark.interface
     );
     Error::new(Reason::Conflict, message)

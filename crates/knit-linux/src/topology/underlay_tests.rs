@@ -131,7 +131,7 @@ fn whatever_fails_nothing_of_a_child_is_left() {
 
     links.fail("create macvlan", EBUSY);
     let error = make_child(&links, &links, &plan.mark, &child(&plan), |_| Ok(())).expect_err("busy");
-    assert!(error.to_string().contains("out of its bridge"), "{error}");
+    assert!(error.to_string().contains("from its bridge"), "{error}");
 
     make_child(&links, &links, &plan.mark, &child(&plan), |_| Ok(())).expect("made");
     assert_eq!(links.names(), ["eth1", "net1"]);
@@ -156,7 +156,7 @@ fn a_child_whose_making_was_cut_off_is_told_from_one_of_others() {
         let links = world();
         links.add(strange);
         let error = find_child(&links, &plan.mark, false).expect_err("it is another's");
-        assert!(error.to_string().contains("not Knit's: use another name"), "{error}");
+        assert!(error.to_string().contains("that Knit did not create: use another name"), "{error}");
         assert_eq!(links.names().len(), 2, "it stays");
         let new = child(&plan);
         let error = make_child(&links, &links, &plan.mark, &new, |_| Ok(())).expect_err("taken");
@@ -196,7 +196,7 @@ fn what_is_wrong_with_a_child_is_said() {
     let wrong = |link: Link| wanted.wrong_with(&link, &plan.mark, &addresses).join("; ");
     assert_eq!(wrong(good.clone()), "");
     assert_eq!(wrong(Link { up: false, ..good.clone() }), "it is down");
-    assert_eq!(wrong(Link { name: name("x"), ..good.clone() }), "it is called x");
+    assert_eq!(wrong(Link { name: name("x"), ..good.clone() }), "it is named x");
     assert_eq!(wrong(Link { mac: None, ..good.clone() }), "it has another MAC");
     assert_eq!(wrong(Link { link: Some(2), ..good.clone() }), "it is a child of another link");
     let private = Details::Macvlan(MacvlanMode::Private);

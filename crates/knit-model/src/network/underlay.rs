@@ -38,8 +38,8 @@ pub enum UnderlayError {
     NoParents,
     /// Pods would have no Services and no policy.
     #[error(
-        "topology Underlay has no Services and no NetworkPolicy, and cannot be a primary Network: take \
-         primaryFor away, or give it topology Layer3 or Layer2"
+        "topology Underlay has no Services and no NetworkPolicy, and cannot be a primary Network: remove \
+         primaryFor, or give it topology Layer3 or Layer2"
     )]
     Primary,
 }

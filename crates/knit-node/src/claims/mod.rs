@@ -68,7 +68,7 @@ pub struct Prepared {
     pub request: String,
     /// Its pool.
     pub pool: String,
-    /// Its name.
+    /// The device's name.
     pub device: String,
     /// Which share of it.
     pub share: Option<String>,
@@ -106,8 +106,8 @@ impl Claims {
             Holder::Sandbox => return Ok(()),
             Holder::Another(sandbox, pod) => {
                 let message = format!(
-                    "claim {claim} is in use by sandbox {sandbox} of pod {pod}, which had it before: it \
-                     will be retried once that one is gone"
+                    "claim {claim} is in use by sandbox {sandbox} of pod {pod}, which used it before: it \
+                     will be retried once that sandbox is gone"
                 );
                 return Err(Error::new(Reason::NotReady, message));
             }
@@ -130,7 +130,7 @@ impl Claims {
         match self.pipeline.prepare_claim(&request, deadline).await {
             // What is reserved is of an earlier allocation, whose end nobody told us of.
             Err(error) if reserved && error.reason == Reason::Refused => {
-                tracing::info!(%claim, "it was allocated again: what was reserved for it before is freed");
+                tracing::info!(%claim, "the claim was allocated again: releasing its previous reservations");
                 self.pipeline.release_claim(claim).await?;
                 self.pipeline.prepare_claim(&request, deadline).await?;
             }
@@ -172,7 +172,7 @@ impl Claims {
         };
         let uid = found.metadata.uid.as_deref().unwrap_or_default();
         if uid != claim.uid {
-            return Err(not_it(format!("has uid {uid} by now, not {}: it was made again", claim.uid)));
+            return Err(not_it(format!("now has uid {uid}, not {}: it was recreated", claim.uid)));
         }
         Ok(Allocation::of(&found))
     }
@@ -241,9 +241,13 @@ impl Claims {
             reserved.filter(namesake).cloned().collect()
         };
         for earlier in earlier {
-            tracing::info!(claim = %earlier, uid = earlier.uid, "freeing what a deleted claim left");
+            tracing::info!(claim = %earlier, uid = earlier.uid, "releasing what a deleted claim left behind");
             if let Err(error) = self.pipeline.release_claim(&earlier).await {
-                tracing::warn!(claim = %earlier, "cannot free what a deleted claim left: {}", error.chain());
+                tracing::warn!(
+                    claim = %earlier,
+                    "cannot release what a deleted claim left behind: {}",
+                    error.chain()
+                );
             }
         }
     }
@@ -280,7 +284,7 @@ fn asked_for(world: &World, claim: &ObjectRef, device: &Allotted) -> Result<Aske
         Err(Error::new(Reason::Refused, format!("claim {claim}, request {request}: {problem}")))
     };
     if pool != names::NETWORK_POOL {
-        return refused(format!("device {device} is of pool {pool}, which this agent does not serve"));
+        return refused(format!("device {device} belongs to pool {pool}, which this agent does not serve"));
     }
     let Some(network) = network_of(world, device) else {
         let message = format!("claim {claim}, request {request}: there is no Network for device {device}");
@@ -293,7 +297,7 @@ fn asked_for(world: &World, claim: &ObjectRef, device: &Allotted) -> Result<Aske
         ));
     }
     if config.interface.as_ref().is_some_and(|name| name.as_str() == MAIN) {
-        return refused(format!("{MAIN} is the pod's main interface: give this one another name"));
+        return refused(format!("{MAIN} is the pod's main interface: use another name"));
     }
     Ok(Asked {
         network: network.to_owned(),

@@ -213,7 +213,7 @@ impl Claims {
         if !allocation.pods.iter().any(is_its) {
             return Err(not_ready("is not reserved for it"));
         }
-        tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger for it: it is prepared now");
+        tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger for it: preparing it now");
         self.prepare_allocated(&allocation, deadline).await?;
         Ok(Some(allocation.claim))
     }
@@ -228,7 +228,7 @@ fn named(claim: &PodClaim, who: &str) -> Result<String> {
     match claim {
         PodClaim::Named(name) => Ok(name.clone()),
         PodClaim::Unmade(name) => {
-            let message = format!("{who}: the claim for {name} has not been made yet; it will be retried");
+            let message = format!("{who}: the claim for {name} has not been created yet; it will be retried");
             Err(Error::new(Reason::NotReady, message))
         }
     }

@@ -35,16 +35,20 @@ impl Claims {
             match self.is_gone(&claim).await {
                 Ok(true) => {
                     let uid = &claim.uid;
-                    tracing::info!(%claim, uid, "freeing what is reserved for a claim that is gone");
+                    tracing::info!(%claim, uid, "releasing the reservations of a deleted claim");
                     match self.pipeline.release_claim(&claim).await {
                         Ok(()) => freed += 1,
-                        Err(error) => tracing::warn!(%claim, "it cannot be freed: {}", error.chain()),
+                        Err(error) => tracing::warn!(%claim, "cannot release the claim: {}", error.chain()),
                     }
                 }
                 Ok(false) => {}
                 // It may well be there: nothing is freed on a guess.
                 Err(error) => {
-                    tracing::debug!(%claim, "it cannot be told whether it is gone: {}", error.chain());
+                    tracing::debug!(
+                        %claim,
+                        "cannot determine whether the claim still exists: {}",
+                        error.chain()
+                    );
                 }
             }
             tokio::time::sleep(BETWEEN).await;

@@ -38,7 +38,7 @@ pub struct CniDoor {
 pub struct DoorError {
     /// The socket.
     pub path: PathBuf,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }

@@ -86,7 +86,7 @@ fn open_dra(config: &DraConfig) -> Result<Option<DraDoor>, DraDoorError> {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(
                 error,
-                "claims that are left cannot be freed by kubelet: start the agent with --dra"
+                "kubelet cannot release the claims that are still prepared here: start the agent with --dra"
             );
             Ok(None)
         }

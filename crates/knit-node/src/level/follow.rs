@@ -62,8 +62,7 @@ impl Reconciler {
             tracing::debug!(
                 runtime = name,
                 error = &error as &dyn std::error::Error,
-                "a network runtime is \
-                not followed for now"
+                "cannot watch a network runtime; retrying"
             );
             tokio::time::sleep(pause.next(jitter())).await;
         }

@@ -31,8 +31,8 @@ impl Networks {
     /// Has pods be attached to a Network here: sets it up if nobody wanted it before.
     pub(crate) async fn ensure(&self, name: &str, patience: Patience) -> Result<()> {
         if name == names::DEFAULT_NETWORK && !self.serves_default() {
-            let message = "Network default is not served where another CNI plugin gives pods their main \
-                interface: use another one";
+            let message = "Network default is not available where another CNI plugin provides the main \
+                interface of pods: use another Network";
             return Err(Error::new(Reason::Refused, message));
         }
         self.want(name);
@@ -77,7 +77,7 @@ impl Networks {
             let problem = match tokio::time::timeout_at(deadline, self.apply(name)).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(problem)) => problem,
-                Err(_) => Unready::not_set_up("setting it up takes longer than the request allows"),
+                Err(_) => Unready::not_set_up("setup takes longer than the request allows"),
             };
             if !matches!(tokio::time::timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
                 return Err(problem.into_error(name));

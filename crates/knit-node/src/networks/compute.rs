@@ -74,9 +74,7 @@ pub fn desired(
         Unready::not_set_up(format!("NetworkClass {class} of Network {name} does not exist: create it"))
     })?;
     let id = network.id().ok_or_else(|| {
-        Unready::not_set_up(format!(
-            "Network {name} has no number (status.id) yet: the controller assigns one"
-        ))
+        Unready::not_set_up(format!("Network {name} has no ID (status.id) yet: the controller assigns one"))
     })?;
     // Pods of the default Network reach what their node reaches; it has no outside that could be too large.
     if !network.is_default() {
@@ -156,7 +154,7 @@ fn underlay(world: &World, network: &Network, node: &str) -> Result<Option<Under
     if network.topology().has_router() {
         return Ok(None);
     }
-    let view = world.nodes.get(node).ok_or("the Node of this node has not arrived yet: it tries again")?;
+    let view = world.nodes.get(node).ok_or("this node's Node object has not been received yet; retrying")?;
     let parent = network.parent_on(&view.labels).map_err(|error| chain(&error))?.to_owned();
     Ok(Some(Underlay { parent, mode: network.underlay_mode() }))
 }
@@ -188,11 +186,11 @@ fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
         return Ok(());
     }
     Err(Unready::not_set_up(format!(
-        "not all {} have arrived from the Kubernetes API yet, and without them pods could reach what is \
-        not outside of the cluster; it will be retried. If this persists, check the agent's log for the \
-        API server's answer: the agent's role must allow it to list and watch them \
-        (deploy/base/agent/rbac.yaml), ServiceCIDRs need Kubernetes 1.33 or later, and Nodes and BlockSlices \
-        come from a controller that is running and not older than this agent",
+        "not all {} have arrived from the Kubernetes API yet, and without them pods could reach addresses \
+         inside the cluster as if they were outside; it will be retried. If this persists, check the agent's \
+         log for the API server's answer: the agent's role must allow it to list and watch them \
+         (deploy/base/agent/rbac.yaml), ServiceCIDRs need Kubernetes 1.33 or later, and Nodes and \
+         BlockSlices come from a controller that is running and not older than this agent",
         missing.join(", ")
     )))
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Networks;
 use super::compute::Unready;
-use crate::proxy::NOBODY_LOOKS;
+use crate::proxy::PROXY_STOPPED;
 
 /// How long pods of the default Network wait for its Services at most.
 const DEFAULT_NETWORK_WAIT: Duration = Duration::from_secs(3);
@@ -50,13 +50,13 @@ impl Networks {
         let Some(mut state) = watch else { return stopped().map_or(Ok(()), Err) };
         // What is in force from before does not follow Services any more, and is not for new pods.
         if state.has_changed().is_err() {
-            return Err(stopped().unwrap_or_else(|| NOBODY_LOOKS.to_owned()));
+            return Err(stopped().unwrap_or_else(|| PROXY_STOPPED.to_owned()));
         }
         let settled = state.wait_for(|state| state.holds_up_pods().is_none());
         match tokio::time::timeout_at(deadline, settled).await {
             Ok(Ok(_)) => return Ok(()),
             // The Network is going, or all of it has stopped.
-            Ok(Err(_)) => return Err(stopped().unwrap_or_else(|| NOBODY_LOOKS.to_owned())),
+            Ok(Err(_)) => return Err(stopped().unwrap_or_else(|| PROXY_STOPPED.to_owned())),
             Err(_) => {}
         }
         let why = state.borrow().holds_up_pods();

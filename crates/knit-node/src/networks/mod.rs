@@ -95,7 +95,7 @@ struct Applied {
 /// How a Network is on this node.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NetworkState {
-    /// Its name.
+    /// The Network's name.
     pub name: String,
     /// Why it is not ready; nothing if it is.
     pub problem: Option<Unready>,
@@ -152,7 +152,7 @@ impl Networks {
             name: name.clone(),
             problem: match (&entry.applied, &entry.problem) {
                 (_, Some(problem)) => Some(problem.clone()),
-                (None, None) => Some(Unready::not_set_up("it is being set up")),
+                (None, None) => Some(Unready::not_set_up("setup is in progress")),
                 (Some(_), None) => None,
             },
             starved: entry.starved,

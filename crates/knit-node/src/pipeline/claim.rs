@@ -31,7 +31,7 @@ impl Pipeline {
         let owner = Owner::claim(request.claim.clone());
         let lock = self.sandboxes.locks().lock(owner.clone());
         let _guard = tokio::time::timeout_at(deadline, lock).await.map_err(|_| {
-            let message = format!("{owner}: an earlier request for it still runs: try again");
+            let message = format!("{owner}: an earlier request for it is still running: try again");
             Error::new(Reason::NotReady, message)
         })?;
         {
@@ -80,7 +80,10 @@ impl Pipeline {
                 let who = pod_name(&request.pod);
                 let message = match books.lent_to(&owner) {
                     Some(sandbox) => {
-                        format!("{who}: {owner} is in use by sandbox {sandbox}: one sandbox has it at a time")
+                        format!(
+                            "{who}: {owner} is in use by sandbox {sandbox}: only one sandbox can use it at a \
+                             time"
+                        )
                     }
                     None => format!("{who}: nothing is reserved for {owner}: it must be prepared first"),
                 };
@@ -136,8 +139,8 @@ impl Pipeline {
 pub(super) fn check_lent(record: &SandboxRecord, request: &PodRequest, who: &str) -> Result<()> {
     let Some(claim) = request.claims.iter().find(|claim| !has_from(record, claim)) else { return Ok(()) };
     let message = format!(
-        "{who}: sandbox {} was attached without claim {claim}: delete the pod, so that it starts with all \
-         that it was promised",
+        "{who}: sandbox {} was attached without claim {claim}: delete the pod so that it is recreated with \
+         the claim attached",
         record.sandbox()
     );
     Err(Error::new(Reason::Refused, message))
@@ -164,7 +167,7 @@ fn same(reservation: &Reservation, request: &ClaimRequest) -> Result<Reservation
         return Ok(reservation.clone());
     }
     let message = format!(
-        "{} has other reservations than those that are asked for now: release it first",
+        "{} already has reservations that differ from this request: release it first",
         reservation.owner()
     );
     Err(Error::new(Reason::Refused, message))

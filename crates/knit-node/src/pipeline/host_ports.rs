@@ -58,21 +58,21 @@ impl Pipeline {
         }
         let who = pod_name(pod);
         if away() {
-            tracing::warn!("{who}: host ports are given without a look at node ports: no API server answers");
+            tracing::warn!("{who}: assigning host ports without checking node ports: no API server answers");
             return Ok(());
         }
         // As it is with Services: they will not come, and the API server may need a pod of the default
         // Network.
         if let Some(stopped) = proxy.stopped() {
             if is_default {
-                tracing::warn!("{who}: host ports are given without a look at node ports: {}", stopped.why);
+                tracing::warn!("{who}: assigning host ports without checking node ports: {}", stopped.why);
                 return Ok(());
             }
             return Err(Error::new(Reason::NotReady, format!("{who}: {}", stopped.why)));
         }
         let message = format!(
             "{who}: the Services of the cluster have not been listed yet, and a host port could be the node \
-             port of one: it is tried again; if that lasts, see whether the agent may list Services"
+             port of one: retrying; if this persists, check that the agent's role allows listing Services"
         );
         Err(Error::new(Reason::NotReady, message))
     }

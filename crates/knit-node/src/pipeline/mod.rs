@@ -202,10 +202,9 @@ impl Pipeline {
             (MainInterfaces::Ours, _) | (_, Main::Foreign(_)) => Ok(()),
             (MainInterfaces::Foreign, Main::Ours(main)) => {
                 let message = format!(
-                    "{who}: the node agent runs beside another CNI plugin (--nri) and makes no main \
-                     interface \
-                     such as {}: remove knit-cni from the CNI configuration of this node, or --nri from the \
-                     agent",
+                    "{who}: the node agent runs beside another CNI plugin (--nri) and does not create main \
+                     interfaces such as {}: remove knit-cni from the CNI configuration of this node, or \
+                     --nri from the agent",
                     main.interface
                 );
                 Err(Error::new(Reason::Refused, message))

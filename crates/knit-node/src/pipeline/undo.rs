@@ -64,12 +64,13 @@ impl Pipeline {
             match record.goes_with(attachment) {
                 Owner::Sandbox(_) => leaving.push(interface),
                 Owner::Object(object) => {
-                    let message =
-                        format!("{interface} was asked for by NetworkAttachment {object}: delete that");
+                    let message = format!(
+                        "{interface} was requested by NetworkAttachment {object}: delete that object"
+                    );
                     return Err(Error::new(Reason::Refused, message));
                 }
                 Owner::Claim(claim) => {
-                    let message = format!("{interface} is there for claim {claim}: it goes with the pod");
+                    let message = format!("{interface} belongs to claim {claim} and is removed with the pod");
                     return Err(Error::new(Reason::Refused, message));
                 }
             }
@@ -142,7 +143,8 @@ impl Pipeline {
             );
             return Err(Error::new(Reason::NotReady, message));
         }
-        tracing::warn!(%sandbox, "its record could not be read; all that runtimes had of it is removed");
+        tracing::warn!(%sandbox, "its record could not be read; everything that network runtimes had for it \
+            was removed");
         let discarded = self.sandboxes.books().discard(sandbox, clock::now());
         // Nobody else tells what was in force about it that it is gone.
         if let Some(policies) = self.networks.policies() {
@@ -151,7 +153,7 @@ impl Pipeline {
         self.sandboxes.changed();
         self.report.changed(sandbox);
         discarded.map_err(|error| {
-            let message = format!("the record of sandbox {sandbox} cannot be removed; the agent tries again");
+            let message = format!("the record of sandbox {sandbox} cannot be removed; the agent retries");
             Error::new(Reason::NotReady, message).because(error)
         })
     }

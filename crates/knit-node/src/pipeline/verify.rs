@@ -46,7 +46,7 @@ impl From<Verified> for Attachment {
 
 fn difference(request: &AttachRequest, attachment: &Attachment, inode: u64) -> Option<String> {
     if attachment.interface != request.interface {
-        return Some(format!("the interface is called {}", attachment.interface));
+        return Some(format!("the interface is named {}", attachment.interface));
     }
     if attachment.network != request.network {
         return Some(format!("it is on Network {}", attachment.network));
@@ -62,7 +62,7 @@ fn difference(request: &AttachRequest, attachment: &Attachment, inode: u64) -> O
     // meanwhile.
     (![0, inode].contains(&attachment.pod_netns_inode)).then(|| {
         format!(
-            "{} is network namespace {} now, and that of the pod was {inode}",
+            "{} now refers to network namespace {}, but the pod's is {inode}",
             request.netns.display(),
             attachment.pod_netns_inode
         )

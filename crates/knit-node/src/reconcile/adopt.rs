@@ -106,13 +106,13 @@ impl Reconciler {
         let mut record = self.sandboxes.books().get(sandbox).filter(|r| r.is_a_strangers())?.clone();
         let made = record.attachments().iter().filter_map(knit_ledger::Attachment::made);
         let pod = self.pod_of(sandbox, made)?;
-        tracing::info!(%sandbox, %pod, "found out whose sandbox it is");
+        tracing::info!(%sandbox, %pod, "identified the pod of an adopted sandbox");
         record.of_pod(pod);
         match self.sandboxes.books().put(record) {
             Ok(()) => Some(()),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "cannot record whose sandbox it is");
+                tracing::warn!(error, "cannot record the pod of an adopted sandbox");
                 None
             }
         }

@@ -220,7 +220,7 @@ impl Reconciler {
                     sandbox = %record.sandbox(),
                     path = %record.netns().path.display(),
                     "the container runtime reports it as running, but its network namespace cannot be found: \
-                     mount the directory of namespaces into the agent with its propagation"
+                     mount its directory into the agent with mountPropagation: HostToContainer"
                 );
                 outcome.failed += 1;
                 return None;
@@ -290,13 +290,13 @@ impl Reconciler {
     /// Says on the events of pod and node what is the matter.
     fn tell_unreadable(&self, record: &Unreadable) {
         let advice = if record.sandbox().is_some() {
-            "its networks are not looked after; delete the pod and let it be made again"
+            "its networks are not maintained; delete the pod so that it is recreated"
         } else if record.claim().is_some() {
             "nothing is prepared for it; delete its pods, and the claim if it was not made from a template"
         } else {
             // Nobody's DEL is for it.
-            "interfaces without a record are left alone; stop the agent, move its ledger away and start it \
-             again: the ledger is then made again from what is there"
+            "interfaces without a record are left alone; stop the agent, move its ledger away and start the \
+             agent again: the ledger is then rebuilt from the existing interfaces"
         };
         let message = format!(
             "the agent's record of {} cannot be read ({}): its addresses stay reserved, and {advice}",

@@ -102,7 +102,7 @@ impl Reconciler {
                         sandbox = %record.sandbox(),
                         interface = %plan.interface,
                         error = &error as &dyn std::error::Error,
-                        "cannot recreate a lost interface yet: policies about it are not in force"
+                        "cannot recreate a lost interface yet: its policies are not in force"
                     );
                     outcome.failed += 1;
                     continue;

@@ -33,8 +33,8 @@ async fn say(core: &Core, objects: &Objects, key: &Key, uid: Option<String>) {
         uid,
         ..ObjectReference::default()
     };
-    let message = "this agent leaves NetworkPolicies to others: unless another program on the node enforces \
-        them, pods stay reachable as if the policy did not exist";
+    let message = "Knit does not enforce NetworkPolicies on this node; unless another component does, this \
+        policy has no effect.";
     let event = warning(core.node(), about, "NotEnforced", message, &suffix);
     match objects.write(&Write::create(&event)).await {
         Ok(_) => tracing::warn!(policy = %key, "{message}"),

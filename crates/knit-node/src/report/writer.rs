@@ -390,8 +390,8 @@ impl Written {
             && let Some(pod) = core.sandboxes().pod(sandbox)
         {
             let message = format!(
-                "the interface {} cannot be published as NetworkAttachment {key}: somebody else created \
-                one with that name; delete it",
+                "the interface {} cannot be published as NetworkAttachment {key}: another client created an \
+                 object with that name; delete it",
                 object.spec.interface.as_deref().unwrap_or("eth0")
             );
             core.report().say(PodEvent { pod, reason: "NameTaken", message });

@@ -67,7 +67,7 @@ impl Runtime for Announced {
     }
 
     async fn info(&self) -> Result<Info> {
-        self.within("say who it is", self.inner.info()).await
+        self.within("report its capabilities", self.inner.info()).await
     }
 
     async fn setup_network(&self, network: &Network) -> Result<()> {
@@ -77,7 +77,7 @@ impl Runtime for Announced {
         }
         // Without NetworkSetup its Networks are there by other means.
         if has(&self.info, feature::NETWORK_SETUP) {
-            self.within("set a Network up", self.inner.setup_network(network)).await
+            self.within("set up a Network", self.inner.setup_network(network)).await
         } else {
             Ok(())
         }
@@ -111,7 +111,7 @@ impl Runtime for Announced {
     }
 
     async fn list(&self, sandbox: Option<&SandboxId>) -> Result<Vec<Attachment>> {
-        self.within("list what it has", self.inner.list(sandbox)).await
+        self.within("list its attachments", self.inner.list(sandbox)).await
     }
 
     async fn watch(&self) -> Result<Changes> {
@@ -119,7 +119,7 @@ impl Runtime for Announced {
             let message = format!("network runtime {} has not announced Watch", self.info.name);
             return Err(Error::new(Reason::Unsupported, message));
         }
-        self.within("begin to tell what happens", self.inner.watch()).await
+        self.within("start a watch", self.inner.watch()).await
     }
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
@@ -127,15 +127,15 @@ impl Runtime for Announced {
     }
 
     async fn status(&self) -> Result<Status> {
-        self.within("say how it is", self.inner.status()).await
+        self.within("report its status", self.inner.status()).await
     }
 
     async fn survey(&self) -> Result<Survey> {
-        self.within("compare what it made", self.inner.survey()).await
+        self.within("compare its state", self.inner.survey()).await
     }
 
     async fn survey_and_list(&self) -> Result<(Survey, Option<Vec<Attachment>>)> {
-        self.within("compare what it made", self.inner.survey_and_list()).await
+        self.within("compare its state", self.inner.survey_and_list()).await
     }
 
     async fn usage(&self) -> Result<Vec<NetworkUsage>> {

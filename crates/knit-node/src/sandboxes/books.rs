@@ -69,7 +69,7 @@ impl Books {
         }
         for lease in &restored.clashing {
             tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses,
-                "two records have the same address: the other one keeps it until its pod ends");
+                "two records have the same address: the other record keeps it until its pod ends");
         }
         let mut books = Self { allocator: restored.allocator, store, waiting: restored.clashing };
         books.withhold_unreadable();

@@ -58,7 +58,7 @@ impl Books {
         let known = self.reservation(owner).cloned();
         let reservation = known.or_else(|| Reservation::new(owner.clone(), now.0));
         let mut reservation = reservation.ok_or_else(|| {
-            Error::new(Reason::Internal, format!("{who} has a record of its own: nothing is reserved for it"))
+            Error::new(Reason::Internal, format!("{who} already has a record: nothing is reserved for it"))
         })?;
         reservation.set_pod(pod);
         for (wanted, lease) in wanted.iter().zip(leases) {
@@ -102,8 +102,9 @@ impl Books {
     /// While a sandbox has it, and when that cannot be written; then nothing changed.
     pub(crate) fn release(&mut self, owner: &Owner, now: Millis) -> Result<()> {
         if let Some(sandbox) = self.lent_to(owner) {
-            let message =
-                format!("{owner} is in use by sandbox {sandbox}: it is freed once that one is detached");
+            let message = format!(
+                "{owner} is in use by sandbox {sandbox}: it is released once that sandbox is detached"
+            );
             return Err(Error::new(Reason::NotReady, message));
         }
         let Some(reservation) = self.reservation(owner) else {
@@ -156,7 +157,7 @@ impl Books {
             let Some(loan) = &plan.loan else { continue };
             let here = LeaseKey::new(sandbox.clone(), plan.interface.clone());
             if !self.allocator.transfer(&lender_key(loan), &here, pod) {
-                tracing::error!(from = %loan.from, to = %here, "a lease is not where the ledger says");
+                tracing::error!(from = %loan.from, to = %here, "a lease does not match the ledger");
             }
         }
     }
@@ -206,7 +207,7 @@ impl Books {
         for (interface, loan) in back {
             let here = LeaseKey::new(sandbox.clone(), interface.clone());
             if !self.allocator.transfer(&here, &lender_key(loan), None) {
-                tracing::error!(from = %here, to = %loan.from, "a lease is not where the ledger says");
+                tracing::error!(from = %here, to = %loan.from, "a lease does not match the ledger");
             }
         }
     }
@@ -243,7 +244,7 @@ fn put_or_remove(batch: Batch<Entry>, reservation: Reservation) -> Batch<Entry> 
 
 fn no_such_loan(loan: &Loan, who: &str) -> Error {
     let message = format!(
-        "{who}: nothing is reserved for interface {} of {}: another sandbox has it, or it was released",
+        "{who}: nothing is reserved for interface {} of {}: another sandbox uses it, or it was released",
         loan.interface, loan.from
     );
     Error::new(Reason::NotReady, message)

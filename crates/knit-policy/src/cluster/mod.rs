@@ -271,8 +271,8 @@ impl Cluster {
             let Scope::Networks(names) = &policy.scope else { continue };
             for name in names.iter().filter(|n| ***n != *DEFAULT_NETWORK && !self.networks.contains(*n)) {
                 let message = format!(
-                    "there is no Network {name}: the policy does nothing there; create it, or correct the \
-                     name"
+                    "Network {name} does not exist, so the policy has no effect there: create it, or correct \
+                     the name"
                 );
                 let field = "metadata.annotations[k8s.v1.cni.cncf.io/policy-for]";
                 problems.push(Problem::of_policy(&policy.name, field, message));

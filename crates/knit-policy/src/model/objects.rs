@@ -67,7 +67,7 @@ pub struct Attachment {
 /// A namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its name.
+    /// The namespace's name.
     pub name: Name,
     /// Its labels, [`NAMESPACE_NAME_LABEL`] among them.
     pub labels: Labels,
@@ -76,7 +76,7 @@ pub struct Namespace {
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// The node's name.
     pub name: Name,
     /// Its labels.
     pub labels: Labels,

@@ -64,7 +64,7 @@ pub struct Side {
     pub pod: Option<PodKey>,
     /// Whether the packet may pass.
     pub allowed: bool,
-    /// Why.
+    /// The reason, as a code.
     pub reason: Reason,
     /// What each tier said, as far as they were asked.
     pub tiers: Vec<TierTrace>,

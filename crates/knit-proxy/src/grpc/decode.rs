@@ -171,7 +171,12 @@ fn route(from: proto::Route, [cluster, local]: [usize; 2]) -> Result<Route> {
         Ok(proto::route::Masquerade::HairpinOnly) => Masquerade::HairpinOnly,
         Ok(proto::route::Masquerade::NotPods) => Masquerade::NotPods,
         Ok(proto::route::Masquerade::All) => Masquerade::All,
-        _ => return unusable("frontends.route.masquerade", format!("{} is none", from.masquerade)),
+        _ => {
+            return unusable(
+                "frontends.route.masquerade",
+                format!("{} is not a known value", from.masquerade),
+            );
+        }
     };
     Ok(Route { action, masquerade })
 }

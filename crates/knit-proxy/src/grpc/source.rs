@@ -46,7 +46,7 @@ pub enum Link {
     Connected,
     /// It is not; what was known stays in force.
     Lost {
-        /// Why.
+        /// The reason, as a code.
         reason: String,
         /// When it is tried again.
         retry_in: Duration,

@@ -51,7 +51,7 @@ struct Shared {
 /// One who watches, and what it reported of its work.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Watcher {
-    /// Its name.
+    /// The watcher's name.
     pub name: String,
     /// The last state that it worked on; `None` before its first report.
     pub revision: Option<u64>,

@@ -9,7 +9,7 @@ use super::{Family, GroupName, NetworkName, Protocol, ServiceName};
 /// group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointGroup {
-    /// Its name.
+    /// The group's name.
     pub name: GroupName,
     /// The service that its endpoints answer for (rule 5).
     pub service: ServiceName,

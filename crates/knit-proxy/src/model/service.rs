@@ -11,7 +11,7 @@ use super::{Family, NetworkName, Protocol, ServiceName};
 /// Addresses and ports that clients connect to, and the rules for spreading what arrives there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Its name.
+    /// The Service's name.
     pub name: ServiceName,
     /// The Network it belongs to; its endpoints belong to the same one.
     pub network: NetworkName,

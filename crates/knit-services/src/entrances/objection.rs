@@ -60,9 +60,8 @@ impl fmt::Display for Objection {
         let what = if node_port { "nodePort" } else { "port" };
         write!(
             f,
-            "{protocol} port {port} is the port of the tunnels between nodes, which all Networks share; give \
-             the \
-             Service another {what}"
+            "{protocol} port {port} is reserved for the VXLAN tunnels between nodes; give the Service \
+             another {what}"
         )
     }
 }

@@ -274,9 +274,8 @@ fn the_port_of_the_tunnels_is_refused_to_every_service_and_the_event_says_what_t
     let refused = steering.take_refused();
     let [(name, whys)] = &refused[..] else { panic!("{refused:?}") };
     assert_eq!(name.as_str(), "shop/vx");
-    let expected = "192.0.2.1 port 4789/UDP: UDP port 4789 is the port of the tunnels between nodes, which \
-                    all \
-                    Networks share; give the Service another nodePort";
+    let expected = "192.0.2.1 port 4789/UDP: UDP port 4789 is reserved for the VXLAN tunnels between nodes; \
+                    give the Service another nodePort";
     assert_eq!(whys[0].why, expected);
     service.ports = [ServicePort::new("", Protocol::Udp, TUNNEL_PORT)].into();
     service.load_balancer_ips = Box::new([[203, 0, 113, 1].into()]);

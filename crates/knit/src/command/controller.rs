@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
     api_url: Option<String>,
 
-    /// The namespace of the agents' Leases and its own
+    /// The namespace of the agents' Leases and of the controller's own Lease
     #[arg(long, env = "KNIT_NAMESPACE", value_name = "NAME", default_value = names::SYSTEM_NAMESPACE)]
     namespace: String,
 
@@ -64,16 +64,16 @@ pub struct Args {
     #[arg(long, env = "KNIT_NO_DEFAULTS")]
     no_defaults: bool,
 
-    /// Who enforces NetworkPolicies and their kin, as the agents are told. With `off`, authors of policies
-    /// are told that Knit does not enforce them
+    /// Whether Knit enforces NetworkPolicies; must match the agents' --policies. With `off`, an event on each
+    /// NetworkPolicy says that Knit does not enforce it
     #[arg(long, env = "KNIT_POLICIES", value_name = "WHO", value_enum, default_value_t = Policies::On)]
     policies: Policies,
 
-    /// Another CNI plugin is the network of Nodes: do not create the Network default, and taint no Node
+    /// Run beside another CNI plugin: do not create the Network default, and do not taint Nodes
     #[arg(long, env = "KNIT_SECONDARY")]
     secondary: bool,
 
-    /// Seconds after a Node is gone until its addresses may be assigned to another
+    /// Seconds after a Node was deleted until its addresses may be assigned to another Node
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     node_gone_grace: u64,
 
@@ -82,7 +82,7 @@ pub struct Args {
         value_parser = clap::value_parser!(u64).range(3..=300))]
     lease_duration: u64,
 
-    /// Show Networks to the scheduler as devices, for ResourceClaims: ResourceSlices and DeviceClasses
+    /// Publish Networks as devices for ResourceClaims, as ResourceSlices and DeviceClasses
     #[arg(long, env = "KNIT_DRA")]
     dra: bool,
 
@@ -139,7 +139,7 @@ async fn serve(args: Args) -> Result<()> {
         let guests = Arc::new(Guests::new(Limits::PROBES, move || _ = refused.inc()));
         tokio::spawn(async move {
             let error = knit_http::serve(listener, guests, answer).await;
-            tracing::error!(%error, "health and numbers are no longer answered: restart the controller");
+            tracing::error!(%error, "health and metrics are no longer served: restart the controller");
         });
     }
     let shutdown = async move {
@@ -237,7 +237,7 @@ impl Collector for Numbers {
         .into_iter()
         .chain([(
             "knit_controller_taints_held_back",
-            "Nodes without an agent that were not closed to new pods, because most nodes seem to have none",
+            "Nodes without a running agent that are not tainted, because most agents appear to be down",
             i64::try_from(state.held_back).unwrap_or(i64::MAX),
         )]) {
             let gauge = ConstGauge::new(value);

@@ -17,27 +17,27 @@ use knit_output::{Note, Table, note};
 /// until newer ones of the same pod take its place, or the agent restarts.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  # What was dropped lately on this node
+  # Recent drops on this node
   knit drops
 
-  # On another node: in the pod of its agent
+  # On another node, in its agent's pod
   kubectl exec -n knit-system ds/knit-node -- knit drops
 
-  # What concerns one pod, as it happens
+  # New drops of one pod, as they happen
   knit drops --pod shop/web --follow
 
   # For scripts: one JSON object per line
   knit drops -o json | jq -r .reason")]
 pub struct Args {
-    /// Go on with what is dropped from now on
+    /// Keep printing new drops
     #[arg(short, long)]
     follow: bool,
 
-    /// Only what this pod sends or is sent
+    /// Only packets that this pod sends or receives
     #[arg(long, value_name = "NAMESPACE/POD")]
     pod: Option<String>,
 
-    /// Only what is dropped in this Network
+    /// Only drops in this Network
     #[arg(long, value_name = "NETWORK")]
     network: Option<String>,
 
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(short, long, value_enum)]
     output: Option<Output>,
 
-    /// The agent's run-time directory
+    /// The agent's runtime directory
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 }
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut rows: Vec<Dropped> = Vec::new();
     let asked = socket::ask(&path, Request { follow: args.follow }, |line| {
         match line {
-            Line::LeftOut(lines) => note(Note::Warning, format_args!("{lines} lines were left out")),
+            Line::LeftOut(lines) => note(Note::Warning, format_args!("{lines} lines were omitted")),
             Line::Dropped(dropped) if !args.wants(&dropped) => {}
             Line::Dropped(dropped) => match output {
                 Output::Json => return say(&serde_json::to_string(&dropped)?),

@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
-    /// Rename other CNI configurations, so that nothing uses them by accident; they are not used anyway
+    /// Rename other CNI configurations, so that nothing uses them by accident
     #[arg(long, env = "KNIT_SET_ASIDE")]
     set_aside: bool,
 }

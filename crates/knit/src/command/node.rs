@@ -67,13 +67,13 @@ pub struct Args {
     #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
     api_url: Option<String>,
 
-    /// Where to learn of other nodes' addresses and blocks. Slices are experimental, and need a controller
+    /// Where to read other nodes' addresses and blocks. Slices are experimental, and need a controller
     /// that is not older than this agent
     #[arg(long, env = "KNIT_PEERS_FROM", value_name = "WHAT", value_enum, conflicts_with = "objects_from",
         default_value_t = PeersFrom::Objects)]
     peers_from: PeersFrom,
 
-    /// Directory for ledger and sockets, which a reboot empties
+    /// Directory for the ledger and sockets; a reboot must empty it
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
     run_dir: PathBuf,
 
@@ -99,8 +99,8 @@ pub struct Args {
     )]
     netns_dirs: Vec<PathBuf>,
 
-    /// Ask the container runtime at this socket for its sandboxes; networks of those that it no longer has
-    /// are removed, those that it lists are kept
+    /// Ask the container runtime at this socket for its sandboxes; networks of sandboxes that it lists are
+    /// kept, others are removed
     #[arg(long, env = "KNIT_CRI_SOCKET", value_name = "PATH")]
     cri_socket: Option<PathBuf>,
 
@@ -108,17 +108,17 @@ pub struct Args {
     #[arg(long, env = "KNIT_DRA")]
     dra: bool,
 
-    /// Kubelet's directory, where its plugins are
+    /// Kubelet's directory, which contains its plugins
     #[arg(long, env = "KNIT_KUBELET_DIR", value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet_dir: PathBuf,
 
-    /// The uid of the agent's pod, by which sockets of two agents are told apart during an upgrade
+    /// The uid of the agent's pod, which distinguishes the sockets of two agents during an upgrade
     #[arg(long, env = "KNIT_POD_UID", value_name = "UID")]
     pod_uid: Option<String>,
 
-    /// Run beside another CNI plugin, which gives pods their main interface: attach further Networks through
-    /// the container runtime's NRI. The Network default and Services are not served then [default: Knit is
-    /// the node's CNI plugin]
+    /// Run beside another CNI plugin, which provides the main interface of pods: attach additional Networks
+    /// through the container runtime's NRI. The Network default and Services are not served then [default:
+    /// Knit is the node's CNI plugin]
     #[arg(long, env = "KNIT_NRI", value_name = "WHAT", value_enum, num_args = 0..=1, require_equals = true,
         default_missing_value = "all")]
     nri: Option<Nri>,
@@ -127,7 +127,7 @@ pub struct Args {
     #[arg(long, env = "KNIT_NRI_SOCKET", value_name = "PATH", default_value = nri::SOCKET)]
     nri_socket: PathBuf,
 
-    /// What serves Services
+    /// Which Services Knit serves
     #[arg(long, env = "KNIT_SERVICES", value_name = "WHO", value_enum, default_value_t = Services::Auto)]
     services: Services,
 
@@ -143,12 +143,12 @@ pub struct Args {
         default_value_t = knit_services::METRICS)]
     services_metrics_addr: SocketAddr,
 
-    /// Who enforces NetworkPolicies and their kin. `off` also removes what was enforced before
+    /// Whether Knit enforces NetworkPolicies. `off` also removes the rules of policies enforced before
     #[arg(long, env = "KNIT_POLICIES", value_name = "WHO", value_enum, default_value_t = Policies::On)]
     policies: Policies,
 
     /// Approximate maximum number of connections that the pods of one Network may have through this node at
-    /// once; 0 for as many as the kernel has room for. The default Network has no such limit
+    /// once; 0 for no limit other than the kernel's. The default Network has no such limit
     #[arg(long, env = "KNIT_NETWORK_CONNECTIONS", value_name = "NUMBER",
         default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
     network_connections: u32,
@@ -175,16 +175,15 @@ enum PeersFrom {
     Slices,
 }
 
-/// What serves Services on this node.
+/// Which Services Knit serves on this node.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Services {
-    /// Knit, in every Network's own router; if kube-proxy is on the node, the default Network's are left to
-    /// it
+    /// Those of every Network; if kube-proxy is active on the node, it serves those of the default Network
     Auto,
-    /// Knit, whatever else is on the node
+    /// Those of every Network, even if kube-proxy is active on the node
     #[value(alias = "knit")]
     On,
-    /// Nobody here
+    /// None
     #[value(alias = "none")]
     Off,
 }
@@ -192,10 +191,10 @@ enum Services {
 /// Who enforces policies on this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub(super) enum Policies {
-    /// Knit, in every Network whose spec does not leave it to others
+    /// Knit enforces them in every Network whose spec does not exclude it
     #[value(alias = "knit")]
     On,
-    /// Somebody else, or nobody
+    /// Knit does not enforce them
     #[value(aliases = ["none", "others"])]
     Off,
 }
@@ -203,9 +202,9 @@ pub(super) enum Policies {
 /// How pods ask for further Networks beside another CNI plugin.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Nri {
-    /// By annotations and by claims
+    /// Networks requested by annotations and by claims
     All,
-    /// By claims only
+    /// Networks requested by claims only
     Claims,
 }
 
@@ -326,8 +325,8 @@ fn service_proxy(args: &Args, namespace: &NetNs) -> Result<Option<Arc<dyn Servic
         // The Networks that Knit serves then are nobody's primary one: none has Services.
         Services::Auto if args.nri.is_some() => return Ok(None),
         Services::On if args.nri.is_some() => bail!(
-            "--services=on and --nri exclude each other: Services are those of pods' main interfaces, which \
-             another CNI plugin makes; leave one of them out"
+            "--services=on and --nri exclude each other: Knit serves Services on the main interfaces of \
+             pods, which another CNI plugin creates; leave one of them out"
         ),
         Services::Auto => knit_services::Mode::Auto,
         Services::On => knit_services::Mode::On,
@@ -371,7 +370,7 @@ fn enforcement(args: &Args, namespace: &NetNs, run_dir: &Path) -> Result<Arc<dyn
         return Ok(enforcement);
     }
     let known = Arc::new(Known(Arc::clone(&enforcement)));
-    let drops = knit_drops::Drops::start(known).context("cannot start to read what policies drop")?;
+    let drops = knit_drops::Drops::start(known).context("cannot start reading dropped packets")?;
     let socket = run_dir.join(knit_drops::socket::NAME);
     Ok(Arc::new(knit_drops::WithDrops::new(enforcement, drops, clone()?, socket)))
 }

@@ -71,7 +71,7 @@ fn a_network_that_overlaps_nodes_services_or_the_default_one() {
 #[test]
 fn a_pod_on_a_network_that_is_not_there_or_not_for_it() {
     let said = refused(&pod("default", "knit.dev/networks", "nowhere"), &[]);
-    assert!(said.contains("Pod default/a asks for Network nowhere, which does not exist"), "{said}");
+    assert!(said.contains("Pod default/a requests Network nowhere, which does not exist"), "{said}");
     let said = refused(&pod("default", "knit.dev/primary", "nowhere"), &[]);
     assert!(said.contains("Network nowhere, which does not exist"), "{said}");
     let closed = network("red", "10.77.0.0/24", "") + NAMESPACE + &pod("team", "knit.dev/networks", "red");

@@ -73,7 +73,10 @@ fn an_attachment_that_is_deleted_is_let_go_when_its_agent_stays_away() {
     world.goes_on(15);
     world.pass(5);
     let words = world.plan().to_string();
-    assert_eq!(words, "let NetworkAttachment shop/leaving go: the agent of node n1 is down\n");
+    assert_eq!(
+        words,
+        "remove the finalizer of NetworkAttachment shop/leaving: the agent of node n1 is down\n"
+    );
     world.settle();
     assert_eq!(names(&world), ["others", "stays"]);
 }

@@ -132,10 +132,10 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
     let plan = world.plan();
     let words = plan.to_string();
     for line in [
-        "let NetworkAttachment evil/leaving go: node n2 is gone",
-        "forget NetworkAttachment evil/staying: Ready=False/PodNotFound",
+        "remove the finalizer of NetworkAttachment evil/leaving: node n2 is gone",
+        "reset the status of NetworkAttachment evil/staying: Ready=False/PodNotFound",
         "delete NetworkAttachment evil/published: node n2 is gone",
-        "let NetworkAttachment evil/nobodys go: no node reports that it has it",
+        "remove the finalizer of NetworkAttachment evil/nobodys: no node reports that it has it",
     ] {
         assert!(words.lines().any(|l| l == line), "{line} in:\n{words}");
     }
@@ -173,7 +173,8 @@ fn a_block_was_given_to_another_node_while_it_was_not_known_whether_it_had_been_
     let plan = world.plan();
     assert_eq!(
         plan.to_string(),
-        "give n1 of blue 10.77.0.0/29 as blue-10-77-0-0\ngive n2 of blue 10.77.0.8/29 as blue-10-77-0-8\n"
+        "assign to n1 in Network blue: 10.77.0.0/29 as blue-10-77-0-0\n\
+         assign to n2 in Network blue: 10.77.0.8/29 as blue-10-77-0-8\n"
     );
     world.carry_out(&plan);
     assert_eq!(world.plan().to_string(), "", "it is asked for again once");
@@ -261,8 +262,8 @@ fn an_attachment_that_its_user_labelled_as_an_agents_kept_its_network_for_ever()
     assert_eq!(world.cluster.attachments.len(), 2, "the agent of its node unplugs it first");
     world.pass(300);
     let words = world.plan().to_string();
-    let gone = "let NetworkAttachment evil/relabelled go: it is labeled as published by an agent, but no \
-        agent holds it";
+    let gone = "remove the finalizer of NetworkAttachment evil/relabelled: it is labeled as published by an \
+        agent, but no agent has it";
     assert!(words.lines().any(|line| line == gone), "{words}");
     assert!(!words.contains("evil/plugged"), "{words}");
     world.settle();
@@ -326,7 +327,7 @@ fn a_network_whose_number_is_not_kept_does_not_go() {
     world.delete("a");
     // The write is lost, again and again.
     for _ in 0..3 {
-        assert_eq!(world.plan().to_string(), "keep 2 as the highest number of a Network that is gone\n");
+        assert_eq!(world.plan().to_string(), "keep 2 as the highest ID of a deleted Network\n");
         world.pass(5);
     }
 }
@@ -358,7 +359,7 @@ fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
     assert_eq!(
         plan.to_string(),
         "release blue-10-77-0-16: it overlaps 10.77.0.24/29 of node n1, which is older\n\
-         tell Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, \
+         event on Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, \
          which is older: it is revoked\n"
     );
     world.carry_out(&plan);
@@ -376,7 +377,7 @@ fn the_author_of_a_policy_is_told_once_however_often_it_changes() {
     let policy = |n: usize| PolicyView { namespace: "a".into(), name: format!("p{n}"), uid: format!("u{n}") };
     world.cluster.policies.insert(("a".into(), "p0".into()), Arc::new(policy(0)));
     let plan = world.plan();
-    assert_eq!(plan.to_string(), "tell NetworkPolicy a/p0: NotEnforced\n");
+    assert_eq!(plan.to_string(), "event on NetworkPolicy a/p0: NotEnforced\n");
     let [Action::Tell { event, .. }] = plan.actions.as_slice() else { panic!("{plan}") };
     assert_eq!(event.metadata.name.as_deref(), Some("knit-not-enforced-u0"), "the next leader's is the same");
     for _ in 0..3 {

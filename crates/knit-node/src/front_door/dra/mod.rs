@@ -121,7 +121,7 @@ impl Registration for Known {
             tracing::error!(
                 driver = names::DRIVER,
                 error,
-                "kubelet did not register the driver; it tries again"
+                "kubelet did not register the driver; it will retry"
             );
         }
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -52,7 +52,7 @@ impl Plugin {
         let work = claims.into_iter().map(|claim| async move {
             let result = self.core.release_claim(claim.clone()).await;
             if let Err(error) = &result {
-                tracing::warn!(%claim, reason = error.reason.as_str(), "not freed: {}", error.chain());
+                tracing::warn!(%claim, reason = error.reason.as_str(), "not released: {}", error.chain());
             }
             (claim.uid, result)
         });

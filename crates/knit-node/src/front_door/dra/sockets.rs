@@ -37,7 +37,7 @@ pub enum DraDoorError {
     Socket {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },

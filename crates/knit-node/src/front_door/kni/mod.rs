@@ -39,7 +39,7 @@ pub struct KniDoor {
 pub struct KniDoorError {
     /// The socket.
     pub path: PathBuf,
-    /// Why.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }

@@ -50,8 +50,8 @@ const REPAIRS: usize = 4;
 const REPAIR_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Why the agent is not ready before it is connected.
-pub(crate) const NOT_CONNECTED: &str =
-    "the container runtime is not connected by NRI: check that it has NRI enabled and where its socket is";
+pub(crate) const NOT_CONNECTED: &str = "the container runtime has not connected through NRI: check that NRI \
+    is enabled there, and the path of its NRI socket";
 
 /// What the door is told.
 #[derive(Clone, Debug)]
@@ -155,10 +155,10 @@ impl NriDoor {
             Ok(_) => {
                 let who = pod_name(&request.pod);
                 tracing::warn!(
-                    "{who} started while the agent was not connected: its networks are attached now"
+                    "{who} started while the agent was not connected: its networks were attached late"
                 );
                 let message = "Its sandbox started while the node agent was not connected to the container \
-                    runtime: its networks were attached only now."
+                    runtime: its networks were attached late."
                     .to_owned();
                 let reason = "NetworksAttachedLate";
                 self.core.report().say(PodEvent { pod: request.pod.clone(), reason, message });
@@ -166,7 +166,10 @@ impl NriDoor {
             }
             Err(error) => {
                 let who = pod_name(&request.pod);
-                tracing::warn!("{who} runs without networks that it asks for: {}; retrying", error.chain());
+                tracing::warn!(
+                    "{who} is running without networks that it requests: {}; retrying",
+                    error.chain()
+                );
                 Some(request)
             }
         }
@@ -182,19 +185,18 @@ impl NriDoor {
 impl Plugin for NriDoor {
     fn connected(&self, runtime: &Runtime) {
         let leaks = runtime.refused_sandbox() == RefusedSandbox::Leaked;
-        tracing::info!(%runtime, "connected to the container runtime by NRI");
+        tracing::info!(%runtime, "connected to the container runtime through NRI");
         if leaks {
-            tracing::warn!(%runtime, "it keeps a record of every sandbox that is refused and cannot restart \
-            with it: containers are refused in place of sandboxes; update it to 2.2.6, 2.3.3 or later");
+            tracing::warn!(%runtime, "this version of containerd keeps a record of each refused sandbox and \
+                cannot restart with it, so containers are refused instead of sandboxes: update it to 2.2.6, \
+                2.3.3 or later");
         }
         self.state.locked().runtime = runtime.clone();
         self.core.set_closed_door(None);
     }
 
     fn disconnected(&self) {
-        tracing::warn!(
-            "the container runtime is gone: pods that start now get no networks before it is back"
-        );
+        tracing::warn!("lost the NRI connection: new pods get no networks until it is restored");
         if let Some(repairing) = self.state.locked().repairing.take() {
             repairing.abort();
         }

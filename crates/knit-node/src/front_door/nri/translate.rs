@@ -39,7 +39,7 @@ pub(super) fn pod_request(
         Served::Claims if wishes == Wishes::Said(Wish::default()) => wishes,
         // It was promised something that it would start without.
         Served::Claims => Wishes::Wrong(
-            "it asks for Networks by annotations, and on this node only claims are served: use a \
+            "it requests Networks by annotation, but only claims are served on this node: use a \
              ResourceClaim, or start the agent with --nri=all"
                 .to_owned(),
         ),

@@ -22,8 +22,8 @@ pub(super) fn asks_for_nothing(world: &World, request: &PodRequest, namespace: &
 pub(super) fn check_claim(wanted: &[Wanted], who: &str) -> Result<(), Missing> {
     let Some(wanted) = wanted.iter().find(|wanted| wanted.default_route) else { return Ok(()) };
     let message = format!(
-        "{who} asks for the pod's default route on Network {}, but that belongs to another CNI plugin on \
-         this node: leave defaultRoute out, and give the Network routes",
+        "{who} requests the pod's default route on Network {}, but the default route belongs to another CNI \
+         plugin on this node: leave defaultRoute out, and add routes to the Network",
         wanted.network
     );
     Err(Missing::Error(Error::new(Reason::Refused, message)))
@@ -41,37 +41,37 @@ pub(super) fn check(
     let refused = |message: String| Err(Missing::Error(Error::new(Reason::Refused, message)));
     if let Some(network) = &wish.primary {
         return refused(format!(
-            "{who} asks for Network {network} as its main one, but another CNI plugin gives pods of this \
-             node their main interface: write it in the annotation {} instead",
+            "{who} requests Network {network} as its main Network, but another CNI plugin provides the main \
+             interface of pods on this node: use the annotation {} instead",
             names::NETWORKS_ANNOTATION
         ));
     }
     if own_primary != names::DEFAULT_NETWORK {
         return refused(format!(
-            "{who}: Network {own_primary} is the primary one of namespace {namespace}, but another CNI \
-             plugin gives pods of this node their main interface: remove the Network's primaryFor"
+            "{who}: Network {own_primary} is the primary Network of namespace {namespace}, but another CNI \
+             plugin provides the main interface of pods on this node: remove the Network's primaryFor"
         ));
     }
     let lent = claimed.iter().flat_map(Reservation::reserved).map(|lease| lease.network.as_str());
     let mut networks = wish.further.iter().map(|asked| asked.network.as_str()).chain(lent);
     if networks.any(|network| network == names::DEFAULT_NETWORK) {
         return refused(format!(
-            "{who} asks for Network {}, which is not served where another CNI plugin gives pods their main \
-             interface: ask for another",
+            "{who} requests Network {}, which is not available where another CNI plugin provides the main \
+             interface of pods: request another Network",
             names::DEFAULT_NETWORK
         ));
     }
     if wish.further.iter().any(|asked| asked.interface.as_ref() == Some(name)) {
         return refused(format!(
-            "{who} asks for interface {name}, which another CNI plugin makes: use another name"
+            "{who} requests interface {name}, which another CNI plugin creates: use another name"
         ));
     }
     let route = wish.further.iter().any(|asked| asked.default_route)
         || claimed.iter().flat_map(Reservation::reserved).any(|lease| lease.default_route);
     if route {
         return refused(format!(
-            "{who} asks for its default route on a further interface, but the one on {name} belongs to \
-             another CNI plugin: leave default-route out, and give the Network routes"
+            "{who} requests its default route on an additional interface, but the default route on {name} \
+             belongs to another CNI plugin: leave default-route out, and add routes to the Network"
         ));
     }
     Ok(())

@@ -64,7 +64,7 @@ pub enum Missing {
 /// An interface that a pod has already.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Held {
-    /// Its name.
+    /// The interface's name.
     pub interface: String,
     /// Its Network.
     pub network: String,
@@ -120,7 +120,8 @@ pub fn resolve(
     for (owner, lease) in lent.clone().filter(|(_, lease)| lease.named) {
         if !taken.insert(lease.interface.as_str()) {
             let message = format!(
-                "{who}: {owner} asks for interface {}, which the pod has from elsewhere: use another name",
+                "{who}: {owner} requests interface {}, which the pod already has for another request: use \
+                 another name",
                 lease.interface
             );
             return Err(Missing::Error(Error::new(Reason::Refused, message)));
@@ -189,7 +190,8 @@ fn check_claims(request: &PodRequest, who: &str) -> Result<(), Missing> {
     else {
         return Ok(());
     };
-    let message = format!("{who}: claim {foreign} is not of its namespace: use one that is");
+    let message =
+        format!("{who}: claim {foreign} is in another namespace: use a claim in the pod's namespace");
     Err(Missing::Error(Error::new(Reason::Refused, message)))
 }
 
@@ -210,8 +212,8 @@ fn check_known(world: &World, who: &str) -> Result<(), Missing> {
         return Ok(());
     }
     let message = format!(
-        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so it is not \
-        known which Network its namespace has; it will be retried"
+        "{who}: not all Networks and namespaces have arrived from the Kubernetes API yet, so the primary \
+         Network of its namespace is not known yet; it will be retried"
     );
     Err(Missing::Wait(Error::new(Reason::NotReady, message)))
 }
@@ -259,8 +261,9 @@ fn other_primary(
     let network = usable(world, name, who)?;
     check_access(network, name, own_primary, labels, who)?;
     if !network.is_primary() {
-        let message =
-            format!("{who}: Network {name} is not a primary Network: set its primaryFor, or ask for another");
+        let message = format!(
+            "{who}: Network {name} is not a primary Network: set its primaryFor, or request another Network"
+        );
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     Ok(name.to_owned())
@@ -269,11 +272,11 @@ fn other_primary(
 /// A Network that is there, accepted, and not on its way out.
 fn usable<'w>(world: &'w World, name: &str, who: &str) -> Result<&'w Network, Missing> {
     let Some(network) = world.networks.get(name) else {
-        let message = format!("{who}: Network {name} does not exist: create it, or ask for another");
+        let message = format!("{who}: Network {name} does not exist: create it, or request another Network");
         return Err(Missing::Wait(Error::new(Reason::NotReady, message)));
     };
     if network.is_being_deleted() {
-        let message = format!("{who}: Network {name} is being deleted: ask for another");
+        let message = format!("{who}: Network {name} is being deleted: request another Network");
         return Err(Missing::Error(Error::new(Reason::NotReady, message)));
     }
     if let Some(Refusal { reason, message: why }) = network.refusal() {
@@ -358,7 +361,7 @@ fn check_together(world: &World, wanted: &[Wanted], has: &[Held], who: &str) -> 
     let mut interfaces = BTreeSet::new();
     if let Some(twice) = wanted.iter().find(|w| !interfaces.insert(&w.interface)) {
         let message =
-            format!("{who} asks for interface {} twice: give each a different name", twice.interface);
+            format!("{who} requests interface {} twice: give each a different name", twice.interface);
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     let there = |w: &&Wanted| has.iter().any(|held| held.interface == w.interface.as_str());
@@ -369,13 +372,13 @@ fn check_together(world: &World, wanted: &[Wanted], has: &[Held], who: &str) -> 
     let per_family = |w: &&Wanted| !w.addresses.is_empty() && Addresses::from_list(&w.addresses).is_none();
     if let Some(wrong) = wanted.iter().find(per_family) {
         let message = format!(
-            "{who} asks for two addresses of one family on {}: write one per family",
+            "{who} requests two addresses of one family on {}: request one per family",
             wrong.interface
         );
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     if wanted.iter().filter(|w| !w.main && w.default_route).count() > 1 {
-        let message = format!("{who} asks for two default routes: write default-route for one Network only");
+        let message = format!("{who} requests two default routes: set default-route for one Network only");
         return Err(Missing::Error(Error::new(Reason::Refused, message)));
     }
     let held = has.iter().map(|held| held.network.as_str());
@@ -391,11 +394,10 @@ fn check_disjoint(world: &World, names: &[&str], who: &str) -> Result<(), Missin
         for range in network.ranges() {
             if let Some((other, _)) = seen.iter().find(|(_, known)| overlap(known, range)) {
                 let problem = if other == name {
-                    format!("asks for Network {name} twice: one interface on each is enough")
+                    format!("requests Network {name} twice: request each Network once")
                 } else {
                     format!(
-                        "asks for Networks {other} and {name}, whose addresses overlap: use only one \
-                    of them"
+                        "requests Networks {other} and {name}, whose addresses overlap: use only one of them"
                     )
                 };
                 return Err(Missing::Error(Error::new(Reason::Refused, format!("{who} {problem}"))));

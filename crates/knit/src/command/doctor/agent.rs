@@ -73,7 +73,7 @@ fn directory(node: &mut Node) -> bool {
             node.wrong(
                 check,
                 format!(
-                    "{shown} is writable by others than its owner (mode {:o})",
+                    "{shown} is writable by other users than its owner (mode {:o})",
                     found.permissions().mode() & 0o7777
                 ),
                 format!("chmod 0700 {shown}"),
@@ -81,7 +81,7 @@ fn directory(node: &mut Node) -> bool {
             true
         }
         Ok(_) => {
-            node.good(check, format!("{shown} is there"));
+            node.good(check, format!("{shown} exists"));
             true
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -109,7 +109,7 @@ fn socket(node: &mut Node) {
             if mode & 0o077 != 0 {
                 node.wrong(
                     "socket",
-                    format!("{shown} is open to others (mode {mode:o})"),
+                    format!("{shown} is accessible to other users (mode {mode:o})"),
                     format!(
                         "chmod 0600 {shown}, and find out who changed it; the agent still refuses other users"
                     ),
@@ -223,8 +223,8 @@ fn ledger(node: &mut Node) {
         node.wrong(
             check,
             format!("the record of sandbox {}{whose} cannot be read: {}", record.key(), record.why()),
-            "delete that pod: its addresses stay reserved and its networks are not looked after until then; \
-             if a newer agent wrote it, run that one again",
+            "delete that pod: its addresses stay reserved and its networks are not maintained until then; if \
+             a newer agent wrote it, run that one again",
         );
         // Without its owner, whatever the ledger does not have may be that one's.
         node.damaged |= record.sandbox().is_none();

@@ -86,7 +86,7 @@ fn plugin(node: &mut Node) {
     let path = node.args.cni_bin_dir.join(PLUGIN);
     match std::fs::metadata(&path) {
         Ok(found) if found.is_file() && found.permissions().mode() & 0o111 != 0 => {
-            node.good(check, format!("{} is there", path.display()));
+            node.good(check, format!("{} exists", path.display()));
         }
         Ok(_) => {
             let words = format!("{} cannot be run", path.display());

@@ -80,7 +80,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let explained = explain(args, &known)?;
     if let Some(left) = explained.iter().find(|explained| !explained.is_enforced()) {
         let message = format!(
-            "Network {} leaves policies to others: this is what they say, not what Knit does to packets",
+            "Knit does not enforce policies in Network {}: this is what the policies say, not what happens \
+             to packets",
             left.network()
         );
         note(Note::Warning, message);
@@ -101,8 +102,7 @@ fn explain(args: &Args, known: &Known) -> Result<Vec<Explained>> {
     for (party, addresses) in [(&from, &sources), (&to, &destinations)] {
         if addresses.is_empty() {
             bail!(
-                "{party} has no address in Network {network}: it may not be there yet, or is in another \
-                 Network"
+                "{party} has no address in Network {network}: it may not exist yet, or is in another Network"
             );
         }
     }
@@ -146,8 +146,8 @@ fn network(args: &Args, from: &Party, to: &Party, known: &Known) -> Result<Name>
         (Some(ours), Some(theirs)) => match ours.iter().find(|n| theirs.contains(n)) {
             Some(name) => Ok(name.clone()),
             None => bail!(
-                "{from} is in Network {} and {to} in {}: they have none in common, so no packet can \
-                get from one to the other, whatever policies say",
+                "{from} is in Network {} and {to} in {}: they have no Network in common, so no packet can \
+                 get from one to the other, whatever policies say",
                 ours.join(", "),
                 theirs.join(", ")
             ),

@@ -33,10 +33,10 @@ use tables::{Columns, table};
   # Without Kubernetes
   knit get nodes --objects-from ./objects")]
 pub struct Args {
-    /// What to show
+    /// The kind of objects to show
     kind: Kind,
 
-    /// Only these
+    /// Only objects with these names
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 

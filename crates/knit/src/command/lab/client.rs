@@ -22,7 +22,7 @@ pub struct DownArgs {
 /// Show nodes, Networks and pods
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 
@@ -85,7 +85,7 @@ pub struct ApplyArgs {
   not notice
   knit lab upgrade ./target/release/knit")]
 pub struct UpgradeArgs {
-    /// The other program
+    /// The `knit` program to run
     #[arg(value_name = "PROGRAM")]
     program: PathBuf,
 
@@ -100,7 +100,7 @@ pub struct UpgradeArgs {
 /// What can fail
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum What {
-    /// The node loses its power: agent and pods are gone immediately
+    /// The node loses power: its agent and pods disappear immediately
     Node,
     /// The node's agent is killed
     Agent,

@@ -48,7 +48,7 @@ enum Command {
     Kubeconfig(client::KubeconfigArgs),
     /// Break something, or fix it again
     Fail(client::FailArgs),
-    /// Replace the agents, one by one, with those of another `knit`
+    /// Replace the agents, one by one, with those of another `knit` program
     Upgrade(client::UpgradeArgs),
     /// Measure what a large cluster costs, with simulated nodes on this machine
     Scale(Box<scale::Args>),

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Which lab is meant
 #[derive(Clone, Debug, clap::Args)]
 pub struct Which {
-    /// The lab's name, where there are several
+    /// The lab's name, if there are several
     #[arg(long, env = "KNIT_LAB", value_name = "NAME", default_value = "lab")]
     pub name: String,
 }

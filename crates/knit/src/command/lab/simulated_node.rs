@@ -21,11 +21,11 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER")]
     number: u32,
 
-    /// Where the agent works
+    /// The agent's directory
     #[arg(long, value_name = "DIR")]
     directory: PathBuf,
 
-    /// Where to learn of other nodes
+    /// Where to read other nodes' addresses and blocks
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = PeersFrom::Slices)]
     peers: PeersFrom,
 

@@ -33,11 +33,11 @@ pub struct StreamArgs {
     #[arg(value_name = "ADDRESS:PORT")]
     to: SocketAddr,
 
-    /// For how long, in milliseconds [default: until standard input ends]
+    /// How long to send, in milliseconds [default: until standard input ends]
     #[arg(long, value_name = "MS")]
     run_for: Option<u64>,
 
-    /// The interval between two, in microseconds
+    /// The interval between two datagrams, in microseconds
     #[arg(long, value_name = "US", default_value_t = 1000)]
     every: u64,
 }

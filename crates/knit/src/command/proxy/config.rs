@@ -92,7 +92,7 @@ pub struct Logging {
 
 /// Fields of kube-proxy that mean nothing here, and why.
 const NOT_USED: &[(&str, &str)] = &[
-    ("featureGates", "there are none except AllowServiceExternalIPs"),
+    ("featureGates", "only AllowServiceExternalIPs exists"),
     ("clientConnection.acceptContentTypes", "JSON is used"),
     ("clientConnection.contentType", "JSON is used"),
     ("clientConnection.qps", "a proxy only watches"),

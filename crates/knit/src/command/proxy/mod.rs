@@ -113,7 +113,7 @@ struct ServeArgs {
     /// Where /metrics is served [default: 127.0.0.1:10249]
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<String>,
-    /// Run although kube-proxy's rules are on this node, and leave those alone
+    /// Run although kube-proxy's rules are on this node, and keep them
     #[arg(long, conflicts_with = "takeover")]
     beside_kube_proxy: bool,
     /// Remove kube-proxy's nftables tables once this proxy's rules are in force

@@ -69,7 +69,7 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
 /// Removes what a proxy made here.
 pub fn clean_up(args: &SourceArgs) -> Result<ExitCode> {
     let table = nft_config(args.service_proxy_name.as_deref()).table;
-    let mut nft = Kernel::open().context("cannot reach nftables")?;
+    let mut nft = Kernel::open().context("cannot open nftables")?;
     let found = knit_proxy_nft::remove_table(&mut nft, &table)
         .with_context(|| format!("cannot remove the nftables tables {table}"))?;
     let done = if found { "removed" } else { "there is no" };
@@ -352,7 +352,7 @@ async fn take_over(found: KubeProxy, mut in_force: watch::Receiver<bool>) {
         return;
     }
     let removed = tokio::task::spawn_blocking(move || {
-        let mut nft = Kernel::open().context("cannot reach nftables")?;
+        let mut nft = Kernel::open().context("cannot open nftables")?;
         found.remove_tables(&mut nft).with_context(|| format!("cannot remove {found}"))
     });
     if let Ok(Err(error)) = removed.await {

@@ -26,13 +26,13 @@ use super::{node, report, socket};
 /// What to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum What {
-    /// Where clients connect to, and where that leads
+    /// Frontends, and the endpoints they lead to
     #[value(alias = "service", alias = "svc")]
     Services,
     /// Every endpoint, and whether it is used
     #[value(alias = "endpoint", alias = "ep")]
     Endpoints,
-    /// Who follows the stream of a running proxy (--backend stream), and how their work went
+    /// Watchers of a running proxy's stream (--backend stream), and their last reports
     #[value(alias = "watcher")]
     Watchers,
 }

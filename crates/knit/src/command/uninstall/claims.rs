@@ -34,9 +34,8 @@ pub(super) fn check_none(run_dir: &Path) -> Result<()> {
     }
     bail!(
         "{} claims are prepared on this node: {}; delete the pods that use them while the agent runs, and \
-         try \
-         again. Without it kubelet cannot free them, and the pods stay Terminating; --abandon-claims goes on \
-         nevertheless",
+         try again. Without it kubelet cannot release them, and the pods stay Terminating; use \
+         --abandon-claims to continue anyway",
         claims.len(),
         named.join(", ")
     );

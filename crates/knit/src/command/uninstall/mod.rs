@@ -23,13 +23,13 @@ use super::objects::From;
 /// from Knit, and running ones keep theirs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  # On a node: the configuration and the shim go
+  # On a node: remove the configuration and the shim
   knit uninstall
 
-  # On a node, after the agent was stopped: everything that it ever made goes, too
+  # On a node, after the agent was stopped: also remove everything that it created
   knit uninstall --purge
 
-  # Anywhere kubectl works, after agents and controller are gone: finalizers and taints, so that nothing hangs
+  # Anywhere kubectl works, after agents and controller are gone: remove finalizers and taints
   knit uninstall --cluster")]
 pub struct Args {
     #[command(flatten)]
@@ -52,7 +52,8 @@ pub struct Args {
     #[arg(long, conflicts_with = "purge")]
     cluster: bool,
 
-    /// Go on although claims are prepared here: their pods cannot end until kubelet is restarted without them
+    /// Continue although claims are prepared here: their pods cannot terminate until kubelet is restarted
+    /// without them
     #[arg(long)]
     abandon_claims: bool,
 
@@ -142,7 +143,11 @@ fn purge(run_dir: &Path, state_dir: &Path) -> Result<()> {
     drop(lock);
     note(
         Note::Info,
-        if purged.is_empty() { "the kernel has nothing of Knit".into() } else { format!("removed {purged}") },
+        if purged.is_empty() {
+            "no Knit objects are left in the kernel".into()
+        } else {
+            format!("removed {purged}")
+        },
     );
     for folder in [run_dir, state_dir] {
         clear(folder)?;

@@ -43,7 +43,7 @@ const FILES: u64 = 500;
   # One small cluster, with a picture
   knit lab scale --nodes 50 --whole 10 --quiet-seconds 5 --busy-seconds 5 --svg scale.svg
 
-  # 1,000 nodes with 30 pods each; 50 join, 10 fail, and the API is away for two minutes
+  # 1,000 nodes with 30 pods each; 50 join, 10 fail, and the API is down for two minutes
   knit lab scale --nodes 1000 --whole 20 --pods 30000 --joins 50 --failures 10 --outage-seconds 120
 
   # The same again, from the report
@@ -54,7 +54,7 @@ const FILES: u64 = 500;
 Exit code 1 if the simulation lost a part of itself, such as the process of the agent: a warning says which.
 docs/scale.md explains the figures.")]
 pub struct Args {
-    /// Start from the scenario in this file, in YAML or JSON; flags change what it says
+    /// Start from the scenario in this file, in YAML or JSON; flags override it
     #[arg(long, value_name = "FILE")]
     scenario: Option<PathBuf>,
 
@@ -63,27 +63,27 @@ pub struct Args {
         value_parser = clap::value_parser!(u32).range(2..))]
     nodes: Option<Vec<u32>>,
 
-    /// How many of the nodes are whole; one more agent is a process of its own [default: 100]
+    /// Number of nodes that run a whole agent; one more agent runs in its own process [default: 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     whole: Option<u32>,
 
-    /// Where agents learn of other nodes' addresses and blocks [default: slices]
+    /// Where agents read other nodes' addresses and blocks [default: slices]
     #[arg(long, value_name = "WHAT", value_enum)]
     peers: Option<PeersFrom>,
 
-    /// Pods that are there all the time, spread over all nodes [default: 0]
+    /// Pods that exist during the whole run, spread over all nodes [default: 0]
     #[arg(long, value_name = "N")]
     pods: Option<u32>,
 
-    /// Pods per second that come while pods come and go [default: 20]
+    /// Pods created per second in the busy phase [default: 20]
     #[arg(long, value_name = "N")]
     pods_per_second: Option<u32>,
 
-    /// How long such a pod stays [default: 5]
+    /// Lifetime of such a pod [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pod_seconds: Option<u32>,
 
-    /// How many percent of such pods are attached to a further Network [default: 30]
+    /// Percentage of such pods that are attached to an additional Network [default: 30]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(..=100))]
     further_percent: Option<u32>,
 
@@ -99,11 +99,11 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     policies: Option<u32>,
 
-    /// How long nothing happens but what nodes do by themselves [default: 20]
+    /// Duration of the quiet phase, in which no pods are created or deleted [default: 20]
     #[arg(long, value_name = "SECONDS")]
     quiet_seconds: Option<u32>,
 
-    /// How long pods come and go [default: 20]
+    /// Duration of the busy phase, in which pods are created and deleted [default: 20]
     #[arg(long, value_name = "SECONDS")]
     busy_seconds: Option<u32>,
 
@@ -111,7 +111,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     joins: Option<u32>,
 
-    /// How long they take to join [default: 10]
+    /// Time within which they join [default: 10]
     #[arg(long, value_name = "SECONDS")]
     join_seconds: Option<u32>,
 
@@ -119,11 +119,11 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     failures: Option<u32>,
 
-    /// How long to observe what that causes [default: 10]
+    /// How long to observe the effects [default: 10]
     #[arg(long, value_name = "SECONDS")]
     fail_seconds: Option<u32>,
 
-    /// How long the API is away after that [default: 0]
+    /// How long the API is down after that [default: 0]
     #[arg(long, value_name = "SECONDS")]
     outage_seconds: Option<u32>,
 
@@ -135,16 +135,16 @@ pub struct Args {
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
 
-    /// Draw the report over the size of the cluster, to this file
+    /// Draw the report by cluster size, to this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Use the API of this kubeconfig: one with Knit's CRDs and without Nodes. What is made there is removed
-    /// again [default: an embedded one for each size]
+    /// Use the API of this kubeconfig, which must have Knit's CRDs and no Nodes. What is created there is
+    /// removed again [default: an embedded one for each size]
     #[arg(long, value_name = "FILE", conflicts_with = "api_url")]
     kubeconfig: Option<PathBuf>,
 
-    /// The same, by the URL of an API server that needs no credentials
+    /// Use the API server at this URL, which needs no credentials
     #[arg(long, value_name = "URL")]
     api_url: Option<String>,
 }
