@@ -73,10 +73,9 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
 fn build(root: &Path, folder: &Path) -> Result<PathBuf> {
     // The versions that the workspace has; what it does not have is added.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("cannot copy Cargo.lock")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // A target that is named keeps the instrumentation away from build scripts and macros.
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let mut command = Command::new(cargo);
+    let mut command = crate::cargo::command();
     command
         .args(["build", "--bins", "--target", &target])
         .current_dir(folder)

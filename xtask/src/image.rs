@@ -47,10 +47,10 @@ pub fn build(out: &Path, names: &[&str], release: bool) -> Result<u64> {
 /// The same with the program that `cargo test` has built already, and the libraries that it is linked with:
 /// for the test bed. It checks more (overflows, debug assertions), and nothing is compiled twice.
 pub fn build_for_tests(out: &Path, names: &[&str]) -> Result<u64> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // Together with this package, which has every feature of the tests' dependencies: otherwise all of them
     // would be built again, with fewer.
-    let status = Command::new(cargo).args(["build", "-p", "knit", "-p", "xtask", "--bin", "knit"]).status();
+    let status =
+        crate::cargo::command().args(["build", "-p", "knit", "-p", "xtask", "--bin", "knit"]).status();
     ensure!(status.context("cannot run cargo")?.success(), "knit was not built");
     let built = shim::target_dir().join("debug/knit");
     let program = out.with_extension("program");

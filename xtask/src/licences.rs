@@ -2,7 +2,6 @@
 //! none of those that it bans. Needs nothing but cargo; `cargo deny check` is the same and more.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
@@ -37,9 +36,8 @@ pub fn run(Args {}: &Args) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = std::fs::read_to_string(root.join("deny.toml")).context("cannot read deny.toml")?;
     let rules = Rules::of(&text).context("deny.toml is not understood")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let output = Command::new(cargo)
+    let output = crate::cargo::command()
         .args(["metadata", "--format-version=1", "--locked", "--filter-platform", &target])
         .current_dir(&root)
         .output()

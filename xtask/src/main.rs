@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's chores, one subcommand and one file each.
 
 mod bench;
+mod cargo;
 mod fuzz;
 mod generate;
 mod image;

@@ -51,10 +51,9 @@ pub fn build_static(package: &str, profile: &str) -> Result<PathBuf> {
 }
 
 fn build_for(target: &str, package: &str, profile: &str) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // A target by name, so that the flags are not applied to build scripts and macros. Static code at a fixed
     // address starts without a loader and without relocations.
-    let status = Command::new(cargo)
+    let status = crate::cargo::command()
         .args(["build", "-p", package, "--bin", package, "--profile", profile, "--target", target])
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static")
         .status()

@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
         None => build(&args.from)?,
     };
     let program = program.canonicalize().with_context(|| format!("there is no {}", program.display()))?;
-    let mut test = cargo();
+    let mut test = crate::cargo::command();
     test.args(["test", "-p", "knit", "--test", "lab", "--", "--ignored", "--exact", "--nocapture"])
         .arg("upgrade::agents_of_an_earlier_version_are_replaced_without_loss")
         // A machine on which no lab can be started has shown nothing.
@@ -64,7 +64,7 @@ fn build(commit: &str) -> Result<PathBuf> {
     std::fs::create_dir_all(&sources).with_context(|| format!("cannot create {}", sources.display()))?;
     unpack(&commit, &sources)?;
     let target = folder.join("target");
-    let mut command = cargo();
+    let mut command = crate::cargo::command();
     command.args(["build", "--locked", "--package", "knit", "--bin", "knit", "--manifest-path"]);
     command.arg(sources.join("Cargo.toml")).arg("--target-dir").arg(&target);
     ensure!(command.status().context("cannot run cargo")?.success(), "knit of {commit} was not built");
@@ -101,10 +101,6 @@ fn git() -> Command {
     let mut git = Command::new("git");
     git.arg("-C").arg(env!("CARGO_MANIFEST_DIR"));
     git
-}
-
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 #[cfg(test)]

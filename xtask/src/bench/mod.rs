@@ -82,8 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// `cargo xtask` builds for quick chores; figures come from an optimised build, which runs with the same
 /// words.
 fn run_optimised(name: Name) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = crate::cargo::command();
     command.args(["build", "--quiet", "--profile", "bench", "--package", "xtask"]);
     if matches!(name, Name::Services) {
         // Its `knit proxy`, in the same build: alone it would have other features, and everything would be

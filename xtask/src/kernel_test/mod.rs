@@ -117,8 +117,7 @@ struct Target {
 }
 
 fn build(packages: &[String]) -> Result<Vec<Program>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = crate::cargo::command();
     command.args(["test", "--no-run", "--lib", "--tests", "--message-format=json-render-diagnostics"]);
     for package in packages {
         command.args(["-p", package]);

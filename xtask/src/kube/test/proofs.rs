@@ -3,7 +3,6 @@
 //! objects say of them.
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,8 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The suite that the embedded API passes in `cargo test`, on the real one.
 pub fn client_suite(bed: &Bed) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let output = crate::cargo::command()
         .args(["test", "--quiet", "-p", "knit-apiserver", "--test", "client_suite"])
         .args(["--", "--ignored", "--exact", "real_api_server"])
         .env("KNIT_TEST_KUBECONFIG", bed.state().kubeconfig())
