@@ -39,15 +39,16 @@ impl Pipeline {
             if let Some(record) = books.unreadable_reservation(&owner) {
                 return Err(unreadable::error_of_claim(&owner, record));
             }
+            // First: a sandbox that is being removed may have given back a part.
+            if books.lent_to(&owner).is_some() {
+                return Ok(None);
+            }
             if let Some(reservation) = books.reservation(&owner) {
                 let reservation = same(reservation, request)?;
                 if request.pod.is_none() || reservation.pod() == request.pod.as_ref() {
                     return Ok(Some(reservation));
                 }
                 return books.reserve_for(reservation, request.pod.clone()).map(Some);
-            }
-            if books.lent_to(&owner).is_some() {
-                return Ok(None);
             }
         }
         let look = |world: &World| match resolve_claim(world, request, self.config.main_interfaces) {
@@ -76,19 +77,17 @@ impl Pipeline {
         let books = self.sandboxes.books();
         let claimed = request.claims.iter().map(|claim| {
             let owner = Owner::claim(claim.clone());
-            books.reservation(&owner).cloned().ok_or_else(|| {
-                let who = pod_name(&request.pod);
-                let message = match books.lent_to(&owner) {
-                    Some(sandbox) => {
-                        format!(
-                            "{who}: {owner} is in use by sandbox {sandbox}: only one sandbox can use it at a \
-                             time"
-                        )
-                    }
-                    None => format!("{who}: nothing is reserved for {owner}: it must be prepared first"),
-                };
-                Error::new(Reason::NotReady, message)
-            })
+            let not_ready =
+                |what: String| Error::new(Reason::NotReady, format!("{}: {what}", pod_name(&request.pod)));
+            // First: what one sandbox gave back in part is not all that the claim has.
+            if let Some(sandbox) = books.lent_to(&owner) {
+                return Err(not_ready(format!(
+                    "{owner} is in use by sandbox {sandbox}: only one sandbox can use it at a time"
+                )));
+            }
+            let nothing =
+                || not_ready(format!("nothing is reserved for {owner}: it must be prepared first"));
+            books.reservation(&owner).cloned().ok_or_else(nothing)
         });
         claimed.collect()
     }
