@@ -772,3 +772,34 @@ async fn claims_of_an_earlier_agent_were_left_alone_when_the_next_one_had_dra_of
     std::fs::write(&kubelet_dir, b"").expect("in the way");
     Agent::start(config()).await.expect("started").stop(Duration::from_secs(60)).await;
 }
+
+/// Kubelet takes a claim for prepared, the ledger was moved away, and the pod has not arrived yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_started_without_its_claim_after_the_ledger_had_been_moved_away() {
+    let node = Node::new();
+    let kubelet_dir = node.path("kubelet");
+    std::fs::create_dir_all(kubelet_dir.join("plugins_registry")).expect("a folder");
+    let config = || {
+        let dra = DraConfig { kubelet_dir: kubelet_dir.clone(), instance: None, serve: ServeClaims::All };
+        AgentConfig { dra: Some(dra), ..node.config(Source::folder(node.path("objects"))) }
+    };
+    let agent = Agent::start(config()).await.expect("started");
+    result(node.call(node.request(Command::Add, "a", "")).await);
+    agent.stop(Duration::from_secs(60)).await;
+
+    let ledger = node.path("run").join("ledger");
+    std::fs::remove_file(&ledger).expect("moved away");
+    let agent = Agent::start(config()).await.expect("started");
+    let refused = node.call(node.request(Command::Add, "b", "")).await;
+    assert!(format!("{refused:?}").contains("not known to the node agent yet"), "{refused:?}");
+    // The pod that runs is not asked for.
+    result(node.call(node.request(Command::Add, "a", "")).await);
+    agent.stop(Duration::from_secs(60)).await;
+
+    // After a reboot there is no ledger either, and nothing that had one.
+    std::fs::remove_file(&ledger).expect("gone");
+    node.kernel.restart();
+    let agent = Agent::start(config()).await.expect("started");
+    result(node.call(node.request(Command::Add, "b", "")).await);
+    agent.stop(Duration::from_secs(60)).await;
+}
