@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use knit_api::names;
+use knit_ipam::{Growth, Pool};
 use knit_model::Network;
 use knit_objects::{Key, Write};
 use serde_json::json;
@@ -40,18 +41,18 @@ pub struct Shown {
 /// What the cluster's Networks are shown as.
 #[must_use]
 pub fn shown(cluster: &Cluster) -> Shown {
-    let mut routers: BTreeMap<&str, u128> = BTreeMap::new();
-    let mut seen = std::collections::BTreeSet::new();
-    for block in cluster.blocks.values().filter(|block| !block.deleting) {
-        if seen.insert((block.network.as_str(), block.node.as_str())) {
-            *routers.entry(block.network.as_str()).or_default() += 1;
-        }
+    let mut cut: BTreeMap<&str, Cut> = BTreeMap::new();
+    for view in cluster.blocks.values().filter(|view| !view.deleting) {
+        let cut = cut.entry(view.network.as_str()).or_default();
+        cut.blocks += 1;
+        let size = view.block.as_ref().map_or(0, |block| block.block().size().addresses());
+        cut.addresses += u128::from(size);
     }
     let mut shown = Shown::default();
     shown.classes.insert(names::DEVICE_CLASS.to_owned(), class_of_all());
     for (name, network) in &cluster.networks {
-        let routers = routers.get(name.as_str()).copied().unwrap_or_default();
-        let Some(device) = device(network, routers) else { continue };
+        let cut = cut.get(name.as_str()).copied().unwrap_or_default();
+        let Some(device) = device(network, cut) else { continue };
         shown.devices.push(device);
         if network.counts_in_scheduling() {
             shown.classes.insert(format!("{}-{name}", names::DEVICE_CLASS), class_of(name));
@@ -138,18 +139,37 @@ fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Vec<Write> {
     writes
 }
 
+/// What nodes have of a Network.
+#[derive(Clone, Copy, Default)]
+struct Cut {
+    blocks: u128,
+    /// Addresses in them.
+    addresses: u128,
+}
+
+/// How many addresses pods can have of a pool in the family that has fewest, whoever asks. Each block keeps
+/// one for a router, those that are still to be cut as well: the scheduler must not promise it to a claim.
+fn addresses_for_pods(pool: &Pool, cut: Cut) -> Option<u128> {
+    let subnets = pool.families().filter_map(|family| pool.subnet(family));
+    let addresses = subnets.map(|subnet| subnet.unassigned(&[])).min()?;
+    if !pool.has_router() {
+        return Some(addresses);
+    }
+    let left = addresses.saturating_sub(cut.addresses);
+    // No fewer than these: blocks may be smaller than the largest.
+    let further = left / u128::from(Growth::default().largest_in(pool));
+    Some(addresses.saturating_sub((cut.blocks + further).max(1)))
+}
+
 /// A Network as a device; none where claims cannot have it. The default one is every pod's anyway.
-fn device(network: &Network, routers: u128) -> Option<Device> {
+fn device(network: &Network, cut: Cut) -> Option<Device> {
     if network.is_default() || network.is_being_deleted() || network.refusal().is_some() {
         return None;
     }
     // One without a number is set up nowhere.
     network.id()?;
     let pool = network.pool().ok().flatten()?;
-    let sizes = pool.families().filter_map(|family| pool.subnet(family)).map(|s| s.unassigned(&[]));
-    // The first pod's node takes one for its router: the scheduler must not have promised it to a claim.
-    let own = if pool.has_router() { routers.max(1) } else { 0 };
-    let addresses = sizes.min()?.saturating_sub(own).min(MOST);
+    let addresses = addresses_for_pods(pool, cut)?.min(MOST);
     if addresses == 0 {
         return None;
     }
@@ -261,9 +281,13 @@ fn is_ours(metadata: &ObjectMeta) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use knit_api::AddressBlockSpec;
+    use knit_ipam::{BlockQuery, Family, Millis, NodeAllocator, NodeConfig, next_block};
+    use knit_model::AddressBlock;
     use serde_json::Value;
 
     use super::*;
+    use crate::cluster::BlockView;
 
     #[expect(clippy::needless_pass_by_value, reason = "as json! makes it")]
     fn network(name: &str, id: u32, cidr: &str, extra: Value) -> (String, Arc<Network>) {
@@ -317,8 +341,8 @@ mod tests {
         assert_eq!(names.len(), 2, "neither the default one nor one without a number: {names:?}");
         let blue = shown.devices.iter().find(|d| d.name == "blue").expect("blue");
         assert_eq!((blue.all_nodes, blue.allow_multiple_allocations), (Some(true), Some(true)));
-        // Without network, broadcast, gateway, and what the first router takes.
-        assert_eq!(blue.capacity.as_ref().expect("a capacity")["addresses"].value.0, "252");
+        // Without network, broadcast and gateway, and one for each of the 15 blocks that it has room for.
+        assert_eq!(blue.capacity.as_ref().expect("a capacity")["addresses"].value.0, "238");
         for device in &shown.devices {
             let attributes = device.attributes.as_ref().expect("attributes");
             assert!(attributes.contains_key(names::POD_NETWORK_ATTRIBUTE));
@@ -330,6 +354,57 @@ mod tests {
         assert_eq!(classes, ["knit", "knit-team.red"]);
         let extended = shown.classes["knit-team.red"].extended_resource_name.as_deref();
         assert_eq!(extended, Some("networks.knit.dev/team.red"));
+    }
+
+    /// Each of them keeps an address for a router; it was subtracted once for each node.
+    #[test]
+    fn claims_were_promised_the_router_addresses_of_a_nodes_further_blocks() {
+        let (name, blue) = network("blue", 2, "10.2.0.0/24", json!({}));
+        let pool = blue.pool().expect("read").expect("a pool");
+        let mut node = NodeAllocator::new("n1", NodeConfig::default());
+        node.set_network(pool.clone());
+        let mut cluster = cluster(vec![(name, Arc::clone(&blue))]);
+        let promised = |cluster: &Cluster| -> u64 {
+            let devices = shown(cluster).devices;
+            devices[0].capacity.as_ref().expect("a capacity")["addresses"].value.0.parse().expect("a number")
+        };
+        let first = promised(&cluster);
+        let (mut existing, mut before) = (Vec::new(), first);
+        loop {
+            let query = BlockQuery {
+                pool,
+                node: "n1",
+                existing: &existing,
+                other_primaries: &[],
+                avoid: &[],
+                growth: Growth::default(),
+            };
+            let Ok(block) = next_block(&query) else { break };
+            let now = promised(&cluster);
+            assert!(now <= before, "a block makes it no more");
+            before = now;
+            let spec = AddressBlockSpec {
+                network: "blue".into(),
+                node: "n1".into(),
+                ipv4: block.prefix(Family::V4).map(|prefix| prefix.to_string()),
+                ipv6: None,
+            };
+            let view = BlockView {
+                uid: String::new(),
+                network: "blue".into(),
+                node: "n1".into(),
+                created: None,
+                deleting: false,
+                block: Some(AddressBlock::of(&spec).expect("a block")),
+            };
+            cluster.blocks.insert(format!("blue-{}", existing.len()), Arc::new(view));
+            node.add_block(block.clone()).expect("added");
+            existing.push(block);
+        }
+        assert!(existing.len() > 10, "{existing:?}");
+        let free = node.counts("blue", Millis(0)).expect("counts").v4.expect("IPv4").free;
+        assert_eq!(promised(&cluster), free, "what the node has for pods");
+        assert!(first - free <= 2, "{first}: hardly more was promised when there was no block");
     }
 
     #[test]
