@@ -62,9 +62,38 @@ pub fn shown(cluster: &Cluster) -> Shown {
     shown
 }
 
+/// What to write so that the API shows it.
+#[derive(Debug, Default, PartialEq)]
+pub struct Writes {
+    /// Slices of the pool: all of them, or none. While they say different generations, the scheduler goes by
+    /// none of them.
+    pub slices: Vec<SliceWrite>,
+    /// Slices that the pool has no more: once the others are written.
+    pub surplus: Vec<Write>,
+    /// Classes, each on its own.
+    pub classes: Vec<Write>,
+}
+
+/// A slice to write.
+#[derive(Debug, PartialEq)]
+pub struct SliceWrite {
+    /// As it should be.
+    pub write: Write,
+    /// As it is, for when another one of its pool cannot be written.
+    pub undo: Write,
+}
+
+impl Writes {
+    /// How many writes that are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.slices.len() + self.surplus.len() + self.classes.len()
+    }
+}
+
 /// What to write so that the API shows it. Nothing if it does already.
 #[must_use]
-pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) -> Vec<Write> {
+pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) -> Writes {
     let mut writes = write_slices(&shown.devices, slices);
     for (name, spec) in &shown.classes {
         let found = classes.iter().find(|class| class.metadata.name.as_ref() == Some(name));
@@ -73,12 +102,13 @@ pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) 
             continue;
         }
         let class = DeviceClass { metadata: metadata(name), spec: spec.clone() };
-        writes.push(Write::apply(&class, names::CONTROLLER_MANAGER));
+        writes.classes.push(Write::apply(&class, names::CONTROLLER_MANAGER));
     }
     for class in classes.iter().filter(|class| is_ours(&class.metadata)) {
         let (Some(name), Some(uid)) = (&class.metadata.name, &class.metadata.uid) else { continue };
         if !shown.classes.contains_key(name) {
-            writes.push(Write::delete_uid::<DeviceClass>(Key::cluster(name.as_str()), uid.as_str()));
+            let delete = Write::delete_uid::<DeviceClass>(Key::cluster(name.as_str()), uid.as_str());
+            writes.classes.push(delete);
         }
     }
     writes
@@ -102,7 +132,7 @@ pub fn own_slices(mut slices: Vec<ResourceSlice>) -> Vec<ResourceSlice> {
 }
 
 /// Slices of the pool: all of them say one generation and their number, or the scheduler goes by none.
-fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Vec<Write> {
+fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Writes {
     let is_pool = |slice: &&ResourceSlice| {
         slice.spec.driver == names::DRIVER && slice.spec.pool.name == names::NETWORK_POOL
     };
@@ -122,18 +152,27 @@ fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Vec<Write> {
         let there = found.iter().find(|slice| slice.metadata.name == Some(name(n)));
         there.is_some_and(|there| there.spec == wanted(n, newest))
     };
+    let mut writes = Writes::default();
     if found.len() == chunks.len() && (0..chunks.len()).all(right) {
-        return Vec::new();
+        return writes;
     }
-    let mut writes = Vec::new();
+    let apply = |name: &str, spec: ResourceSliceSpec| {
+        Write::apply(&ResourceSlice { metadata: metadata(name), spec }, names::CONTROLLER_MANAGER)
+    };
     for n in 0..chunks.len() {
-        let slice = ResourceSlice { metadata: metadata(&name(n)), spec: wanted(n, newest + 1) };
-        writes.push(Write::apply(&slice, names::CONTROLLER_MANAGER));
+        let name = name(n);
+        let before = found.iter().find(|slice| slice.metadata.name.as_ref() == Some(&name));
+        let undo = match before {
+            Some(before) => apply(&name, before.spec.clone()),
+            None => Write::delete::<ResourceSlice>(Key::cluster(name.as_str())),
+        };
+        writes.slices.push(SliceWrite { write: apply(&name, wanted(n, newest + 1)), undo });
     }
     for slice in found {
         let (Some(there), Some(uid)) = (&slice.metadata.name, &slice.metadata.uid) else { continue };
         if !(0..chunks.len()).any(|n| name(n) == *there) {
-            writes.push(Write::delete_uid::<ResourceSlice>(Key::cluster(there.as_str()), uid.as_str()));
+            let delete = Write::delete_uid::<ResourceSlice>(Key::cluster(there.as_str()), uid.as_str());
+            writes.surplus.push(delete);
         }
     }
     writes
@@ -193,7 +232,13 @@ fn device(network: &Network, cut: Cut) -> Option<Device> {
         ("ipv4", has(knit_api::Family::V4)),
         ("ipv6", has(knit_api::Family::V6)),
     ];
+    // One that cannot be read, the API server would refuse with all that are in its slice.
+    if network.node_selector_error().is_some() {
+        return None;
+    }
+    // An empty term selects no node, where an empty selector of labels selects all.
     let nodes = network.object().spec.node_selector.as_ref().map(node_selector);
+    let nodes = nodes.filter(|terms| !terms.is_empty()).map(one_term);
     Some(Device {
         name: names::device_of(network.name()),
         attributes: Some(attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
@@ -220,7 +265,7 @@ fn quantity(mut number: u128) -> Quantity {
 }
 
 /// A selector of labels in the words of those that select nodes.
-fn node_selector(selector: &LabelSelector) -> NodeSelector {
+fn node_selector(selector: &LabelSelector) -> Vec<NodeSelectorRequirement> {
     let labels = selector.match_labels.iter().flatten().map(|(key, value)| NodeSelectorRequirement {
         key: key.clone(),
         operator: "In".to_owned(),
@@ -231,8 +276,11 @@ fn node_selector(selector: &LabelSelector) -> NodeSelector {
         operator: e.operator.clone(),
         values: e.values.clone(),
     });
-    let term =
-        NodeSelectorTerm { match_expressions: Some(labels.chain(expressions).collect()), match_fields: None };
+    labels.chain(expressions).collect()
+}
+
+fn one_term(requirements: Vec<NodeSelectorRequirement>) -> NodeSelector {
+    let term = NodeSelectorTerm { match_expressions: Some(requirements), match_fields: None };
     NodeSelector { node_selector_terms: vec![term] }
 }
 
@@ -414,20 +462,19 @@ mod tests {
         let shown = shown(&cluster(networks.collect()));
         let (slices, mut classes) = (applied(&shown, 7), Vec::new());
         assert_eq!(slices.len(), 2);
-        assert_eq!(writes(&shown, &slices, &classes).len(), 1, "the class");
+        assert_eq!(writes(&shown, &slices, &classes).count(), 1, "the class");
         for (name, spec) in &shown.classes {
             classes.push(DeviceClass { metadata: metadata(name), spec: spec.clone() });
         }
-        assert_eq!(writes(&shown, &slices, &classes), []);
+        assert_eq!(writes(&shown, &slices, &classes), Writes::default());
         // One changes: all say the new generation.
         let mut fewer = shown.clone();
         fewer.devices.remove(0);
         let written = writes(&fewer, &slices, &classes);
-        assert_eq!(written.len(), 2, "{written:?}");
-        assert!(
-            written.iter().all(|w| format!("{w:?}").contains("\"generation\": Number(8)")),
-            "{written:?}"
-        );
+        assert_eq!((written.slices.len(), written.count()), (2, 2), "{written:?}");
+        let says =
+            |write: &Write, generation: &str| format!("{write:?}").contains(&format!("Number({generation})"));
+        assert!(written.slices.iter().all(|w| says(&w.write, "8") && says(&w.undo, "7")), "{written:?}");
         // Another driver's slices, and classes that an operator made, are left alone.
         let mut foreign = slices[0].clone();
         foreign.spec.driver = "gpu.example.com".into();
@@ -436,10 +483,36 @@ mod tests {
             ..Default::default()
         };
         let more: Vec<_> = slices.iter().cloned().chain([foreign]).collect();
-        assert_eq!(writes(&shown, &more, &[classes[0].clone(), mine]), []);
+        assert_eq!(writes(&shown, &more, &[classes[0].clone(), mine]), Writes::default());
         // None are left: the slices go.
         fewer.devices.truncate(2);
-        assert_eq!(writes(&fewer, &slices, &classes).len(), 2, "one written, one deleted");
+        let written = writes(&fewer, &slices, &classes);
+        assert_eq!((written.slices.len(), written.surplus.len()), (1, 1), "{written:?}");
+    }
+
+    #[test]
+    fn one_node_selector_kept_all_networks_from_the_scheduler() {
+        let selecting = |selector: Value| json!({"nodeSelector": selector});
+        let by = |requirement: Value| selecting(json!({"matchExpressions": [requirement]}));
+        let shown = shown(&cluster(vec![
+            network("blue", 2, "10.2.0.0/24", json!({})),
+            network(
+                "unknown",
+                3,
+                "10.3.0.0/24",
+                by(json!({"key": "rack", "operator": "Is", "values": ["a"]})),
+            ),
+            network("without", 4, "10.4.0.0/24", by(json!({"key": "rack", "operator": "In"}))),
+            network("key", 5, "10.5.0.0/24", selecting(json!({"matchLabels": {"a b": "c"}}))),
+            network("value", 6, "10.6.0.0/24", selecting(json!({"matchLabels": {"rack": "a b"}}))),
+            network("all", 7, "10.7.0.0/24", selecting(json!({}))),
+            network("a", 8, "10.8.0.0/24", by(json!({"key": "example.com/rack", "operator": "Exists"}))),
+        ]));
+        let names: Vec<&str> = shown.devices.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names, ["a", "all", "blue"], "those that the API server takes");
+        let all = &shown.devices[1];
+        assert_eq!((all.all_nodes, &all.node_selector), (Some(true), &None), "as agents read it");
+        assert!(shown.devices[0].node_selector.is_some());
     }
 
     #[test]
@@ -451,9 +524,9 @@ mod tests {
             ..Default::default()
         };
         let classes = [theirs("knit-blue"), theirs("knit-other")];
-        let written: Vec<String> = writes(&shown, &[], &classes).iter().map(ToString::to_string).collect();
-        assert!(!written.iter().any(|write| write.contains("knit-blue")), "{written:?}");
-        assert_eq!(written.len(), 2, "the slice and the class of all: {written:?}");
+        let written = writes(&shown, &[], &classes);
+        assert!(!written.classes.iter().any(|write| write.to_string().contains("knit-blue")), "{written:?}");
+        assert_eq!(written.count(), 2, "the slice and the class of all: {written:?}");
         let taken: Vec<_> =
             taken(&shown, &classes).iter().filter_map(|class| class.metadata.name.as_deref()).collect();
         assert_eq!(taken, ["knit-blue"], "one that is not needed is in nobody's way");
@@ -473,7 +546,7 @@ mod tests {
         mine.metadata.labels = None;
         let own = own_slices(slices);
         assert_eq!(own.len(), 1);
-        assert_eq!(writes(&Shown::default(), &own, &[class, mine]).len(), 2);
+        assert_eq!(writes(&Shown::default(), &own, &[class, mine]).count(), 2);
     }
 
     #[test]
