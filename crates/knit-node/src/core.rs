@@ -216,11 +216,12 @@ impl Core {
     /// When one of its devices cannot be had: then nothing is reserved.
     pub async fn prepare(&self, claim: ObjectRef, deadline: Instant) -> Result<Vec<Prepared>> {
         let core = self.clone();
+        let began = self.sandboxes().releases().now();
         let work = async move {
             let claims = core.inner.claims.get().ok_or_else(|| {
                 Error::new(Reason::NotReady, "claims are not served on this node: start the agent with --dra")
             })?;
-            let result = claims.prepare(&claim, deadline).await;
+            let result = claims.prepare(&claim, began, deadline).await;
             if let Err(error) = &result {
                 core.report().not_prepared(&claim, error);
             }
@@ -269,7 +270,8 @@ impl Core {
         deadline: Instant,
     ) -> Result<Option<Reservation>> {
         let core = self.clone();
-        let work = async move { core.inner.pipeline.prepare_claim(&request, deadline).await };
+        let began = self.sandboxes().releases().now();
+        let work = async move { core.inner.pipeline.prepare_claim(&request, began, deadline).await };
         self.run(Operation::Prepare, work).await
     }
 

@@ -17,15 +17,16 @@ use crate::error::{Error, Reason, Result};
 use crate::netns;
 use crate::networks::Patience;
 use crate::request::{ClaimRequest, PodRequest, pod_name};
-use crate::sandboxes::unreadable;
+use crate::sandboxes::{Began, unreadable};
 use crate::world::World;
 
 impl Pipeline {
     /// Reserves what a claim asks for: all of it, or nothing. The same request again changes nothing; nothing
-    /// is given while a sandbox has it.
+    /// is given while a sandbox has it, or to a request that began before the claim was released.
     pub(crate) async fn prepare_claim(
         &self,
         request: &ClaimRequest,
+        began: Began,
         deadline: Instant,
     ) -> Result<Option<Reservation>> {
         let owner = Owner::claim(request.claim.clone());
@@ -34,6 +35,10 @@ impl Pipeline {
             let message = format!("{owner}: an earlier request for it is still running: try again");
             Error::new(Reason::NotReady, message)
         })?;
+        if self.sandboxes.releases().may_have(&request.claim.uid, began) {
+            let message = format!("{owner} was released while it was being prepared: prepare it again");
+            return Err(Error::new(Reason::NotReady, message));
+        }
         {
             let mut books = self.sandboxes.books();
             if let Some(record) = books.unreadable_reservation(&owner) {
@@ -122,12 +127,26 @@ impl Pipeline {
             && record().is_some_and(|record| request.claims.iter().all(|claim| has_from(&record, claim)))
     }
 
-    /// Frees what is reserved for a claim. Nothing reserved is success.
+    /// Frees what is reserved for a claim, and refuses what still prepares it. Nothing reserved is success.
     pub(crate) async fn release_claim(&self, claim: &ObjectRef) -> Result<()> {
         let owner = Owner::claim(claim.clone());
         self.take_from_gone(&owner).await;
         let _guard = self.sandboxes.locks().lock(owner.clone()).await;
-        let released = self.sandboxes.books().release(&owner, clock::now());
+        self.sandboxes.releases().note(&claim.uid);
+        self.free(&owner)
+    }
+
+    /// Frees what is reserved for a claim by an earlier allocation, so that it can be prepared again.
+    pub(crate) async fn free_claim(&self, claim: &ObjectRef) -> Result<()> {
+        let owner = Owner::claim(claim.clone());
+        self.take_from_gone(&owner).await;
+        let _guard = self.sandboxes.locks().lock(owner.clone()).await;
+        self.free(&owner)
+    }
+
+    /// Who calls has the owner's lock.
+    fn free(&self, owner: &Owner) -> Result<()> {
+        let released = self.sandboxes.books().release(owner, clock::now());
         self.sandboxes.changed();
         released
     }
