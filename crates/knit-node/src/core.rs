@@ -33,7 +33,7 @@ use crate::level::Repairs;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
-use crate::pipeline::{Attached, Pipeline, Waits};
+use crate::pipeline::{Attached, Occasion, Pipeline, Waits};
 use crate::policy::PolicyEnforcer;
 use crate::proxy::{ServiceProxy, Stopped};
 use crate::readiness::Readiness;
@@ -216,12 +216,12 @@ impl Core {
     /// When one of its devices cannot be had: then nothing is reserved.
     pub async fn prepare(&self, claim: ObjectRef, deadline: Instant) -> Result<Vec<Prepared>> {
         let core = self.clone();
-        let began = self.sandboxes().releases().now();
+        let occasion = Occasion { began: self.sandboxes().releases().now(), sandbox: None };
         let work = async move {
             let claims = core.inner.claims.get().ok_or_else(|| {
                 Error::new(Reason::NotReady, "claims are not served on this node: start the agent with --dra")
             })?;
-            let result = claims.prepare(&claim, began, deadline).await;
+            let result = claims.prepare(&claim, &occasion, deadline).await;
             if let Err(error) = &result {
                 core.report().not_prepared(&claim, error);
             }
@@ -270,8 +270,8 @@ impl Core {
         deadline: Instant,
     ) -> Result<Option<Reservation>> {
         let core = self.clone();
-        let began = self.sandboxes().releases().now();
-        let work = async move { core.inner.pipeline.prepare_claim(&request, began, deadline).await };
+        let occasion = Occasion { began: self.sandboxes().releases().now(), sandbox: None };
+        let work = async move { core.inner.pipeline.prepare_claim(&request, &occasion, deadline).await };
         self.run(Operation::Prepare, work).await
     }
 

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::claims::{Api, pods};
+use common::claims::{Api, parameters, pods};
 use common::{Agent, Node, id};
 use knit_kernel::testing::eventually;
 use knit_ledger::Entry;
@@ -124,6 +124,48 @@ async fn containers_of_running_pods_were_refused_while_the_api_was_away_after_a_
     std::fs::rename(node.netns("s1"), node.dir.path().join("old")).expect("moved");
     let why = refused(&door, pod(&node, "s1", &[])).await;
     assert!(why.contains("not known to the node agent yet"), "{why}");
+}
+
+/// Its claim was prepared a second time, and its sandbox then taken for one that lacks it, until the pod was
+/// deleted.
+#[tokio::test]
+async fn containers_of_running_pods_were_refused_after_the_ledger_had_been_lost() {
+    let node = node(&[("s1", &["c"]), ("s2", &["d"])]);
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    api.allocate("c", &["s1"], &["blue"], parameters(json!({"interface": "data0"})));
+    api.allocate("d", &["s2"], &["blue", "other"], json!([]));
+    for (sandbox, name) in [("s1", "c"), ("s2", "d")] {
+        agent.core.prepare(claim(name), soon()).await.expect("prepared");
+        door.run_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it runs");
+    }
+    drop((agent, door));
+    let before = node.attachments();
+    let attaches = node.kernel.attaches();
+    std::fs::remove_file(node.config().ledger()).expect("lost");
+    // A kernel keeps sandboxes only, so that it is not known whose they are.
+    node.kernel.forget_pods();
+
+    let (agent, door) = connect(&node, &api).await;
+    assert_eq!(agent.outcome.adopted, 3);
+    for sandbox in ["s1", "s2"] {
+        door.create_container(pod(&node, sandbox, &[]), "again".into(), soon()).await.expect("it runs");
+    }
+    // The same by kubelet, after its own restart.
+    agent.core.prepare(claim("c"), soon()).await.expect("its sandbox has it");
+    assert_eq!(
+        (node.attachments().len(), node.kernel.attaches()),
+        (before.len(), attaches),
+        "nobody noticed"
+    );
+    let error = agent.core.release_claim(claim("c")).await.expect_err("in use");
+    assert!(error.to_string().contains("in use by sandbox s1"), "{error}");
+    for (sandbox, name) in [("s1", "c"), ("s2", "d")] {
+        door.stop_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it stops");
+        agent.core.release_claim(claim(name)).await.expect("released");
+    }
+    let (content, _) = knit_ledger::read::<Entry>(&node.config().ledger()).expect("the ledger");
+    assert!(node.is_clean() && content.records.is_empty(), "{:?}", content.records.keys());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,9 +23,8 @@ pub use of_pod::PodClaim;
 pub use source::ClaimSource;
 
 use crate::error::{Error, Reason, Result};
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Occasion, Pipeline};
 use crate::request::{Asked, ClaimRequest};
-use crate::sandboxes::Began;
 use crate::world::World;
 
 /// How long one question to the API server may take: kubelet waits for 45 seconds, a sandbox for less.
@@ -86,7 +85,7 @@ impl Claims {
     pub(crate) async fn prepare(
         &self,
         claim: &ObjectRef,
-        began: Began,
+        occasion: &Occasion,
         deadline: Instant,
     ) -> Result<Vec<Prepared>> {
         let allocation = self.allocation(claim, deadline).await?.map_err(|error| {
@@ -96,7 +95,7 @@ impl Claims {
             };
             Error::new(reason, format!("claim {claim} cannot be prepared")).because(error)
         })?;
-        self.prepare_allocated(&allocation, began, deadline).await?;
+        self.prepare_allocated(&allocation, occasion, deadline).await?;
         let prepared = |device: &Allotted| Prepared {
             request: device.request.clone(),
             pool: device.pool.clone(),
@@ -109,7 +108,7 @@ impl Claims {
     async fn prepare_allocated(
         &self,
         allocation: &Allocation,
-        began: Began,
+        occasion: &Occasion,
         deadline: Instant,
     ) -> Result<()> {
         let claim = &allocation.claim;
@@ -138,12 +137,12 @@ impl Claims {
         let networks = self.pipeline.world.wait(soon, |world| asked(world, allocation)).await?;
         let pod = allocation.pods.first().cloned();
         let request = ClaimRequest { claim: claim.clone(), networks, pod };
-        match self.pipeline.prepare_claim(&request, began, deadline).await {
+        match self.pipeline.prepare_claim(&request, occasion, deadline).await {
             // What is reserved is of an earlier allocation, whose end nobody told us of.
             Err(error) if reserved && error.reason == Reason::Refused => {
                 tracing::info!(%claim, "the claim was allocated again: releasing its previous reservations");
                 self.pipeline.free_claim(claim).await?;
-                self.pipeline.prepare_claim(&request, began, deadline).await?;
+                self.pipeline.prepare_claim(&request, occasion, deadline).await?;
             }
             result => drop(result?),
         }

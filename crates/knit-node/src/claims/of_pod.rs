@@ -13,9 +13,8 @@ use tracing::Instrument as _;
 
 use super::{Claims, REMEMBERED, claim_of};
 use crate::error::{Error, Reason, Result};
-use crate::pipeline::Waits;
+use crate::pipeline::{Occasion, Waits};
 use crate::request::{PodRequest, pod_name};
-use crate::sandboxes::Began;
 use crate::world::World;
 
 /// A claim that a pod uses.
@@ -61,6 +60,7 @@ impl Claims {
         waits: Waits,
     ) -> Result<Vec<ObjectRef>> {
         let began = self.pipeline.sandboxes.releases().now();
+        let occasion = Occasion { began, sandbox: Some(request.pod.sandbox.clone()) };
         let (Some(namespace), Some(name)) = (&request.pod.namespace, &request.pod.name) else {
             return Ok(Vec::new());
         };
@@ -88,7 +88,7 @@ impl Claims {
         for name in names {
             match self.recorded(request, namespace, &name) {
                 Some(claim) => claims.push(claim),
-                None => claims.extend(self.look_up(request, namespace, &name, (began, waits)).await?),
+                None => claims.extend(self.look_up(request, namespace, &name, (&occasion, waits)).await?),
             }
         }
         Ok(claims)
@@ -141,19 +141,19 @@ impl Claims {
         request: &PodRequest,
         namespace: &str,
         name: &str,
-        (began, waits): (Began, Waits),
+        (occasion, waits): (&Occasion, Waits),
     ) -> Result<Option<ObjectRef>> {
         let Some(soon) = waits.soon() else {
-            return self.unrecorded(request, namespace, name, (began, waits.deadline())).await;
+            return self.unrecorded(request, namespace, name, (occasion, waits.deadline())).await;
         };
         if self.is_foreign(request, namespace, name) {
             return Ok(None);
         }
-        let (claims, asked) = (Arc::clone(self), request.clone());
+        let (claims, asked, occasion) = (Arc::clone(self), request.clone(), occasion.clone());
         let (space, claim) = (namespace.to_owned(), name.to_owned());
         let work = async move {
             let deadline = Instant::now() + claims.pipeline.config.request_deadline;
-            claims.unrecorded(&asked, &space, &claim, (began, deadline)).await
+            claims.unrecorded(&asked, &space, &claim, (&occasion, deadline)).await
         };
         let who = || pod_name(&request.pod);
         match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
@@ -183,7 +183,7 @@ impl Claims {
         request: &PodRequest,
         namespace: &str,
         name: &str,
-        (began, deadline): (Began, Instant),
+        (occasion, deadline): (&Occasion, Instant),
     ) -> Result<Option<ObjectRef>> {
         if self.is_foreign(request, namespace, name) {
             return Ok(None);
@@ -216,7 +216,7 @@ impl Claims {
             return Err(not_ready("is not reserved for it"));
         }
         tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger for it: preparing it now");
-        self.prepare_allocated(&allocation, began, deadline).await?;
+        self.prepare_allocated(&allocation, occasion, deadline).await?;
         Ok(Some(allocation.claim))
     }
 }

@@ -4,7 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use knit_ledger::{Reservation, SandboxRecord};
+use knit_ledger::{Loan, Reservation, SandboxRecord};
+use knit_runtime::{InterfaceName, SandboxId};
 use knit_types::{ObjectRef, Owner};
 use tokio::time::Instant;
 
@@ -16,9 +17,19 @@ use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::netns;
 use crate::networks::Patience;
-use crate::request::{ClaimRequest, PodRequest, pod_name};
+use crate::request::{Asked, ClaimRequest, PodRequest, pod_name};
+use crate::sandboxes::books::ledger_error;
 use crate::sandboxes::{Began, unreadable};
 use crate::world::World;
+
+/// Why a claim is prepared now.
+#[derive(Clone, Debug)]
+pub(crate) struct Occasion {
+    /// When the request began.
+    pub(crate) began: Began,
+    /// The sandbox that the claim is looked up for; none where kubelet has it prepared.
+    pub(crate) sandbox: Option<SandboxId>,
+}
 
 impl Pipeline {
     /// Reserves what a claim asks for: all of it, or nothing. The same request again changes nothing; nothing
@@ -26,7 +37,7 @@ impl Pipeline {
     pub(crate) async fn prepare_claim(
         &self,
         request: &ClaimRequest,
-        began: Began,
+        occasion: &Occasion,
         deadline: Instant,
     ) -> Result<Option<Reservation>> {
         let owner = Owner::claim(request.claim.clone());
@@ -35,7 +46,7 @@ impl Pipeline {
             let message = format!("{owner}: an earlier request for it is still running: try again");
             Error::new(Reason::NotReady, message)
         })?;
-        if self.sandboxes.releases().may_have(&request.claim.uid, began) {
+        if self.sandboxes.releases().may_have(&request.claim.uid, occasion.began) {
             let message = format!("{owner} was released while it was being prepared: prepare it again");
             return Err(Error::new(Reason::NotReady, message));
         }
@@ -55,6 +66,9 @@ impl Pipeline {
                 }
                 return books.reserve_for(reservation, request.pod.clone()).map(Some);
             }
+        }
+        if self.lend_adopted(request, &owner, occasion)? {
+            return Ok(None);
         }
         let look = |world: &World| match resolve_claim(world, request, self.config.main_interfaces) {
             Ok(wanted) => Ok(Ok(wanted)),
@@ -97,6 +111,44 @@ impl Pipeline {
         claimed.collect()
     }
 
+    /// After the ledger was lost: a sandbox of the claim's pod may have all that the claim asks for, without
+    /// a record of whom it has that from. It has it from the claim then, and nothing is reserved a second
+    /// time. Whether there is one. The sandbox's lock is not waited for, since the claim's is held.
+    fn lend_adopted(&self, request: &ClaimRequest, owner: &Owner, occasion: &Occasion) -> Result<bool> {
+        let is_its = |record: &&SandboxRecord| match (record.pod(), &request.pod) {
+            (Some(has), Some(asks)) => {
+                let uids = has.uid.as_ref().zip(asks.uid.as_ref());
+                has.same_name(asks) && uids.is_none_or(|(has, asks)| has == asks)
+            }
+            _ => occasion.sandbox.as_ref() == Some(record.sandbox()),
+        };
+        let has_all = |record: &&SandboxRecord| adopted(record, &request.networks).is_some();
+        let sandbox = {
+            let books = self.sandboxes.books();
+            books.records().filter(is_its).find(has_all).map(|record| record.sandbox().clone())
+        };
+        let Some(sandbox) = sandbox else { return Ok(false) };
+        let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else {
+            let message = format!("{owner}: sandbox {sandbox} is being attached or detached: try again");
+            return Err(Error::new(Reason::NotReady, message));
+        };
+        let mut books = self.sandboxes.books();
+        let Some(mut record) = books.get(&sandbox).cloned() else { return Ok(false) };
+        let Some(interfaces) = adopted(&record, &request.networks) else { return Ok(false) };
+        for (interface, asked) in interfaces.into_iter().zip(&request.networks) {
+            let named = asked.interface.is_some();
+            let loan = Loan { from: owner.clone(), interface: interface.clone(), named };
+            record.lent(&interface, loan).map_err(|error| {
+                Error::new(Reason::Internal, format!("cannot record {owner}")).because(error)
+            })?;
+        }
+        books.put(record).map_err(|error| ledger_error(&owner.to_string(), error))?;
+        drop(books);
+        tracing::info!(%owner, %sandbox, "its sandbox has what it asks for, from before the ledger was lost");
+        self.sandboxes.changed();
+        Ok(true)
+    }
+
     /// Removes the sandbox that has what was reserved for a claim, if its namespace is gone: kubelet would
     /// not free the claim otherwise, and need not wait for the next pass. Nothing holds two owners' locks:
     /// this one is given back before the claim's is taken.
@@ -117,7 +169,7 @@ impl Pipeline {
         let record = self.sandboxes.books().get(&request.pod.sandbox).cloned();
         let Some((record, start)) = record.zip(request.start.as_ref()) else { return false };
         let netns = netns::identify(&start.netns).ok().flatten();
-        record.is_attached() && netns.as_ref() == Some(record.netns())
+        record.is_attached() && netns.is_some_and(|netns| netns::is_same(record.netns(), &netns))
     }
 
     /// The same, and whether it has those of all its claims.
@@ -150,6 +202,29 @@ impl Pipeline {
         self.sandboxes.changed();
         released
     }
+}
+
+/// The interfaces of a sandbox that a claim may be about which asks for these: one for each, of those that
+/// were found in the kernel after the ledger was lost. None if one is missing.
+fn adopted(record: &SandboxRecord, asked: &[Asked]) -> Option<Vec<InterfaceName>> {
+    if asked.is_empty() || !record.is_attached() {
+        return None;
+    }
+    let find = |asked: &Asked| {
+        let is_it = |a: &&knit_ledger::Attachment| {
+            let plan = a.plan();
+            let fits = plan.lease.as_ref().is_some_and(|lease| {
+                asked.addresses.iter().all(|address| lease.addresses.contains(*address))
+                    && asked.mac.is_none_or(|mac| mac == lease.mac)
+            });
+            let named = asked.interface.as_ref().is_none_or(|name| *name == plan.interface);
+            let found = plan.loan.is_none() && a.details().door.is_forgotten() && !a.details().main;
+            found && fits && named && plan.network == asked.network
+        };
+        record.attachments().iter().find(is_it).map(|a| a.plan().interface.clone())
+    };
+    // A claim names each Network once.
+    asked.iter().map(find).collect()
 }
 
 /// A sandbox that has its networks has those of its claims among them, or it must not go on: nothing is added
