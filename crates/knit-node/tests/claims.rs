@@ -205,6 +205,25 @@ async fn a_pods_next_sandbox_started_with_a_part_of_its_claim() {
     assert!(owners(&node).is_empty() && node.is_clean());
 }
 
+#[tokio::test]
+async fn what_came_back_in_another_order_was_refused_as_another_reservation() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let before = prepare(&agent, asks("c", &["blue", "other"])).await.expect("reserved");
+    agent.add(with_claims(node.request("s1", "shop", ""), &["c"])).await.expect("attached");
+    // The runtime of blue takes its interface back later than the other one.
+    node.kernel.fail(Faults { detaches: 1, ..Faults::default() });
+    agent.del("s1").await.expect_err("one of them fails");
+    agent.del("s1").await.expect("detached");
+    let again = prepare(&agent, asks("c", &["blue", "other"])).await.expect("it is what is asked for");
+    assert_ne!(again, before, "the order is another one");
+    assert_eq!(again.iter().collect::<BTreeSet<_>>(), before.iter().collect());
+    for other in [&["blue"][..], &["blue", "blue"], &["blue", "other", "blue"]] {
+        let error = prepare(&agent, asks("c", other)).await.expect_err("something else");
+        assert_eq!(error.reason, Reason::Refused, "{error}");
+    }
+}
+
 #[test]
 fn killed_at_every_step_a_claims_addresses_are_its_own_or_its_sandboxs() {
     let mut kill_at = 0;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use knit_ledger::{Loan, Reservation, SandboxRecord};
+use knit_ledger::{Loan, Reservation, ReservedLease, SandboxRecord};
 use knit_runtime::{InterfaceName, SandboxId};
 use knit_types::{ObjectRef, Owner};
 use tokio::time::Instant;
@@ -245,18 +245,21 @@ fn has_from(record: &SandboxRecord, claim: &ObjectRef) -> bool {
     loans.any(|loan| matches!(&loan.from, Owner::Claim(from) if **from == *claim))
 }
 
-/// A reservation that is there already, if it is what is asked for.
+/// A reservation that is there already, if it is what is asked for, in whatever order: what sandboxes give
+/// back comes back in theirs.
 fn same(reservation: &Reservation, request: &ClaimRequest) -> Result<Reservation> {
-    let reserved = reservation.reserved();
-    let has = |n: usize| {
-        let (asked, lease) = (request.networks.get(n)?, reserved.get(n)?);
-        let addresses = asked.addresses.iter().all(|a| lease.lease.addresses.contains(*a));
-        let named = asked.interface.as_ref().is_none_or(|name| *name == lease.interface);
-        let mac = asked.mac.is_none_or(|mac| mac == lease.lease.mac);
-        let same = asked.network == lease.network && asked.default_route == lease.default_route;
-        (same && addresses && named && mac).then_some(())
+    let mut left: Vec<&ReservedLease> = reservation.reserved().iter().collect();
+    let mut has = |asked: &Asked| {
+        let fits = |lease: &&ReservedLease| {
+            let addresses = asked.addresses.iter().all(|a| lease.lease.addresses.contains(*a));
+            let named = asked.interface.as_ref().is_none_or(|name| *name == lease.interface);
+            let mac = asked.mac.is_none_or(|mac| mac == lease.lease.mac);
+            let same = asked.network == lease.network && asked.default_route == lease.default_route;
+            same && addresses && named && mac
+        };
+        left.iter().position(fits).map(|n| left.swap_remove(n)).is_some()
     };
-    if reserved.len() == request.networks.len() && (0..reserved.len()).all(|n| has(n).is_some()) {
+    if request.networks.iter().all(&mut has) && left.is_empty() {
         return Ok(reservation.clone());
     }
     let message = format!(
