@@ -803,3 +803,22 @@ async fn a_pod_started_without_its_claim_after_the_ledger_had_been_moved_away() 
     result(node.call(node.request(Command::Add, "b", "")).await);
     agent.stop(Duration::from_secs(60)).await;
 }
+
+/// Kubelet's directory was not there, or its path too long: the node had no network at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_did_not_start_since_claims_could_not_be_served() {
+    let node = Node::new();
+    let kubelet_dir = node.path("kubelet");
+    std::fs::write(&kubelet_dir, b"").expect("in the way");
+    let dra = DraConfig { kubelet_dir: kubelet_dir.clone(), instance: None, serve: ServeClaims::All };
+    let config = AgentConfig { dra: Some(dra), ..node.config(Source::folder(node.path("objects"))) };
+    let agent = Agent::start(config).await.expect("started");
+    result(node.call(node.request(Command::Add, "a", "")).await);
+    let status = node.path("objects").join("status");
+    eventually("the event", || contains(&status, "ClaimsNotServed")).await;
+    std::fs::remove_file(&kubelet_dir).expect("removed");
+    std::fs::create_dir_all(kubelet_dir.join("plugins_registry")).expect("a folder");
+    let socket = kubelet_dir.join("plugins_registry/knit.dev-reg.sock");
+    eventually("claims are served", || socket.exists()).await;
+    agent.stop(Duration::from_secs(60)).await;
+}
