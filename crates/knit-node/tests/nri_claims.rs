@@ -168,6 +168,48 @@ async fn containers_of_running_pods_were_refused_after_the_ledger_had_been_lost(
     assert!(node.is_clean() && content.records.is_empty(), "{:?}", content.records.keys());
 }
 
+/// Of a pod with another driver's claim, and of one that the agent has no record of since it has nothing.
+#[tokio::test]
+async fn containers_of_pods_without_claims_of_networks_were_refused_while_the_api_was_away() {
+    let mut node = node(&[("s1", &["c"]), ("gpu", &["gpu"]), ("plain", &[]), ("late", &["l"])]);
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    api.allocate("gpu", &["gpu"], &["gpu-0"], json!([]));
+    api.allocate("l", &["late"], &["blue"], json!([]));
+    agent.core.prepare(claim("c"), soon()).await.expect("prepared");
+    for sandbox in ["s1", "gpu", "plain"] {
+        door.run_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it runs");
+    }
+    // Its sandbox started while no agent was connected.
+    agent.core.prepare(claim("l"), soon()).await.expect("prepared");
+    drop((agent, door));
+    // The next agent knows no pod at first.
+    let known = std::mem::take(&mut node.world.pods);
+    *api.away.lock().expect("nobody panicked") = true;
+    let (agent, door) = connect(&node, &api).await;
+    let sandboxes = ["s1", "gpu", "plain", "late"];
+    let listed = sandboxes.map(|sandbox| pod(&node, sandbox, &[])).into();
+    door.synchronize(listed, sandboxes.map(str::to_owned).into());
+    for sandbox in ["s1", "gpu", "plain"] {
+        let created = door.create_container(pod(&node, sandbox, &[]), "again".into(), soon()).await;
+        assert!(created.is_ok(), "{sandbox}: {created:?}");
+    }
+    let why = refused(&door, pod(&node, "late", &[])).await;
+    assert!(why.contains("not known to the node agent yet"), "something waits for it: {why}");
+    let why = refused(&door, pod(&node, "plain", &[("knit.dev/networks", "blue")])).await;
+    assert!(why.contains("not known to the node agent yet"), "it asks for something: {why}");
+    let why = refused(&door, pod(&node, "new", &[])).await;
+    assert!(why.contains("not known to the node agent yet"), "nothing has run in it: {why}");
+    // That its claim is another driver's, the API server would say.
+    agent.core.world().update(|world| world.pods = known);
+    let created = door.create_container(pod(&node, "gpu", &[]), "again".into(), soon()).await;
+    assert!(created.is_ok(), "{created:?}");
+    door.stop_pod_sandbox(pod(&node, "gpu", &[]), soon()).await.expect("it stops");
+    let why = refused(&door, pod(&node, "gpu", &[])).await;
+    assert!(why.contains("the API server is away"), "what was stopped is another one: {why}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_was_attached_without_its_claim_was_taken_for_whole() {
     let node = node(&[("s1", &["c"])]);
@@ -183,7 +225,7 @@ async fn a_sandbox_that_was_attached_without_its_claim_was_taken_for_whole() {
     let why = refused(&door, with_other()).await;
     assert!(why.contains("attached without claim shop/c") && why.contains("delete the pod"), "{why}");
     let _ = agent.core.report().take().await;
-    door.synchronize(vec![with_other()]);
+    door.synchronize(vec![with_other()], Default::default());
     let told = || {
         let events = futures::FutureExt::now_or_never(agent.core.report().take());
         events.is_some_and(|(_, events)| events.iter().any(|e| e.message.contains("without claim shop/c")))

@@ -20,6 +20,7 @@ use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
 use tokio::time::Instant;
 
 pub use of_pod::PodClaim;
+pub(crate) use of_pod::Problem;
 pub use source::ClaimSource;
 
 use crate::error::{Error, Reason, Result};
