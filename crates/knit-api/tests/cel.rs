@@ -221,8 +221,8 @@ fn blocks_and_classes() {
     );
 }
 
-/// It is shown to the scheduler with those of other Networks: one that the API server refuses there would keep
-/// all of them back.
+/// It is shown to the scheduler with those of other Networks: one that the API server refuses there would
+/// keep all of them back.
 #[test]
 fn a_node_selector_is_checked_like_those_of_namespaces() {
     let by = |requirement: Value| {
