@@ -4,7 +4,7 @@
 //! What is shown changes with Networks and blocks, and never with a pod: how much of a device is taken, the
 //! scheduler counts itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use knit_api::names;
 use knit_ipam::{Growth, Pool};
-use knit_model::Network;
+use knit_model::{Network, selector};
 use knit_objects::{Key, Write};
 use serde_json::json;
 
@@ -232,13 +232,8 @@ fn device(network: &Network, cut: Cut) -> Option<Device> {
         ("ipv4", has(knit_api::Family::V4)),
         ("ipv6", has(knit_api::Family::V6)),
     ];
-    // One that cannot be read, the API server would refuse with all that are in its slice.
-    if network.node_selector_error().is_some() {
-        return None;
-    }
     // An empty term selects no node, where an empty selector of labels selects all.
-    let nodes = network.object().spec.node_selector.as_ref().map(node_selector);
-    let nodes = nodes.filter(|terms| !terms.is_empty()).map(one_term);
+    let nodes = Some(nodes_of(network)?).filter(|terms| !terms.is_empty()).map(one_term);
     Some(Device {
         name: names::device_of(network.name()),
         attributes: Some(attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
@@ -262,6 +257,42 @@ fn quantity(mut number: u128) -> Quantity {
         (number, suffix) = (number / 1000, next);
     }
     Quantity(format!("{number}{suffix}"))
+}
+
+/// The nodes that a Network is for, as far as one term can say it; none where that cannot be read: the API
+/// server would refuse it with all that are in its slice.
+fn nodes_of(network: &Network) -> Option<Vec<NodeSelectorRequirement>> {
+    let spec = &network.object().spec;
+    let parents = spec.underlay.as_ref().map(|underlay| &underlay.parents[..]).unwrap_or_default();
+    let of_parents = || parents.iter().filter_map(|parent| parent.node_selector.as_ref());
+    let mut all = spec.node_selector.iter().chain(of_parents());
+    if !all.all(|selector| selector::read_for_nodes(selector).is_ok()) {
+        return None;
+    }
+    let own = spec.node_selector.as_ref().map(node_selector).unwrap_or_default();
+    let on_parents = match parents {
+        [parent] => parent.node_selector.as_ref().map(node_selector).unwrap_or_default(),
+        // A node may be any one's, and a term has no "or" but among the values of a label.
+        _ if of_parents().count() == parents.len() => {
+            one_label(&of_parents().map(node_selector).collect::<Vec<_>>()).into_iter().collect()
+        }
+        _ => Vec::new(),
+    };
+    Some(own.into_iter().chain(on_parents).collect())
+}
+
+/// What several selectors say together that each want some values of the same label.
+fn one_label(selectors: &[Vec<NodeSelectorRequirement>]) -> Option<NodeSelectorRequirement> {
+    let (key, mut values) = (&selectors.first()?.first()?.key, BTreeSet::new());
+    for selector in selectors {
+        let [only] = &selector[..] else { return None };
+        if only.key != *key || only.operator != "In" {
+            return None;
+        }
+        values.extend(only.values.iter().flatten().cloned());
+    }
+    let values = Some(values.into_iter().collect());
+    Some(NodeSelectorRequirement { key: key.clone(), operator: "In".to_owned(), values })
 }
 
 /// A selector of labels in the words of those that select nodes.
@@ -513,6 +544,50 @@ mod tests {
         let all = &shown.devices[1];
         assert_eq!((all.all_nodes, &all.node_selector), (Some(true), &None), "as agents read it");
         assert!(shown.devices[0].node_selector.is_some());
+    }
+
+    #[test]
+    fn claims_of_an_underlay_network_were_scheduled_to_nodes_without_its_link() {
+        let wants = |values: Value| json!({"key": "rack", "operator": "In", "values": values});
+        let rack = |values: Value| json!({"matchExpressions": [wants(values)]});
+        let left = json!({"matchLabels": {"rack": "left"}});
+        let on = |n: u32, nodes: Value, parents: &[Value]| {
+            let parents = parents.iter().enumerate().map(|(n, selector)| {
+                let mut parent = json!({"name": format!("eth{n}")});
+                if !selector.is_null() {
+                    parent["nodeSelector"] = selector.clone();
+                }
+                parent
+            });
+            let mut spec =
+                json!({"topology": "Underlay", "underlay": {"parents": parents.collect::<Vec<_>>()}});
+            if !nodes.is_null() {
+                spec["nodeSelector"] = nodes;
+            }
+            let (_, network) = network("office", n, "192.168.20.0/24", spec);
+            let device = device(&network, Cut::default())?;
+            let terms = device.node_selector.map(|selector| selector.node_selector_terms);
+            assert_eq!(device.all_nodes.is_some(), terms.is_none());
+            assert!(terms.as_ref().is_none_or(|terms| terms.len() == 1), "DRA takes no more than one");
+            let requirements = terms.into_iter().flatten().flat_map(|term| term.match_expressions);
+            let shown = requirements.flatten().map(|r| format!("{} {} {:?}", r.key, r.operator, r.values));
+            Some(shown.collect::<Vec<_>>())
+        };
+        let is = |values: &[&str]| format!("rack In {:?}", Some(values));
+        assert_eq!(on(2, Value::Null, &[Value::Null]), Some(vec![]), "each node has it");
+        assert_eq!(on(2, Value::Null, &[left.clone()]), Some(vec![is(&["left"])]));
+        let zone = json!({"matchLabels": {"zone": "a"}});
+        let both = Some(vec![format!("zone In {:?}", Some(["a"])), is(&["left"])]);
+        assert_eq!(on(2, zone.clone(), &[left.clone()]), both);
+        let two = [left.clone(), rack(json!(["right", "middle"]))];
+        assert_eq!(on(2, Value::Null, &two), Some(vec![is(&["left", "middle", "right"])]));
+        assert_eq!(
+            on(2, Value::Null, &[left.clone(), Value::Null]),
+            Some(vec![]),
+            "the last one is all others'"
+        );
+        assert_eq!(on(2, Value::Null, &[left, zone]), Some(vec![]), "one term cannot say it");
+        assert_eq!(on(2, Value::Null, &[json!({"matchLabels": {"a b": "c"}})]), None, "it would be refused");
     }
 
     #[test]
