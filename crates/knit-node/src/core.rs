@@ -186,7 +186,10 @@ impl Core {
                 match &result {
                     Ok(attached) if attached.attachments.is_empty() => {}
                     Ok(_) => core.report().changed(&request.pod.sandbox),
-                    Err(error) => core.report().failed(&request.pod, error),
+                    Err(error) => {
+                        core.report().failed(&request.pod, error);
+                        core.report().not_attached(&request.claims, error);
+                    }
                 }
             }
             result
