@@ -54,8 +54,8 @@ pub enum DoorsError {
 
 impl Doors {
     /// Opens them: the shim's at its socket, KNI's in the agent's run-time directory, that of claims in
-    /// kubelet's if it is wanted; where that fails, it is tried again while the others are served. The one of NRI, if it is wanted, connects where the container runtime
-    /// listens.
+    /// kubelet's if it is wanted; where that fails, it is tried again while the others are served. The one of
+    /// NRI, if it is wanted, connects where the container runtime listens.
     ///
     /// # Errors
     /// When a socket cannot be made.

@@ -104,8 +104,7 @@ impl Pipeline {
                     "{owner} is in use by sandbox {sandbox}: only one sandbox can use it at a time"
                 )));
             }
-            let nothing =
-                || not_ready(format!("nothing is reserved for {owner}: it must be prepared first"));
+            let nothing = || not_ready(format!("nothing is reserved for {owner}: it must be prepared first"));
             books.reservation(&owner).cloned().ok_or_else(nothing)
         });
         claimed.collect()
