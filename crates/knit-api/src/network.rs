@@ -174,6 +174,10 @@ pub struct NetworkSpec {
     /// The nodes whose pods may attach; all nodes if it is left out. The scheduler knows it for pods that ask
     /// by a claim or an extended resource; on any other node, a pod that asks for the Network does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new(OPERATORS).message(OPERATORS_MESSAGE),
+        validation = Rule::new(VALUES).message(VALUES_MESSAGE),
+    )]
     pub node_selector: Option<LabelSelector>,
 
     /// What the scheduler counts. With `Addresses`, pods can ask for the Network by the extended resource

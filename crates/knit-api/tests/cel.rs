@@ -220,3 +220,20 @@ fn blocks_and_classes() {
         "runtime of a class cannot be changed",
     );
 }
+
+/// It is shown to the scheduler with those of other Networks: one that the API server refuses there would
+/// keep all of them back.
+#[test]
+fn a_node_selector_is_checked_like_those_of_namespaces() {
+    let by = |requirement: Value| {
+        let mut spec = subnets(&["10.77.0.0/16"]);
+        spec["nodeSelector"] = json!({ "matchLabels": { "a": "b" }, "matchExpressions": [requirement] });
+        network("blue", spec)
+    };
+    validate_cel(&by(json!({ "key": "rack", "operator": "In", "values": ["a"] }))).expect("a good Network");
+    validate_cel(&by(json!({ "key": "rack", "operator": "Exists" }))).expect("a good Network");
+    refused(validate_cel(&by(json!({ "key": "rack", "operator": "Is" }))), "operator of a selector");
+    refused(validate_cel(&by(json!({ "key": "rack", "operator": "In" }))), "need values");
+    let exists = json!({ "key": "rack", "operator": "Exists", "values": ["a"] });
+    refused(validate_cel(&by(exists)), "need values");
+}

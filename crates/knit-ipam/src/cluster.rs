@@ -66,13 +66,17 @@ impl Growth {
     #[must_use]
     pub fn next_size(&self, pool: &Pool, owned: impl IntoIterator<Item = BlockSize>) -> BlockSize {
         let has: u32 = owned.into_iter().fold(0_u32, |sum, size| sum.saturating_add(size.addresses()));
+        // The largest power of two not above: a node may hold a block that somebody else cut.
+        let size = has.clamp(self.first.addresses(), self.largest_in(pool));
+        BlockSize::new(1 << size.ilog2()).unwrap_or(self.first)
+    }
+
+    /// The most addresses that a block of a pool has.
+    #[must_use]
+    pub fn largest_in(&self, pool: &Pool) -> u32 {
         let share = pool.room() / u128::from(self.share.max(1));
         let share = u32::try_from(share).unwrap_or(u32::MAX);
-        let first = self.first.addresses();
-        let most = self.largest.addresses().min(share).max(first);
-        // The largest power of two not above: a node may hold a block that somebody else cut.
-        let size = has.clamp(first, most);
-        BlockSize::new(1 << size.ilog2()).unwrap_or(self.first)
+        self.largest.addresses().min(share).max(self.first.addresses())
     }
 }
 

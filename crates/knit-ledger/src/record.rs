@@ -277,6 +277,13 @@ impl SandboxRecord {
         Ok(())
     }
 
+    /// Notes whom an attachment has its lease from, where that was not known.
+    pub fn lent(&mut self, interface: &InterfaceName, loan: Loan) -> Result<(), TransitionError> {
+        self.find(interface)?.plan.loan = Some(Box::new(loan));
+        self.note_format();
+        Ok(())
+    }
+
     /// Notes whose sandbox it is, where that was not known.
     pub fn of_pod(&mut self, pod: PodRef) {
         self.pod.get_or_insert(pod);

@@ -130,7 +130,7 @@ impl From<knit_api::Network> for Network {
             primary_for: spec.primary_for.as_ref().map(NamespaceSelector::of),
             allowed: spec.allowed_namespaces.as_ref().map_or(Allowed::Nobody, allowed),
             parents: underlay::parents(spec),
-            nodes: spec.node_selector.as_ref().map(selector::read),
+            nodes: spec.node_selector.as_ref().map(selector::read_for_nodes),
             object,
         }
     }
@@ -154,6 +154,12 @@ impl Network {
             Some(Ok(selector)) => Ok(selector.matches(labels)),
             Some(Err(error)) => Err(error),
         }
+    }
+
+    /// Why its selector of nodes cannot be read; none if it can, or there is none.
+    #[must_use]
+    pub fn node_selector_error(&self) -> Option<&SelectorError> {
+        self.nodes.as_ref().and_then(|nodes| nodes.as_ref().err())
     }
 
     /// Whether the scheduler counts its addresses.

@@ -32,6 +32,17 @@ pub enum SelectorError {
         /// The label.
         key: String,
     },
+    /// A key or a value that no label has.
+    #[error(
+        "{text:?} is not the {part} of any label: write letters, digits, '-', '_' and '.', at most 63 of \
+         them, and before a key perhaps a domain and '/'"
+    )]
+    NotOfALabel {
+        /// `key` or `value`.
+        part: &'static str,
+        /// As it was written.
+        text: String,
+    },
     /// Something else.
     #[error("it cannot be read: {0}")]
     Other(String),
@@ -84,6 +95,45 @@ pub fn read(selector: &LabelSelector) -> Result<Selector, SelectorError> {
     Selector::try_from(selector.clone()).map_err(|error| SelectorError::Other(error.to_string()))
 }
 
+/// Reads a selector of nodes. The scheduler is shown it too, by an object that the API server refuses where a
+/// key or a value is not a label's.
+///
+/// # Errors
+/// When it cannot be read, or cannot be shown.
+pub fn read_for_nodes(selector: &LabelSelector) -> Result<Selector, SelectorError> {
+    let labels =
+        selector.match_labels.iter().flatten().map(|(key, value)| (key, std::slice::from_ref(value)));
+    let expressions = selector.match_expressions.iter().flatten();
+    let expressions = expressions.map(|e| (&e.key, e.values.as_deref().unwrap_or_default()));
+    for (key, values) in labels.chain(expressions) {
+        if !is_key(key) {
+            return Err(SelectorError::NotOfALabel { part: "key", text: key.clone() });
+        }
+        if let Some(value) = values.iter().find(|value| !value.is_empty() && !is_name(value)) {
+            return Err(SelectorError::NotOfALabel { part: "value", text: value.clone() });
+        }
+    }
+    read(selector)
+}
+
+/// Whether a label may have this key.
+fn is_key(text: &str) -> bool {
+    let Some((domain, name)) = text.split_once('/') else { return is_name(text) };
+    let is_part = |part: &str| {
+        let inside = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !part.is_empty() && part.bytes().all(inside) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    domain.len() <= 253 && domain.split('.').all(is_part) && is_name(name)
+}
+
+/// Whether this is what a label's value may be, or a key behind its domain.
+fn is_name(text: &str) -> bool {
+    let inside = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let end = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= 63 && text.bytes().all(inside) && end(bytes.first()) && end(bytes.last())
+}
+
 fn check(requirement: &LabelSelectorRequirement) -> Result<(), SelectorError> {
     let (key, operator) = (requirement.key.clone(), requirement.operator.clone());
     let values = requirement.values.as_ref().is_some_and(|values| !values.is_empty());
@@ -132,6 +182,29 @@ mod tests {
             ("DoesNotExist", true) => Some(value.is_none()),
             _ => None,
         }
+    }
+
+    #[test]
+    fn a_selector_of_nodes_has_keys_and_values_that_labels_may_have() {
+        let with = |key: &str, value: &str| LabelSelector {
+            match_labels: Some([(key.to_owned(), value.to_owned())].into()),
+            match_expressions: None,
+        };
+        let long = "a".repeat(64);
+        for (key, value) in
+            [("rack", "a"), ("example.com/rack", ""), ("a_b.c-D", "1.2_3-x"), ("k", &long[..63])]
+        {
+            read_for_nodes(&with(key, value)).expect(key);
+        }
+        for key in ["", "a b", "/rack", "Example.com/rack", "a/b/c", "-a", "a.", "-a.com/x", long.as_str()] {
+            let error = read_for_nodes(&with(key, "")).expect_err(key);
+            assert!(matches!(error, SelectorError::NotOfALabel { part: "key", .. }), "{error}");
+        }
+        for value in ["a b", "_a", long.as_str()] {
+            let error = read_for_nodes(&with("rack", value)).expect_err(value);
+            assert!(matches!(error, SelectorError::NotOfALabel { part: "value", .. }), "{error}");
+        }
+        read_for_nodes(&LabelSelector::default()).expect("all nodes");
     }
 
     proptest! {

@@ -195,7 +195,13 @@ impl Agent {
         let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
         let dra = dra.filter(|dra| dra.serve == ServeClaims::All || has_claims_left(&core));
         if dra.is_some() {
-            let doubtful = !matches!(recovery, Recovery::Clean | Recovery::Fresh);
+            let doubtful = match recovery {
+                Recovery::Clean => false,
+                // Nothing runs after a reboot; what runs without a record had a ledger that is gone, and
+                // kubelet still takes its claims for prepared.
+                Recovery::Fresh => first.adopted > 0,
+                Recovery::TornTailCut { .. } | Recovery::SetAside { .. } => true,
+            };
             core.use_claims(Arc::new(objects.clone()), doubtful);
             let sweeping = core.clone();
             tasks.spawn(async move { sweeping.keep_claims_swept().await });

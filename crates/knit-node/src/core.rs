@@ -23,7 +23,7 @@ use knit_types::sync::Locked as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::claims::{ClaimSource, Claims, Prepared};
+use crate::claims::{ClaimSource, Claims, Prepared, Problem};
 use crate::clock;
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::cri::Cri;
@@ -33,13 +33,13 @@ use crate::level::Repairs;
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
-use crate::pipeline::{Attached, Pipeline, Waits};
+use crate::pipeline::{Attached, Occasion, Pipeline, Waits};
 use crate::policy::PolicyEnforcer;
 use crate::proxy::{ServiceProxy, Stopped};
 use crate::readiness::Readiness;
 use crate::reconcile::{Outcome, Pass, Reconciler};
 use crate::report::Report;
-use crate::request::{ClaimRequest, Door, PodRequest};
+use crate::request::{ClaimRequest, Door, PodRequest, Wish, Wishes};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::books::Store;
@@ -69,6 +69,15 @@ struct Inner {
     shown: watch::Sender<u64>,
     /// Requests that are being worked on.
     busy: watch::Sender<usize>,
+}
+
+/// What is known of a sandbox before a request about it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum History {
+    /// Nothing.
+    Unknown,
+    /// Containers have run in it.
+    Started,
 }
 
 /// What a core is made of.
@@ -145,12 +154,30 @@ impl Core {
     ///
     /// # Errors
     /// When one of its interfaces cannot be had: then it gets none of them.
-    pub async fn attach(&self, mut request: PodRequest, deadline: Instant) -> Result<Attached> {
+    pub async fn attach(&self, request: PodRequest, deadline: Instant) -> Result<Attached> {
+        self.attach_one(request, History::Unknown, deadline).await
+    }
+
+    /// The same for a sandbox that containers have run in. It started with what it needs, or without what
+    /// nobody knew of: where it cannot be told which claims its pod has, its containers start again.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) async fn attach_started(&self, request: PodRequest, deadline: Instant) -> Result<Attached> {
+        self.attach_one(request, History::Started, deadline).await
+    }
+
+    async fn attach_one(
+        &self,
+        mut request: PodRequest,
+        history: History,
+        deadline: Instant,
+    ) -> Result<Attached> {
         let core = self.clone();
         let operation = if request.start.is_some() { Operation::Attach } else { Operation::Plug };
         let waits = Waits::of(&request, deadline, self.config());
         self.run(operation, async move {
-            let result = match core.claims_of(&mut request, waits).await {
+            let result = match core.claims_of(&mut request, history, waits).await {
                 Ok(()) => core.inner.pipeline.attach(&request, waits).await,
                 Err(error) => Err(error),
             };
@@ -159,7 +186,10 @@ impl Core {
                 match &result {
                     Ok(attached) if attached.attachments.is_empty() => {}
                     Ok(_) => core.report().changed(&request.pod.sandbox),
-                    Err(error) => core.report().failed(&request.pod, error),
+                    Err(error) => {
+                        core.report().failed(&request.pod, error);
+                        core.report().not_attached(&request.claims, error);
+                    }
                 }
             }
             result
@@ -168,7 +198,7 @@ impl Core {
     }
 
     /// Finds the claims that a pod which starts has, where claims are served.
-    async fn claims_of(&self, request: &mut PodRequest, waits: Waits) -> Result<()> {
+    async fn claims_of(&self, request: &mut PodRequest, history: History, waits: Waits) -> Result<()> {
         let Some(claims) = self.inner.claims.get().filter(|_| request.start.is_some()) else {
             return Ok(());
         };
@@ -176,12 +206,24 @@ impl Core {
             Ok(found) => found,
             // What its sandbox has, it got when its claims were known, and a pod's claims never change: the
             // containers of a pod that runs start again whoever is away.
-            Err(error) if error.reason == Reason::NotReady && self.inner.pipeline.has_networks(request) => {
+            Err(Problem::Known(error) | Problem::Unknown(error))
+                if error.reason == Reason::NotReady && self.inner.pipeline.has_networks(request) =>
+            {
                 let sandbox = &request.pod.sandbox;
                 tracing::debug!(%sandbox, "using its record, because its claims are not known: {error}");
                 Vec::new()
             }
-            Err(error) => return Err(error),
+            // One that has run and for which nothing waits has what it was promised, and asks for no more.
+            Err(Problem::Unknown(error))
+                if history == History::Started
+                    && request.wishes == Wishes::Said(Wish::default())
+                    && !claims.is_promised(request) =>
+            {
+                let sandbox = &request.pod.sandbox;
+                tracing::debug!(%sandbox, "it has run, and its claims are not known: {error}");
+                Vec::new()
+            }
+            Err(Problem::Known(error) | Problem::Unknown(error)) => return Err(error),
         };
         let new = found.into_iter().filter(|claim| !request.claims.contains(claim)).collect::<Vec<_>>();
         request.claims.extend(new);
@@ -196,7 +238,7 @@ impl Core {
         let waits = Waits::of(&request, Instant::now() + config.request_deadline, config);
         // Who has nothing yet needs no look at its claims.
         self.inner.pipeline.has_networks(&request)
-            && self.claims_of(&mut request, waits).await.is_ok()
+            && self.claims_of(&mut request, History::Unknown, waits).await.is_ok()
             && self.inner.pipeline.has_all(&request)
     }
 
@@ -216,11 +258,12 @@ impl Core {
     /// When one of its devices cannot be had: then nothing is reserved.
     pub async fn prepare(&self, claim: ObjectRef, deadline: Instant) -> Result<Vec<Prepared>> {
         let core = self.clone();
+        let occasion = Occasion { began: self.sandboxes().releases().now(), sandbox: None };
         let work = async move {
             let claims = core.inner.claims.get().ok_or_else(|| {
                 Error::new(Reason::NotReady, "claims are not served on this node: start the agent with --dra")
             })?;
-            let result = claims.prepare(&claim, deadline).await;
+            let result = claims.prepare(&claim, &occasion, deadline).await;
             if let Err(error) = &result {
                 core.report().not_prepared(&claim, error);
             }
@@ -269,7 +312,8 @@ impl Core {
         deadline: Instant,
     ) -> Result<Option<Reservation>> {
         let core = self.clone();
-        let work = async move { core.inner.pipeline.prepare_claim(&request, deadline).await };
+        let occasion = Occasion { began: self.sandboxes().releases().now(), sandbox: None };
+        let work = async move { core.inner.pipeline.prepare_claim(&request, &occasion, deadline).await };
         self.run(Operation::Prepare, work).await
     }
 

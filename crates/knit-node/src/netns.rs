@@ -24,6 +24,14 @@ pub fn identify(path: &Path) -> io::Result<Option<NetnsRef>> {
     }
 }
 
+/// Whether two are the same namespace, by whatever paths: `/var/run/netns` and `/run/netns` are one directory.
+/// The device of one that was found in the kernel is not known.
+#[must_use]
+pub fn is_same(one: &NetnsRef, other: &NetnsRef) -> bool {
+    let devices = (one.device, other.device);
+    one.inode == other.inode && (devices.0 == devices.1 || devices.0 == 0 || devices.1 == 0)
+}
+
 /// Whether a namespace is certainly gone: its path is free, or means another one.
 #[must_use]
 pub fn is_gone(known: &NetnsRef) -> bool {

@@ -180,6 +180,50 @@ async fn what_fails_gives_the_claim_back_what_it_had() {
     assert_eq!(owners(&node).iter().filter(|o| o.contains("sandbox s2")).count(), 2, "{:?}", owners(&node));
 }
 
+/// A claim of two runtimes' Networks, of which one could not take its interface back from the old sandbox.
+#[tokio::test]
+async fn a_pods_next_sandbox_started_with_a_part_of_its_claim() {
+    let node = Node::new();
+    let agent = node.start().await;
+    prepare(&agent, asks("c", &["blue", "other"])).await.expect("reserved");
+    agent.add(with_claims(node.request("s1", "shop", ""), &["c"])).await.expect("attached");
+    node.other.fail(Faults { detaches: 1, ..Faults::default() });
+    let mut next = with_claims(node.request("s2", "shop", ""), &["c"]);
+    next.pod.name = Some("pod-s1".into());
+    next.pod.uid = Some("uid-s1".into());
+    let error = agent.add(next.clone()).await.expect_err("the other runtime still has its interface");
+    assert!(error.to_string().contains("in use by sandbox s1") && error.retryable(), "{error}");
+    let mine = owners(&node);
+    assert!(mine.iter().any(|o| o.ends_with("of claim shop/c")), "one part is back: {mine:?}");
+    assert!(mine.iter().any(|o| o.contains("sandbox s1")), "the other one is not: {mine:?}");
+    assert_eq!(prepare(&agent, asks("c", &["blue", "other"])).await.expect("it is in use"), [""; 0]);
+    let attached = agent.add(next).await.expect("kubelet tries again");
+    let networks: Vec<&str> = attached.attachments.iter().map(|a| a.network.as_str()).collect();
+    assert_eq!(networks, ["default", "blue", "other"]);
+    agent.del("s2").await.expect("detached");
+    agent.core.release_claim(claim("c")).await.expect("released");
+    assert!(owners(&node).is_empty() && node.is_clean());
+}
+
+#[tokio::test]
+async fn what_came_back_in_another_order_was_refused_as_another_reservation() {
+    let node = Node::new();
+    let agent = node.start().await;
+    let before = prepare(&agent, asks("c", &["blue", "other"])).await.expect("reserved");
+    agent.add(with_claims(node.request("s1", "shop", ""), &["c"])).await.expect("attached");
+    // The runtime of blue takes its interface back later than the other one.
+    node.kernel.fail(Faults { detaches: 1, ..Faults::default() });
+    agent.del("s1").await.expect_err("one of them fails");
+    agent.del("s1").await.expect("detached");
+    let again = prepare(&agent, asks("c", &["blue", "other"])).await.expect("it is what is asked for");
+    assert_ne!(again, before, "the order is another one");
+    assert_eq!(again.iter().collect::<BTreeSet<_>>(), before.iter().collect());
+    for other in [&["blue"][..], &["blue", "blue"], &["blue", "other", "blue"]] {
+        let error = prepare(&agent, asks("c", other)).await.expect_err("something else");
+        assert_eq!(error.reason, Reason::Refused, "{error}");
+    }
+}
+
 #[test]
 fn killed_at_every_step_a_claims_addresses_are_its_own_or_its_sandboxs() {
     let mut kill_at = 0;

@@ -342,6 +342,49 @@ async fn a_claim_of_a_sandbox_that_is_gone_was_not_freed_before_the_next_pass() 
     assert!(owners(&node).is_empty() && node.is_clean());
 }
 
+/// The API server was slow; kubelet gave up, deleted the pod and released its claim meanwhile.
+#[tokio::test]
+async fn what_was_prepared_after_its_release_was_reserved_until_the_claim_was_gone() {
+    let mut node = Node::new();
+    pods(&mut node, &[("s1", &["c"])]);
+    let agent = node.start().await;
+    let api = Api::default();
+    let (_served, plugin) = serve(&node, &agent, &api);
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    let slow = Arc::new(tokio::sync::Notify::new());
+    let gate = |gate| *api.gate.lock().expect("nobody panicked") = gate;
+    gate(Some(Arc::clone(&slow)));
+    let asked = async |times: usize| {
+        while api.asked() < times {
+            tokio::task::yield_now().await;
+        }
+    };
+
+    let (preparing, channel) = (plugin.clone(), ["c"]);
+    let preparing = tokio::spawn(async move { prepare(&preparing, &channel).await });
+    asked(1).await;
+    assert_eq!(unprepare(&plugin, "c").await, "");
+    slow.notify_one();
+    let error = preparing.await.expect("an answer").remove("uid-c").expect("one for each claim").error;
+    assert!(error.contains("was released while it was being prepared"), "{error}");
+    assert_eq!(owners(&node), BTreeSet::new());
+
+    // The same of a sandbox, which may take as long to find the claim.
+    let (core, start) = (agent.core.clone(), request(&node, "s1"));
+    let a_minute = tokio::time::Instant::now() + std::time::Duration::from_secs(60);
+    let attaching = tokio::spawn(async move { core.attach(start, a_minute).await });
+    asked(2).await;
+    assert_eq!(unprepare(&plugin, "c").await, "");
+    slow.notify_one();
+    let error = attaching.await.expect("an answer").expect_err("its claim is released");
+    assert!(error.retryable() && error.to_string().contains("was released"), "{error}");
+    assert!(node.is_clean() && owners(&node).is_empty());
+
+    gate(None);
+    assert_eq!(prepare(&plugin, &["c"]).await["uid-c"].error, "", "kubelet asks again");
+    assert_eq!(owners(&node).len(), 1);
+}
+
 #[tokio::test]
 async fn a_pod_on_its_nodes_network_that_shares_a_claim_was_told_nothing() {
     let mut node = Node::new();

@@ -130,6 +130,29 @@ fn the_agent_reads_a_ledger_of_c14f8c8() {
     assert_eq!(books.allocator.leases().count(), 9);
 }
 
+/// containerd says `/var/run/netns`, which is a link to `/run/netns`, where the agent looks for namespaces.
+#[tokio::test]
+async fn a_running_pod_lost_its_interface_since_its_namespace_had_another_path() {
+    let node = Node::new();
+    let var = node.dir.path().join("var");
+    std::os::unix::fs::symlink(node.dir.path().join("netns"), &var).expect("a link");
+    let request = || common::in_namespace(node.request("s1", "shop", "blue"), var.join("s1"));
+    let agent = node.start().await;
+    let before = agent.add(request()).await.expect("attached");
+    let attaches = node.kernel.attaches();
+    drop(agent);
+    std::fs::remove_file(node.config().ledger()).expect("lost");
+    let agent = node.start().await;
+    assert_eq!(agent.outcome.adopted, 2, "{:?}", agent.outcome);
+    assert_eq!(agent.add(request()).await.expect("it runs"), before);
+    assert_eq!(node.kernel.attaches(), attaches, "nothing is made again");
+    // Another namespace is another sandbox.
+    std::fs::rename(node.netns("s1"), node.dir.path().join("old")).expect("moved");
+    node.netns("s1");
+    agent.add(request()).await.expect("attached");
+    assert_ne!(node.kernel.attaches(), attaches);
+}
+
 /// Writes one more frame behind a ledger that nobody has open.
 fn append(path: &Path, change: &Value) {
     let content = serde_json::to_vec(&json!([change])).expect("JSON");

@@ -165,7 +165,8 @@ async fn after_a_connection_what_runs_is_attached_and_what_is_gone_is_removed() 
     let (late, stopped) = (blue(&node, "late"), blue(&node, "stopped"));
     std::fs::remove_file(node.netns("stopped")).expect("removed");
     door.connected(&Runtime { name: "containerd".into(), version: "v2.4.2".into() });
-    door.synchronize(vec![blue(&node, "kept"), late, stopped, pod(&node, "plain", "shop", &[])]);
+    let listed = vec![blue(&node, "kept"), late, stopped, pod(&node, "plain", "shop", &[])];
+    door.synchronize(listed, Default::default());
     eventually("what runs is attached, and nothing else", Duration::from_secs(20), || {
         let mut found = interfaces(&node);
         found.sort();
@@ -183,7 +184,7 @@ async fn an_agent_that_is_killed_finds_its_sandboxes_again() {
     let before = agent.core.list(None);
     drop((door, agent));
     let (agent, door) = connect(&node, "v2.4.2").await;
-    door.synchronize(vec![blue(&node, "a")]);
+    door.synchronize(vec![blue(&node, "a")], Default::default());
     door.create_container(blue(&node, "a"), "next".into(), soon()).await.expect("its next container");
     assert_eq!(agent.core.list(None), before);
     assert_eq!(node.kernel.attaches(), 1, "nothing was made again");

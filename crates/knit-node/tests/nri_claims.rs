@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::claims::{Api, pods};
+use common::claims::{Api, parameters, pods};
 use common::{Agent, Node, id};
 use knit_kernel::testing::eventually;
 use knit_ledger::Entry;
@@ -126,6 +126,90 @@ async fn containers_of_running_pods_were_refused_while_the_api_was_away_after_a_
     assert!(why.contains("not known to the node agent yet"), "{why}");
 }
 
+/// Its claim was prepared a second time, and its sandbox then taken for one that lacks it, until the pod was
+/// deleted.
+#[tokio::test]
+async fn containers_of_running_pods_were_refused_after_the_ledger_had_been_lost() {
+    let node = node(&[("s1", &["c"]), ("s2", &["d"])]);
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    api.allocate("c", &["s1"], &["blue"], parameters(json!({"interface": "data0"})));
+    api.allocate("d", &["s2"], &["blue", "other"], json!([]));
+    for (sandbox, name) in [("s1", "c"), ("s2", "d")] {
+        agent.core.prepare(claim(name), soon()).await.expect("prepared");
+        door.run_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it runs");
+    }
+    drop((agent, door));
+    let before = node.attachments();
+    let attaches = node.kernel.attaches();
+    std::fs::remove_file(node.config().ledger()).expect("lost");
+    // A kernel keeps sandboxes only, so that it is not known whose they are.
+    node.kernel.forget_pods();
+
+    let (agent, door) = connect(&node, &api).await;
+    assert_eq!(agent.outcome.adopted, 3);
+    for sandbox in ["s1", "s2"] {
+        door.create_container(pod(&node, sandbox, &[]), "again".into(), soon()).await.expect("it runs");
+    }
+    // The same by kubelet, after its own restart.
+    agent.core.prepare(claim("c"), soon()).await.expect("its sandbox has it");
+    assert_eq!(
+        (node.attachments().len(), node.kernel.attaches()),
+        (before.len(), attaches),
+        "nobody noticed"
+    );
+    let error = agent.core.release_claim(claim("c")).await.expect_err("in use");
+    assert!(error.to_string().contains("in use by sandbox s1"), "{error}");
+    for (sandbox, name) in [("s1", "c"), ("s2", "d")] {
+        door.stop_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it stops");
+        agent.core.release_claim(claim(name)).await.expect("released");
+    }
+    let (content, _) = knit_ledger::read::<Entry>(&node.config().ledger()).expect("the ledger");
+    assert!(node.is_clean() && content.records.is_empty(), "{:?}", content.records.keys());
+}
+
+/// Of a pod with another driver's claim, and of one that the agent has no record of since it has nothing.
+#[tokio::test]
+async fn containers_of_pods_without_claims_of_networks_were_refused_while_the_api_was_away() {
+    let mut node = node(&[("s1", &["c"]), ("gpu", &["gpu"]), ("plain", &[]), ("late", &["l"])]);
+    let api = Api::default();
+    let (agent, door) = connect(&node, &api).await;
+    api.allocate("c", &["s1"], &["blue"], json!([]));
+    api.allocate("gpu", &["gpu"], &["gpu-0"], json!([]));
+    api.allocate("l", &["late"], &["blue"], json!([]));
+    agent.core.prepare(claim("c"), soon()).await.expect("prepared");
+    for sandbox in ["s1", "gpu", "plain"] {
+        door.run_pod_sandbox(pod(&node, sandbox, &[]), soon()).await.expect("it runs");
+    }
+    // Its sandbox started while no agent was connected.
+    agent.core.prepare(claim("l"), soon()).await.expect("prepared");
+    drop((agent, door));
+    // The next agent knows no pod at first.
+    let known = std::mem::take(&mut node.world.pods);
+    *api.away.lock().expect("nobody panicked") = true;
+    let (agent, door) = connect(&node, &api).await;
+    let sandboxes = ["s1", "gpu", "plain", "late"];
+    let listed = sandboxes.map(|sandbox| pod(&node, sandbox, &[])).into();
+    door.synchronize(listed, sandboxes.map(str::to_owned).into());
+    for sandbox in ["s1", "gpu", "plain"] {
+        let created = door.create_container(pod(&node, sandbox, &[]), "again".into(), soon()).await;
+        assert!(created.is_ok(), "{sandbox}: {created:?}");
+    }
+    let why = refused(&door, pod(&node, "late", &[])).await;
+    assert!(why.contains("not known to the node agent yet"), "something waits for it: {why}");
+    let why = refused(&door, pod(&node, "plain", &[("knit.dev/networks", "blue")])).await;
+    assert!(why.contains("not known to the node agent yet"), "it asks for something: {why}");
+    let why = refused(&door, pod(&node, "new", &[])).await;
+    assert!(why.contains("not known to the node agent yet"), "nothing has run in it: {why}");
+    // That its claim is another driver's, the API server would say.
+    agent.core.world().update(|world| world.pods = known);
+    let created = door.create_container(pod(&node, "gpu", &[]), "again".into(), soon()).await;
+    assert!(created.is_ok(), "{created:?}");
+    door.stop_pod_sandbox(pod(&node, "gpu", &[]), soon()).await.expect("it stops");
+    let why = refused(&door, pod(&node, "gpu", &[])).await;
+    assert!(why.contains("the API server is away"), "what was stopped is another one: {why}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_was_attached_without_its_claim_was_taken_for_whole() {
     let node = node(&[("s1", &["c"])]);
@@ -141,7 +225,7 @@ async fn a_sandbox_that_was_attached_without_its_claim_was_taken_for_whole() {
     let why = refused(&door, with_other()).await;
     assert!(why.contains("attached without claim shop/c") && why.contains("delete the pod"), "{why}");
     let _ = agent.core.report().take().await;
-    door.synchronize(vec![with_other()]);
+    door.synchronize(vec![with_other()], Default::default());
     let told = || {
         let events = futures::FutureExt::now_or_never(agent.core.report().take());
         events.is_some_and(|(_, events)| events.iter().any(|e| e.message.contains("without claim shop/c")))

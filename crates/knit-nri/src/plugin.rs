@@ -1,5 +1,6 @@
 //! What a plugin implements.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,9 +30,9 @@ pub trait Plugin: Send + Sync + 'static {
     /// The session is over: no sandbox is announced until the next one.
     fn disconnected(&self);
 
-    /// All sandboxes that there are, at the start of a session. It is answered at once; what is to be done
-    /// about it is done elsewhere.
-    fn synchronize(&self, pods: Vec<PodSandbox>);
+    /// All sandboxes that there are, at the start of a session, and the ids of those that containers have run
+    /// in. It is answered at once; what is to be done about it is done elsewhere.
+    fn synchronize(&self, pods: Vec<PodSandbox>, started: BTreeSet<String>);
 
     /// A sandbox is there, with its namespace and what the CNI plugins made in it; no container is.
     async fn run_pod_sandbox(&self, pod: PodSandbox, deadline: Deadline) -> Result<(), Refusal>;

@@ -2,6 +2,7 @@
 //!
 //! The runtime may call before it has answered the registration, so nothing here waits for one message only.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +19,8 @@ use crate::ttrpc::{Assembler, Body, Garbled, Message, code};
 use crate::version::Runtime;
 use crate::wire::ttrpc::{Request, Response};
 use crate::wire::{
-    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, Empty, Event,
-    FailurePolicy, PodSandbox, PodSandboxRequest, RegisterPluginRequest, StateChangeEvent,
+    ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest, CreateContainerResponse, Empty,
+    Event, FailurePolicy, PodSandbox, PodSandboxRequest, RegisterPluginRequest, StateChangeEvent,
     SynchronizeRequest, SynchronizeResponse,
 };
 
@@ -100,6 +101,8 @@ struct Session<'a, P> {
     request_timeout: Option<Duration>,
     /// Parts of a list that comes in several.
     pods: Vec<PodSandbox>,
+    /// Of the same list: the ids of sandboxes that containers have run in.
+    started: BTreeSet<String>,
     /// Requests that are being worked on, each with its stream.
     running: JoinSet<(u32, Response)>,
 }
@@ -130,8 +133,14 @@ pub async fn serve<P: Plugin>(
     plugin: &Arc<P>,
     limits: &Limits,
 ) -> Ended {
-    let mut session =
-        Session { plugin, limits, request_timeout: None, pods: Vec::new(), running: JoinSet::new() };
+    let mut session = Session {
+        plugin,
+        limits,
+        request_timeout: None,
+        pods: Vec::new(),
+        started: BTreeSet::new(),
+        running: JoinSet::new(),
+    };
     let why = session.run(stream, identity).await;
     let served = session.request_timeout.is_some();
     if served {
@@ -297,14 +306,17 @@ impl<P: Plugin> Session<'_, P> {
             Ok(request) => request,
             Err(error) => return undecodable(&error),
         };
-        if self.pods.len() + request.pods.len() > self.limits.sandboxes {
-            self.pods = Vec::new();
+        let started = request.containers.into_iter().filter(Container::has_run);
+        self.started.extend(started.map(|container| container.pod_sandbox_id));
+        let sandboxes = (self.pods.len() + request.pods.len()).max(self.started.len());
+        if sandboxes > self.limits.sandboxes {
+            (self.pods, self.started) = (Vec::new(), BTreeSet::new());
             let message = format!("more than {} sandboxes on one node", self.limits.sandboxes);
             return Response::failure(code::RESOURCE_EXHAUSTED, message);
         }
         self.pods.extend(request.pods);
         if !request.more {
-            self.plugin.synchronize(std::mem::take(&mut self.pods));
+            self.plugin.synchronize(std::mem::take(&mut self.pods), std::mem::take(&mut self.started));
         }
         Response::success(&SynchronizeResponse { more: request.more })
     }

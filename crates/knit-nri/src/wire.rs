@@ -9,6 +9,15 @@ pub mod ttrpc {
     include!(concat!(env!("OUT_DIR"), "/ttrpc.rs"));
 }
 
+impl Container {
+    /// Whether it runs, or did.
+    #[must_use]
+    pub fn has_run(&self) -> bool {
+        use ContainerState::{ContainerPaused, ContainerRunning, ContainerStopped};
+        matches!(self.state(), ContainerPaused | ContainerRunning | ContainerStopped)
+    }
+}
+
 impl PodSandbox {
     /// Where the sandbox's network namespace can be opened. None for a pod in the node's own network, and in
     /// the last event about a sandbox whose namespace is gone.

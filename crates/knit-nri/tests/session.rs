@@ -10,8 +10,8 @@ use knit_nri::session::{self, Ended, Limits, SessionError};
 use knit_nri::ttrpc::code;
 use knit_nri::wire::ttrpc::{Request, Response};
 use knit_nri::wire::{
-    ConfigureResponse, CreateContainerRequest, Empty, Event, PodSandboxRequest, RegisterPluginRequest,
-    StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+    ConfigureResponse, Container, ContainerState, CreateContainerRequest, Empty, Event, PodSandboxRequest,
+    RegisterPluginRequest, StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
 };
 use prost::Message as _;
 use support::{FakeRuntime, Recorder, configure, pod};
@@ -37,7 +37,7 @@ fn sandbox(id: &str) -> PodSandboxRequest {
 }
 
 fn container(id: &str) -> CreateContainerRequest {
-    let container = knit_nri::wire::Container { name: "main".into(), ..Default::default() };
+    let container = Container { name: "main".into(), ..Default::default() };
     CreateContainerRequest { pod: Some(pod(id)), container: Some(container) }
 }
 
@@ -53,8 +53,17 @@ async fn a_session_from_registration_to_its_end() {
     assert_eq!(configured.events, 0x000f, "RunPodSandbox, StopPodSandbox, RemovePodSandbox, CreateContainer");
     let policy = configured.failure_policy.expect("a policy");
     assert!(policy.fail_request && policy.keep_connected);
-    for more in [true, true, false] {
-        let part = SynchronizeRequest { pods: vec![pod("a"), pod("b")], more };
+    let in_state = |state: ContainerState, sandbox: &str| {
+        let (state, pod_sandbox_id) = (state.into(), sandbox.to_owned());
+        Container { state, pod_sandbox_id, ..Container::default() }
+    };
+    for (more, state, sandbox) in [
+        (true, ContainerState::ContainerRunning, "a"),
+        (true, ContainerState::ContainerCreated, "b"),
+        (false, ContainerState::ContainerStopped, "c"),
+    ] {
+        let containers = vec![in_state(state, sandbox)];
+        let part = SynchronizeRequest { pods: vec![pod("a"), pod("b")], containers, more };
         let answer = runtime.call("Synchronize", &part).await;
         let answer = SynchronizeResponse::decode(answer.payload.as_slice()).expect("a response");
         assert_eq!(answer.more, more, "a part is answered as it came");
@@ -70,7 +79,7 @@ async fn a_session_from_registration_to_its_end() {
     assert!(ended.served && matches!(ended.why, SessionError::Closed), "{ended:?}");
     let expected = [
         "connected containerd v2.4.2",
-        "synchronize 6",
+        "synchronize 6 {\"a\", \"c\"}",
         "run one",
         "create one/main",
         "stop one",
@@ -241,7 +250,7 @@ async fn too_many_requests_and_sandboxes_are_refused() {
     runtime.send("RunPodSandbox", &sandbox("hangs")).await;
     let answer = runtime.call("RunPodSandbox", &sandbox("third")).await;
     assert_eq!(answer.error().map(|e| e.code), Some(code::RESOURCE_EXHAUSTED));
-    let many = SynchronizeRequest { pods: vec![pod("a"); 4], more: true };
+    let many = SynchronizeRequest { pods: vec![pod("a"); 4], more: true, ..Default::default() };
     let answer = runtime.call("Synchronize", &many).await;
     assert_eq!(answer.error().map(|e| e.code), Some(code::RESOURCE_EXHAUSTED));
     assert!(!plugin.heard().contains(&"run third".to_owned()));
@@ -259,7 +268,7 @@ async fn a_runtime_that_restarts_finds_the_plugin_again() {
         let (stream, _) = listener.accept().await.expect("a client");
         let mut runtime = FakeRuntime::new(stream);
         runtime.accept(Duration::from_secs(2)).await;
-        plugin.hears("synchronize 0", time).await;
+        plugin.hears("synchronize 0 {}", time).await;
         drop((runtime, listener));
         plugin.hears("disconnected", time).await;
         std::fs::remove_file(&socket).expect("removed");

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{Controller, any_change};
 use crate::leader::Leading;
-use crate::plan::devices::{Shown, own_slices, shown, taken, writes};
+use crate::plan::devices::{Shown, Writes, own_slices, shown, taken, writes};
 
 /// How long changes are gathered: a Network that is made changes a few times.
 const GATHER: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ impl Controller {
         };
         let result = match found.await {
             Ok((slices, classes)) => {
-                self.write_all(&writes(&Shown::default(), &slices, &classes), leading).await
+                self.write_devices(&writes(&Shown::default(), &slices, &classes), leading).await
             }
             Err(error) => Err(error),
         };
@@ -111,21 +111,69 @@ impl Controller {
         }
         self.tell_taken(&taken(wanted, &classes), told);
         let writes = writes(wanted, &slices, &classes);
-        self.write_all(&writes, leading).await?;
-        Ok(writes.len())
+        self.write_devices(&writes, leading).await?;
+        Ok(writes.count())
     }
 
-    async fn write_all(&self, writes: &[Write], leading: &watch::Receiver<Leading>) -> Result<(), Error> {
-        for write in writes {
-            let term = *leading.borrow();
-            tracing::info!(%write, "write");
-            match term.fence(self.objects.write(write)).await {
-                Some(result) => drop(result?),
-                // Whoever does not lead any more stops in the middle.
-                None => break,
+    /// Writes slices and classes. What cannot be written holds up nothing else; the first error is given.
+    pub(super) async fn write_devices(
+        &self,
+        writes: &Writes,
+        leading: &watch::Receiver<Leading>,
+    ) -> Result<(), Error> {
+        let mut result = self.write_pool(writes, leading).await;
+        for write in &writes.classes {
+            match self.write_one(write, leading).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => result = result.and(Err(error)),
             }
         }
-        Ok(())
+        result
+    }
+
+    /// Writes all slices of the pool. Where one cannot be written, those that were are made again what they
+    /// were: while slices say different generations, the scheduler goes by none of them.
+    async fn write_pool(&self, writes: &Writes, leading: &watch::Receiver<Leading>) -> Result<(), Error> {
+        for (n, slice) in writes.slices.iter().enumerate() {
+            match self.write_one(&slice.write, leading).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    // The last one as well: it may have been written all the same.
+                    for slice in writes.slices[..=n].iter().rev() {
+                        if let Err(undone) = self.write_one(&slice.undo, leading).await {
+                            let undone = &undone as &dyn std::error::Error;
+                            tracing::warn!(
+                                error = undone,
+                                "cannot undo the write of a ResourceSlice: claims wait until it is retried"
+                            );
+                        }
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let mut result = Ok(());
+        for write in &writes.surplus {
+            match self.write_one(write, leading).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+
+    /// Carries out one write; false if this controller leads no more.
+    async fn write_one(&self, write: &Write, leading: &watch::Receiver<Leading>) -> Result<bool, Error> {
+        let term = *leading.borrow();
+        tracing::info!(%write, "write");
+        match term.fence(self.objects.write(write)).await {
+            Some(result) => result.map(|_| true),
+            // Whoever does not lead any more stops in the middle.
+            None => Ok(false),
+        }
     }
 
     /// Says on the events of somebody else's class that it is in the way, once.

@@ -174,3 +174,96 @@ async fn a_block_was_forgotten_although_the_api_server_may_have_made_it() {
         assert_eq!(known.and_then(|known| known.again.clone()), kept.then_some(block), "{reason}");
     }
 }
+
+/// An API server that refuses to write one object, and takes all other writes; which ones there were.
+async fn refuses(name: &'static str) -> (Objects, Arc<Mutex<Vec<String>>>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let api = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", api.local_addr().expect("an address"));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&seen);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = api.accept().await {
+            let told = Arc::clone(&told);
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = client.read_u8().await else { return };
+                    head.push(byte);
+                }
+                let head = String::from_utf8_lossy(&head).into_owned();
+                let lower = head.to_lowercase();
+                let length = lower.lines().find_map(|line| line.strip_prefix("content-length:"));
+                let mut body = vec![0; length.map_or(0, |text| text.trim().parse().expect("a length"))];
+                if client.read_exact(&mut body).await.is_err() {
+                    return;
+                }
+                let object: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let mut words = head.split([' ', '?']);
+                let method = words.next().unwrap_or_default();
+                let target = words.next().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+                if method == "GET" {
+                    return;
+                }
+                let generation = &object["spec"]["pool"]["generation"];
+                told.lock().expect("nobody panicked").push(format!("{method} {target} {generation}"));
+                let (status, body) = if target == name {
+                    let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
+                        "reason": "Invalid", "message": "no"});
+                    ("422 Unprocessable Entity", body.to_string())
+                } else if method == "DELETE" {
+                    let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Success"});
+                    ("200 OK", body.to_string())
+                } else {
+                    ("200 OK", String::from_utf8_lossy(&body).into_owned())
+                };
+                let answer = format!(
+                    "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+                     Connection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = client.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    (Objects::open(Source::Url(url)).await.expect("objects"), seen)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slice_that_cannot_be_written_left_its_pool_in_two_generations_and_kept_classes_back() {
+    use crate::plan::devices::{Shown, writes};
+    use k8s_openapi::api::resource::v1::{Device, DeviceClassSpec, ResourceSlice};
+
+    let (objects, seen) = refuses("knit-networks-00001").await;
+    let controller = Controller::new(objects, Config::new("one")).expect("a controller");
+    let device = |n: usize| Device { name: format!("net-{n}"), ..Device::default() };
+    let shown = Shown {
+        devices: (0..130).map(device).collect(),
+        classes: [("knit".to_owned(), DeviceClassSpec::default())].into(),
+    };
+    let before: ResourceSlice = serde_json::from_value(json!({"metadata": {"name": "knit-networks-00000",
+        "uid": "u"}, "spec": {"driver": "knit.dev", "pool": {"name": "knit-networks", "generation": 4,
+        "resourceSliceCount": 1}, "allNodes": true, "devices": []}}))
+    .expect("a slice");
+    let surplus = ResourceSlice {
+        metadata: serde_json::from_value(json!({"name": "knit-networks-00009", "uid": "s"})).expect("one"),
+        ..before.clone()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    let (_tell, leading) = watch::channel(Leading(Some(leader::Term { until, end: until })));
+    let planned = writes(&shown, &[before, surplus], &[]);
+    assert_eq!((planned.slices.len(), planned.surplus.len(), planned.classes.len()), (2, 1, 1));
+    controller.write_devices(&planned, &leading).await.expect_err("one is refused");
+    let seen = seen.lock().expect("nobody panicked").clone();
+    assert_eq!(
+        seen,
+        [
+            "PATCH knit-networks-00000 5",
+            "PATCH knit-networks-00001 5",
+            // It was not there before; what was is as it was, and the pool keeps all of its slices.
+            "DELETE knit-networks-00001 null",
+            "PATCH knit-networks-00000 4",
+            "PATCH knit null",
+        ]
+    );
+}

@@ -52,6 +52,7 @@ pub(super) fn verdicts<'a>(
             Err(problem) => Some((reasons::REASON_INVALID, chain(problem))),
             Ok(pool) => invalid(name, cluster, ids, primaries)
                 .or_else(|| network.check_underlay().err().map(|error| chain(&error)))
+                .or_else(|| nodes(network))
                 .or_else(|| pool.is_none().then(|| no_ranges(cluster)).flatten())
                 .map(|message| (reasons::REASON_INVALID, message))
                 .or_else(|| overlapping(network, pool, cluster, index).map(|m| (reasons::REASON_OVERLAP, m)))
@@ -82,6 +83,12 @@ fn invalid(
         ));
     }
     primaries.invalid.get(name).cloned()
+}
+
+/// A selector of nodes that cannot be read: no node would know whether the Network is for it.
+fn nodes(network: &Network) -> Option<String> {
+    let error = network.node_selector_error()?;
+    Some(format!("spec.nodeSelector cannot be read: {}", chain(error)))
 }
 
 /// A Network without subnets lives of the Nodes' podCIDRs.

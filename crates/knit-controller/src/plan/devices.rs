@@ -4,7 +4,7 @@
 //! What is shown changes with Networks and blocks, and never with a pod: how much of a device is taken, the
 //! scheduler counts itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
@@ -16,7 +16,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use knit_api::names;
-use knit_model::Network;
+use knit_ipam::{Growth, Pool};
+use knit_model::{Network, selector};
 use knit_objects::{Key, Write};
 use serde_json::json;
 
@@ -40,18 +41,18 @@ pub struct Shown {
 /// What the cluster's Networks are shown as.
 #[must_use]
 pub fn shown(cluster: &Cluster) -> Shown {
-    let mut routers: BTreeMap<&str, u128> = BTreeMap::new();
-    let mut seen = std::collections::BTreeSet::new();
-    for block in cluster.blocks.values().filter(|block| !block.deleting) {
-        if seen.insert((block.network.as_str(), block.node.as_str())) {
-            *routers.entry(block.network.as_str()).or_default() += 1;
-        }
+    let mut cut: BTreeMap<&str, Cut> = BTreeMap::new();
+    for view in cluster.blocks.values().filter(|view| !view.deleting) {
+        let cut = cut.entry(view.network.as_str()).or_default();
+        cut.blocks += 1;
+        let size = view.block.as_ref().map_or(0, |block| block.block().size().addresses());
+        cut.addresses += u128::from(size);
     }
     let mut shown = Shown::default();
     shown.classes.insert(names::DEVICE_CLASS.to_owned(), class_of_all());
     for (name, network) in &cluster.networks {
-        let routers = routers.get(name.as_str()).copied().unwrap_or_default();
-        let Some(device) = device(network, routers) else { continue };
+        let cut = cut.get(name.as_str()).copied().unwrap_or_default();
+        let Some(device) = device(network, cut) else { continue };
         shown.devices.push(device);
         if network.counts_in_scheduling() {
             shown.classes.insert(format!("{}-{name}", names::DEVICE_CLASS), class_of(name));
@@ -61,9 +62,38 @@ pub fn shown(cluster: &Cluster) -> Shown {
     shown
 }
 
+/// What to write so that the API shows it.
+#[derive(Debug, Default, PartialEq)]
+pub struct Writes {
+    /// Slices of the pool: all of them, or none. While they say different generations, the scheduler goes by
+    /// none of them.
+    pub slices: Vec<SliceWrite>,
+    /// Slices that the pool has no more: once the others are written.
+    pub surplus: Vec<Write>,
+    /// Classes, each on its own.
+    pub classes: Vec<Write>,
+}
+
+/// A slice to write.
+#[derive(Debug, PartialEq)]
+pub struct SliceWrite {
+    /// As it should be.
+    pub write: Write,
+    /// As it is, for when another one of its pool cannot be written.
+    pub undo: Write,
+}
+
+impl Writes {
+    /// How many writes that are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.slices.len() + self.surplus.len() + self.classes.len()
+    }
+}
+
 /// What to write so that the API shows it. Nothing if it does already.
 #[must_use]
-pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) -> Vec<Write> {
+pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) -> Writes {
     let mut writes = write_slices(&shown.devices, slices);
     for (name, spec) in &shown.classes {
         let found = classes.iter().find(|class| class.metadata.name.as_ref() == Some(name));
@@ -72,12 +102,13 @@ pub fn writes(shown: &Shown, slices: &[ResourceSlice], classes: &[DeviceClass]) 
             continue;
         }
         let class = DeviceClass { metadata: metadata(name), spec: spec.clone() };
-        writes.push(Write::apply(&class, names::CONTROLLER_MANAGER));
+        writes.classes.push(Write::apply(&class, names::CONTROLLER_MANAGER));
     }
     for class in classes.iter().filter(|class| is_ours(&class.metadata)) {
         let (Some(name), Some(uid)) = (&class.metadata.name, &class.metadata.uid) else { continue };
         if !shown.classes.contains_key(name) {
-            writes.push(Write::delete_uid::<DeviceClass>(Key::cluster(name.as_str()), uid.as_str()));
+            let delete = Write::delete_uid::<DeviceClass>(Key::cluster(name.as_str()), uid.as_str());
+            writes.classes.push(delete);
         }
     }
     writes
@@ -101,7 +132,7 @@ pub fn own_slices(mut slices: Vec<ResourceSlice>) -> Vec<ResourceSlice> {
 }
 
 /// Slices of the pool: all of them say one generation and their number, or the scheduler goes by none.
-fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Vec<Write> {
+fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Writes {
     let is_pool = |slice: &&ResourceSlice| {
         slice.spec.driver == names::DRIVER && slice.spec.pool.name == names::NETWORK_POOL
     };
@@ -121,35 +152,63 @@ fn write_slices(devices: &[Device], found: &[ResourceSlice]) -> Vec<Write> {
         let there = found.iter().find(|slice| slice.metadata.name == Some(name(n)));
         there.is_some_and(|there| there.spec == wanted(n, newest))
     };
+    let mut writes = Writes::default();
     if found.len() == chunks.len() && (0..chunks.len()).all(right) {
-        return Vec::new();
+        return writes;
     }
-    let mut writes = Vec::new();
+    let apply = |name: &str, spec: ResourceSliceSpec| {
+        Write::apply(&ResourceSlice { metadata: metadata(name), spec }, names::CONTROLLER_MANAGER)
+    };
     for n in 0..chunks.len() {
-        let slice = ResourceSlice { metadata: metadata(&name(n)), spec: wanted(n, newest + 1) };
-        writes.push(Write::apply(&slice, names::CONTROLLER_MANAGER));
+        let name = name(n);
+        let before = found.iter().find(|slice| slice.metadata.name.as_ref() == Some(&name));
+        let undo = match before {
+            Some(before) => apply(&name, before.spec.clone()),
+            None => Write::delete::<ResourceSlice>(Key::cluster(name.as_str())),
+        };
+        writes.slices.push(SliceWrite { write: apply(&name, wanted(n, newest + 1)), undo });
     }
     for slice in found {
         let (Some(there), Some(uid)) = (&slice.metadata.name, &slice.metadata.uid) else { continue };
         if !(0..chunks.len()).any(|n| name(n) == *there) {
-            writes.push(Write::delete_uid::<ResourceSlice>(Key::cluster(there.as_str()), uid.as_str()));
+            let delete = Write::delete_uid::<ResourceSlice>(Key::cluster(there.as_str()), uid.as_str());
+            writes.surplus.push(delete);
         }
     }
     writes
 }
 
+/// What nodes have of a Network.
+#[derive(Clone, Copy, Default)]
+struct Cut {
+    blocks: u128,
+    /// Addresses in them.
+    addresses: u128,
+}
+
+/// How many addresses pods can have of a pool in the family that has fewest, whoever asks. Each block keeps
+/// one for a router, those that are still to be cut as well: the scheduler must not promise it to a claim.
+fn addresses_for_pods(pool: &Pool, cut: Cut) -> Option<u128> {
+    let subnets = pool.families().filter_map(|family| pool.subnet(family));
+    let addresses = subnets.map(|subnet| subnet.unassigned(&[])).min()?;
+    if !pool.has_router() {
+        return Some(addresses);
+    }
+    let left = addresses.saturating_sub(cut.addresses);
+    // No fewer than these: blocks may be smaller than the largest.
+    let further = left / u128::from(Growth::default().largest_in(pool));
+    Some(addresses.saturating_sub((cut.blocks + further).max(1)))
+}
+
 /// A Network as a device; none where claims cannot have it. The default one is every pod's anyway.
-fn device(network: &Network, routers: u128) -> Option<Device> {
+fn device(network: &Network, cut: Cut) -> Option<Device> {
     if network.is_default() || network.is_being_deleted() || network.refusal().is_some() {
         return None;
     }
     // One without a number is set up nowhere.
     network.id()?;
     let pool = network.pool().ok().flatten()?;
-    let sizes = pool.families().filter_map(|family| pool.subnet(family)).map(|s| s.unassigned(&[]));
-    // The first pod's node takes one for its router: the scheduler must not have promised it to a claim.
-    let own = if pool.has_router() { routers.max(1) } else { 0 };
-    let addresses = sizes.min()?.saturating_sub(own).min(MOST);
+    let addresses = addresses_for_pods(pool, cut)?.min(MOST);
     if addresses == 0 {
         return None;
     }
@@ -173,7 +232,8 @@ fn device(network: &Network, routers: u128) -> Option<Device> {
         ("ipv4", has(knit_api::Family::V4)),
         ("ipv6", has(knit_api::Family::V6)),
     ];
-    let nodes = network.object().spec.node_selector.as_ref().map(node_selector);
+    // An empty term selects no node, where an empty selector of labels selects all.
+    let nodes = Some(nodes_of(network)?).filter(|terms| !terms.is_empty()).map(one_term);
     Some(Device {
         name: names::device_of(network.name()),
         attributes: Some(attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
@@ -199,8 +259,44 @@ fn quantity(mut number: u128) -> Quantity {
     Quantity(format!("{number}{suffix}"))
 }
 
+/// The nodes that a Network is for, as far as one term can say it; none where that cannot be read: the API
+/// server would refuse it with all that are in its slice.
+fn nodes_of(network: &Network) -> Option<Vec<NodeSelectorRequirement>> {
+    let spec = &network.object().spec;
+    let parents = spec.underlay.as_ref().map(|underlay| &underlay.parents[..]).unwrap_or_default();
+    let of_parents = || parents.iter().filter_map(|parent| parent.node_selector.as_ref());
+    let mut all = spec.node_selector.iter().chain(of_parents());
+    if !all.all(|selector| selector::read_for_nodes(selector).is_ok()) {
+        return None;
+    }
+    let own = spec.node_selector.as_ref().map(node_selector).unwrap_or_default();
+    let on_parents = match parents {
+        [parent] => parent.node_selector.as_ref().map(node_selector).unwrap_or_default(),
+        // A node may be any one's, and a term has no "or" but among the values of a label.
+        _ if of_parents().count() == parents.len() => {
+            one_label(&of_parents().map(node_selector).collect::<Vec<_>>()).into_iter().collect()
+        }
+        _ => Vec::new(),
+    };
+    Some(own.into_iter().chain(on_parents).collect())
+}
+
+/// What several selectors say together that each want some values of the same label.
+fn one_label(selectors: &[Vec<NodeSelectorRequirement>]) -> Option<NodeSelectorRequirement> {
+    let (key, mut values) = (&selectors.first()?.first()?.key, BTreeSet::new());
+    for selector in selectors {
+        let [only] = &selector[..] else { return None };
+        if only.key != *key || only.operator != "In" {
+            return None;
+        }
+        values.extend(only.values.iter().flatten().cloned());
+    }
+    let values = Some(values.into_iter().collect());
+    Some(NodeSelectorRequirement { key: key.clone(), operator: "In".to_owned(), values })
+}
+
 /// A selector of labels in the words of those that select nodes.
-fn node_selector(selector: &LabelSelector) -> NodeSelector {
+fn node_selector(selector: &LabelSelector) -> Vec<NodeSelectorRequirement> {
     let labels = selector.match_labels.iter().flatten().map(|(key, value)| NodeSelectorRequirement {
         key: key.clone(),
         operator: "In".to_owned(),
@@ -211,8 +307,11 @@ fn node_selector(selector: &LabelSelector) -> NodeSelector {
         operator: e.operator.clone(),
         values: e.values.clone(),
     });
-    let term =
-        NodeSelectorTerm { match_expressions: Some(labels.chain(expressions).collect()), match_fields: None };
+    labels.chain(expressions).collect()
+}
+
+fn one_term(requirements: Vec<NodeSelectorRequirement>) -> NodeSelector {
+    let term = NodeSelectorTerm { match_expressions: Some(requirements), match_fields: None };
     NodeSelector { node_selector_terms: vec![term] }
 }
 
@@ -261,9 +360,13 @@ fn is_ours(metadata: &ObjectMeta) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use knit_api::AddressBlockSpec;
+    use knit_ipam::{BlockQuery, Family, Millis, NodeAllocator, NodeConfig, next_block};
+    use knit_model::AddressBlock;
     use serde_json::Value;
 
     use super::*;
+    use crate::cluster::BlockView;
 
     #[expect(clippy::needless_pass_by_value, reason = "as json! makes it")]
     fn network(name: &str, id: u32, cidr: &str, extra: Value) -> (String, Arc<Network>) {
@@ -317,8 +420,8 @@ mod tests {
         assert_eq!(names.len(), 2, "neither the default one nor one without a number: {names:?}");
         let blue = shown.devices.iter().find(|d| d.name == "blue").expect("blue");
         assert_eq!((blue.all_nodes, blue.allow_multiple_allocations), (Some(true), Some(true)));
-        // Without network, broadcast, gateway, and what the first router takes.
-        assert_eq!(blue.capacity.as_ref().expect("a capacity")["addresses"].value.0, "252");
+        // Without network, broadcast and gateway, and one for each of the 15 blocks that it has room for.
+        assert_eq!(blue.capacity.as_ref().expect("a capacity")["addresses"].value.0, "238");
         for device in &shown.devices {
             let attributes = device.attributes.as_ref().expect("attributes");
             assert!(attributes.contains_key(names::POD_NETWORK_ATTRIBUTE));
@@ -332,6 +435,57 @@ mod tests {
         assert_eq!(extended, Some("networks.knit.dev/team.red"));
     }
 
+    /// Each of them keeps an address for a router; it was subtracted once for each node.
+    #[test]
+    fn claims_were_promised_the_router_addresses_of_a_nodes_further_blocks() {
+        let (name, blue) = network("blue", 2, "10.2.0.0/24", json!({}));
+        let pool = blue.pool().expect("read").expect("a pool");
+        let mut node = NodeAllocator::new("n1", NodeConfig::default());
+        node.set_network(pool.clone());
+        let mut cluster = cluster(vec![(name, Arc::clone(&blue))]);
+        let promised = |cluster: &Cluster| -> u64 {
+            let devices = shown(cluster).devices;
+            devices[0].capacity.as_ref().expect("a capacity")["addresses"].value.0.parse().expect("a number")
+        };
+        let first = promised(&cluster);
+        let (mut existing, mut before) = (Vec::new(), first);
+        loop {
+            let query = BlockQuery {
+                pool,
+                node: "n1",
+                existing: &existing,
+                other_primaries: &[],
+                avoid: &[],
+                growth: Growth::default(),
+            };
+            let Ok(block) = next_block(&query) else { break };
+            let now = promised(&cluster);
+            assert!(now <= before, "a block makes it no more");
+            before = now;
+            let spec = AddressBlockSpec {
+                network: "blue".into(),
+                node: "n1".into(),
+                ipv4: block.prefix(Family::V4).map(|prefix| prefix.to_string()),
+                ipv6: None,
+            };
+            let view = BlockView {
+                uid: String::new(),
+                network: "blue".into(),
+                node: "n1".into(),
+                created: None,
+                deleting: false,
+                block: Some(AddressBlock::of(&spec).expect("a block")),
+            };
+            cluster.blocks.insert(format!("blue-{}", existing.len()), Arc::new(view));
+            node.add_block(block.clone()).expect("added");
+            existing.push(block);
+        }
+        assert!(existing.len() > 10, "{existing:?}");
+        let free = node.counts("blue", Millis(0)).expect("counts").v4.expect("IPv4").free;
+        assert_eq!(promised(&cluster), free, "what the node has for pods");
+        assert!(first - free <= 2, "{first}: hardly more was promised when there was no block");
+    }
+
     #[test]
     fn what_is_shown_already_is_not_written_again() {
         let networks = (0..130)
@@ -339,20 +493,19 @@ mod tests {
         let shown = shown(&cluster(networks.collect()));
         let (slices, mut classes) = (applied(&shown, 7), Vec::new());
         assert_eq!(slices.len(), 2);
-        assert_eq!(writes(&shown, &slices, &classes).len(), 1, "the class");
+        assert_eq!(writes(&shown, &slices, &classes).count(), 1, "the class");
         for (name, spec) in &shown.classes {
             classes.push(DeviceClass { metadata: metadata(name), spec: spec.clone() });
         }
-        assert_eq!(writes(&shown, &slices, &classes), []);
+        assert_eq!(writes(&shown, &slices, &classes), Writes::default());
         // One changes: all say the new generation.
         let mut fewer = shown.clone();
         fewer.devices.remove(0);
         let written = writes(&fewer, &slices, &classes);
-        assert_eq!(written.len(), 2, "{written:?}");
-        assert!(
-            written.iter().all(|w| format!("{w:?}").contains("\"generation\": Number(8)")),
-            "{written:?}"
-        );
+        assert_eq!((written.slices.len(), written.count()), (2, 2), "{written:?}");
+        let says =
+            |write: &Write, generation: &str| format!("{write:?}").contains(&format!("Number({generation})"));
+        assert!(written.slices.iter().all(|w| says(&w.write, "8") && says(&w.undo, "7")), "{written:?}");
         // Another driver's slices, and classes that an operator made, are left alone.
         let mut foreign = slices[0].clone();
         foreign.spec.driver = "gpu.example.com".into();
@@ -361,10 +514,80 @@ mod tests {
             ..Default::default()
         };
         let more: Vec<_> = slices.iter().cloned().chain([foreign]).collect();
-        assert_eq!(writes(&shown, &more, &[classes[0].clone(), mine]), []);
+        assert_eq!(writes(&shown, &more, &[classes[0].clone(), mine]), Writes::default());
         // None are left: the slices go.
         fewer.devices.truncate(2);
-        assert_eq!(writes(&fewer, &slices, &classes).len(), 2, "one written, one deleted");
+        let written = writes(&fewer, &slices, &classes);
+        assert_eq!((written.slices.len(), written.surplus.len()), (1, 1), "{written:?}");
+    }
+
+    #[test]
+    fn one_node_selector_kept_all_networks_from_the_scheduler() {
+        let selecting = |selector: Value| json!({"nodeSelector": selector});
+        let by = |requirement: Value| selecting(json!({"matchExpressions": [requirement]}));
+        let shown = shown(&cluster(vec![
+            network("blue", 2, "10.2.0.0/24", json!({})),
+            network(
+                "unknown",
+                3,
+                "10.3.0.0/24",
+                by(json!({"key": "rack", "operator": "Is", "values": ["a"]})),
+            ),
+            network("without", 4, "10.4.0.0/24", by(json!({"key": "rack", "operator": "In"}))),
+            network("key", 5, "10.5.0.0/24", selecting(json!({"matchLabels": {"a b": "c"}}))),
+            network("value", 6, "10.6.0.0/24", selecting(json!({"matchLabels": {"rack": "a b"}}))),
+            network("all", 7, "10.7.0.0/24", selecting(json!({}))),
+            network("a", 8, "10.8.0.0/24", by(json!({"key": "example.com/rack", "operator": "Exists"}))),
+        ]));
+        let names: Vec<&str> = shown.devices.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names, ["a", "all", "blue"], "those that the API server takes");
+        let all = &shown.devices[1];
+        assert_eq!((all.all_nodes, &all.node_selector), (Some(true), &None), "as agents read it");
+        assert!(shown.devices[0].node_selector.is_some());
+    }
+
+    #[test]
+    fn claims_of_an_underlay_network_were_scheduled_to_nodes_without_its_link() {
+        let wants = |values: Value| json!({"key": "rack", "operator": "In", "values": values});
+        let rack = |values: Value| json!({"matchExpressions": [wants(values)]});
+        let left = json!({"matchLabels": {"rack": "left"}});
+        let on = |n: u32, nodes: Value, parents: &[Value]| {
+            let parents = parents.iter().enumerate().map(|(n, selector)| {
+                let mut parent = json!({"name": format!("eth{n}")});
+                if !selector.is_null() {
+                    parent["nodeSelector"] = selector.clone();
+                }
+                parent
+            });
+            let mut spec =
+                json!({"topology": "Underlay", "underlay": {"parents": parents.collect::<Vec<_>>()}});
+            if !nodes.is_null() {
+                spec["nodeSelector"] = nodes;
+            }
+            let (_, network) = network("office", n, "192.168.20.0/24", spec);
+            let device = device(&network, Cut::default())?;
+            let terms = device.node_selector.map(|selector| selector.node_selector_terms);
+            assert_eq!(device.all_nodes.is_some(), terms.is_none());
+            assert!(terms.as_ref().is_none_or(|terms| terms.len() == 1), "DRA takes no more than one");
+            let requirements = terms.into_iter().flatten().flat_map(|term| term.match_expressions);
+            let shown = requirements.flatten().map(|r| format!("{} {} {:?}", r.key, r.operator, r.values));
+            Some(shown.collect::<Vec<_>>())
+        };
+        let is = |values: &[&str]| format!("rack In {:?}", Some(values));
+        assert_eq!(on(2, Value::Null, &[Value::Null]), Some(vec![]), "each node has it");
+        assert_eq!(on(2, Value::Null, &[left.clone()]), Some(vec![is(&["left"])]));
+        let zone = json!({"matchLabels": {"zone": "a"}});
+        let both = Some(vec![format!("zone In {:?}", Some(["a"])), is(&["left"])]);
+        assert_eq!(on(2, zone.clone(), &[left.clone()]), both);
+        let two = [left.clone(), rack(json!(["right", "middle"]))];
+        assert_eq!(on(2, Value::Null, &two), Some(vec![is(&["left", "middle", "right"])]));
+        assert_eq!(
+            on(2, Value::Null, &[left.clone(), Value::Null]),
+            Some(vec![]),
+            "the last one is all others'"
+        );
+        assert_eq!(on(2, Value::Null, &[left, zone]), Some(vec![]), "one term cannot say it");
+        assert_eq!(on(2, Value::Null, &[json!({"matchLabels": {"a b": "c"}})]), None, "it would be refused");
     }
 
     #[test]
@@ -376,9 +599,9 @@ mod tests {
             ..Default::default()
         };
         let classes = [theirs("knit-blue"), theirs("knit-other")];
-        let written: Vec<String> = writes(&shown, &[], &classes).iter().map(ToString::to_string).collect();
-        assert!(!written.iter().any(|write| write.contains("knit-blue")), "{written:?}");
-        assert_eq!(written.len(), 2, "the slice and the class of all: {written:?}");
+        let written = writes(&shown, &[], &classes);
+        assert!(!written.classes.iter().any(|write| write.to_string().contains("knit-blue")), "{written:?}");
+        assert_eq!(written.count(), 2, "the slice and the class of all: {written:?}");
         let taken: Vec<_> =
             taken(&shown, &classes).iter().filter_map(|class| class.metadata.name.as_deref()).collect();
         assert_eq!(taken, ["knit-blue"], "one that is not needed is in nobody's way");
@@ -398,7 +621,7 @@ mod tests {
         mine.metadata.labels = None;
         let own = own_slices(slices);
         assert_eq!(own.len(), 1);
-        assert_eq!(writes(&Shown::default(), &own, &[class, mine]).len(), 2);
+        assert_eq!(writes(&Shown::default(), &own, &[class, mine]).count(), 2);
     }
 
     #[test]

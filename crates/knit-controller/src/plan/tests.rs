@@ -462,6 +462,11 @@ fn what_collides_is_refused_and_says_with_whom() {
     world.network("pods", &["10.244.0.0/16"], None);
     world.network("broken", &["10.1.2.3/16"], None);
     world.network("classless", &["10.79.0.0/16"], None);
+    world.network("selects", &["10.80.0.0/16"], None);
+    world.edit("selects", |network| {
+        let labels = Some([("a rack".to_owned(), "a".to_owned())].into());
+        network.spec.node_selector = Some(LabelSelector { match_labels: labels, match_expressions: None });
+    });
     world.edit("classless", |network| network.spec.class = "none".into());
     world.settle();
     let reason = |name: &str| world.accepted(name).0;
@@ -480,6 +485,8 @@ fn what_collides_is_refused_and_says_with_whom() {
         assert_eq!(world.ready(name).0, "NotAccepted");
     }
     assert_eq!(reason("broken"), "Invalid");
+    assert_eq!(reason("selects"), "Invalid");
+    assert!(world.accepted("selects").1.contains("spec.nodeSelector"), "{:?}", world.accepted("selects"));
     assert_eq!(reason("classless"), "ClassNotFound");
     let primary = |name: &str| world.cluster.networks[name].status().and_then(|s| s.primary_namespaces);
     assert_eq!((primary("blue"), primary("late"), primary("default")), (Some(1), Some(0), Some(0)));

@@ -20,10 +20,11 @@ use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
 use tokio::time::Instant;
 
 pub use of_pod::PodClaim;
+pub(crate) use of_pod::Problem;
 pub use source::ClaimSource;
 
 use crate::error::{Error, Reason, Result};
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Occasion, Pipeline};
 use crate::request::{Asked, ClaimRequest};
 use crate::world::World;
 
@@ -82,7 +83,12 @@ impl Claims {
     }
 
     /// Reserves what the scheduler gave a claim: all of it, or nothing. The same again changes nothing.
-    pub(crate) async fn prepare(&self, claim: &ObjectRef, deadline: Instant) -> Result<Vec<Prepared>> {
+    pub(crate) async fn prepare(
+        &self,
+        claim: &ObjectRef,
+        occasion: &Occasion,
+        deadline: Instant,
+    ) -> Result<Vec<Prepared>> {
         let allocation = self.allocation(claim, deadline).await?.map_err(|error| {
             let reason = match &error {
                 AllocationError::NotAllocated => Reason::NotReady,
@@ -90,7 +96,7 @@ impl Claims {
             };
             Error::new(reason, format!("claim {claim} cannot be prepared")).because(error)
         })?;
-        self.prepare_allocated(&allocation, deadline).await?;
+        self.prepare_allocated(&allocation, occasion, deadline).await?;
         let prepared = |device: &Allotted| Prepared {
             request: device.request.clone(),
             pool: device.pool.clone(),
@@ -100,7 +106,12 @@ impl Claims {
         Ok(allocation.devices.iter().map(prepared).collect())
     }
 
-    async fn prepare_allocated(&self, allocation: &Allocation, deadline: Instant) -> Result<()> {
+    async fn prepare_allocated(
+        &self,
+        allocation: &Allocation,
+        occasion: &Occasion,
+        deadline: Instant,
+    ) -> Result<()> {
         let claim = &allocation.claim;
         let reserved = match self.holder(allocation) {
             Holder::Sandbox => return Ok(()),
@@ -127,12 +138,12 @@ impl Claims {
         let networks = self.pipeline.world.wait(soon, |world| asked(world, allocation)).await?;
         let pod = allocation.pods.first().cloned();
         let request = ClaimRequest { claim: claim.clone(), networks, pod };
-        match self.pipeline.prepare_claim(&request, deadline).await {
+        match self.pipeline.prepare_claim(&request, occasion, deadline).await {
             // What is reserved is of an earlier allocation, whose end nobody told us of.
             Err(error) if reserved && error.reason == Reason::Refused => {
                 tracing::info!(%claim, "the claim was allocated again: releasing its previous reservations");
-                self.pipeline.release_claim(claim).await?;
-                self.pipeline.prepare_claim(&request, deadline).await?;
+                self.pipeline.free_claim(claim).await?;
+                self.pipeline.prepare_claim(&request, occasion, deadline).await?;
             }
             result => drop(result?),
         }

@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 
 use super::{Claims, REMEMBERED, claim_of};
 use crate::error::{Error, Reason, Result};
-use crate::pipeline::Waits;
+use crate::pipeline::{Occasion, Waits};
 use crate::request::{PodRequest, pod_name};
 use crate::world::World;
 
@@ -46,6 +46,23 @@ impl PodClaim {
     }
 }
 
+/// Why a pod's claims are not had.
+#[derive(Debug)]
+pub(crate) enum Problem {
+    /// It cannot be told which claims it has.
+    Unknown(Error),
+    /// One of them cannot be had.
+    Known(Error),
+}
+
+// === impl Problem ===
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::Known(error)
+    }
+}
+
 // === impl Claims ===
 
 impl Claims {
@@ -58,24 +75,28 @@ impl Claims {
         self: &Arc<Self>,
         request: &PodRequest,
         waits: Waits,
-    ) -> Result<Vec<ObjectRef>> {
+    ) -> Result<Vec<ObjectRef>, Problem> {
+        let began = self.pipeline.sandboxes.releases().now();
+        let occasion = Occasion { began, sandbox: Some(request.pod.sandbox.clone()) };
         let (Some(namespace), Some(name)) = (&request.pod.namespace, &request.pod.name) else {
             return Ok(Vec::new());
         };
         let who = pod_name(&request.pod);
         let key = (namespace.clone(), name.clone());
         let uid = request.pod.uid.as_ref();
-        let look = |world: &World| -> Result<Vec<String>> {
+        let look = |world: &World| -> Result<Vec<String>, Problem> {
             let same = |view: &Option<String>| view.as_ref().zip(uid).is_none_or(|(a, b)| a == b);
             let known = world.pods.get(&key).filter(|view| view.mirror || same(&view.uid));
             match known {
-                Some(view) => view.claims.iter().map(|claim| named(claim, &who)).collect(),
+                Some(view) => {
+                    Ok(view.claims.iter().map(|claim| named(claim, &who)).collect::<Result<_>>()?)
+                }
                 None if self.has_some(namespace) => {
                     let message = format!(
                         "{who} is not known to the node agent yet, and pods of its namespace have claims of \
                          Networks here; it will be retried"
                     );
-                    Err(Error::new(Reason::NotReady, message))
+                    Err(Problem::Unknown(Error::new(Reason::NotReady, message)))
                 }
                 None => Ok(Vec::new()),
             }
@@ -86,7 +107,7 @@ impl Claims {
         for name in names {
             match self.recorded(request, namespace, &name) {
                 Some(claim) => claims.push(claim),
-                None => claims.extend(self.look_up(request, namespace, &name, waits).await?),
+                None => claims.extend(self.look_up(request, namespace, &name, (&occasion, waits)).await?),
             }
         }
         Ok(claims)
@@ -104,6 +125,23 @@ impl Claims {
         let mut unreadable = books.unreadable().filter_map(Unreadable::claim);
         reserved.chain(lent).any(|claim| claim.namespace == namespace)
             || unreadable.any(|claim| claim.namespace == namespace)
+    }
+
+    /// Whether something is reserved for a pod, or may be: it is not known for whom something in its namespace
+    /// is.
+    pub(crate) fn is_promised(&self, request: &PodRequest) -> bool {
+        let pod = &request.pod;
+        let books = self.pipeline.sandboxes.books();
+        let mut reserved = books.reservations().filter_map(|r| Some((claim_of(r.owner())?, r.pod())));
+        reserved.any(|(claim, its)| match its {
+            Some(its) => match its.uid.as_ref().zip(pod.uid.as_ref()) {
+                Some((its, uid)) => its == uid,
+                None => {
+                    Some(&its.name) == pod.name.as_ref() && Some(&its.namespace) == pod.namespace.as_ref()
+                }
+            },
+            None => Some(&claim.namespace) == pod.namespace.as_ref(),
+        })
     }
 
     /// Whether something is reserved for a claim of this name, or a sandbox has that.
@@ -139,31 +177,31 @@ impl Claims {
         request: &PodRequest,
         namespace: &str,
         name: &str,
-        waits: Waits,
-    ) -> Result<Option<ObjectRef>> {
+        (occasion, waits): (&Occasion, Waits),
+    ) -> Result<Option<ObjectRef>, Problem> {
         let Some(soon) = waits.soon() else {
-            return self.unrecorded(request, namespace, name, waits.deadline()).await;
+            return self.unrecorded(request, namespace, name, (occasion, waits.deadline())).await;
         };
         if self.is_foreign(request, namespace, name) {
             return Ok(None);
         }
-        let (claims, asked) = (Arc::clone(self), request.clone());
+        let (claims, asked, occasion) = (Arc::clone(self), request.clone(), occasion.clone());
         let (space, claim) = (namespace.to_owned(), name.to_owned());
         let work = async move {
             let deadline = Instant::now() + claims.pipeline.config.request_deadline;
-            claims.unrecorded(&asked, &space, &claim, deadline).await
+            claims.unrecorded(&asked, &space, &claim, (&occasion, deadline)).await
         };
         let who = || pod_name(&request.pod);
         match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
             Ok(Ok(result)) => result,
             Ok(Err(failed)) => {
                 let message = format!("{}: claim {namespace}/{name}: check the agent's log", who());
-                Err(Error::new(Reason::Internal, message).because(failed))
+                Err(Error::new(Reason::Internal, message).because(failed).into())
             }
             Err(_) => {
                 let message =
                     format!("{}: claim {namespace}/{name} is being read; it will be retried", who());
-                Err(Error::new(Reason::NotReady, message))
+                Err(Problem::Unknown(Error::new(Reason::NotReady, message)))
             }
         }
     }
@@ -181,8 +219,8 @@ impl Claims {
         request: &PodRequest,
         namespace: &str,
         name: &str,
-        deadline: Instant,
-    ) -> Result<Option<ObjectRef>> {
+        (occasion, deadline): (&Occasion, Instant),
+    ) -> Result<Option<ObjectRef>, Problem> {
         if self.is_foreign(request, namespace, name) {
             return Ok(None);
         }
@@ -191,9 +229,8 @@ impl Claims {
             let message = format!("{who}: claim {namespace}/{name} {what}; it will be retried");
             Error::new(Reason::NotReady, message)
         };
-        let Some(found) = self.get(namespace, name, deadline).await? else {
-            return Err(not_ready("does not exist"));
-        };
+        let found = self.get(namespace, name, deadline).await.map_err(Problem::Unknown)?;
+        let Some(found) = found else { return Err(not_ready("does not exist").into()) };
         let allocation = match Allocation::of(&found) {
             Ok(allocation) => allocation,
             Err(AllocationError::NotOurs) => {
@@ -204,17 +241,17 @@ impl Claims {
                 foreign.insert(place_of(request, namespace, name));
                 return Ok(None);
             }
-            Err(error) => return Err(not_ready("cannot be attached").because(error)),
+            Err(error) => return Err(not_ready("cannot be attached").because(error).into()),
         };
         let is_its = |pod: &knit_types::PodRef| {
             Some(&pod.name) == request.pod.name.as_ref()
                 && request.pod.uid.as_ref().is_none_or(|uid| pod.uid.as_ref() == Some(uid))
         };
         if !allocation.pods.iter().any(is_its) {
-            return Err(not_ready("is not reserved for it"));
+            return Err(not_ready("is not reserved for it").into());
         }
         tracing::warn!("{who}: claim {namespace}/{name} is not in the ledger for it: preparing it now");
-        self.prepare_allocated(&allocation, deadline).await?;
+        self.prepare_allocated(&allocation, occasion, deadline).await?;
         Ok(Some(allocation.claim))
     }
 }

@@ -47,6 +47,7 @@ use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::unreadable;
 use crate::world::WorldStore;
+pub(crate) use claim::Occasion;
 use resolve::{Held, Missing, resolve};
 pub(crate) use verify::Answer;
 pub(crate) use waits::Waits;
@@ -109,14 +110,15 @@ impl Pipeline {
                 self.check_main(&start.main, &who)?;
                 let netns = namespace_of(&start.netns, &who)?;
                 if let Some(record) = known {
-                    if record.is_attached() && *record.netns() == netns {
+                    if record.is_attached() && netns::is_same(record.netns(), &netns) {
                         claim::check_lent(&record, request, &who)?;
+                        let answer = || Attached { netns: netns.path.clone(), ..answer(&record) };
                         let main = match &start.main {
                             Main::Ours(main) => &main.interface,
-                            Main::Foreign(_) => return Ok(answer(&record)),
+                            Main::Foreign(_) => return Ok(answer()),
                         };
                         if is_main(&record, main) {
-                            return Ok(answer(&record));
+                            return Ok(answer());
                         }
                         // Its main interface carries a running pod.
                         let message = format!(

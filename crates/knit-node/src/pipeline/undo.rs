@@ -91,7 +91,8 @@ impl Pipeline {
         let Some(record) = record else { return Ok(()) };
         let by_object = |a: &&knit_ledger::Attachment| {
             let details = a.details();
-            !details.main && (matches!(details.door, Door::Object(_)) || details.door.is_forgotten())
+            let may_be = matches!(details.door, Door::Object(_)) || details.door.is_forgotten();
+            may_be && !details.main && a.plan().loan.is_none()
         };
         let leaving = record.attachments().iter().filter(by_object).filter(|a| own(&record, a));
         let leaving: Vec<InterfaceName> = leaving.map(|a| a.plan().interface.clone()).collect();

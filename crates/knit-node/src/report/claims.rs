@@ -1,7 +1,7 @@
 //! What is said in the status of claims: the interface that each device became, with its addresses and MAC.
 //! Off the pod's way, and tried again until it is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -21,33 +21,110 @@ use knit_types::{ObjectRef, Owner};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::ClaimEvent;
 use super::again::Retries;
+use super::{ClaimEvent, NotReady};
 use crate::core::Core;
 
-/// The condition of a device.
+/// The condition of a device, and its reason when the sandbox has ended.
 const READY: &str = "Ready";
+const DETACHED: &str = "Detached";
+
+/// What is told of claims, and when it is tried again.
+#[derive(Default)]
+struct Telling {
+    /// The claims of sandboxes that were told of.
+    told: BTreeMap<SandboxId, BTreeSet<ObjectRef>>,
+    /// Claims that are not ready.
+    not_ready: BTreeMap<ObjectRef, NotReady>,
+}
+
+/// What is said of a claim.
+#[derive(Clone, Copy, Debug)]
+enum Said<'a> {
+    /// Its sandbox has these.
+    Attached(&'a [Attachment]),
+    /// No sandbox has it, for this reason.
+    NotReady(&'a NotReady),
+}
 
 /// Writes statuses and events of claims, forever.
 pub async fn write_claims(core: Core, objects: Objects) {
     let reporter = Reporter { controller: names::AGENT_MANAGER.into(), instance: core.node().to_owned() };
     let recorder = EventRecorder::start(&objects, reporter, EventLimits::default());
-    let mut retries: Retries<SandboxId> = Retries::new();
+    let mut telling = Telling::default();
+    let mut retries: Retries<About> = Retries::new();
     loop {
-        let (mut sandboxes, events) = match retries.next() {
+        let news = match retries.next() {
             None => core.report().take_of_claims().await,
             Some(next) => {
                 tokio::time::timeout_at(next, core.report().take_of_claims()).await.unwrap_or_default()
             }
         };
-        for event in events {
+        for event in news.events {
             recorder.tell(note(&event));
         }
-        sandboxes.extend(retries.due(Instant::now()));
-        for sandbox in sandboxes {
-            let done = tell(&core, &objects, &sandbox).await;
-            retries.tried(sandbox, done);
+        let mut about: BTreeSet<About> = news.sandboxes.into_iter().map(About::Sandbox).collect();
+        about.extend(news.failed.keys().cloned().map(About::Claim));
+        telling.not_ready.extend(news.failed);
+        about.extend(retries.due(Instant::now()));
+        // A sandbox that goes leaves claims to tell of.
+        while let Some(one) = about.pop_first() {
+            let told = match &one {
+                About::Sandbox(sandbox) => {
+                    about.extend(telling.detached(&core, sandbox).into_iter().map(About::Claim));
+                    tell(&core, &objects, sandbox).await
+                }
+                About::Claim(claim) => telling.tell_not_ready(&core, &objects, claim).await,
+            };
+            retries.tried(one, told);
         }
+    }
+}
+
+/// What is to be told of.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum About {
+    /// What a sandbox has of its claims.
+    Sandbox(SandboxId),
+    /// A claim that no sandbox has.
+    Claim(ObjectRef),
+}
+
+// === impl Telling ===
+
+impl Telling {
+    /// Notes which claims a sandbox has, and gives those that it has no more.
+    fn detached(&mut self, core: &Core, sandbox: &SandboxId) -> Vec<ObjectRef> {
+        let has: BTreeSet<ObjectRef> = {
+            let books = core.sandboxes().books();
+            books.get(sandbox).map(by_claim).unwrap_or_default().into_iter().map(|(claim, _)| claim).collect()
+        };
+        let had = if has.is_empty() {
+            self.told.remove(sandbox)
+        } else {
+            self.told.insert(sandbox.clone(), has.clone())
+        };
+        let gone: Vec<ObjectRef> = had.unwrap_or_default().difference(&has).cloned().collect();
+        for claim in &gone {
+            let message = "The pod's sandbox has ended, and its interface with it.".to_owned();
+            self.not_ready.insert(claim.clone(), NotReady { reason: DETACHED, message });
+        }
+        gone
+    }
+
+    /// Says that a claim is not ready, unless a sandbox has it by now; false if it is to be tried again.
+    async fn tell_not_ready(&mut self, core: &Core, objects: &Objects, claim: &ObjectRef) -> bool {
+        let is_lent = core.sandboxes().books().lent_to(&Owner::claim(claim.clone())).is_some();
+        let Some(why) = self.not_ready.get(claim).filter(|_| !is_lent) else {
+            self.not_ready.remove(claim);
+            return true;
+        };
+        if let Err(error) = tell_one(objects, claim, Said::NotReady(why)).await {
+            tracing::warn!(%claim, "cannot write its status yet: {}", error.with_causes());
+            return false;
+        }
+        self.not_ready.remove(claim);
+        true
     }
 }
 
@@ -56,7 +133,7 @@ async fn tell(core: &Core, objects: &Objects, sandbox: &SandboxId) -> bool {
     let by_claim = core.sandboxes().books().get(sandbox).map(by_claim).unwrap_or_default();
     let mut complete = true;
     for (claim, made) in by_claim {
-        if let Err(error) = tell_one(objects, &claim, &made).await {
+        if let Err(error) = tell_one(objects, &claim, Said::Attached(&made)).await {
             tracing::warn!(%claim, "cannot write its status yet: {}", error.with_causes());
             complete = false;
         }
@@ -64,13 +141,13 @@ async fn tell(core: &Core, objects: &Objects, sandbox: &SandboxId) -> bool {
     complete
 }
 
-async fn tell_one(objects: &Objects, claim: &ObjectRef, made: &[Attachment]) -> knit_objects::Result<()> {
+async fn tell_one(objects: &Objects, claim: &ObjectRef, said: Said<'_>) -> knit_objects::Result<()> {
     let key = Key::namespaced(claim.namespace.as_str(), claim.name.as_str());
     let Some(found) = objects.get::<ResourceClaim>(&key).await? else { return Ok(()) };
     if found.metadata.uid.as_deref() != Some(&claim.uid) {
         return Ok(());
     }
-    let Some(devices) = devices(&found, made, Timestamp::now()) else { return Ok(()) };
+    let Some(devices) = devices(&found, said, Timestamp::now()) else { return Ok(()) };
     let status = ResourceClaimStatus { devices: Some(devices), ..ResourceClaimStatus::default() };
     objects.write(&Write::status::<ResourceClaim>(key, &status, names::AGENT_MANAGER)).await.map(drop)
 }
@@ -88,7 +165,7 @@ fn by_claim(record: &SandboxRecord) -> Vec<(ObjectRef, Vec<Attachment>)> {
 }
 
 /// What is to be said of a claim's devices; none if it is said already, or nothing of it is ours.
-fn devices(claim: &ResourceClaim, made: &[Attachment], now: Timestamp) -> Option<Vec<AllocatedDeviceStatus>> {
+fn devices(claim: &ResourceClaim, said: Said<'_>, now: Timestamp) -> Option<Vec<AllocatedDeviceStatus>> {
     let allocation = Allocation::of(claim).ok()?;
     let status = claim.status.as_ref();
     let before: Vec<&AllocatedDeviceStatus> = status
@@ -99,18 +176,31 @@ fn devices(claim: &ResourceClaim, made: &[Attachment], now: Timestamp) -> Option
         .collect();
     let mut told = Vec::new();
     for device in &allocation.devices {
-        // A claim has a Network once.
-        let Some(made) = made.iter().find(|made| names::device_of(&made.network) == device.device) else {
-            continue;
-        };
         let was = before.iter().find(|was| {
             was.pool == device.pool && was.device == device.device && was.share_id == device.share
         });
+        let (made, why) = match said {
+            Said::Attached(made) => {
+                // A claim has a Network once.
+                let Some(made) = made.iter().find(|made| names::device_of(&made.network) == device.device)
+                else {
+                    continue;
+                };
+                (Some(made), None)
+            }
+            // That it ended says nothing of one that nothing was said of.
+            Said::NotReady(why) if was.is_none() && why.reason == DETACHED => continue,
+            Said::NotReady(why) => (None, Some(why)),
+        };
         let mut ready = Condition {
             type_: READY.to_owned(),
-            status: "True".to_owned(),
-            reason: "Attached".to_owned(),
-            message: "attached and verified".to_owned(),
+            status: if why.is_none() { "True" } else { "False" }.to_owned(),
+            reason: why.map_or("Attached", |why| why.reason).to_owned(),
+            message: why
+                .map_or("attached and verified", |why| why.message.as_str())
+                .chars()
+                .take(1024)
+                .collect(),
             last_transition_time: Time(now),
             observed_generation: None,
         };
@@ -118,15 +208,17 @@ fn devices(claim: &ResourceClaim, made: &[Attachment], now: Timestamp) -> Option
         if let Some(known) = known.filter(|known| known.status == ready.status) {
             ready.last_transition_time = known.last_transition_time.clone();
         }
-        let data = json!({"podNetwork": {"kind": names::POD_NETWORK_KIND, "name": made.network}});
+        let data = |made: &Attachment| {
+            RawExtension(json!({"podNetwork": {"kind": names::POD_NETWORK_KIND, "name": made.network}}))
+        };
         told.push(AllocatedDeviceStatus {
             driver: names::DRIVER.to_owned(),
             pool: device.pool.clone(),
             device: device.device.clone(),
             share_id: device.share.clone(),
             conditions: Some(vec![ready]),
-            data: Some(RawExtension(data)),
-            network_data: Some(NetworkDeviceData {
+            data: made.map(data).or_else(|| was.and_then(|was| was.data.clone())),
+            network_data: made.map(|made| NetworkDeviceData {
                 interface_name: Some(made.interface.to_string()),
                 ips: Some(made.addresses.iter().map(|address| address.net.to_string()).collect()),
                 hardware_address: Some(made.mac.to_string()),
@@ -187,7 +279,7 @@ mod tests {
     fn a_status_is_written_once_and_anothers_entries_are_left_alone() {
         let at = |second: i64| Timestamp::from_second(second).expect("a time");
         let gpu = json!({"driver": "gpu.example.com", "pool": "p", "device": "gpu-0"});
-        let told = devices(&claim(json!([gpu])), &[made()], at(1000)).expect("news");
+        let told = devices(&claim(json!([gpu])), Said::Attached(&[made()]), at(1000)).expect("news");
         assert_eq!(told.len(), 1);
         assert_eq!(told[0].share_id.as_deref(), Some("s1"));
         let data = told[0].network_data.as_ref().expect("data");
@@ -195,11 +287,41 @@ mod tests {
         assert_eq!(data.ips.as_deref(), Some(&["10.2.0.5/16".to_owned()][..]));
         let mut there = serde_json::to_value(&told).expect("JSON");
         there.as_array_mut().expect("a list").push(gpu);
-        assert_eq!(devices(&claim(there.clone()), &[made()], at(2000)), None, "a restart is no news");
+        assert_eq!(
+            devices(&claim(there.clone()), Said::Attached(&[made()]), at(2000)),
+            None,
+            "a restart is no news"
+        );
         let mut moved = made();
         moved.interface = InterfaceName::new("net2").expect("a name");
-        let told = devices(&claim(there), &[moved], at(2000)).expect("another interface");
+        let told = devices(&claim(there), Said::Attached(&[moved]), at(2000)).expect("another interface");
         assert_eq!(told[0].conditions.as_ref().expect("one")[0].last_transition_time, Time(at(1000)));
-        assert_eq!(devices(&claim(json!([])), &[], at(2000)), None);
+        assert_eq!(devices(&claim(json!([])), Said::Attached(&[]), at(2000)), None);
+    }
+
+    #[test]
+    fn a_claim_whose_pod_was_not_attached_or_has_ended_was_shown_as_ready() {
+        let at = |second: i64| Timestamp::from_second(second).expect("a time");
+        let why = |reason: &'static str| NotReady { reason, message: "why".to_owned() };
+        let failed =
+            devices(&claim(json!([])), Said::NotReady(&why("AttachFailed")), at(1000)).expect("news");
+        let ready = |told: &[AllocatedDeviceStatus]| told[0].conditions.as_ref().expect("one")[0].clone();
+        let condition = ready(&failed);
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "AttachFailed"));
+        assert!(failed[0].network_data.is_none() && failed.len() == 1);
+        let there = serde_json::to_value(&failed).expect("JSON");
+        let again = devices(&claim(there.clone()), Said::NotReady(&why("AttachFailed")), at(2000));
+        assert_eq!(again, None, "the same again is no news");
+        let made = devices(&claim(there), Said::Attached(&[made()]), at(3000)).expect("attached now");
+        assert_eq!(
+            (ready(&made).status.as_str(), ready(&made).last_transition_time),
+            ("True", Time(at(3000)))
+        );
+        let there = serde_json::to_value(&made).expect("JSON");
+        let gone =
+            devices(&claim(there), Said::NotReady(&why(DETACHED)), at(4000)).expect("its pod has ended");
+        assert_eq!((ready(&gone).status.as_str(), ready(&gone).reason.as_str()), ("False", DETACHED));
+        assert!(gone[0].network_data.is_none() && gone[0].data.is_some(), "{gone:?}");
+        assert_eq!(devices(&claim(json!([])), Said::NotReady(&why(DETACHED)), at(5000)), None);
     }
 }

@@ -8,7 +8,7 @@ pub mod policy;
 pub mod published;
 pub mod writer;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -32,11 +32,22 @@ pub struct Report {
 
 /// What is to be written about claims.
 #[derive(Debug, Default)]
-struct OfClaims {
+pub(crate) struct OfClaims {
     /// Sandboxes that may have claims.
     sandboxes: BTreeSet<SandboxId>,
+    /// Claims that could not be attached, with the newest reason.
+    failed: BTreeMap<ObjectRef, NotReady>,
     /// Events, the oldest first.
     events: Vec<ClaimEvent>,
+}
+
+/// Why what a claim has is not ready.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct NotReady {
+    /// In one word.
+    pub(crate) reason: &'static str,
+    /// In a sentence.
+    pub(crate) message: String,
 }
 
 /// Something to say on a claim's events.
@@ -114,6 +125,22 @@ impl Report {
         self.with_claims.store(true, Ordering::Relaxed);
     }
 
+    /// A pod with these claims did not get its Networks.
+    pub(crate) fn not_attached(&self, claims: &[ObjectRef], error: &Error) {
+        if claims.is_empty() || !self.with_claims.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut queue = self.claims.locked();
+        for claim in claims {
+            if queue.failed.len() < MAX_EVENTS || queue.failed.contains_key(claim) {
+                let why = NotReady { reason: error.reason.as_str(), message: error.chain() };
+                queue.failed.insert(claim.clone(), why);
+            }
+        }
+        drop(queue);
+        self.news_of_claims.notify_one();
+    }
+
     /// A claim was not prepared. Kubelet says so on the pod; who wrote the claim looks at the claim.
     pub(crate) fn not_prepared(&self, claim: &ObjectRef, error: &Error) {
         if !matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
@@ -130,12 +157,12 @@ impl Report {
     }
 
     /// Waits for something to write about claims, and takes it.
-    pub(crate) async fn take_of_claims(&self) -> (BTreeSet<SandboxId>, Vec<ClaimEvent>) {
+    pub(crate) async fn take_of_claims(&self) -> OfClaims {
         loop {
             {
                 let mut claims = self.claims.locked();
-                if !claims.sandboxes.is_empty() || !claims.events.is_empty() {
-                    return (std::mem::take(&mut claims.sandboxes), std::mem::take(&mut claims.events));
+                if !(claims.sandboxes.is_empty() && claims.failed.is_empty() && claims.events.is_empty()) {
+                    return std::mem::take(&mut *claims);
                 }
             }
             self.news_of_claims.notified().await;

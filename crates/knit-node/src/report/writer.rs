@@ -11,6 +11,7 @@ use knit_api::{
     AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec,
     NodeNetworkStatus, NodeNetworkStatusNetwork, conditions, names,
 };
+use knit_ipam::{Millis, NodeAllocator};
 use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write, jitter};
 use knit_runtime::SandboxId;
 use tokio::time::Instant;
@@ -229,6 +230,23 @@ fn owned(write: Write, node: &str, uid: Option<&str>) -> Write {
     }
 }
 
+/// How many addresses of a Network this node uses and has free.
+fn address_counts(allocator: &NodeAllocator, network: &str, now: Millis) -> Vec<AddressCounts> {
+    let counts = allocator.counts(network, now).unwrap_or_default();
+    // Each block keeps an address for a router, and the router has that of one block.
+    let router = u64::from(allocator.router(network).is_some());
+    let families = [(Family::V4, counts.v4), (Family::V6, counts.v6)].into_iter();
+    let shown = families.filter_map(|(family, counts)| {
+        let counts = counts?;
+        Some(AddressCounts {
+            family,
+            used: i64::try_from(counts.used + router).unwrap_or(i64::MAX),
+            free: i64::try_from(counts.free).unwrap_or(i64::MAX),
+        })
+    });
+    shown.collect()
+}
+
 /// What NodeNetwork shows now.
 pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
     let now = clock::now();
@@ -236,19 +254,7 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
     let wants: BTreeSet<String> = books.allocator.wants_more(now).into_iter().map(|w| w.network).collect();
     let mut networks = Vec::new();
     for state in core.networks().states() {
-        let counts = books.allocator.counts(&state.name, now).unwrap_or_default();
-        let families = [(Family::V4, counts.v4), (Family::V6, counts.v6)];
-        let addresses: Vec<AddressCounts> = families
-            .into_iter()
-            .filter_map(|(family, counts)| {
-                let counts = counts?;
-                Some(AddressCounts {
-                    family,
-                    used: i64::try_from(counts.used + counts.router).unwrap_or(i64::MAX),
-                    free: i64::try_from(counts.free).unwrap_or(i64::MAX),
-                })
-            })
-            .collect();
+        let addresses = address_counts(&books.allocator, &state.name, now);
         let starved = state.starved && addresses.iter().any(|a| a.free == 0);
         let (ready, reason, message) = match &state.problem {
             Some(problem) => (false, problem.reason, Some(problem.message.clone())),
@@ -505,6 +511,24 @@ mod tests {
             policies: None,
         };
         NodeNetworkStatus { networks: vec![network], ..NodeNetworkStatus::default() }
+    }
+
+    #[test]
+    fn a_node_that_was_idle_showed_an_address_in_use_for_each_of_its_blocks() {
+        let subnet = |cidr: &str| knit_ipam::Subnet::new(cidr.parse().expect("a CIDR"), None, &[]);
+        let subnets = ["10.2.0.0/24", "fd02::/64"].map(|cidr| subnet(cidr).expect("a subnet"));
+        let pool = knit_ipam::Pool::new("blue", 2, subnets).expect("a pool").with_router(true);
+        let mut allocator = NodeAllocator::new("n1", knit_ipam::NodeConfig::default());
+        allocator.set_network(pool);
+        assert!(address_counts(&allocator, "blue", Millis(0)).iter().all(|counts| counts.used == 0));
+        for (v4, v6) in [("10.2.0.0", "fd02::"), ("10.2.0.8", "fd02::8")] {
+            let (v4, v6) = (v4.parse().expect("an address"), v6.parse().expect("an address"));
+            let start = knit_types::Addresses::Dual { v4, v6 };
+            let block = knit_ipam::Block::new("blue", "n1", start, knit_ipam::BlockSize::SMALL);
+            allocator.add_block(block.expect("a block")).expect("added");
+        }
+        let counts = address_counts(&allocator, "blue", Millis(0));
+        assert_eq!(counts.iter().map(|counts| counts.used).collect::<Vec<_>>(), [1, 1], "its router's");
     }
 
     #[test]

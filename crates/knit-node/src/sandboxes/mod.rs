@@ -3,6 +3,7 @@
 
 pub mod books;
 pub mod locks;
+mod releases;
 mod reservations;
 mod store;
 pub(crate) mod unreadable;
@@ -19,12 +20,15 @@ use tokio::sync::{Notify, watch};
 use crate::clock;
 use books::{Books, Store};
 use locks::OwnerLocks;
+pub(crate) use releases::Began;
+use releases::Releases;
 
 /// All of them.
 #[derive(Debug)]
 pub struct Sandboxes {
     books: Mutex<Books>,
     locks: OwnerLocks,
+    releases: Releases,
     /// Interfaces whose attach was given up, and still runs.
     late: Mutex<BTreeSet<(SandboxId, InterfaceName)>>,
     /// Told when addresses may have become free.
@@ -44,6 +48,7 @@ impl Sandboxes {
         Self {
             books: Mutex::new(Books::open(node, store, clock::now())),
             locks: OwnerLocks::default(),
+            releases: Releases::default(),
             late: Mutex::default(),
             freed: Notify::new(),
             shown,
@@ -106,6 +111,11 @@ impl Sandboxes {
     /// One thing at a time for each.
     pub(crate) fn locks(&self) -> &OwnerLocks {
         &self.locks
+    }
+
+    /// Which claims were released of late.
+    pub(crate) fn releases(&self) -> &Releases {
+        &self.releases
     }
 
     /// Interfaces whose attach was given up, and still runs. Never held over an await.

@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use knit_node::world::PodView;
 use knit_node::{ClaimSource, Error, PodClaim, Reason, Result};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::Node;
 
@@ -20,6 +21,8 @@ pub struct Api {
     pub away: Arc<Mutex<bool>>,
     /// It takes questions and answers none.
     pub hangs: Arc<Mutex<bool>>,
+    /// It answers one question for each time that this is notified.
+    pub gate: Arc<Mutex<Option<Arc<Notify>>>>,
 }
 
 #[async_trait]
@@ -28,6 +31,10 @@ impl ClaimSource for Api {
         self.asked.fetch_add(1, Ordering::SeqCst);
         if *self.hangs.lock().expect("nobody panicked") {
             std::future::pending::<()>().await;
+        }
+        let gate = self.gate.lock().expect("nobody panicked").clone();
+        if let Some(gate) = gate {
+            gate.notified().await;
         }
         if *self.away.lock().expect("nobody panicked") {
             return Err(Error::new(Reason::NotReady, "the API server is away"));

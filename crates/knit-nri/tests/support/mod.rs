@@ -1,6 +1,6 @@
 //! The other side: a container runtime that does what a test says.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ impl Plugin for Recorder {
         self.note("disconnected");
     }
 
-    fn synchronize(&self, pods: Vec<PodSandbox>) {
-        self.note(format!("synchronize {}", pods.len()));
+    fn synchronize(&self, pods: Vec<PodSandbox>, started: BTreeSet<String>) {
+        self.note(format!("synchronize {} {started:?}", pods.len()));
     }
 
     async fn run_pod_sandbox(&self, pod: PodSandbox, _: Deadline) -> Result<(), Refusal> {

@@ -163,6 +163,17 @@ impl Filter {
     }
 }
 
+/// What our side reads of what a client sends, where it arrives in pieces of so many bytes.
+#[cfg(feature = "testing")]
+#[must_use]
+pub fn filtered(sent: &[u8], piece: usize) -> Vec<u8> {
+    let (mut filter, mut out) = (Filter { pass: PREFACE, held: Vec::new() }, Vec::new());
+    sent.chunks(piece.max(1)).for_each(|bytes| filter.take(bytes, &mut out));
+    assert!(filter.held.len() < FRAME_HEADER + MAX_FRAME, "no more than a frame is held back");
+    out.append(&mut filter.held);
+    out
+}
+
 /// The length of a frame's payload.
 fn payload(header: &[u8]) -> usize {
     usize::from(header[0]) << 16 | usize::from(header[1]) << 8 | usize::from(header[2])

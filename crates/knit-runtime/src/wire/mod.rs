@@ -9,6 +9,8 @@ mod server;
 mod socket;
 
 pub use authority::Client;
+#[cfg(feature = "testing")]
+pub use authority::filtered;
 pub use client::RemoteRuntime;
 pub use convert::{attachment_from_wire, attachment_to_wire, network_from_wire, network_to_wire};
 pub use error::{error_detail, error_from_status, status_from_error};

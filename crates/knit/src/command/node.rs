@@ -112,7 +112,7 @@ pub struct Args {
     #[arg(long, env = "KNIT_KUBELET_DIR", value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet_dir: PathBuf,
 
-    /// The uid of the agent's pod, which distinguishes the sockets of two agents during an upgrade
+    /// The uid of the agent's pod, part of the names of its sockets for kubelet
     #[arg(long, env = "KNIT_POD_UID", value_name = "UID")]
     pod_uid: Option<String>,
 

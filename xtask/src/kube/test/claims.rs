@@ -66,9 +66,23 @@ pub fn served(bed: &Bed) -> Result<()> {
     let after = address(bed, "template", Some("data0"))?;
     support::reaches(bed, SPACE, "named", &format!("{after}:{PORT}"))?;
 
-    // The bed is this test's own. That all is free again once pods are gone is not shown here yet: on a real
-    // cluster NodeNetwork still counted addresses of blue as used a minute later (docs/claims.md).
-    waits_for_an_address(bed)
+    waits_for_an_address(bed)?;
+    bed.kubectl(&["delete", "pod", "-n", SPACE, "--all", "--timeout=120s"])?;
+    until("nothing is attached or reserved any more", LIMIT, || {
+        let nodes = bed.kubectl_json(&["get", "nodenetworks", "-o", "json"])?;
+        let networks = nodes["items"].as_array().into_iter().flatten();
+        let mut networks =
+            networks.flat_map(|node| node["status"]["networks"].as_array().into_iter().flatten());
+        Ok(networks.all(|network| network["name"] == "default" || is_free(network)).then_some(()))
+    })
+}
+
+/// Whether NodeNetwork shows that no pod and no claim has anything of a Network on a node. The router's
+/// address counts as used, too: one of each family where the node has a block, however many blocks it has.
+fn is_free(network: &Value) -> bool {
+    let mut addresses = network["addresses"].as_array().into_iter().flatten();
+    let attachments = network["attachments"].as_i64().unwrap_or_default();
+    attachments == 0 && addresses.all(|counts| counts["used"].as_i64().unwrap_or_default() <= 1)
 }
 
 /// A Network has as many addresses as it has: who comes late is Pending, with a reason, and starts when one

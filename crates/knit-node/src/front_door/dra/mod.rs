@@ -2,8 +2,8 @@
 //! kubelet's registry, and is asked on another one to prepare claims before their pods' sandboxes, and to
 //! free them after.
 //!
-//! Sockets carry the uid of the agent's pod in their names, so that two agents at once, as in an upgrade, do
-//! not take each other's.
+//! Sockets carry the uid of the agent's pod in their names. Two agents never serve at once, since one has the
+//! ledger; but one that ends must not remove the sockets of the one that replaces it.
 
 mod health;
 mod plugin;

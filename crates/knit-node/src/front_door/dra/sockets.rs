@@ -1,5 +1,6 @@
 //! The two sockets of the door, and those that earlier agents left.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
@@ -9,6 +10,12 @@ use knit_api::names;
 use knit_runtime::wire::{Clients, listen};
 
 use super::DraConfig;
+
+/// The longest path of a socket: `sun_path` without its last byte.
+const LONGEST: usize = 107;
+
+/// By how much the path of a socket is longer while it is being made: `.` and `.new`.
+const UNFINISHED: usize = 5;
 
 /// Both, open.
 pub struct Sockets {
@@ -55,22 +62,14 @@ pub enum DraDoorError {
 
 impl Sockets {
     pub(super) fn open(config: &DraConfig) -> Result<Self, DraDoorError> {
-        let suffix = match &config.instance {
-            None => String::new(),
-            Some(instance) => {
-                let valid = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
-                if instance.is_empty() || instance.len() > 40 || !instance.bytes().all(valid) {
-                    return Err(DraDoorError::Instance { instance: instance.clone() });
-                }
-                format!("-{instance}")
+        if let Some(instance) = &config.instance {
+            let valid = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+            if instance.is_empty() || instance.len() > 40 || !instance.bytes().all(valid) {
+                return Err(DraDoorError::Instance { instance: instance.clone() });
             }
-        };
-        let registry = config.kubelet_dir.join("plugins_registry");
-        let own = config.kubelet_dir.join("plugins").join(names::DRIVER);
-        let paths = Paths {
-            plugin: own.join(format!("dra{suffix}.sock")),
-            registration: registry.join(format!("{}{suffix}-reg.sock", names::DRIVER)),
-        };
+        }
+        let (registry, own) = (registry_in(&config.kubelet_dir), own_in(&config.kubelet_dir));
+        let paths = Paths::of(&config.kubelet_dir, config.instance.as_deref());
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| DraDoorError::Socket { path, source }
@@ -94,6 +93,41 @@ impl std::fmt::Debug for Sockets {
 }
 
 // === impl Paths ===
+
+impl Paths {
+    /// The sockets of an agent in kubelet's directory. Where its uid makes a path longer than a socket's may
+    /// be, a hash stands for it.
+    fn of(kubelet_dir: &Path, instance: Option<&str>) -> Self {
+        let named = |instance: Option<&str>| {
+            let suffix = instance.map(|instance| format!("-{instance}")).unwrap_or_default();
+            Self {
+                plugin: own_in(kubelet_dir).join(format!("dra{suffix}.sock")),
+                registration: registry_in(kubelet_dir).join(format!("{}{suffix}-reg.sock", names::DRIVER)),
+            }
+        };
+        let fits = |path: &Path| path.as_os_str().len() + UNFINISHED <= LONGEST;
+        let paths = named(instance);
+        match instance {
+            Some(instance) if !(fits(&paths.plugin) && fits(&paths.registration)) => {
+                let mut hasher = DefaultHasher::new();
+                instance.hash(&mut hasher);
+                // What matters is that two agents of one node do not meet.
+                named(Some(&format!("{:08x}", hasher.finish() as u32)))
+            }
+            _ => paths,
+        }
+    }
+}
+
+/// Where kubelet looks for plugins.
+fn registry_in(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("plugins_registry")
+}
+
+/// Where this plugin listens.
+fn own_in(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("plugins").join(names::DRIVER)
+}
 
 impl Drop for Paths {
     fn drop(&mut self) {
@@ -132,5 +166,30 @@ fn remove_left(folder: &Path, is_ours: impl Fn(&str) -> bool) {
             // Another agent's, or nobody's business.
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_did_not_start_where_kubelets_directory_has_a_long_path() {
+        let dir = tempfile::tempdir_in("/tmp").expect("a directory");
+        let uid = "0b0fbc0e-5d0c-4a63-9df5-5b5c0f5f3c7d";
+        for len in [58, 31, 30] {
+            let kubelet_dir = dir.path().join("k".repeat(len - dir.path().as_os_str().len() - 1));
+            std::fs::create_dir_all(registry_in(&kubelet_dir)).expect("a folder");
+            let (instance, serve) = (Some(uid.to_owned()), super::super::ServeClaims::All);
+            let config = DraConfig { kubelet_dir, instance, serve };
+            let sockets = Sockets::open(&config).unwrap_or_else(|error| panic!("{len}: {error}"));
+            let registration = sockets.paths.registration.display().to_string();
+            assert_eq!(registration.contains(uid), len <= 30, "{registration}");
+            assert!(sockets.paths.registration.exists() && sockets.paths.plugin.exists());
+        }
+        // Two agents on one node still have sockets of their own.
+        let long = Path::new("/").join("k".repeat(57));
+        let (one, other) = (Paths::of(&long, Some(uid)), Paths::of(&long, Some(&uid.replace('0', "1"))));
+        assert_ne!(one.registration, other.registration);
     }
 }

@@ -84,6 +84,8 @@ pub struct NriDoor {
 struct State {
     /// Who is at the other end, or was last.
     runtime: Runtime,
+    /// Sandboxes that containers had run in when the connection began.
+    started: BTreeSet<String>,
     /// What looks after sandboxes that were there when the connection began.
     repairing: Option<AbortHandle>,
 }
@@ -112,7 +114,13 @@ impl NriDoor {
     /// missing: kubelet tries again, and meanwhile other pods start.
     async fn ensure(&self, pod: &PodSandbox, deadline: Instant) -> Result<(), Refusal> {
         let Some(request) = self.request(pod).map_err(Refusal)? else { return Ok(()) };
-        match self.core.attach(request, deadline).await {
+        let started = self.state.locked().started.contains(&pod.id);
+        let result = if started {
+            self.core.attach_started(request, deadline).await
+        } else {
+            self.core.attach(request, deadline).await
+        };
+        match result {
             Ok(_) => Ok(()),
             Err(error) => Err(Refusal(error.chain())),
         }
@@ -176,6 +184,7 @@ impl NriDoor {
     }
 
     async fn detach(&self, pod: &PodSandbox) -> Result<(), Refusal> {
+        self.state.locked().started.remove(&pod.id);
         let sandbox = translate::sandbox(pod).map_err(Refusal)?;
         self.core.detach(sandbox, None).await.map_err(|error| Refusal(error.chain()))
     }
@@ -203,7 +212,8 @@ impl Plugin for NriDoor {
         self.core.set_closed_door(Some(NOT_CONNECTED.to_owned()));
     }
 
-    fn synchronize(&self, pods: Vec<PodSandbox>) {
+    fn synchronize(&self, pods: Vec<PodSandbox>, started: BTreeSet<String>) {
+        self.state.locked().started = started;
         let door = self.clone();
         let task = tokio::spawn(async move { door.repair(pods).await });
         if let Some(earlier) = self.state.locked().repairing.replace(task.abort_handle()) {

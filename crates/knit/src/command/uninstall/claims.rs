@@ -3,42 +3,53 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Result, bail};
-use knit_ledger::Entry;
-use knit_output::{Note, note};
+use anyhow::{Context as _, Result, bail};
+use knit_ledger::{Entry, Scan, Unreadable};
 use knit_types::Owner;
 
 /// The most claims that are named.
 const NAMED: usize = 10;
 
-/// Refuses while there are some, and says which.
+/// What to do about them.
+const ADVICE: &str = "delete the pods that use them while the agent runs, and try again (if it was deleted \
+    already, apply its manifests again first). Without it kubelet cannot release them, and the pods stay \
+    Terminating; use --abandon-claims to continue anyway";
+
+/// Refuses while there are some, or may be some, and says which.
 pub(super) fn check_none(run_dir: &Path) -> Result<()> {
     let path = run_dir.join("ledger");
-    if !path.exists() {
+    let is_there = path.try_exists();
+    if !is_there.with_context(|| format!("cannot look at {}: {ADVICE}", path.display()))? {
         return Ok(());
     }
-    let (content, _) = match knit_ledger::read::<Entry>(&path) {
-        Ok(read) => read,
-        Err(error) => {
-            note(Note::Warning, format!("{error}; it is not known whether claims are prepared here"));
-            return Ok(());
+    let (content, scan) = knit_ledger::read::<Entry>(&path)
+        .with_context(|| format!("it is not known whether claims are prepared on this node: {ADVICE}"))?;
+    let readable = content.records.values().flat_map(prepared);
+    let claims: BTreeSet<String> =
+        readable.chain(content.unreadable.values().filter_map(unreadable)).collect();
+    if !claims.is_empty() {
+        let mut named: Vec<&str> = claims.iter().map(String::as_str).take(NAMED).collect();
+        if claims.len() > NAMED {
+            named.push("...");
         }
-    };
-    let claims: BTreeSet<String> = content.records.values().flat_map(prepared).collect();
-    if claims.is_empty() {
-        return Ok(());
+        bail!("{} claims are prepared on this node: {}; {ADVICE}", claims.len(), named.join(", "));
     }
-    let mut named: Vec<&str> = claims.iter().map(String::as_str).take(NAMED).collect();
-    if claims.len() > NAMED {
-        named.push("...");
+    if matches!(scan, Scan::Corrupt { .. } | Scan::Newer { .. }) {
+        bail!(
+            "the ledger {} is damaged, and may have had claims that are prepared on this node: {ADVICE}",
+            path.display()
+        );
     }
-    bail!(
-        "{} claims are prepared on this node: {}; delete the pods that use them while the agent runs, and \
-         try again. Without it kubelet cannot release them, and the pods stay Terminating; use \
-         --abandon-claims to continue anyway",
-        claims.len(),
-        named.join(", ")
-    );
+    Ok(())
+}
+
+/// The claim that a record is about that cannot be read, or the record where it may be about one.
+fn unreadable(record: &Unreadable) -> Option<String> {
+    if let Some(claim) = record.claim() {
+        return Some(claim.to_string());
+    }
+    let may_be = record.text().get().contains("\"claim\"");
+    may_be.then(|| format!("what record {} is about, which cannot be read", record.key()))
 }
 
 /// The claims that a record is about.
@@ -74,5 +85,44 @@ mod tests {
         ledger.commit(Batch::new().put(reservation.into())).expect("written");
         let error = check_none(dir.path()).expect_err("one is prepared").to_string();
         assert!(error.contains("shop/blue-nic") && error.contains("--abandon-claims"), "{error}");
+    }
+
+    /// A record of a form that this version does not read.
+    #[derive(Clone, serde::Deserialize, serde::Serialize)]
+    struct Newer {
+        #[serde(skip)]
+        key: String,
+        format: u32,
+        claim: ObjectRef,
+    }
+
+    impl knit_ledger::Record for Newer {
+        fn key(&self) -> &str {
+            &self.key
+        }
+    }
+
+    #[test]
+    fn claims_whose_records_cannot_be_read_were_taken_for_none() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("ledger");
+        let claim = ObjectRef { namespace: "shop".into(), name: "blue-nic".into(), uid: "u1".into() };
+        let newer = Newer { key: Owner::claim(claim.clone()).key(), format: 99, claim };
+        let mut ledger = Ledger::<Newer>::open(&path).expect("a ledger").ledger;
+        ledger.commit(Batch::new().put(newer)).expect("written");
+        drop(ledger);
+        let error = check_none(dir.path()).expect_err("one is prepared").to_string();
+        assert!(error.contains("shop/blue-nic"), "{error}");
+
+        // A ledger that cannot be read is not one without claims.
+        for damage in [&b"not a ledger"[..], b""] {
+            std::fs::write(&path, damage).expect("damaged");
+            let error = check_none(dir.path()).expect_err("nobody knows").to_string();
+            assert!(error.contains("damaged") && error.contains("--abandon-claims"), "{error}");
+        }
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::create_dir(&path).expect("in the way");
+        let error = check_none(dir.path()).expect_err("nobody knows").to_string();
+        assert!(error.contains("it is not known") && error.contains("--abandon-claims"), "{error}");
     }
 }

@@ -26,6 +26,9 @@ use super::objects::From;
   # On a node: remove the configuration and the shim
   knit uninstall
 
+  # On a node, while the agent runs: check whether claims are prepared, whose pods cannot terminate without it
+  knit uninstall --check
+
   # On a node, after the agent was stopped: also remove everything that it created
   knit uninstall --purge
 
@@ -47,6 +50,10 @@ pub struct Args {
     /// The agent's directory for what persists across reboots
     #[arg(long, env = "KNIT_STATE_DIR", value_name = "DIR", default_value = "/var/lib/knit")]
     state_dir: PathBuf,
+
+    /// Only check that no claims are prepared on this node: nothing is removed
+    #[arg(long, conflicts_with_all = ["purge", "cluster", "abandon_claims", "stay"])]
+    check: bool,
 
     /// Clean up in the cluster instead of on a node: finalizers of Knit's objects, taints of Nodes
     #[arg(long, conflicts_with = "purge")]
@@ -73,6 +80,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if !args.abandon_claims {
         claims::check_none(&args.run_dir)?;
+    }
+    if args.check {
+        note(Note::Info, "no claims are prepared on this node");
+        return Ok(ExitCode::SUCCESS);
     }
     // No new pods first; then what was made for those that were there.
     files(&args.places)?;
