@@ -47,8 +47,9 @@ impl Indexed {
         self.refresh();
         let mut plan = Plan::default();
         let nobody = HashSet::new();
-        let departed =
-            departed::nodes((&self.cluster, Index::new(self, &nobody)), memory, config, now, &mut plan);
+        let heard = memory.agents.listen(&self.cluster, config, now);
+        let known = (&self.cluster, Index::new(self, &nobody));
+        let departed = departed::nodes(known, memory, config, (now, heard), &mut plan);
         let (cluster, index) = (&self.cluster, Index::new(self, &departed));
         lifecycle::make_defaults(cluster, config, now, &mut plan);
         lifecycle::finalizers(cluster, &index, memory, config, &mut plan);
@@ -64,7 +65,7 @@ impl Indexed {
             now,
             &mut plan,
         );
-        taints::on_nodes(cluster, config, memory, now, &mut plan);
+        taints::on_nodes(cluster, config, memory, (now, heard), &mut plan);
         let mut turn = Turn::new(memory, now);
         attachments::answer(&index, memory, now, &mut turn, &mut plan);
         let mut turn = Turn::new(memory, now);

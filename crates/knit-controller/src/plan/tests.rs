@@ -65,6 +65,12 @@ impl World {
         self.now += SignedDuration::from_secs(seconds);
     }
 
+    /// The time passes without a pass, and the next one begins to hear again.
+    fn sleeps(&mut self, seconds: i64) {
+        self.pass(seconds);
+        self.plan();
+    }
+
     fn node(&mut self, name: &str, address: &str, ranges: &[&str]) {
         let view = NodeView {
             resource_version: "1".into(),
@@ -380,7 +386,7 @@ fn blocks_go_back_when_their_node_is_gone_for_long_enough() {
     world.cluster.nodes.remove("n1");
     world.pass(200);
     assert_eq!(world.plan().to_string(), "");
-    world.pass(300);
+    world.sleeps(300);
     assert_eq!(world.plan().to_string(), "release default-10-244-0-0: node n1 is gone\n");
     world.settle();
     assert!(world.cluster.blocks.is_empty());
