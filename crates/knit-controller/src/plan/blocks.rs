@@ -44,7 +44,7 @@ struct Queue<'a> {
     network: &'a Network,
     verdict: &'a Verdict<'a>,
     nodes: std::vec::IntoIter<&'a str>,
-    /// The Network's blocks, once one is looked for.
+    /// What is taken of the Network, once a block is looked for.
     existing: Option<Vec<Block>>,
     /// What is left of it: counted once for all nodes that ask, and only if one of them has a block already.
     left: Option<Left>,
@@ -157,7 +157,14 @@ impl Queue<'_> {
         if name != DEFAULT_NETWORK {
             memory.last_given = Some(name.to_owned());
         }
-        let existing = self.existing.get_or_insert_with(|| books.of_network(name));
+        let existing = self.existing.get_or_insert_with(|| {
+            let mut existing = books.of_network(name);
+            // A podCIDR is the cluster's to give, and its Node has no other.
+            if self.verdict.pool.is_some() {
+                existing.extend(books.lingering(cluster, name));
+            }
+            existing
+        });
         match choose(cluster, books, existing, (node, growth), name, self.verdict) {
             Ok(Some(block)) => {
                 let object = object_of(&block, network);
@@ -370,10 +377,22 @@ impl<'a> Books<'a> {
         self.of_network.entry(block.network().to_owned()).or_default().push(block);
     }
 
-    /// All blocks of a Network.
+    /// All blocks of a Network that are there or about to be.
     fn of_network(&self, network: &str) -> Vec<Block> {
         let unseen = self.of_network.get(network).into_iter().flatten();
         self.index.blocks(network).chain(unseen).cloned().collect()
+    }
+
+    /// What pods still have out of blocks that are deleted. It is no more than their node's word, which counts
+    /// for twice as many addresses as a node may have of a Network.
+    fn lingering(&self, cluster: &Cluster, network: &str) -> Vec<Block> {
+        let mut believed: HashMap<&str, u64> = HashMap::new();
+        let lingering = self.index.lingering(network).filter(|block| {
+            let sum = believed.entry(block.node()).or_default();
+            *sum += u64::from(block.size().addresses());
+            *sum <= 2 * share::most(cluster, block.node())
+        });
+        lingering.cloned().collect()
     }
 
     fn count(&self, network: &str, node: &str) -> usize {
@@ -382,12 +401,12 @@ impl<'a> Books<'a> {
 
     /// What is left of a Network, and how many of the nodes that it is for have no block yet.
     fn left(&self, cluster: &Cluster, network: &Network, pool: &Pool) -> Left {
-        let blocks = self.of_network(pool.network());
-        let owners: HashSet<&str> = blocks.iter().map(Block::node).collect();
+        let mut blocks = self.of_network(pool.network());
+        let owners: HashSet<String> = blocks.iter().map(|block| block.node().to_owned()).collect();
+        blocks.extend(self.lingering(cluster, pool.network()));
         // A selector that cannot be read may mean any node.
         let is_for = |node: &NodeView| network.is_for_node(&node.labels).unwrap_or(true);
-        let nodes =
-            cluster.nodes.iter().filter(|(name, node)| !owners.contains(name.as_str()) && is_for(node));
+        let nodes = cluster.nodes.iter().filter(|(name, node)| !owners.contains(*name) && is_for(node));
         Left::of(pool, &blocks, nodes.count())
     }
 

@@ -2,6 +2,7 @@
 
 mod agents;
 mod anything;
+mod held;
 mod kept;
 mod others;
 mod shares;
@@ -15,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use knit_api::names::{LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{
-    AddressCounts, Family, Network, NetworkSpec, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
+    AddressCounts, Family, HeldRanges, Network, NetworkSpec, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
     NodeNetworkStatusNetwork, NodeRuntime, Subnet,
 };
 
@@ -148,6 +149,14 @@ impl World {
         };
         change(&mut entry);
         networks.push(entry);
+    }
+
+    /// The node says that it has these addresses of a Network, and of no other.
+    fn holds(&mut self, node: &str, network: &str, ranges: &[&str]) {
+        let object = Arc::make_mut(self.cluster.node_networks.get_mut(node).expect("a node"));
+        let ranges = ranges.iter().map(|range| (*range).to_owned()).collect();
+        object.status.get_or_insert_default().held_ranges =
+            vec![HeldRanges { network: network.into(), ranges }];
     }
 
     fn asks(&mut self, node: &str, network: &str) {

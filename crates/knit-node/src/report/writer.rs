@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knit_api::{
-    AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec,
+    AddressCounts, Family, HeldRanges, NetworkAttachment, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec,
     NodeNetworkStatus, NodeNetworkStatusNetwork, conditions, names,
 };
 use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter, Selection, Write, jitter};
@@ -280,11 +280,19 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
             name: state.name,
         });
     }
+    let held = books.allocator.held_ranges().into_iter();
+    let held_ranges = held
+        .map(|(network, ranges)| HeldRanges {
+            network,
+            ranges: ranges.iter().map(ToString::to_string).collect(),
+        })
+        .collect();
     drop(books);
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     NodeNetworkStatus {
         agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         runtimes: core.runtimes().describe(),
+        held_ranges,
         network_count: count(networks.len()),
         not_ready_count: count(networks.iter().filter(|n| !n.ready).count()),
         networks,
