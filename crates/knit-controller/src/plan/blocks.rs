@@ -14,7 +14,7 @@ use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
 use knit_model::Network;
 
 use super::accept::{Verdict, Verdicts};
-use super::action::{Action, Note, Plan};
+use super::action::{Action, Note, Plan, subject};
 use super::index::Index;
 use super::share::{self, Left};
 use crate::cluster::{BlockView, Cluster, Memory, NodeView, Now, Remembered};
@@ -62,6 +62,7 @@ pub(super) fn give(
     plan: &mut Plan,
 ) {
     let mut books = Books::new(cluster, *index, memory, now);
+    memory.taken.retain(|(_, until)| now.steady < *until);
     ask_again(cluster, memory, now, plan);
     memory.refused.retain(|_, nodes| {
         nodes.retain(|_, at| now.steady < at.saturating_add(AFTER_REFUSAL));
@@ -86,14 +87,20 @@ pub(super) fn give(
 /// Asks again for blocks of which it is not known whether they were made: under the same names, so that none
 /// is made twice.
 fn ask_again(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &mut Plan) {
-    for known in memory.blocks.values_mut().filter(|known| known.again.is_some()) {
-        if cluster.networks.get(&known.block.network).is_none_or(|network| network.is_being_deleted()) {
+    let unknown = memory.blocks.iter().filter(|(_, known)| known.again.is_some());
+    let names: Vec<String> = unknown.map(|(name, _)| name.clone()).collect();
+    for name in names {
+        let network = memory.blocks.get(&name).and_then(|known| cluster.networks.get(&known.block.network));
+        if network.is_none_or(|network| network.is_being_deleted())
+            || plan.leaves_out(memory, &subject("addressblocks", &name), now)
+        {
             continue;
         }
-        match memory.rates.blocks.take(rate::BLOCKS, now.steady) {
-            Ok(()) => plan.actions.extend(known.again.take().map(Action::GiveBlock)),
-            Err(next) => return plan.again_at(next),
+        if let Err(next) = memory.rates.blocks.take(rate::BLOCKS, now.steady) {
+            return plan.again_at(next);
         }
+        let again = memory.blocks.get_mut(&name).and_then(|known| known.again.take());
+        plan.actions.extend(again.map(Action::GiveBlock));
     }
 }
 
@@ -162,12 +169,17 @@ impl Queue<'_> {
             // A podCIDR is the cluster's to give, and its Node has no other.
             if self.verdict.pool.is_some() {
                 existing.extend(books.lingering(cluster, name));
+                existing.extend(memory.taken.iter().map(|(block, _)| block.clone()));
             }
             existing
         });
         match choose(cluster, books, existing, (node, growth), name, self.verdict) {
             Ok(Some(block)) => {
                 let object = object_of(&block, network);
+                let name_of_block = object.metadata.name.clone().unwrap_or_default();
+                if plan.leaves_out(memory, &subject("addressblocks", &name_of_block), now) {
+                    return Ok(true);
+                }
                 if let Some(left) = &mut self.left {
                     left.addresses = left.addresses.saturating_sub(u128::from(block.size().addresses()));
                     left.without -= usize::from(books.count(name, node) == 0);
@@ -177,7 +189,7 @@ impl Queue<'_> {
                 let block = Arc::new(BlockView::of(object.clone()));
                 let until = now.steady.saturating_add(REMEMBER);
                 let known = Remembered { block, until, again: None };
-                memory.blocks.insert(object.metadata.name.clone().unwrap_or_default(), known);
+                memory.blocks.insert(name_of_block, known);
                 plan.actions.push(Action::GiveBlock(object));
             }
             Ok(None) => {}
@@ -244,6 +256,9 @@ pub(super) fn release(
                 .map(|winner| format!("it overlaps {winner} of node {}, which is older", winner.node())),
         };
         let Some(why) = why else { continue };
+        if plan.leaves_out(memory, &subject("addressblocks", name), now) {
+            continue;
+        }
         if let Err(next) = memory.rates.releases.take(rate::RELEASES, now.steady) {
             return plan.again_at(next);
         }
@@ -361,8 +376,12 @@ fn reference(network: &Network) -> ObjectReference {
 
 impl<'a> Books<'a> {
     fn new(cluster: &Cluster, index: Index<'a>, memory: &mut Memory, now: Now) -> Self {
-        // What the cache shows by now needs no memory.
-        memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now.steady < known.until);
+        // What the cache shows by now needs no memory. What is being written may come at any time.
+        let writes = &memory.writes;
+        memory.blocks.retain(|name, known| {
+            let counts = now.steady < known.until || writes.is_under_way(&subject("addressblocks", name));
+            counts && !cluster.blocks.contains_key(name)
+        });
         let mut books = Self { index, of_network: BTreeMap::new(), of_node: HashMap::new() };
         for known in memory.blocks.values() {
             if let Some(block) = &known.block.block {

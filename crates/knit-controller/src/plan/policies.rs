@@ -13,7 +13,7 @@ use knit_api::PolicyEnforcement;
 use knit_api::names::DEFAULT_NETWORK;
 use knit_model::{Claims, Network};
 
-use super::action::{Action, Plan};
+use super::action::{Action, Plan, subject};
 use crate::cluster::{Cluster, Memory, Now, PolicyView};
 use crate::config::Config;
 
@@ -38,6 +38,9 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
         plan.again_at(now.steady + PAUSE);
     }
     for policy in untold.iter().take(AT_ONCE) {
+        if plan.leaves_out(memory, &subject("events", &policy.uid), now) {
+            continue;
+        }
         memory.told.insert(policy.uid.clone());
         let event = Box::new(event(policy, &config.identity, now.wall));
         plan.actions.push(Action::Tell { event, policy: policy.uid.clone() });

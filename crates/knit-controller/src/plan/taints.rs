@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Taint;
 use knit_api::conditions::node_network;
 use knit_api::names::{DEFAULT_NETWORK, UNSCHEDULABLE_TAINT};
 
-use super::action::{Action, Plan};
+use super::action::{Action, Plan, subject};
 use crate::cluster::{AgentLease, Agents, Cluster, Memory, Now, SeenLease};
 use crate::config::Config;
 use crate::rate;
@@ -78,6 +78,9 @@ pub(super) fn on_nodes(
             out_of_addresses(cluster, name).then_some(NO_ADDRESS)
         };
         if has == why.map(|w| w.value) {
+            continue;
+        }
+        if plan.leaves_out(memory, &subject("nodes", name), now) {
             continue;
         }
         if let Err(next) = memory.rates.taints.take(rate::TAINTS, now.steady) {

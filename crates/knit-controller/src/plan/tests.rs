@@ -5,6 +5,7 @@ mod anything;
 mod held;
 mod kept;
 mod others;
+mod retries;
 mod shares;
 mod underlay;
 
