@@ -28,6 +28,9 @@ pub(crate) const REMEMBER: Duration = Duration::from_secs(60);
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// So many are not many.
 const FEW_REFUSED: usize = 8;
+/// A node that was refused within this time has a budget of its own for its next attempts: Networks that are
+/// full take nothing from the others.
+const REMEMBER_REFUSAL: Duration = Duration::from_secs(60);
 
 /// All blocks there are, with those that are about to be.
 struct Books<'a> {
@@ -51,8 +54,8 @@ struct Queue<'a> {
 }
 
 /// Gives blocks: of the default Network to every node that has none, of any other to a node that asks.
-/// Networks take turns, the default one first: a node that joins does not wait behind thousands that ask for
-/// something else.
+/// Nodes that have no block of the default Network come first: a node that joins does not wait behind thousands
+/// that ask for something else. Then Networks take turns.
 pub(super) fn give(
     cluster: &Cluster,
     index: &Index<'_>,
@@ -65,12 +68,22 @@ pub(super) fn give(
     memory.taken.retain(|(_, until)| now.steady < *until);
     ask_again(cluster, memory, now, plan);
     memory.refused.retain(|_, nodes| {
-        nodes.retain(|_, at| now.steady < at.saturating_add(AFTER_REFUSAL));
+        nodes.retain(|_, at| now.steady < at.saturating_add(REMEMBER_REFUSAL));
         !nodes.is_empty()
     });
     let mut queues = queues(cluster, index, &books, verdicts);
     let after = |queue: &Queue<'_>| memory.last_given.as_deref().is_some_and(|last| queue.name <= last);
     queues.sort_by_key(|queue| (queue.name != DEFAULT_NETWORK, after(queue)));
+    // A node without any block of the default Network runs no pod at all.
+    if let Some(queue) = queues.first_mut().filter(|queue| queue.name == DEFAULT_NETWORK) {
+        while queue.nodes.as_slice().first().is_some_and(|node| books.count(DEFAULT_NETWORK, node) == 0) {
+            match queue.serve(cluster, &mut books, memory, now, plan) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(next) => return plan.again_at(next),
+            }
+        }
+    }
     while !queues.is_empty() {
         let mut waiting = Vec::with_capacity(queues.len());
         for mut queue in queues {
@@ -140,13 +153,18 @@ impl Queue<'_> {
         now: Now,
         plan: &mut Plan,
     ) -> Result<bool, Duration> {
-        let refused = memory.refused.get(self.name).filter(|nodes| nodes.len() > FEW_REFUSED);
-        let refused = |node: &str| refused.and_then(|nodes| nodes.get(node)).copied();
-        let node = loop {
+        let refused = memory.refused.get(self.name);
+        let are_many = refused.is_some_and(|nodes| nodes.len() > FEW_REFUSED);
+        let (node, was_refused) = loop {
             let Some(node) = self.nodes.next() else { return Ok(false) };
-            match refused(node) {
-                Some(at) => plan.again_at(at.saturating_add(AFTER_REFUSAL)),
-                None => break node,
+            let Some(at) = refused.and_then(|nodes| nodes.get(node)).copied() else { break (node, false) };
+            let over = at.saturating_add(AFTER_REFUSAL);
+            if are_many && now.steady < over {
+                plan.again_at(over);
+            } else if let Err(next) = memory.rates.block_retries.take(rate::BLOCK_RETRIES, now.steady) {
+                plan.again_at(next);
+            } else {
+                break (node, true);
             }
         };
         let (name, network) = (self.name, self.network);
@@ -160,7 +178,9 @@ impl Queue<'_> {
                 return Ok(true);
             }
         };
-        memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+        if !was_refused {
+            memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+        }
         if name != DEFAULT_NETWORK {
             memory.last_given = Some(name.to_owned());
         }
@@ -179,6 +199,10 @@ impl Queue<'_> {
                 let name_of_block = object.metadata.name.clone().unwrap_or_default();
                 if plan.leaves_out(memory, &subject("addressblocks", &name_of_block), now) {
                     return Ok(true);
+                }
+                if was_refused {
+                    memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+                    memory.refused.get_mut(name).and_then(|nodes| nodes.remove(node));
                 }
                 if let Some(left) = &mut self.left {
                     left.addresses = left.addresses.saturating_sub(u128::from(block.size().addresses()));

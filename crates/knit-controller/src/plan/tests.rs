@@ -5,6 +5,7 @@ mod anything;
 mod held;
 mod kept;
 mod others;
+mod queues;
 mod retries;
 mod shares;
 mod underlay;
