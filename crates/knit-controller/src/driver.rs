@@ -73,6 +73,18 @@ pub struct ControllerState {
     pub last_plan: Duration,
     /// How long the slowest one took.
     pub slowest_plan: Duration,
+    /// How long all of them took.
+    pub plans: PlanTimes,
+}
+
+/// How long plans took, as a histogram.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PlanTimes {
+    /// So many took at most the time of the same place in [`Self::LIMITS`], and more than that before it; the last
+    /// are those that took longer than all limits.
+    pub counts: [u64; Self::LIMITS.len() + 1],
+    /// All of them together.
+    pub sum: Duration,
 }
 
 /// The objects are not from a Kubernetes API.
@@ -116,6 +128,29 @@ struct Done {
     result: Option<Result<(), Error>>,
     /// The highest number as it is kept now, if it was about that.
     numbers: Option<Result<Numbers, Error>>,
+}
+
+// === impl PlanTimes ===
+
+impl PlanTimes {
+    /// The upper limits of its parts.
+    pub const LIMITS: [Duration; 10] = [
+        Duration::from_millis(1),
+        Duration::from_millis(2),
+        Duration::from_millis(5),
+        Duration::from_millis(10),
+        Duration::from_millis(20),
+        Duration::from_millis(50),
+        Duration::from_millis(100),
+        Duration::from_millis(250),
+        Duration::from_secs(1),
+        Duration::from_secs(5),
+    ];
+
+    fn note(&mut self, took: Duration) {
+        self.counts[Self::LIMITS.partition_point(|limit| *limit < took)] += 1;
+        self.sum = self.sum.saturating_add(took);
+    }
 }
 
 // === impl Controller ===
@@ -273,6 +308,7 @@ impl Controller {
                 self.state.send_modify(|state| {
                     state.last_plan = took;
                     state.slowest_plan = state.slowest_plan.max(took);
+                    state.plans.note(took);
                 });
                 (plan, mind)
             }

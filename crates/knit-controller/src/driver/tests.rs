@@ -193,6 +193,21 @@ async fn a_slow_webhook_on_attachments_held_up_blocks_and_taints() {
     assert_eq!(writers.next().now_or_never().map(|done| done.action), None);
 }
 
+#[test]
+fn one_slow_plan_at_the_start_was_shown_as_slow_forever() {
+    let mut plans = PlanTimes::default();
+    plans.note(Duration::from_secs(9));
+    let slow = |plans: &PlanTimes| plans.counts[6..].iter().sum::<u64>();
+    let before = plans;
+    for millis in [1, 50, 50, 3] {
+        plans.note(Duration::from_millis(millis));
+    }
+    assert_eq!((slow(&before), slow(&plans)), (1, 1), "none of those since took more than 50 ms");
+    assert_eq!(plans.counts.iter().sum::<u64>(), 5);
+    assert_eq!((plans.counts[0], plans.counts[2], plans.counts[5]), (1, 1, 2));
+    assert_eq!(plans.sum, Duration::from_millis(9104));
+}
+
 #[tokio::test]
 async fn a_block_whose_name_was_taken_was_asked_for_forever() {
     let objects = answers("409 Conflict", 409, "AlreadyExists").await;
