@@ -24,10 +24,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Says so on each NetworkPolicy that is new to this controller. What an earlier one said has the same name.
 pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
+    // The usual: there is nothing to say, however many policies there are, and none is looked at.
+    let all_are_enforced =
+        config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network));
+    if all_are_enforced && memory.told.is_empty() {
+        return;
+    }
     let there: HashSet<&str> = cluster.policies.values().map(|policy| policy.uid.as_str()).collect();
     memory.told.retain(|uid| there.contains(uid.as_str()));
-    // The usual: there is nothing to say, however many policies there are.
-    if config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network)) {
+    if all_are_enforced {
         return;
     }
     let untold = cluster.policies.values().filter(|policy| !memory.told.contains(&policy.uid));
