@@ -40,8 +40,8 @@ pub struct NodeNetworkStatus {
     /// The Networks that this node serves or should serve.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NodeNetworkStatusNetwork>,
-    /// The ranges of addresses that this node has. One whose AddressBlock was deleted stays listed while pods of
-    /// this node have addresses of it, and is assigned to no other node meanwhile.
+    /// The ranges of addresses that this node has. One whose AddressBlock was deleted stays listed while
+    /// pods of this node have addresses of it, and is assigned to no other node meanwhile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_ranges: Vec<HeldRanges>,
     /// Number of Networks, for `kubectl get`.

@@ -191,8 +191,8 @@ pub struct Memory {
     pub writes: Writes,
 }
 
-/// Objects that are being written, and such that could not be written a moment ago: each waits for itself, and
-/// nothing else waits for it. They are named as [`crate::plan::Action::subject`] does.
+/// Objects that are being written, and such that could not be written a moment ago: each waits for itself,
+/// and nothing else waits for it. They are named as [`crate::plan::Action::subject`] does.
 #[derive(Clone, Debug, Default)]
 pub struct Writes {
     under_way: HashSet<String>,
@@ -331,8 +331,8 @@ impl Writes {
         self.failed.remove(subject);
     }
 
-    /// A write is over, and is tried again after a while: not before the API server wants it to be. How often it
-    /// failed in a row.
+    /// A write is over, and is tried again after a while: not before the API server wants it to be. How
+    /// often it failed in a row.
     pub(crate) fn failed(
         &mut self,
         subject: &str,

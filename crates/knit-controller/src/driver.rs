@@ -80,8 +80,8 @@ pub struct ControllerState {
 /// How long plans took, as a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanTimes {
-    /// So many took at most the time of the same place in [`Self::LIMITS`], and more than that before it; the last
-    /// are those that took longer than all limits.
+    /// So many took at most the time of the same place in [`Self::LIMITS`], and more than that before it;
+    /// the last are those that took longer than all limits.
     pub counts: [u64; Self::LIMITS.len() + 1],
     /// All of them together.
     pub sum: Duration,
@@ -448,9 +448,9 @@ impl Controller {
         }
     }
 
-    /// There is an AddressBlock of that name already. Usually the cache is behind, or an attempt before this one
-    /// went through without an answer. If it does not show that soon, the name is somebody else's, and the range
-    /// is left alone for a while: other ranges are free.
+    /// There is an AddressBlock of that name already. Usually the cache is behind, or an attempt before this
+    /// one went through without an answer. If it does not show that soon, the name is somebody else's, and
+    /// the range is left alone for a while: other ranges are free.
     fn name_is_taken(&self, action: &Action, memory: &mut Memory, now: Duration) {
         let Action::GiveBlock(block) = action else { return };
         let times = memory.writes.failed(&action.subject(), WriteFailure::OutOfDate, None, (now, jitter()));
@@ -463,8 +463,8 @@ impl Controller {
         tracing::warn!(
             address_block = name,
             node = block.spec.node,
-            "an AddressBlock of this name exists, with other contents: its range is left alone for {} s; delete \
-             the AddressBlock if nobody needs it",
+            "an AddressBlock of this name exists, with other contents: its range is left alone for {} s; \
+             delete the AddressBlock if nobody needs it",
             REMEMBER.as_secs()
         );
         if let Some(range) = BlockView::of(block.clone()).block {
@@ -472,8 +472,8 @@ impl Controller {
         }
     }
 
-    /// One write. It is not begun if the Lease was lost before it: whoever does not lead any more stops in the
-    /// middle.
+    /// One write. It is not begun if the Lease was lost before it: whoever does not lead any more stops in
+    /// the middle.
     fn attempt(&self, action: Action, leading: watch::Receiver<Leading>) -> Attempt {
         let (objects, write, text) = (self.objects.clone(), action.write(), action.to_string());
         let numbers = matches!(action, Action::KeepNumber(_)).then(|| self.numbers_key());

@@ -176,7 +176,8 @@ pub struct Note {
 // === impl Action ===
 
 impl Action {
-    /// What it writes: never is one of these written twice at the same time. A status is an object of its own.
+    /// What it writes: never is one of these written twice at the same time. A status is an object of its
+    /// own.
     #[must_use]
     pub fn subject(&self) -> String {
         let name = |metadata: &ObjectMeta| metadata.name.clone().unwrap_or_default();

@@ -54,8 +54,8 @@ struct Queue<'a> {
 }
 
 /// Gives blocks: of the default Network to every node that has none, of any other to a node that asks.
-/// Nodes that have no block of the default Network come first: a node that joins does not wait behind thousands
-/// that ask for something else. Then Networks take turns.
+/// Nodes that have no block of the default Network come first: a node that joins does not wait behind
+/// thousands that ask for something else. Then Networks take turns.
 pub(super) fn give(
     cluster: &Cluster,
     index: &Index<'_>,
@@ -426,8 +426,8 @@ impl<'a> Books<'a> {
         self.index.blocks(network).chain(unseen).cloned().collect()
     }
 
-    /// What pods still have out of blocks that are deleted. It is no more than their node's word, which counts
-    /// for twice as many addresses as a node may have of a Network.
+    /// What pods still have out of blocks that are deleted. It is no more than their node's word, which
+    /// counts for twice as many addresses as a node may have of a Network.
     fn lingering(&self, cluster: &Cluster, network: &str) -> Vec<Block> {
         let mut believed: HashMap<&str, u64> = HashMap::new();
         let lingering = self.index.lingering(network).filter(|block| {

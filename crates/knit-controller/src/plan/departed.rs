@@ -18,8 +18,8 @@ use crate::config::Config;
 const LONGEST_HOLD: Duration = Duration::from_secs(600);
 
 /// Nodes that have been gone for longer than the grace, with their agents: one that still renews its Lease
-/// serves pods, whoever deleted its Node. While renewals would not arrive (`heard` is false), no node counts as
-/// departed, and each agent gets its whole time again.
+/// serves pods, whoever deleted its Node. While renewals would not arrive (`heard` is false), no node counts
+/// as departed, and each agent gets its whole time again.
 pub(super) fn nodes(
     (cluster, index): (&Cluster, Index<'_>),
     memory: &mut Memory,

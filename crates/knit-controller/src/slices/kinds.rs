@@ -95,7 +95,8 @@ impl SliceKind for Blocks {
 
 /// So many addresses of a Node, of each kind, are in one item. Those by which others reach it are among them.
 const MOST_ADDRESSES: usize = 16;
-/// So many items there are of one Node, at most: a kubelet writes its addresses, and a slice is for many nodes.
+/// So many items there are of one Node, at most: a kubelet writes its addresses, and a slice is for many
+/// nodes.
 const MOST_ITEMS: usize = 8;
 
 /// What others need to know of a Node. Where it has more addresses than fit one item, further ones have them
@@ -118,8 +119,8 @@ pub(super) fn slice_node(node: &Node) -> Option<Vec<SliceNode>> {
         tracing::warn!(
             node = name,
             left_out,
-            "the Node has more addresses than other nodes are told of: to pods of Networks that reach the outside, \
-             the rest is outside of the cluster"
+            "the Node has more addresses than other nodes are told of: to pods of Networks that reach the \
+             outside, the rest is outside of the cluster"
         );
     }
     let parts = more.chunks(MOST_ADDRESSES).zip(further_items(&name));

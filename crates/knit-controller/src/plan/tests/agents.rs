@@ -202,8 +202,8 @@ fn whoever_deleted_a_node_object_gave_the_addresses_of_its_running_pods_to_other
     assert!(world.blocks_of("default", "n2").is_empty());
 }
 
-/// The watch is open and says nothing, or is not open, while the controller reads and writes its own Lease: it
-/// still leads.
+/// The watch is open and says nothing, or is not open, while the controller reads and writes its own Lease:
+/// it still leads.
 #[test]
 fn a_living_nodes_blocks_were_released_when_the_watch_of_leases_failed() {
     for is_open in [true, false] {
