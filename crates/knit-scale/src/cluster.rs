@@ -209,7 +209,7 @@ impl Cluster {
                     written.get(number).is_none_or(|at: &Instant| at.elapsed() >= COUNTS_INTERVAL)
                 };
                 let (due, early): (Vec<u32>, Vec<u32>) = dirty.into_iter().partition(is_due);
-                self.dirty.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(early);
+                self.dirty.locked().extend(early);
                 written.extend(due.iter().map(|number| (*number, Instant::now())));
                 let reports: Vec<_> =
                     due.iter().map(|number| self.report_again(*number, pods, &[]).boxed()).collect();

@@ -40,6 +40,9 @@ const COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(60);
 const FOLDER_COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long changes of counts are gathered: the pods of one Deployment come together.
 const COUNTS_GATHER_DELAY: Duration = Duration::from_secs(1);
+/// How often it is looked whether counts still may wait: somebody may delete a Network that no pod uses any
+/// more, and nothing else tells of that here.
+const COUNTS_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a report lets pods go first, at most: what is being attached wants the same processors.
 const ATTACH_FIRST_DELAY: Duration = Duration::from_millis(20);
 /// The longest pause after failures to write what is said of the node.
@@ -172,8 +175,7 @@ pub async fn write_node(core: Core, objects: Objects) {
         }
         let pause = match complete {
             false => object_again.pause().max(status_again.pause()).max(condition_again.pause()),
-            true if waiting && out => counts_wait.min(EXHAUSTED_COUNT_INTERVAL),
-            true if waiting => counts_wait,
+            true if waiting => counts_wait.min(COUNTS_LOOK_INTERVAL),
             true if out => EXHAUSTED_COUNT_INTERVAL,
             true => Duration::from_secs(60),
         };
