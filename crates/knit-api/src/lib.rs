@@ -48,8 +48,8 @@ pub use network_attachment::{
 };
 pub use network_class::{NetworkClass, NetworkClassSpec, NetworkClassStatus};
 pub use node_network::{
-    NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkStatusNetwork,
-    NodeRuntime,
+    HeldRanges, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec, NodeNetworkStatus,
+    NodeNetworkStatusNetwork, NodeRuntime,
 };
 pub use policy_peer_slice::{PolicyPeer, PolicyPeerPort, PolicyPeerSlice, PolicyPeerSliceSpec};
 pub use slices::{BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceNode};

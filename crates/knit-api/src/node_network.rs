@@ -40,6 +40,10 @@ pub struct NodeNetworkStatus {
     /// The Networks that this node serves or should serve.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NodeNetworkStatusNetwork>,
+    /// The ranges of addresses that this node has. One whose AddressBlock was deleted stays listed while
+    /// pods of this node have addresses of it, and is assigned to no other node meanwhile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_ranges: Vec<HeldRanges>,
     /// Number of Networks, for `kubectl get`.
     #[serde(default)]
     pub network_count: i32,
@@ -95,6 +99,16 @@ pub struct NodeNetworkStatusNetwork {
     /// The policies that are in force here; left out where none acts on a pod of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policies: Option<NodeNetworkPolicies>,
+}
+
+/// What one node has of the addresses of one Network.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldRanges {
+    /// The Network's name.
+    pub network: String,
+    /// The ranges, as CIDRs.
+    pub ranges: Vec<String>,
 }
 
 /// The policies that are in force in one Network on one node.

@@ -14,7 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use knit_api::conditions::network_attachment;
 use knit_api::names::{ATTACHMENT_FINALIZER, MANAGED_BY, MANAGED_BY_LABEL};
 use knit_api::{NetworkAttachment, NetworkClass, NodeNetwork};
+use knit_ipam::Block;
 use knit_model::{AddressBlock, Labels, Network, NodeAddresses, attached_addresses, pod_ranges};
+
+use knit_objects::Backoff;
 
 use crate::rate::Rates;
 
@@ -175,12 +178,47 @@ pub struct Memory {
     pub agents: Agents,
     /// How much was written lately, by kind.
     pub rates: Rates,
+    /// Ranges whose names were taken when they were given: until when they are nobody's. What the caches show
+    /// of them decides after that.
+    pub taken: Vec<(Block, Duration)>,
     /// Nodes that asked for a block of a Network and could not have one, and when that was, by Network.
     pub refused: BTreeMap<String, BTreeMap<String, Duration>>,
     /// The Network after which the next block is given: they take turns.
     pub last_given: Option<String>,
     /// The uids of NetworkPolicies whose authors were told that nobody enforces them.
     pub told: HashSet<String>,
+    /// Objects that are being written, or could not be written a moment ago.
+    pub writes: Writes,
+}
+
+/// Objects that are being written, and such that could not be written a moment ago: each waits for itself,
+/// and nothing else waits for it. They are named as [`crate::plan::Action::subject`] does.
+#[derive(Clone, Debug, Default)]
+pub struct Writes {
+    under_way: HashSet<String>,
+    failed: HashMap<String, Failed>,
+    /// How often the last plan left something out because of it.
+    pub left_out: usize,
+}
+
+/// An object that could not be written.
+#[derive(Clone, Debug)]
+struct Failed {
+    /// Not before then.
+    until: Duration,
+    backoff: Backoff,
+    /// How often in a row.
+    times: u32,
+    why: WriteFailure,
+}
+
+/// Why a write is tried again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum WriteFailure {
+    /// It was made for another version than the one that is there.
+    OutOfDate,
+    /// It did not go through.
+    Error,
 }
 
 /// What was heard of agents, by the controller's own clock.
@@ -237,6 +275,79 @@ pub struct Remembered {
 
 /// The annotation of the Lease that keeps the highest number.
 pub(crate) const HIGHEST_NUMBER: &str = "knit.dev/highest-network-number";
+
+/// What is not tried again for so long needs no memory.
+const FORGET_FAILURE: Duration = Duration::from_secs(60);
+
+// === impl Writes ===
+
+impl Writes {
+    /// Whether an object cannot be written now; if it can later, when.
+    pub(crate) fn waits(&mut self, subject: &str, now: Now) -> Option<Option<Duration>> {
+        let until = self.failed.get(subject).map(|failed| failed.until).filter(|until| now.steady < *until);
+        let waits = self.under_way.contains(subject) || until.is_some();
+        self.left_out += usize::from(waits);
+        waits.then_some(until)
+    }
+
+    /// Whether an object is being written.
+    #[must_use]
+    pub fn is_under_way(&self, subject: &str) -> bool {
+        self.under_way.contains(subject)
+    }
+
+    /// A plan begins.
+    pub(crate) fn begin_plan(&mut self, now: Now) {
+        self.left_out = 0;
+        self.failed.retain(|_, failed| now.steady < failed.until.saturating_add(FORGET_FAILURE));
+    }
+
+    /// Whether something is tried again because of an error.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.failed.values().any(|failed| failed.why == WriteFailure::Error)
+    }
+
+    /// Whether nothing is being written.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// How many objects of a kind are being written.
+    pub(crate) fn count_of(&self, kind: &str) -> usize {
+        let of_kind = |subject: &&String| subject.split(' ').next() == Some(kind);
+        self.under_way.iter().filter(of_kind).count()
+    }
+
+    /// A write begins. False if that object is being written already.
+    pub(crate) fn begin(&mut self, subject: String) -> bool {
+        self.under_way.insert(subject)
+    }
+
+    /// A write is over, and went through or need not be repeated.
+    pub(crate) fn done(&mut self, subject: &str) {
+        self.under_way.remove(subject);
+        self.failed.remove(subject);
+    }
+
+    /// A write is over, and is tried again after a while: not before the API server wants it to be. How
+    /// often it failed in a row.
+    pub(crate) fn failed(
+        &mut self,
+        subject: &str,
+        why: WriteFailure,
+        retry_after: Option<Duration>,
+        (now, jitter): (Duration, f64),
+    ) -> u32 {
+        self.under_way.remove(subject);
+        let new = || Failed { until: now, backoff: Backoff::default(), times: 0, why };
+        let failed = self.failed.entry(subject.to_owned()).or_insert_with(new);
+        let wait = failed.backoff.next(jitter).max(retry_after.unwrap_or_default());
+        (failed.until, failed.why, failed.times) = (now.saturating_add(wait), why, failed.times + 1);
+        failed.times
+    }
+}
 
 // === impl Now ===
 

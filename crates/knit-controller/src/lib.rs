@@ -45,6 +45,6 @@ pub use cluster::{
     Numbers, Place, PolicyView, Remembered, SeenLease,
 };
 pub use config::Config;
-pub use driver::{Controller, ControllerState, Unsuitable};
+pub use driver::{Controller, ControllerState, PlanTimes, Unsuitable};
 pub use plan::{Action, Change, Indexed, Note, Plan, Primaries, plan, primaries};
 pub use rate::{Bucket, Rates};

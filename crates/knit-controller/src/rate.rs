@@ -26,6 +26,8 @@ pub struct Bucket {
 pub struct Rates {
     /// Blocks that are given, and attempts to find one.
     pub blocks: Bucket,
+    /// Attempts to find a block for a node that was refused one.
+    pub block_retries: Bucket,
     /// Blocks that are taken back.
     pub releases: Bucket,
     /// Statuses of Networks.
@@ -34,8 +36,10 @@ pub struct Rates {
     pub taints: Bucket,
 }
 
-/// 200 blocks per second: 5,000 nodes that join at once are served in half a minute.
+/// 200 blocks per second: 5,000 nodes that join at once are not served in less than 25 s.
 pub(crate) const BLOCKS: Rate = Rate { every: Duration::from_millis(5), burst: 25 };
+/// 20 per second.
+pub(crate) const BLOCK_RETRIES: Rate = Rate { every: Duration::from_millis(50), burst: 25 };
 /// 100 per second.
 pub(crate) const RELEASES: Rate = Rate { every: Duration::from_millis(10), burst: 50 };
 /// 50 per second, and one for each of a hundred Networks at once.

@@ -238,6 +238,35 @@ fn macs_that_are_asked_for() {
     }
 }
 
+/// What the controller must give to nobody else: whatever a pod still has, and whether or not this node knows
+/// the block that it is out of.
+#[test]
+fn ranges_are_held_until_the_last_pod_of_a_block_that_was_taken_back_is_gone() {
+    let held = |node: &NodeAllocator| -> Vec<String> {
+        let all = node.held_ranges();
+        assert!(all.keys().all(|network| network == "red"));
+        all.values().flatten().map(ToString::to_string).collect()
+    };
+    let (mut before, start) = (node(), block("red", 0).start());
+    let lease = before.lease(&ask("a", vec![want("eth0", "red")]), Millis(0)).unwrap().remove(0);
+    let reserved = fixed(&["10.0.0.130", "fd00::82"]);
+    before.lease(&ask("static", vec![reserved]), Millis(0)).unwrap();
+    assert_eq!(held(&before), ["10.0.0.0/29", "fd00::/125"]);
+    assert_eq!(before.remove_block("red", &start), Removal::Draining { leased: 1 });
+    assert_eq!(held(&before), ["10.0.0.0/29", "fd00::/125"]);
+    // The agent is restarted: it knows the pods, and not the block.
+    let snapshot = before.snapshot(Millis(0));
+    let mut after = NodeAllocator::restore("n1", NodeConfig::default(), [], [], snapshot).allocator;
+    let alone = lease.addresses.iter().map(|a| a.to_string()).collect::<Vec<_>>();
+    assert!(alone.iter().all(|a| held(&after).iter().any(|range| range.starts_with(&format!("{a}/")))));
+    after.set_network(pool("red", 1));
+    assert_eq!(held(&after).len(), 2, "{:?}", held(&after));
+    for mut node in [before, after] {
+        node.free(&lease.key, Millis(0)).unwrap();
+        assert!(held(&node).is_empty(), "{:?}", held(&node));
+    }
+}
+
 #[test]
 fn blocks_come_go_and_drain() {
     let mut node = node();

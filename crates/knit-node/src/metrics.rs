@@ -25,6 +25,7 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
     duration: Family<OperationLabels, Histogram, fn() -> Histogram>,
     attachments: Family<NetworkLabels, Gauge>,
+    used: Family<NetworkLabels, Gauge>,
     free: Family<NetworkLabels, Gauge>,
     ready: Family<NetworkLabels, Gauge>,
     services_ready: Family<NetworkLabels, Gauge>,
@@ -69,6 +70,8 @@ pub struct NetworkNumbers {
     pub name: String,
     /// How many attachments it has here.
     pub attachments: i64,
+    /// How many addresses pods and the router have here, of the family of which they have more.
+    pub used: i64,
     /// How many addresses are free here.
     pub free: i64,
     /// Whether it is ready.
@@ -125,7 +128,13 @@ impl Default for Metrics {
         );
         let attachments = Family::default();
         registry.register("attachments", "Attachments of each Network on this node", attachments.clone());
+        let used = Family::default();
         let free = Family::default();
+        registry.register(
+            "used_addresses",
+            "Addresses that pods and routers have on this node",
+            used.clone(),
+        );
         registry.register("free_addresses", "Addresses available to pods on this node", free.clone());
         let ready = Family::default();
         registry.register(
@@ -212,6 +221,7 @@ impl Default for Metrics {
             requests,
             duration,
             attachments,
+            used,
             free,
             ready,
             services_ready,
@@ -258,11 +268,13 @@ impl Metrics {
     /// Says how the Networks are.
     pub fn networks(&self, networks: &[NetworkNumbers]) {
         self.attachments.clear();
+        self.used.clear();
         self.free.clear();
         self.ready.clear();
         for numbers in networks {
             let labels = NetworkLabels { network: numbers.name.clone() };
             self.attachments.get_or_create(&labels).set(numbers.attachments);
+            self.used.get_or_create(&labels).set(numbers.used);
             self.free.get_or_create(&labels).set(numbers.free);
             self.ready.get_or_create(&labels).set(i64::from(numbers.ready));
         }

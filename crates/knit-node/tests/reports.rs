@@ -281,6 +281,9 @@ async fn an_agent_that_was_restarted_wrote_again_what_its_node_said_already() {
         };
         tokio::time::timeout(Duration::from_secs(60), said).await.expect("what is said of a Network");
     }
+    let said = objects.get::<NodeNetwork>(&key).await.expect("an answer").expect("a NodeNetwork");
+    let held = said.status.expect("a status").held_ranges;
+    assert!(held.iter().any(|held| held.network == "blue" && !held.ranges.is_empty()), "{held:?}");
     let second = objects.get::<NodeObject>(&key).await.expect("an answer").expect("a Node");
     assert_eq!(second.metadata.resource_version, first.metadata.resource_version, "it was written again");
     writing.abort();

@@ -25,8 +25,10 @@ use crate::scenario::{PODS_PER_NODE, Scenario};
 
 /// So many requests of the simulation are under way at once.
 pub const AT_ONCE: usize = 16;
-/// Reports of nodes that only write are at least this far apart, as an agent's are.
-const REPORTS: Duration = Duration::from_secs(5);
+/// How often it is looked which nodes that only write have something to report.
+const REPORTS: Duration = Duration::from_secs(1);
+/// Reports of counts of one of them are at least this far apart, as an agent's are.
+const COUNTS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often it is looked whose turn it is to renew.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -134,7 +136,8 @@ impl Cluster {
         write(&self.others, &Write::merge_status::<Node>(key, addresses)).await?;
         if !agent {
             self.report(number, pods, &[]).await?;
-            write(&self.writers, &node::lease(number, Timestamp::now())).await?;
+            let lease = node::lease(number, node::FIRST_LEASE_HOLDS, Timestamp::now());
+            write(&self.writers, &lease).await?;
         }
         Ok(())
     }
@@ -154,11 +157,15 @@ impl Cluster {
     /// # Errors
     /// When the API refuses it.
     pub async fn report(&self, number: u32, pods: u32, networks: &[(u32, u32)]) -> Result<(), Error> {
-        let report = node::report(number, pods, networks);
-        let object = NodeNetwork { status: None, ..report.clone() };
+        let object = NodeNetwork { status: None, ..node::report(number, pods, networks) };
         write(&self.writers, &Write::apply(&object, AGENT_MANAGER)).await?;
+        self.report_again(number, pods, networks).await
+    }
+
+    /// The same of a node that has said something before.
+    async fn report_again(&self, number: u32, pods: u32, networks: &[(u32, u32)]) -> Result<(), Error> {
         let key = Key::cluster(node::name(number));
-        let status = report.status.unwrap_or_default();
+        let status = node::report(number, pods, networks).status.unwrap_or_default();
         write(&self.writers, &Write::status::<NodeNetwork>(key, &status, AGENT_MANAGER)).await
     }
 
@@ -168,6 +175,7 @@ impl Cluster {
         let (lease, beat) = (f64::from(scenario.lease_seconds), f64::from(scenario.heartbeat_seconds));
         let start = Instant::now();
         let (mut last, mut reported) = (0.0, Instant::now());
+        let mut written = std::collections::BTreeMap::new();
         loop {
             tokio::time::sleep(TICK).await;
             let now = start.elapsed().as_secs_f64();
@@ -181,7 +189,8 @@ impl Cluster {
             let mut writes = Vec::new();
             for number in range {
                 if number >= agents && due(number, lease) {
-                    writes.push((&self.writers, node::lease(number, Timestamp::now())));
+                    let lease = node::lease(number, scenario.lease_holds(), Timestamp::now());
+                    writes.push((&self.writers, lease));
                 }
                 if due(number, beat) {
                     writes.push((&self.others, node::heartbeat(number, Timestamp::now())));
@@ -195,8 +204,15 @@ impl Cluster {
                 reported = Instant::now();
                 let dirty = std::mem::take(&mut *self.dirty.locked());
                 let pods = (standing + 1).min(PODS_PER_NODE);
+                // As agents do: counts at once after a while of quiet, and later ones when it is over.
+                let is_due = |number: &u32| {
+                    written.get(number).is_none_or(|at: &Instant| at.elapsed() >= COUNTS_INTERVAL)
+                };
+                let (due, early): (Vec<u32>, Vec<u32>) = dirty.into_iter().partition(is_due);
+                self.dirty.locked().extend(early);
+                written.extend(due.iter().map(|number| (*number, Instant::now())));
                 let reports: Vec<_> =
-                    dirty.iter().map(|number| self.report(*number, pods, &[]).boxed()).collect();
+                    due.iter().map(|number| self.report_again(*number, pods, &[]).boxed()).collect();
                 let _: Vec<_> = futures::stream::iter(reports).buffer_unordered(AT_ONCE).collect().await;
             }
         }

@@ -23,10 +23,10 @@ use crate::scenario::Peers;
 
 /// The namespace of all simulated pods.
 pub const NAMESPACE: &str = "scale";
+/// How long the first Lease of a node holds, which is renewed once the others know it.
+pub const FIRST_LEASE_HOLDS: Duration = Duration::from_secs(100);
 /// The further Networks of a pod.
 const NETWORKS_ANNOTATION: &str = "knit.dev/networks";
-/// How long an agent's Lease holds.
-const LEASE_HOLDS: Duration = Duration::from_secs(100);
 
 /// A whole node: its agent, and what stands in for its kernel.
 pub struct WholeNode {
@@ -107,11 +107,11 @@ pub fn heartbeat(number: u32, now: Timestamp) -> Write {
     Write::merge_status::<Node>(Key::cluster(name(number)), patch)
 }
 
-/// An agent's sign of life.
+/// An agent's sign of life, which holds for so long.
 #[must_use]
-pub fn lease(number: u32, now: Timestamp) -> Write {
+pub fn lease(number: u32, holds: Duration, now: Timestamp) -> Write {
     let name = name(number);
-    Write::lease("knit-system", &name, &name, LEASE_HOLDS, now, AGENT_MANAGER)
+    Write::lease("knit-system", &name, &name, holds, now, AGENT_MANAGER)
 }
 
 /// What an agent says of its node: so many pods of the default Network, and these Networks.

@@ -48,6 +48,7 @@ pub struct Found {
 struct Pods {
     came: u32,
     failed: u32,
+    on_whole: u32,
     further: u32,
     further_whole: u32,
 }
@@ -64,6 +65,7 @@ impl Found {
         }
         let pods = take(&self.pods);
         (phase.pods, phase.failed) = (pods.came, pods.failed);
+        phase.on_whole = pods.on_whole;
         (phase.further, phase.further_whole) = (pods.further, pods.further_whole);
         phase.attached = Quantiles::of(take(&self.attached));
         phase.reachable = Quantiles::of(take(&self.reachable));
@@ -74,6 +76,7 @@ impl Found {
         let mut pods = self.pods.locked();
         pods.came += 1;
         pods.failed += u32::from(failed);
+        pods.on_whole += u32::from(whole);
         pods.further += u32::from(pod.network.is_some());
         pods.further_whole += u32::from(pod.network.is_some() && whole);
     }

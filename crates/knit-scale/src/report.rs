@@ -55,9 +55,11 @@ pub struct Phase {
     pub writes_per_second: f64,
     /// Pods that came.
     pub pods: u32,
+    /// Those of them that were on whole nodes.
+    pub on_whole: u32,
     /// Those of them that were attached to a further Network, too.
     pub further: u32,
-    /// Those of them that were on whole nodes.
+    /// Those of these that were on whole nodes.
     pub further_whole: u32,
     /// Pods that could not be attached.
     pub failed: u32,

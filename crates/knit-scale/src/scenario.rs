@@ -49,6 +49,8 @@ pub struct Scenario {
     pub heartbeat_seconds: u32,
     /// Seconds between two renewals of a Lease by a node that only writes; an agent does it every 25 s.
     pub lease_seconds: u32,
+    /// How long such a Lease holds; an agent's holds 100 s.
+    pub lease_hold_seconds: u32,
 }
 
 /// Where the agents of whole nodes learn of other nodes' addresses and blocks.
@@ -127,11 +129,18 @@ impl Default for Scenario {
             outage_seconds: 0,
             heartbeat_seconds: 300,
             lease_seconds: 25,
+            lease_hold_seconds: 100,
         }
     }
 }
 
 impl Scenario {
+    /// How long the Lease of a node that only writes holds.
+    #[must_use]
+    pub fn lease_holds(&self) -> Duration {
+        Duration::from_secs(self.lease_hold_seconds.into())
+    }
+
     /// Reads a scenario file.
     ///
     /// # Errors
@@ -161,6 +170,7 @@ impl Scenario {
             ("podSeconds", self.pod_seconds),
             ("heartbeatSeconds", self.heartbeat_seconds),
             ("leaseSeconds", self.lease_seconds),
+            ("leaseHoldSeconds", self.lease_hold_seconds),
         ] {
             if value == 0 {
                 return wrong(format!("{name} must be above 0"));

@@ -61,6 +61,11 @@ async fn what_a_node_costs_does_not_grow_with_the_cluster() {
         // Half of the pods are on whole nodes for certain, and a third of those have a further Network.
         let attachments = written("networkattachments") + written("networkattachments/status");
         assert!(attachments <= 4 * u64::from(busy.pods), "{attachments} writes for {} pods", busy.pods);
+        // Of the default Network's pods nothing is written but counts, once in a minute: what else changes is
+        // whether a Network is ready and whether a block is wanted, and how many there are.
+        let changes = 2 * u64::from(busy.further_whole) + 4 * 4 + 8;
+        let reports = written("nodenetworks/status");
+        assert!(reports <= changes, "{reports} reports for {} pods", busy.on_whole);
         // A pod that goes takes its attachment with it, so its agent may ask for one that is not there.
         let kinds = busy.counts[&Group::Agents].iter().filter(|(kind, _)| *kind != "networkattachments");
         let refused: u64 = kinds.map(|(_, count)| count.refused).sum();

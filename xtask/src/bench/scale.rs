@@ -128,6 +128,15 @@ fn writes(phase: &Value, group: &str, kind: &str) -> f64 {
         .sum()
 }
 
+/// Writes in a phase by a group, of all kinds but Leases.
+fn writes_but_leases(phase: &Value, group: &str) -> f64 {
+    let kinds = phase["counts"][group].as_object().into_iter().flatten();
+    kinds
+        .filter(|(name, _)| *name != "leases")
+        .map(|(_, count)| count["writes"].as_f64().unwrap_or_default())
+        .sum()
+}
+
 /// The rows of one size. A value that the report does not have is an error, and never a row that is missing.
 fn of_size(nodes: u32, size: &Value) -> Result<Vec<Row>> {
     let (quiet, busy, join) = (phase(size, "quiet")?, phase(size, "busy")?, phase(size, "join")?);
@@ -170,6 +179,21 @@ fn of_size(nodes: u32, size: &Value) -> Result<Vec<Row>> {
     let of_controller = writes(busy, "controller", "networkattachments") / further;
     let each = row("pods come and go", "writes per pod of a further Network", of_agents + of_controller, "");
     rows.push(each.goal(Goal::AtMost(4.0)));
+    // Whatever kind it is: a pod of the default Network should cost none.
+    let (of_all_kinds, on_whole) = (writes_but_leases(busy, "agents"), number(busy, "/onWhole")?.max(1.0));
+    let each = row(
+        "pods come and go",
+        "writes of agents per pod, all kinds but Leases",
+        of_all_kinds / on_whole,
+        "",
+    );
+    rows.push(each.goal(Goal::AtMost(4.0)));
+    let (whole, minutes) = (
+        size["whole"].as_f64().context("the report has no whole")?.max(1.0),
+        number(busy, "/seconds")? / 60.0,
+    );
+    let reports = writes(busy, "agents", "nodenetworks") / whole / minutes.max(1e-3);
+    rows.push(row("pods come and go", "writes of its NodeNetwork by an agent", reports, "per min"));
     rows.push(row("pods come and go", "failed", number(busy, "/failed")?, "pods").goal(Goal::AtMost(0.0)));
     let bytes = number(busy, "/perAgent/bytes")? / 1e3;
     rows.push(row("pods come and go", "to an agent", bytes, "KB/s").goal(Goal::AtMost(200.0)));
@@ -229,18 +253,20 @@ mod tests {
     fn report(bytes: f64) -> Value {
         let load = json!({"cpu": 0.01, "memoryBytes": 30 << 20});
         let phase = |name: &str| {
-            json!({"name": name, "perAgent": {"events": 1.0, "bytes": bytes, "writes": 0.0},
+            json!({"name": name, "seconds": 60.0, "onWhole": 10,
+                "perAgent": {"events": 1.0, "bytes": bytes, "writes": 0.0},
                 "writesPerSecond": 40.0, "controller": load, "agent": load, "slowestPlanSeconds": 0.01,
                 "ceasedToLead": 0, "further": 10, "furtherWhole": 5, "failed": 0, "unfollowed": 0,
                 "refused": 0,
                 "attached": {"p99": 0.1}, "reachable": {"p99": 0.2}, "added": {"p99": 0.01},
                 "followed": {"p99": 1.5}, "counts": {
                     "agents": {"networkattachments": {"writes": 10},
-                        "networkattachments/status": {"writes": 5}},
+                        "networkattachments/status": {"writes": 5}, "leases": {"writes": 900},
+                        "nodenetworks/status": {"writes": 20}},
                     "controller": {"nodeslices": {"writes": 7}, "nodes/status": {"writes": 0}}}})
         };
         let phases = ["quiet", "busy", "join", "outage", "afterwards"].map(phase);
-        json!({"startSeconds": 20.0, "startPlanSeconds": 0.3, "tainted": 0, "phases": phases})
+        json!({"startSeconds": 20.0, "whole": 20, "startPlanSeconds": 0.3, "tainted": 0, "phases": phases})
     }
 
     #[test]
@@ -249,6 +275,8 @@ mod tests {
         let find = |metric: &str| rows.iter().find(|row| row.metric == metric).expect(metric);
         assert_eq!(find("writes per pod of a further Network").value, 3.0);
         assert_eq!((find("to an agent").value, find("to an agent").met), (1.0, Some(true)));
+        assert_eq!(find("writes of agents per pod, all kinds but Leases").value, 3.5);
+        assert_eq!(find("writes of its NodeNetwork by an agent").value, 1.0);
         assert_eq!(find("writes of Nodes").value, 0.0, "slices are not Nodes");
         assert!(rows.iter().all(|row| row.met != Some(false)), "{rows:#?}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Taint};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use knit_api::names::CONTROLLER_MANAGER;
 use knit_api::{
     AddressBlock, Network, NetworkAttachment, NetworkAttachmentStatus, NetworkClass, NetworkClassStatus,
@@ -15,7 +15,7 @@ use knit_api::{
 use knit_objects::{Key, Write};
 use serde_json::{Value, json};
 
-use crate::cluster::HIGHEST_NUMBER;
+use crate::cluster::{HIGHEST_NUMBER, Memory, Now};
 
 /// Everything that is to be done, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -142,6 +142,22 @@ pub enum Action {
     },
 }
 
+/// Writes that wait for each other, when there are many.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Lane {
+    /// Of objects that users make: there may be any number of them.
+    OfUsers,
+    /// Of Networks and classes.
+    OfNetworks,
+    /// Of what nodes need: blocks, taints.
+    OfNodes,
+}
+
+/// What an action writes, by kind and name.
+pub(super) fn subject(kind: &str, name: &str) -> String {
+    format!("{kind} {name}")
+}
+
 /// All that an agent says in the status of a NetworkAttachment, besides its conditions.
 const STATUS_FIELDS: &[&str] =
     &["node", "sandboxId", "interface", "addresses", "mac", "mtu", "routes", "hostInterface", "podNamespace"];
@@ -160,6 +176,50 @@ pub struct Note {
 // === impl Action ===
 
 impl Action {
+    /// What it writes: never is one of these written twice at the same time. A status is an object of its
+    /// own.
+    #[must_use]
+    pub fn subject(&self) -> String {
+        let name = |metadata: &ObjectMeta| metadata.name.clone().unwrap_or_default();
+        match self {
+            Self::MakeClass(class) => subject("networkclasses", &name(&class.metadata)),
+            Self::MakeNetwork(network) => subject("networks", &name(&network.metadata)),
+            Self::GiveBlock(block) => subject("addressblocks", &name(&block.metadata)),
+            Self::ReleaseBlock { name, .. } => subject("addressblocks", name),
+            Self::NetworkStatus { name, .. } => subject("networks/status", name),
+            Self::ClassStatus { name, .. } => subject("networkclasses/status", name),
+            Self::AttachmentStatus { namespace, name, .. }
+            | Self::AttachmentFinalizers { namespace, name, .. }
+            | Self::ForgetAttachment { namespace, name, .. }
+            | Self::DeleteAttachment { namespace, name, .. } => {
+                subject("networkattachments", &format!("{namespace}/{name}"))
+            }
+            Self::KeepNumber(lease) => subject("leases", &name(&lease.metadata)),
+            Self::Tell { policy, .. } => subject("events", policy),
+            Self::Finalizers { name, .. } => subject("networks", name),
+            Self::Taints { node, .. } => subject("nodes", node),
+        }
+    }
+
+    /// With what it waits for its turn: what is slow, such as a webhook of a user on one kind, delays its own
+    /// lane only.
+    pub(crate) fn lane(&self) -> Lane {
+        match self {
+            Self::AttachmentStatus { .. }
+            | Self::AttachmentFinalizers { .. }
+            | Self::ForgetAttachment { .. }
+            | Self::DeleteAttachment { .. }
+            | Self::Tell { .. } => Lane::OfUsers,
+            Self::MakeClass(_)
+            | Self::MakeNetwork(_)
+            | Self::NetworkStatus { .. }
+            | Self::ClassStatus { .. }
+            | Self::KeepNumber(_)
+            | Self::Finalizers { .. } => Lane::OfNetworks,
+            Self::GiveBlock(_) | Self::ReleaseBlock { .. } | Self::Taints { .. } => Lane::OfNodes,
+        }
+    }
+
     /// The namespace and name of the NetworkAttachment that it is about, if it is about one.
     pub(crate) fn attachment(&self) -> Option<(String, String)> {
         match self {
@@ -175,6 +235,15 @@ impl Action {
 // === impl Plan ===
 
 impl Plan {
+    /// Whether something cannot be written now, because it is being written, or could not be a moment ago.
+    pub(super) fn leaves_out(&mut self, memory: &mut Memory, subject: &str, now: Now) -> bool {
+        let waits = memory.writes.waits(subject, now);
+        if let Some(Some(until)) = waits {
+            self.again_at(until);
+        }
+        waits.is_some()
+    }
+
     pub(super) fn again_at(&mut self, when: Duration) {
         self.again = Some(self.again.map_or(when, |known| known.min(when)));
     }

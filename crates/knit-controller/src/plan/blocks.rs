@@ -14,7 +14,7 @@ use knit_ipam::{Block, BlockQuery, Family, Growth, Pool, next_block};
 use knit_model::Network;
 
 use super::accept::{Verdict, Verdicts};
-use super::action::{Action, Note, Plan};
+use super::action::{Action, Note, Plan, subject};
 use super::index::Index;
 use super::share::{self, Left};
 use crate::cluster::{BlockView, Cluster, Memory, NodeView, Now, Remembered};
@@ -28,6 +28,9 @@ pub(crate) const REMEMBER: Duration = Duration::from_secs(60);
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// So many are not many.
 const FEW_REFUSED: usize = 8;
+/// A node that was refused within this time has a budget of its own for its next attempts: Networks that are
+/// full take nothing from the others.
+const REMEMBER_REFUSAL: Duration = Duration::from_secs(60);
 
 /// All blocks there are, with those that are about to be.
 struct Books<'a> {
@@ -44,15 +47,15 @@ struct Queue<'a> {
     network: &'a Network,
     verdict: &'a Verdict<'a>,
     nodes: std::vec::IntoIter<&'a str>,
-    /// The Network's blocks, once one is looked for.
+    /// What is taken of the Network, once a block is looked for.
     existing: Option<Vec<Block>>,
     /// What is left of it: counted once for all nodes that ask, and only if one of them has a block already.
     left: Option<Left>,
 }
 
 /// Gives blocks: of the default Network to every node that has none, of any other to a node that asks.
-/// Networks take turns, the default one first: a node that joins does not wait behind thousands that ask for
-/// something else.
+/// Nodes that have no block of the default Network come first: a node that joins does not wait behind
+/// thousands that ask for something else. Then Networks take turns.
 pub(super) fn give(
     cluster: &Cluster,
     index: &Index<'_>,
@@ -62,14 +65,25 @@ pub(super) fn give(
     plan: &mut Plan,
 ) {
     let mut books = Books::new(cluster, *index, memory, now);
+    memory.taken.retain(|(_, until)| now.steady < *until);
     ask_again(cluster, memory, now, plan);
     memory.refused.retain(|_, nodes| {
-        nodes.retain(|_, at| now.steady < at.saturating_add(AFTER_REFUSAL));
+        nodes.retain(|_, at| now.steady < at.saturating_add(REMEMBER_REFUSAL));
         !nodes.is_empty()
     });
     let mut queues = queues(cluster, index, &books, verdicts);
     let after = |queue: &Queue<'_>| memory.last_given.as_deref().is_some_and(|last| queue.name <= last);
     queues.sort_by_key(|queue| (queue.name != DEFAULT_NETWORK, after(queue)));
+    // A node without any block of the default Network runs no pod at all.
+    if let Some(queue) = queues.first_mut().filter(|queue| queue.name == DEFAULT_NETWORK) {
+        while queue.nodes.as_slice().first().is_some_and(|node| books.count(DEFAULT_NETWORK, node) == 0) {
+            match queue.serve(cluster, &mut books, memory, now, plan) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(next) => return plan.again_at(next),
+            }
+        }
+    }
     while !queues.is_empty() {
         let mut waiting = Vec::with_capacity(queues.len());
         for mut queue in queues {
@@ -86,14 +100,20 @@ pub(super) fn give(
 /// Asks again for blocks of which it is not known whether they were made: under the same names, so that none
 /// is made twice.
 fn ask_again(cluster: &Cluster, memory: &mut Memory, now: Now, plan: &mut Plan) {
-    for known in memory.blocks.values_mut().filter(|known| known.again.is_some()) {
-        if cluster.networks.get(&known.block.network).is_none_or(|network| network.is_being_deleted()) {
+    let unknown = memory.blocks.iter().filter(|(_, known)| known.again.is_some());
+    let names: Vec<String> = unknown.map(|(name, _)| name.clone()).collect();
+    for name in names {
+        let network = memory.blocks.get(&name).and_then(|known| cluster.networks.get(&known.block.network));
+        if network.is_none_or(|network| network.is_being_deleted())
+            || plan.leaves_out(memory, &subject("addressblocks", &name), now)
+        {
             continue;
         }
-        match memory.rates.blocks.take(rate::BLOCKS, now.steady) {
-            Ok(()) => plan.actions.extend(known.again.take().map(Action::GiveBlock)),
-            Err(next) => return plan.again_at(next),
+        if let Err(next) = memory.rates.blocks.take(rate::BLOCKS, now.steady) {
+            return plan.again_at(next);
         }
+        let again = memory.blocks.get_mut(&name).and_then(|known| known.again.take());
+        plan.actions.extend(again.map(Action::GiveBlock));
     }
 }
 
@@ -133,13 +153,18 @@ impl Queue<'_> {
         now: Now,
         plan: &mut Plan,
     ) -> Result<bool, Duration> {
-        let refused = memory.refused.get(self.name).filter(|nodes| nodes.len() > FEW_REFUSED);
-        let refused = |node: &str| refused.and_then(|nodes| nodes.get(node)).copied();
-        let node = loop {
+        let refused = memory.refused.get(self.name);
+        let are_many = refused.is_some_and(|nodes| nodes.len() > FEW_REFUSED);
+        let (node, was_refused) = loop {
             let Some(node) = self.nodes.next() else { return Ok(false) };
-            match refused(node) {
-                Some(at) => plan.again_at(at.saturating_add(AFTER_REFUSAL)),
-                None => break node,
+            let Some(at) = refused.and_then(|nodes| nodes.get(node)).copied() else { break (node, false) };
+            let over = at.saturating_add(AFTER_REFUSAL);
+            if are_many && now.steady < over {
+                plan.again_at(over);
+            } else if let Err(next) = memory.rates.block_retries.take(rate::BLOCK_RETRIES, now.steady) {
+                plan.again_at(next);
+            } else {
+                break (node, true);
             }
         };
         let (name, network) = (self.name, self.network);
@@ -153,14 +178,32 @@ impl Queue<'_> {
                 return Ok(true);
             }
         };
-        memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+        if !was_refused {
+            memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+        }
         if name != DEFAULT_NETWORK {
             memory.last_given = Some(name.to_owned());
         }
-        let existing = self.existing.get_or_insert_with(|| books.of_network(name));
+        let existing = self.existing.get_or_insert_with(|| {
+            let mut existing = books.of_network(name);
+            // A podCIDR is the cluster's to give, and its Node has no other.
+            if self.verdict.pool.is_some() {
+                existing.extend(books.lingering(cluster, name));
+                existing.extend(memory.taken.iter().map(|(block, _)| block.clone()));
+            }
+            existing
+        });
         match choose(cluster, books, existing, (node, growth), name, self.verdict) {
             Ok(Some(block)) => {
                 let object = object_of(&block, network);
+                let name_of_block = object.metadata.name.clone().unwrap_or_default();
+                if plan.leaves_out(memory, &subject("addressblocks", &name_of_block), now) {
+                    return Ok(true);
+                }
+                if was_refused {
+                    memory.rates.blocks.take(rate::BLOCKS, now.steady)?;
+                    memory.refused.get_mut(name).and_then(|nodes| nodes.remove(node));
+                }
                 if let Some(left) = &mut self.left {
                     left.addresses = left.addresses.saturating_sub(u128::from(block.size().addresses()));
                     left.without -= usize::from(books.count(name, node) == 0);
@@ -170,7 +213,7 @@ impl Queue<'_> {
                 let block = Arc::new(BlockView::of(object.clone()));
                 let until = now.steady.saturating_add(REMEMBER);
                 let known = Remembered { block, until, again: None };
-                memory.blocks.insert(object.metadata.name.clone().unwrap_or_default(), known);
+                memory.blocks.insert(name_of_block, known);
                 plan.actions.push(Action::GiveBlock(object));
             }
             Ok(None) => {}
@@ -237,6 +280,9 @@ pub(super) fn release(
                 .map(|winner| format!("it overlaps {winner} of node {}, which is older", winner.node())),
         };
         let Some(why) = why else { continue };
+        if plan.leaves_out(memory, &subject("addressblocks", name), now) {
+            continue;
+        }
         if let Err(next) = memory.rates.releases.take(rate::RELEASES, now.steady) {
             return plan.again_at(next);
         }
@@ -354,8 +400,12 @@ fn reference(network: &Network) -> ObjectReference {
 
 impl<'a> Books<'a> {
     fn new(cluster: &Cluster, index: Index<'a>, memory: &mut Memory, now: Now) -> Self {
-        // What the cache shows by now needs no memory.
-        memory.blocks.retain(|name, known| !cluster.blocks.contains_key(name) && now.steady < known.until);
+        // What the cache shows by now needs no memory. What is being written may come at any time.
+        let writes = &memory.writes;
+        memory.blocks.retain(|name, known| {
+            let counts = now.steady < known.until || writes.is_under_way(&subject("addressblocks", name));
+            counts && !cluster.blocks.contains_key(name)
+        });
         let mut books = Self { index, of_network: BTreeMap::new(), of_node: HashMap::new() };
         for known in memory.blocks.values() {
             if let Some(block) = &known.block.block {
@@ -370,10 +420,22 @@ impl<'a> Books<'a> {
         self.of_network.entry(block.network().to_owned()).or_default().push(block);
     }
 
-    /// All blocks of a Network.
+    /// All blocks of a Network that are there or about to be.
     fn of_network(&self, network: &str) -> Vec<Block> {
         let unseen = self.of_network.get(network).into_iter().flatten();
         self.index.blocks(network).chain(unseen).cloned().collect()
+    }
+
+    /// What pods still have out of blocks that are deleted. It is no more than their node's word, which
+    /// counts for twice as many addresses as a node may have of a Network.
+    fn lingering(&self, cluster: &Cluster, network: &str) -> Vec<Block> {
+        let mut believed: HashMap<&str, u64> = HashMap::new();
+        let lingering = self.index.lingering(network).filter(|block| {
+            let sum = believed.entry(block.node()).or_default();
+            *sum += u64::from(block.size().addresses());
+            *sum <= 2 * share::most(cluster, block.node())
+        });
+        lingering.cloned().collect()
     }
 
     fn count(&self, network: &str, node: &str) -> usize {
@@ -382,12 +444,12 @@ impl<'a> Books<'a> {
 
     /// What is left of a Network, and how many of the nodes that it is for have no block yet.
     fn left(&self, cluster: &Cluster, network: &Network, pool: &Pool) -> Left {
-        let blocks = self.of_network(pool.network());
-        let owners: HashSet<&str> = blocks.iter().map(Block::node).collect();
+        let mut blocks = self.of_network(pool.network());
+        let owners: HashSet<String> = blocks.iter().map(|block| block.node().to_owned()).collect();
+        blocks.extend(self.lingering(cluster, pool.network()));
         // A selector that cannot be read may mean any node.
         let is_for = |node: &NodeView| network.is_for_node(&node.labels).unwrap_or(true);
-        let nodes =
-            cluster.nodes.iter().filter(|(name, node)| !owners.contains(name.as_str()) && is_for(node));
+        let nodes = cluster.nodes.iter().filter(|(name, node)| !owners.contains(*name) && is_for(node));
         Left::of(pool, &blocks, nodes.count())
     }
 

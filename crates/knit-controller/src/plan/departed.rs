@@ -18,12 +18,13 @@ use crate::config::Config;
 const LONGEST_HOLD: Duration = Duration::from_secs(600);
 
 /// Nodes that have been gone for longer than the grace, with their agents: one that still renews its Lease
-/// serves pods, whoever deleted its Node.
+/// serves pods, whoever deleted its Node. While renewals would not arrive (`heard` is false), no node counts
+/// as departed, and each agent gets its whole time again.
 pub(super) fn nodes(
     (cluster, index): (&Cluster, Index<'_>),
     memory: &mut Memory,
     config: &Config,
-    now: Now,
+    (now, heard): (Now, bool),
     plan: &mut Plan,
 ) -> HashSet<String> {
     let missing: BTreeSet<&str> = index.missing().collect();
@@ -35,7 +36,7 @@ pub(super) fn nodes(
         let mut over = gone.since.saturating_add(config.node_gone_grace);
         match cluster.leases.get(node) {
             Some(lease) => {
-                let seen = gone.lease.take_if(|(version, _)| *version == lease.version);
+                let seen = gone.lease.take_if(|(version, _)| heard && *version == lease.version);
                 let (version, since) = seen.unwrap_or_else(|| (lease.version.clone(), now.steady));
                 over = over.max(since.saturating_add(lease.holds.min(LONGEST_HOLD)));
                 gone.lease = Some((version, since));
@@ -44,7 +45,7 @@ pub(super) fn nodes(
         }
         if now.steady < over {
             plan.again_at(over);
-        } else {
+        } else if heard {
             departed.insert(node.to_owned());
         }
     }

@@ -60,6 +60,13 @@ impl<'a> Index<'a> {
         names.filter_map(|name| Some(self.cluster.blocks.get(name)?.block.as_ref()?.block()))
     }
 
+    /// What nodes that have not departed have of a Network besides their blocks.
+    pub(super) fn lingering(&self, network: &str) -> impl Iterator<Item = &'a Block> {
+        let (departed, network) = (self.departed, network.to_owned());
+        let of_nodes = self.kept.lingering.iter().filter(move |(node, _)| !departed.contains(*node));
+        of_nodes.flat_map(|(_, blocks)| blocks).filter(move |block| block.network() == network)
+    }
+
     /// The names of all Networks of which there is a block, with its blocks.
     pub(super) fn all_blocks(&self) -> impl Iterator<Item = (&'a str, &'a OfNetwork)> {
         let with = self.kept.networks.iter().filter(|(_, of)| !of.blocks.is_empty());

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_api::names::DEFAULT_NETWORK;
-use knit_api::{Family, NetworkClass, NodeNetwork, NodeNetworkStatusNetwork};
-use knit_model::Network;
+use knit_api::{Family, HeldRanges, NetworkClass, NodeNetwork, NodeNetworkStatusNetwork};
+use knit_ipam::Block;
+use knit_model::{AddressBlock, Network};
 
 use super::primary::{Primaries, primaries};
 use crate::cluster::{
@@ -74,6 +75,9 @@ pub(super) struct Kept {
     pub(super) without_default: BTreeSet<String>,
     /// Blocks of the default Network that are a podCIDR which their Node does not have.
     pub(super) not_pod_ranges: BTreeSet<String>,
+    /// What nodes say they have and is in none of their blocks: pods still have addresses of blocks that were
+    /// deleted.
+    pub(super) lingering: BTreeMap<String, Vec<Block>>,
     dirty: Dirty,
     /// Counts the objects that were looked at to keep all this: what a change costs.
     pub(super) work: u64,
@@ -215,15 +219,20 @@ impl Indexed {
                 if let Some(old) = old {
                     kept.remove_block(&name, &old);
                     kept.look_for(&old.node, cluster);
+                    kept.look_what_lingers(&old.node, cluster);
                 }
                 if let Some(block) = block {
                     kept.add_block(&name, &block);
                     kept.look_for(&block.node, cluster);
+                    kept.look_what_lingers(&block.node, cluster);
                 }
             }
             Change::NodeNetwork(name, said) => {
                 let old = put(&mut cluster.node_networks, name.clone(), said.clone());
                 let there = cluster.nodes.contains_key(&name);
+                if old.as_deref().and_then(held) != said.as_deref().and_then(held) {
+                    kept.look_what_lingers(&name, cluster);
+                }
                 if let Some(old) = old {
                     kept.runtimes(&old, -1);
                     if there {
@@ -297,9 +306,42 @@ fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> Option<
     }
 }
 
+/// The ranges that a node says it has.
+fn held(said: &NodeNetwork) -> Option<&[HeldRanges]> {
+    said.status.as_ref().map(|status| status.held_ranges.as_slice())
+}
+
 // === impl Kept ===
 
 impl Kept {
+    /// What a node says it has and is in none of its blocks.
+    fn look_what_lingers(&mut self, node: &str, cluster: &Cluster) {
+        self.lingering.remove(node);
+        let Some(held) = cluster.node_networks.get(node).and_then(|said| held(said)) else { return };
+        let names = self.nodes.get(node).into_iter().flat_map(|of| &of.blocks);
+        let own: Vec<_> =
+            names.filter_map(|name| cluster.blocks.get(name).and_then(|view| view.block.as_ref())).collect();
+        let mut lingering = Vec::new();
+        for HeldRanges { network, ranges } in held {
+            for range in ranges.iter().filter_map(|range| range.parse::<IpNet>().ok()) {
+                self.work += 1;
+                let covers =
+                    |b: &&AddressBlock| b.network() == network && b.ranges().any(|r| r.contains(&range));
+                if own.iter().any(covers) {
+                    continue;
+                }
+                let (v4, v6) = match range {
+                    IpNet::V4(range) => (Some(range.trunc()), None),
+                    IpNet::V6(range) => (None, Some(range.trunc())),
+                };
+                lingering.extend(Block::from_ranges(network, node, v4, v6));
+            }
+        }
+        if !lingering.is_empty() {
+            self.lingering.insert(node.to_owned(), lingering);
+        }
+    }
+
     /// Whether this node is missing: it has something and is not there.
     fn look_for(&mut self, node: &str, cluster: &Cluster) {
         if self.nodes.contains_key(node) && !cluster.nodes.contains_key(node) {

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use knit_api::names::{DEFAULT_CLASS, DEFAULT_NETWORK, LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{Network, NetworkClass, NetworkClassSpec, NetworkSpec, Topology};
 
-use super::action::{Action, Plan};
+use super::action::{Action, Plan, subject};
 use super::index::Index;
 use crate::cluster::{Cluster, HIGHEST_NUMBER, Memory, Now};
 use crate::config::Config;
@@ -69,8 +69,9 @@ fn default_subnets(
 pub(super) fn finalizers(
     cluster: &Cluster,
     index: &Index<'_>,
-    memory: &Memory,
+    memory: &mut Memory,
     config: &Config,
+    now: Now,
     plan: &mut Plan,
 ) {
     let mut keep = 0;
@@ -92,6 +93,9 @@ pub(super) fn finalizers(
                 continue;
             }
             finalizers.retain(|f| f != NETWORK_FINALIZER);
+        }
+        if plan.leaves_out(memory, &subject("networks", name), now) {
+            continue;
         }
         let resource_version = network.resource_version().to_owned();
         plan.actions.push(Action::Finalizers { name: name.clone(), resource_version, finalizers });

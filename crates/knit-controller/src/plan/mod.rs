@@ -20,6 +20,7 @@ mod taints;
 mod turn;
 mod worked_out;
 
+pub(crate) use action::Lane;
 pub use action::{Action, Note, Plan};
 pub(crate) use blocks::REMEMBER;
 pub use kept::{Change, Indexed};
@@ -46,12 +47,14 @@ impl Indexed {
     pub fn plan(&mut self, memory: &mut Memory, config: &Config, now: Now) -> Plan {
         self.refresh();
         let mut plan = Plan::default();
+        memory.writes.begin_plan(now);
         let nobody = HashSet::new();
-        let departed =
-            departed::nodes((&self.cluster, Index::new(self, &nobody)), memory, config, now, &mut plan);
+        let heard = memory.agents.listen(&self.cluster, config, now);
+        let known = (&self.cluster, Index::new(self, &nobody));
+        let departed = departed::nodes(known, memory, config, (now, heard), &mut plan);
         let (cluster, index) = (&self.cluster, Index::new(self, &departed));
         lifecycle::make_defaults(cluster, config, now, &mut plan);
-        lifecycle::finalizers(cluster, &index, memory, config, &mut plan);
+        lifecycle::finalizers(cluster, &index, memory, config, now, &mut plan);
         classes::statuses(cluster, &index, now.wall, &mut plan);
         let ids = ids::assign(cluster, memory);
         let verdicts = accept::verdicts(cluster, &index, &ids);
@@ -64,12 +67,16 @@ impl Indexed {
             now,
             &mut plan,
         );
-        taints::on_nodes(cluster, config, memory, now, &mut plan);
+        taints::on_nodes(cluster, config, memory, (now, heard), &mut plan);
         let mut turn = Turn::new(memory, now);
         attachments::answer(&index, memory, now, &mut turn, &mut plan);
         let mut turn = Turn::new(memory, now);
         departed::attachments(cluster, &index, &departed, memory, config, (now, &mut turn), &mut plan);
         policies::warn(cluster, memory, config, now, &mut plan);
+        // What has a budget was asked before it took of it.
+        let all = std::mem::take(&mut plan.actions);
+        plan.actions =
+            all.into_iter().filter(|action| !plan.leaves_out(memory, &action.subject(), now)).collect();
         plan
     }
 }

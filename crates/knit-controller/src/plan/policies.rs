@@ -13,7 +13,7 @@ use knit_api::PolicyEnforcement;
 use knit_api::names::DEFAULT_NETWORK;
 use knit_model::{Claims, Network};
 
-use super::action::{Action, Plan};
+use super::action::{Action, Plan, subject};
 use crate::cluster::{Cluster, Memory, Now, PolicyView};
 use crate::config::Config;
 
@@ -24,10 +24,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Says so on each NetworkPolicy that is new to this controller. What an earlier one said has the same name.
 pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
+    // The usual: there is nothing to say, however many policies there are, and none is looked at.
+    let all_are_enforced =
+        config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network));
+    if all_are_enforced && memory.told.is_empty() {
+        return;
+    }
     let there: HashSet<&str> = cluster.policies.values().map(|policy| policy.uid.as_str()).collect();
     memory.told.retain(|uid| there.contains(uid.as_str()));
-    // The usual: there is nothing to say, however many policies there are.
-    if config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network)) {
+    if all_are_enforced {
         return;
     }
     let untold = cluster.policies.values().filter(|policy| !memory.told.contains(&policy.uid));
@@ -38,6 +43,9 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
         plan.again_at(now.steady + PAUSE);
     }
     for policy in untold.iter().take(AT_ONCE) {
+        if plan.leaves_out(memory, &subject("events", &policy.uid), now) {
+            continue;
+        }
         memory.told.insert(policy.uid.clone());
         let event = Box::new(event(policy, &config.identity, now.wall));
         plan.actions.push(Action::Tell { event, policy: policy.uid.clone() });

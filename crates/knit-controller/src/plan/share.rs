@@ -62,6 +62,16 @@ impl Left {
     }
 }
 
+/// How many addresses of a Network a node may have before it gets no further block.
+pub(super) fn most(cluster: &Cluster, node: &str) -> u64 {
+    u64::from(pods(cluster, node)) * u64::from(PER_POD)
+}
+
+/// How many pods of a node are counted.
+fn pods(cluster: &Cluster, node: &str) -> u32 {
+    cluster.nodes.get(node).and_then(|view| view.pods).unwrap_or(PODS).clamp(PODS, MOST_PODS)
+}
+
 /// Whether a node that holds so many addresses of a Network may have a further block, and how large; if not,
 /// why, in words. The first one is everybody's.
 pub(super) fn allows(
@@ -73,9 +83,8 @@ pub(super) fn allows(
 ) -> Result<Growth, String> {
     // Without subnets a node's podCIDRs are its blocks, and the cluster gave it those.
     let (Some(pool), true) = (pool, held > 0) else { return Ok(Growth::default()) };
-    let pods = cluster.nodes.get(node).and_then(|view| view.pods).unwrap_or(PODS).clamp(PODS, MOST_PODS);
-    let network = pool.network();
-    if held >= u64::from(pods) * u64::from(PER_POD) {
+    let (pods, network) = (pods(cluster, node), pool.network());
+    if held >= most(cluster, node) {
         return Err(format!(
             "node {node} requests another block of Network {network}, although it holds {held} addresses \
              and may run {pods} pods: the request is refused. Check that node for unneeded interfaces (knit \

@@ -9,7 +9,7 @@ use knit_api::conditions::network as reasons;
 use knit_model::Network;
 
 use super::accept::{Verdict, Verdicts};
-use super::action::{Action, Plan};
+use super::action::{Action, Plan, subject};
 use super::counts::addresses;
 use super::index::Index;
 use crate::cluster::{Cluster, Memory, Now};
@@ -48,6 +48,9 @@ pub(super) fn networks(known: &Known<'_>, memory: &mut Memory, config: &Config, 
         let next = memory.counted.get(network.uid()).map(|last| last.saturating_add(config.counts_every));
         if let Some(next) = next.filter(|next| now.steady < *next && is_only_counts(&old, &status)) {
             plan.again_at(next);
+            continue;
+        }
+        if plan.leaves_out(memory, &subject("networks/status", name), now) {
             continue;
         }
         if let Err(next) = memory.rates.statuses.take(rate::STATUSES, now.steady) {

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Taint;
 use knit_api::conditions::node_network;
 use knit_api::names::{DEFAULT_NETWORK, UNSCHEDULABLE_TAINT};
 
-use super::action::{Action, Plan};
+use super::action::{Action, Plan, subject};
 use crate::cluster::{AgentLease, Agents, Cluster, Memory, Now, SeenLease};
 use crate::config::Config;
 use crate::rate;
@@ -44,8 +44,14 @@ enum Agent {
     Unknown,
 }
 
-pub(super) fn on_nodes(cluster: &Cluster, config: &Config, memory: &mut Memory, now: Now, plan: &mut Plan) {
-    let agents = memory.agents.hear(cluster, config, now, plan);
+pub(super) fn on_nodes(
+    cluster: &Cluster,
+    config: &Config,
+    memory: &mut Memory,
+    (now, heard): (Now, bool),
+    plan: &mut Plan,
+) {
+    let agents = memory.agents.judge(cluster, (now, heard), plan);
     let away = agents.values().filter(|agent| **agent == Agent::Away).count();
     let most = away > FEW && away * 2 > agents.len();
     for (name, node) in &cluster.nodes {
@@ -72,6 +78,9 @@ pub(super) fn on_nodes(cluster: &Cluster, config: &Config, memory: &mut Memory, 
             out_of_addresses(cluster, name).then_some(NO_ADDRESS)
         };
         if has == why.map(|w| w.value) {
+            continue;
+        }
+        if plan.leaves_out(memory, &subject("nodes", name), now) {
             continue;
         }
         if let Err(next) = memory.rates.taints.take(rate::TAINTS, now.steady) {
@@ -107,18 +116,20 @@ fn out_of_addresses(cluster: &Cluster, node: &str) -> bool {
 // === impl Agents ===
 
 impl Agents {
+    /// Whether the controller would have heard of a renewal since its last pass. Called once per pass.
+    pub(super) fn listen(&mut self, cluster: &Cluster, config: &Config, now: Now) -> bool {
+        let gap = self.last_pass.replace(now.steady).map(|last| now.steady.saturating_sub(last));
+        let hears_itself = self.hears_itself(cluster.leases.get(&config.lease_name), now);
+        cluster.hears_agents && gap.is_some_and(|gap| gap <= SILENCE) && hears_itself
+    }
+
     /// What is known of the agents of nodes that are there.
-    fn hear<'a>(
+    fn judge<'a>(
         &mut self,
         cluster: &'a Cluster,
-        config: &Config,
-        now: Now,
+        (now, heard): (Now, bool),
         plan: &mut Plan,
     ) -> HashMap<&'a str, Agent> {
-        let gap = self.last_pass.replace(now.steady).map(|last| now.steady.saturating_sub(last));
-        let heard = cluster.hears_agents
-            && gap.is_some_and(|gap| gap <= SILENCE)
-            && self.hears_itself(cluster.leases.get(&config.lease_name), now);
         self.leases.retain(|node, _| cluster.leases.contains_key(node));
         let here = cluster.leases.iter().filter(|(node, _)| cluster.nodes.contains_key(*node));
         here.map(|(node, lease)| {

@@ -2,8 +2,11 @@
 
 mod agents;
 mod anything;
+mod held;
 mod kept;
 mod others;
+mod queues;
+mod retries;
 mod shares;
 mod underlay;
 
@@ -15,7 +18,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use knit_api::names::{LINUX_RUNTIME, NETWORK_FINALIZER};
 use knit_api::{
-    AddressCounts, Family, Network, NetworkSpec, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
+    AddressCounts, Family, HeldRanges, Network, NetworkSpec, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus,
     NodeNetworkStatusNetwork, NodeRuntime, Subnet,
 };
 
@@ -63,6 +66,12 @@ impl World {
 
     fn pass(&mut self, seconds: i64) {
         self.now += SignedDuration::from_secs(seconds);
+    }
+
+    /// The time passes without a pass, and the next one begins to hear again.
+    fn sleeps(&mut self, seconds: i64) {
+        self.pass(seconds);
+        self.plan();
     }
 
     fn node(&mut self, name: &str, address: &str, ranges: &[&str]) {
@@ -142,6 +151,14 @@ impl World {
         };
         change(&mut entry);
         networks.push(entry);
+    }
+
+    /// The node says that it has these addresses of a Network, and of no other.
+    fn holds(&mut self, node: &str, network: &str, ranges: &[&str]) {
+        let object = Arc::make_mut(self.cluster.node_networks.get_mut(node).expect("a node"));
+        let ranges = ranges.iter().map(|range| (*range).to_owned()).collect();
+        object.status.get_or_insert_default().held_ranges =
+            vec![HeldRanges { network: network.into(), ranges }];
     }
 
     fn asks(&mut self, node: &str, network: &str) {
@@ -380,7 +397,7 @@ fn blocks_go_back_when_their_node_is_gone_for_long_enough() {
     world.cluster.nodes.remove("n1");
     world.pass(200);
     assert_eq!(world.plan().to_string(), "");
-    world.pass(300);
+    world.sleeps(300);
     assert_eq!(world.plan().to_string(), "release default-10-244-0-0: node n1 is gone\n");
     world.settle();
     assert!(world.cluster.blocks.is_empty());

@@ -3,13 +3,15 @@
 
 use std::time::Duration;
 
-use super::action::Plan;
+use super::action::{Plan, subject};
 use crate::cluster::{AttachmentView, Memory, Now};
 
 /// So many answers in one pass, and so many that are let go or forgotten.
 const AT_ONCE: usize = 50;
 /// And the next ones after this time.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The kind, as in [`subject`].
+const ATTACHMENTS: &str = "networkattachments";
 /// What failed is left alone for this long: the others do not wait for it.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
 
@@ -22,7 +24,7 @@ pub(super) struct Turn {
 impl Turn {
     pub(super) fn new(memory: &mut Memory, now: Now) -> Self {
         memory.failed.retain(|_, at| now.steady < at.saturating_add(AFTER_FAILURE));
-        Self { left: AT_ONCE, now }
+        Self { left: AT_ONCE.saturating_sub(memory.writes.count_of(ATTACHMENTS)), now }
     }
 
     /// Whether something may be written about this one now; if not, the plan says when to look again.
@@ -31,6 +33,10 @@ impl Turn {
             && let Some(at) = memory.failed.get(&(view.namespace.clone(), view.name.clone()))
         {
             plan.again_at(at.saturating_add(AFTER_FAILURE));
+            return false;
+        }
+        let subject = subject(ATTACHMENTS, &format!("{}/{}", view.namespace, view.name));
+        if memory.writes.is_under_way(&subject) {
             return false;
         }
         let Some(left) = self.left.checked_sub(1) else {

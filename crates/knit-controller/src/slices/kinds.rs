@@ -1,5 +1,7 @@
 //! The kinds of slices.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -91,21 +93,44 @@ impl SliceKind for Blocks {
     }
 }
 
-/// So many addresses of a Node are told, of each kind. A kubelet writes them, and a slice is for many nodes.
+/// So many addresses of a Node, of each kind, are in one item. Those by which others reach it are among them.
 const MOST_ADDRESSES: usize = 16;
+/// So many items there are of one Node, at most: a kubelet writes its addresses, and a slice is for many
+/// nodes.
+const MOST_ITEMS: usize = 8;
 
-/// What others need to know of a Node.
-pub(super) fn slice_node(node: &Node) -> Option<SliceNode> {
+/// What others need to know of a Node. Where it has more addresses than fit one item, further ones have them
+/// as other addresses, so that they still count as inside of the cluster: their names are no node's.
+pub(super) fn slice_node(node: &Node) -> Option<Vec<SliceNode>> {
+    let name = node.metadata.name.clone()?;
     let NodeAddresses { internal, others } = NodeAddresses::of(node);
-    let text = |list: Vec<std::net::IpAddr>| -> Vec<String> {
-        list.iter().take(MOST_ADDRESSES).map(ToString::to_string).collect()
-    };
-    Some(SliceNode {
-        name: node.metadata.name.clone()?,
-        addresses: text(internal),
-        others: text(others),
+    let text = |list: &[IpAddr]| -> Vec<String> { list.iter().map(ToString::to_string).collect() };
+    let (first_internal, more_internal) = internal.split_at(internal.len().min(MOST_ADDRESSES));
+    let (first_others, more_others) = others.split_at(others.len().min(MOST_ADDRESSES));
+    let mut items = vec![SliceNode {
+        name: name.clone(),
+        addresses: text(first_internal),
+        others: text(first_others),
         uid: node.metadata.uid.clone(),
-    })
+    }];
+    let more: Vec<IpAddr> = more_internal.iter().chain(more_others).copied().collect();
+    let left_out = more.len().saturating_sub(MOST_ADDRESSES * (MOST_ITEMS - 1));
+    if left_out > 0 {
+        tracing::warn!(
+            node = name,
+            left_out,
+            "the Node has more addresses than other nodes are told of: to pods of Networks that reach the \
+             outside, the rest is outside of the cluster"
+        );
+    }
+    let parts = more.chunks(MOST_ADDRESSES).zip(further_items(&name));
+    items.extend(parts.map(|(part, name)| SliceNode { name, others: text(part), ..SliceNode::default() }));
+    Some(items)
+}
+
+/// The names of all items of a Node but the first, which has its name. No Node has such a name.
+pub(super) fn further_items(node: &str) -> impl Iterator<Item = String> {
+    (1..MOST_ITEMS).map(move |part| format!("{node}#{part}"))
 }
 
 /// What others need to know of an AddressBlock. One that cannot be used is nobody's.
@@ -134,8 +159,30 @@ mod tests {
             (0..20_000).flat_map(|n| [address(n, "InternalIP"), address(n, "ExternalIP")]).collect();
         let node = serde_json::json!({"metadata": {"name": "n1"}, "status": {"addresses": addresses}});
         let found = slice_node(&serde_json::from_value(node).expect("a Node")).expect("a name");
-        assert_eq!(found.addresses.len(), MOST_ADDRESSES);
-        assert_eq!(found.others.len(), MOST_ADDRESSES);
-        assert_eq!(found.addresses[0], "10.0.0.0", "the first ones, by which others reach it");
+        assert_eq!(found.len(), MOST_ITEMS);
+        assert!(found.iter().all(|item| item.addresses.len() + item.others.len() <= 2 * MOST_ADDRESSES));
+        assert_eq!(found[0].addresses[0], "10.0.0.0", "the first ones, by which others reach it");
+    }
+
+    #[test]
+    fn a_nodes_seventeenth_address_was_outside_of_the_cluster() {
+        let addresses: Vec<_> = (0..40)
+            .map(|n| serde_json::json!({"type": "InternalIP", "address": format!("10.0.0.{n}")}))
+            .chain([serde_json::json!({"type": "ExternalIP", "address": "192.0.2.1"})])
+            .collect();
+        let node =
+            serde_json::json!({"metadata": {"name": "n1", "uid": "u"}, "status": {"addresses": addresses}});
+        let found = slice_node(&serde_json::from_value(node).expect("a Node")).expect("a name");
+        let names: Vec<&str> = found.iter().map(|item| item.name.as_str()).collect();
+        assert_eq!(names, ["n1", "n1#1", "n1#2"]);
+        assert_eq!(
+            (found[0].addresses.len(), found[0].others.as_slice()),
+            (16, &["192.0.2.1".to_owned()][..])
+        );
+        let told: std::collections::BTreeSet<&String> =
+            found.iter().flat_map(|item| item.addresses.iter().chain(&item.others)).collect();
+        assert_eq!(told.len(), 41, "each of them is told");
+        assert!(found[1..].iter().all(|item| item.addresses.is_empty()), "nobody is sent there");
+        assert_eq!(further_items("n1").take(2).collect::<Vec<_>>(), names[1..]);
     }
 }

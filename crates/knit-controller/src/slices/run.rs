@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::keeper::{Keeper, Kept, Order};
-use super::kinds::{Blocks, Nodes, Place, SliceKind, slice_block, slice_node};
+use super::kinds::{Blocks, Nodes, Place, SliceKind, further_items, slice_block, slice_node};
 use crate::leader::Leading;
 use crate::rate::{self, Bucket};
 
@@ -21,7 +21,7 @@ const CONCURRENT_WRITES: usize = 8;
 
 /// Everything that slices are made of, as it was before anything arrives.
 struct Start {
-    nodes: Vec<(Key, SliceNode)>,
+    nodes: Vec<(Key, Vec<SliceNode>)>,
     blocks: Vec<(Key, (String, SliceBlock))>,
     networks: Vec<(Key, ())>,
     node_slices: Vec<(Kept, NodeSlice)>,
@@ -29,7 +29,7 @@ struct Start {
 }
 
 struct Watches {
-    nodes: Subscription<SliceNode>,
+    nodes: Subscription<Vec<SliceNode>>,
     blocks: Subscription<(String, SliceBlock)>,
     networks: Subscription<()>,
     node_slices: Subscription<(Kept, NodeSlice)>,
@@ -48,7 +48,8 @@ pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
         block_slices: objects.watch::<BlockSlice>().map(found).subscribe().expect(expect),
     };
     let Some(start) = first(&mut watches).await else { return };
-    let items = start.nodes.into_iter().map(|(_, node)| (String::new(), node)).collect();
+    let items =
+        start.nodes.into_iter().flat_map(|(_, items)| items).map(|item| (String::new(), item)).collect();
     let mut nodes = Keeper::<Nodes>::begin(start.node_slices, items);
     nodes.want("", true);
     let items = start.blocks.into_iter().map(|(_, block)| block).collect();
@@ -104,11 +105,21 @@ pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
     }
 }
 
-fn take_node(nodes: &mut Keeper<Nodes>, event: Event<SliceNode>) {
-    match event {
-        Event::Applied(_, node) => nodes.put("", node),
-        Event::Deleted(key) => nodes.remove(key.name()),
-        Event::Synced => {}
+fn take_node(nodes: &mut Keeper<Nodes>, event: Event<Vec<SliceNode>>) {
+    let (key, items) = match event {
+        Event::Applied(key, items) => (key, items),
+        Event::Deleted(key) => {
+            nodes.remove(key.name());
+            (key, Vec::new())
+        }
+        Event::Synced => return,
+    };
+    // What it had more before.
+    for name in further_items(key.name()).skip(items.len().saturating_sub(1)) {
+        nodes.remove(&name);
+    }
+    for item in items {
+        nodes.put("", item);
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod block_state;
 mod counts;
+mod held;
 mod plan;
 mod restore;
 mod withheld;

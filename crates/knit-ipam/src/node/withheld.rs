@@ -15,6 +15,11 @@ pub(super) struct Withheld {
 }
 
 impl Withheld {
+    /// The Network that it is of, if that is known.
+    pub(super) fn network(&self) -> Option<&str> {
+        self.network.as_deref()
+    }
+
     fn concerns(&self, network: &str) -> bool {
         self.network.as_ref().is_none_or(|own| own == network)
     }

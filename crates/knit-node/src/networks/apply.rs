@@ -156,6 +156,8 @@ impl Networks {
     fn take_addresses(&self, world: &World, name: &str, desired: Desired) -> knit_runtime::Network {
         let Desired { pool, mut network, own_blocks, .. } = desired;
         let node = self.config.node.as_str();
+        // Nothing that takes long while a pod waits for the books.
+        let elsewhere = announced::held(world, &self.inside.announced, name, node);
         let mut books = self.sandboxes.books();
         let allocator = &mut books.allocator;
         allocator.set_network(pool);
@@ -187,8 +189,8 @@ impl Networks {
         network.router_addresses = compute::router_addresses(allocator.router(name).map(|(a, _)| a));
         // What two nodes gave out at the same moment stays with the pod that is here.
         network.announced.retain(|announced| {
-            let mut here = allocator.leases().filter(|l| l.network == name);
-            let twice = here.find(|l| announced.addresses.iter().any(|a| l.addresses.contains(*a)));
+            let mut here = announced.addresses.iter().filter_map(|a| allocator.holder(name, *a));
+            let twice = here.next();
             if let Some(lease) = twice {
                 tracing::error!(
                     network = name,
@@ -200,7 +202,7 @@ impl Networks {
             }
             twice.is_none()
         });
-        allocator.set_elsewhere(name, announced::held(world, name, node));
+        allocator.set_elsewhere(name, elsewhere);
         if grown {
             self.entries().entry(name.to_owned()).or_default().starved = false;
             self.sandboxes.changed();

@@ -114,7 +114,7 @@ pub fn desired(
         routes: network.routes().map_err(|error| wrong(chain(error)))?.to_vec(),
         blocks: blocks(world, name),
         router_addresses: Vec::new(),
-        announced: announced::for_runtime(world, name, node),
+        announced: announced::for_runtime(world, &inside.announced, name, node),
         underlay,
         parameters: world.class_of(network).and_then(|c| c.spec.parameters.clone()).unwrap_or_default(),
     };
@@ -198,6 +198,8 @@ fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
 /// What is not the outside, which is the same for all Networks: worked out once for each state of things.
 #[derive(Debug, Default)]
 pub struct Inside {
+    /// What pods of other nodes have, by Network: sorted once for each state of things, too.
+    pub announced: announced::ByNetwork,
     /// With the number of the state that it is of.
     known: Mutex<Option<(u64, Arc<[IpNet]>)>>,
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knit_api::{
-    AddressCounts, Family, NetworkAttachment, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec,
+    AddressCounts, Family, HeldRanges, NetworkAttachment, NodeNetwork, NodeNetworkPolicies, NodeNetworkSpec,
     NodeNetworkStatus, NodeNetworkStatusNetwork, conditions, names,
 };
 use knit_ipam::{Millis, NodeAllocator};
@@ -34,8 +34,16 @@ const LEASE_DURATION: Duration = Duration::from_secs(100);
 /// How long changes of NodeNetwork are gathered.
 const NODE_NETWORK_DELAY: Duration = Duration::from_millis(500);
 /// How often it is written where nothing but counts changed: they do with every pod of every node, and each
-/// write is work for the API server and the controller.
-const COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(5);
+/// write is work for the API server and the controller. The first change after so long is written when it has
+/// been gathered, later ones when this time is over.
+const COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(60);
+/// The same where objects are in a folder: nobody else has work with it.
+const FOLDER_COUNTS_WRITE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long changes of counts are gathered: the pods of one Deployment come together.
+const COUNTS_GATHER_DELAY: Duration = Duration::from_secs(1);
+/// How often it is looked whether counts still may wait: somebody may delete a Network that no pod uses any
+/// more, and nothing else tells of that here.
+const COUNTS_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a report lets pods go first, at most: what is being attached wants the same processors.
 const ATTACH_FIRST_DELAY: Duration = Duration::from_millis(20);
 /// The longest pause after failures to write what is said of the node.
@@ -106,7 +114,7 @@ pub async fn write_reports(core: Core, objects: Objects) {
 pub async fn write_node(core: Core, objects: Objects) {
     let mut shown = core.shown();
     let mut last: Option<NodeNetworkStatus> = None;
-    let mut written = Instant::now();
+    let mut counts = CountsPace::of(&objects);
     // Where another CNI plugin is the node's network, whether there is one is not the agent's to say.
     let ours = core.config().main_interfaces == MainInterfaces::Ours;
     let mut available = if ours { is_shown_ready(&core, &objects).await.then_some(true) } else { None };
@@ -123,10 +131,16 @@ pub async fn write_node(core: Core, objects: Objects) {
         core.metrics().services(&core.networks().states());
         let out = status.networks.iter().any(|n| n.addresses.iter().any(|a| a.free == 0));
         let mut complete = true;
-        let counts_only = last.as_ref().is_some_and(|last| without_counts(last) == without_counts(&status));
-        let counts_wait = COUNTS_WRITE_INTERVAL.saturating_sub(written.elapsed());
-        let waiting = counts_only && !counts_wait.is_zero() && last.as_ref() != Some(&status);
-        if last.as_ref() != Some(&status) && !waiting {
+        let news = last.as_ref().map_or(News::Content, |last| difference(last, &status, &ending(&core)));
+        let counts_wait = match news {
+            News::Counts => counts.wait(Instant::now()),
+            News::None | News::Content => {
+                counts.since = None;
+                Duration::ZERO
+            }
+        };
+        let waiting = !counts_wait.is_zero();
+        if news != News::None && !waiting {
             let key = Key::cluster(core.node());
             let object = NodeNetwork::new(core.node(), NodeNetworkSpec {});
             let node = uid_of(&core);
@@ -137,7 +151,7 @@ pub async fn write_node(core: Core, objects: Objects) {
             let write = Write::status::<NodeNetwork>(key, &status, names::AGENT_MANAGER);
             if made.is_some() && status_again.wrote(objects.write(&write).await) {
                 last = Some(status);
-                written = Instant::now();
+                counts.written(Instant::now());
             } else {
                 // Somebody may have deleted it.
                 made = None;
@@ -162,7 +176,7 @@ pub async fn write_node(core: Core, objects: Objects) {
         }
         let pause = match complete {
             false => object_again.pause().max(status_again.pause()).max(condition_again.pause()),
-            true if waiting => counts_wait,
+            true if waiting => counts_wait.min(COUNTS_LOOK_INTERVAL),
             true if out => EXHAUSTED_COUNT_INTERVAL,
             true => Duration::from_secs(60),
         };
@@ -190,11 +204,69 @@ async fn is_shown_ready(core: &Core, objects: &Objects) -> bool {
     })
 }
 
-/// A status without its counts. That addresses are out, or are no longer, is more than a count.
-fn without_counts(status: &NodeNetworkStatus) -> NodeNetworkStatus {
+/// How a status differs from the one that was written last.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum News {
+    None,
+    /// In counts, which can wait.
+    Counts,
+    Content,
+}
+
+/// When counts are written of which nothing but themselves has changed.
+#[derive(Debug)]
+struct CountsPace {
+    interval: Duration,
+    /// When anything was written last.
+    written: Option<Instant>,
+    /// Since when other counts wait.
+    since: Option<Instant>,
+}
+
+// === impl CountsPace ===
+
+impl CountsPace {
+    fn of(objects: &Objects) -> Self {
+        let of_api = objects.client().is_some();
+        let interval = if of_api { COUNTS_WRITE_INTERVAL } else { FOLDER_COUNTS_WRITE_INTERVAL };
+        Self { interval, written: None, since: None }
+    }
+
+    fn written(&mut self, now: Instant) {
+        (self.written, self.since) = (Some(now), None);
+    }
+
+    /// Counts have changed, now or earlier: how long they still wait.
+    fn wait(&mut self, now: Instant) -> Duration {
+        let gathered = *self.since.get_or_insert(now) + COUNTS_GATHER_DELAY;
+        let next = self.written.map_or(gathered, |written| gathered.max(written + self.interval));
+        next.saturating_duration_since(now)
+    }
+}
+
+/// Networks that are being deleted: whether pods use them is waited for.
+fn ending(core: &Core) -> BTreeSet<String> {
+    let world = core.world().get();
+    let ending = world.networks.iter().filter(|(_, network)| network.is_being_deleted());
+    ending.map(|(name, _)| name.clone()).collect()
+}
+
+fn difference(last: &NodeNetworkStatus, status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> News {
+    if last == status {
+        News::None
+    } else if without_counts(last, ending) == without_counts(status, ending) {
+        News::Counts
+    } else {
+        News::Content
+    }
+}
+
+/// A status without its counts. That addresses are out, or are no longer, is more than a count, and so is
+/// that nobody uses a Network any more that is being deleted.
+fn without_counts(status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> NodeNetworkStatus {
     let mut rest = status.clone();
     for network in &mut rest.networks {
-        network.attachments = 0;
+        network.attachments = if ending.contains(&network.name) { network.attachments.min(1) } else { 0 };
         for addresses in &mut network.addresses {
             (addresses.used, addresses.free) = (0, addresses.free.min(1));
         }
@@ -286,11 +358,19 @@ pub(crate) fn node_status(core: &Core) -> NodeNetworkStatus {
             name: state.name,
         });
     }
+    let held = books.allocator.held_ranges().into_iter();
+    let held_ranges = held
+        .map(|(network, ranges)| HeldRanges {
+            network,
+            ranges: ranges.iter().map(ToString::to_string).collect(),
+        })
+        .collect();
     drop(books);
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     NodeNetworkStatus {
         agent_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         runtimes: core.runtimes().describe(),
+        held_ranges,
         network_count: count(networks.len()),
         not_ready_count: count(networks.iter().filter(|n| !n.ready).count()),
         networks,
@@ -477,6 +557,7 @@ fn numbers(network: &NodeNetworkStatusNetwork) -> NetworkNumbers {
     NetworkNumbers {
         name: network.name.clone(),
         attachments: i64::from(network.attachments),
+        used: network.addresses.iter().map(|a| a.used).max().unwrap_or_default(),
         free: network.addresses.iter().map(|a| a.free).min().unwrap_or_default(),
         ready: network.ready,
     }
@@ -533,9 +614,33 @@ mod tests {
 
     #[test]
     fn counts_can_wait_but_not_that_addresses_are_out() {
-        let before = without_counts(&status(3, 9, false));
-        assert_eq!(before, without_counts(&status(11, 1, false)));
-        assert_ne!(before, without_counts(&status(12, 0, false)), "none is free");
-        assert_ne!(before, without_counts(&status(3, 9, true)), "a block is asked for");
+        let (before, nothing) = (status(3, 9, false), BTreeSet::new());
+        assert_eq!(difference(&before, &before, &nothing), News::None);
+        assert_eq!(difference(&before, &status(11, 1, false), &nothing), News::Counts);
+        assert_eq!(difference(&before, &status(0, 12, false), &nothing), News::Counts);
+        assert_eq!(difference(&before, &status(12, 0, false), &nothing), News::Content, "none is free");
+        assert_eq!(difference(&before, &status(3, 9, true), &nothing), News::Content, "a block is asked for");
+        let ending = BTreeSet::from(["default".to_owned()]);
+        assert_eq!(difference(&before, &status(1, 11, false), &ending), News::Counts);
+        assert_eq!(difference(&before, &status(0, 12, false), &ending), News::Content, "it can go");
+    }
+
+    #[test]
+    fn each_pod_of_the_default_network_was_a_write_of_its_node() {
+        let mut pace = CountsPace { interval: COUNTS_WRITE_INTERVAL, written: None, since: None };
+        let (start, mut writes) = (Instant::now(), Vec::new());
+        pace.written(start);
+        // After two minutes of quiet a pod comes or goes every 2 s, for ten minutes.
+        for seconds in (120..720_u64).step_by(2) {
+            let now = start + Duration::from_secs(seconds);
+            let due = now + pace.wait(now);
+            // Nothing else wakes the writer before the next pod.
+            if due < now + Duration::from_secs(2) {
+                writes.push(due.duration_since(start).as_secs());
+                pace.written(due);
+            }
+        }
+        assert_eq!(writes[..3], [121, 181, 241], "the first one at once, later ones within a minute");
+        assert_eq!(writes.len(), 10);
     }
 }

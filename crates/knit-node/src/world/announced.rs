@@ -7,11 +7,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use knit_api::{NetworkAttachment, Topology};
 use knit_ipam::{Mac, Standing, may_have_mac, pod_mac};
 use knit_model::{Network, attached_addresses};
+use knit_types::sync::Locked;
 use serde::{Deserialize, Serialize};
 
 use super::World;
@@ -108,17 +110,46 @@ impl<'a> Blocks<'a> {
     }
 }
 
+/// All that is announced, by Network: sorted once for each state of things, whatever the number of Networks.
+#[derive(Debug, Default)]
+pub struct ByNetwork {
+    /// With the number of the state that it is of.
+    known: Mutex<Option<(u64, Arc<Sorted>)>>,
+}
+
+type Sorted = BTreeMap<String, Vec<Arc<AnnouncedView>>>;
+
+// === impl ByNetwork ===
+
+impl ByNetwork {
+    /// What is announced in this snapshot. All snapshots are of one store.
+    fn of(&self, world: &World) -> Arc<Sorted> {
+        let mut known = self.known.locked();
+        if let Some((revision, sorted)) = &*known
+            && *revision == world.networks_revision
+        {
+            return Arc::clone(sorted);
+        }
+        let mut sorted = Sorted::new();
+        for view in world.announced.values() {
+            sorted.entry(view.network.clone()).or_default().push(Arc::clone(view));
+        }
+        let sorted = Arc::new(sorted);
+        *known = Some((world.networks_revision, Arc::clone(&sorted)));
+        sorted
+    }
+}
+
 /// What other nodes have announced of a Network, as far as it is to be believed.
-fn of_others<'a>(world: &'a World, network: &'a str, node: &'a str) -> Vec<&'a AnnouncedView> {
-    let Some(object) = world.networks.get(network) else { return Vec::new() };
-    let of_network = world.announced.values().map(|view| &**view);
-    let others: Vec<&AnnouncedView> =
-        of_network.filter(|view| view.network == network && view.node != node).collect();
+fn of_others(world: &World, all: &ByNetwork, network: &str, node: &str) -> Vec<Arc<AnnouncedView>> {
+    let (Some(object), all) = (world.networks.get(network), all.of(world)) else { return Vec::new() };
+    let of_network = all.get(network).into_iter().flatten();
+    let others: Vec<Arc<AnnouncedView>> = of_network.filter(|view| view.node != node).cloned().collect();
     if others.is_empty() {
         return others;
     }
     let blocks = Blocks::of(world, network, |_| true);
-    let counts = |view: &&AnnouncedView| {
+    let counts = |view: &Arc<AnnouncedView>| {
         let believed = is_believed(object, &blocks, view);
         if !believed {
             tracing::debug!(network, node = view.node, pod = view.pod, addresses = ?view.addresses,
@@ -132,8 +163,13 @@ fn of_others<'a>(world: &'a World, network: &'a str, node: &'a str) -> Vec<&'a A
 
 /// The same as a runtime takes it.
 #[must_use]
-pub fn for_runtime(world: &World, network: &str, node: &str) -> Vec<knit_runtime::Announced> {
-    let mut all: Vec<knit_runtime::Announced> = of_others(world, network, node)
+pub fn for_runtime(
+    world: &World,
+    all: &ByNetwork,
+    network: &str,
+    node: &str,
+) -> Vec<knit_runtime::Announced> {
+    let mut all: Vec<knit_runtime::Announced> = of_others(world, all, network, node)
         .into_iter()
         .map(|view| knit_runtime::Announced {
             node: view.node.clone(),
@@ -149,11 +185,10 @@ pub fn for_runtime(world: &World, network: &str, node: &str) -> Vec<knit_runtime
 
 /// The addresses that pods of other nodes have so, with a word on who.
 #[must_use]
-pub fn held(world: &World, network: &str, node: &str) -> BTreeMap<IpAddr, String> {
-    of_others(world, network, node)
-        .into_iter()
-        .flat_map(|view| view.addresses.iter().map(|a| (*a, format!("{} on node {}", view.pod, view.node))))
-        .collect()
+pub fn held(world: &World, all: &ByNetwork, network: &str, node: &str) -> BTreeMap<IpAddr, String> {
+    let who = |view: &AnnouncedView| format!("{} on node {}", view.pod, view.node);
+    let others = of_others(world, all, network, node);
+    others.iter().flat_map(|view| view.addresses.iter().map(|a| (*a, who(view)))).collect()
 }
 
 #[cfg(test)]
@@ -229,10 +264,13 @@ mod tests {
             (("shop".to_owned(), node.to_owned()), Arc::new(view))
         };
         world.announced = Arc::new([view("a", "10.2.200.1"), view("b", "10.2.200.2")].into());
-        let told = for_runtime(&world, "blue", "a");
+        let told = for_runtime(&world, &ByNetwork::default(), "blue", "a");
         assert_eq!(told.iter().map(|t| t.addresses[0]).collect::<Vec<_>>(), [ip("10.2.200.2")]);
-        assert_eq!(held(&world, "blue", "b"), [(ip("10.2.200.1"), "pod shop/a on node a".to_owned())].into());
-        assert!(for_runtime(&world, "red", "a").is_empty());
+        assert_eq!(
+            held(&world, &ByNetwork::default(), "blue", "b"),
+            [(ip("10.2.200.1"), "pod shop/a on node a".to_owned())].into()
+        );
+        assert!(for_runtime(&world, &ByNetwork::default(), "red", "a").is_empty());
     }
 
     #[test]
@@ -270,9 +308,39 @@ mod tests {
                 published: true,
             };
             world.announced = Arc::new([(("evil".to_owned(), "x".to_owned()), Arc::new(view))].into());
-            let told = for_runtime(&world, "blue", "a");
+            let told = for_runtime(&world, &ByNetwork::default(), "blue", "a");
             assert_eq!(told.len(), usize::from(believed), "{topology} {address} {mac}");
-            assert_eq!(held(&world, "blue", "a").len(), usize::from(believed), "{topology} {address} {mac}");
+            assert_eq!(
+                held(&world, &ByNetwork::default(), "blue", "a").len(),
+                usize::from(believed),
+                "{topology} {address} {mac}"
+            );
         }
+    }
+
+    #[test]
+    fn every_announcement_was_looked_at_for_every_network() {
+        let mut world = world("Layer3");
+        let view = |network: &str, node: &str, address: &str| {
+            let view = AnnouncedView {
+                network: network.into(),
+                pod: format!("pod shop/{node}"),
+                node: node.into(),
+                addresses: vec![ip(address)],
+                mac: pod_mac(7, ip(address)),
+                published: true,
+            };
+            ((network.to_owned(), format!("{node}-{address}")), Arc::new(view))
+        };
+        let many = (0..200).map(|n| view("red", "b", &format!("10.9.0.{n}")));
+        world.announced = Arc::new(many.chain([view("blue", "b", "10.2.200.2")]).collect());
+        let all = ByNetwork::default();
+        assert_eq!(for_runtime(&world, &all, "blue", "a").len(), 1);
+        let sorted = all.of(&world);
+        assert_eq!((sorted["blue"].len(), sorted["red"].len()), (1, 200));
+        assert!(Arc::ptr_eq(&sorted, &all.of(&world)), "sorted once for each state");
+        Arc::make_mut(&mut world.announced).retain(|(network, _), _| network == "red");
+        world.networks_revision += 1;
+        assert!(for_runtime(&world, &all, "blue", "a").is_empty());
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use knit_api::{AddressBlock, AddressBlockSpec, BlockSlice, NodeSlice, SliceNode, names};
@@ -13,10 +14,11 @@ use knit_model::slices::Slices;
 use knit_objects::{Event, Key, Objects, Subscription};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 
 use super::blocks::{Blocks, Given};
 use super::feed::{News, apply, follow_away, name_of, node_view};
-use super::{BlockList, NodeView, is_by_blocks};
+use super::{BlockList, NodeView, World, WorldStore, is_by_blocks};
 use crate::core::Core;
 
 /// What one slice says.
@@ -69,7 +71,49 @@ pub(super) fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> 
     tasks.spawn(follow_away(core.clone(), own.away(), |before| &mut before.blocks_away));
     let (feed, arriving) = BlockFeed::new(core.clone(), objects.clone());
     tasks.spawn(feed.run(own, arriving));
+    tasks.spawn(tell_if_missing(core.clone()));
     Ok(())
+}
+
+/// How long slices may take after the agent's start before it says that there are none.
+const SLICES_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Says so, in the log and on the Node, if nobody writes slices: until somebody does, this node knows of no
+/// others but what it knew at an earlier start.
+async fn tell_if_missing(core: Core) {
+    while let Some(message) = missing(core.world(), SLICES_TIMEOUT).await {
+        tracing::error!("{message}");
+        core.report().say_of_node("SlicesMissing", message);
+        // Said once. Who repairs it sees that it helped.
+        while core.world().wait(Instant::now() + SLICES_TIMEOUT, arrived).await.is_err() {}
+        tracing::info!("slices have arrived");
+    }
+}
+
+fn arrived(world: &World) -> Result<(), bool> {
+    if world.synced.nodes { Ok(()) } else { Err(world.before.nodes_away) }
+}
+
+/// Waits for slices, and says what to do if there are none after this time although the API server answers.
+/// Nothing once they are there.
+async fn missing(world: &WorldStore, patience: Duration) -> Option<String> {
+    loop {
+        match world.wait(Instant::now() + patience, arrived).await {
+            Ok(()) => return None,
+            // Nobody answers: that is told elsewhere, and says nothing about slices.
+            Err(true) => {}
+            Err(false) => {
+                return Some(format!(
+                    "no complete set of NodeSlices has arrived for {} s, although the API server \
+                     answers: until it does, this node learns of no other nodes. Check that a controller is \
+                     running that is not older than this agent, and that the CRDs and roles of deploy/ are \
+                     applied; or have agents read Nodes and AddressBlocks (KNIT_PEERS_FROM: objects in the \
+                     ConfigMap knit-config)",
+                    patience.as_secs()
+                ));
+            }
+        }
+    }
 }
 
 // === impl Arriving ===
@@ -445,6 +489,22 @@ fn followed(networks: &BTreeMap<String, Arc<Network>>, wanted: &BTreeSet<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_agent_without_slices_served_the_default_network_of_its_own_node_and_said_nothing() {
+        let world = WorldStore::default();
+        let message = missing(&world, Duration::ZERO).await.expect("there are none");
+        assert!(message.contains("KNIT_PEERS_FROM: objects"), "{message}");
+        // While nobody answers, slices are not what is missing.
+        world.update(|world| world.before.nodes_away = true);
+        let waiting = missing(&world, Duration::from_millis(10));
+        let come = async {
+            world.update(|world| {
+                (world.before.nodes_away, world.synced.nodes) = (false, true);
+            });
+        };
+        assert_eq!(tokio::join!(waiting, come).0, None);
+    }
 
     #[tokio::test]
     async fn pods_did_not_start_after_somebody_deleted_a_slice_and_no_controller_was_there() {

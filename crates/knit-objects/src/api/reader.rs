@@ -34,6 +34,8 @@ pub(crate) struct ApiReader {
     health: Arc<Health>,
     backoff: Backoff,
     pending: VecDeque<Delta>,
+    /// Whether a list was read to its end.
+    has_listed: bool,
 }
 
 enum State {
@@ -64,6 +66,15 @@ fn watch_seconds(jitter: f64) -> u32 {
     u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
 }
 
+/// An API server that was restarted, or lost its history, tells all watches of the cluster in the same moment
+/// that they must list again. They do so within this time. What they know stays in use meanwhile.
+const RELIST_SPREAD: Duration = Duration::from_secs(5);
+
+/// How long a reader that has listed before waits before it lists again.
+fn relist_delay(jitter: f64) -> Duration {
+    RELIST_SPREAD.mul_f64(jitter.clamp(0.0, 1.0))
+}
+
 // === impl ApiReader ===
 
 impl ApiReader {
@@ -77,6 +88,7 @@ impl ApiReader {
             health,
             backoff: Backoff::default(),
             pending: VecDeque::new(),
+            has_listed: false,
         }
     }
 
@@ -95,7 +107,11 @@ impl ApiReader {
                 Err(Error::Expired { .. }) => {
                     tracing::debug!(resource = %resource_name(&self.resource), "version too old: list again");
                     self.state = State::List { token: None };
-                    self.pause(None).await;
+                    if self.has_listed {
+                        tokio::time::sleep(relist_delay(jitter())).await;
+                    } else {
+                        self.pause(None).await;
+                    }
                 }
                 Err(error) => {
                     self.health.set_away(matches!(error, Error::Unreachable { .. }));
@@ -140,6 +156,7 @@ impl ApiReader {
             State::List { token: next }
         } else {
             self.pending.push_back(Delta::Complete);
+            self.has_listed = true;
             State::Listed { version: page.metadata.resource_version }
         };
         Ok(())
@@ -238,6 +255,25 @@ fn delta(object: Lean) -> Option<Delta> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_readers_of_a_cluster_listed_again_within_a_tenth_of_a_second() {
+        // SplitMix64: the same numbers every time.
+        let mut state = 7_u64;
+        let mut random = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            f64::from(u32::try_from((mixed ^ (mixed >> 31)) >> 32).expect("half of it")) / f64::from(u32::MAX)
+        };
+        let mut lists = std::collections::BTreeMap::<u128, u32>::new();
+        for _ in 0..5000 {
+            *lists.entry(relist_delay(random()).as_millis() / 100).or_default() += 1;
+        }
+        let most = lists.values().max().copied().unwrap_or_default();
+        assert!(most <= 200, "{most} of 5000 in one tenth of a second: {lists:?}");
+        assert!(lists.keys().all(|tenth| *tenth <= 50), "{lists:?}");
+    }
 
     #[test]
     fn watches_that_begin_together_do_not_end_together_and_end_before_silence_is_an_error() {

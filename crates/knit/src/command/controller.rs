@@ -9,11 +9,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use knit_api::{Subnet, names};
-use knit_controller::{Config, Controller, ControllerState};
+use knit_controller::{Config, Controller, ControllerState, PlanTimes};
 use knit_http::{Answer, Guests, Limits};
 use knit_objects::{Objects, Source};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
@@ -250,6 +251,16 @@ impl Collector for Numbers {
             let gauge = ConstGauge::new(value.as_secs_f64());
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
+        let PlanTimes { counts, sum } = state.plans;
+        let limits = PlanTimes::LIMITS.iter().map(Duration::as_secs_f64).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = limits.zip(counts).collect();
+        let (name, help) = ("knit_controller_plan_duration_seconds", "How long plans took");
+        encoder.encode_descriptor(name, help, None, MetricType::Histogram)?.encode_histogram::<NoLabelSet>(
+            sum.as_secs_f64(),
+            counts.iter().sum(),
+            &buckets,
+            None,
+        )?;
         for (name, help, value) in [
             ("knit_controller_passes", "Number of passes over the cluster", state.passes),
             ("knit_controller_writes", "Writes that succeeded", state.written),
@@ -273,12 +284,19 @@ mod tests {
         assert_eq!(answer("/readyz").body(), "the API server does not answer\n");
         state.send_modify(|state| {
             (state.leading, state.in_touch, state.passes, state.written) = (true, true, 3, 5);
+            (state.plans.counts[5], state.plans.counts[10]) = (2, 1);
         });
         assert_eq!(answer("/readyz").body(), "ok, leading\n");
         let metrics = answer("/metrics");
-        for line in
-            ["knit_controller_leading 1", "knit_controller_passes_total 3", "knit_controller_writes_total 5"]
-        {
+        for line in [
+            "knit_controller_leading 1",
+            "knit_controller_passes_total 3",
+            "knit_controller_writes_total 5",
+            "knit_controller_plan_duration_seconds_bucket{le=\"0.02\"} 0",
+            "knit_controller_plan_duration_seconds_bucket{le=\"0.05\"} 2",
+            "knit_controller_plan_duration_seconds_bucket{le=\"+Inf\"} 3",
+            "knit_controller_plan_duration_seconds_count 3",
+        ] {
             assert!(metrics.body().lines().any(|l| l == line), "{line} in:\n{}", metrics.body());
         }
         assert!(!answer("/").is_ok());

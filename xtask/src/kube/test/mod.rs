@@ -248,6 +248,13 @@ const TESTS: &[Test] = &[
         needs: &[Group::Core],
         run: primary::two_tenants,
     },
+    Test {
+        name: "agents_learn_of_each_other_from_slices",
+        bed: Options { dns: true, ..Options::BARE },
+        own_bed: true,
+        needs: &[Group::Core],
+        run: primary::with_slices,
+    },
 ];
 
 #[derive(clap::Args)]

@@ -72,6 +72,44 @@ pub fn two_tenants(bed: &Bed) -> Result<()> {
     bed.kubectl(&["delete", "namespace", "plain", "--timeout=60s"]).map(drop)
 }
 
+/// Agents that learn of other nodes from slices: two tenants, whose pods on both nodes reach each other in
+/// their own Network and nobody in the other.
+pub fn with_slices(bed: &Bed) -> Result<()> {
+    knit::install(bed, "full")?;
+    let in_system = |args: &[&str]| bed.kubectl(&[&["-n", "knit-system"], args].concat());
+    let slices = r#"{"data": {"KNIT_PEERS_FROM": "slices"}}"#;
+    in_system(&["patch", "configmap/knit-config", "--type=merge", "-p", slices])?;
+    in_system(&["rollout", "restart", "daemonset/knit-node"])?;
+    in_system(&["rollout", "status", "daemonset/knit-node", "--timeout=120s"])
+        .map_err(|error| error.context(seen(bed)))?;
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/two-tenants");
+    let example = example.to_str().context("the example's path")?;
+    bed.kubectl(&["apply", "-k", example])?;
+    for tenant in &TENANTS {
+        let rollout = ["rollout", "status", "-n", tenant.name, "deployment/web", "--timeout=120s"];
+        bed.kubectl(&rollout).map_err(|error| error.context(seen(bed)))?;
+    }
+    let pods: Vec<Vec<Pod>> = TENANTS.iter().map(|tenant| web(bed, tenant)).collect::<Result<_>>()?;
+    for (tenant, own) in TENANTS.iter().zip(&pods) {
+        let nodes: BTreeSet<&str> = own.iter().map(|pod| pod.node.as_str()).collect();
+        ensure!(nodes.len() == 2, "{}: pods are not on both nodes: {own:?}", tenant.name);
+        for (pod, to) in own.iter().flat_map(|pod| own.iter().map(move |to| (pod, to))) {
+            let from = pods::pod(bed, tenant.name, &pod.name)?.space()?;
+            let at = SocketAddr::new(to.address, 8080);
+            let what = format!("{}/{} to {}", tenant.name, pod.name, to.name);
+            balances(&what, &BTreeSet::from([&*to.name]), || http(&from, at, "/hostname"))
+                .map_err(|error| error.context(seen(bed)))?;
+        }
+    }
+    // No agent follows all Nodes: the addresses are from here.
+    let complete = "jsonpath={.items[*].spec.complete}";
+    for kind in ["nodeslices", "blockslices"] {
+        let found = bed.kubectl(&["get", kind, "-o", complete])?;
+        ensure!(found.contains("true"), "no set of {kind} is complete: {found:?}");
+    }
+    bed.kubectl(&["delete", "-k", example, "--timeout=120s"]).map(drop)
+}
+
 /// What there is, for a test that failed.
 fn seen(bed: &Bed) -> String {
     let looks: [&[&str]; 3] = [

@@ -1,14 +1,16 @@
 //! What a node has in its kernel and on its disk that somebody may have left there.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use knit_kernel::handle::{LinkFilter, NeighbourFilter, RouteFilter};
 use knit_kernel::nft::Kernel;
 use knit_kernel::{Handle, NetNs, owner};
 use knit_nft::{Data, ElementValue, Nftables as _};
 
+use super::talk;
 use crate::kube::bed::Bed;
 use crate::kube::wait::until;
 
@@ -20,6 +22,9 @@ const CALM: Duration = Duration::from_secs(4);
 
 /// The protocol of routes that follow from addresses by themselves.
 const KERNEL: u8 = 2;
+
+/// Where an agent tells its numbers, at its node's address.
+const AGENT_HTTP: u16 = 9469;
 
 /// What there is on one node, one line each.
 pub type Traces = BTreeSet<String>;
@@ -124,7 +129,7 @@ impl Before {
     }
 }
 
-/// With the namespaces of pods, and NodeNetwork's numbers.
+/// With the namespaces of pods, and the agent's numbers.
 fn all(bed: &Bed, node: &str) -> Result<Traces> {
     let mut found = of_node(bed, node)?;
     if let Ok(entries) = std::fs::read_dir(bed.node_path(node, "/run/netns")?) {
@@ -132,9 +137,14 @@ fn all(bed: &Bed, node: &str) -> Result<Traces> {
             found.insert(format!("namespace {}", entry?.file_name().display()));
         }
     }
-    let counts = "jsonpath={range .status.networks[*]}{.name}: {.attachments} attachments, used \
-                  {.addresses[*].used}{\"\\n\"}{end}";
-    let counts = bed.kubectl(&["get", "nodenetwork", node, "-o", counts])?;
-    found.extend(counts.lines().map(|line| format!("NodeNetwork {line}")));
+    // NodeNetwork says the same up to a minute later.
+    let path = "jsonpath={.status.addresses[?(@.type=='InternalIP')].address}";
+    let addresses = bed.kubectl(&["get", "node", node, "-o", path])?;
+    let address: IpAddr = addresses.split(' ').next().context("an address")?.trim().parse()?;
+    let numbers = talk::http(&bed.node_ns(node)?, SocketAddr::new(address, AGENT_HTTP), "/metrics")?;
+    let numbers = numbers.unwrap_or_else(|| "the agent does not answer".to_owned());
+    let counts = ["knit_node_attachments{", "knit_node_used_addresses{", "the agent"];
+    let counts = numbers.lines().filter(|line| counts.iter().any(|name| line.starts_with(name)));
+    found.extend(counts.map(str::to_owned));
     Ok(found)
 }

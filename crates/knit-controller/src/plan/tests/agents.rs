@@ -202,6 +202,33 @@ fn whoever_deleted_a_node_object_gave_the_addresses_of_its_running_pods_to_other
     assert!(world.blocks_of("default", "n2").is_empty());
 }
 
+/// The watch is open and says nothing, or is not open, while the controller reads and writes its own Lease:
+/// it still leads.
+#[test]
+fn a_living_nodes_blocks_were_released_when_the_watch_of_leases_failed() {
+    for is_open in [true, false] {
+        for has_lease in [true, false] {
+            let mut world = nodes(3);
+            world.goes_on(50);
+            if !has_lease {
+                world.cluster.leases.remove("n1");
+            }
+            world.cluster.nodes.remove("n1");
+            (world.hears_itself, world.cluster.hears_agents) = (!is_open, is_open);
+            world.goes_on(1000);
+            assert_eq!(world.blocks_of("default", "n1").len(), 1, "its agent may renew its Lease");
+            (world.hears_itself, world.cluster.hears_agents) = (true, true);
+            world.settle();
+            if has_lease {
+                world.goes_on(95);
+                assert_eq!(world.blocks_of("default", "n1").len(), 1, "it has its whole time again");
+            }
+            world.goes_on(10);
+            assert!(world.blocks_of("default", "n1").is_empty());
+        }
+    }
+}
+
 #[test]
 fn when_most_agents_seem_to_be_away_no_further_node_is_closed() {
     let mut world = nodes(10);

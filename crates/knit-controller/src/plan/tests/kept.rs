@@ -24,6 +24,8 @@ enum Step {
     Renew(u8),
     Unusable(u8),
     Policy(u8),
+    BlockIsDeleted(u8),
+    Holds(u8, u8, u8),
     Stir,
 }
 
@@ -39,6 +41,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..6_u8).prop_map(Step::Renew),
         1 => (0..6_u8).prop_map(Step::Unusable),
         1 => (0..6_u8).prop_map(Step::Policy),
+        1 => any::<u8>().prop_map(Step::BlockIsDeleted),
+        1 => (0..6_u8, 0..5_u8, 0..8_u8).prop_map(|(node, network, n)| Step::Holds(node, network, n)),
         1 => Just(Step::Stir),
     ]
 }
@@ -88,6 +92,18 @@ fn take(world: &mut World, step: &Step) {
             let view = PolicyView { namespace: "t0".into(), uid: name.clone(), name: name.clone() };
             world.cluster.policies.insert(("t0".into(), name), Arc::new(view));
         }
+        Step::BlockIsDeleted(n) => {
+            let names: Vec<String> = world.cluster.blocks.keys().cloned().collect();
+            if let Some(name) = names.get(usize::from(*n) % names.len().max(1)) {
+                world.cluster.blocks.remove(name);
+            }
+        }
+        Step::Holds(node, network, n) => {
+            let node = format!("n{node}");
+            if world.cluster.node_networks.contains_key(&node) {
+                world.holds(&node, &format!("w{network}"), &[&format!("10.77.0.{}/29", n * 8), "odd"]);
+            }
+        }
         Step::Stir => world.cluster.hears_agents = !world.cluster.hears_agents,
     }
 }
@@ -135,6 +151,7 @@ fn assert_same(kept: &Indexed, made: &Indexed) {
     assert_eq!(kept.primaries, made.primaries);
     assert_eq!(kept.without_default, made.without_default);
     assert_eq!(kept.not_pod_ranges, made.not_pod_ranges);
+    assert_eq!(kept.lingering, made.lingering);
 }
 
 proptest! {

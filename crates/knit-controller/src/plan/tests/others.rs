@@ -128,7 +128,7 @@ fn a_dead_nodes_attachments_are_let_go_after_the_grace() {
         world.cluster.attachments.values().map(|a| a.name.clone()).collect()
     };
     assert_eq!(names(&world), ["alive", "leaving", "nobodys", "published", "staying"], "it may come back");
-    world.pass(300);
+    world.sleeps(300);
     let plan = world.plan();
     let words = plan.to_string();
     for line in [
@@ -282,7 +282,7 @@ fn what_a_dead_node_had_does_not_keep_a_network() {
     world.delete("red");
     world.settle();
     assert_eq!(world.ready("red").0, "InUse", "the node may come back");
-    world.pass(300);
+    world.sleeps(300);
     world.settle();
     assert!(!world.cluster.networks.contains_key("red"));
 }

@@ -113,7 +113,7 @@ fn nodes_that_a_network_is_not_for_kept_its_addresses() {
     let match_labels = Some([("pool".to_owned(), "db".to_owned())].into());
     let selector = LabelSelector { match_labels, match_expressions: None };
     world.edit("blue", |network| network.spec.node_selector = Some(selector));
-    wants_for_ever(&mut world, 20, None);
+    wants_for_ever(&mut world, 30, None);
     assert_eq!(addresses(&world, "n1"), 248, "all but the first block of the only other one");
 }
 

@@ -331,7 +331,7 @@ mod tests {
         };
         for (field, value) in fields {
             // Not flags: a real agent and a real kubelet decide these.
-            if ["heartbeatSeconds", "leaseSeconds"].contains(&field.as_str()) {
+            if ["heartbeatSeconds", "leaseSeconds", "leaseHoldSeconds"].contains(&field.as_str()) {
                 continue;
             }
             let flag: String = field
