@@ -212,6 +212,11 @@ pub struct Underlay {
     #[serde(default)]
     #[schemars(schema_with = "crate::common::underlay_mode_schema")]
     pub mode: UnderlayMode,
+    /// For how many milliseconds a node asks, before a pod uses its addresses, whether somebody else on the
+    /// segment has them; 0 does not ask. Defaults to 200.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 2000))]
+    pub duplicate_check_milliseconds: Option<u16>,
 }
 
 /// A link of nodes, by its name.

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use knit_cni::code;
 use knit_cni::protocol::{Command, Response};
-use knit_kernel::Handle;
+use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::testing::{eventually, in_namespaces};
+use knit_kernel::{Handle, Op};
 use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_objects::{FolderOptions, Source};
@@ -340,4 +342,82 @@ async fn underlay() {
     }
     agent_a.stop(Duration::from_secs(5)).await;
     agent_b.stop(Duration::from_secs(5)).await;
+}
+
+#[test]
+fn a_pod_that_is_tried_again_gets_another_address_than_one_that_a_host_of_the_segment_has() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(taken_addresses());
+    });
+}
+
+async fn taken_addresses() {
+    let dir = PathBuf::from("/run/test");
+    let (wire, nodes) = nodes(&dir);
+    let folder = dir.join("objects");
+    write_objects(&folder);
+    let spec = json!({"topology": "Underlay",
+        "underlay": {"parents": [{"name": "eth1"}], "duplicateCheckMilliseconds": 60},
+        "subnets": [{"cidr": "192.168.20.0/24", "reserved": ["192.168.20.0/27"]}],
+        "allowedNamespaces": {"from": "All"}});
+    write(&folder, "office", &network("office", 20, spec));
+    write(&folder, "office-a", &block("office", "a", "192.168.20.32/28", None));
+    join(&wire, &nodes[0], "lan-a", "eth1");
+    // Somebody else has the first addresses of the node's block.
+    let host = Node { name: "host", space: wire.host("host", 99), dir: dir.clone(), objects: folder };
+    join(&wire, &host, "lan-host", "eth1");
+    let taken = ["192.168.20.32", "192.168.20.33", "192.168.20.34"];
+    let handle = Handle::open(&host.space).expect("a handle");
+    let eth1 = handle.index_of(&name("eth1")).expect("eth1");
+    for address in taken {
+        let address = format!("{address}/24").parse().expect("an address");
+        handle.apply(&[Op::create(LinkAddress::new(eth1, address))]).expect("an address of the host");
+    }
+    let agent = nodes[0].start().await;
+    let ask = async |pod: &Pod, networks: &str| {
+        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
+        cni::ask(&nodes[0].socket(), cni::request(Command::Add, about, &cni::networks(networks))).await
+    };
+    // Kubelet tries again with a new sandbox.
+    let mut refused = Vec::new();
+    let (pod, result) = loop {
+        let pod = Pod::new(&format!("try-{}", refused.len()), "shop");
+        match ask(&pod, "office").await {
+            Response::Ok(result) => break (pod, result),
+            Response::Err(error) => {
+                assert_eq!(error.code, code::TRY_AGAIN, "{error:?}");
+                assert!(refused.len() < taken.len(), "{refused:?}, and now {error:?}");
+                let message = format!("{error:?}");
+                let which = taken.iter().find(|address| message.contains(&format!("address {address} is")));
+                refused.push(*which.unwrap_or_else(|| panic!("{message}")));
+                assert!(agent.core().list(None).is_empty(), "nothing is left of it");
+            }
+        }
+    };
+    let got = address(&result, 2).to_string();
+    assert!(!refused.is_empty() && !taken.contains(&got.as_str()), "{refused:?}, then {got}");
+    refused.sort_unstable();
+    refused.dedup();
+    assert_eq!(refused.len(), taken.len(), "no address is tried twice");
+    // A pod that wants this address, and no other, hears who has it, each time.
+    for attempt in 0..2 {
+        let wants = Pod::new(&format!("wants-{attempt}"), "shop");
+        let networks = r#"[{"name":"office","ips":["192.168.20.40"]}]"#;
+        if attempt == 0 {
+            let address = "192.168.20.40/24".parse().expect("an address");
+            handle.apply(&[Op::create(LinkAddress::new(eth1, address))]).expect("an address of the host");
+        }
+        let Response::Err(error) = ask(&wants, networks).await else { panic!("somebody has it") };
+        assert_eq!(error.code, code::REFUSED, "{error:?}");
+        let mac = handle.link_by_name(&name("eth1")).expect("a look").expect("eth1").mac.expect("a MAC");
+        assert!(format!("{error:?}").contains(&mac.to_string()), "{error:?}");
+    }
+    // It does not rest: once the host gives it up, the pod gets it.
+    let address = "192.168.20.40/24".parse().expect("an address");
+    handle.apply(&[Op::delete(LinkAddress::new(eth1, address))]).expect("given up");
+    let wants = Pod::new("wants", "shop");
+    nodes[0].call(Command::Add, &wants, r#"[{"name":"office","ips":["192.168.20.40"]}]"#).await;
+    nodes[0].call(Command::Del, &pod, "").await;
+    agent.stop(Duration::from_secs(5)).await;
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use knit_types::{Address, ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayMode};
@@ -59,6 +60,10 @@ pub struct Underlay {
     pub parent: String,
     /// How pods of this node reach each other.
     pub mode: UnderlayMode,
+    /// How long to ask, before a pod uses its addresses, whether somebody else on the segment has them; zero
+    /// does not ask.
+    #[serde(default)]
+    pub duplicate_check: Duration,
 }
 
 /// An address range of a Network.

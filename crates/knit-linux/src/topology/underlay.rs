@@ -7,16 +7,15 @@
 //! made in it, and a child is made in the pod's namespace at once, so that a kill leaves nothing on the node
 //! and nothing that is not found.
 
+mod inside;
+
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use knit_kernel::addr::Address;
 use knit_kernel::handle::{Created, LinkFilter};
 use knit_kernel::link::{AddrGenMode, Change, Details, Link, Macvlan, MacvlanMode, NewLink};
 use knit_kernel::links::{LinkList, Links};
 use knit_kernel::netns::NetNs;
-use knit_kernel::route::Route;
-use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::{IfName, Mtu, Op, owner};
 use knit_runtime::{
     AttachRequest, Error, HostEnd, InterfaceName, Network, Reason, Result, SandboxId, Topology, UnderlayMode,
@@ -24,6 +23,7 @@ use knit_runtime::{
 use knit_types::fnv1a;
 use knit_types::sync::ReadWrite;
 
+use self::inside::Inside;
 use super::{Driver, NAMESPACE, lo};
 use crate::attach::Plan;
 use crate::core::Core;
@@ -31,7 +31,6 @@ use crate::fail::{chain, internal};
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
-use crate::rules;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
 use crate::survey::{Found, Looked};
@@ -166,14 +165,7 @@ impl Driver for Underlay {
         find_child(&net.space.links()?.distant(number_of(&plan.mark.sandbox)), &plan.mark, being_made)
     }
 
-    fn make(
-        &self,
-        core: &Core,
-        net: &Net,
-        plan: &Plan,
-        request: &AttachRequest,
-        pod: &NetNs,
-    ) -> Result<Link> {
+    fn make(&self, core: &Core, net: &Net, plan: &Plan, _: &AttachRequest, pod: &NetNs) -> Result<Link> {
         let node = net.node.space.links()?;
         let parent = self.parent(&plan.shape.network).unwrap_or_default();
         let parent = net.node.parent(&node, parent)?;
@@ -199,8 +191,8 @@ impl Driver for Underlay {
         let inside = room.distant(number);
         let addr_gen = net.node.addr_gen(&plan.shape);
         make_child(&*node, &inside, &plan.mark, &new, |created| {
-            announce(pod, &new.name);
-            core.pod_side(plan, pod, created.index, addr_gen, request)
+            let own = || node.addresses(Some(parent.index)).map_err(internal("read the parent's addresses"));
+            Inside { core, plan, pod, interface: created.index, addr_gen }.fill(&parent, &own)
         })?;
         let made = inside.link_by_name(&new.name).map_err(internal("read the new link"))?;
         made.ok_or_else(|| {
@@ -210,29 +202,8 @@ impl Driver for Underlay {
         })
     }
 
-    /// Its mark first, so that it can be found; its addresses before it comes up, so that they are announced.
     fn pod_side(&self, plan: &Plan, interface: u32, addr_gen: Option<AddrGenMode>) -> Vec<Op<'static>> {
-        let mut ops: Vec<Op<'static>> = vec![
-            Change { alias: Some(plan.mark.alias()), ..Change::of(interface) }.into(),
-            Change::named(lo()).up().into(),
-        ];
-        if addr_gen.is_some() {
-            ops.push(Change { addr_gen, ..Change::of(interface) }.into());
-        }
-        for address in &plan.addresses {
-            ops.push(Op::create(Address::new(interface, address.net)));
-            if address.net.addr().is_ipv6() {
-                let own = IpNet::new(rules::link_local(plan.mark.mac).into(), 64).expect("64 bits fit");
-                ops.push(Op::create(Address::new(interface, own)));
-            }
-        }
-        ops.push(Change::of(interface).up().into());
-        for route in &plan.routes {
-            let mut wanted = Route::to(route.destination).dev(interface);
-            (wanted.gateway, wanted.onlink) = (route.via, route.via.is_some());
-            ops.push(Op::create(wanted));
-        }
-        ops
+        inside::all_at_once(plan, interface, addr_gen)
     }
 
     /// A node cannot reach its own children, so that no packet can be sent there and back: it is looked
@@ -472,18 +443,6 @@ fn mode(network: &Network) -> Option<MacvlanMode> {
         UnderlayMode::Private => MacvlanMode::Private,
         UnderlayMode::Vepa => MacvlanMode::Vepa,
     })
-}
-
-/// Has the kernel announce addresses when the interface comes up: switches and hosts on the wire may still
-/// know somebody else by them. Without that they learn of it by and by.
-fn announce(pod: &NetNs, name: &IfName) {
-    let all = [format!("net/ipv4/conf/{name}/arp_notify"), format!("net/ipv6/conf/{name}/ndisc_notify")];
-    for setting in all {
-        let set = || -> knit_kernel::Result<()> { Sysctls::of(pod)?.set(&Sysctl::new(setting.as_str())?, 1) };
-        if let Err(error) = set() {
-            tracing::debug!(error = chain(&error), setting, "new addresses are not announced");
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Children that are half made, names that are taken and what is wrong with one, without a kernel.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use ipnet::IpNet;
 use knit_kernel::links::FakeLinks;
 use knit_runtime::{Block, Dns, NetworkId, Pod, Subnet, Underlay as OnLink};
 
@@ -12,6 +14,10 @@ const EBUSY: i32 = 16;
 
 fn name(text: &str) -> IfName {
     IfName::new(text).expect("a name")
+}
+
+fn on_link(parent: &str, mode: UnderlayMode) -> OnLink {
+    OnLink { parent: parent.into(), mode, duplicate_check: Duration::from_millis(200) }
 }
 
 fn network() -> Network {
@@ -40,7 +46,7 @@ fn network() -> Network {
         }],
         router_addresses: Vec::new(),
         announced: Vec::new(),
-        underlay: Some(OnLink { parent: "eth1".into(), mode: UnderlayMode::Bridge }),
+        underlay: Some(on_link("eth1", UnderlayMode::Bridge)),
         parameters: serde_json::Map::new(),
     }
 }
@@ -111,7 +117,7 @@ fn what_cannot_be_on_a_link_of_the_node_is_refused() {
     assert!(refused(|network| network.primary = true, Home::Own).contains("primaryFor"));
     assert!(refused(|network| network.underlay = None, Home::Own).contains("spec.underlay.parents"));
     let slash = |network: &mut Network| {
-        network.underlay = Some(OnLink { parent: "a/b".into(), mode: UnderlayMode::Vepa });
+        network.underlay = Some(on_link("a/b", UnderlayMode::Vepa));
     };
     assert!(refused(slash, Home::Own).contains("a/b"));
     assert!(refused(|network| network.mtu = Some(9000), Home::Own).contains("9000"));

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use knit_api::kni::v1alpha1 as wire;
@@ -74,6 +75,7 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
                 UnderlayMode::Vepa => wire::UnderlayMode::Vepa,
             }
             .into(),
+            duplicate_check_ms: u32::try_from(u.duplicate_check.as_millis()).unwrap_or(u32::MAX),
         }),
     }
 }
@@ -168,6 +170,7 @@ fn underlay_from_wire(underlay: &wire::Underlay) -> Result<Underlay> {
             wire::UnderlayMode::Vepa => UnderlayMode::Vepa,
             wire::UnderlayMode::Unspecified => return Err(invalid("underlay.mode", "is missing")),
         },
+        duplicate_check: Duration::from_millis(underlay.duplicate_check_ms.into()),
     })
 }
 
