@@ -1,7 +1,7 @@
 //! Network: a thing that pods attach to.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
-use knit_types::{IPV6_MIN_MTU, Topology, UnderlayMode};
+use knit_types::{IPV6_MIN_MTU, Topology, UnderlayKind, UnderlayMode};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -202,7 +202,18 @@ const VALUES_MESSAGE: &str = "In and NotIn need values, Exists and DoesNotExist 
 /// The links of nodes that a Network is on.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.kind != 'Bridge' || self.mode != 'Vepa'")
+        .message("mode Vepa is for kind Macvlan: with kind Bridge write Bridge or Private"),
+)]
 pub struct Underlay {
+    /// What a pod's interface is: `Macvlan`, a child of the link, or `Bridge`, a port of it, for links that
+    /// are bridges. Pods on a bridge and their own node reach each other by it.
+    #[serde(default)]
+    #[x_kube(validation = ("self == oldSelf", "the kind of an Underlay Network cannot be changed: create a \
+    new Network and move the pods"))]
+    #[schemars(schema_with = "crate::common::underlay_kind_schema")]
+    pub kind: UnderlayKind,
     /// Links of nodes. A node takes the first one whose `nodeSelector` matches its labels; one that none
     /// matches does not have the Network.
     #[schemars(length(min = 1, max = 64))]

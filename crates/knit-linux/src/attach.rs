@@ -394,7 +394,8 @@ impl Plan {
         })
     }
 
-    fn peer<'a>(&self, pod: &'a NetNs) -> Result<Peer<'a>> {
+    /// The pod's end of a pair, as it is made.
+    pub fn peer<'a>(&self, pod: &'a NetNs) -> Result<Peer<'a>> {
         let name = IfName::new(self.mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
         let mut peer = Peer::new(name, pod);
         peer.mac = Some(self.mark.mac);

@@ -15,7 +15,8 @@ use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, Mac, Op, owner};
 use knit_runtime::{
-    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayMode,
+    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayKind,
+    UnderlayMode,
 };
 use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
 
@@ -72,13 +73,24 @@ fn has_carrier(space: &NetNs) {
 }
 
 fn on(parent: &str, mode: UnderlayMode) -> Underlay {
-    Underlay { parent: parent.into(), mode, duplicate_check: Duration::from_millis(60) }
+    let kind = UnderlayKind::Macvlan;
+    Underlay { parent: parent.into(), mode, kind, duplicate_check: Duration::from_millis(60) }
+}
+
+/// The same Network, whose pods ask for their addresses that long.
+fn asking(mut network: Network, patience: Duration) -> Network {
+    network.underlay.as_mut().expect("underlay").duplicate_check = patience;
+    network
 }
 
 /// The same Network, whose pods take their addresses without asking.
-fn unchecked(mut network: Network) -> Network {
-    network.underlay.as_mut().expect("underlay").duplicate_check = Duration::ZERO;
-    network
+fn unchecked(network: Network) -> Network {
+    asking(network, Duration::ZERO)
+}
+
+/// The same Network, whose pods ask until somebody answers, however slow the machine is.
+fn patient(network: Network) -> Network {
+    asking(network, SOON)
 }
 
 fn on_lan(name: &str, id: u32, mode: UnderlayMode) -> Network {
@@ -537,7 +549,7 @@ fn a_pod_got_an_address_that_another_host_of_the_segment_had() {
         run(async {
             let lan_ = Lan::new();
             let a = &lan_.cluster.a;
-            a.setup(&lan()).await;
+            a.setup(&patient(lan())).await;
             let other = namespace();
             lan_.plug(&other, "other");
             also_has(&other, "10.9.0.201/24");
@@ -566,9 +578,11 @@ fn a_pod_got_an_address_that_another_host_of_the_segment_had() {
                 talks(&other, &lan_.host, address);
                 no_longer_has(&lan_.host, mine);
             }
+            a.setup(&lan()).await;
             a.runtime.attach(&request).await.expect("nobody has them any more");
             talks(&lan_.host, &one.space, "10.9.0.18");
             // Repair asks again, too.
+            a.setup(&patient(lan())).await;
             let handle = one.handle();
             handle.delete_link(handle.index_of(&name("net1")).expect("net1")).expect("deleted");
             also_has(&lan_.host, "10.9.0.18/24");
@@ -640,15 +654,16 @@ fn of_two_nodes_that_ask_for_one_address_at_once_at_most_one_gets_it() {
         run(async {
             let lan_ = Lan::new();
             let (a, b) = (&lan_.cluster.a, &lan_.cluster.b);
-            a.setup(&lan()).await;
-            b.setup(&lan()).await;
+            let network = asking(lan(), Duration::from_secs(1));
+            a.setup(&network).await;
+            b.setup(&network).await;
             let (one, two) = (TestPod::new("one"), TestPod::new("two"));
             let request = |pod: &TestPod, mac: &str| AttachRequest {
                 mac: Some(mac.parse().expect("a MAC")),
                 ..beside(pod, &lan(), "net1", &["10.9.0.18", "fd09::12"])
             };
             let [first, second] = [request(&one, "02:00:5e:00:00:01"), request(&two, "02:00:5e:00:00:02")];
-            for _ in 0..5 {
+            for _ in 0..3 {
                 let (of_a, of_b) = tokio::join!(a.runtime.attach(&first), b.runtime.attach(&second));
                 assert!(of_a.is_err() || of_b.is_err(), "both have it");
                 for error in of_a.err().into_iter().chain(of_b.err()) {
@@ -658,6 +673,7 @@ fn of_two_nodes_that_ask_for_one_address_at_once_at_most_one_gets_it() {
                 b.runtime.detach(&two.pod, None).await.expect("detached");
             }
             a.runtime.attach(&first).await.expect("nobody else asks");
+            b.setup(&patient(lan())).await;
             let error = b.runtime.attach(&second).await.expect_err("the other has it");
             assert_eq!(error.reason, Reason::AddressInUse, "{error}");
         });
@@ -670,7 +686,7 @@ fn duplicates_are_looked_for_where_ipv6_is_off_in_new_namespaces() {
         run(async {
             let lan_ = Lan::new();
             let a = &lan_.cluster.a;
-            a.setup(&lan()).await;
+            a.setup(&patient(lan())).await;
             let one = TestPod::new("one");
             let off = Sysctl::ipv6_disabled(Scope::Default);
             Sysctls::of(&one.space).expect("sysctls").set(&off, 1).expect("IPv6 off");
@@ -679,6 +695,7 @@ fn duplicates_are_looked_for_where_ipv6_is_off_in_new_namespaces() {
             let error = a.runtime.attach(&request).await.expect_err("somebody has it");
             assert_eq!(error.reason, Reason::AddressInUse, "{error}");
             no_longer_has(&lan_.host, "fd09::12/64");
+            a.setup(&lan()).await;
             let one = one.attached(a, request).await;
             talks(&lan_.host, &one.space, "fd09::12");
             talks(&lan_.host, &one.space, "10.9.0.18");

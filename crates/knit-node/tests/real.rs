@@ -234,11 +234,11 @@ async fn scenario() {
     agent_b.stop(Duration::from_secs(5)).await;
 }
 
-/// The Network of docs/underlay.md.
-fn documented() -> String {
+/// A Network of docs/underlay.md, counted from 1.
+fn documented(number: usize) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/underlay.md");
     let page = std::fs::read_to_string(page).expect("docs/underlay.md");
-    let example = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next());
+    let example = page.split("```yaml\n").nth(number).and_then(|rest| rest.split("```").next());
     example.expect("an example").to_owned()
 }
 
@@ -274,7 +274,7 @@ async fn underlay() {
     let write = |file: &str, object: &Value| {
         std::fs::write(folder.join(file), object.to_string()).expect("written");
     };
-    let office = format!("{}status:\n  id: 20\n", documented());
+    let office = format!("{}status:\n  id: 20\n", documented(1));
     std::fs::write(folder.join("office.yaml"), office).expect("written");
     for (node, range) in [("a", "192.168.20.32/28"), ("b", "192.168.20.48/28")] {
         let spec = json!({"network": "office", "node": node, "ipv4": range});
@@ -358,7 +358,7 @@ async fn taken_addresses() {
     let folder = dir.join("objects");
     write_objects(&folder);
     let spec = json!({"topology": "Underlay",
-        "underlay": {"parents": [{"name": "eth1"}], "duplicateCheckMilliseconds": 60},
+        "underlay": {"parents": [{"name": "eth1"}], "duplicateCheckMilliseconds": 2000},
         "subnets": [{"cidr": "192.168.20.0/24", "reserved": ["192.168.20.0/27"]}],
         "allowedNamespaces": {"from": "All"}});
     write(&folder, "office", &network("office", 20, spec));
@@ -420,4 +420,60 @@ async fn taken_addresses() {
     nodes[0].call(Command::Add, &wants, r#"[{"name":"office","ips":["192.168.20.40"]}]"#).await;
     nodes[0].call(Command::Del, &pod, "").await;
     agent.stop(Duration::from_secs(5)).await;
+}
+
+#[test]
+fn the_network_of_the_page_about_underlays_that_is_on_a_bridge_works() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(bridged());
+    });
+}
+
+async fn bridged() {
+    let dir = PathBuf::from("/run/test");
+    let (wire, nodes) = nodes(&dir);
+    let folder = dir.join("objects");
+    write_objects(&folder);
+    let machines = format!("{}status:\n  id: 20\n", documented(2));
+    std::fs::write(folder.join("machines.yaml"), machines).expect("written");
+    for (node, range) in [("a", "192.168.30.64/28"), ("b", "192.168.30.80/28")] {
+        write(&folder, &format!("machines-{node}"), &block("machines", node, range, None));
+    }
+    // Each node has a bridge with an address of its own, and the wire between them is a port of both.
+    for (node, port, address) in [(0, "lan-a", "192.168.30.2/24"), (1, "lan-b", "192.168.30.3/24")] {
+        join(&wire, &nodes[node], port, "eth1");
+        let handle = Handle::open(&nodes[node].space).expect("a handle");
+        let mut bridge = NewLink::bridge(name("br0"), Bridge::default());
+        // It is not Knit's.
+        (bridge.up, bridge.group) = (true, 0);
+        let bridge = handle.create_link(&bridge).expect("a bridge").index;
+        let port = Change { master: Some(Some(bridge)), ..Change::named(name("eth1")) };
+        let address = LinkAddress::new(bridge, address.parse().expect("an address"));
+        handle.apply(&[port.into(), Op::create(address)]).expect("br0 as an operator makes it");
+    }
+    let (agent_a, agent_b) = tokio::join!(nodes[0].start(), nodes[1].start());
+    let [one, two] = [Pod::new("one", "shop"), Pod::new("two", "shop")];
+    let first = nodes[0].call(Command::Add, &one, "machines").await;
+    let second = nodes[1].call(Command::Add, &two, "machines").await;
+    reaches(&one, &two, address(&second, 2), 5000);
+    reaches(&two, &one, address(&first, 2), 5001);
+    // A node and its own pods reach each other.
+    let mut node = Pod::new("node", "nobody");
+    node.space = nodes[0].space.try_clone().expect("a clone");
+    reaches(&node, &one, address(&first, 2), 5002);
+    reaches(&one, &node, "192.168.30.2".parse().expect("an address"), 5003);
+    // As for every other pod: the agent goes and comes, and nobody notices.
+    agent_a.stop(Duration::from_secs(5)).await;
+    let agent_a = nodes[0].start().await;
+    assert_eq!(nodes[0].call(Command::Add, &one, "machines").await, first);
+    assert!(talk(&one, &two, address(&second, 2), 5004, SOON));
+    nodes[0].call(Command::Del, &one, "").await;
+    nodes[1].call(Command::Del, &two, "").await;
+    for agent in [&agent_a, &agent_b] {
+        let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
+        assert_eq!(runtime.list(None).await.expect("a list"), []);
+    }
+    agent_a.stop(Duration::from_secs(5)).await;
+    agent_b.stop(Duration::from_secs(5)).await;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use knit_api::{NetworkSpec, UnderlayMode};
+use knit_api::{NetworkSpec, UnderlayKind, UnderlayMode};
 use knit_types::Family;
 
 use super::Network;
@@ -82,6 +82,12 @@ impl Network {
     #[must_use]
     pub fn underlay_mode(&self) -> UnderlayMode {
         self.object.spec.underlay.as_ref().map(|underlay| underlay.mode).unwrap_or_default()
+    }
+
+    /// What a pod's interface on that link is.
+    #[must_use]
+    pub fn underlay_kind(&self) -> UnderlayKind {
+        self.object.spec.underlay.as_ref().map(|underlay| underlay.kind).unwrap_or_default()
     }
 
     /// How long a node asks whether somebody else has a pod's addresses.
