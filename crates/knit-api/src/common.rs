@@ -1,6 +1,6 @@
 //! Small types that several kinds share.
 
-use knit_types::{Family, Topology, UnderlayMode};
+use knit_types::{Family, Topology, UnderlayKind, UnderlayMode};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,11 @@ pub(crate) fn family_schema(_: &mut SchemaGenerator) -> Schema {
 /// The schema of how pods of one node reach each other on a link of the node.
 pub(crate) fn underlay_mode_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": UnderlayMode::ALL.map(UnderlayMode::as_str)})
+}
+
+/// The schema of what an interface on a link of its node is.
+pub(crate) fn underlay_kind_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": UnderlayKind::ALL.map(UnderlayKind::as_str)})
 }
 
 /// The schema of a topology.

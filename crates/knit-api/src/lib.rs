@@ -36,7 +36,7 @@ mod slices;
 pub use address_block::{AddressBlock, AddressBlockSpec};
 pub use attachment_config::{AttachmentConfig, ConfigError};
 pub use common::{AddressCounts, Route};
-pub use knit_types::{Family, Topology, UnderlayMode};
+pub use knit_types::{Family, Topology, UnderlayKind, UnderlayMode};
 pub use network::{
     AllowedNamespaces, AllowedNamespacesFrom, LiveConnections, Network, NetworkPolicySettings,
     NetworkServices, NetworkSpec, NetworkStatus, Outside, Permission, PolicyEnforcement, Scheduling,

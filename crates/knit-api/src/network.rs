@@ -1,7 +1,7 @@
 //! Network: a thing that pods attach to.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
-use knit_types::{IPV6_MIN_MTU, Topology, UnderlayMode};
+use knit_types::{IPV6_MIN_MTU, Topology, UnderlayKind, UnderlayMode};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -206,7 +206,18 @@ const VALUES_MESSAGE: &str = "In and NotIn need values, Exists and DoesNotExist 
 /// The links of nodes that a Network is on.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.kind != 'Bridge' || self.mode != 'Vepa'")
+        .message("mode Vepa is for kind Macvlan: with kind Bridge write Bridge or Private"),
+)]
 pub struct Underlay {
+    /// What a pod's interface is: `Macvlan`, a child of the link, or `Bridge`, a port of it, for links that
+    /// are bridges. Pods on a bridge and their own node reach each other by it.
+    #[serde(default)]
+    #[x_kube(validation = ("self == oldSelf", "the kind of an Underlay Network cannot be changed: create a \
+    new Network and move the pods"))]
+    #[schemars(schema_with = "crate::common::underlay_kind_schema")]
+    pub kind: UnderlayKind,
     /// Links of nodes. A node takes the first one whose `nodeSelector` matches its labels; one that none
     /// matches does not have the Network.
     #[schemars(length(min = 1, max = 64))]
@@ -216,6 +227,11 @@ pub struct Underlay {
     #[serde(default)]
     #[schemars(schema_with = "crate::common::underlay_mode_schema")]
     pub mode: UnderlayMode,
+    /// For how many milliseconds a node asks, before a pod uses its addresses, whether somebody else on the
+    /// segment has them; 0 does not ask. Defaults to 200.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 2000))]
+    pub duplicate_check_milliseconds: Option<u16>,
 }
 
 /// A link of nodes, by its name.

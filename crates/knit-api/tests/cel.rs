@@ -103,6 +103,23 @@ fn an_underlay_network_has_parents_and_is_never_primary() {
 }
 
 #[test]
+fn an_underlay_network_on_a_bridge_stays_on_it_and_reflects_nothing() {
+    let on = |kind: &'static str, mode: &'static str| {
+        underlay(|spec| (spec["underlay"]["kind"], spec["underlay"]["mode"]) = (json!(kind), json!(mode)))
+    };
+    for (kind, mode) in
+        [("Macvlan", "Vepa"), ("Macvlan", "Bridge"), ("Bridge", "Bridge"), ("Bridge", "Private")]
+    {
+        validate_cel(&on(kind, mode)).expect("a good Network");
+    }
+    refused(validate_cel(&on("Bridge", "Vepa")), "mode Vepa is for kind Macvlan");
+    let office = underlay(|_| {});
+    assert_eq!(office.spec.underlay.as_ref().expect("underlay").kind.as_str(), "Macvlan", "the default");
+    refused(validate_cel_update(&office, &on("Bridge", "Bridge")), "the kind of an Underlay Network");
+    validate_cel_update(&office, &on("Macvlan", "Private")).expect("the mode can change");
+}
+
+#[test]
 fn bad_subnets_are_refused() {
     let check = |list: &[&str], words| refused(validate_cel(&network("blue", subnets(list))), words);
     check(&[], "at least one subnet");

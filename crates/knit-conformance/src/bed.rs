@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use knit_api::kni::v1alpha1 as wire;
-use knit_kernel::link::Link;
-use knit_kernel::{Handle, IfName, NetNs};
+use knit_kernel::addr::Address as KernelAddress;
+use knit_kernel::link::{Change, Link, Macvlan, MacvlanMode, NewLink};
+use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_runtime::wire::RemoteRuntime;
 use knit_runtime::{
     Address, AttachRequest, Attachment, Block, Dns, Info, InterfaceName, Network, NetworkId, Pod, Route,
-    Runtime, SandboxId, Subnet, Topology, feature,
+    Runtime, SandboxId, Subnet, Topology, Underlay, UnderlayKind, UnderlayMode, feature,
 };
 use knit_types::sync::Locked;
 use knit_types::{ByFamily as _, Family};
@@ -41,6 +42,8 @@ pub struct Options {
     pub node: String,
     /// The node's addresses, for blocks and for ports of the node.
     pub node_addresses: Vec<IpAddr>,
+    /// A link of the node for Underlay Networks: none of its users has addresses of the suite's.
+    pub underlay_parent: Option<String>,
     /// A Network that is there, for a runtime that does not set up any.
     pub network: Option<ExistingNetwork>,
 }
@@ -99,6 +102,11 @@ impl Bed {
             Some(existing) => existing.check()?,
             None => {}
         }
+        let has = |feature: &str| info.features.iter().any(|f| f == feature);
+        let only_underlay = has(feature::UNDERLAY) && !has(feature::LAYER3) && !has(feature::LAYER2);
+        if only_underlay && options.network.is_none() && options.underlay_parent.is_none() {
+            return Err(Error::NoParent);
+        }
         let directory = options.directory.display().to_string();
         std::fs::create_dir_all(&options.directory)
             .map_err(|source| Error::Directory { directory: directory.clone(), source })?;
@@ -141,6 +149,7 @@ impl Bed {
         match &self.options.network {
             Some(existing) => existing.topology(),
             None if self.has(feature::LAYER3) => Topology::Layer3,
+            None if self.has(feature::UNDERLAY) && !self.has(feature::LAYER2) => Topology::Underlay,
             None => Topology::Layer2,
         }
     }
@@ -149,9 +158,7 @@ impl Bed {
         match topology {
             Topology::Layer3 => self.network_with("knit-conformance-l3", 1, topology, None).await,
             Topology::Layer2 => self.network_with("knit-conformance-l2", 2, topology, None).await,
-            Topology::Underlay => {
-                Err(Problem::Skipped("there is no link of the node to use as a parent".into()))
-            }
+            Topology::Underlay => self.network_with("knit-conformance-underlay", 7, topology, None).await,
         }
     }
 
@@ -190,6 +197,18 @@ impl Bed {
         let v6 = self
             .has(feature::IPV6)
             .then(|| Ipv6Addr::new(0xfd4b, 0x6e69, 0x7400, u16::from(number), 0, 0, 0, 0));
+        let underlay = match (topology, &self.options.underlay_parent) {
+            (Topology::Layer2 | Topology::Layer3, _) => None,
+            (Topology::Underlay, Some(parent)) => Some(Underlay {
+                parent: parent.clone(),
+                mode: UnderlayMode::Bridge,
+                kind: UnderlayKind::Macvlan,
+                duplicate_check: Duration::ZERO,
+            }),
+            (Topology::Underlay, None) => {
+                return Err(Problem::Skipped("no link of the node is named: see --underlay-parent".into()));
+            }
+        };
         let fail = |e: ipnet::PrefixLenError| Problem::Failed(e.to_string());
         let (mut subnets, mut router_addresses) = (Vec::new(), Vec::new());
         let mut block = Block {
@@ -216,6 +235,9 @@ impl Bed {
             block.ipv6 = Some(Ipv6Net::new(at(0x100), 120).map_err(fail)?);
             router_addresses.push(at(0x101).into());
         }
+        if !topology.has_router() {
+            router_addresses.clear();
+        }
         Ok(Network {
             name: name.to_owned(),
             id: NetworkId::new(0x00c0_0000 + u32::from(number))?,
@@ -230,7 +252,7 @@ impl Bed {
             blocks: vec![block],
             router_addresses,
             announced: Vec::new(),
-            underlay: None,
+            underlay,
             parameters: Default::default(),
         })
     }
@@ -299,6 +321,28 @@ impl Bed {
             network.pod_address(address).expect("the suite's subnets are large enough for its pods")
         };
         network.subnets.iter().map(at).collect()
+    }
+
+    /// A host on the link of an Underlay Network that is no pod, with addresses that no pod has.
+    pub fn neighbour(&self, network: &Network) -> Result<(TestPod, Vec<Address>), Problem> {
+        let parent = network.underlay.as_ref().map(|underlay| underlay.parent.as_str());
+        let node = Handle::open(&NetNs::current()?)?;
+        let parent = node.index_of(&IfName::new(parent.unwrap_or_default())?)?;
+        let host = self.pod()?;
+        let child = Macvlan { parent, mode: MacvlanMode::Bridge, namespace: Some(&host.space) };
+        let link = match node.create_link(&NewLink::macvlan(IfName::new("eth0")?, child)) {
+            Ok(created) => created.index,
+            // The runtime has it in another way, as ipvlan or as a port of a bridge.
+            Err(error) if error.is_busy() => {
+                return Err(Problem::Skipped(format!("no host of the suite's can be there: {error}")));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let addresses = self.addresses(host.number, network);
+        let mut ops: Vec<Op<'_>> = vec![Change::of(link).up().into()];
+        ops.extend(addresses.iter().map(|address| Op::create(KernelAddress::new(link, address.net))));
+        Handle::open(&host.space)?.apply(&ops)?;
+        Ok((host, addresses))
     }
 
     /// Addresses that no pod of the suite has.

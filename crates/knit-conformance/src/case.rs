@@ -30,6 +30,8 @@ pub enum Profile {
     Layer3,
     /// Switched Networks.
     Layer2,
+    /// Networks on a link of the node.
+    Underlay,
     /// IPv4.
     Ipv4,
     /// IPv6.
@@ -73,6 +75,7 @@ impl Profile {
             Self::NetworkSetup => feature::NETWORK_SETUP,
             Self::Layer3 => feature::LAYER3,
             Self::Layer2 => feature::LAYER2,
+            Self::Underlay => feature::UNDERLAY,
             Self::Ipv4 => feature::IPV4,
             Self::Ipv6 => feature::IPV6,
             Self::StaticAddress => feature::STATIC_ADDRESS,

@@ -98,9 +98,10 @@ async fn capabilities(bed: &Bed) -> Verdict {
             "feature {announced:?} is not known: additional features need a domain in front"
         );
     }
-    let any = |features: [&str; 2]| features.iter().any(|f| answer.features.iter().any(|a| a == f));
-    ensure!(any([feature::IPV4, feature::IPV6]), "it announces neither IPv4 nor IPv6");
-    ensure!(any([feature::LAYER2, feature::LAYER3]), "it announces neither Layer2 nor Layer3");
+    let any = |features: &[&str]| features.iter().any(|f| answer.features.iter().any(|a| a == f));
+    ensure!(any(&[feature::IPV4, feature::IPV6]), "it announces neither IPv4 nor IPv6");
+    let topologies = [feature::LAYER2, feature::LAYER3, feature::UNDERLAY];
+    ensure!(any(&topologies), "it announces none of Layer2, Layer3 and Underlay");
     Ok(())
 }
 

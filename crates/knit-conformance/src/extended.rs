@@ -18,6 +18,8 @@ use crate::case::{Problem, Verdict, cases, ensure};
 use crate::core::{carries, refused};
 use crate::packets::talk;
 
+/// How long a runtime is to ask whether somebody else has an address.
+const DUPLICATE_CHECK: Duration = Duration::from_secs(2);
 /// How long a change may take to be told.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
@@ -31,6 +33,12 @@ cases! {
     Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
     Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbors: each learns the other's own \
         MAC"
+    Underlay UnderlayPods underlay_pods "pods on a link of the node are neighbors: each learns the other's own \
+        MAC"
+    Underlay UnderlayIsOnLink underlay_is_on_link "a pod and another host on the link reach each other \
+        directly"
+    Underlay UnderlayAddressInUse underlay_address_in_use "an address that another host on the link has is \
+        refused with ADDRESS_IN_USE if duplicates are to be detected"
     Ipv4 Ipv4Packets ipv4_packets "IPv4 packets flow"
     Ipv6 Ipv6Packets ipv6_packets "IPv6 packets flow, and addresses are usable at once"
     StaticAddress WantedAddress wanted_address "a requested address is the one that the interface has"
@@ -88,7 +96,53 @@ async fn routed_pods(bed: &Bed) -> Verdict {
 }
 
 async fn switched_pods(bed: &Bed) -> Verdict {
-    let network = bed.network_of(Topology::Layer2).await?;
+    neighbours_on(bed, Topology::Layer2).await
+}
+
+async fn underlay_pods(bed: &Bed) -> Verdict {
+    neighbours_on(bed, Topology::Underlay).await
+}
+
+async fn underlay_is_on_link(bed: &Bed) -> Verdict {
+    let network = bed.network_of(Topology::Underlay).await?;
+    let (pod, made) = bed.attached(&network).await?;
+    let (host, addresses) = bed.neighbour(&network)?;
+    for address in addresses {
+        let of_host = address.net.addr();
+        let Some(of_pod) = address_of(&made, Family::of(of_host)) else { continue };
+        for (from, to, at, source) in [(&pod, of_host, &host, of_pod), (&host, of_pod, &pod, of_host)] {
+            let seen = talk(&from.space, SocketAddr::new(to, 5556), &at.space, 5556).await?;
+            ensure!(seen == source, "packets from {source} to {to} arrive from {seen}");
+        }
+    }
+    Ok(())
+}
+
+async fn underlay_address_in_use(bed: &Bed) -> Verdict {
+    let topology = Topology::Underlay;
+    let mut network = bed.describe("knit-conformance-in-use", 8, topology, None)?;
+    if let Some(underlay) = &mut network.underlay {
+        underlay.duplicate_check = DUPLICATE_CHECK;
+    }
+    let network = bed.set_up(network).await?;
+    let (_host, addresses) = bed.neighbour(&network)?;
+    let pod = bed.pod()?;
+    for taken in addresses {
+        let mut request = bed.request(&pod, &network);
+        for address in &mut request.addresses {
+            if address.net.addr().is_ipv4() == taken.net.addr().is_ipv4() {
+                *address = taken;
+            }
+        }
+        refused(bed.runtime.attach(&request).await, Reason::AddressInUse)?;
+        ensure!(pod.link(&request.interface)?.is_none(), "the pod has an interface all the same");
+    }
+    let made = bed.runtime.attach(&bed.request(&pod, &network)).await?;
+    pod.has(&made)
+}
+
+async fn neighbours_on(bed: &Bed, topology: Topology) -> Verdict {
+    let network = bed.network_of(topology).await?;
     let (one, first) = bed.attached(&network).await?;
     let (two, second) = bed.attached(&network).await?;
     for family in Family::ALL {

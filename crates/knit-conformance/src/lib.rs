@@ -45,6 +45,9 @@ pub enum Error {
          addresses in it"
     )]
     NoNetwork,
+    /// There is no link for Networks of the only kind that it has.
+    #[error("the runtime serves Underlay Networks only: name a link of this node that they can be on")]
+    NoParent,
     /// A Network is named that nobody needs.
     #[error("the runtime sets up Networks itself: leave out Network {network}, the suite creates its own")]
     SetsUp {

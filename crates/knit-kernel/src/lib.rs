@@ -6,7 +6,8 @@
 //! operations ([`op`]) on addresses, routes, rules, neighbours and forwarding entries. [`sysctl`] sets what
 //! has no netlink message. [`owner`] has the marks by which Knit recognises what it made. [`nft`] is
 //! nftables, [`conntrack`] the kernel's table of connections, [`nflog`] the packets that rules log. [`watch`]
-//! hears of what others change. [`inventory`] is what sysfs says of network devices.
+//! hears of what others change. [`packet`] sends and receives whole frames on a link. [`inventory`] is what
+//! sysfs says of network devices.
 //! [`netlink`] is the socket and the attribute codec that everything speaks through; [`sandbox`] runs a
 //! program in namespaces of its own; [`testing`] (a cargo feature) re-enters a test in fresh namespaces.
 //!
@@ -32,6 +33,7 @@ pub mod nflog;
 pub mod nft;
 pub mod op;
 pub mod owner;
+pub mod packet;
 pub mod route;
 pub mod rule;
 pub mod sandbox;

@@ -48,6 +48,48 @@ pub(crate) fn netlink_socket(protocol: i32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Opens a socket for whole Ethernet frames of one protocol on one link of the calling thread's network
+/// namespace.
+pub(crate) fn packet_socket(protocol: u16, interface: u32) -> io::Result<OwnedFd> {
+    // Without a protocol until it is bound: it hears nothing of other links.
+    // SAFETY: socket(2) takes no pointers.
+    let raw = check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the descriptor was just returned by the kernel and nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: sockaddr_ll is plain data for which all zeroes is a valid value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as libc::sa_family_t;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = index(interface)?;
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `address`, which outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })?;
+    Ok(fd)
+}
+
+/// Has a link take in frames to a multicast address for as long as the socket is open.
+pub(crate) fn packet_join(fd: BorrowedFd<'_>, interface: u32, group: [u8; 6]) -> io::Result<()> {
+    let mut mr_address = [0; 8];
+    mr_address[..6].copy_from_slice(&group);
+    let membership = libc::packet_mreq {
+        mr_ifindex: index(interface)?,
+        mr_type: libc::PACKET_MR_MULTICAST as libc::c_ushort,
+        mr_alen: 6,
+        mr_address,
+    };
+    let length = size_of::<libc::packet_mreq>() as libc::socklen_t;
+    let value = (&raw const membership).cast();
+    let (level, name) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
+    // SAFETY: the pointer and the length describe `membership`, which outlives the call.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, length) })?;
+    Ok(())
+}
+
+/// A link's number as system calls take it.
+fn index(interface: u32) -> io::Result<libc::c_int> {
+    interface.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
 /// The port (address) that the kernel gave a netlink socket.
 pub(crate) fn netlink_port(fd: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: sockaddr_nl is plain data for which all zeroes is a valid value.

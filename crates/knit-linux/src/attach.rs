@@ -205,7 +205,7 @@ impl Core {
                 let message = format!("the kernel did not report where the other end of {} is", plan.host);
                 Error::new(Reason::Internal, message)
             })?;
-            self.pod_side(plan, pod, peer, addr_gen, request)
+            self.pod_side(plan, pod, &|| plan.shape.driver().pod_side(plan, peer, addr_gen))
         };
         let created = plan.port().make(&*handle, &mut *net.space.rules()?, &link, pod_side)?;
         net.node_side(plan)?;
@@ -220,32 +220,23 @@ impl Core {
         })
     }
 
-    /// Everything inside the pod's namespace, in one batch.
-    pub fn pod_side(
-        &self,
-        plan: &Plan,
-        pod: &NetNs,
-        peer: u32,
-        addr_gen: Option<AddrGenMode>,
-        request: &AttachRequest,
-    ) -> Result<()> {
+    /// What is done inside the pod's namespace, in one batch.
+    pub fn pod_side(&self, plan: &Plan, pod: &NetNs, ops: &dyn Fn() -> Vec<Op<'static>>) -> Result<()> {
         let handle = Handle::open(pod).map_err(internal("open a socket in the pod's namespace"))?;
-        let ops = plan.shape.driver().pod_side(plan, peer, addr_gen);
-        let attempt = handle.apply(&ops);
+        let attempt = handle.apply(&ops());
         let Err(error) = attempt else { return Ok(()) };
         if !plan.shape.has(IpFamily::V6) {
             return Err(internal("configure the pod's interface")(error));
         }
         // Some runtimes switch IPv6 off in new namespaces.
-        let name = kernel_name(request)?;
+        let name = IfName::new(plan.mark.interface.as_str()).map_err(Error::from)?;
         let off = Sysctl::ipv6_disabled(Scope::Link(&name));
         let sysctls = Sysctls::of(pod).map_err(internal("open the pod's sysctls"))?;
         if !sysctls.get(&off).is_ok_and(|value| value == "1") {
             return Err(internal("configure the pod's interface")(error));
         }
         sysctls.set(&off, 0).map_err(internal("enable IPv6 in the pod"))?;
-        let ops: Vec<Op<'_>> =
-            plan.shape.driver().pod_side(plan, peer, addr_gen).into_iter().map(again).collect();
+        let ops: Vec<Op<'_>> = ops().into_iter().map(again).collect();
         handle.apply(&ops).map_err(internal("configure the pod's interface"))?;
         self.attachments.switched_on(&plan.host);
         Ok(())
@@ -403,7 +394,8 @@ impl Plan {
         })
     }
 
-    fn peer<'a>(&self, pod: &'a NetNs) -> Result<Peer<'a>> {
+    /// The pod's end of a pair, as it is made.
+    pub fn peer<'a>(&self, pod: &'a NetNs) -> Result<Peer<'a>> {
         let name = IfName::new(self.mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
         let mut peer = Peer::new(name, pod);
         peer.mac = Some(self.mark.mac);

@@ -17,6 +17,7 @@ mod attachments;
 mod config;
 mod core;
 mod detach;
+mod duplicate;
 mod echo;
 mod fail;
 mod inspect;

@@ -1,8 +1,8 @@
 //! The owner's mark of an attachment: the alias of the interface's host end, and that end's name. Where a
-//! kind of Network has no host ends, the pod's interface has it.
+//! kind of Network has no router, the pod's end has it.
 //!
 //! The mark is all that the runtime remembers of an attachment; it keeps no file. The Network is not in it
-//! where there is a host end: that lives in its Network's router, and the router's namespace is mounted under
+//! where there is a router: the host end lives there, and the router's namespace is mounted under
 //! the Network's name. The pod's namespace, name and uid, its name servers and its routes do not fit: the
 //! caller's ledger has them.
 

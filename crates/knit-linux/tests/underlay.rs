@@ -2,14 +2,21 @@
 
 mod support;
 
+use std::net::IpAddr;
+use std::time::Duration;
+
 use knit_kernel::addr::Address as LinkAddress;
-use knit_kernel::handle::LinkFilter;
+use knit_kernel::handle::{LinkFilter, NeighbourFilter};
 use knit_kernel::link::{Bridge, Change, Macvlan, MacvlanMode, NewLink, Peer};
 use knit_kernel::netns::NetNs;
+use knit_kernel::packet::frame::{self, Heard, Word};
+use knit_kernel::packet::{EtherType, PacketSocket};
+use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
-use knit_kernel::{Handle, Op, owner};
+use knit_kernel::{Handle, Mac, Op, owner};
 use knit_runtime::{
-    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayMode,
+    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayKind,
+    UnderlayMode,
 };
 use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
 
@@ -65,6 +72,27 @@ fn has_carrier(space: &NetNs) {
     eventually("eth1 has a carrier", SOON, carrier);
 }
 
+fn on(parent: &str, mode: UnderlayMode) -> Underlay {
+    let kind = UnderlayKind::Macvlan;
+    Underlay { parent: parent.into(), mode, kind, duplicate_check: Duration::from_millis(60) }
+}
+
+/// The same Network, whose pods ask for their addresses that long.
+fn asking(mut network: Network, patience: Duration) -> Network {
+    network.underlay.as_mut().expect("underlay").duplicate_check = patience;
+    network
+}
+
+/// The same Network, whose pods take their addresses without asking.
+fn unchecked(network: Network) -> Network {
+    asking(network, Duration::ZERO)
+}
+
+/// The same Network, whose pods ask until somebody answers, however slow the machine is.
+fn patient(network: Network) -> Network {
+    asking(network, SOON)
+}
+
 fn on_lan(name: &str, id: u32, mode: UnderlayMode) -> Network {
     Network {
         name: name.into(),
@@ -86,7 +114,7 @@ fn on_lan(name: &str, id: u32, mode: UnderlayMode) -> Network {
         ],
         router_addresses: Vec::new(),
         announced: Vec::new(),
-        underlay: Some(Underlay { parent: "eth1".into(), mode }),
+        underlay: Some(on("eth1", mode)),
         parameters: serde_json::Map::new(),
     }
 }
@@ -113,6 +141,56 @@ async fn pod(node: &Node, network: &Network, sandbox: &str, addresses: &[&str]) 
 fn talks(from: &NetNs, to: &NetNs, address: &str) {
     let talk = udp(from, to, ip(address), 7000, SOON);
     assert!(matches!(talk, Talk::From(_)), "to {address}: {talk:?}");
+}
+
+/// The host of the segment gets another address.
+fn also_has(space: &NetNs, address: &str) {
+    let handle = Handle::open(space).expect("a handle");
+    let eth1 = handle.index_of(&name("eth1")).expect("eth1");
+    handle.apply(&[Op::create(LinkAddress::new(eth1, net(address)))]).expect("an address");
+}
+
+fn no_longer_has(space: &NetNs, address: &str) {
+    let handle = Handle::open(space).expect("a handle");
+    let eth1 = handle.index_of(&name("eth1")).expect("eth1");
+    handle.apply(&[Op::delete(LinkAddress::new(eth1, net(address)))]).expect("taken away");
+}
+
+fn mac_of(space: &NetNs, link: &str) -> Mac {
+    let link = Handle::open(space).expect("a handle").link_by_name(&name(link)).expect("a look");
+    link.expect("there").mac.expect("a MAC")
+}
+
+/// What the whole segment hears about some addresses, by a host on it.
+struct Ear {
+    sockets: [PacketSocket; 2],
+    about: Vec<IpAddr>,
+    heard: Vec<Heard>,
+}
+
+impl Ear {
+    fn of(space: &NetNs, about: &[&str]) -> Self {
+        let eth1 = Handle::open(space).expect("a handle").index_of(&name("eth1")).expect("eth1");
+        let open = |protocol| PacketSocket::open(space, eth1, protocol).expect("a socket");
+        let sockets = [EtherType::Arp, EtherType::Ipv6].map(open);
+        let about: Vec<IpAddr> = about.iter().map(|text| ip(text)).collect();
+        for group in about.iter().flat_map(|address| frame::groups(*address)) {
+            sockets[1].join(group).expect("joined");
+        }
+        Self { sockets, about, heard: Vec::new() }
+    }
+
+    /// How often a MAC has said this about an address so far.
+    fn count(&mut self, mac: Mac, address: &str, word: Word) -> usize {
+        for socket in &self.sockets {
+            let mut buffer = [0; frame::LONGEST];
+            while let Some(bytes) = socket.receive(&mut buffer).expect("received") {
+                self.heard.extend(frame::parse(bytes).filter(|heard| self.about.contains(&heard.address)));
+            }
+        }
+        let said = Heard { address: ip(address), mac, word };
+        self.heard.iter().filter(|heard| **heard == said).count()
+    }
 }
 
 /// The names of the macvlan links in a namespace.
@@ -177,7 +255,7 @@ fn pods_of_one_node_do_not_talk_in_private_mode() {
     in_namespaces(|| {
         run(async {
             let lan = Lan::new();
-            let private = on_lan("private", 8, UnderlayMode::Private);
+            let private = unchecked(on_lan("private", 8, UnderlayMode::Private));
             lan.cluster.a.setup(&private).await;
             let one = pod(&lan.cluster.a, &private, "one", &["10.9.0.18", "fd09::12"]).await;
             let two = pod(&lan.cluster.a, &private, "two", &["10.9.0.19", "fd09::13"]).await;
@@ -442,11 +520,10 @@ fn pods_were_let_onto_the_link_that_the_nodes_tunnels_go_by() {
         run(async {
             let mut lan_ = Lan::new();
             let a = &mut lan_.cluster.a;
-            let on = |parent: &str| Network {
-                underlay: Some(Underlay { parent: parent.into(), mode: UnderlayMode::Bridge }),
-                ..lan()
-            };
-            let error = a.runtime.setup_network(&on("eth0")).await.expect_err("it has the node's address");
+            let on_link =
+                |parent: &str| Network { underlay: Some(on(parent, UnderlayMode::Bridge)), ..lan() };
+            let error =
+                a.runtime.setup_network(&on_link("eth0")).await.expect_err("it has the node's address");
             assert_eq!(error.reason, Reason::Invalid, "{error}");
             assert!(error.to_string().contains("carries the node's own address"), "{error}");
             // The same below the link that has it.
@@ -457,10 +534,171 @@ fn pods_were_let_onto_the_link_that_the_nodes_tunnels_go_by() {
             upper.up = true;
             let upper = handle.create_link(&upper).expect("a link on top").index;
             handle.apply(&[Op::create(LinkAddress::new(upper, net("10.9.0.1/24")))]).expect("an address");
-            a.setup(&on("eth1")).await;
+            a.setup(&on_link("eth1")).await;
             a.restart_with(|config| config.addresses = vec![ip("10.9.0.1")]);
-            let error = a.runtime.setup_network(&on("eth1")).await.expect_err("the node's address is on top");
+            let error =
+                a.runtime.setup_network(&on_link("eth1")).await.expect_err("the node's address is on top");
             assert!(error.to_string().contains("carries the node's own address"), "{error}");
+        });
+    });
+}
+
+#[test]
+fn a_pod_got_an_address_that_another_host_of_the_segment_had() {
+    in_namespaces(|| {
+        run(async {
+            let lan_ = Lan::new();
+            let a = &lan_.cluster.a;
+            a.setup(&patient(lan())).await;
+            let other = namespace();
+            lan_.plug(&other, "other");
+            also_has(&other, "10.9.0.201/24");
+            also_has(&other, "fd09::201/64");
+            let one = TestPod::new("one");
+            let request = beside(&one, &lan(), "net1", &["10.9.0.18", "fd09::12"]);
+            let mac: Mac = "02:00:5e:00:00:18".parse().expect("a MAC");
+            let request = AttachRequest { mac: Some(mac), ..request };
+            let has = mac_of(&lan_.host, "eth1");
+            for (mine, address) in [("10.9.0.18/24", "10.9.0.18"), ("fd09::12/64", "fd09::12")] {
+                also_has(&lan_.host, mine);
+                let mut ear = Ear::of(&other, &["10.9.0.18", "fd09::12"]);
+                let error = a.runtime.attach(&request).await.expect_err("somebody has it");
+                assert_eq!(error.reason, Reason::AddressInUse, "{error}");
+                assert!(error.retryable(), "with another address");
+                let words =
+                    format!("address {address} is already in use by {has} on the segment of link eth1");
+                assert!(error.to_string().contains(&words), "{error}");
+                assert_eq!((children(&one.space), children(&a.space)), (Vec::new(), Vec::new()));
+                assert_eq!(a.runtime.list(None).await.expect("a list").len(), 0);
+                let asked = || ear.count(mac, address, Word::Probes) > 0;
+                eventually("the question went out", SOON, asked);
+                for address in ["10.9.0.18", "fd09::12"] {
+                    assert_eq!(ear.count(mac, address, Word::Has), 0, "it was never claimed");
+                }
+                talks(&other, &lan_.host, address);
+                no_longer_has(&lan_.host, mine);
+            }
+            a.setup(&lan()).await;
+            a.runtime.attach(&request).await.expect("nobody has them any more");
+            talks(&lan_.host, &one.space, "10.9.0.18");
+            // Repair asks again, too.
+            a.setup(&patient(lan())).await;
+            let handle = one.handle();
+            handle.delete_link(handle.index_of(&name("net1")).expect("net1")).expect("deleted");
+            also_has(&lan_.host, "10.9.0.18/24");
+            let error = a.runtime.attach(&request).await.expect_err("somebody took it meanwhile");
+            assert_eq!(error.reason, Reason::AddressInUse, "{error}");
+            let survey = a.runtime.survey().await.expect("a survey");
+            assert_eq!(survey.attachments.len(), 1, "it is still to be made again");
+        });
+    });
+}
+
+#[test]
+fn a_node_gave_a_pod_its_own_address_on_the_parent() {
+    in_namespaces(|| {
+        run(async {
+            let lan_ = Lan::new();
+            let a = &lan_.cluster.a;
+            a.setup(&lan()).await;
+            also_has(&a.space, "10.9.0.18/24");
+            let one = TestPod::new("one");
+            let request = beside(&one, &lan(), "net1", &["10.9.0.18", "fd09::12"]);
+            let error = a.runtime.attach(&request).await.expect_err("the node has it");
+            assert_eq!(error.reason, Reason::AddressInUse, "{error}");
+            assert!(error.to_string().contains("link eth1 of this node itself"), "{error}");
+            assert_eq!(children(&one.space), [""; 0]);
+        });
+    });
+}
+
+#[test]
+fn an_address_is_asked_for_before_it_is_used_and_announced_afterwards() {
+    in_namespaces(|| {
+        run(async {
+            let lan_ = Lan::new();
+            let a = &lan_.cluster.a;
+            a.setup(&lan()).await;
+            // The host of the segment knows somebody else by these addresses.
+            let before = namespace();
+            lan_.plug(&before, "before");
+            also_has(&before, "10.9.0.18/24");
+            also_has(&before, "fd09::12/64");
+            talks(&lan_.host, &before, "10.9.0.18");
+            talks(&lan_.host, &before, "fd09::12");
+            lan_.unplug("before");
+            let known = |address: &str| {
+                let handle = Handle::open(&lan_.host).expect("a handle");
+                let all = handle.neighbours(&NeighbourFilter::default()).expect("neighbours");
+                all.into_iter().find(|there| there.address == ip(address)).and_then(|there| there.mac)
+            };
+            let mut ear = Ear::of(&lan_.host, &["10.9.0.18", "fd09::12"]);
+            let one = pod(a, &lan(), "one", &["10.9.0.18", "fd09::12"]).await;
+            let mac = one.attachments[0].mac;
+            for address in ["10.9.0.18", "fd09::12"] {
+                let mut said = |word| ear.count(mac, address, word);
+                eventually("it was asked for three times", SOON, || said(Word::Probes) == 3);
+                eventually("it was announced", SOON, || said(Word::Has) > 0);
+                let of_it: Vec<Word> =
+                    ear.heard.iter().filter(|heard| heard.address == ip(address)).map(|it| it.word).collect();
+                assert_eq!(of_it[..4], [Word::Probes, Word::Probes, Word::Probes, Word::Has]);
+                eventually("the host knows the pod by it", SOON, || known(address) == Some(mac));
+            }
+        });
+    });
+}
+
+#[test]
+fn of_two_nodes_that_ask_for_one_address_at_once_at_most_one_gets_it() {
+    in_namespaces(|| {
+        run(async {
+            let lan_ = Lan::new();
+            let (a, b) = (&lan_.cluster.a, &lan_.cluster.b);
+            let network = asking(lan(), Duration::from_secs(1));
+            a.setup(&network).await;
+            b.setup(&network).await;
+            let (one, two) = (TestPod::new("one"), TestPod::new("two"));
+            let request = |pod: &TestPod, mac: &str| AttachRequest {
+                mac: Some(mac.parse().expect("a MAC")),
+                ..beside(pod, &lan(), "net1", &["10.9.0.18", "fd09::12"])
+            };
+            let [first, second] = [request(&one, "02:00:5e:00:00:01"), request(&two, "02:00:5e:00:00:02")];
+            for _ in 0..3 {
+                let (of_a, of_b) = tokio::join!(a.runtime.attach(&first), b.runtime.attach(&second));
+                assert!(of_a.is_err() || of_b.is_err(), "both have it");
+                for error in of_a.err().into_iter().chain(of_b.err()) {
+                    assert_eq!(error.reason, Reason::AddressInUse, "{error}");
+                }
+                a.runtime.detach(&one.pod, None).await.expect("detached");
+                b.runtime.detach(&two.pod, None).await.expect("detached");
+            }
+            a.runtime.attach(&first).await.expect("nobody else asks");
+            b.setup(&patient(lan())).await;
+            let error = b.runtime.attach(&second).await.expect_err("the other has it");
+            assert_eq!(error.reason, Reason::AddressInUse, "{error}");
+        });
+    });
+}
+
+#[test]
+fn duplicates_are_looked_for_where_ipv6_is_off_in_new_namespaces() {
+    in_namespaces(|| {
+        run(async {
+            let lan_ = Lan::new();
+            let a = &lan_.cluster.a;
+            a.setup(&patient(lan())).await;
+            let one = TestPod::new("one");
+            let off = Sysctl::ipv6_disabled(Scope::Default);
+            Sysctls::of(&one.space).expect("sysctls").set(&off, 1).expect("IPv6 off");
+            let request = beside(&one, &lan(), "net1", &["10.9.0.18", "fd09::12"]);
+            also_has(&lan_.host, "fd09::12/64");
+            let error = a.runtime.attach(&request).await.expect_err("somebody has it");
+            assert_eq!(error.reason, Reason::AddressInUse, "{error}");
+            no_longer_has(&lan_.host, "fd09::12/64");
+            a.setup(&lan()).await;
+            let one = one.attached(a, request).await;
+            talks(&lan_.host, &one.space, "fd09::12");
+            talks(&lan_.host, &one.space, "10.9.0.18");
         });
     });
 }

@@ -33,6 +33,8 @@ pub enum Reason {
     NotReady,
     /// No address is free.
     AddressesExhausted,
+    /// Somebody else on the segment has the address that was chosen; another one will be.
+    AddressInUse,
     /// The sandbox, or its namespace, is not known or not there.
     UnknownSandbox,
     /// An interface is not as it was made.
@@ -68,6 +70,7 @@ impl Error {
             R::NotAllowed => Reason::NotAllowed,
             R::NetworkNotFound | R::NotReady => Reason::NotReady,
             R::AddressesExhausted => Reason::AddressesExhausted,
+            R::AddressInUse => Reason::AddressInUse,
             R::AttachmentNotFound | R::NamespaceGone => Reason::UnknownSandbox,
             R::Damaged => Reason::Damaged,
             R::Internal => Reason::AttachFailed,
@@ -80,7 +83,11 @@ impl Error {
     pub fn retryable(&self) -> bool {
         matches!(
             self.reason,
-            Reason::NotReady | Reason::AddressesExhausted | Reason::AttachFailed | Reason::Internal
+            Reason::NotReady
+                | Reason::AddressesExhausted
+                | Reason::AddressInUse
+                | Reason::AttachFailed
+                | Reason::Internal
         )
     }
 
@@ -101,6 +108,7 @@ impl Reason {
             Self::Refused => "RequestRefused",
             Self::NotReady => "NotReady",
             Self::AddressesExhausted => "AddressesExhausted",
+            Self::AddressInUse => "AddressInUse",
             Self::UnknownSandbox => "UnknownSandbox",
             Self::Damaged => "Damaged",
             Self::AttachFailed => "AttachFailed",

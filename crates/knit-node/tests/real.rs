@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use knit_cni::code;
 use knit_cni::protocol::{Command, Response};
-use knit_kernel::Handle;
+use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::testing::{eventually, in_namespaces};
+use knit_kernel::{Handle, Op};
 use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_objects::{FolderOptions, Source};
@@ -232,11 +234,11 @@ async fn scenario() {
     agent_b.stop(Duration::from_secs(5)).await;
 }
 
-/// The Network of docs/underlay.md.
-fn documented() -> String {
+/// A Network of docs/underlay.md, counted from 1.
+fn documented(number: usize) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/underlay.md");
     let page = std::fs::read_to_string(page).expect("docs/underlay.md");
-    let example = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next());
+    let example = page.split("```yaml\n").nth(number).and_then(|rest| rest.split("```").next());
     example.expect("an example").to_owned()
 }
 
@@ -272,7 +274,7 @@ async fn underlay() {
     let write = |file: &str, object: &Value| {
         std::fs::write(folder.join(file), object.to_string()).expect("written");
     };
-    let office = format!("{}status:\n  id: 20\n", documented());
+    let office = format!("{}status:\n  id: 20\n", documented(1));
     std::fs::write(folder.join("office.yaml"), office).expect("written");
     for (node, range) in [("a", "192.168.20.32/28"), ("b", "192.168.20.48/28")] {
         let spec = json!({"network": "office", "node": node, "ipv4": range});
@@ -332,6 +334,140 @@ async fn underlay() {
     reaches(&one, &two, on_lan(&second), 5002);
     eventually("the Network is ready again", SOON, || problem().is_none());
 
+    nodes[0].call(Command::Del, &one, "").await;
+    nodes[1].call(Command::Del, &two, "").await;
+    for agent in [&agent_a, &agent_b] {
+        let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
+        assert_eq!(runtime.list(None).await.expect("a list"), []);
+    }
+    agent_a.stop(Duration::from_secs(5)).await;
+    agent_b.stop(Duration::from_secs(5)).await;
+}
+
+#[test]
+fn a_pod_that_is_tried_again_gets_another_address_than_one_that_a_host_of_the_segment_has() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(taken_addresses());
+    });
+}
+
+async fn taken_addresses() {
+    let dir = PathBuf::from("/run/test");
+    let (wire, nodes) = nodes(&dir);
+    let folder = dir.join("objects");
+    write_objects(&folder);
+    let spec = json!({"topology": "Underlay",
+        "underlay": {"parents": [{"name": "eth1"}], "duplicateCheckMilliseconds": 2000},
+        "subnets": [{"cidr": "192.168.20.0/24", "reserved": ["192.168.20.0/27"]}],
+        "allowedNamespaces": {"from": "All"}});
+    write(&folder, "office", &network("office", 20, spec));
+    write(&folder, "office-a", &block("office", "a", "192.168.20.32/28", None));
+    join(&wire, &nodes[0], "lan-a", "eth1");
+    // Somebody else has the first addresses of the node's block.
+    let host = Node { name: "host", space: wire.host("host", 99), dir: dir.clone(), objects: folder };
+    join(&wire, &host, "lan-host", "eth1");
+    let taken = ["192.168.20.32", "192.168.20.33", "192.168.20.34"];
+    let handle = Handle::open(&host.space).expect("a handle");
+    let eth1 = handle.index_of(&name("eth1")).expect("eth1");
+    for address in taken {
+        let address = format!("{address}/24").parse().expect("an address");
+        handle.apply(&[Op::create(LinkAddress::new(eth1, address))]).expect("an address of the host");
+    }
+    let agent = nodes[0].start().await;
+    let ask = async |pod: &Pod, networks: &str| {
+        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
+        cni::ask(&nodes[0].socket(), cni::request(Command::Add, about, &cni::networks(networks))).await
+    };
+    // Kubelet tries again with a new sandbox.
+    let mut refused = Vec::new();
+    let (pod, result) = loop {
+        let pod = Pod::new(&format!("try-{}", refused.len()), "shop");
+        match ask(&pod, "office").await {
+            Response::Ok(result) => break (pod, result),
+            Response::Err(error) => {
+                assert_eq!(error.code, code::TRY_AGAIN, "{error:?}");
+                assert!(refused.len() < taken.len(), "{refused:?}, and now {error:?}");
+                let message = format!("{error:?}");
+                let which = taken.iter().find(|address| message.contains(&format!("address {address} is")));
+                refused.push(*which.unwrap_or_else(|| panic!("{message}")));
+                assert!(agent.core().list(None).is_empty(), "nothing is left of it");
+            }
+        }
+    };
+    let got = address(&result, 2).to_string();
+    assert!(!refused.is_empty() && !taken.contains(&got.as_str()), "{refused:?}, then {got}");
+    refused.sort_unstable();
+    refused.dedup();
+    assert_eq!(refused.len(), taken.len(), "no address is tried twice");
+    // A pod that wants this address, and no other, hears who has it, each time.
+    for attempt in 0..2 {
+        let wants = Pod::new(&format!("wants-{attempt}"), "shop");
+        let networks = r#"[{"name":"office","ips":["192.168.20.40"]}]"#;
+        if attempt == 0 {
+            let address = "192.168.20.40/24".parse().expect("an address");
+            handle.apply(&[Op::create(LinkAddress::new(eth1, address))]).expect("an address of the host");
+        }
+        let Response::Err(error) = ask(&wants, networks).await else { panic!("somebody has it") };
+        assert_eq!(error.code, code::REFUSED, "{error:?}");
+        let mac = handle.link_by_name(&name("eth1")).expect("a look").expect("eth1").mac.expect("a MAC");
+        assert!(format!("{error:?}").contains(&mac.to_string()), "{error:?}");
+    }
+    // It does not rest: once the host gives it up, the pod gets it.
+    let address = "192.168.20.40/24".parse().expect("an address");
+    handle.apply(&[Op::delete(LinkAddress::new(eth1, address))]).expect("given up");
+    let wants = Pod::new("wants", "shop");
+    nodes[0].call(Command::Add, &wants, r#"[{"name":"office","ips":["192.168.20.40"]}]"#).await;
+    nodes[0].call(Command::Del, &pod, "").await;
+    agent.stop(Duration::from_secs(5)).await;
+}
+
+#[test]
+fn the_network_of_the_page_about_underlays_that_is_on_a_bridge_works() {
+    in_namespaces(|| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(bridged());
+    });
+}
+
+async fn bridged() {
+    let dir = PathBuf::from("/run/test");
+    let (wire, nodes) = nodes(&dir);
+    let folder = dir.join("objects");
+    write_objects(&folder);
+    let machines = format!("{}status:\n  id: 20\n", documented(2));
+    std::fs::write(folder.join("machines.yaml"), machines).expect("written");
+    for (node, range) in [("a", "192.168.30.64/28"), ("b", "192.168.30.80/28")] {
+        write(&folder, &format!("machines-{node}"), &block("machines", node, range, None));
+    }
+    // Each node has a bridge with an address of its own, and the wire between them is a port of both.
+    for (node, port, address) in [(0, "lan-a", "192.168.30.2/24"), (1, "lan-b", "192.168.30.3/24")] {
+        join(&wire, &nodes[node], port, "eth1");
+        let handle = Handle::open(&nodes[node].space).expect("a handle");
+        let mut bridge = NewLink::bridge(name("br0"), Bridge::default());
+        // It is not Knit's.
+        (bridge.up, bridge.group) = (true, 0);
+        let bridge = handle.create_link(&bridge).expect("a bridge").index;
+        let port = Change { master: Some(Some(bridge)), ..Change::named(name("eth1")) };
+        let address = LinkAddress::new(bridge, address.parse().expect("an address"));
+        handle.apply(&[port.into(), Op::create(address)]).expect("br0 as an operator makes it");
+    }
+    let (agent_a, agent_b) = tokio::join!(nodes[0].start(), nodes[1].start());
+    let [one, two] = [Pod::new("one", "shop"), Pod::new("two", "shop")];
+    let first = nodes[0].call(Command::Add, &one, "machines").await;
+    let second = nodes[1].call(Command::Add, &two, "machines").await;
+    reaches(&one, &two, address(&second, 2), 5000);
+    reaches(&two, &one, address(&first, 2), 5001);
+    // A node and its own pods reach each other.
+    let mut node = Pod::new("node", "nobody");
+    node.space = nodes[0].space.try_clone().expect("a clone");
+    reaches(&node, &one, address(&first, 2), 5002);
+    reaches(&one, &node, "192.168.30.2".parse().expect("an address"), 5003);
+    // As for every other pod: the agent goes and comes, and nobody notices.
+    agent_a.stop(Duration::from_secs(5)).await;
+    let agent_a = nodes[0].start().await;
+    assert_eq!(nodes[0].call(Command::Add, &one, "machines").await, first);
+    assert!(talk(&one, &two, address(&second, 2), 5004, SOON));
     nodes[0].call(Command::Del, &one, "").await;
     nodes[1].call(Command::Del, &two, "").await;
     for agent in [&agent_a, &agent_b] {

@@ -38,6 +38,9 @@ pub enum Reason {
     NamespaceGone,
     /// Something with that name, address or interface is there already, and is different.
     Conflict,
+    /// Somebody else on the segment has an address that was asked for. With another address it may work at
+    /// once.
+    AddressInUse,
     /// No address is left.
     AddressesExhausted,
     /// Not ready yet: the same request may succeed later.
@@ -97,7 +100,14 @@ impl Reason {
     /// Whether the same request may succeed later, unchanged.
     #[must_use]
     pub fn retryable(self) -> bool {
-        matches!(self, Self::NotReady | Self::AddressesExhausted | Self::NetworkNotFound | Self::Internal)
+        matches!(
+            self,
+            Self::NotReady
+                | Self::AddressInUse
+                | Self::AddressesExhausted
+                | Self::NetworkNotFound
+                | Self::Internal
+        )
     }
 }
 

@@ -22,5 +22,5 @@ pub use types::{Announced, Block, Network, NetworkId, Subnet, Underlay};
 
 pub use knit_types::{
     Address, Attachment, Dns, HostEnd, IfName, InterfaceName, Mac, Pod, PortMapping, Protocol, Route,
-    SandboxId, Topology, UnderlayMode,
+    SandboxId, Topology, UnderlayKind, UnderlayMode,
 };

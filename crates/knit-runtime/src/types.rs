@@ -3,9 +3,10 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use knit_types::{Address, ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayMode};
+use knit_types::{Address, ByFamily, Family, HasFamily, Mac, Route, Topology, UnderlayKind, UnderlayMode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason};
@@ -59,6 +60,13 @@ pub struct Underlay {
     pub parent: String,
     /// How pods of this node reach each other.
     pub mode: UnderlayMode,
+    /// What a pod's interface is.
+    #[serde(default)]
+    pub kind: UnderlayKind,
+    /// How long to ask, before a pod uses its addresses, whether somebody else on the segment has them; zero
+    /// does not ask.
+    #[serde(default)]
+    pub duplicate_check: Duration,
 }
 
 /// An address range of a Network.

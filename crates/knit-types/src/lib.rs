@@ -36,4 +36,4 @@ pub use owner::{ObjectRef, Owner};
 pub use parse::{parse_ip, parse_net};
 pub use pod::PodRef;
 pub use protocol::{ParseProtocolError, Protocol};
-pub use topology::{ParseTopologyError, Topology, UnderlayMode};
+pub use topology::{ParseTopologyError, Topology, UnderlayKind, UnderlayMode};

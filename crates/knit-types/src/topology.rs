@@ -29,6 +29,16 @@ pub enum UnderlayMode {
     Vepa,
 }
 
+/// What an interface on a link of its node is.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
+pub enum UnderlayKind {
+    /// A macvlan child of the link.
+    #[default]
+    Macvlan,
+    /// A port of the link, which is a bridge.
+    Bridge,
+}
+
 /// A text that is not one of the topologies.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{text:?} is not a topology: write {}", Topology::ALL.map(Topology::as_str).join(" or "))]
@@ -81,6 +91,20 @@ impl UnderlayMode {
             Self::Bridge => "Bridge",
             Self::Private => "Private",
             Self::Vepa => "Vepa",
+        }
+    }
+}
+
+impl UnderlayKind {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Macvlan, Self::Bridge];
+
+    /// The name in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Macvlan => "Macvlan",
+            Self::Bridge => "Bridge",
         }
     }
 }

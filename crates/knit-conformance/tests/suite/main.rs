@@ -20,13 +20,14 @@ use knit_kernel::testing::{eventually, in_namespaces};
 use knit_runtime::{Runtime, wire};
 use wrong::{Defect, Wrong};
 
-fn options(socket: PathBuf, node_addresses: Vec<IpAddr>) -> Options {
+fn options(socket: PathBuf) -> Options {
     Options {
         socket,
         deadline: Duration::from_secs(30),
         directory: "/run/conformance".into(),
         node: "node".into(),
-        node_addresses,
+        node_addresses: Vec::new(),
+        underlay_parent: None,
         network: None,
     }
 }
@@ -42,6 +43,14 @@ fn examine_on(
     node_addresses: Vec<IpAddr>,
     network: Option<ExistingNetwork>,
 ) -> Result<Report, knit_conformance::Error> {
+    examine_with(runtime, |options| Options { node_addresses, network, ..options })
+}
+
+/// The same, with these options.
+fn examine_with(
+    runtime: Arc<dyn Runtime>,
+    change: impl FnOnce(Options) -> Options,
+) -> Result<Report, knit_conformance::Error> {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     tokio.expect("a tokio runtime").block_on(async {
         let folder = tempfile::tempdir_in("/run").expect("a folder");
@@ -50,7 +59,7 @@ fn examine_on(
         let server = tokio::spawn(async move { wire::serve(&served, runtime, pending()).await });
         // Bound is not yet listening.
         eventually("the runtime listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
-        let options = Options { network, ..options(socket, node_addresses) };
+        let options = change(options(socket));
         let report = knit_conformance::run(options, |case, outcome| {
             if let Outcome::Failed(why) = outcome {
                 println!("{} failed: {why}", case.name);
@@ -79,7 +88,7 @@ fn the_example_passes() {
             assert_eq!(of(name).result, "Passed", "{name}");
             assert_eq!(of(name).skipped, 0, "{name}");
         }
-        for name in ["Layer3", "HostPorts", "Update", "Watch"] {
+        for name in ["Layer3", "Underlay", "HostPorts", "Update", "Watch"] {
             assert_eq!(of(name).result, "Skipped", "{name} is not announced");
         }
         let left = std::fs::read_dir("/run/conformance").expect("the folder").count();

@@ -9,7 +9,7 @@ use knit_kernel::testing::{in_namespaces, namespace};
 use knit_kernel::{Handle, IfName, NetNs, Op};
 use knit_linux::{Config, LinuxRuntime};
 
-use crate::{examine, failed};
+use crate::{Options, examine_with, failed};
 
 #[test]
 fn the_reference_runtime_passes() {
@@ -31,7 +31,17 @@ fn the_reference_runtime_passes() {
         let mut config = Config::new("node", addresses.clone(), node);
         config.router_directory = "/run/routers".into();
         std::fs::create_dir_all(&config.router_directory).expect("a directory");
-        let report = examine(Arc::new(LinuxRuntime::new(config).expect("a runtime")), addresses);
+        let parent = NewLink::veth(name("eth1"), Peer::new(name("eth1"), &neighbour));
+        let parent = handle.create_link(&parent).expect("another link").index;
+        handle.apply(&[Change::of(parent).up().into()]).expect("up");
+        other.apply(&[Change::named(name("eth1")).up().into()]).expect("the other end is up");
+        let runtime = Arc::new(LinuxRuntime::new(config).expect("a runtime"));
+        let report = examine_with(runtime, |options| Options {
+            node_addresses: addresses,
+            underlay_parent: Some("eth1".into()),
+            ..options
+        });
+        let report = report.expect("the suite runs");
         assert_eq!(failed(&report), Vec::<&str>::new());
         for profile in &report.profiles {
             // Everything that it announces was really looked at.

@@ -1,29 +1,33 @@
-//! Networks on a link of the node: each pod has a macvlan child of that link, and nothing of ours is in
-//! between.
+//! Networks on a link of the node: each pod has a macvlan child of that link, or a port of it if it is a
+//! bridge, and nothing of ours is in between.
 //!
 //! Such a Network has no router, no tunnel and no rules. Its namespace on the node is empty: it has numbers
 //! for the namespaces of the Network's pods, by which their interfaces are found, compared and deleted, also
 //! by a runtime that begins later and is told no paths. A pod's namespace gets its number before anything is
-//! made in it, and a child is made in the pod's namespace at once, so that a kill leaves nothing on the node
-//! and nothing that is not found.
+//! made in it, and the pod's end is made in the pod's namespace at once, so that a kill leaves nothing that is
+//! not found. With kind `Bridge` the other end of a pair is on the node (`port`); it goes with the pod's end.
+
+mod child;
+mod inside;
+mod port;
 
 use std::sync::Arc;
 
-use ipnet::IpNet;
-use knit_kernel::addr::Address;
-use knit_kernel::handle::{Created, LinkFilter};
-use knit_kernel::link::{AddrGenMode, Change, Details, Link, Macvlan, MacvlanMode, NewLink};
+use knit_kernel::handle::Created;
+use knit_kernel::link::{AddrGenMode, Change, Link, Macvlan, MacvlanMode, NewLink};
 use knit_kernel::links::{LinkList, Links};
 use knit_kernel::netns::NetNs;
-use knit_kernel::route::Route;
-use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::{IfName, Mtu, Op, owner};
 use knit_runtime::{
-    AttachRequest, Error, HostEnd, InterfaceName, Network, Reason, Result, SandboxId, Topology, UnderlayMode,
+    AttachRequest, Error, HostEnd, InterfaceName, Network, Reason, Result, SandboxId, Topology, UnderlayKind,
+    UnderlayMode,
 };
-use knit_types::fnv1a;
 use knit_types::sync::ReadWrite;
 
+use self::child::{
+    Wanted, children, children_in, find_child, is_half_made, name_of, network_of, number_of, of_mark, taken,
+};
+use self::inside::Inside;
 use super::{Driver, NAMESPACE, lo};
 use crate::attach::Plan;
 use crate::core::Core;
@@ -31,7 +35,7 @@ use crate::fail::{chain, internal};
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
-use crate::rules;
+use crate::node::Node;
 use crate::shape::{Facts, Home, Shape};
 use crate::space::Space;
 use crate::survey::{Found, Looked};
@@ -39,9 +43,6 @@ use crate::survey::{Found, Looked};
 /// Networks on a link of the node.
 #[derive(Debug)]
 pub(super) struct Underlay;
-
-/// The kernel's word for a child.
-const KIND: &str = "macvlan";
 
 impl Driver for Underlay {
     fn topology(&self) -> Topology {
@@ -64,6 +65,9 @@ impl Driver for Underlay {
             ));
         }
         match &network.underlay {
+            Some(on) if on.kind == UnderlayKind::Bridge && on.mode == UnderlayMode::Vepa => Err(format!(
+                "Network {name} is on a bridge, where there is no mode Vepa: use Bridge or Private"
+            )),
             None => Err(format!("Network {name} has no parent link on this node: see spec.underlay.parents")),
             Some(underlay) => IfName::new(underlay.parent.as_str()).map(|_| ()).map_err(|error| {
                 format!("parent {:?} of Network {name} is not the name of a link: {error}", underlay.parent)
@@ -77,6 +81,10 @@ impl Driver for Underlay {
 
     fn set_up(&self, core: &Core, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
         let name = &shape.network.name;
+        let bridge = match kind(&shape.network) {
+            UnderlayKind::Macvlan => None,
+            UnderlayKind::Bridge => Some(a_bridge(&core.node, &facts.uplink)?),
+        };
         let net = match core.networks.get(name)? {
             Some(net) => net,
             None => core.networks.adopt(name, core.make_namespace(name)?, shape.driver()),
@@ -90,6 +98,16 @@ impl Driver for Underlay {
             let change = Change { alias: says, ..Change::named(lo()) };
             handle.apply(&[change.into()]).map_err(internal("mark the Network's namespace"))?;
         }
+        if let Some(bridge) = bridge {
+            let node = core.node.space.links()?;
+            for (_, mark) in children_in(&net.space)? {
+                let port =
+                    node.link_by_name(&mark.host()).map_err(internal("look for a port of the bridge"))?;
+                if let Some(port) = port.filter(|port| port::is_host_end(port, &mark)) {
+                    port::like(&shape.network, bridge.index).settle(&node, &port)?;
+                }
+            }
+        }
         net.set_shape(Arc::clone(shape), facts);
         Ok(())
     }
@@ -99,7 +117,8 @@ impl Driver for Underlay {
         Ok(())
     }
 
-    fn take_down(&self, _: &Core, net: &Net) -> Result<()> {
+    fn take_down(&self, core: &Core, net: &Net) -> Result<()> {
+        collect_host_ends(core, net)?;
         NetNs::delete(&net.path).map(|_| ()).map_err(internal("delete the Network's namespace"))
     }
 
@@ -125,10 +144,19 @@ impl Driver for Underlay {
             found.wrong.add("namespace", "the Network's namespace is no longer mounted");
         }
         let parent = self.parent(&shape.network).and_then(|name| found.node.links.get(name));
-        let wanted = Wanted { parent: parent.map(|parent| parent.index), mode: mode(&shape.network) };
+        let wanted = wanted(&shape.network, parent.map(|parent| parent.index));
         let mut damaged: Vec<Mark> = Vec::new();
         for (link, mark, addresses) in &children {
-            let wrong = wanted.wrong_with(link, mark, addresses);
+            let mut wrong = wanted.wrong_with(link, mark, addresses);
+            if let (Some(UnderlayKind::Bridge), Some(bridge)) = (wanted.kind, wanted.parent)
+                && !motion.hosts.contains(mark.host().as_str())
+            {
+                let port = found.node.links.get(mark.host().as_str());
+                match port.filter(|port| port::is_host_end(port, mark)) {
+                    Some(port) => found.wrong.link(&port::like(&shape.network, bridge), port),
+                    None => wrong.push(NO_HOST_END.to_owned()),
+                }
+            }
             if !wrong.is_empty() {
                 tracing::debug!(sandbox = %mark.sandbox, wrong = wrong.join("; "), "a damaged interface");
                 damaged.push(mark.clone());
@@ -163,17 +191,14 @@ impl Driver for Underlay {
 
     fn find(&self, core: &Core, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
         let being_made = core.attachments.making().contains(plan.host.as_str());
-        find_child(&net.space.links()?.distant(number_of(&plan.mark.sandbox)), &plan.mark, being_made)
+        let clear = || match kind(&plan.shape.network) {
+            UnderlayKind::Macvlan => Ok(()),
+            UnderlayKind::Bridge => port::clear(&*net.node.space.links()?, plan.shape.id(), &plan.host),
+        };
+        find_child(&net.space.links()?.distant(number_of(&plan.mark.sandbox)), &plan.mark, being_made, clear)
     }
 
-    fn make(
-        &self,
-        core: &Core,
-        net: &Net,
-        plan: &Plan,
-        request: &AttachRequest,
-        pod: &NetNs,
-    ) -> Result<Link> {
+    fn make(&self, core: &Core, net: &Net, plan: &Plan, _: &AttachRequest, pod: &NetNs) -> Result<Link> {
         let node = net.node.space.links()?;
         let parent = self.parent(&plan.shape.network).unwrap_or_default();
         let parent = net.node.parent(&node, parent)?;
@@ -195,14 +220,27 @@ impl Driver for Underlay {
             );
             return Err(Error::new(Reason::Conflict, message));
         }
-        let new = new_child(plan, parent.index, pod)?;
-        let inside = room.distant(number);
         let addr_gen = net.node.addr_gen(&plan.shape);
-        make_child(&*node, &inside, &plan.mark, &new, |created| {
-            announce(pod, &new.name);
-            core.pod_side(plan, pod, created.index, addr_gen, request)
-        })?;
-        let made = inside.link_by_name(&new.name).map_err(internal("read the new link"))?;
+        let own = || node.addresses(Some(parent.index)).map_err(internal("read the parent's addresses"));
+        let fill = |interface| Inside { core, plan, pod, interface, addr_gen }.fill(&parent, &own);
+        match kind(&plan.shape.network) {
+            UnderlayKind::Macvlan => {
+                let new = new_child(plan, parent.index, pod)?;
+                make_child(&*node, &room.distant(number), &plan.mark, &new, |created| fill(created.index))?;
+            }
+            UnderlayKind::Bridge => {
+                let bridge = a_bridge(&net.node, &parent.name)?;
+                let new = port::new_pair(plan, bridge.index, pod, addr_gen)?;
+                make_child(&*node, &*node, &plan.mark, &new, |created| {
+                    fill(created.peer.ok_or_else(|| {
+                        let message = "the kernel did not report where the pod's end of the pair is";
+                        Error::new(Reason::Internal, message)
+                    })?)
+                })?;
+            }
+        }
+        let name = IfName::new(plan.mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
+        let made = room.distant(number).link_by_name(&name).map_err(internal("read the new link"))?;
         made.ok_or_else(|| {
             let message =
                 format!("the namespace of sandbox {} disappeared in the meantime", plan.mark.sandbox);
@@ -210,35 +248,14 @@ impl Driver for Underlay {
         })
     }
 
-    /// Its mark first, so that it can be found; its addresses before it comes up, so that they are announced.
     fn pod_side(&self, plan: &Plan, interface: u32, addr_gen: Option<AddrGenMode>) -> Vec<Op<'static>> {
-        let mut ops: Vec<Op<'static>> = vec![
-            Change { alias: Some(plan.mark.alias()), ..Change::of(interface) }.into(),
-            Change::named(lo()).up().into(),
-        ];
-        if addr_gen.is_some() {
-            ops.push(Change { addr_gen, ..Change::of(interface) }.into());
-        }
-        for address in &plan.addresses {
-            ops.push(Op::create(Address::new(interface, address.net)));
-            if address.net.addr().is_ipv6() {
-                let own = IpNet::new(rules::link_local(plan.mark.mac).into(), 64).expect("64 bits fit");
-                ops.push(Op::create(Address::new(interface, own)));
-            }
-        }
-        ops.push(Change::of(interface).up().into());
-        for route in &plan.routes {
-            let mut wanted = Route::to(route.destination).dev(interface);
-            (wanted.gateway, wanted.onlink) = (route.via, route.via.is_some());
-            ops.push(Op::create(wanted));
-        }
-        ops
+        inside::all_at_once(plan, interface, addr_gen)
     }
 
-    /// A node cannot reach its own children, so that no packet can be sent there and back: it is looked
-    /// whether the kernel has all of it.
+    /// A node cannot reach its own children, and need not have an address on a bridge, so that no packet can
+    /// be sent there and back: it is looked whether the kernel has all of it.
     fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
-        let found = net.space.links()?.distant(number_of(&plan.mark.sandbox)).links(&children());
+        let found = children(&net.space.links()?.distant(number_of(&plan.mark.sandbox)));
         let found = found.map_err(internal("read the new link"))?;
         let made = found.into_iter().find_map(|link| of_mark(&link, &plan.mark).map(|mark| (link, mark)));
         let Some((link, mark)) = made else {
@@ -250,7 +267,7 @@ impl Driver for Underlay {
 
     fn leftover(&self, net: &Net, plan: &Plan) -> Result<Option<Link>> {
         let room = net.space.links()?;
-        let found = room.distant(number_of(&plan.mark.sandbox)).links(&children());
+        let found = children(&room.distant(number_of(&plan.mark.sandbox)));
         let found = found.map_err(internal("look for what was created"))?;
         Ok(found.into_iter().find(|link| {
             let half = is_half_made(link, false) && link.name.as_str() == plan.mark.interface.as_str();
@@ -277,9 +294,20 @@ impl Driver for Underlay {
             }
             None => None,
         };
-        let mode = shape.as_ref().and_then(|shape| mode(&shape.network));
-        let wrong =
-            Wanted { parent: parent.map(|parent| parent.index), mode }.wrong_with(link, mark, &addresses);
+        let parent = parent.map(|parent| parent.index);
+        let unknown = Wanted { kind: None, parent, mode: None };
+        let wanted = shape.as_ref().map_or(unknown, |shape| wanted(&shape.network, parent));
+        let mut wrong = wanted.wrong_with(link, mark, &addresses);
+        if let (Some(shape), Some(UnderlayKind::Bridge), Some(bridge)) = (&shape, wanted.kind, parent) {
+            let port = net.node.space.links()?.link_by_name(&mark.host());
+            let port = port.map_err(internal("look for a port of the bridge"))?;
+            match port.filter(|port| port::is_host_end(port, mark)) {
+                Some(port) => {
+                    wrong.extend(port::like(&shape.network, bridge).fix(&port).map(|(_, wrong)| wrong));
+                }
+                None => wrong.push(NO_HOST_END.to_owned()),
+            }
+        }
         if wrong.is_empty() {
             return Ok(());
         }
@@ -293,6 +321,7 @@ impl Driver for Underlay {
     }
 
     fn collect_half_made(&self, core: &Core, net: &Net) -> Result<()> {
+        collect_host_ends(core, net)?;
         // What is half made does not say whose it is: while something is being made, it may be that.
         if !core.attachments.making().is_empty() {
             return Ok(());
@@ -300,7 +329,7 @@ impl Driver for Underlay {
         let room = net.space.links()?;
         for number in room.numbered_namespaces().map_err(internal("list the namespaces of pods"))? {
             let pod = room.distant(number);
-            let links = pod.links(&children()).map_err(internal("list links of a pod"))?;
+            let links = children(&pod).map_err(internal("list links of a pod"))?;
             for link in links.into_iter().filter(|link| is_half_made(link, false)) {
                 tracing::info!(link = %link.name, "removing a link whose creation was interrupted");
                 pod.delete_link(link.index).map_err(internal("delete an incomplete link"))?;
@@ -309,8 +338,17 @@ impl Driver for Underlay {
         Ok(())
     }
 
-    fn host_end(&self, _: &Net, _: &Link) -> HostEnd {
-        HostEnd { name: String::new(), index: 0, netns_path: None, netns_inode: 0 }
+    fn host_end(&self, net: &Net, link: &Link) -> HostEnd {
+        let mark = link.owner().and_then(Mark::parse).filter(|_| link.kind == name_of(UnderlayKind::Bridge));
+        let Some(mark) = mark else {
+            return HostEnd { name: String::new(), index: 0, netns_path: None, netns_inode: 0 };
+        };
+        HostEnd {
+            name: mark.host().to_string(),
+            index: link.link.unwrap_or_default(),
+            netns_path: None,
+            netns_inode: net.node.space.namespace().id().ino,
+        }
     }
 
     fn purge(&self, space: &Space) -> Result<usize> {
@@ -324,102 +362,39 @@ impl Driver for Underlay {
     }
 }
 
-/// What a child is to be besides what its mark says; what is not known is not compared.
-#[derive(Debug)]
-struct Wanted {
-    parent: Option<u32>,
-    mode: Option<MacvlanMode>,
+/// What is wrong with a pod's end whose other end is not found.
+const NO_HOST_END: &str = "its other end on the node has lost its name or its mark";
+
+/// The link that a Network is on, which must be a bridge.
+fn a_bridge(node: &Node, name: impl std::fmt::Display) -> Result<Link> {
+    let name = IfName::new(name.to_string()).map_err(internal("name the parent link"))?;
+    let link = node.space.links()?.link_by_name(&name).map_err(internal(format!("look for link {name}")))?;
+    link.filter(|link| link.kind == "bridge").ok_or_else(|| {
+        let message = format!(
+            "link {name} of node {} is not a bridge: name one, or use kind: Macvlan",
+            node.config.node
+        );
+        Error::new(Reason::Invalid, message)
+    })
 }
 
-impl Wanted {
-    /// What is wrong with a child, in words.
-    fn wrong_with(&self, link: &Link, mark: &Mark, addresses: &[Address]) -> Vec<String> {
-        let mut wrong = Vec::new();
-        if link.name.as_str() != mark.interface.as_str() {
-            wrong.push(format!("it is named {}", link.name));
-        }
-        if !link.up {
-            wrong.push("it is down".to_owned());
-        }
-        if link.mac != Some(mark.mac) {
-            wrong.push("it has another MAC".to_owned());
-        }
-        if self.parent.is_some() && link.link != self.parent {
-            wrong.push("it is a child of another link".to_owned());
-        }
-        if let (Some(wanted), Details::Macvlan(found)) = (self.mode, &link.details)
-            && wanted != *found
-        {
-            wrong.push(format!("its mode is {found} and not {wanted}"));
-        }
-        let lost = mark.addresses.iter().filter(|net| !addresses.iter().any(|there| there.address == **net));
-        wrong.extend(lost.map(|net| format!("it has lost {net}")));
-        wrong
+/// Takes host ends away whose making was cut off before the pod's end got its mark, or whose mark is gone.
+fn collect_host_ends(core: &Core, net: &Net) -> Result<()> {
+    let Some(network) = network_of(&net.space)? else { return Ok(()) };
+    let node = core.node.space.links()?;
+    // In this order: what is there and whole afterwards was being made, or had its mark, when it was listed.
+    let there = port::host_ends(&*node, network)?;
+    if there.is_empty() {
+        return Ok(());
     }
+    let mut keep = core.attachments.making().clone();
+    keep.extend(children_in(&net.space)?.into_iter().map(|(_, mark)| mark.host().to_string()));
+    port::collect(&*node, &there, &keep)
 }
 
-/// The number that a pod's namespace has in the namespace of its Network. It follows from the sandbox, so
-/// that what a mark says about whose it is can be believed: the mark is the pod's to change, the number is
-/// not.
-fn number_of(sandbox: &SandboxId) -> i32 {
-    i32::try_from(fnv1a(sandbox.as_str().bytes()) & 0x7fff_ffff).expect("31 bits fit")
-}
-
-/// All children, in whichever state.
-fn children() -> LinkFilter<'static> {
-    LinkFilter { kind: Some(KIND), ..LinkFilter::default() }
-}
-
-/// The attachments of the Network whose namespace this is.
-fn children_in(space: &Space) -> Result<Vec<(Link, Mark)>> {
-    let room = space.links()?;
-    let says = room.link_by_name(&lo()).map_err(internal("read the Network's namespace"))?;
-    let network = says.as_ref().and_then(|lo| lo.owner()?.strip_prefix(NAMESPACE)?.split(' ').nth(1));
-    let Some(network) = network.and_then(|id| id.parse().ok()) else { return Ok(Vec::new()) };
-    let mut all = Vec::new();
-    for number in room.numbered_namespaces().map_err(internal("list the namespaces of pods"))? {
-        let links = room.distant(number).links(&children()).map_err(internal("list links of a pod"))?;
-        for link in links {
-            let mark = link.owner().and_then(Mark::parse);
-            let ours = |mark: &Mark| mark.network == Some(network) && number_of(&mark.sandbox) == number;
-            all.extend(mark.filter(ours).map(|mark| (link, mark)));
-        }
-    }
-    Ok(all)
-}
-
-/// The mark of a child that is this attachment's.
-fn of_mark(link: &Link, mark: &Mark) -> Option<Mark> {
-    let same = |there: &Mark| {
-        (&there.sandbox, &there.interface, there.network) == (&mark.sandbox, &mark.interface, mark.network)
-    };
-    link.owner().and_then(Mark::parse).filter(same)
-}
-
-/// Whether a link is a child that a killed runtime did not finish: the kernel takes a link's group when it
-/// makes it, and its mark only afterwards.
-fn is_half_made(link: &Link, being_made: bool) -> bool {
-    link.kind == KIND && link.alias.is_none() && link.group == owner::GROUP && !being_made
-}
-
-/// Looks what is there in a pod's namespace in the place of an attachment. What is half made goes; what is
-/// another's is a conflict, and stays.
-fn find_child(pod: &dyn LinkList, mark: &Mark, being_made: bool) -> Result<Option<(Link, Mark)>> {
-    let failed = || internal::<knit_kernel::Error>("look for the attachment");
-    // By its mark, since the pod may have renamed it.
-    let there = pod.links(&children()).map_err(failed())?;
-    let ours = there.into_iter().find_map(|link| of_mark(&link, mark).map(|mark| (link, mark)));
-    if ours.is_some() {
-        return Ok(ours);
-    }
-    let name = IfName::new(mark.interface.as_str()).map_err(internal("name the pod's interface"))?;
-    let Some(link) = pod.link_by_name(&name).map_err(failed())? else { return Ok(None) };
-    if is_half_made(&link, being_made) {
-        tracing::info!(link = %link.name, "removing a link whose creation was interrupted");
-        pod.delete_link(link.index).map_err(internal("delete an incomplete link"))?;
-        return Ok(None);
-    }
-    Err(taken(mark))
+/// What interfaces of a Network are to be.
+fn wanted(network: &Network, parent: Option<u32>) -> Wanted {
+    Wanted { kind: Some(kind(network)), parent, mode: mode(network) }
 }
 
 /// The child to be made for a plan.
@@ -431,11 +406,11 @@ fn new_child<'a>(plan: &Plan, parent: u32, pod: &'a NetNs) -> Result<NewLink<'a>
     Ok(new)
 }
 
-/// Makes a child in the pod's namespace, and has `fill` give it all that it is to have. If anything fails,
-/// nothing of it is left.
+/// Makes an interface, and has `fill` give it all that it is to have. If anything fails, nothing of it is
+/// left: `place` is where its index is known, the pod's namespace or the node's.
 fn make_child(
     node: &dyn Links,
-    pod: &dyn LinkList,
+    place: &dyn LinkList,
     mark: &Mark,
     new: &NewLink<'_>,
     fill: impl FnOnce(Created) -> Result<()>,
@@ -450,19 +425,16 @@ fn make_child(
         error => internal("create the pod's interface")(error),
     })?;
     let Err(error) = fill(created) else { return Ok(created) };
-    if let Err(left) = pod.delete_link(created.index) {
+    if let Err(left) = place.delete_link(created.index) {
         let left = chain(&left);
         tracing::error!(error = left, link = %new.name, "a failed attachment could not be undone");
     }
     Err(error)
 }
 
-fn taken(mark: &Mark) -> Error {
-    let message = format!(
-        "sandbox {} already has an interface {} that Knit did not create: use another name",
-        mark.sandbox, mark.interface
-    );
-    Error::new(Reason::Conflict, message)
+/// What interfaces of the Network are.
+fn kind(network: &Network) -> UnderlayKind {
+    network.underlay.as_ref().map(|underlay| underlay.kind).unwrap_or_default()
 }
 
 /// How the Network wants children to reach each other.
@@ -472,18 +444,6 @@ fn mode(network: &Network) -> Option<MacvlanMode> {
         UnderlayMode::Private => MacvlanMode::Private,
         UnderlayMode::Vepa => MacvlanMode::Vepa,
     })
-}
-
-/// Has the kernel announce addresses when the interface comes up: switches and hosts on the wire may still
-/// know somebody else by them. Without that they learn of it by and by.
-fn announce(pod: &NetNs, name: &IfName) {
-    let all = [format!("net/ipv4/conf/{name}/arp_notify"), format!("net/ipv6/conf/{name}/ndisc_notify")];
-    for setting in all {
-        let set = || -> knit_kernel::Result<()> { Sysctls::of(pod)?.set(&Sysctl::new(setting.as_str())?, 1) };
-        if let Err(error) = set() {
-            tracing::debug!(error = chain(&error), setting, "new addresses are not announced");
-        }
-    }
 }
 
 #[cfg(test)]

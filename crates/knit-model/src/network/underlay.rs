@@ -1,12 +1,17 @@
 //! Networks on links of the nodes: which link a node has for one.
 
-use knit_api::{NetworkSpec, UnderlayMode};
+use std::time::Duration;
+
+use knit_api::{NetworkSpec, UnderlayKind, UnderlayMode};
 use knit_types::Family;
 
 use super::Network;
 use crate::Labels;
 use crate::selector::{self, SelectorError};
 use kube::core::{Selector, SelectorExt as _};
+
+/// How long a node asks whether somebody else has an address, where the Network does not say.
+const DUPLICATE_CHECK: Duration = Duration::from_millis(200);
 
 /// A link of some nodes.
 #[derive(Clone, Debug)]
@@ -77,6 +82,19 @@ impl Network {
     #[must_use]
     pub fn underlay_mode(&self) -> UnderlayMode {
         self.object.spec.underlay.as_ref().map(|underlay| underlay.mode).unwrap_or_default()
+    }
+
+    /// What a pod's interface on that link is.
+    #[must_use]
+    pub fn underlay_kind(&self) -> UnderlayKind {
+        self.object.spec.underlay.as_ref().map(|underlay| underlay.kind).unwrap_or_default()
+    }
+
+    /// How long a node asks whether somebody else has a pod's addresses.
+    #[must_use]
+    pub fn duplicate_check(&self) -> Duration {
+        let wanted = self.object.spec.underlay.as_ref().and_then(|u| u.duplicate_check_milliseconds);
+        wanted.map_or(DUPLICATE_CHECK, |milliseconds| Duration::from_millis(milliseconds.into()))
     }
 
     /// Whether pods have a gateway of this family: a router of ours, or one of the segment that it names.
@@ -152,6 +170,16 @@ mod tests {
         ] {
             assert!(matches!(problem, UnderlayError::Selector { index: 0, .. }), "{problem}");
         }
+    }
+
+    #[test]
+    fn duplicates_are_looked_for_unless_the_operator_says_otherwise() {
+        assert_eq!(office(|_| {}).duplicate_check(), Duration::from_millis(200));
+        let said = |milliseconds: u64| {
+            office(|spec| spec["underlay"]["duplicateCheckMilliseconds"] = json!(milliseconds))
+        };
+        assert_eq!(said(0).duplicate_check(), Duration::ZERO);
+        assert_eq!(said(2000).duplicate_check(), Duration::from_secs(2));
     }
 
     #[test]

@@ -173,7 +173,7 @@ pub(super) fn cni_error(error: &Error) -> CniError {
         Reason::Invalid => code::INVALID_CONFIG,
         Reason::NotAllowed => code::NOT_ALLOWED,
         Reason::Refused => code::REFUSED,
-        Reason::NotReady | Reason::AddressesExhausted => code::TRY_AGAIN,
+        Reason::NotReady | Reason::AddressesExhausted | Reason::AddressInUse => code::TRY_AGAIN,
         Reason::UnknownSandbox => code::UNKNOWN_CONTAINER,
         Reason::Damaged => code::DAMAGED,
         Reason::AttachFailed => code::ATTACH_FAILED,

@@ -156,7 +156,12 @@ fn underlay(world: &World, network: &Network, node: &str) -> Result<Option<Under
     }
     let view = world.nodes.get(node).ok_or("this node's Node object has not been received yet; retrying")?;
     let parent = network.parent_on(&view.labels).map_err(|error| chain(&error))?.to_owned();
-    Ok(Some(Underlay { parent, mode: network.underlay_mode() }))
+    Ok(Some(Underlay {
+        parent,
+        mode: network.underlay_mode(),
+        kind: network.underlay_kind(),
+        duplicate_check: network.duplicate_check(),
+    }))
 }
 
 /// This node's blocks of a Network.

@@ -6,7 +6,10 @@ use std::time::Duration;
 use futures::future::{BoxFuture, join_all};
 use ipnet::IpNet;
 use knit_ledger::SandboxRecord;
-use knit_runtime::{Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Runtime, feature};
+use knit_runtime::{
+    Address, AttachRequest, Attachment, InterfaceName, Network, Pod, Reason as RuntimeReason, Runtime,
+    feature,
+};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -116,7 +119,12 @@ impl Pipeline {
         let mut call = admitted.attach(&runtime, &request);
         match tokio::time::timeout(limit, &mut call).await {
             Ok(Ok(attachment)) => Ok(Answer { request, attachment }),
-            Ok(Err(error)) => Err(Error::from_runtime("attaching", &network, interface.as_str(), error)),
+            Ok(Err(error)) => {
+                if error.reason == RuntimeReason::AddressInUse {
+                    self.sandboxes.in_use().insert((pod.sandbox.clone(), interface.clone()));
+                }
+                Err(Error::from_runtime("attaching", &network, interface.as_str(), error))
+            }
             Err(_) => {
                 self.outlive(runtime, call, &request);
                 let message = format!(

@@ -181,6 +181,9 @@ impl Pipeline {
         };
         let resolved = self.prepare(request, site, wanted, patience, waits).await?;
         let reserved = self.reserve(resolved, patience).await?;
+        let asked_for_addresses = reserved.resolved.wanted.iter().filter(|w| !w.addresses.is_empty());
+        let asked_for_addresses: Vec<InterfaceName> =
+            asked_for_addresses.map(|wanted| wanted.interface.clone()).collect();
         let recorded = self.record(reserved)?;
         let made = match self.admit(&recorded, waits.admitted_by()).await {
             Ok(admitted) => self.make(&admitted, recorded.planned(), patience, waits).await,
@@ -190,11 +193,26 @@ impl Pipeline {
         match made {
             Ok(made) => Ok(made.attached()),
             Err(error) => {
+                let error = self.final_if_asked_for(&request.pod.sandbox, &asked_for_addresses, error);
                 // Who waits for the answer should hear of this error; what a runtime does not take away in
                 // time, a later pass does.
                 self.undo(recorded.record(), recorded.planned(), GIVE_UP).await;
                 Err(error)
             }
+        }
+    }
+
+    /// Where somebody else has an address that the pod asks for by itself, trying again with another one does
+    /// not help.
+    fn final_if_asked_for(&self, sandbox: &SandboxId, asked: &[InterfaceName], error: Error) -> Error {
+        if error.reason != Reason::AddressInUse {
+            return error;
+        }
+        let mut in_use = self.sandboxes.in_use();
+        let asked = asked.iter().filter(|interface| in_use.remove(&(sandbox.clone(), (*interface).clone())));
+        match asked.count() {
+            0 => error,
+            _ => Error { reason: Reason::Refused, ..error },
         }
     }
 

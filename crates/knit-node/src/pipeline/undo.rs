@@ -173,14 +173,15 @@ impl Pipeline {
         limit: Duration,
     ) -> Option<String> {
         let pod = record.runtime_pod();
-        // While a runtime may still be making one, that it is gone now does not mean that it stays gone.
+        // While a runtime may still be making one, that it is gone now does not mean that it stays gone. And
+        // an address that somebody else has must not be the next one to be tried.
         let late: Vec<InterfaceName> = {
-            let late = self.sandboxes.late();
-            interfaces
-                .iter()
-                .filter(|i| late.contains(&(pod.sandbox.clone(), (*i).clone())))
-                .cloned()
-                .collect()
+            let (late, in_use) = (self.sandboxes.late(), self.sandboxes.in_use());
+            let rests = |i: &&InterfaceName| {
+                let key = (pod.sandbox.clone(), (*i).clone());
+                late.contains(&key) || in_use.contains(&key)
+            };
+            interfaces.iter().filter(rests).cloned().collect()
         };
         let mut leaving = record.clone();
         for interface in interfaces {
@@ -247,12 +248,19 @@ impl Pipeline {
         let problem = results.iter().find_map(|(_, problem)| problem.clone());
         let gone = results.into_iter().filter(|(_, problem)| problem.is_none());
         let gone: Vec<InterfaceName> = gone.flat_map(|(interfaces, _)| interfaces).collect();
-        if let Err(error) = self.sandboxes.books().forget(&pod.sandbox, &gone, &late, clock::now()) {
-            tracing::warn!(
+        let forgotten = self.sandboxes.books().forget(&pod.sandbox, &gone, &late, clock::now());
+        match forgotten {
+            Ok(()) => {
+                let mut in_use = self.sandboxes.in_use();
+                for interface in &gone {
+                    in_use.remove(&(pod.sandbox.clone(), interface.clone()));
+                }
+            }
+            Err(error) => tracing::warn!(
                 sandbox = %record.sandbox(),
                 error = &error as &dyn std::error::Error,
                 "cannot remove a detached interface from the ledger; retrying"
-            );
+            ),
         }
         let plans = record.attachments().iter().map(knit_ledger::Attachment::plan);
         let given_back = plans.filter(|plan| gone.contains(&plan.interface)).map(|plan| &plan.network);

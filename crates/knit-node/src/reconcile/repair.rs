@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use knit_ledger::SandboxRecord;
-use knit_runtime::{AttachRequest, Attachment, InterfaceName, Runtime, SandboxId};
+use knit_runtime::{AttachRequest, Attachment, InterfaceName, Reason, Runtime, SandboxId};
 use tokio::time::Instant;
 
 use super::{Lists, Outcome, Reconciler};
@@ -162,6 +162,15 @@ impl Reconciler {
                         error = &error as &dyn std::error::Error,
                         "cannot recreate a lost interface"
                     );
+                    // Its address stays the pod's: the other host may be the one that has to give it up.
+                    if error.reason == Reason::AddressInUse {
+                        let message = format!(
+                            "interface {interface} on Network {} cannot be recreated: {}",
+                            plan.network,
+                            knit_types::chain(&error)
+                        );
+                        self.report.say(PodEvent { pod: pod.clone(), reason: "AddressInUse", message });
+                    }
                     outcome.failed += 1;
                 }
             }

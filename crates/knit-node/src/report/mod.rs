@@ -94,6 +94,12 @@ pub struct NodeEvent {
 /// The most events that wait: more than that say the same.
 const MAX_EVENTS: usize = 256;
 
+/// Whether somebody must do something about a failure.
+fn needs_telling(reason: Reason) -> bool {
+    use Reason::{AddressInUse, AddressesExhausted, NotAllowed, Refused};
+    matches!(reason, NotAllowed | Refused | AddressesExhausted | AddressInUse)
+}
+
 // === impl Report ===
 
 impl Report {
@@ -105,7 +111,7 @@ impl Report {
         );
         // Kubernetes itself shows the message that the container runtime gets; this one is for what a user
         // must do.
-        if matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
+        if needs_telling(error.reason) {
             self.say(PodEvent { pod: pod.clone(), reason: error.reason.as_str(), message: error.chain() });
         }
     }
@@ -143,7 +149,7 @@ impl Report {
 
     /// A claim was not prepared. Kubelet says so on the pod; who wrote the claim looks at the claim.
     pub(crate) fn not_prepared(&self, claim: &ObjectRef, error: &Error) {
-        if !matches!(error.reason, Reason::NotAllowed | Reason::Refused | Reason::AddressesExhausted) {
+        if !needs_telling(error.reason) {
             return;
         }
         let event =

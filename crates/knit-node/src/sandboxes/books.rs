@@ -198,7 +198,7 @@ impl Books {
 
     /// Takes interfaces of which nothing is left out of the record, and frees their addresses; what was on
     /// loan goes back to its lender, in the same write. Those in `late` may still be made by a runtime that
-    /// was given up: they rest longer.
+    /// was given up, or have an address that somebody else was found to have: they rest longer.
     ///
     /// # Errors
     /// When that cannot be written: their addresses stay reserved, and a later pass tries again.

@@ -31,6 +31,8 @@ pub struct Sandboxes {
     releases: Releases,
     /// Interfaces whose attach was given up, and still runs.
     late: Mutex<BTreeSet<(SandboxId, InterfaceName)>>,
+    /// Interfaces whose address somebody else was found to have.
+    in_use: Mutex<BTreeSet<(SandboxId, InterfaceName)>>,
     /// Told when addresses may have become free.
     freed: Notify,
     /// Counts changes of what NodeNetwork shows.
@@ -50,6 +52,7 @@ impl Sandboxes {
             locks: OwnerLocks::default(),
             releases: Releases::default(),
             late: Mutex::default(),
+            in_use: Mutex::default(),
             freed: Notify::new(),
             shown,
             whole: watch::Sender::new(true),
@@ -121,6 +124,12 @@ impl Sandboxes {
     /// Interfaces whose attach was given up, and still runs. Never held over an await.
     pub(crate) fn late(&self) -> MutexGuard<'_, BTreeSet<(SandboxId, InterfaceName)>> {
         self.late.locked()
+    }
+
+    /// Interfaces whose address somebody else was found to have, until they are taken back: the next one to
+    /// be chosen must be another. Never held over an await.
+    pub(crate) fn in_use(&self) -> MutexGuard<'_, BTreeSet<(SandboxId, InterfaceName)>> {
+        self.in_use.locked()
     }
 
     /// Addresses may have become free, or attachments changed.

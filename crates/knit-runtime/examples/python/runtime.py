@@ -44,6 +44,7 @@ CODES = {
     kni.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
     kni.DAMAGED: grpc.StatusCode.FAILED_PRECONDITION,
     kni.INTERNAL: grpc.StatusCode.INTERNAL,
+    kni.ADDRESS_IN_USE: grpc.StatusCode.ALREADY_EXISTS,
 }
 
 

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use knit_api::kni::v1alpha1 as wire;
@@ -10,7 +11,7 @@ use knit_api::kni::v1alpha1 as wire;
 use crate::error::{Error, Reason, Result};
 use crate::{
     Address, Announced, AttachRequest, Attachment, Block, Dns, HostEnd, InterfaceName, Network, NetworkId,
-    Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology, Underlay, UnderlayMode,
+    Pod, PortMapping, Protocol, Route, SandboxId, Subnet, Topology, Underlay, UnderlayKind, UnderlayMode,
 };
 
 /// A Network as a message.
@@ -74,6 +75,12 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
                 UnderlayMode::Vepa => wire::UnderlayMode::Vepa,
             }
             .into(),
+            kind: match u.kind {
+                UnderlayKind::Macvlan => wire::UnderlayKind::Macvlan,
+                UnderlayKind::Bridge => wire::UnderlayKind::BridgePort,
+            }
+            .into(),
+            duplicate_check_ms: u32::try_from(u.duplicate_check.as_millis()).unwrap_or(u32::MAX),
         }),
     }
 }
@@ -168,6 +175,11 @@ fn underlay_from_wire(underlay: &wire::Underlay) -> Result<Underlay> {
             wire::UnderlayMode::Vepa => UnderlayMode::Vepa,
             wire::UnderlayMode::Unspecified => return Err(invalid("underlay.mode", "is missing")),
         },
+        kind: match underlay.kind() {
+            wire::UnderlayKind::Macvlan | wire::UnderlayKind::Unspecified => UnderlayKind::Macvlan,
+            wire::UnderlayKind::BridgePort => UnderlayKind::Bridge,
+        },
+        duplicate_check: Duration::from_millis(underlay.duplicate_check_ms.into()),
     })
 }
 

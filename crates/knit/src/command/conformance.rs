@@ -39,6 +39,10 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
+    /// A link of this node for Underlay Networks; it is used with addresses of 198.18.0.0/15 and
+    /// fd4b:6e69:7400::/48
+    #[arg(long, value_name = "LINK", conflicts_with = "network")]
+    underlay_parent: Option<String>,
     /// A Network that is already set up, for a runtime without the feature NetworkSetup
     #[arg(long, value_name = "NAME", requires = "addresses")]
     network: Option<String>,
@@ -65,6 +69,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         directory: args.namespaces,
         node,
         node_addresses: args.node_addresses,
+        underlay_parent: args.underlay_parent,
         network: args.network.map(|name| ExistingNetwork { name, addresses: args.addresses }),
     };
     let tokio = tokio::runtime::Builder::new_multi_thread()

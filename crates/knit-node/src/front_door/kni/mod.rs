@@ -89,6 +89,7 @@ fn to_runtime_error(error: &Error) -> knit_runtime::Error {
         Reason::NotAllowed => R::NotAllowed,
         Reason::NotReady => R::NotReady,
         Reason::AddressesExhausted => R::AddressesExhausted,
+        Reason::AddressInUse => R::AddressInUse,
         Reason::UnknownSandbox => R::AttachmentNotFound,
         Reason::Damaged => R::Damaged,
         Reason::AttachFailed | Reason::Internal => R::Internal,
