@@ -33,7 +33,7 @@ use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
 use crate::networks::Net;
 use crate::node::Node;
-use crate::port::{Port, There, is_half_made};
+use crate::port::{Port, There, is_half_made, take_elements};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
 
@@ -73,7 +73,7 @@ impl Core {
             let _together = net.gate.reading();
             match self.existing(&net, &plan, request).map_err(about)? {
                 Some(link) => {
-                    self.node.open_ports_again(&plan, request).map_err(about)?;
+                    self.open_ports_again(&plan, request).map_err(about)?;
                     (link, false)
                 }
                 None => {
@@ -99,6 +99,7 @@ impl Core {
         let known = Known {
             network: net.name.clone(),
             mark: plan.mark.clone(),
+            ports: request.ports.clone(),
             answer: Some(attachment.clone()),
             netns: Some(request.netns.clone()),
             mtu: link.mtu,
@@ -172,6 +173,36 @@ impl Core {
             self.undo(net, plan);
         }
         made
+    }
+
+    /// Brings the ports of the node that lead to an attachment which is there to what was asked for: somebody
+    /// closed some of them, changed where they lead, or added others.
+    fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
+        let (host, table) = (plan.host.as_str(), rules::table(Family::Inet));
+        let ips: Vec<IpAddr> = plan.mark.ips().collect();
+        let wanted = rules::port_elements(host, &request.ports, &ips);
+        let there = self.node.port_elements(&|_| true)?;
+        let is_anothers = |owner: &str| {
+            owner != host
+                && (self.attachments.known().contains_key(owner) || self.attachments.making().contains(owner))
+        };
+        let in_the_way = |put: &&Put| {
+            let owner = put.element.comment.as_deref();
+            let same_key =
+                |wanted: &Put| wanted.set.name == put.set.name && wanted.element.key == put.element.key;
+            let ours = owner == Some(host);
+            let is_wanted = wanted.iter().any(|wanted| rules::is_same(wanted, put));
+            !is_wanted && (ours || (wanted.iter().any(same_key) && !owner.is_some_and(is_anothers)))
+        };
+        let gone: Vec<Put> = there.iter().filter(in_the_way).cloned().collect();
+        let missing = |put: &&Put| !there.iter().any(|there| rules::is_same(put, there));
+        let missing: Vec<Put> = wanted.iter().filter(missing).cloned().collect();
+        if gone.is_empty() && missing.is_empty() {
+            return Ok(());
+        }
+        let mut rules = self.node.space.rules()?;
+        take_elements(&mut *rules, &gone, &table)?;
+        rules.commit(&Put::add(&missing, &table)).map_err(internal("open ports of the node again"))
     }
 
     /// Takes away what was made for a request that failed.
@@ -298,18 +329,6 @@ impl Node {
             })?;
         }
         Ok(())
-    }
-
-    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody
-    /// closed.
-    pub fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
-        let ips: Vec<IpAddr> = plan.mark.ips().collect();
-        let ports = rules::port_elements(plan.host.as_str(), &request.ports, &ips);
-        if ports.is_empty() {
-            return Ok(());
-        }
-        let add = Put::add(&ports, &rules::table(Family::Inet));
-        self.space.rules()?.commit(&add).map_err(internal("open ports of the node again"))
     }
 }
 

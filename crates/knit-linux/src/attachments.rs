@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use knit_kernel::IfName;
 use knit_kernel::link::Link;
 use knit_kernel::owner;
-use knit_runtime::Attachment;
+use knit_runtime::{Attachment, PortMapping};
 use knit_types::sync::Locked;
 
 use crate::mark::Mark;
@@ -29,6 +29,9 @@ pub(crate) struct Attachments {
 pub(crate) struct Known {
     pub network: String,
     pub mark: Mark,
+    /// The ports of the node that lead to it: those that were asked for or, if an earlier runtime made it,
+    /// those that were found.
+    pub ports: Vec<PortMapping>,
     /// What was answered, if this runtime made it.
     pub answer: Option<Attachment>,
     /// Where the pod's namespace was, if this runtime was told.

@@ -35,6 +35,7 @@ impl Core {
         let _moving = self.moves.begin(Subject::Network(network.name.clone()));
         let about = |error: Error| error.on(network.name.as_str());
         self.node.room.make(&self.node.space);
+        self.sweep_strays();
         let home = self.networks.home(&network.name);
         let driver = topology::of(network.topology);
         self.take_other_kind_down(network, driver).map_err(about)?;

@@ -151,6 +151,11 @@ pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
         || tunnel::is_of(set, element, network)
 }
 
+/// Whether all elements of a set are about a Network's uplink or tunnel.
+pub(crate) fn is_by_network(set: &str) -> bool {
+    set.starts_with("uplink") || set.starts_with("tunnel-")
+}
+
 /// The number of the Network whose uplink or tunnel an element of a set is about.
 pub(crate) fn network_of(set: &str, element: &Element) -> Option<u32> {
     if set.starts_with("uplink") {

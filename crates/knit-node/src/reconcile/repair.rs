@@ -2,10 +2,11 @@
 //! recorded of them.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use knit_ledger::SandboxRecord;
-use knit_runtime::{AttachRequest, Attachment, InterfaceName, Runtime, SandboxId};
+use knit_runtime::{AttachRequest, Attachment, InterfaceName, PortMapping, Runtime, SandboxId};
 use tokio::time::Instant;
 
 use super::{Lists, Outcome, Reconciler};
@@ -59,9 +60,11 @@ impl Reconciler {
             let plan = attachment.plan();
             let interface = &plan.interface;
             // A runtime that does not answer has lost nothing that we know of.
-            let lost = lists.by_runtime.contains_key(&plan.runtime)
-                && lists.find(&plan.runtime, &pod.sandbox, &plan.interface).is_none();
-            if !lost && !lists.damaged.contains(&(pod.sandbox.clone(), interface.clone())) {
+            let found = lists.find(&plan.runtime, &pod.sandbox, &plan.interface);
+            let lost = lists.by_runtime.contains_key(&plan.runtime) && found.is_none();
+            // A runtime that was started since does not know what was asked for: only the record does.
+            let closed = found.is_some_and(|found| is_closed(&attachment.details().ports, found));
+            if !lost && !closed && !lists.damaged.contains(&(pod.sandbox.clone(), interface.clone())) {
                 continue;
             }
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { continue };
@@ -185,5 +188,63 @@ async fn make_again(
             admitted.attach(runtime, request).await
         }
         _ => Ok(made),
+    }
+}
+
+/// Whether a port of the node that was asked for does not lead to an attachment, by what its runtime says.
+/// One that says nothing of ports is believed.
+fn is_closed(asked: &[PortMapping], found: &Attachment) -> bool {
+    let plain = |mapping: &PortMapping| PortMapping {
+        host_ip: mapping.host_ip.filter(|ip| !ip.is_unspecified()),
+        ..mapping.clone()
+    };
+    // On an address of a family that the pod does not have, nothing leads to it.
+    let leads = |mapping: &&PortMapping| {
+        let same_family =
+            |ip: &IpAddr| found.addresses.iter().any(|a| a.net.addr().is_ipv4() == ip.is_ipv4());
+        mapping.host_ip.as_ref().is_none_or(same_family)
+    };
+    let there: Vec<PortMapping> = found.ports.iter().map(plain).collect();
+    !there.is_empty() && asked.iter().filter(leads).any(|mapping| !there.contains(&plain(mapping)))
+}
+
+#[cfg(test)]
+mod tests {
+    use knit_runtime::{Address, HostEnd, Pod, Protocol};
+
+    use super::*;
+
+    #[test]
+    fn a_host_port_that_was_closed_while_no_agent_ran_stayed_closed() {
+        let mapping = |host_port, host_ip: Option<&str>| PortMapping {
+            protocol: Protocol::Tcp,
+            host_port,
+            container_port: 80,
+            host_ip: host_ip.map(|ip| ip.parse().expect("an address")),
+        };
+        let found = |ports: &[PortMapping]| Attachment {
+            pod: Pod { sandbox: "one".parse().expect("an id"), namespace: None, name: None, uid: None },
+            network: "default".into(),
+            interface: "eth0".parse().expect("a name"),
+            addresses: vec![Address { net: "10.1.0.5/32".parse().expect("an address"), gateway: None }],
+            mac: knit_ipam::Mac([2, 0, 0, 0, 0, 1]),
+            mtu: 1450,
+            routes: Vec::new(),
+            dns: knit_runtime::Dns::default(),
+            host: HostEnd::default(),
+            pod_netns_inode: 1,
+            ports: ports.to_vec(),
+        };
+        let (one, two) = (mapping(8080, None), mapping(8081, None));
+        let asked = [one.clone(), two.clone()];
+        assert!(!is_closed(&asked, &found(&[two.clone(), one.clone()])));
+        assert!(is_closed(&asked, &found(std::slice::from_ref(&one))));
+        assert!(!is_closed(&asked, &found(&[])), "its runtime says nothing of ports");
+        let any = mapping(8080, Some("0.0.0.0"));
+        assert!(!is_closed(&[any], &found(std::slice::from_ref(&one))));
+        let v6 = mapping(8082, Some("fd07::1"));
+        assert!(!is_closed(&[one.clone(), v6], &found(std::slice::from_ref(&one))), "it has no such address");
+        let at = mapping(8080, Some("192.168.7.1"));
+        assert!(is_closed(&[at], &found(&[one])));
     }
 }
