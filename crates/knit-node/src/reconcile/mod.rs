@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
 use knit_ledger::{AttachmentState, SandboxRecord, Unreadable};
 use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use knit_types::PodRef;
@@ -27,6 +28,9 @@ use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::world::WorldStore;
 use fate::SandboxLiveness;
+
+/// How many sandboxes are reconciled at a time. A pod that does not answer takes seconds.
+const SANDBOXES_AT_ONCE: usize = 32;
 
 /// What is special about a pass.
 #[derive(Clone, Debug, Default)]
@@ -113,14 +117,7 @@ impl Reconciler {
         lists.damaged = damaged;
         let sandboxes: Vec<SandboxId> =
             self.sandboxes.books().records().map(|r| r.sandbox().clone()).collect();
-        for sandbox in sandboxes {
-            // If something is being done for it, that settles it.
-            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
-            let record = self.sandboxes.books().get(&sandbox).cloned();
-            if let Some(record) = record {
-                self.reconcile_one(&record, &lists, &mut outcome).await;
-            }
-        }
+        self.reconcile_each(sandboxes, &lists, &mut outcome).await;
         self.reconcile_unreadable(pass.first, &mut outcome).await;
         // What is gone comes first: its address may be a running pod's by now.
         if pass.adopt {
@@ -205,6 +202,33 @@ impl Reconciler {
             }
         }
         lists
+    }
+
+    /// Reconciles sandboxes, some of them at a time: one whose pod or runtime does not answer holds up few
+    /// others. Says when the next one is due of those that were repaired too often of late.
+    async fn reconcile_each(
+        &self,
+        sandboxes: impl IntoIterator<Item = SandboxId>,
+        lists: &Lists,
+        outcome: &mut Outcome,
+    ) -> Option<Instant> {
+        let each = sandboxes.into_iter().map(|sandbox| async move {
+            let mut outcome = Outcome::default();
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else {
+                return (None, outcome);
+            };
+            let record = self.sandboxes.books().get(&sandbox).cloned();
+            let Some(record) = record else { return (None, outcome) };
+            (self.reconcile_one(&record, lists, &mut outcome).await, outcome)
+        });
+        let mut done = futures::stream::iter(each).buffer_unordered(SANDBOXES_AT_ONCE);
+        let mut due = None;
+        while let Some((later, did)) = done.next().await {
+            outcome.add(&did);
+            due = due.into_iter().chain(later).min();
+        }
+        due
     }
 
     async fn reconcile_one(

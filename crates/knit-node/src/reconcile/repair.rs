@@ -1,16 +1,22 @@
 //! Attachments that a runtime has lost, or of which something is damaged, are made again with what is
 //! recorded of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use knit_ledger::SandboxRecord;
-use knit_runtime::{AttachRequest, Attachment, InterfaceName, PortMapping, Runtime, SandboxId};
+use knit_runtime::{
+    AttachRequest, Attachment, InterfaceName, PortMapping, Reason as RuntimeReason, Runtime, SandboxId,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Lists, Outcome, Reconciler};
-use crate::level::{Damaged, Turn, is_damage};
+use super::{Lists, Outcome, Reconciler, SANDBOXES_AT_ONCE};
+use crate::level::{COMPARE_RETRY_DELAY, Damaged, Turn, is_damage};
 use crate::pipeline::Answer;
 use crate::pipeline::admit::Admitted;
 use crate::report::PodEvent;
@@ -19,16 +25,52 @@ impl Reconciler {
     /// Makes these attachments again, of sandboxes for which nothing else is being done. Says when the next
     /// one is due of those that were made again too often of late.
     pub(crate) async fn attach_again(&self, damaged: &Damaged, outcome: &mut Outcome) -> Option<Instant> {
-        let sandboxes: BTreeSet<&SandboxId> = damaged.iter().map(|(sandbox, _)| sandbox).collect();
+        let sandboxes: BTreeSet<SandboxId> = damaged.iter().map(|(sandbox, _)| sandbox.clone()).collect();
         let lists = Lists { damaged: damaged.clone(), ..Lists::default() };
-        let mut later = None;
-        for sandbox in sandboxes {
-            // If something is being done for it, that settles it.
-            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
-            let Some(record) = self.sandboxes.books().get(sandbox).cloned() else { continue };
-            later = later.into_iter().chain(self.reconcile_one(&record, &lists, outcome).await).min();
+        self.reconcile_each(sandboxes, &lists, outcome).await
+    }
+
+    /// Makes damaged attachments again as they are told of, forever, and side by side: how long one takes is
+    /// up to its pod, which may not answer. Tells when something is to be looked at again.
+    pub(crate) async fn keep_attached(
+        &self,
+        mut told: UnboundedReceiver<Damaged>,
+        look_again: UnboundedSender<Instant>,
+    ) {
+        let (mut waiting, mut running) = (BTreeMap::<SandboxId, Damaged>::new(), FuturesUnordered::new());
+        // Those that are being made again, and whether they were told of once more since.
+        let mut busy: BTreeMap<SandboxId, bool> = BTreeMap::new();
+        loop {
+            while running.len() < SANDBOXES_AT_ONCE
+                && let Some((sandbox, damaged)) = waiting.pop_first()
+            {
+                busy.insert(sandbox.clone(), false);
+                running.push(
+                    async move { (sandbox, self.attach_again(&damaged, &mut Outcome::default()).await) },
+                );
+            }
+            let look_at = tokio::select! {
+                more = told.recv() => {
+                    let Some(more) = more else { return };
+                    for one in more {
+                        match busy.get_mut(&one.0) {
+                            Some(again) => *again = true,
+                            None => _ = waiting.entry(one.0.clone()).or_default().insert(one),
+                        }
+                    }
+                    None
+                }
+                Some((sandbox, later)) = running.next() => {
+                    let again = busy.remove(&sandbox).is_some_and(|again| again);
+                    later.into_iter().chain(again.then(|| Instant::now() + COMPARE_RETRY_DELAY)).min()
+                }
+            };
+            if let Some(at) = look_at
+                && look_again.send(at).is_err()
+            {
+                return;
+            }
         }
-        later
     }
 
     /// Whether a runtime has an attachment that was not on its list: it may have been made since. One that
@@ -111,7 +153,7 @@ impl Reconciler {
                     continue;
                 }
             };
-            let again = make_again(&admitted, &runtime, &request);
+            let again = make_again(admitted.into_owned(), Arc::clone(&runtime), request.clone());
             let result = tokio::time::timeout(self.config.runtime_deadline, again).await;
             let verified = |attachment: &Attachment| {
                 let answer = Answer { request: request.clone(), attachment: attachment.clone() };
@@ -175,19 +217,31 @@ impl Reconciler {
 
 /// Attaches again. A runtime may take what is there for what was asked for; if it then says itself that it is
 /// damaged, it is taken away first.
+///
+/// In a task of its own: a runtime inside the agent works right where it is awaited, and waits for the pod to
+/// answer there.
 async fn make_again(
-    admitted: &Admitted<'_>,
-    runtime: &Arc<dyn Runtime>,
-    request: &AttachRequest,
+    admitted: Admitted<'static>,
+    runtime: Arc<dyn Runtime>,
+    request: AttachRequest,
 ) -> knit_runtime::Result<Attachment> {
-    let made = admitted.attach(runtime, request).await?;
-    let (pod, interface) = (&request.pod, Some(&request.interface));
-    match runtime.check(pod, Some(&request.netns), interface).await {
-        Err(error) if is_damage(error.reason) => {
-            runtime.detach(pod, interface).await?;
-            admitted.attach(runtime, request).await
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        let made = admitted.attach(&runtime, &request).await?;
+        let (pod, interface) = (&request.pod, Some(&request.interface));
+        match runtime.check(pod, Some(&request.netns), interface).await {
+            Err(error) if is_damage(error.reason) => {
+                runtime.detach(pod, interface).await?;
+                admitted.attach(&runtime, &request).await
+            }
+            _ => Ok(made),
         }
-        _ => Ok(made),
+    });
+    match task.join_next().await {
+        Some(Ok(made)) => made,
+        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // Nobody else ends it.
+        Some(Err(_)) | None => Err(knit_runtime::Error::new(RuntimeReason::Internal, "it was given up")),
     }
 }
 
