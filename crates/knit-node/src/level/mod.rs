@@ -165,8 +165,7 @@ impl Reconciler {
     ) -> (Damaged, Option<(String, Vec<Attachment>)>, Outcome) {
         let (mut damaged, mut seen, mut outcome) = (Damaged::new(), None, Outcome::default());
         // One that is known not to answer is only asked whether it does so again.
-        let limit = self.config.runtime_deadline;
-        let limit = if self.runtimes.is_well(&name) { limit } else { limit.min(PROBE_TIMEOUT) };
+        let limit = self.answer_limit(&name);
         match tokio::time::timeout(limit, runtime.survey_and_list()).await {
             Ok(Ok((survey, listed))) => {
                 if survey.networks.is_empty() {
@@ -192,6 +191,12 @@ impl Reconciler {
             }
         }
         (damaged, seen, outcome)
+    }
+
+    /// How long a pass waits for a runtime's answer.
+    pub(crate) fn answer_limit(&self, name: &str) -> Duration {
+        let limit = self.config.runtime_deadline;
+        if self.runtimes.is_well(name) { limit } else { limit.min(PROBE_TIMEOUT) }
     }
 
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.

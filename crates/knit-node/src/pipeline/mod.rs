@@ -48,6 +48,7 @@ use crate::sandboxes::Sandboxes;
 use crate::sandboxes::unreadable;
 use crate::world::WorldStore;
 use resolve::{Held, Missing, resolve};
+pub(crate) use undo::DetachLimits;
 pub(crate) use verify::Answer;
 pub(crate) use waits::Waits;
 
@@ -190,7 +191,7 @@ impl Pipeline {
             Err(error) => {
                 // Who waits for the answer should hear of this error; what a runtime does not take away in
                 // time, a later pass does.
-                self.undo(recorded.record(), recorded.planned(), GIVE_UP).await;
+                self.undo(recorded.record(), recorded.planned(), DetachLimits::of_request(GIVE_UP)).await;
                 Err(error)
             }
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use knit_ledger::{AttachmentState, SandboxRecord, Unreadable};
-use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use knit_runtime::{Attachment, InterfaceName, Pod, Reason as RuntimeReason, SandboxId};
 use knit_types::PodRef;
 use tokio::time::Instant;
 
@@ -22,7 +22,7 @@ use crate::cri::Cri;
 use crate::level::{Damaged, Repairs, Seen};
 use crate::metrics::Metrics;
 use crate::networks::Networks;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{DetachLimits, Pipeline};
 use crate::report::{PodEvent, Report};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
@@ -102,7 +102,7 @@ impl Outcome {
 impl Reconciler {
     /// One pass.
     pub(crate) async fn pass(&self, pass: &Pass) -> Outcome {
-        let mut outcome = Outcome::default();
+        let (mut outcome, begun) = (Outcome::default(), Instant::now());
         self.take_spooled().await;
         if let Some(cri) = &self.cri {
             let known = {
@@ -114,7 +114,7 @@ impl Reconciler {
         }
         let (damaged, seen) = self.compare_all(pass.first, &mut outcome).await;
         let mut lists = self.lists(seen, &mut outcome).await;
-        lists.damaged = damaged;
+        (lists.damaged, lists.begun) = (damaged, Some(begun));
         let sandboxes: Vec<SandboxId> =
             self.sandboxes.books().records().map(|r| r.sandbox().clone()).collect();
         self.reconcile_each(sandboxes, &lists, &mut outcome).await;
@@ -152,12 +152,15 @@ impl Reconciler {
                 return;
             }
         };
-        for note in notes {
+        let limits = DetachLimits::of_pass(self.config.detach_deadline, Instant::now());
+        let each = notes.into_iter().map(|note| async move {
             let del = note.request.ok().and_then(|del| {
                 Some((SandboxId::new(del.container_id).ok()?, InterfaceName::new(del.ifname).ok()?))
             });
             let done = match del {
-                Some((sandbox, interface)) => self.pipeline.detach(&sandbox, Some(&interface)).await.is_ok(),
+                Some((sandbox, interface)) => {
+                    self.pipeline.detach_with(&sandbox, Some(&interface), limits).await.is_ok()
+                }
                 None => {
                     tracing::warn!(
                         file = %note.file.display(),
@@ -173,17 +176,29 @@ impl Reconciler {
                     "a recorded DEL is done, but its file cannot be removed"
                 );
             }
-        }
+        });
+        futures::stream::iter(each).buffer_unordered(SANDBOXES_AT_ONCE).collect::<Vec<()>>().await;
     }
 
     /// What each runtime says it has, if that was not seen just now. One that does not answer is not in it.
     async fn lists(&self, mut seen: Seen, outcome: &mut Outcome) -> Lists {
         let mut lists = Lists::default();
-        for (name, runtime) in self.runtimes.all() {
-            let listed = match seen.remove(&name) {
-                Some(seen) => Ok(seen),
-                None => runtime.list(None).await,
-            };
+        // Side by side: one that hangs holds up nobody's but its own.
+        let asked = self.runtimes.all().into_iter().map(|(name, runtime)| {
+            let seen = seen.remove(&name);
+            let limit = self.answer_limit(&name);
+            async move {
+                let listed = match seen {
+                    Some(seen) => Ok(seen),
+                    None => tokio::time::timeout(limit, runtime.list(None)).await.unwrap_or_else(|_| {
+                        let message = format!("it does not answer within {} s", limit.as_secs());
+                        Err(knit_runtime::Error::new(RuntimeReason::NotReady, message))
+                    }),
+                };
+                (name, listed)
+            }
+        });
+        for (name, listed) in futures::future::join_all(asked.collect::<Vec<_>>()).await {
             match listed {
                 Ok(attachments) => {
                     let by_key = lists.by_runtime.entry(name).or_default();
@@ -237,6 +252,11 @@ impl Reconciler {
         lists: &Lists,
         outcome: &mut Outcome,
     ) -> Option<Instant> {
+        let limit = self.config.detach_deadline;
+        let limits = match lists.begun {
+            Some(begun) => DetachLimits::of_pass(limit, begun),
+            None => DetachLimits::of_request(limit),
+        };
         match self.fate(record, lists.has(record)) {
             SandboxLiveness::Lives => {}
             SandboxLiveness::Hidden => {
@@ -252,13 +272,16 @@ impl Reconciler {
             SandboxLiveness::Gone(why) => {
                 tracing::info!(sandbox = %record.sandbox(), "{why}: removing its networks");
                 self.metrics.garbage(record.attachments().len() as u64);
-                match self.pipeline.remove(record).await {
+                match self.pipeline.remove_with(record, limits).await {
                     Ok(()) => outcome.removed += 1,
                     Err(_) => outcome.failed += 1,
                 }
                 return None;
             }
         }
+        let take_back = async |record: &SandboxRecord, interfaces: &[InterfaceName]| {
+            self.pipeline.undo(record, interfaces, limits).await.is_none()
+        };
         let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<InterfaceName> {
             let matching = record.attachments().iter().filter(|a| wanted(a.state()));
             matching.map(|a| a.plan().interface.clone()).collect()
@@ -266,7 +289,7 @@ impl Reconciler {
         let leaving = in_state(|s| matches!(s, AttachmentState::Detaching(_)));
         let planned = in_state(|s| matches!(s, AttachmentState::Planned));
         if !leaving.is_empty() {
-            if self.pipeline.take_back(record, &leaving).await {
+            if take_back(record, &leaving).await {
                 outcome.rolled_back += 1;
             } else {
                 outcome.failed += 1;
@@ -277,7 +300,7 @@ impl Reconciler {
             let record = self.sandboxes.books().get(record.sandbox()).cloned()?;
             if self.finish(&record, &planned, lists).await {
                 outcome.finished += 1;
-            } else if self.pipeline.take_back(&record, &planned).await {
+            } else if take_back(&record, &planned).await {
                 outcome.rolled_back += 1;
             } else {
                 outcome.failed += 1;
@@ -363,10 +386,17 @@ impl Reconciler {
 struct Lists {
     /// What is there, but not as it was made.
     damaged: Damaged,
+    /// When the pass began that they are for.
+    begun: Option<Instant>,
     by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
 }
 
 impl Lists {
+    /// Whether a runtime has let this pass wait in vain.
+    fn is_silent(&self, runtimes: &Runtimes, name: &str) -> bool {
+        self.begun.is_some_and(|begun| runtimes.is_silent_since(name, begun))
+    }
+
     fn find(&self, runtime: &str, sandbox: &SandboxId, interface: &InterfaceName) -> Option<&Attachment> {
         self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface.clone()))
     }
