@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::time::Duration;
 
 use knit_kernel::NetNs;
+use knit_kernel::handle::NeighbourFilter;
 use knit_kernel::link::Change;
 use knit_kernel::nft::Kernel;
 use knit_kernel::op::Op;
@@ -482,6 +483,67 @@ async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_run
     }
     crosses(&greens, "green");
     crosses(&blues, "blue");
+}
+
+/// An advertisement that the neighbour with this address has that MAC, in a frame to a pod.
+fn advertisement(vni: u32, source: IpAddr, to: &TestPod, neighbour: IpAddr, mac: [u8; 6]) -> Vec<u8> {
+    let (IpAddr::V6(source), IpAddr::V6(neighbour)) = (source, neighbour) else { panic!("not IPv6") };
+    let IpAddr::V6(target) = to.attachments[0].addresses[1].net.addr() else { panic!("not IPv6") };
+    // Not asked for, and to override what is there.
+    let mut message = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
+    message.extend(neighbour.octets());
+    message.extend([2, 1]);
+    message.extend(mac);
+    let length = message.len() as u16;
+    let sum = fold(sum(&source.octets()) + sum(&target.octets()) + u32::from(length) + 58 + sum(&message));
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut packet = vec![8, 0, 0, 0];
+    packet.extend((vni << 8).to_be_bytes());
+    packet.extend(to.attachments[0].mac.octets());
+    packet.extend([0x0a, 9, 9, 9, 9, 9]);
+    packet.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    packet.extend(length.to_be_bytes());
+    packet.extend([58, 255]);
+    packet.extend(source.octets());
+    packet.extend(target.octets());
+    packet.extend(message);
+    packet
+}
+
+/// The source of its frame is its own, but the address that it advertises is not.
+#[test]
+fn a_node_told_pods_of_others_that_it_had_an_address_of_theirs() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let pair = pair(&cluster, &blue, 18, 34).await;
+            let pod = &pair[1];
+            let (peer, end) = (ip("fd77::23"), ip("192.168.7.2"));
+            let local = cluster.b.pod(&blue(&cluster.b), "local", &["10.77.0.35", "fd77::23"]).await;
+            assert_ne!(udp(&pod.space, &local.space, peer, 5000, SOON), Talk::Silence);
+            let known = |address: IpAddr| {
+                let all = pod.handle().neighbours(&NeighbourFilter::default()).expect("neighbours");
+                all.into_iter().find(|n| n.address == address).and_then(|n| n.mac).map(|mac| mac.0)
+            };
+            let socket = cluster.a.space.run(|| UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
+            let evil = [0x0a, 9, 9, 9, 9, 9];
+            let mac = local.attachments[0].mac.octets();
+            assert_eq!(known(peer), Some(mac));
+            for neighbour in [peer, ip("fd77::1"), pair[0].attachments[0].addresses[1].net.addr()] {
+                // It is known before: only then is an advertisement that nobody asked for taken.
+                let _ = udp(&pod.space, &cluster.outside, neighbour, 5000, NEVER);
+                let lie = advertisement(2, ip("fd77::19"), pod, neighbour, evil);
+                socket.send_to(&lie, SocketAddr::new(end, 4789)).expect("sent");
+                // Behind it, so that it has arrived if it does.
+                let target = pod.attachments[0].addresses[1].net.addr();
+                let to = pod.attachments[0].mac.octets();
+                let frame = Frame { vni: 2, to, source: ip("fd77::19"), target, port: 6000 };
+                assert!(arrives(&cluster.a.space, end, &frame, pod, SOON), "the frame is right");
+                assert_ne!(known(neighbour), Some(evil), "{neighbour}");
+            }
+            crosses(&pair, "blue");
+        });
+    });
 }
 
 /// The default Network, by tunnel although the nodes are on one segment.
