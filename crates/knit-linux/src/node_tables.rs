@@ -38,6 +38,11 @@ impl NodeTables {
         self.in_force.keys().copied()
     }
 
+    /// The Networks that have a part which follows from none that is in force, by their numbers.
+    pub fn left(&self) -> impl Iterator<Item = u32> + '_ {
+        self.left.keys().copied()
+    }
+
     /// Forgets parts that were taken away.
     pub fn forget_left(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.left.retain(|id, _| !is_gone(*id));

@@ -57,7 +57,12 @@ impl Core {
                 _ => break,
             }
         }
-        done.map_err(about)
+        done.map_err(about)?;
+        if let Err(error) = self.sweep_left() {
+            let error = crate::fail::chain(&error);
+            tracing::error!(error, "cannot remove what Networks left that are gone");
+        }
+        Ok(())
     }
 
     /// Takes the namespace away that a Network of another kind had under this name before this runtime began.

@@ -91,6 +91,22 @@ impl Core {
         Ok(())
     }
 
+    /// Takes away what Networks left in the node's table that went, or got another number, while no runtime
+    /// ran.
+    pub fn sweep_left(&self) -> Result<()> {
+        let mut tables = self.node.tables();
+        if tables.left().next().is_none() {
+            return Ok(());
+        }
+        let networks = self.numbers(&tables)?;
+        let gone: Vec<u32> = tables.left().filter(|id| !networks.contains(id)).collect();
+        for id in gone {
+            tracing::info!(number = id, "removing the rules of a Network that is gone");
+            self.node.clear_part(&mut tables, Home::Own, id)?;
+        }
+        Ok(())
+    }
+
     /// The host ends that ports of the node may lead to. First what is being made, then what is there:
     /// whatever is in neither when its rules were read before is gone.
     fn hosts(&self) -> Result<HashSet<String>> {

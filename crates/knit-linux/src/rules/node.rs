@@ -139,7 +139,9 @@ fn first_flows() -> Set {
 
 /// What comes on top of that, of all uplinks together.
 fn all_flows() -> Set {
-    Set::of::<Mark>("all-flows").dynamic(ALL_FLOW_PARTS).comment("connections of all uplinks beyond their first, in parts")
+    Set::of::<Mark>("all-flows")
+        .dynamic(ALL_FLOW_PARTS)
+        .comment("connections of all uplinks beyond their first, in parts")
 }
 
 /// Connections that were refused to a Network because it had too many, counted by its uplink.
