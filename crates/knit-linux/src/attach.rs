@@ -79,7 +79,7 @@ impl Core {
                 None => {
                     // A pod keeps the ports that it was given: a program that came later is no reason to
                     // refuse the repair.
-                    if before.is_none() {
+                    if before.is_none() && !self.attachments.has_lost(&plan.host, &request.ports) {
                         listeners::check(request, self.node.space.namespace()).map_err(about)?;
                     }
                     (self.make(&net, &plan, request, &pod).map_err(failed)?, true)
@@ -106,6 +106,7 @@ impl Core {
             ipv6_on: self.attachments.take_switched_on(&plan.host) || (!new && had_ipv6_on),
         };
         self.attachments.known().insert(plan.host.to_string(), known);
+        self.attachments.forget_lost(&plan.host);
         Ok(attachment)
     }
 

@@ -18,6 +18,8 @@ use crate::mark::Mark;
 pub(crate) struct Attachments {
     /// By the host end's name.
     known: Mutex<HashMap<String, Known>>,
+    /// The ports of the node that led to host ends which were gone when this runtime began.
+    lost_ports: Mutex<HashMap<String, Vec<PortMapping>>>,
     /// Host ends that are being made: their rules are there before they are.
     making: Mutex<HashSet<String>>,
     /// Host ends of attachments that are being made, for which IPv6 had to be switched on in the pod.
@@ -46,6 +48,27 @@ impl Attachments {
     /// What is known, by host end.
     pub fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.locked()
+    }
+
+    /// Notes the ports that led to host ends which are gone.
+    pub fn had_ports(&self, ports: impl IntoIterator<Item = (String, Vec<PortMapping>)>) {
+        self.lost_ports.locked().extend(ports);
+    }
+
+    /// Whether all of these ports led to a host end that was gone when this runtime began. They are its own,
+    /// whatever program came since.
+    pub fn has_lost(&self, host: &IfName, ports: &[PortMapping]) -> bool {
+        let plain = |mapping: &PortMapping| PortMapping {
+            host_ip: mapping.host_ip.filter(|ip| !ip.is_unspecified()),
+            ..mapping.clone()
+        };
+        let lost = self.lost_ports.locked();
+        lost.get(host.as_str()).is_some_and(|lost| ports.iter().all(|mapping| lost.contains(&plain(mapping))))
+    }
+
+    /// Forgets what led to a host end that was gone.
+    pub fn forget_lost(&self, host: &IfName) {
+        self.lost_ports.locked().remove(host.as_str());
     }
 
     /// Host ends that are being made.

@@ -58,6 +58,8 @@ impl Core {
             };
             self.attachments.known().extend(attachments.into_iter().map(known));
         }
+        // Their links went while no runtime ran; what leads to them is about to be taken away.
+        self.attachments.had_ports(ports);
         Ok(())
     }
 

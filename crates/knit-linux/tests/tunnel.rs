@@ -315,6 +315,39 @@ fn a_damaged_pod_with_a_host_port_is_repaired_although_a_program_listens_there_b
     });
 }
 
+#[test]
+fn a_pod_whose_link_went_while_no_agent_ran_lost_its_host_port_to_a_program_that_came_since() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            let pod = TestPod::new("one");
+            let mut request = pod.request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
+            let (protocol, host_ip) = (Protocol::Udp, None);
+            request.ports = vec![PortMapping { protocol, host_port: 8080, container_port: 80, host_ip }];
+            let pod = pod.attached(&cluster.b, request.clone()).await;
+            let theirs = cluster.b.handle();
+            let index = theirs.index_of(&name(&pod.attachments[0].host.name)).expect("the pod's link");
+            assert!(theirs.delete_link(index).expect("deleted"));
+            cluster.b.restart();
+            let bound = cluster.b.space.run(|| UdpSocket::bind("0.0.0.0:8080"));
+            let late = bound.expect("visited").expect("a socket");
+            cluster.b.setup(&default_network()).await;
+            cluster.b.runtime.attach(&request).await.expect("it keeps the port that it was given");
+            let at = SocketAddr::new(cluster.b.addresses[0], 8080);
+            assert_ne!(udp_via(&cluster.outside, &pod.space, at, 80, SOON), Talk::Silence);
+            // Nobody else has it by that, nor itself once it is gone.
+            let other = TestPod::new("two").request(&default_network(), &["10.244.2.6", "fd44::2:6"]);
+            let other = knit_runtime::AttachRequest { ports: request.ports.clone(), ..other };
+            cluster.b.runtime.detach(&request.pod, None).await.expect("detached");
+            for request in [&other, &request] {
+                let error = cluster.b.runtime.attach(request).await.expect_err("the program has it");
+                assert_eq!(error.reason, Reason::Conflict, "{error}");
+            }
+            drop(late);
+        });
+    });
+}
+
 /// A datagram inside an Ethernet frame inside a tunnel.
 struct Frame {
     vni: u32,
