@@ -447,6 +447,7 @@ fn a_frame_that_a_service_leads_to_another_node_comes_out_nowhere() {
             // a's.
             let (source, target) = (ip("10.77.0.41"), victim.attachments[0].addresses[0].net.addr());
             let frame = Frame { vni: 3, to: router_mac(&cluster, "green"), source, target, port: 6000 };
+            cluster.a.take_over();
             let end = ip("192.168.7.2");
             assert!(arrives(&cluster.a.space, end, &frame, &victim, SOON), "the frame is right");
             service(&cluster.a, ip(VIPS[0]), None, SocketAddr::new(end, 4789));
@@ -456,6 +457,42 @@ fn a_frame_that_a_service_leads_to_another_node_comes_out_nowhere() {
             }
             assert!(!arrives(&pod.space, end, &frame, &victim, NEVER), "a pod, masqueraded");
             assert!(arrives(&cluster.a.space, end, &frame, &victim, SOON), "the node's own still does");
+        });
+    });
+}
+
+/// A pod with `hostNetwork` is in the node's namespace.
+#[test]
+fn any_program_of_a_node_sent_frames_as_pods_of_every_network() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let greens = pair(&cluster, &green, 34, 18).await;
+            let blues = pair(&cluster, &blue, 18, 34).await;
+            let router = router_mac(&cluster, "green");
+            for (end, vni, to, pods, sources) in [
+                ("192.168.7.2", 3, router, &greens, ["10.77.0.41", "fd77::29"]),
+                ("192.168.7.2", 2, blues[1].attachments[0].mac.octets(), &blues, ["10.77.0.25", "fd77::19"]),
+            ] {
+                for place in [0, 1] {
+                    let target = pods[1].attachments[0].addresses[place].net.addr();
+                    let frame = Frame { vni, to, source: ip(sources[place]), target, port: 6000 };
+                    let socket =
+                        cluster.a.space.run(|| UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
+                    let error = socket.send_to(&frame.bytes(), (end, 4789)).expect_err("it is dropped");
+                    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "Network {vni}: {error}");
+                }
+            }
+            // What pods send is the kernel's to send, also where their sockets are seen on the way.
+            crosses(&greens, "green");
+            crosses(&blues, "blue");
+            cluster.a.take_over();
+            let target = greens[1].attachments[0].addresses[0].net.addr();
+            let frame = Frame { vni: 3, to: router, source: ip("10.77.0.41"), target, port: 6000 };
+            assert!(
+                arrives(&cluster.a.space, ip("192.168.7.2"), &frame, &greens[1], SOON),
+                "they were right"
+            );
         });
     });
 }
@@ -488,6 +525,7 @@ async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_run
     // Green is routed: a has 10.77.0.32/28, b has 10.77.0.16/28. Blue is switched, the other way round.
     let greens = pair(&cluster, &green, 34, 18).await;
     let blues = pair(&cluster, &blue, 18, 34).await;
+    cluster.a.take_over();
     let router = router_mac(&cluster, "green");
     let mac = |pod: &TestPod| pod.attachments[0].mac.octets();
     for (vni, to, pod, own, others) in [
@@ -552,6 +590,7 @@ fn a_node_told_pods_of_others_that_it_had_an_address_of_theirs() {
             let pair = pair(&cluster, &blue, 18, 34).await;
             let pod = &pair[1];
             let (peer, end) = (ip("fd77::23"), ip("192.168.7.2"));
+            cluster.a.take_over();
             let local = cluster.b.pod(&blue(&cluster.b), "local", &["10.77.0.35", "fd77::23"]).await;
             assert_ne!(udp(&pod.space, &local.space, peer, 5000, SOON), Talk::Silence);
             let known = |address: IpAddr| {
