@@ -33,7 +33,7 @@ use crate::mark::{Mark, host_name};
 use crate::moves::Subject;
 use crate::networks::Net;
 use crate::node::Node;
-use crate::port::{Port, There, is_half_made};
+use crate::port::{Port, There, is_half_made, take_elements};
 use crate::rules::{self, Put};
 use crate::shape::{Home, Shape, check_route};
 
@@ -73,13 +73,13 @@ impl Core {
             let _together = net.gate.reading();
             match self.existing(&net, &plan, request).map_err(about)? {
                 Some(link) => {
-                    self.node.open_ports_again(&plan, request).map_err(about)?;
+                    self.open_ports_again(&plan, request).map_err(about)?;
                     (link, false)
                 }
                 None => {
                     // A pod keeps the ports that it was given: a program that came later is no reason to
                     // refuse the repair.
-                    if before.is_none() {
+                    if before.is_none() && !self.attachments.has_lost(&plan.host, &request.ports) {
                         listeners::check(request, self.node.space.namespace()).map_err(about)?;
                     }
                     (self.make(&net, &plan, request, &pod).map_err(failed)?, true)
@@ -99,12 +99,14 @@ impl Core {
         let known = Known {
             network: net.name.clone(),
             mark: plan.mark.clone(),
+            ports: request.ports.clone(),
             answer: Some(attachment.clone()),
             netns: Some(request.netns.clone()),
             mtu: link.mtu,
             ipv6_on: self.attachments.take_switched_on(&plan.host) || (!new && had_ipv6_on),
         };
         self.attachments.known().insert(plan.host.to_string(), known);
+        self.attachments.forget_lost(&plan.host);
         Ok(attachment)
     }
 
@@ -172,6 +174,36 @@ impl Core {
             self.undo(net, plan);
         }
         made
+    }
+
+    /// Brings the ports of the node that lead to an attachment which is there to what was asked for: somebody
+    /// closed some of them, changed where they lead, or added others.
+    fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
+        let (host, table) = (plan.host.as_str(), rules::table(Family::Inet));
+        let ips: Vec<IpAddr> = plan.mark.ips().collect();
+        let wanted = rules::port_elements(host, &request.ports, &ips);
+        let there = self.node.port_elements(&|_| true)?;
+        let is_anothers = |owner: &str| {
+            owner != host
+                && (self.attachments.known().contains_key(owner) || self.attachments.making().contains(owner))
+        };
+        let in_the_way = |put: &&Put| {
+            let owner = put.element.comment.as_deref();
+            let same_key =
+                |wanted: &Put| wanted.set.name == put.set.name && wanted.element.key == put.element.key;
+            let ours = owner == Some(host);
+            let is_wanted = wanted.iter().any(|wanted| rules::is_same(wanted, put));
+            !is_wanted && (ours || (wanted.iter().any(same_key) && !owner.is_some_and(is_anothers)))
+        };
+        let gone: Vec<Put> = there.iter().filter(in_the_way).cloned().collect();
+        let missing = |put: &&Put| !there.iter().any(|there| rules::is_same(put, there));
+        let missing: Vec<Put> = wanted.iter().filter(missing).cloned().collect();
+        if gone.is_empty() && missing.is_empty() {
+            return Ok(());
+        }
+        let mut rules = self.node.space.rules()?;
+        take_elements(&mut *rules, &gone, &table)?;
+        rules.commit(&Put::add(&missing, &table)).map_err(internal("open ports of the node again"))
     }
 
     /// Takes away what was made for a request that failed.
@@ -289,18 +321,6 @@ impl Node {
             })?;
         }
         Ok(())
-    }
-
-    /// Opens those ports of the node again that lead to an attachment which is there, and that somebody
-    /// closed.
-    pub fn open_ports_again(&self, plan: &Plan, request: &AttachRequest) -> Result<()> {
-        let ips: Vec<IpAddr> = plan.mark.ips().collect();
-        let ports = rules::port_elements(plan.host.as_str(), &request.ports, &ips);
-        if ports.is_empty() {
-            return Ok(());
-        }
-        let add = Put::add(&ports, &rules::table(Family::Inet));
-        self.space.rules()?.commit(&add).map_err(internal("open ports of the node again"))
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use knit_kernel::IfName;
 use knit_kernel::link::Link;
 use knit_kernel::owner;
-use knit_runtime::Attachment;
+use knit_runtime::{Attachment, PortMapping};
 use knit_types::sync::Locked;
 
 use crate::mark::Mark;
@@ -18,6 +18,8 @@ use crate::mark::Mark;
 pub(crate) struct Attachments {
     /// By the host end's name.
     known: Mutex<HashMap<String, Known>>,
+    /// The ports of the node that led to host ends which were gone when this runtime began.
+    lost_ports: Mutex<HashMap<String, Vec<PortMapping>>>,
     /// Host ends that are being made: their rules are there before they are.
     making: Mutex<HashSet<String>>,
     /// Host ends of attachments that are being made, for which IPv6 had to be switched on in the pod.
@@ -29,6 +31,9 @@ pub(crate) struct Attachments {
 pub(crate) struct Known {
     pub network: String,
     pub mark: Mark,
+    /// The ports of the node that lead to it: those that were asked for or, if an earlier runtime made it,
+    /// those that were found.
+    pub ports: Vec<PortMapping>,
     /// What was answered, if this runtime made it.
     pub answer: Option<Attachment>,
     /// Where the pod's namespace was, if this runtime was told.
@@ -43,6 +48,27 @@ impl Attachments {
     /// What is known, by host end.
     pub fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
         self.known.locked()
+    }
+
+    /// Notes the ports that led to host ends which are gone.
+    pub fn had_ports(&self, ports: impl IntoIterator<Item = (String, Vec<PortMapping>)>) {
+        self.lost_ports.locked().extend(ports);
+    }
+
+    /// Whether all of these ports led to a host end that was gone when this runtime began. They are its own,
+    /// whatever program came since.
+    pub fn has_lost(&self, host: &IfName, ports: &[PortMapping]) -> bool {
+        let plain = |mapping: &PortMapping| PortMapping {
+            host_ip: mapping.host_ip.filter(|ip| !ip.is_unspecified()),
+            ..mapping.clone()
+        };
+        let lost = self.lost_ports.locked();
+        lost.get(host.as_str()).is_some_and(|lost| ports.iter().all(|mapping| lost.contains(&plain(mapping))))
+    }
+
+    /// Forgets what led to a host end that was gone.
+    pub fn forget_lost(&self, host: &IfName) {
+        self.lost_ports.locked().remove(host.as_str());
     }
 
     /// Host ends that are being made.

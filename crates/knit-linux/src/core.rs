@@ -48,17 +48,18 @@ impl Core {
 
     /// Learns what an earlier runtime made.
     fn recall(&self) -> Result<()> {
+        let mut ports = self.node.ports()?;
         for net in self.networks.all()? {
             let attachments = net.attachments()?;
             let known = |(link, mark): (Link, Mark)| {
-                let (network, mtu) = (net.name.clone(), link.mtu);
-                (
-                    mark.host().to_string(),
-                    Known { network, mark, answer: None, netns: None, mtu, ipv6_on: false },
-                )
+                let (network, mtu, host) = (net.name.clone(), link.mtu, mark.host().to_string());
+                let ports = ports.remove(&host).unwrap_or_default();
+                (host, Known { network, mark, ports, answer: None, netns: None, mtu, ipv6_on: false })
             };
             self.attachments.known().extend(attachments.into_iter().map(known));
         }
+        // Their links went while no runtime ran; what leads to them is about to be taken away.
+        self.attachments.had_ports(ports);
         Ok(())
     }
 

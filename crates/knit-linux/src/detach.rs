@@ -216,12 +216,12 @@ impl Node {
 
     /// Closes the ports of the node that lead to these host ends.
     pub fn close_ports(&self, whose: &dyn Fn(&str) -> bool) -> Result<()> {
-        let gone = self.port_elements(whose)?;
+        let gone = self.port_elements(&|element| element.comment.as_deref().is_some_and(whose))?;
         take_elements(&mut *self.space.rules()?, &gone, &rules::table(Family::Inet))
     }
 
-    /// What the kernel has of ports that lead to these host ends.
-    fn port_elements(&self, whose: &dyn Fn(&str) -> bool) -> Result<Vec<Put>> {
+    /// What the kernel has of ports of the node.
+    pub fn port_elements(&self, is_wanted: &dyn Fn(&Element) -> bool) -> Result<Vec<Put>> {
         let mut kernel = self.space.rules()?;
         let table = rules::table(Family::Inet);
         let mut found = Vec::new();
@@ -231,9 +231,8 @@ impl Node {
                 Err(error) if error.is_not_found() => continue,
                 Err(error) => return Err(internal("list ports of the node")(error)),
             };
-            let mine = |element: &Element| element.comment.as_deref().is_some_and(whose);
-            let mine = listed.into_iter().map(|listed| listed.element).filter(mine);
-            found.extend(mine.map(|element| Put::new(set.clone(), element)));
+            let wanted = listed.into_iter().map(|listed| listed.element).filter(is_wanted);
+            found.extend(wanted.map(|element| Put::new(set.clone(), element)));
         }
         Ok(found)
     }

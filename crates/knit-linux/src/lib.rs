@@ -44,6 +44,7 @@ mod shape;
 mod sight;
 mod space;
 mod steering;
+mod strays;
 mod survey;
 mod tables;
 mod topology;

@@ -123,6 +123,20 @@ impl Comparing<'_> {
     }
 }
 
+impl Comparing<'_> {
+    /// Host ends that were being changed at any time since the comparison began, in whichever Network; none
+    /// if a Network was.
+    pub fn hosts_in_motion(&self) -> Option<HashSet<String>> {
+        let state = self.moves.state();
+        let ended = state.recent.iter().filter(|(at, _)| *at > self.since).map(|(_, subject)| subject);
+        let host = |subject: &Subject| match subject {
+            Subject::Network(_) => None,
+            Subject::Port { host, .. } => Some(host.clone()),
+        };
+        state.open.values().chain(ended).map(host).collect()
+    }
+}
+
 impl Drop for Comparing<'_> {
     fn drop(&mut self) {
         let mut state = self.moves.state();
@@ -197,6 +211,8 @@ mod tests {
             hosts
         };
         assert_eq!(hosts(&comparing), ["during", "open"]);
+        let all = ["another", "during", "open"].map(String::from);
+        assert_eq!(comparing.hosts_in_motion(), Some(all.into()));
         drop(open);
         assert_eq!(hosts(&comparing), ["during", "open"], "it moved while it was compared");
         drop(comparing);
@@ -211,5 +227,6 @@ mod tests {
         let comparing = moves.compare();
         assert!(comparing.in_motion("blue").network);
         assert!(comparing.in_motion("green").is_none());
+        assert_eq!(comparing.hosts_in_motion(), None);
     }
 }

@@ -2,6 +2,7 @@
 //! hears.
 
 use std::net::IpAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ipnet::IpNet;
@@ -33,6 +34,8 @@ pub(crate) struct Node {
     pub room: Room,
     /// Hears of what others change.
     pub senses: Senses,
+    /// Whether something was seen in the node's table that belongs to nothing.
+    pub strays: AtomicBool,
 }
 
 impl Node {
@@ -45,7 +48,15 @@ impl Node {
         room.make(&space);
         let senses = Senses::start();
         senses.listen(&space);
-        Ok(Self { config, space, ipv6, tables: Mutex::default(), room, senses })
+        Ok(Self {
+            config,
+            space,
+            ipv6,
+            tables: Mutex::default(),
+            room,
+            senses,
+            strays: AtomicBool::new(false),
+        })
     }
 
     /// How a link of a Network makes IPv6 addresses of its own: never. None where it has no IPv6.

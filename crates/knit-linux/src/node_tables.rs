@@ -32,6 +32,23 @@ pub(crate) struct NodeTables {
     left: HashMap<u32, Vec<Put>>,
 }
 
+impl NodeTables {
+    /// The Networks whose part is in force, by their numbers.
+    pub fn in_force(&self) -> impl Iterator<Item = u32> + '_ {
+        self.in_force.keys().copied()
+    }
+
+    /// The Networks that have a part which follows from none that is in force, by their numbers.
+    pub fn left(&self) -> impl Iterator<Item = u32> + '_ {
+        self.left.keys().copied()
+    }
+
+    /// Forgets parts that were taken away.
+    pub fn forget_left(&mut self, is_gone: impl Fn(u32) -> bool) {
+        self.left.retain(|id, _| !is_gone(*id));
+    }
+}
+
 /// A Network's part, without its pods' sources: these come and go with attachments.
 fn part(shape: &Shape) -> Vec<Put> {
     let mut puts = match shape.home {

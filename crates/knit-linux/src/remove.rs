@@ -18,7 +18,10 @@ use crate::wanted::{found, take};
 impl Core {
     /// Takes away what setting a Network up made. One that is not there is fine.
     pub fn remove_network(&self, name: &str) -> Result<()> {
-        let Some(net) = self.networks.get(name)? else { return Ok(()) };
+        let Some(net) = self.networks.get(name)? else {
+            // Its namespace may have gone without us, which took the rest along.
+            return self.sweep_left();
+        };
         let _moving = self.moves.begin(Subject::Network(name.to_owned()));
         let _alone = net.gate.writing();
         let attached = net.attachments()?.len();

@@ -50,6 +50,9 @@ impl Core {
         let place = {
             let mut tables = self.node.tables();
             self.node.settle_part(&mut tables, shape, &ports)?;
+            if let Some(before) = net.shape().filter(|before| before.id() != shape.id()) {
+                self.node.clear_part(&mut tables, Home::Own, before.id())?;
+            }
             // Under the same lock: no two Networks choose one place.
             net.ensure_uplink(shape, facts, &uplink)?
         };

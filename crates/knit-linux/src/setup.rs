@@ -35,6 +35,7 @@ impl Core {
         let _moving = self.moves.begin(Subject::Network(network.name.clone()));
         let about = |error: Error| error.on(network.name.as_str());
         self.node.room.make(&self.node.space);
+        self.sweep_strays();
         let home = self.networks.home(&network.name);
         let driver = topology::of(network.topology);
         self.take_other_kind_down(network, driver).map_err(about)?;
@@ -56,7 +57,12 @@ impl Core {
                 _ => break,
             }
         }
-        done.map_err(about)
+        done.map_err(about)?;
+        if let Err(error) = self.sweep_left() {
+            let error = crate::fail::chain(&error);
+            tracing::error!(error, "cannot remove what Networks left that are gone");
+        }
+        Ok(())
     }
 
     /// Takes the namespace away that a Network of another kind had under this name before this runtime began.

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::{IfName, NetNs};
 use knit_nft::Family;
-use knit_runtime::{Attachment, InterfaceName, NotKnown, Result, SandboxId, Survey};
+use knit_runtime::{Attachment, Damage, InterfaceName, NotKnown, Result, SandboxId, Survey};
 
 use crate::core::Core;
 use crate::links::Like;
@@ -118,6 +118,23 @@ impl Core {
             survey.unknown.extend(unknown.map(|unknown| (net.name.clone(), unknown)));
             if !wrong.0.is_empty() {
                 survey.networks.insert(net.name.clone(), wrong.0);
+            }
+        }
+        match self.compare_strays(&node, &comparing)? {
+            Some(0) => {}
+            None => all_compared = false,
+            Some(strays) => {
+                all_compared = false;
+                // Any of them takes it away when it is set up; the default one shares the table with all.
+                let names = networks.iter().map(|(net, _, _)| net);
+                if let Some(net) = names.min_by_key(|net| (net.home != Home::Node, &net.name)) {
+                    let message = format!(
+                        "{strays} elements of table {} belong to no Network and no attachment of this node",
+                        rules::table(Family::Inet)
+                    );
+                    let damage = Damage { kind: "rules", message };
+                    survey.networks.entry(net.name.clone()).or_default().push(damage);
+                }
             }
         }
         // A port of the node that leads nowhere is found by reading them.
@@ -323,7 +340,8 @@ impl Core {
         of_network.iter().filter_map(is_off).collect()
     }
 
-    /// Attachments that ports of the node no longer lead to.
+    /// Attachments whose ports of the node are not led to them as they should be: one is missing, leads
+    /// elsewhere, or was added.
     fn closed_ports(
         &self,
         ports: &[(knit_kernel::link::Link, Mark)],
@@ -331,12 +349,21 @@ impl Core {
     ) -> Vec<(SandboxId, InterfaceName)> {
         let Some(rules) = &node.rules else { return Vec::new() };
         let table = rules.found(&rules::table(Family::Inet));
-        let leads = |host: &str| {
-            let sets = rules::port_sets();
-            let mut there = sets.iter().filter_map(|set| table?.sets.get(&set.name));
-            there.any(|set| set.elements.values().any(|e| e.comment.as_deref() == Some(host)))
+        let there = table.map(rules::ports_in).unwrap_or_default();
+        let known = self.attachments.known();
+        let as_made = |mark: &Mark| {
+            let host = mark.host();
+            let there = there.get(host.as_str()).map_or(&[][..], Vec::as_slice);
+            match known.get(host.as_str()) {
+                Some(known) if known.ports.is_empty() == !mark.ports => {
+                    let ips: Vec<_> = mark.ips().collect();
+                    rules::same_ports(&rules::port_elements(host.as_str(), &known.ports, &ips), there)
+                }
+                // Which ones there should be is not known.
+                _ => !mark.ports,
+            }
         };
-        let closed = ports.iter().filter(|(link, mark)| mark.ports && !leads(link.name.as_str()));
+        let closed = ports.iter().filter(|(_, mark)| !as_made(mark));
         closed.map(|(_, mark)| (mark.sandbox.clone(), mark.interface.clone())).collect()
     }
 }

@@ -120,13 +120,43 @@ fn two_greedy_networks_filled_the_nodes_whole_table_of_connections() {
             let [first, second] = [&one, &two]
                 .map(|pod| connections(&pod.space, &cluster.outside, SocketAddr::new(world, 7000), 2000));
             assert!(first >= 500, "{first}: one alone has its share");
-            assert!(first + second <= 2048, "{first} and {second} of 2000 each");
+            // What they share, and the first connections that each has in any case: one in each part.
+            assert!(first + second <= 2048 + 2 * 256 + 200, "{first} and {second} of 2000 each");
             assert!(gets_through(&cluster.a.space, &cluster.outside, world, 7200), "the node itself");
             let [one, two] = [usage(&cluster, "blue").await, usage(&cluster, "green").await];
             let together = one.refused_connections_together + two.refused_connections_together;
             let alone = one.refused_connections + two.refused_connections;
             let refused = 4000 - (first + second) as u64;
             assert!(together > 0 && together + alone <= refused, "{one:?} {two:?}, {refused} did not arrive");
+        });
+    });
+}
+
+#[test]
+fn greedy_networks_used_up_the_share_of_all_and_a_modest_one_got_no_connection() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::new();
+            cluster.a.restart_with(|config| {
+                config.uplink_connections = 16_384;
+                config.uplinks_together = 2048;
+            });
+            cluster.a.setup(&default_network()).await;
+            cluster.a.setup(&blue(&cluster.a)).await;
+            cluster.a.setup(&green(&cluster.a)).await;
+            let timeout = Sysctl::new("net/netfilter/nf_conntrack_udp_timeout").expect("a name");
+            Sysctls::of(&cluster.a.space).expect("sysctls").set(&timeout, 3600).expect("set");
+            let greedy = cluster.a.pod(&blue(&cluster.a), "greedy", &["10.77.0.18", "fd77::12"]).await;
+            let modest = cluster.a.pod(&green(&cluster.a), "modest", &["10.77.0.34", "fd77::22"]).await;
+            let world = ip("203.0.113.9");
+            let most = connections(&greedy.space, &cluster.outside, SocketAddr::new(world, 7000), 8000);
+            // Counted in parts, and about.
+            assert!(most <= 3000, "{most} of 8000: what all share is used up");
+            let refused = usage(&cluster, "blue").await;
+            assert!(refused.refused_connections_together > 0, "{refused:?}");
+            for port in 7100..7110 {
+                assert!(gets_through(&modest.space, &cluster.outside, world, port), "{port}");
+            }
         });
     });
 }

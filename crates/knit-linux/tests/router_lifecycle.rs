@@ -14,7 +14,7 @@ use knit_nft::{
     Chain, ChainKind, Family, Hook, L4Proto, Mark, Nftables, Port, Rule, TableId, TableState, Transaction,
     field,
 };
-use knit_runtime::{PortMapping, Protocol, Reason, Runtime};
+use knit_runtime::{NetworkId, PortMapping, Protocol, Reason, Runtime};
 use support::{
     Cluster, NEVER, Node, SOON, Talk, TestPod, blue, default_network, green, ip, name, ours, ours_in, run,
     tables, tables_in, udp, udp_via,
@@ -278,6 +278,71 @@ fn only_what_is_steered_enters_a_router() {
                 let talk = udp_via(&cluster.outside, &pod.space, at, 80, SOON);
                 assert_eq!(talk, Talk::From(ip("192.168.7.99")), "steered, with the client's own address");
             }
+        });
+    });
+}
+
+/// What the node's table has of a Network with this number.
+fn elements_of(node: &Node, number: u32) -> Vec<String> {
+    let id = TableId::new(Family::Inet, "knit");
+    let table = Kernel::open_in(&node.space).expect("nftables").table(&id).expect("read").expect("a table");
+    let (mut uplink, vni) = (format!("up-{number}").into_bytes(), (number << 8).to_be_bytes());
+    uplink.resize(16, 0);
+    let is_of = |set: &str, key: &[u8]| match set {
+        _ if set.starts_with("uplink") => key.starts_with(&uplink),
+        _ => set.starts_with("tunnel-") && key.starts_with(&vni),
+    };
+    let sets = table.sets.iter().flat_map(|(name, set)| {
+        let its = set.elements.values().filter(|element| is_of(name, element.key.as_slice()));
+        its.map(move |element| format!("{name}: {element:?}"))
+    });
+    sets.collect()
+}
+
+#[test]
+fn a_network_that_was_removed_while_its_namespace_was_gone_left_its_rules_for_good() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            assert!(!elements_of(&cluster.a, 2).is_empty() && !elements_of(&cluster.a, 3).is_empty());
+            let there = cluster.a.routers.join("blue");
+            // The runtime is away, so nothing else holds it.
+            cluster.a.restart_with(|config| config.router_directory = "/run/elsewhere".into());
+            NetNs::delete(&there).expect("gone");
+            let node = cluster.a.handle();
+            let gone = || node.link_by_name(&name("up-2")).expect("a look").is_none();
+            eventually("the router's links are gone", SOON, gone);
+            cluster.a.restart();
+            cluster.a.setup(&default_network()).await;
+            cluster.a.runtime.remove_network("blue").await.expect("removed");
+            assert_eq!(elements_of(&cluster.a, 2), Vec::<String>::new());
+            assert!(!elements_of(&cluster.a, 3).is_empty(), "another Network that is not set up yet");
+        });
+    });
+}
+
+#[test]
+fn a_network_that_got_another_number_left_the_rules_of_its_first_one() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            let numbered = |node: &Node, number| {
+                let id = NetworkId::new(number).expect("a number");
+                knit_runtime::Network { id, ..blue(node) }
+            };
+            cluster.a.setup(&numbered(&cluster.a, 7)).await;
+            assert_eq!(elements_of(&cluster.a, 2), Vec::<String>::new());
+            assert!(!elements_of(&cluster.a, 7).is_empty());
+            // The same while the runtime was away.
+            cluster.a.restart();
+            cluster.a.setup(&numbered(&cluster.a, 8)).await;
+            assert_eq!(elements_of(&cluster.a, 7), Vec::<String>::new());
+            assert!(!elements_of(&cluster.a, 8).is_empty());
+            cluster.a.setup(&default_network()).await;
+            cluster.a.setup(&green(&cluster.a)).await;
+            assert!(!elements_of(&cluster.a, 3).is_empty());
+            let survey = cluster.a.runtime.survey().await.expect("compared");
+            assert!(survey.networks.is_empty(), "{survey:?}");
         });
     });
 }

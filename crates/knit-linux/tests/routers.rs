@@ -255,6 +255,7 @@ fn tunnels_take_nothing_from_pods() {
                 listener.set_read_timeout(Some(wait)).expect("a timeout");
                 listener.recv(&mut [0; 64]).is_ok()
             };
+            cluster.a.take_over();
             assert!(arrives(&cluster.a.space, SOON), "the frame is right: a node's arrives");
             for (pod, name) in [(&plain, "plain"), (&bad, "blue"), (&worse, "green")] {
                 assert!(!arrives(&pod.space, NEVER), "{name}");

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::time::Duration;
 
 use knit_kernel::NetNs;
+use knit_kernel::handle::NeighbourFilter;
 use knit_kernel::link::Change;
 use knit_kernel::nft::Kernel;
 use knit_kernel::op::Op;
@@ -314,6 +315,39 @@ fn a_damaged_pod_with_a_host_port_is_repaired_although_a_program_listens_there_b
     });
 }
 
+#[test]
+fn a_pod_whose_link_went_while_no_agent_ran_lost_its_host_port_to_a_program_that_came_since() {
+    in_namespaces(|| {
+        run(async {
+            let mut cluster = Cluster::with_tenants().await;
+            let pod = TestPod::new("one");
+            let mut request = pod.request(&default_network(), &["10.244.2.5", "fd44::2:5"]);
+            let (protocol, host_ip) = (Protocol::Udp, None);
+            request.ports = vec![PortMapping { protocol, host_port: 8080, container_port: 80, host_ip }];
+            let pod = pod.attached(&cluster.b, request.clone()).await;
+            let theirs = cluster.b.handle();
+            let index = theirs.index_of(&name(&pod.attachments[0].host.name)).expect("the pod's link");
+            assert!(theirs.delete_link(index).expect("deleted"));
+            cluster.b.restart();
+            let bound = cluster.b.space.run(|| UdpSocket::bind("0.0.0.0:8080"));
+            let late = bound.expect("visited").expect("a socket");
+            cluster.b.setup(&default_network()).await;
+            cluster.b.runtime.attach(&request).await.expect("it keeps the port that it was given");
+            let at = SocketAddr::new(cluster.b.addresses[0], 8080);
+            assert_ne!(udp_via(&cluster.outside, &pod.space, at, 80, SOON), Talk::Silence);
+            // Nobody else has it by that, nor itself once it is gone.
+            let other = TestPod::new("two").request(&default_network(), &["10.244.2.6", "fd44::2:6"]);
+            let other = knit_runtime::AttachRequest { ports: request.ports.clone(), ..other };
+            cluster.b.runtime.detach(&request.pod, None).await.expect("detached");
+            for request in [&other, &request] {
+                let error = cluster.b.runtime.attach(request).await.expect_err("the program has it");
+                assert_eq!(error.reason, Reason::Conflict, "{error}");
+            }
+            drop(late);
+        });
+    });
+}
+
 /// A datagram inside an Ethernet frame inside a tunnel.
 struct Frame {
     vni: u32,
@@ -413,6 +447,7 @@ fn a_frame_that_a_service_leads_to_another_node_comes_out_nowhere() {
             // a's.
             let (source, target) = (ip("10.77.0.41"), victim.attachments[0].addresses[0].net.addr());
             let frame = Frame { vni: 3, to: router_mac(&cluster, "green"), source, target, port: 6000 };
+            cluster.a.take_over();
             let end = ip("192.168.7.2");
             assert!(arrives(&cluster.a.space, end, &frame, &victim, SOON), "the frame is right");
             service(&cluster.a, ip(VIPS[0]), None, SocketAddr::new(end, 4789));
@@ -422,6 +457,42 @@ fn a_frame_that_a_service_leads_to_another_node_comes_out_nowhere() {
             }
             assert!(!arrives(&pod.space, end, &frame, &victim, NEVER), "a pod, masqueraded");
             assert!(arrives(&cluster.a.space, end, &frame, &victim, SOON), "the node's own still does");
+        });
+    });
+}
+
+/// A pod with `hostNetwork` is in the node's namespace.
+#[test]
+fn any_program_of_a_node_sent_frames_as_pods_of_every_network() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let greens = pair(&cluster, &green, 34, 18).await;
+            let blues = pair(&cluster, &blue, 18, 34).await;
+            let router = router_mac(&cluster, "green");
+            for (end, vni, to, pods, sources) in [
+                ("192.168.7.2", 3, router, &greens, ["10.77.0.41", "fd77::29"]),
+                ("192.168.7.2", 2, blues[1].attachments[0].mac.octets(), &blues, ["10.77.0.25", "fd77::19"]),
+            ] {
+                for place in [0, 1] {
+                    let target = pods[1].attachments[0].addresses[place].net.addr();
+                    let frame = Frame { vni, to, source: ip(sources[place]), target, port: 6000 };
+                    let socket =
+                        cluster.a.space.run(|| UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
+                    let error = socket.send_to(&frame.bytes(), (end, 4789)).expect_err("it is dropped");
+                    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "Network {vni}: {error}");
+                }
+            }
+            // What pods send is the kernel's to send, also where their sockets are seen on the way.
+            crosses(&greens, "green");
+            crosses(&blues, "blue");
+            cluster.a.take_over();
+            let target = greens[1].attachments[0].addresses[0].net.addr();
+            let frame = Frame { vni: 3, to: router, source: ip("10.77.0.41"), target, port: 6000 };
+            assert!(
+                arrives(&cluster.a.space, ip("192.168.7.2"), &frame, &greens[1], SOON),
+                "they were right"
+            );
         });
     });
 }
@@ -454,6 +525,7 @@ async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_run
     // Green is routed: a has 10.77.0.32/28, b has 10.77.0.16/28. Blue is switched, the other way round.
     let greens = pair(&cluster, &green, 34, 18).await;
     let blues = pair(&cluster, &blue, 18, 34).await;
+    cluster.a.take_over();
     let router = router_mac(&cluster, "green");
     let mac = |pod: &TestPod| pod.attachments[0].mac.octets();
     for (vni, to, pod, own, others) in [
@@ -482,6 +554,68 @@ async fn frames_of(end: IpAddr, over: impl Fn(knit_runtime::Network) -> knit_run
     }
     crosses(&greens, "green");
     crosses(&blues, "blue");
+}
+
+/// An advertisement that the neighbour with this address has that MAC, in a frame to a pod.
+fn advertisement(vni: u32, source: IpAddr, to: &TestPod, neighbour: IpAddr, mac: [u8; 6]) -> Vec<u8> {
+    let (IpAddr::V6(source), IpAddr::V6(neighbour)) = (source, neighbour) else { panic!("not IPv6") };
+    let IpAddr::V6(target) = to.attachments[0].addresses[1].net.addr() else { panic!("not IPv6") };
+    // Not asked for, and to override what is there.
+    let mut message = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
+    message.extend(neighbour.octets());
+    message.extend([2, 1]);
+    message.extend(mac);
+    let length = message.len() as u16;
+    let sum = fold(sum(&source.octets()) + sum(&target.octets()) + u32::from(length) + 58 + sum(&message));
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut packet = vec![8, 0, 0, 0];
+    packet.extend((vni << 8).to_be_bytes());
+    packet.extend(to.attachments[0].mac.octets());
+    packet.extend([0x0a, 9, 9, 9, 9, 9]);
+    packet.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    packet.extend(length.to_be_bytes());
+    packet.extend([58, 255]);
+    packet.extend(source.octets());
+    packet.extend(target.octets());
+    packet.extend(message);
+    packet
+}
+
+/// The source of its frame is its own, but the address that it advertises is not.
+#[test]
+fn a_node_told_pods_of_others_that_it_had_an_address_of_theirs() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::with_tenants().await;
+            let pair = pair(&cluster, &blue, 18, 34).await;
+            let pod = &pair[1];
+            let (peer, end) = (ip("fd77::23"), ip("192.168.7.2"));
+            cluster.a.take_over();
+            let local = cluster.b.pod(&blue(&cluster.b), "local", &["10.77.0.35", "fd77::23"]).await;
+            assert_ne!(udp(&pod.space, &local.space, peer, 5000, SOON), Talk::Silence);
+            let known = |address: IpAddr| {
+                let all = pod.handle().neighbours(&NeighbourFilter::default()).expect("neighbours");
+                all.into_iter().find(|n| n.address == address).and_then(|n| n.mac).map(|mac| mac.0)
+            };
+            let socket = cluster.a.space.run(|| UdpSocket::bind("0.0.0.0:0")).expect("in").expect("bound");
+            let evil = [0x0a, 9, 9, 9, 9, 9];
+            let mac = local.attachments[0].mac.octets();
+            assert_eq!(known(peer), Some(mac));
+            for neighbour in [peer, ip("fd77::1"), pair[0].attachments[0].addresses[1].net.addr()] {
+                // It is known before: only then is an advertisement that nobody asked for taken.
+                let _ = udp(&pod.space, &cluster.outside, neighbour, 5000, NEVER);
+                let lie = advertisement(2, ip("fd77::19"), pod, neighbour, evil);
+                socket.send_to(&lie, SocketAddr::new(end, 4789)).expect("sent");
+                // Behind it, so that it has arrived if it does.
+                let target = pod.attachments[0].addresses[1].net.addr();
+                let to = pod.attachments[0].mac.octets();
+                let frame = Frame { vni: 2, to, source: ip("fd77::19"), target, port: 6000 };
+                assert!(arrives(&cluster.a.space, end, &frame, pod, SOON), "the frame is right");
+                assert_ne!(known(neighbour), Some(evil), "{neighbour}");
+            }
+            crosses(&pair, "blue");
+        });
+    });
 }
 
 /// The default Network, by tunnel although the nodes are on one segment.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use knit_api::names;
 
 /// Where an agent learns of other nodes' addresses and blocks.
@@ -50,6 +51,9 @@ pub struct CoreConfig {
     pub network_grace: Duration,
     /// How often ledger, runtimes and what really runs are compared.
     pub reconcile_every: Duration,
+    /// Ranges that are not the outside for any Network with a router of its own: what nodes, and machines that
+    /// trust them, can be reached at and no Node lists.
+    pub not_outside: Vec<IpNet>,
     /// The container runtime's socket, if it is to be asked which sandboxes there are.
     pub cri_socket: Option<PathBuf>,
     /// How long the container runtime must not have a sandbox before that counts as gone. A sandbox has its
@@ -90,6 +94,7 @@ impl CoreConfig {
             request_deadline: Duration::from_secs(60),
             network_grace: Duration::from_secs(300),
             reconcile_every: Duration::from_secs(60),
+            not_outside: Vec::new(),
             cri_socket: None,
             sandbox_grace: Duration::from_secs(600),
         }

@@ -17,6 +17,7 @@ use crate::error::{Error, Reason, Result};
 use crate::pipeline::resolve::Wanted;
 use features::{Announced, has};
 use knit_types::sync::{Locked, ReadWrite};
+use tokio::time::Instant;
 
 /// All runtimes that this agent can use, by the names that NetworkClasses use.
 #[derive(Default)]
@@ -24,6 +25,8 @@ pub struct Runtimes {
     known: RwLock<BTreeMap<String, Known>>,
     /// Sockets that are not used, and why: said once each.
     refused: Mutex<BTreeMap<PathBuf, String>>,
+    /// When a runtime last did not detach in time, if it has not done so since.
+    silent: Mutex<BTreeMap<String, Instant>>,
 }
 
 #[derive(Clone)]
@@ -102,6 +105,21 @@ impl Runtimes {
     #[must_use]
     pub fn is_well(&self, name: &str) -> bool {
         self.read().get(name).is_some_and(|known| known.problem.is_none())
+    }
+
+    /// Notes whether a runtime has answered in time.
+    pub(crate) fn has_answered(&self, name: &str, answered: bool) {
+        let mut silent = self.silent.locked();
+        if answered {
+            silent.remove(name);
+        } else {
+            silent.insert(name.to_owned(), Instant::now());
+        }
+    }
+
+    /// Whether a runtime has not answered in time since then, and not at all after that.
+    pub(crate) fn is_silent_since(&self, name: &str, since: Instant) -> bool {
+        self.silent.locked().get(name).is_some_and(|at| *at > since)
     }
 
     /// Those behind a socket that have announced that they can be watched. One inside the agent changes only

@@ -7,7 +7,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,6 +32,8 @@ use crate::sandboxes::books::Store;
 pub struct FakeKernel {
     state: Arc<Mutex<KernelState>>,
     disturbed: Arc<Notify>,
+    /// Whether attaches of `Faults::hold_on` go on.
+    released: Arc<(Mutex<bool>, Condvar)>,
     /// Who watches the runtime of this kernel; none while nobody does.
     watchers: Arc<Mutex<Vec<mpsc::UnboundedSender<Change>>>>,
 }
@@ -40,11 +42,14 @@ pub struct FakeKernel {
 struct KernelState {
     /// Networks of which something is damaged; none if nobody compares.
     damaged: Option<BTreeSet<String>>,
+    /// Attachments of which something is damaged.
+    broken: BTreeSet<(SandboxId, InterfaceName)>,
     networks: BTreeMap<String, Network>,
     attachments: BTreeMap<(SandboxId, InterfaceName), Attachment>,
     /// Made, but not whole: only garbage collection finds them.
     halves: BTreeSet<(SandboxId, InterfaceName)>,
     attaches: usize,
+    begun: usize,
     set_ups: usize,
     usage: BTreeMap<String, NetworkUsage>,
     faults: Faults,
@@ -67,6 +72,9 @@ pub struct Faults {
     pub set_up: Option<Reason>,
     /// No call about Networks, or that compares them, ever answers.
     pub hang_networks: bool,
+    /// An attach of this interface keeps its thread until `FakeKernel::release`, as a runtime inside the agent
+    /// does that works where it is awaited. For tests on several threads.
+    pub hold_on: Option<String>,
     /// An attach of this interface never answers.
     pub hang_on: Option<String>,
     /// An attach of this interface takes so long, and goes on whoever waits for it.
@@ -147,17 +155,45 @@ impl FakeKernel {
         self.state().attaches
     }
 
+    /// How often a runtime began to attach something since what goes wrong was changed.
+    #[must_use]
+    pub fn attaches_begun(&self) -> usize {
+        self.state().begun
+    }
+
     /// Says what is to go wrong from now on.
     pub fn fail(&self, faults: Faults) {
         let mut state = self.state();
         state.faults = faults;
         state.attaches = 0;
+        state.begun = 0;
     }
 
     /// Damages a Network as a stranger would, and tells so. From now on what is there is compared.
     pub fn damage(&self, network: &str) {
         self.state().damaged.get_or_insert_default().insert(network.to_owned());
         self.disturbed.notify_one();
+    }
+
+    /// Lets attaches go on that are held.
+    pub fn release(&self) {
+        *self.released.0.locked() = true;
+        self.released.1.notify_all();
+    }
+
+    /// Damages all attachments as a stranger would, and tells so. From now on what is there is compared.
+    pub fn break_all(&self) {
+        let mut state = self.state();
+        state.damaged.get_or_insert_default();
+        state.broken = state.attachments.keys().cloned().collect();
+        drop(state);
+        self.disturbed.notify_one();
+    }
+
+    /// How many attachments are damaged.
+    #[must_use]
+    pub fn broken(&self) -> usize {
+        self.state().broken.len()
     }
 
     /// From now on a Network uses this.
@@ -345,6 +381,7 @@ impl FakeRuntime {
             ports: request.ports.clone(),
         };
         state.halves.remove(&key);
+        state.broken.remove(&key);
         state.attachments.insert(key, attachment.clone());
         Ok(attachment)
     }
@@ -424,6 +461,7 @@ impl Runtime for FakeRuntime {
 
     async fn attach(&self, request: &AttachRequest) -> Result<Attachment> {
         self.life.live().await;
+        self.kernel.state().begun += 1;
         let hang = self.kernel.state().faults.hang_on.as_deref() == Some(request.interface.as_str());
         let key = (request.pod.sandbox.clone(), request.interface.clone());
         let fresh = !self.kernel.state().attachments.contains_key(&key);
@@ -433,6 +471,13 @@ impl Runtime for FakeRuntime {
         self.life.live().await;
         if hang {
             pending::<()>().await;
+        }
+        let held = self.kernel.state().faults.hold_on.as_deref() == Some(request.interface.as_str());
+        if held {
+            tokio::task::block_in_place(|| {
+                let (released, told) = &*self.kernel.released;
+                drop(told.wait_while(released.locked(), |released| !*released));
+            });
         }
         let slow = self.kernel.state().faults.slow_on.clone();
         if let Some((_, duration)) = slow.filter(|(interface, _)| interface == request.interface.as_str()) {
@@ -530,7 +575,8 @@ impl Runtime for FakeRuntime {
             return Err(Error::new(Reason::Internal, "told to fail"));
         }
         let damage = |name| (name, vec![Damage { kind: "rules", message: "damaged".into() }]);
-        Ok(Survey { networks: damaged.into_iter().map(damage).collect(), ..Survey::default() })
+        let attachments = state.broken.clone();
+        Ok(Survey { networks: damaged.into_iter().map(damage).collect(), attachments, ..Survey::default() })
     }
 
     async fn usage(&self) -> Result<Vec<NetworkUsage>> {

@@ -815,11 +815,11 @@ async fn the_agent_did_not_start_since_claims_could_not_be_served() {
     let agent = Agent::start(config).await.expect("started");
     result(node.call(node.request(Command::Add, "a", "")).await);
     let status = node.path("objects").join("status");
-    eventually("the event", || contains(&status, "ClaimsNotServed")).await;
+    holds("the event", || contains(&status, "ClaimsNotServed")).await;
     std::fs::remove_file(&kubelet_dir).expect("removed");
     std::fs::create_dir_all(kubelet_dir.join("plugins_registry")).expect("a folder");
     let socket = kubelet_dir.join("plugins_registry/knit.dev-reg.sock");
-    eventually("claims are served", || socket.exists()).await;
+    holds("claims are served", || socket.exists()).await;
     agent.stop(Duration::from_secs(60)).await;
 }
 
@@ -853,8 +853,8 @@ async fn a_claim_said_nothing_while_its_pod_could_not_be_attached() {
     node.kernel.fail(Faults { attach: Some((0, knit_runtime::Reason::Internal)), ..Faults::default() });
     error_code(&node.call(node.request(Command::Add, "a", "")).await);
     let status = node.path("objects").join("status");
-    eventually("why it is not ready", || contains(&status, "told to fail")).await;
+    holds("why it is not ready", || contains(&status, "told to fail")).await;
     result(node.call(node.request(Command::Add, "a", "")).await);
-    eventually("that it is", || contains(&status, "verified") && !contains(&status, "told to fail")).await;
+    holds("that it is", || contains(&status, "verified") && !contains(&status, "told to fail")).await;
     agent.stop(Duration::from_secs(60)).await;
 }

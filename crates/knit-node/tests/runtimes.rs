@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Node, block, main_of, network};
+use common::{NODE, Node, block, main_of, network};
 use knit_api::conditions::node_network::REASON_UNSUPPORTED;
+use knit_cni::protocol::{Command, PROTOCOL_VERSION, Request};
 use knit_ipam::Mac;
 use knit_kernel::testing::{eventually, skip};
 use knit_node::level::Followers;
@@ -472,4 +473,67 @@ async fn when_nobody_looked_after_services_any_more_pods_of_tenants_were_started
         let services = state(&core, "blue").services.expect("a proxy was started");
         assert!(matches!(services, ServicesState::Broken(_)), "{services:?}");
     }
+}
+
+/// Each sandbox that is gone waited for it, one after the other, and all others waited with them.
+#[tokio::test(start_paused = true)]
+async fn a_pass_waited_for_a_hung_runtime_once_for_each_sandbox_that_is_gone() {
+    const PODS: usize = 100;
+    let mut node = Node::new();
+    let blocks = Arc::make_mut(&mut node.world.blocks);
+    blocks.insert("default-1".into(), Arc::new(block("default", NODE, "10.1.0.0/24")));
+    blocks.insert("other-1".into(), Arc::new(block("other", NODE, "10.4.0.0/24")));
+    let agent = node.start().await;
+    for number in 0..PODS {
+        let sandbox = format!("one-{number}");
+        agent.add(node.request(&sandbox, "shop", "other")).await.expect("a pod");
+        std::fs::remove_file(node.netns(&sandbox)).expect("its namespace is gone");
+    }
+    node.other.fail(Faults { hang_detaches: true, ..Faults::default() });
+    let (begun, limit) = (Instant::now(), agent.core.config().detach_deadline);
+    let outcome = agent.core.reconcile(&Pass::default()).await;
+    assert!(begun.elapsed() < limit * 2, "{:?}", begun.elapsed());
+    assert_eq!((outcome.removed, outcome.failed), (0, PODS), "{outcome:?}");
+    assert!(node.kernel.is_clean(), "what the other runtime made is gone");
+    // It answers again: nothing is left.
+    node.other.fail(Faults::default());
+    agent.core.reconcile(&Pass::default()).await;
+    assert!(node.is_clean());
+}
+
+#[tokio::test(start_paused = true)]
+async fn recorded_dels_waited_for_a_hung_runtime_one_after_the_other() {
+    const PODS: usize = 100;
+    let mut node = Node::new();
+    let blocks = Arc::make_mut(&mut node.world.blocks);
+    blocks.insert("default-1".into(), Arc::new(block("default", NODE, "10.1.0.0/24")));
+    blocks.insert("other-1".into(), Arc::new(block("other", NODE, "10.4.0.0/24")));
+    let agent = node.start().await;
+    let spool = knit_cni::paths::spool(&agent.core.config().run_dir);
+    for number in 0..PODS {
+        let sandbox = format!("one-{number}");
+        agent.add(node.request(&sandbox, "shop", "other")).await.expect("a pod");
+        let request = Request {
+            version: PROTOCOL_VERSION,
+            command: Command::Del,
+            container_id: sandbox,
+            netns: String::new(),
+            ifname: "eth0".into(),
+            args: knit_cni::Args::default(),
+            path: String::new(),
+            config: knit_cni::NetworkConfig { cni_version: "1.1.0".into(), ..Default::default() },
+            timeout_ms: None,
+        };
+        knit_cni::spool::leave(&spool, &request).expect("noted");
+    }
+    node.other.fail(Faults { hang_detaches: true, ..Faults::default() });
+    let (begun, limit) = (Instant::now(), agent.core.config().detach_deadline);
+    agent.core.reconcile(&Pass::default()).await;
+    assert!(begun.elapsed() < limit * 2, "{:?}", begun.elapsed());
+    assert!(node.kernel.is_clean(), "what the other runtime made is gone");
+    assert_eq!(std::fs::read_dir(&spool).expect("a folder").count(), PODS, "they are not done");
+    node.other.fail(Faults::default());
+    agent.core.reconcile(&Pass::default()).await;
+    assert!(node.is_clean());
+    assert_eq!(std::fs::read_dir(&spool).expect("a folder").count(), 0);
 }

@@ -3,11 +3,15 @@
 //! Only IP and ARP. Sender addresses in ARP, and targets of neighbour advertisements, are the pod's own.
 //! Router advertisements and redirects are routers' business. Multicast listener reports are dropped because
 //! nobody listens: snooping is off, and each would go to every port.
+//!
+//! Nothing about neighbours comes from other nodes: the bridge answers for their pods, from entries that are
+//! permanent. Where a frame comes from is checked with its source (`tunnel`), which an advertisement's target
+//! is not; that of ARP is its sender, and checked there.
 
 use std::time::Duration;
 
 use knit_nft::{
-    ArpOp, Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, IfName, L4Proto, Rule, Set, Table,
+    ArpOp, Chain, ChainKind, EtherType, Family, Hook, Icmp6Type, IfName, L4Proto, Mark, Rule, Set, Table,
     TableState, field,
 };
 
@@ -32,6 +36,11 @@ const NEIGHBOUR_ADVERTISEMENT: Icmp6Type = Icmp6Type(136);
 const FORBIDDEN: [Icmp6Type; 6] =
     [Icmp6Type(130), Icmp6Type(131), Icmp6Type(132), Icmp6Type(134), Icmp6Type(137), Icmp6Type(143)];
 
+const ROUTER_SOLICITATION: Icmp6Type = Icmp6Type(133);
+/// What a node sends only about itself, or that no other node is asked for.
+const ABOUT_NEIGHBOURS: [Icmp6Type; 3] =
+    [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT];
+
 /// Ports that asked.
 fn questions() -> Set {
     Set::of::<IfName>("questions").dynamic(1 << 16).timeouts().comment("ports that asked who has an address")
@@ -50,7 +59,21 @@ pub(crate) fn layout() -> TableState {
         .set(questions(), [])
         .chain(
             Chain::base("ports", ChainKind::Filter, Hook::Prerouting, FIRST),
-            [from_ours(Rule::new()).goto("port")],
+            [
+                from_ours(Rule::new()).goto("port"),
+                Rule::new().eq(field::iifgroup(), &Mark(crate::tunnel::GROUP)).goto("tunnel"),
+            ],
+        )
+        .chain(
+            Chain::regular("tunnel").comment("what comes from other nodes"),
+            [FORBIDDEN.as_slice(), &ABOUT_NEIGHBOURS].map(|types| {
+                Rule::new()
+                    .eq(field::ether_type(), &EtherType::IPV6)
+                    .eq(field::l4proto(), &L4Proto::ICMPV6)
+                    .one_of(&field::icmpv6_type(), types)
+                    .counter()
+                    .drop()
+            }),
         )
         .chain(
             Chain::regular("port").comment("what a pod sends"),

@@ -1,10 +1,12 @@
 //! The elements that an attachment has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 
 use knit_ipam::Mac;
-use knit_nft::{Element, ElementValue, EtherAddr, IfName, L4Proto, Port, Set, TableId, Transaction};
+use knit_nft::{
+    Element, ElementValue, EtherAddr, IfName, L4Proto, Port, Set, TableId, TableState, Transaction,
+};
 use knit_runtime::{PortMapping, Protocol};
 
 use super::{node, port};
@@ -111,6 +113,31 @@ pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAd
         }
     }
     puts
+}
+
+/// The elements of [`port_sets`] that a table has, by the host ends that they lead to.
+pub(crate) fn ports_in(table: &TableState) -> HashMap<String, Vec<Put>> {
+    let mut found: HashMap<String, Vec<Put>> = HashMap::new();
+    for set in port_sets() {
+        let there = table.sets.get(&set.name).into_iter().flat_map(|there| there.elements.values());
+        for element in there {
+            let Some(host) = element.comment.as_deref() else { continue };
+            found.entry(host.to_owned()).or_default().push(Put::new(set.clone(), element.clone()));
+        }
+    }
+    found
+}
+
+/// Whether the ports of an attachment are these, and no others.
+pub(crate) fn same_ports(wanted: &[Put], there: &[Put]) -> bool {
+    wanted.len() == there.len() && wanted.iter().all(|put| there.iter().any(|there| is_same(put, there)))
+}
+
+/// Whether two elements are in one set and say the same.
+pub(crate) fn is_same(a: &Put, b: &Put) -> bool {
+    a.set.name == b.set.name
+        && (&a.element.key, &a.element.value, &a.element.comment)
+            == (&b.element.key, &b.element.value, &b.element.comment)
 }
 
 /// The ports that elements of [`port_sets`] stand for, by the host ends that they lead to: what

@@ -20,7 +20,9 @@ use knit_nft::expr::CmpOp;
 use knit_nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, TableId, field};
 use knit_types::ByFamily as _;
 
-pub(crate) use elements::{Put, link_local, port_elements, port_sets, ports_of, source_elements};
+pub(crate) use elements::{
+    Put, is_same, link_local, port_elements, port_sets, ports_in, ports_of, same_ports, source_elements,
+};
 pub(crate) use merge::{Elements, interface, merge};
 
 /// The mark that a connection has which was steered into a Network's router: the node's rules let it pass.

@@ -21,6 +21,9 @@ const FILTER: i32 = 0;
 
 /// How many keys the connections of one uplink are counted under.
 const FLOW_PARTS: u32 = 256;
+/// Which part of what all uplinks may have together each of them may have besides. Where that is half of the
+/// node's table, and there are no more than half as many Networks, a quarter of the table is left.
+const FIRST_FLOWS: u32 = 64;
 /// How many keys those of all uplinks together are counted under.
 const ALL_FLOW_PARTS: u32 = 1024;
 
@@ -126,9 +129,19 @@ fn flows() -> Set {
     Set::of::<(IfName, Mark)>("flows").dynamic(most).comment("connections of each uplink, in parts")
 }
 
-/// The same of all uplinks together.
+/// The same, up to the number that each of them may have however many all of them have.
+fn first_flows() -> Set {
+    let most = u32::from(uplink::COUNT) * FLOW_PARTS;
+    Set::of::<(IfName, Mark)>("first-flows")
+        .dynamic(most)
+        .comment("connections of each uplink, up to those that it may have in any case")
+}
+
+/// What comes on top of that, of all uplinks together.
 fn all_flows() -> Set {
-    Set::of::<Mark>("all-flows").dynamic(ALL_FLOW_PARTS).comment("connections of all uplinks, in parts")
+    Set::of::<Mark>("all-flows")
+        .dynamic(ALL_FLOW_PARTS)
+        .comment("connections of all uplinks beyond their first, in parts")
 }
 
 /// Connections that were refused to a Network because it had too many, counted by its uplink.
@@ -149,6 +162,11 @@ pub(crate) fn refused_together() -> Set {
 pub(crate) fn is_default(set: &str, element: &Element, network: u32) -> bool {
     ["sources", "pods", "inside", "outward", "known"].iter().any(|name| set.starts_with(name))
         || tunnel::is_of(set, element, network)
+}
+
+/// Whether all elements of a set are about a Network's uplink or tunnel.
+pub(crate) fn is_by_network(set: &str) -> bool {
+    set.starts_with("uplink") || set.starts_with("tunnel-")
 }
 
 /// The number of the Network whose uplink or tunnel an element of a set is about.
@@ -182,6 +200,7 @@ pub(crate) fn layout(vxlan_port: u16, flows_at_most: Flows) -> TableState {
         hairpin4(),
         hairpin6(),
         flows(),
+        first_flows(),
         all_flows(),
         refused(),
         refused_together(),
@@ -190,6 +209,10 @@ pub(crate) fn layout(vxlan_port: u16, flows_at_most: Flows) -> TableState {
     .fold(state, |state, set| state.set(set, []));
     let state = refusals(state, "refuse", "refused", "too many connections");
     let state = refusals(state, "refuse-all", "all-refused", "too many connections of all Networks");
+    let state = state.chain(
+        Chain::regular("further-flow").comment("one of those that Networks share"),
+        further_flow(flows_at_most),
+    );
     from_uplinks(to_uplinks(translation(state), vxlan_port), flows_at_most)
 }
 
@@ -257,14 +280,22 @@ fn refusals(state: TableState, chain: &str, counted: &str, why: &str) -> TableSt
 /// Drops the first packet of a connection if its Network has too many. The kernel looks through all that it
 /// counted under one key when another one comes, so each uplink has many keys: which one follows from the
 /// connection's hash. All Networks together leave a part of the node's table to the node and the default
-/// Network, however many they are.
+/// Network. What they share is what each has beyond its first connections: those it may have however many
+/// greedy ones there are.
 fn new_flow(Flows { each, together }: Flows) -> Vec<Rule> {
     let key = (field::iifname(), field::symhash(FLOW_PARTS));
     let of_one = Rule::new().connections_over(&key, "flows", each.div_ceil(FLOW_PARTS)).goto("refuse");
+    let first = (together / FIRST_FLOWS).div_ceil(FLOW_PARTS);
+    let further = Rule::new().connections_over(&key, "first-flows", first).goto("further-flow");
+    [(each > 0).then_some(of_one), (together > 0).then_some(further)].into_iter().flatten().collect()
+}
+
+/// Drops it if all Networks together have too many.
+fn further_flow(Flows { together, .. }: Flows) -> Vec<Rule> {
     let key = field::symhash(ALL_FLOW_PARTS);
     let most = together.div_ceil(ALL_FLOW_PARTS);
     let of_all = Rule::new().connections_over(&key, "all-flows", most).goto("refuse-all");
-    [(each > 0).then_some(of_one), (together > 0).then_some(of_all)].into_iter().flatten().collect()
+    (together > 0).then_some(of_all).into_iter().collect()
 }
 
 /// Goes out by an uplink, known by its group and how its name begins. Beside the set of uplinks, so that all

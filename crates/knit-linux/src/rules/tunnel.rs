@@ -5,6 +5,10 @@
 //! of the node and no masquerading ever sees it. Whatever is tracked did not come from such a node: it is
 //! neither taken nor, if we forward it, let through, and that is looked at after translation.
 //!
+//! Nobody on this node sends frames but the kernel: what has a socket of the node's own namespace behind it is
+//! dropped, since others would take it as this node's. A Network whose router is the node itself is the
+//! exception: there the node's own programs talk to pods, and their packets keep their sockets inside frames.
+//!
 //! The source inside a frame must be one of the sending node's addresses in that Network. Only here are the
 //! outer and the inner source seen together: a VXLAN device drops the outer one. The key is exact, so its
 //! cost does not depend on how many nodes there are: a block is a power of two and aligned to its size, so it
@@ -21,10 +25,10 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use knit_nft::expr::{LookupResult, SetRef};
+use knit_nft::expr::{CmpOp, LookupResult, SetRef};
 use knit_nft::{
     AddrType, Chain, ChainKind, CtState, CtStatus, Data, Element, EtherType, Expr, FibFlags, Hook, L4Proto,
-    NfProto, Port, Reg, Rule, Scalar, Set, TableState, Vni, field,
+    NfProto, Port, Reg, Rule, Scalar, Set, TableState, Uid, Vni, field,
 };
 
 use super::{Put, from_ours, range_elements, ranges};
@@ -91,6 +95,11 @@ fn unchecked() -> Set {
     Set::of::<Vni>(UNCHECKED).comment("set up by an earlier version")
 }
 
+/// Networks whose frames may carry what the node's own programs send.
+fn own() -> Set {
+    Set::of::<Vni>("tunnel-own").comment("the node's own programs send in these")
+}
+
 /// Addresses of which it is known at which node they are: the default Network's pods, and nodes themselves.
 fn known4() -> Set {
     ranges::<Ipv4Addr>("known4").comment("sources of one node only")
@@ -105,14 +114,18 @@ fn known6() -> Set {
 /// A Network's own set-up removes it in the transaction that brings what it is checked by; a table that is
 /// gone, flushed for instance, leaves none.
 pub(super) fn unchecked_of(found: &TableState) -> Vec<Put> {
-    if found.sets.contains_key(&units44().name) {
+    let lacks = |set: fn() -> Set| (!found.sets.contains_key(&set().name)).then_some(set);
+    // Likewise what the node's own programs send, which a table from before does not tell apart.
+    let sets = [lacks(units44).map(|_| unchecked()), lacks(own).map(|_| own())];
+    if sets.iter().all(Option::is_none) {
         return Vec::new();
     }
     let elements = found.sets.iter().flat_map(|(name, set)| {
         set.elements.values().filter_map(|element| super::node::network_of(name, element))
     });
     let networks: BTreeSet<u32> = elements.collect();
-    networks.into_iter().map(|id| Put::new(unchecked(), Element::new(&Vni(id)))).collect()
+    let puts = |set: &Set| networks.iter().map(|id| Put::new(set.clone(), Element::new(&Vni(*id)))).collect();
+    sets.iter().flatten().flat_map(|set| -> Vec<Put> { puts(set) }).collect()
 }
 
 /// To the tunnels' port.
@@ -136,13 +149,24 @@ pub(super) fn checks(state: TableState, port: u16) -> TableState {
         known4(),
         known6(),
         unchecked(),
+        own(),
     ];
     let state = sets.into_iter().fold(state, |state, set| state.set(set, []));
     let (v4, v6) = (field::ip_saddr(), field::ip6_saddr());
     state
         .chain(
             Chain::base("tunnel-out", ChainKind::Filter, Hook::Output, RAW),
-            [to_tunnel(port).notrack().comment("no Service is on this port")],
+            [
+                // Without a socket of this namespace the rule ends where it is asked for.
+                to_tunnel(port)
+                    .load_at(Reg::FIRST, &field::skuid())
+                    .expr(Expr::Cmp { sreg: Reg::FIRST, op: CmpOp::Ge, data: Uid(0).bytes() })
+                    .not_in_set(&field::vxlan_vni(), "tunnel-own")
+                    .counter()
+                    .drop()
+                    .comment("not the kernel's"),
+                to_tunnel(port).notrack().comment("no Service is on this port"),
+            ],
         )
         .chain(
             Chain::regular("tunnel").comment("frames of other nodes"),
@@ -250,6 +274,7 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     let vni = Vni(shape.id());
     let mut puts = Vec::new();
     if shape.home == Home::Node {
+        puts.push(Put::new(own(), Element::new(&vni)));
         let nodes = shape.network.blocks.iter().flat_map(|block| &block.node_addresses).copied();
         let known: Vec<IpNet> = shape.pods().into_iter().chain(nodes.map(IpNet::from)).collect();
         puts.extend(

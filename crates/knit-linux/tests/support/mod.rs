@@ -362,6 +362,13 @@ impl Cluster {
 }
 
 impl Node {
+    /// Lets programs of the node send frames of tunnels, as they can on one that somebody has taken over.
+    pub fn take_over(&self) {
+        let mut tx = knit_nft::Transaction::new();
+        tx.flush_chain(&knit_nft::TableId::new(knit_nft::Family::Inet, "knit"), "tunnel-out");
+        Kernel::open_in(&self.space).expect("nftables").commit(&tx).expect("flushed");
+    }
+
     /// The namespace of a Network's router.
     pub fn router(&self, network: &str) -> NetNs {
         NetNs::open(self.routers.join(network)).expect("a router")

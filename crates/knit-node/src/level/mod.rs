@@ -17,6 +17,7 @@ use knit_runtime::{
     Survey,
 };
 use knit_types::sync::Locked;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use crate::networks::compute::Unready;
@@ -29,7 +30,7 @@ pub use pace::{Backoff, Pace, Turn};
 const NETWORK: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
 /// anyway.
-const COMPARE_RETRY_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const COMPARE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How long a runtime that did not answer lately has to do so.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -164,8 +165,7 @@ impl Reconciler {
     ) -> (Damaged, Option<(String, Vec<Attachment>)>, Outcome) {
         let (mut damaged, mut seen, mut outcome) = (Damaged::new(), None, Outcome::default());
         // One that is known not to answer is only asked whether it does so again.
-        let limit = self.config.runtime_deadline;
-        let limit = if self.runtimes.is_well(&name) { limit } else { limit.min(PROBE_TIMEOUT) };
+        let limit = self.answer_limit(&name);
         match tokio::time::timeout(limit, runtime.survey_and_list()).await {
             Ok(Ok((survey, listed))) => {
                 if survey.networks.is_empty() {
@@ -193,8 +193,26 @@ impl Reconciler {
         (damaged, seen, outcome)
     }
 
+    /// How long a pass waits for a runtime's answer.
+    pub(crate) fn answer_limit(&self, name: &str) -> Duration {
+        let limit = self.config.runtime_deadline;
+        if self.runtimes.is_well(name) { limit } else { limit.min(PROBE_TIMEOUT) }
+    }
+
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.
+    /// Networks are repaired as soon as they are found damaged; attachments, which may take long, beside that.
     pub(crate) async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
+        let ((damaged, told), (look_again, due)) = (unbounded_channel(), unbounded_channel());
+        let looking = self.keep_looking(&runtime, &damaged, due);
+        tokio::join!(looking, self.keep_attached(told, look_again));
+    }
+
+    async fn keep_looking(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        damaged: &UnboundedSender<Damaged>,
+        mut look_again: UnboundedReceiver<Instant>,
+    ) {
         let (mut rules, mut rest) = (Pace::default(), Pace::default());
         // When it is to be looked because of either of them, and because of what was put off.
         let (mut rules_due, mut rest_due, mut later) = (None, None, None);
@@ -211,6 +229,7 @@ impl Reconciler {
                     Disturbance::Rules => _ = rules_due.get_or_insert(rules.next(Instant::now())),
                     Disturbance::Something => _ = rest_due.get_or_insert(rest.next(Instant::now())),
                 },
+                Some(at) = look_again.recv() => later = Some(later.map_or(at, |later: Instant| later.min(at))),
                 () = wait => {
                     let now = Instant::now();
                     // One look is for all; what is grave does not wait because there was much of the rest.
@@ -220,15 +239,19 @@ impl Reconciler {
                     if rest_due.take().is_some() {
                         rest.looked(now);
                     }
-                    later = self.look_after(&runtime).await;
+                    later = self.look_after(runtime, damaged).await;
                 }
             }
         }
     }
 
-    /// Compares what one runtime made, and puts right what differs. Says when to look again, if that is
-    /// known.
-    async fn look_after(&self, runtime: &Arc<dyn Runtime>) -> Option<Instant> {
+    /// Compares what one runtime made, and repairs Networks that differ; attachments that do are passed on.
+    /// Says when to look again, if that is known.
+    async fn look_after(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        attachments: &UnboundedSender<Damaged>,
+    ) -> Option<Instant> {
         let mut outcome = Outcome::default();
         let survey = match tokio::time::timeout(self.config.runtime_deadline, runtime.survey()).await {
             Ok(Ok(survey)) => survey,
@@ -238,8 +261,11 @@ impl Reconciler {
             Ok(Err(_)) | Err(_) => return Some(Instant::now() + COMPARE_RETRY_DELAY),
         };
         let Look { damaged, again } = self.put_right(runtime, survey, Occasion::News, &mut outcome).await;
-        let later = self.attach_again(&damaged, &mut outcome).await;
-        again.into_iter().chain(later).min()
+        if !damaged.is_empty() {
+            // They are made again as long as it is looked.
+            let _ = attachments.send(damaged);
+        }
+        again
     }
 
     /// Sets up again the Networks of which something differs.

@@ -109,7 +109,7 @@ pub fn desired(
         mtu: network.mtu(),
         primary: network.is_primary(),
         outside: network.reaches_outside(),
-        not_outside: inside.of(world).to_vec(),
+        not_outside: if network.is_default() { inside.of(world).to_vec() } else { inside.and_more(world) },
         cluster_service_ips: if network.is_default() { Vec::new() } else { service_ips(world, network) },
         routes: network.routes().map_err(|error| wrong(chain(error)))?.to_vec(),
         blocks: blocks(world, name),
@@ -205,6 +205,8 @@ fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
 pub struct Inside {
     /// What pods of other nodes have, by Network: sorted once for each state of things, too.
     pub announced: announced::ByNetwork,
+    /// What the operator says besides, for Networks whose way out is a router's.
+    more: Vec<IpNet>,
     /// With the number of the state that it is of.
     known: Mutex<Option<(u64, Arc<[IpNet]>)>>,
 }
@@ -212,6 +214,23 @@ pub struct Inside {
 // === impl Inside ===
 
 impl Inside {
+    /// The same, and these ranges besides.
+    pub(super) fn with(more: &[IpNet]) -> Self {
+        Self { more: more.to_vec(), known: Mutex::default() }
+    }
+
+    /// What is not the outside for a Network with a router of its own: for the default one these ranges are
+    /// what they are for its node.
+    fn and_more(&self, world: &World) -> Vec<IpNet> {
+        let mut ranges = self.of(world).to_vec();
+        if !self.more.is_empty() {
+            ranges.extend(self.more.iter().map(IpNet::trunc));
+            ranges = IpNet::aggregate(&ranges);
+            ranges.sort();
+        }
+        ranges
+    }
+
     /// What is not the outside in this snapshot. All snapshots are of one store.
     fn of(&self, world: &World) -> Arc<[IpNet]> {
         let mut known = self.known.locked();
@@ -401,6 +420,26 @@ mod tests {
         Arc::make_mut(&mut world.blocks).insert("more".into(), block("b", "10.244.9.0/24", ""));
         world.networks_revision += 1;
         assert_ne!(first, inside.of(&world), "but again when something has changed");
+    }
+
+    #[test]
+    fn tenants_reached_nodes_at_addresses_that_no_node_lists() {
+        let mut world = world(&[block("a", "10.244.0.0/24", "")]);
+        let spec = serde_json::json!({"topology": "Layer3", "subnets": [{"cidr": "10.7.0.0/16"}]});
+        let mut red = Network::new("red", serde_json::from_value(spec).expect("a spec"));
+        red.status = Some(NetworkStatus { id: Some(2), ..NetworkStatus::default() });
+        Arc::make_mut(&mut world.networks).insert("red".to_owned(), Arc::new(red.into()));
+        // Known from before: lists are not what this is about.
+        world.before = crate::world::Before { kept: true, ..crate::world::Before::default() };
+        let range = |text: &str| text.parse::<IpNet>().expect("a range");
+        let management = ["198.51.100.0/24", "198.51.101.9/24"].map(range);
+        let inside = Inside::with(&management);
+        let not_outside = |inside: &Inside, name: &str| {
+            let desired = super::desired(&world, inside, name, "a", Here::InUse).expect("desired");
+            desired.network.not_outside
+        };
+        assert!(not_outside(&inside, "red").contains(&range("198.51.100.0/23")));
+        assert_eq!(not_outside(&inside, "default"), not_outside(&Inside::default(), "default"));
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Networks {
         shown: watch::Sender<u64>,
     ) -> Self {
         let (entries, waiting, look) = (Mutex::default(), Mutex::default(), Notify::new());
-        let inside = compute::Inside::default();
+        let inside = compute::Inside::with(&config.not_outside);
         Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, inside, waiting, look }
     }
 

@@ -52,7 +52,7 @@ impl Admitted<'_> {
     }
 
     /// The same for a task of its own.
-    pub(super) fn into_owned(self) -> Admitted<'static> {
+    pub(crate) fn into_owned(self) -> Admitted<'static> {
         Admitted(Cow::Owned(self.0.into_owned()))
     }
 

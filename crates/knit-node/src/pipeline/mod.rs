@@ -49,6 +49,7 @@ use crate::sandboxes::unreadable;
 use crate::world::WorldStore;
 pub(crate) use claim::Occasion;
 use resolve::{Held, Missing, resolve};
+pub(crate) use undo::DetachLimits;
 pub(crate) use verify::Answer;
 pub(crate) use waits::Waits;
 
@@ -196,7 +197,7 @@ impl Pipeline {
                 let error = self.final_if_asked_for(&request.pod.sandbox, &asked_for_addresses, error);
                 // Who waits for the answer should hear of this error; what a runtime does not take away in
                 // time, a later pass does.
-                self.undo(recorded.record(), recorded.planned(), GIVE_UP).await;
+                self.undo(recorded.record(), recorded.planned(), DetachLimits::of_request(GIVE_UP)).await;
                 Err(error)
             }
         }

@@ -7,16 +7,48 @@ use futures::future::join_all;
 use knit_ledger::{SandboxRecord, Unreadable};
 use knit_runtime::{InterfaceName, Pod, SandboxId};
 use knit_types::{Owner, chain};
+use tokio::time::Instant;
 
 use super::{Pipeline, is_main};
 use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::request::Door;
 
+/// How long a call of a runtime that takes interfaces away may last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DetachLimits {
+    limit: Duration,
+    /// When the pass began for which this is done, if it is one: a runtime that did not answer in time since
+    /// then is left for the next pass.
+    pass: Option<Instant>,
+}
+
+impl DetachLimits {
+    /// For what somebody waits for.
+    pub(crate) fn of_request(limit: Duration) -> Self {
+        Self { limit, pass: None }
+    }
+
+    /// For what a pass does for many sandboxes: one runtime that hangs must not hold it up for each of them.
+    pub(crate) fn of_pass(limit: Duration, begun: Instant) -> Self {
+        Self { limit, pass: Some(begun) }
+    }
+}
+
 impl Pipeline {
     /// Takes a sandbox's interfaces away. What is gone already is success, and so is a `main` that it does
     /// not have.
     pub(crate) async fn detach(&self, sandbox: &SandboxId, main: Option<&InterfaceName>) -> Result<()> {
+        self.detach_with(sandbox, main, DetachLimits::of_request(self.config.detach_deadline)).await
+    }
+
+    /// The same, with a limit for each call of a runtime.
+    pub(crate) async fn detach_with(
+        &self,
+        sandbox: &SandboxId,
+        main: Option<&InterfaceName>,
+        limits: DetachLimits,
+    ) -> Result<()> {
         let patience = self.config.detach_deadline / 2;
         let lock = self.sandboxes.locks().lock(sandbox.clone());
         let _guard = tokio::time::timeout(patience, lock).await.map_err(|_| {
@@ -38,7 +70,7 @@ impl Pipeline {
         if main.is_some_and(|main| !is_main(&record, main)) {
             return Ok(());
         }
-        self.remove(&record).await
+        self.remove_with(&record, limits).await
     }
 
     /// Takes some of a sandbox's further interfaces away. Its main one goes with the sandbox only, and what
@@ -104,9 +136,14 @@ impl Pipeline {
 
     /// Takes all of a sandbox away. Who calls has its lock.
     pub(crate) async fn remove(&self, record: &SandboxRecord) -> Result<()> {
+        self.remove_with(record, DetachLimits::of_request(self.config.detach_deadline)).await
+    }
+
+    /// The same, with a limit for each call of a runtime.
+    pub(crate) async fn remove_with(&self, record: &SandboxRecord, limits: DetachLimits) -> Result<()> {
         let all: Vec<InterfaceName> =
             record.attachments().iter().map(|a| a.plan().interface.clone()).collect();
-        let problem = self.undo(record, &all, self.config.detach_deadline).await;
+        let problem = self.undo(record, &all, limits).await;
         self.report.changed(record.sandbox());
         let Some(problem) = problem else { return Ok(()) };
         let message = format!(
@@ -162,7 +199,7 @@ impl Pipeline {
     /// Takes interfaces away and out of the record. What cannot be taken away now stays in the record as
     /// leaving, and a later pass tries again. True if nothing is left.
     pub(crate) async fn take_back(&self, record: &SandboxRecord, interfaces: &[InterfaceName]) -> bool {
-        self.undo(record, interfaces, self.config.detach_deadline).await.is_none()
+        self.undo(record, interfaces, DetachLimits::of_request(self.config.detach_deadline)).await.is_none()
     }
 
     /// The same, with a limit for each call of a runtime. Gives what is wrong if something is left.
@@ -170,7 +207,7 @@ impl Pipeline {
         &self,
         record: &SandboxRecord,
         interfaces: &[InterfaceName],
-        limit: Duration,
+        limits: DetachLimits,
     ) -> Option<String> {
         let pod = record.runtime_pod();
         // While a runtime may still be making one, that it is gone now does not mean that it stays gone. And
@@ -222,7 +259,13 @@ impl Pipeline {
                     Some(format!("network runtime {name} does not answer on this node: start it")),
                 );
             };
-            let problem = match tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await {
+            if limits.pass.is_some_and(|begun| self.runtimes.is_silent_since(&name, begun)) {
+                return (interfaces, Some(format!("network runtime {name} does not answer: check its log")));
+            }
+            let limit = limits.limit;
+            let answer = tokio::time::timeout(limit, runtime.detach(pod, interface.as_ref())).await;
+            self.runtimes.has_answered(&name, answer.is_ok());
+            let problem = match answer {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
                     tracing::warn!(

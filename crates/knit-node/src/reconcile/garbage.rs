@@ -6,10 +6,12 @@ use std::collections::BTreeSet;
 use knit_ipam::Millis;
 use knit_ledger::SandboxRecord;
 use knit_runtime::{Reason as RuntimeReason, SandboxId};
+use tokio::time::Instant;
 
 use super::{Lists, Outcome, Reconciler};
 use crate::error::{Error, Reason, Result};
 use crate::netns::Processes;
+use crate::pipeline::DetachLimits;
 use crate::request::Door;
 
 impl Reconciler {
@@ -32,6 +34,7 @@ impl Reconciler {
             .map(|r| r.sandbox().clone())
             .collect();
         let mut left = 0_usize;
+        let limits = DetachLimits::of_pass(self.config.detach_deadline, Instant::now());
         for sandbox in unused {
             let _guard = self.sandboxes.locks().lock(sandbox.clone()).await;
             let record = self.sandboxes.books().get(&sandbox).filter(|r| r.created_at() <= before.0).cloned();
@@ -44,7 +47,7 @@ impl Reconciler {
                     continue;
                 }
                 tracing::info!(%sandbox, "removing what its runtime no longer lists");
-                left += usize::from(self.pipeline.remove(&record).await.is_err());
+                left += usize::from(self.pipeline.remove_with(&record, limits).await.is_err());
             }
         }
         if left == 0 {
@@ -79,7 +82,20 @@ impl Reconciler {
                     %sandbox, %interface, runtime = %name,
                     "removing an interface without a record"
                 );
-                match runtime.detach(&attachment.pod, Some(interface)).await {
+                if lists.is_silent(&self.runtimes, name) {
+                    outcome.failed += 1;
+                    break;
+                }
+                let limit = self.config.detach_deadline;
+                let detach = runtime.detach(&attachment.pod, Some(interface));
+                let detached = tokio::time::timeout(limit, detach).await;
+                self.runtimes.has_answered(name, detached.is_ok());
+                let detached = detached.unwrap_or_else(|_| {
+                    let message =
+                        format!("network runtime {name} did not detach it within {} s", limit.as_secs());
+                    Err(knit_runtime::Error::new(RuntimeReason::NotReady, message))
+                });
+                match detached {
                     Ok(()) => {
                         self.metrics.garbage(1);
                         outcome.strays += 1;

@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
 use knit_ledger::{AttachmentState, SandboxRecord, Unreadable};
-use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
+use knit_runtime::{Attachment, InterfaceName, Pod, Reason as RuntimeReason, SandboxId};
 use knit_types::PodRef;
 use tokio::time::Instant;
 
@@ -21,12 +22,15 @@ use crate::cri::Cri;
 use crate::level::{Damaged, Repairs, Seen};
 use crate::metrics::Metrics;
 use crate::networks::Networks;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{DetachLimits, Pipeline};
 use crate::report::{PodEvent, Report};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Sandboxes;
 use crate::world::WorldStore;
 use fate::SandboxLiveness;
+
+/// How many sandboxes are reconciled at a time. A pod that does not answer takes seconds.
+const SANDBOXES_AT_ONCE: usize = 32;
 
 /// What is special about a pass.
 #[derive(Clone, Debug, Default)]
@@ -98,7 +102,7 @@ impl Outcome {
 impl Reconciler {
     /// One pass.
     pub(crate) async fn pass(&self, pass: &Pass) -> Outcome {
-        let mut outcome = Outcome::default();
+        let (mut outcome, begun) = (Outcome::default(), Instant::now());
         self.take_spooled().await;
         if let Some(cri) = &self.cri {
             let known = {
@@ -110,17 +114,10 @@ impl Reconciler {
         }
         let (damaged, seen) = self.compare_all(pass.first, &mut outcome).await;
         let mut lists = self.lists(seen, &mut outcome).await;
-        lists.damaged = damaged;
+        (lists.damaged, lists.begun) = (damaged, Some(begun));
         let sandboxes: Vec<SandboxId> =
             self.sandboxes.books().records().map(|r| r.sandbox().clone()).collect();
-        for sandbox in sandboxes {
-            // If something is being done for it, that settles it.
-            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else { continue };
-            let record = self.sandboxes.books().get(&sandbox).cloned();
-            if let Some(record) = record {
-                self.reconcile_one(&record, &lists, &mut outcome).await;
-            }
-        }
+        self.reconcile_each(sandboxes, &lists, &mut outcome).await;
         self.reconcile_unreadable(pass.first, &mut outcome).await;
         // What is gone comes first: its address may be a running pod's by now.
         if pass.adopt {
@@ -155,12 +152,15 @@ impl Reconciler {
                 return;
             }
         };
-        for note in notes {
+        let limits = DetachLimits::of_pass(self.config.detach_deadline, Instant::now());
+        let each = notes.into_iter().map(|note| async move {
             let del = note.request.ok().and_then(|del| {
                 Some((SandboxId::new(del.container_id).ok()?, InterfaceName::new(del.ifname).ok()?))
             });
             let done = match del {
-                Some((sandbox, interface)) => self.pipeline.detach(&sandbox, Some(&interface)).await.is_ok(),
+                Some((sandbox, interface)) => {
+                    self.pipeline.detach_with(&sandbox, Some(&interface), limits).await.is_ok()
+                }
                 None => {
                     tracing::warn!(
                         file = %note.file.display(),
@@ -176,17 +176,29 @@ impl Reconciler {
                     "a recorded DEL is done, but its file cannot be removed"
                 );
             }
-        }
+        });
+        futures::stream::iter(each).buffer_unordered(SANDBOXES_AT_ONCE).collect::<Vec<()>>().await;
     }
 
     /// What each runtime says it has, if that was not seen just now. One that does not answer is not in it.
     async fn lists(&self, mut seen: Seen, outcome: &mut Outcome) -> Lists {
         let mut lists = Lists::default();
-        for (name, runtime) in self.runtimes.all() {
-            let listed = match seen.remove(&name) {
-                Some(seen) => Ok(seen),
-                None => runtime.list(None).await,
-            };
+        // Side by side: one that hangs holds up nobody's but its own.
+        let asked = self.runtimes.all().into_iter().map(|(name, runtime)| {
+            let seen = seen.remove(&name);
+            let limit = self.answer_limit(&name);
+            async move {
+                let listed = match seen {
+                    Some(seen) => Ok(seen),
+                    None => tokio::time::timeout(limit, runtime.list(None)).await.unwrap_or_else(|_| {
+                        let message = format!("it does not answer within {} s", limit.as_secs());
+                        Err(knit_runtime::Error::new(RuntimeReason::NotReady, message))
+                    }),
+                };
+                (name, listed)
+            }
+        });
+        for (name, listed) in futures::future::join_all(asked.collect::<Vec<_>>()).await {
             match listed {
                 Ok(attachments) => {
                     let by_key = lists.by_runtime.entry(name).or_default();
@@ -207,12 +219,44 @@ impl Reconciler {
         lists
     }
 
+    /// Reconciles sandboxes, some of them at a time: one whose pod or runtime does not answer holds up few
+    /// others. Says when the next one is due of those that were repaired too often of late.
+    async fn reconcile_each(
+        &self,
+        sandboxes: impl IntoIterator<Item = SandboxId>,
+        lists: &Lists,
+        outcome: &mut Outcome,
+    ) -> Option<Instant> {
+        let each = sandboxes.into_iter().map(|sandbox| async move {
+            let mut outcome = Outcome::default();
+            // If something is being done for it, that settles it.
+            let Some(_guard) = self.sandboxes.locks().try_lock(sandbox.clone()) else {
+                return (None, outcome);
+            };
+            let record = self.sandboxes.books().get(&sandbox).cloned();
+            let Some(record) = record else { return (None, outcome) };
+            (self.reconcile_one(&record, lists, &mut outcome).await, outcome)
+        });
+        let mut done = futures::stream::iter(each).buffer_unordered(SANDBOXES_AT_ONCE);
+        let mut due = None;
+        while let Some((later, did)) = done.next().await {
+            outcome.add(&did);
+            due = due.into_iter().chain(later).min();
+        }
+        due
+    }
+
     async fn reconcile_one(
         &self,
         record: &SandboxRecord,
         lists: &Lists,
         outcome: &mut Outcome,
     ) -> Option<Instant> {
+        let limit = self.config.detach_deadline;
+        let limits = match lists.begun {
+            Some(begun) => DetachLimits::of_pass(limit, begun),
+            None => DetachLimits::of_request(limit),
+        };
         match self.fate(record, lists.has(record)) {
             SandboxLiveness::Lives => {}
             SandboxLiveness::Hidden => {
@@ -228,13 +272,16 @@ impl Reconciler {
             SandboxLiveness::Gone(why) => {
                 tracing::info!(sandbox = %record.sandbox(), "{why}: removing its networks");
                 self.metrics.garbage(record.attachments().len() as u64);
-                match self.pipeline.remove(record).await {
+                match self.pipeline.remove_with(record, limits).await {
                     Ok(()) => outcome.removed += 1,
                     Err(_) => outcome.failed += 1,
                 }
                 return None;
             }
         }
+        let take_back = async |record: &SandboxRecord, interfaces: &[InterfaceName]| {
+            self.pipeline.undo(record, interfaces, limits).await.is_none()
+        };
         let in_state = |wanted: fn(&AttachmentState) -> bool| -> Vec<InterfaceName> {
             let matching = record.attachments().iter().filter(|a| wanted(a.state()));
             matching.map(|a| a.plan().interface.clone()).collect()
@@ -242,7 +289,7 @@ impl Reconciler {
         let leaving = in_state(|s| matches!(s, AttachmentState::Detaching(_)));
         let planned = in_state(|s| matches!(s, AttachmentState::Planned));
         if !leaving.is_empty() {
-            if self.pipeline.take_back(record, &leaving).await {
+            if take_back(record, &leaving).await {
                 outcome.rolled_back += 1;
             } else {
                 outcome.failed += 1;
@@ -253,7 +300,7 @@ impl Reconciler {
             let record = self.sandboxes.books().get(record.sandbox()).cloned()?;
             if self.finish(&record, &planned, lists).await {
                 outcome.finished += 1;
-            } else if self.pipeline.take_back(&record, &planned).await {
+            } else if take_back(&record, &planned).await {
                 outcome.rolled_back += 1;
             } else {
                 outcome.failed += 1;
@@ -339,10 +386,17 @@ impl Reconciler {
 struct Lists {
     /// What is there, but not as it was made.
     damaged: Damaged,
+    /// When the pass began that they are for.
+    begun: Option<Instant>,
     by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
 }
 
 impl Lists {
+    /// Whether a runtime has let this pass wait in vain.
+    fn is_silent(&self, runtimes: &Runtimes, name: &str) -> bool {
+        self.begun.is_some_and(|begun| runtimes.is_silent_since(name, begun))
+    }
+
     fn find(&self, runtime: &str, sandbox: &SandboxId, interface: &InterfaceName) -> Option<&Attachment> {
         self.by_runtime.get(runtime)?.get(&(sandbox.clone(), interface.clone()))
     }

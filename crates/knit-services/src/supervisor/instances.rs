@@ -1,13 +1,16 @@
 //! The instances: each is started, given what it runs with, started again where it stopped or does not
 //! belong, and ended.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_kernel::NetNs;
+use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
-use knit_proxy::backends::Backends;
+use knit_proxy::backends::{Backends, Limits};
 use knit_proxy::model::NodeInfo;
 use knit_proxy::source::Event;
 use knit_runtime::Network;
@@ -160,65 +163,116 @@ impl Supervisor {
     /// Starts what does not run, and again what runs in a namespace that is gone or beside kube-proxy.
     pub(super) async fn look_after_all(&mut self) {
         let ids: Vec<u64> = self.instances.keys().copied().collect();
-        let node = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
-        let (near, takes_own) = (self.near(), self.takes_own());
+        let looked = self.look_at_all().await;
         for id in ids {
             let Some(instance) = self.instances.get_mut(&id) else { continue };
-            if let Some(proxy) = &instance.running {
-                let yields = instance.router.is_none() && self.config.mode == Mode::Auto;
-                let looked = match instance.router.is_some() {
-                    true => out_of_place(instance, proxy, (&self.node, &*self.routers), (&node, &near)),
-                    false => {
-                        let others = yields.then_some(&*self.config.backends);
-                        is_in_the_way(proxy, &self.node, others, takes_own)
-                    }
-                };
-                match looked {
-                    Ok(false) => {
-                        self.keep_limits(id);
-                        continue;
-                    }
-                    Ok(true) => end(instance.running.take()).await,
-                    Err(trouble) => {
-                        let network = &instance.network.name;
-                        tracing::warn!(
-                            network,
-                            error = &trouble as &dyn std::error::Error,
-                            "cannot inspect a router"
-                        );
-                        continue;
-                    }
+            match looked.get(&id) {
+                Some(Ok(false)) => continue,
+                Some(Ok(true)) => end(instance.running.take()).await,
+                Some(Err(trouble)) => {
+                    let network = &instance.network.name;
+                    tracing::warn!(
+                        network,
+                        error = trouble as &dyn std::error::Error,
+                        "cannot inspect a router"
+                    );
+                    continue;
                 }
+                // It does not run.
+                None => {}
             }
             self.start(id).await;
         }
     }
-}
 
-/// Whether a router's proxy runs where it should not: the router was made again, or has other addresses.
-fn out_of_place(
-    instance: &Instance,
-    proxy: &Proxy,
-    (node, routers): (&NetNs, &dyn Routers),
-    (info, near): (&NodeInfo, &[IpNet]),
-) -> Result<bool, Trouble> {
-    let namespace = instance::namespace(instance.router.as_deref(), node)?;
-    Ok(namespace.id() != proxy.namespace || Facts::of_router(routers, &namespace, info, near)? != proxy.facts)
-}
-
-/// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other
-/// addresses.
-fn is_in_the_way(
-    proxy: &Proxy,
-    node: &NetNs,
-    yields_to_others: Option<&dyn Backends>,
-    takes_own: bool,
-) -> Result<bool, Trouble> {
-    if node.id() != proxy.namespace || proxy.facts.takes_own != takes_own {
-        return Ok(true);
+    /// Whether what runs should not run where it does, or as it does. Limits of the connection table are kept
+    /// where it should. All of that reads what the kernel has of each router, so it is not done on a thread
+    /// that others wait for.
+    async fn look_at_all(&mut self) -> BTreeMap<u64, Result<bool, Trouble>> {
+        let info = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
+        let (near, takes_own) = (self.near(), self.takes_own());
+        let yields = self.config.mode == Mode::Auto;
+        let (node, routers) = (Arc::clone(&self.node), Arc::clone(&self.routers));
+        let backends = Arc::clone(&self.config.backends);
+        let looks = self.instances.iter_mut().filter_map(|(id, instance)| {
+            let proxy = instance.running.as_ref()?;
+            let (namespace, facts) = (proxy.namespace, proxy.facts.clone());
+            let look = Look { router: instance.router.clone(), namespace, facts };
+            Some((*id, look, instance.limits.take()))
+        });
+        let looks: Vec<(u64, Look, Option<Box<dyn Limits>>)> = looks.collect();
+        let looked = tokio::task::spawn_blocking(move || {
+            let look_at = |(id, look, mut limits): (u64, Look, Option<Box<dyn Limits>>)| {
+                let wrong = match look.router.is_some() {
+                    true => look.is_out_of_place((&node, &*routers), (&info, &near)),
+                    false => look.is_in_the_way(&node, yields.then_some(&*backends), takes_own),
+                };
+                let space = instance::namespace(look.router.as_deref(), &node).ok();
+                let Some(space) = space.filter(|_| matches!(wrong, Ok(false))) else {
+                    return (id, wrong, limits, 0);
+                };
+                let first = limits.is_none();
+                limits = limits.or_else(|| backends.limits(look.router.is_some()));
+                let written = limits.as_mut().map_or(0, |limits| limits.keep(Some(space.as_fd())));
+                let written = if first { 0 } else { written };
+                (id, wrong, limits, written)
+            };
+            looks.into_iter().map(look_at).collect::<Vec<_>>()
+        });
+        let looked = match looked.await {
+            Ok(looked) => looked,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let mut found = BTreeMap::new();
+        for (id, wrong, limits, written) in looked {
+            if let Some(instance) = self.instances.get_mut(&id) {
+                instance.limits = limits;
+            }
+            if written > 0 {
+                self.core.metrics().repaired("sysctls", written as u64);
+            }
+            found.insert(id, wrong);
+        }
+        found
     }
-    let Some(backends) = yields_to_others else { return Ok(false) };
-    Ok(backends.others_at_work(Some(node.as_fd())).map_err(Trouble::Look)?.is_some())
+}
+
+/// What is known of a proxy that runs, to be compared with where it should run.
+struct Look {
+    /// Where its router is mounted; none for the node's own.
+    router: Option<PathBuf>,
+    /// Where it runs.
+    namespace: NsId,
+    /// What it was told about that.
+    facts: Facts,
+}
+
+impl Look {
+    /// Whether a router's proxy runs where it should not: the router was made again, or has other addresses.
+    fn is_out_of_place(
+        &self,
+        (node, routers): (&NetNs, &dyn Routers),
+        (info, near): (&NodeInfo, &[IpNet]),
+    ) -> Result<bool, Trouble> {
+        let namespace = instance::namespace(self.router.as_deref(), node)?;
+        Ok(namespace.id() != self.namespace
+            || Facts::of_router(routers, &namespace, info, near)? != self.facts)
+    }
+
+    /// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other
+    /// addresses.
+    fn is_in_the_way(
+        &self,
+        node: &NetNs,
+        yields_to_others: Option<&dyn Backends>,
+        takes_own: bool,
+    ) -> Result<bool, Trouble> {
+        if node.id() != self.namespace || self.facts.takes_own != takes_own {
+            return Ok(true);
+        }
+        let Some(backends) = yields_to_others else { return Ok(false) };
+        Ok(backends.others_at_work(Some(node.as_fd())).map_err(Trouble::Look)?.is_some())
+    }
 }
 
 /// Ends a proxy; what it made stays.

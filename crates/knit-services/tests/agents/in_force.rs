@@ -1,11 +1,13 @@
 //! A pod is answered when the Services of its Network are in force, and not before; what an agent before left
-//! is in force.
+//! is in force. Looking after routers keeps no thread that others wait for.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use knit_proxy::backend::{Backend, Outcome};
-use knit_proxy::backends::{BackendSetup, Backends, Namespace, OpenError};
+use knit_proxy::backends::{BackendSetup, Backends, Limits, Namespace, OpenError};
 use knit_proxy::view::{Changes, NodeView};
 use knit_proxy_nft::NftBackends;
 
@@ -93,6 +95,73 @@ fn a_pod_is_answered_when_the_services_of_its_network_are_in_force_and_not_befor
         let (other, _) = a.pod("sky-b", "sky").await;
         names_at(&other.space, Tcp, (ip("10.96.0.70"), 80), &["sky-a"]).expect("as it was left");
         held.release();
+        agent.stop(STOP).await;
+    });
+}
+
+/// Backends that note on which threads it is looked after routers.
+#[derive(Debug, Clone, Default)]
+struct Watched(Arc<Mutex<HashSet<ThreadId>>>);
+
+#[derive(Debug)]
+struct WatchedLimits {
+    threads: Watched,
+    /// The first time is when its proxy is started.
+    started: bool,
+}
+
+impl Limits for WatchedLimits {
+    fn keep(&mut self, _: Namespace<'_>) -> usize {
+        if std::mem::replace(&mut self.started, true) {
+            self.threads.0.lock().expect("no panic").insert(std::thread::current().id());
+        }
+        0
+    }
+}
+
+impl Backends for Watched {
+    fn name(&self) -> &'static str {
+        "watched"
+    }
+
+    fn open(&self, setup: BackendSetup<'_>) -> Result<Box<dyn Backend + Send>, OpenError> {
+        NftBackends.open(setup)
+    }
+
+    fn is_left_over(&self, at: Namespace<'_>) -> Result<bool, OpenError> {
+        NftBackends.is_left_over(at)
+    }
+
+    fn remove(&self, at: Namespace<'_>) -> Result<bool, OpenError> {
+        NftBackends.remove(at)
+    }
+
+    fn others_at_work(&self, at: Namespace<'_>) -> Result<Option<String>, OpenError> {
+        NftBackends.others_at_work(at)
+    }
+
+    fn limits(&self, _: bool) -> Option<Box<dyn Limits>> {
+        Some(Box::new(WatchedLimits { threads: self.clone(), started: false }))
+    }
+}
+
+#[test]
+fn each_look_after_all_routers_kept_a_thread_that_everything_else_waits_for() {
+    with_bed(|Bed { nodes: [a, _], .. }| async move {
+        let watched = Watched::default();
+        let agent = a.start_with(Arc::new(watched.clone())).await;
+        a.pod("sky-a", "sky").await;
+        // Tasks run on workers only. Which one takes a task is chance, so all that ever did are noted.
+        let mut workers = HashSet::new();
+        let limit = tokio::time::Instant::now() + crate::support::SOON;
+        while watched.0.lock().expect("no panic").is_empty() || workers.len() < 2 {
+            assert!(tokio::time::Instant::now() < limit, "nobody looked after routers, or {workers:?}");
+            let here = tokio::spawn(async { std::thread::current().id() });
+            workers.insert(here.await.expect("a task"));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let looked = watched.0.lock().expect("no panic").clone();
+        assert!(looked.is_disjoint(&workers), "{looked:?} of {workers:?}");
         agent.stop(STOP).await;
     });
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use knit_nft::{Family, Nftables, TableId, TableState, Transaction};
+use knit_nft::{
+    Element, Family, IfName as NftName, L4Proto, Nftables, Port, TableId, TableState, Transaction, Vni,
+};
 
 use crate::flows::*;
 use crate::support::*;
@@ -23,9 +25,11 @@ const A: &str = "192.168.7.1";
 const B: &str = "192.168.7.2";
 const ROUTERS: [&str; 2] = ["blue", "green"];
 
-/// How many kinds of damage there are, and which of them take rules away.
-const KINDS: usize = 14;
-const RULES: std::ops::RangeInclusive<usize> = 0..=3;
+/// How many kinds of damage there are, and which of them change rules.
+const KINDS: usize = 16;
+const RULES: [usize; 6] = [0, 1, 2, 3, 13, 14];
+/// A port of the first node that leads to a pod, and the pod's.
+const HOST_PORT: (u16, u16) = (8443, 9080);
 
 /// Two nodes with a pod of each Network, a Service of each tenant, and a client outside.
 struct Bed {
@@ -58,7 +62,9 @@ fn with_bed<F: Future<Output = ()>>(scenario: impl FnOnce(Bed) -> F + Send) {
                 (["sky-a", "sky-b"], "sky"),
                 (["forest-a", "forest-b"], "forest"),
             ] {
-                let (one, two) = tokio::join!(nodes[0].pod(names[0], space), nodes[1].pod(names[1], space));
+                let port = (space == "shop").then_some(HOST_PORT);
+                let one = nodes[0].pod_with_port(names[0], space, port);
+                let (one, two) = tokio::join!(one, nodes[1].pod(names[1], space));
                 for pod in [one.0, two.0] {
                     serve_tcp(&pod.space, 9080, pod.name);
                     pods.insert(pod.name, pod);
@@ -88,6 +94,9 @@ impl Bed {
         }
         for (node, port, both) in [(A, 30080, ["sky-a", "sky-b"]), (B, 30090, ["forest-a", "forest-b"])] {
             names_at(&self.client, Tcp, (ip(node), port), &both)?;
+        }
+        for at in [A, "fd07::1"] {
+            names_at(&self.client, Tcp, (ip(at), HOST_PORT.0), &["plain-a"])?;
         }
         let sky = ["sky-a", "sky-b"];
         names_at(&self.pods["sky-a"].space, Tcp, (ip("10.96.0.20"), 80), &sky)?;
@@ -318,6 +327,28 @@ fn damage(bed: &Bed, dice: &mut Dice, kind: usize) -> Option<String> {
             handle.apply(&[Change::of(link.index).down().into(), up.into()]).expect("renamed");
             format!("{} is renamed", link.name)
         }
+        13 => {
+            // Of the node's table, which Networks share: all that is in a router's is its Network's.
+            let node = &bed.nodes[dice.roll(2)];
+            let (set, element) = dice.pick(foreign())?;
+            let id = TableId::new(Family::Inet, "knit");
+            let mut kernel = Kernel::open_in(&node.space).expect("nftables");
+            let table = kernel.table(&id).expect("read")?;
+            tx.add_elements(&id, &table.sets[set].set, vec![element.clone()]);
+            kernel.commit(&tx).expect("added");
+            return Some(format!("{}: {element:?} is added to {set}", node.name));
+        }
+        14 => {
+            let node = &bed.nodes[0];
+            let id = TableId::new(Family::Inet, "knit");
+            let mut kernel = Kernel::open_in(&node.space).expect("nftables");
+            let table = kernel.table(&id).expect("read")?;
+            let set = dice.pick(vec!["host-ports4", "host-ports6"]).expect("one of two");
+            let port = dice.pick(table.sets[set].elements.values().cloned().collect())?;
+            tx.delete_elements(&id, &table.sets[set].set, vec![port]);
+            kernel.commit(&tx).expect("deleted");
+            return Some(format!("{}: an element of {set} is deleted", node.name));
+        }
         _ => {
             let node = &bed.nodes[dice.roll(2)];
             let router = ROUTERS[dice.roll(2)];
@@ -326,6 +357,19 @@ fn damage(bed: &Bed, dice: &mut Dice, kind: usize) -> Option<String> {
         }
     };
     Some(format!("{name}: {what}"))
+}
+
+/// Elements of the node's table that belong to nobody.
+fn foreign() -> Vec<(&'static str, Element)> {
+    let (pod, port) = (std::net::Ipv4Addr::new(10, 99, 0, 9), |port| (L4Proto::TCP, Port(port)));
+    vec![
+        ("uplinks", Element::new(&NftName::new("eth0"))),
+        ("uplinks-outside", Element::new(&NftName::new("up-4711"))),
+        ("uplink-services4", Element::new(&(NftName::new("up-4711"), pod))),
+        ("host-ports4", Element::new(&port(8444)).value(&(pod, Port(80)))),
+        ("hairpin4", Element::new(&(pod, pod)).comment("knitaaaaaaaaaaa")),
+        ("tunnel-nodes4", Element::new(&(Vni(4711), pod))),
+    ]
 }
 
 #[test]
@@ -353,7 +397,7 @@ fn whatever_others_damage_is_put_right_within_two_passes() {
             if open.is_some() {
                 wait(&format!("seed {seed}, {what}: the node's rules are back without a pass"), || {
                     let now = bed.state();
-                    let missing: Vec<_> = before.difference(&now).filter(|word| passed(word)).collect();
+                    let missing: Vec<_> = before.symmetric_difference(&now).filter(|w| passed(w)).collect();
                     if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?}")) }
                 })
                 .await;
@@ -541,6 +585,27 @@ fn pods_of_a_router_that_is_gone_get_their_interfaces_back_with_their_addresses(
         bed.agents = [a, b];
         wait("all pods have their networks", || bed.works()).await;
         eventually("all is as it was", SOON, || bed.state() == before);
+        bed.stop().await;
+    });
+}
+
+#[test]
+fn a_host_port_that_was_closed_while_the_agent_was_away_is_open_again() {
+    with_bed(|mut bed| async move {
+        let before = bed.state();
+        let [a, b] = bed.agents;
+        a.stop(STOP).await;
+        let id = TableId::new(Family::Inet, "knit");
+        let mut kernel = Kernel::open_in(&bed.nodes[0].space).expect("nftables");
+        let table = kernel.table(&id).expect("read").expect("a table");
+        let ports = &table.sets["host-ports6"];
+        let mut tx = Transaction::new();
+        tx.delete_elements(&id, &ports.set, ports.elements.values().cloned().collect());
+        kernel.commit(&tx).expect("deleted");
+        bed.agents = [bed.nodes[0].start().await, b];
+        wait("all is as it was", || if bed.state() == before { Ok(()) } else { Err("it is not".into()) })
+            .await;
+        wait("the port is open", || bed.works()).await;
         bed.stop().await;
     });
 }

@@ -153,6 +153,11 @@ pub struct Args {
         default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
     network_connections: u32,
 
+    /// Ranges that pods of Networks with a router never reach as the outside, besides what Nodes list, such as
+    /// the nodes' management network. Does not apply to the default Network
+    #[arg(long, env = "KNIT_NOT_OUTSIDE", value_name = "CIDRS", value_delimiter = ',')]
+    not_outside: Vec<ipnet::IpNet>,
+
     /// Seconds between two passes that compare everything with the desired state
     #[arg(long, env = "KNIT_PASS_EVERY", value_name = "SECONDS", default_value_t = 60)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -274,6 +279,7 @@ fn config(args: Args) -> Result<AgentConfig> {
         PeersFrom::Slices => Peers::Slices,
     };
     core.reconcile_every = Duration::from_secs(args.pass_every);
+    core.not_outside = args.not_outside;
     core.cri_socket = args.cri_socket.as_deref().map(absolute_socket).transpose()?;
     let nri = args.nri.map(|nri| NriConfig {
         socket: args.nri_socket,

@@ -1,0 +1,167 @@
+//! Elements of the node's table that belong to nothing on this node: ports that lead to no attachment, uplinks
+//! and tunnels of no Network. Another program added them, or what they were for went while no runtime ran.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use knit_kernel::Handle;
+use knit_kernel::handle::LinkFilter;
+use knit_nft::{Element, Family, Nftables as _, TableState};
+use knit_runtime::Result;
+
+use crate::core::Core;
+use crate::fail::internal;
+use crate::moves::Comparing;
+use crate::node_tables::NodeTables;
+use crate::port::take_elements;
+use crate::rules::{self, Put};
+use crate::shape::Home;
+use crate::sight::Sight;
+
+/// Whoever may have elements in the node's table that are nobody else's.
+pub(crate) struct Owners {
+    /// Host ends of attachments: of those that are there, that are being made, and whose link is gone.
+    hosts: HashSet<String>,
+    /// Numbers of Networks.
+    networks: HashSet<u32>,
+}
+
+impl Owners {
+    /// The elements that belong to none of them.
+    fn strays(&self, state: &TableState) -> Vec<Put> {
+        let sets = state.sets.iter().filter(|(_, set)| !set.set.dynamic);
+        let elements = sets.flat_map(|(name, set)| {
+            let stray = set.elements.values().filter(|element| self.is_stray(name, element));
+            stray.map(|element| Put::new(set.set.clone(), element.clone()))
+        });
+        elements.collect()
+    }
+
+    fn is_stray(&self, set: &str, element: &Element) -> bool {
+        if rules::port_sets().iter().any(|ports| *ports.name == *set) {
+            return element.comment.as_deref().is_none_or(|host| !self.hosts.contains(host));
+        }
+        rules::node::is_by_network(set)
+            && rules::node::network_of(set, element).is_none_or(|id| !self.networks.contains(&id))
+    }
+}
+
+impl Core {
+    /// Says what is in the node's table and belongs to nothing, if that can be told: nothing while Networks
+    /// come, change or go. The next set-up takes it away.
+    pub fn compare_strays(&self, node: &Sight, comparing: &Comparing<'_>) -> Result<Option<usize>> {
+        let table = rules::table(Family::Inet);
+        let read = node.rules.as_ref().and_then(|rules| rules.found(&table));
+        let Some(state) = read else { return Ok(Some(0)) };
+        let networks = self.numbers(&self.node.tables())?;
+        let mut hosts = self.hosts()?;
+        // Only now: all is read.
+        let Some(moved) = comparing.hosts_in_motion() else { return Ok(None) };
+        hosts.extend(moved);
+        let strays = Owners { hosts, networks }.strays(state).len();
+        if strays > 0 {
+            self.node.space.rules_seen.touch();
+            self.node.strays.store(true, Ordering::Relaxed);
+        }
+        Ok(Some(strays))
+    }
+
+    /// Takes away what was found to belong to nothing.
+    pub fn sweep_strays(&self) {
+        if !self.node.strays.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.take_strays() {
+            self.node.strays.store(true, Ordering::Relaxed);
+            let error = crate::fail::chain(&error);
+            tracing::error!(error, "cannot remove elements of the node's table that belong to nothing");
+        }
+    }
+
+    fn take_strays(&self) -> Result<()> {
+        let table = rules::table(Family::Inet);
+        // No Network's part changes meanwhile. What is in the table and has no owner afterwards has none.
+        let mut tables = self.node.tables();
+        let mut kernel = self.node.space.rules()?;
+        let state = kernel.table(&table).map_err(internal("read the node's table"))?;
+        let Some(state) = state else { return Ok(()) };
+        let owners = Owners { hosts: self.hosts()?, networks: self.numbers(&tables)? };
+        take_elements(&mut *kernel, &owners.strays(&state), &table)?;
+        tables.forget_left(|id| !owners.networks.contains(&id));
+        Ok(())
+    }
+
+    /// Takes away what Networks left in the node's table that went, or got another number, while no runtime
+    /// ran.
+    pub fn sweep_left(&self) -> Result<()> {
+        let mut tables = self.node.tables();
+        if tables.left().next().is_none() {
+            return Ok(());
+        }
+        let networks = self.numbers(&tables)?;
+        let gone: Vec<u32> = tables.left().filter(|id| !networks.contains(id)).collect();
+        for id in gone {
+            tracing::info!(number = id, "removing the rules of a Network that is gone");
+            self.node.clear_part(&mut tables, Home::Own, id)?;
+        }
+        Ok(())
+    }
+
+    /// The host ends that ports of the node may lead to. First what is being made, then what is there:
+    /// whatever is in neither when its rules were read before is gone.
+    fn hosts(&self) -> Result<HashSet<String>> {
+        let mut hosts: HashSet<String> = self.attachments.making().clone();
+        hosts.extend(self.attachments.known().keys().cloned());
+        for net in self.networks.all()? {
+            hosts.extend(net.attachments()?.iter().map(|(_, mark)| mark.host().to_string()));
+        }
+        Ok(hosts)
+    }
+
+    /// The numbers of the Networks that are set up, and of those that the kernel has from before.
+    fn numbers(&self, tables: &NodeTables) -> Result<HashSet<u32>> {
+        let mut numbers: HashSet<u32> = tables.in_force().collect();
+        numbers.extend(self.networks.set_up().iter().map(|(_, shape, _)| shape.id()));
+        numbers.extend(numbers_of_links(&*self.node.space.links()?)?);
+        for net in self.networks.all()? {
+            if net.home == Home::Own && net.shape().is_none() {
+                numbers.extend(numbers_of_links(&*net.space.links()?)?);
+            }
+        }
+        Ok(numbers)
+    }
+}
+
+/// The numbers of the Networks whose uplinks or tunnels are in a namespace.
+fn numbers_of_links(handle: &Handle) -> Result<Vec<u32>> {
+    let owned = LinkFilter { owned: true, ..LinkFilter::default() };
+    let links = handle.links(&owned).map_err(internal("list uplinks and tunnels"))?;
+    let number = |owner: &str| {
+        let number = owner.strip_prefix("uplink ").or_else(|| owner.strip_prefix("tunnel "))?;
+        number.parse().ok()
+    };
+    Ok(links.iter().filter_map(|link| number(link.owner()?)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::node::{self, uplinks};
+    use knit_nft::IfName;
+
+    #[test]
+    fn what_belongs_to_no_network_and_to_no_attachment_was_left_alone() {
+        let owners = Owners { hosts: ["knita".to_owned()].into(), networks: [7].into() };
+        let uplink = |name: &str| Element::new(&IfName::new(name));
+        for (name, stray) in [("up-7", false), ("up-8", true), ("eth0", true), ("up-", true)] {
+            assert_eq!(owners.is_stray(&uplinks::all().name, &uplink(name)), stray, "{name}");
+            assert_eq!(owners.is_stray(&uplinks::outside().name, &uplink(name)), stray, "{name}");
+        }
+        let pod = std::net::Ipv4Addr::new(10, 244, 1, 5);
+        let hairpin = || Element::new(&(pod, pod));
+        assert!(owners.is_stray(&node::hairpin4().name, &hairpin()));
+        assert!(owners.is_stray(&node::hairpin4().name, &hairpin().comment("knitb")));
+        assert!(!owners.is_stray(&node::hairpin4().name, &hairpin().comment("knita")));
+        assert!(!owners.is_stray(&node::refused().name, &uplink("up-8")), "packets put it there");
+    }
+}
