@@ -365,7 +365,7 @@ impl Node {
     /// Lets programs of the node send frames of tunnels, as they can on one that somebody has taken over.
     pub fn take_over(&self) {
         let mut tx = knit_nft::Transaction::new();
-        tx.flush_chain(&knit_nft::TableId::new(knit_nft::Family::Inet, "knit"), "tunnel-out");
+        tx.flush_chain(&TableId::new(Family::Inet, "knit"), "tunnel-out");
         Kernel::open_in(&self.space).expect("nftables").commit(&tx).expect("flushed");
     }
 

@@ -216,7 +216,7 @@ pub struct Inside {
 impl Inside {
     /// The same, and these ranges besides.
     pub(super) fn with(more: &[IpNet]) -> Self {
-        Self { more: more.to_vec(), known: Mutex::default() }
+        Self { more: more.to_vec(), ..Self::default() }
     }
 
     /// What is not the outside for a Network with a router of its own: for the default one these ranges are
