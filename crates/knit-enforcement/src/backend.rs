@@ -66,6 +66,9 @@ pub trait Backend: Send {
     /// Has `tell` called when somebody else changes what was made.
     fn watch(&mut self, tell: Box<dyn Fn() + Send>);
 
+    /// The next [`Self::follow`] is about all live connections.
+    fn touch_all(&mut self);
+
     /// Whether calls since the last [`Self::follow`] were about live connections.
     fn has_touched(&self) -> bool;
 

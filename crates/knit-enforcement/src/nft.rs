@@ -66,6 +66,10 @@ impl Backend for Table {
         self.table.watch(tell);
     }
 
+    fn touch_all(&mut self) {
+        self.touched = Touched::All;
+    }
+
     fn has_touched(&self) -> bool {
         !self.touched.is_empty()
     }

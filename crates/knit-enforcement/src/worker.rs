@@ -193,16 +193,12 @@ impl Worker {
             Told::Settings(network, settings) => {
                 self.settings.insert(network.clone(), settings);
                 let settings = self.settings_of(&network);
-                if let Some(looked) = self.routers.get_mut(&network)
-                    && looked.router.settings != settings
-                {
-                    looked.router.settings = settings;
-                    looked.router.bring_whole();
+                if let Some(looked) = self.routers.get_mut(&network) {
+                    looked.router.set_settings(settings);
                 }
             }
             Told::Start { id, network, apart, state } => {
-                let mut router = Router::new(id, network.clone(), apart);
-                router.settings = self.settings_of(&network);
+                let router = Router::new(id, network.clone(), apart, self.settings_of(&network));
                 self.routers.insert(network, Looked { router, peers_known: false, state });
                 self.acting_changed = true;
             }
@@ -283,7 +279,7 @@ impl Worker {
             let mut committed = false;
             for (network, looked) in &mut self.routers {
                 let changes = batches.remove(network).unwrap_or_default();
-                let waits = looked.router.settings.enforced && !looked.router.is_in_force();
+                let waits = looked.router.settings().enforced && !looked.router.is_in_force();
                 let lacks = waits && lacking.contains_key(network);
                 if !looked.peers_known || lacks {
                     // What is in the kernel from before stays.
@@ -405,7 +401,7 @@ impl Worker {
             let mut state = looked.state.borrow().clone();
             let in_force = looked.router.is_in_force();
             let missing = || self.lacks(network).filter(|_| self.complete && !in_force);
-            state.problem = match looked.router.settings.enforced {
+            state.problem = match looked.router.settings().enforced {
                 false => Some("policies are not enforced by Knit in this Network".to_owned()),
                 true => {
                     let problem = looked.router.problem().or_else(missing);

@@ -48,7 +48,7 @@ pub(crate) struct Router {
     backend: Option<Box<dyn Backend>>,
     /// The namespace that the backend works in.
     namespace: Option<NsId>,
-    pub(crate) settings: Settings,
+    settings: Settings,
     /// All that was asked for is in force, as far as we know.
     in_force: bool,
     /// What the backend was opened for does not hold what was asked for: it is to be brought whole.
@@ -67,14 +67,14 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(id: u64, network: Name, apart: Option<RouterApart>) -> Self {
+    pub(crate) fn new(id: u64, network: Name, apart: Option<RouterApart>, settings: Settings) -> Self {
         Self {
             id,
             network,
             apart,
             backend: None,
             namespace: None,
-            settings: Settings::default(),
+            settings,
             in_force: false,
             whole: true,
             problem: None,
@@ -104,6 +104,23 @@ impl Router {
     pub(crate) fn touched(&mut self, now: Instant) {
         let soonest = self.restored.map_or(now, |at| at + REPAIR_INTERVAL);
         self.restore_at.get_or_insert(soonest.max(now));
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// An operator says something else.
+    pub(crate) fn set_settings(&mut self, settings: Settings) {
+        let before = std::mem::replace(&mut self.settings, settings);
+        if before == settings {
+            return;
+        }
+        // What policies denied meanwhile goes on until now, and rules need not change for it to end.
+        if let Some(backend) = self.backend.as_mut().filter(|_| !before.cut_connections) {
+            backend.touch_all();
+        }
+        self.bring_whole();
     }
 
     /// When something is to be done here without news.

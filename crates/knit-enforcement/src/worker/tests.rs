@@ -24,6 +24,7 @@ use crate::recorded::Strangers;
 struct Held {
     elements: BTreeMap<Key, Value>,
     calls: usize,
+    synced: bool,
     fails: bool,
     /// What live connections have not followed yet, and how often they were made to, or could not be.
     touched: bool,
@@ -51,7 +52,10 @@ impl Backends for Fake {
 impl Backend for Fake {
     fn sync(&mut self, wanted: &BTreeMap<Key, Value>) -> Result<(), Failure> {
         let mut held = self.attempt()?;
-        (held.elements, held.touched) = (wanted.clone(), true);
+        // The first time, too: what an earlier agent left has not followed, perhaps.
+        let first = !std::mem::replace(&mut held.synced, true);
+        held.touched |= first || held.elements != *wanted;
+        held.elements = wanted.clone();
         Ok(())
     }
 
@@ -76,6 +80,10 @@ impl Backend for Fake {
     }
 
     fn watch(&mut self, _: Box<dyn Fn() + Send>) {}
+
+    fn touch_all(&mut self) {
+        self.0.locked().touched = true;
+    }
 
     fn has_touched(&self) -> bool {
         self.0.locked().touched
@@ -356,4 +364,24 @@ fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_one
     bench.settled();
     assert_eq!(bench.admit("default", true), Ok(()));
     follow(follows);
+}
+
+#[test]
+fn a_network_switched_from_keeping_live_connections_to_cutting_them_kept_those_that_were_there() {
+    let bench = Bench::new();
+    let settings = |cut_connections| Settings { enforced: true, cut_connections };
+    bench.tell(Told::Settings("default".into(), settings(false)));
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    bench.isolate();
+    let limit = std::time::Duration::from_secs(30);
+    knit_kernel::testing::eventually("those of the address's last pod are cut", limit, || {
+        let held = bench.fake.0.locked();
+        held.follows > 0 && !held.touched && !held.elements.is_empty()
+    });
+    let follows = bench.fake.0.locked().follows;
+    // Not one rule changes for it.
+    bench.tell(Told::Settings("default".into(), settings(true)));
+    knit_kernel::testing::eventually("all are looked at", limit, || bench.fake.0.locked().follows > follows);
 }
