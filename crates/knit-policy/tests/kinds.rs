@@ -288,7 +288,7 @@ fn a_pod_whose_labels_are_not_known_is_denied_by_what_may_be_about_it() {
     assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a y/c z/a z/c");
     lab.change("y", "c", |pod| {
         pod.labels = Labels::default();
-        pod.known_labels = Some(Box::default());
+        pod.known_labels = Some(std::sync::Arc::default());
     });
     assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a z/a z/c");
 }

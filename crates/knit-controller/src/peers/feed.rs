@@ -1,7 +1,7 @@
 //! What slices are made of: policies of every kind that the cluster serves; pods and attachments while some
 //! policy asks for pods; and what the controller knows anyway.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::needs::Kept;
-use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
+use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts, Unheard};
 use crate::cluster::{AttachmentView, BlockView, NamespaceView};
 use crate::plan::primaries;
 
@@ -45,8 +45,13 @@ pub(super) struct Feed {
     small: Small,
     changes: Vec<watch::Receiver<Progress>>,
     seen: Seen,
+    recorder: EventRecorder,
+    /// The policies that there are, as events name them.
+    policies: BTreeMap<PolicyName, ObjectReference>,
+    /// Of which it was told that they ask for more labels than slices have room for.
+    told_unheard: BTreeSet<PolicyName>,
     /// The watches of policies, which end with it.
-    _policies: JoinSet<()>,
+    _watches: JoinSet<()>,
     /// The watches of pods and attachments, while they are needed.
     pods: Option<JoinSet<()>>,
     pods_kept: Kept,
@@ -68,7 +73,7 @@ struct Seen {
 }
 
 enum Told {
-    Policy(PolicyName, Option<Box<Policy>>),
+    Policy(PolicyName, Option<(Box<Policy>, Box<ObjectReference>)>),
     KindKnown(usize),
     /// Of the watch with this number: what one that has ended said is not looked at.
     OfPods(u64, OfPods),
@@ -114,7 +119,10 @@ impl Feed {
             small,
             changes,
             seen: Seen::default(),
-            _policies: policies,
+            recorder: recorder.clone(),
+            policies: BTreeMap::new(),
+            told_unheard: BTreeSet::new(),
+            _watches: policies,
             pods: None,
             pods_kept: Kept::default(),
             epoch: 0,
@@ -181,7 +189,16 @@ impl Feed {
 
     fn take(&mut self, told: Told, peers: &mut Peers) {
         match told {
-            Told::Policy(name, policy) => peers.set_policy(&name, policy.map(|policy| *policy)),
+            Told::Policy(name, policy) => {
+                let policy = policy.map(|(policy, reference)| {
+                    self.policies.insert(name.clone(), *reference);
+                    *policy
+                });
+                if policy.is_none() {
+                    self.policies.remove(&name);
+                }
+                peers.set_policy(&name, policy);
+            }
             Told::KindKnown(place) => self.known[place] = true,
             Told::OfPods(epoch, _) if epoch != self.epoch => {}
             Told::OfPods(_, OfPods::Pod(key, facts)) => peers.set_pod(&key, facts.map(|facts| *facts)),
@@ -190,6 +207,27 @@ impl Feed {
                 peers.set_attachment(&name, facts.map(|facts| *facts));
             }
             Told::OfPods(_, OfPods::AttachmentsKnown) => self.attachments_known = true,
+        }
+    }
+
+    /// Says of policies that they ask for more labels than slices have room for, once of each.
+    pub(super) fn tell_unheard(&mut self, unheard: &BTreeMap<PolicyName, Unheard>) {
+        self.told_unheard.retain(|name| unheard.contains_key(name));
+        for (name, Unheard { network, key, keys }) in unheard {
+            let Some(reference) = self.policies.get(name) else { continue };
+            if !self.told_unheard.insert(name.clone()) {
+                continue;
+            }
+            let whose = match name.namespace.is_empty() {
+                true => "the cluster's policies select".to_owned(),
+                false => format!("the policies of namespace {} select", name.namespace),
+            };
+            let note = format!(
+                "Part of this policy is not used as it is written: {whose} pods by more different label keys \
+                 than nodes are told of in Network {network}; pods of other nodes are not matched by {keys} of \
+                 them, {key} among them."
+            );
+            tell_narrowed(&self.recorder, reference.clone(), note);
         }
     }
 
@@ -341,15 +379,15 @@ impl Each {
 
     async fn served<K: Object>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>) {
         let (recorder, networks) = (self.recorder.clone(), self.networks.clone());
-        let read = move |object: K| -> Option<Box<Policy>> {
+        let read = move |object: K| -> Option<(Box<Policy>, Box<ObjectReference>)> {
             let converted = convert(&object);
             let unknown = converted.object.iter().filter_map(|policy| unknown_network(policy, &networks));
             let problems = converted.problems.iter().map(ToString::to_string).take(MAX_PROBLEMS);
             for problem in problems.chain(unknown) {
                 let note = format!("Part of this policy is not used as it is written: {problem}.");
-                recorder.tell(EventNote::warning(reference(&object), "PolicyNarrowed", "Enforce", note));
+                tell_narrowed(&recorder, reference(&object), note);
             }
-            converted.object.map(Box::new)
+            converted.object.map(|policy| (Box::new(policy), Box::new(reference(&object))))
         };
         let Ok(mut events) = self.objects.watch::<K>().map(read).subscribe() else { return };
         while let Some(event) = events.next().await {
@@ -378,6 +416,10 @@ fn unknown_network(policy: &Policy, networks: &Cache<Network>) -> Option<String>
     }
     let unknown = names.iter().find(|name| networks.get(&Key::cluster(&***name)).is_none())?;
     Some(format!("there is no Network {unknown}, so that the policy does nothing there"))
+}
+
+fn tell_narrowed(recorder: &EventRecorder, policy: ObjectReference, note: String) {
+    recorder.tell(EventNote::warning(policy, "PolicyNarrowed", "Enforce", note));
 }
 
 fn reference<K: Object>(object: &K) -> ObjectReference {

@@ -7,6 +7,7 @@
 
 mod blocks;
 mod feed;
+mod keys;
 mod needs;
 pub(crate) mod plan;
 #[cfg(test)]
@@ -94,6 +95,7 @@ async fn keep(mut feed: Feed, mut writer: Writer) {
         }
         pending.extend(peers.settle(now));
         writer.label_keys = peers.label_keys();
+        feed.tell_unheard(peers.unheard());
         if compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL) {
             compared = Some(Instant::now());
             pending.extend(peers.slices().keys().cloned());

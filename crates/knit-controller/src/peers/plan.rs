@@ -14,11 +14,9 @@ use knit_policy::model::{
 
 pub(crate) use super::blocks::BlockFacts;
 use super::blocks::{Blocks, Owner};
+use super::keys::AskedKeys;
+pub(crate) use super::keys::Unheard;
 use super::needs::{Lingering, Need, names_pods};
-
-/// How many bytes the keys of labels may take in a slice. What asks for others beyond that matches no pod of
-/// another node.
-const MAX_KEYS: usize = 64 * 1024;
 
 /// What counts of a pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +75,8 @@ pub(crate) struct Peers {
     /// How many pods of a namespace have an interface in a Network, and whether it is their primary one.
     used: BTreeMap<Name, BTreeMap<(Name, bool), usize>>,
     needs: BTreeMap<Name, Need>,
+    /// What policies ask for that slices have no room for.
+    unheard: BTreeMap<PolicyName, Unheard>,
     lingering: Lingering,
     slices: BTreeMap<Place, Vec<PolicyPeer>>,
     stale_needs: bool,
@@ -226,15 +226,13 @@ impl Peers {
 
     /// The keys of labels that slices of each Network say: whoever reads them knows nothing of others.
     pub(crate) fn label_keys(&self) -> BTreeMap<Name, Vec<String>> {
-        let keys = |need: &Need| {
-            let mut room = MAX_KEYS;
-            let fits = |key: &&Name| {
-                room = room.saturating_sub(key.len() + 8);
-                room > 0
-            };
-            need.labels.iter().take_while(fits).map(|key| key.as_ref().to_owned()).collect()
-        };
+        let keys = |need: &Need| need.labels.iter().map(|key| key.as_ref().to_owned()).collect();
         self.needs.iter().map(|(network, need)| (network.clone(), keys(need))).collect()
+    }
+
+    /// The policies that ask for more labels than slices have room for, as of the last [`Self::settle`].
+    pub(crate) fn unheard(&self) -> &BTreeMap<PolicyName, Unheard> {
+        &self.unheard
     }
 
     /// Brings slices up to date, and says which are others now. What nobody asks for any more is told for a
@@ -242,7 +240,8 @@ impl Peers {
     pub(crate) fn settle(&mut self, now: Duration) -> BTreeSet<Place> {
         let mut changed = BTreeSet::new();
         if std::mem::take(&mut self.stale_needs) || self.lingering.is_over(now) {
-            let (asked, before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
+            let ((asked, unheard), before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
+            self.unheard = unheard;
             let enforced = |name: &Name| self.networks.get(name).is_some_and(|facts| facts.enforced);
             let needs = self.lingering.blend(&before, asked, enforced, now);
             let other = |network: &&Name| before.get(*network) != needs.get(*network);
@@ -406,23 +405,33 @@ impl Peers {
         }
     }
 
-    fn work_out_needs(&self) -> BTreeMap<Name, Need> {
-        let mut needs: BTreeMap<Name, Need> = BTreeMap::new();
+    fn work_out_needs(&self) -> (BTreeMap<Name, Need>, BTreeMap<PolicyName, Unheard>) {
+        let mut needs: BTreeMap<Name, (Need, AskedKeys)> = BTreeMap::new();
         for policy in self.policies.values() {
+            let mut ask = |network: &Name, only: Option<&Name>| {
+                let (need, keys) = needs.entry(network.clone()).or_default();
+                keys.add(&policy.name, need.add(policy, only));
+            };
             let networks = self.networks_of(policy);
             for network in networks.iter().filter(|name| self.networks.get(*name).is_some_and(|n| n.enforced))
             {
-                needs.entry(network.clone()).or_default().add(policy, None);
+                ask(network, None);
                 let services = self.networks.get(network).map(|facts| &facts.services);
                 // Cluster services are reached in the default Network: their pods are peers by way of them.
                 for namespace in services.into_iter().flatten().filter(|_| **network != *DEFAULT_NETWORK) {
-                    let need = needs.entry(DEFAULT_NETWORK.into()).or_default();
-                    need.add(policy, Some(namespace));
+                    ask(&DEFAULT_NETWORK.into(), Some(namespace));
                 }
             }
         }
-        needs.retain(|_, need| !need.pods.is_empty());
-        needs
+        let mut unheard = BTreeMap::new();
+        let mut allot = |network: &Name, (mut need, keys): (Need, AskedKeys)| {
+            need.labels = keys.told();
+            unheard.extend(keys.unheard(network, &need.labels));
+            need
+        };
+        let needs = needs.into_iter().filter(|(_, (need, _))| !need.pods.is_empty());
+        let needs = needs.map(|(network, asked)| (network.clone(), allot(&network, asked))).collect();
+        (needs, unheard)
     }
 
     /// The Networks in which a policy acts on pods.

@@ -386,3 +386,39 @@ fn which_labels_are_told_is_told_of_every_slice_also_where_no_pod_has_one() {
     assert_eq!(peers.settle(NOW), [place("default", "a"), place("default", "b")].into());
     assert_eq!(peers.label_keys()[&Name::from("default")], ["app", "quarantine"]);
 }
+
+#[test]
+fn one_namespaces_label_keys_kept_all_later_ones_of_others_from_being_told() {
+    let mut peers = cluster();
+    peers.set_namespace(&"evil".into(), Some(Labels::default()), None);
+    let alone = pod("u9", "b", [10, 244, 2, 9], &[]);
+    peers.set_pod(&PodKey::new("evil", "one"), Some(alone));
+    let exists = |key: String| Requirement::new(key.as_str(), Operator::Exists, [] as [&str; 0]);
+    let everywhere = |pods: Selector| {
+        Peer::Pods(Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods })
+    };
+    // As long as a key can be, and before all others.
+    let many: Selector = (0..500).map(|n| exists(format!("{n:0317}"))).collect();
+    let greedy = policy("greedy", "evil", Scope::Primary, everywhere(many));
+    set(&mut peers, greedy.clone());
+    let open = Selector::from_iter([Requirement::new("quarantine", Operator::DoesNotExist, [] as [&str; 0])]);
+    set(&mut peers, policy("open", "shop", Scope::Primary, everywhere(open)));
+    let mut deny = policy("deny", "", Scope::Primary, pods_labelled("zone", "dmz"));
+    deny.name.kind = Kind::Cluster;
+    deny.subject.namespaces = NamespaceMatch::Selected(Selector::everything());
+    let cluster_wide = deny.name.clone();
+    set(&mut peers, deny);
+    peers.settle(NOW);
+    let keys = &peers.label_keys()[&Name::from("default")];
+    assert!(keys.iter().any(|key| key == "quarantine"), "another namespace's");
+    assert!(keys.iter().any(|key| key == "zone"), "an operator's");
+    assert!(keys.len() > 100 && keys.iter().map(String::len).sum::<usize>() < 64 * 1024, "{}", keys.len());
+    let unheard = peers.unheard();
+    assert_eq!(unheard.keys().collect::<Vec<_>>(), [&greedy.name], "and {cluster_wide} is not");
+    assert_eq!(unheard[&greedy.name].keys, 502 - keys.len());
+    // Others ask for more than there was room for: it is their share.
+    let more: Selector = (0..90).map(|n| exists(format!("more-{n:0300}"))).collect();
+    set(&mut peers, policy("more", "shop", Scope::Primary, everywhere(more)));
+    peers.settle(LATER);
+    assert_eq!(peers.unheard().keys().collect::<Vec<_>>(), [&greedy.name]);
+}

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use knit_policy::model::{Labels, Name, Pod, PodKey};
 use knit_policy::sets::Engine;
@@ -107,13 +108,7 @@ fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
     let youngest = entries.values().max_by_key(|pod| (pod.created, pod.uid.clone()))?;
     let same: Vec<&Pod> = entries.values().filter(|pod| pod.uid == youngest.uid).collect();
     let labels: Labels = same.iter().flat_map(|pod| pod.labels.iter()).map(|(k, v)| (&**k, &**v)).collect();
-    // A slice of an earlier controller says nothing of what it does not know.
-    let mut known = same.iter().filter_map(|pod| pod.known_labels.as_ref()).peekable();
-    let known_labels = known.peek().is_some().then(|| {
-        let known: BTreeSet<Name> =
-            known.flatten().chain(labels.iter().map(|(key, _)| key)).cloned().collect();
-        known.into_iter().collect()
-    });
+    let known_labels = known_labels(&same, &labels);
     let ports: BTreeSet<_> = same.iter().flat_map(|pod| pod.ports.iter().cloned()).collect();
     let attachments: BTreeSet<_> = same.iter().flat_map(|pod| pod.attachments.iter().cloned()).collect();
     Some(Pod {
@@ -123,6 +118,20 @@ fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
         attachments: attachments.into_iter().collect(),
         ..youngest.clone()
     })
+}
+
+/// The keys of the labels that any of these knows. Where one slice tells of a pod, all pods of it have the same.
+fn known_labels(same: &[&Pod], labels: &Labels) -> Option<Arc<[Name]>> {
+    // A slice of an earlier controller says nothing of what it does not know.
+    let mut all = same.iter().filter_map(|pod| pod.known_labels.as_ref());
+    let first = all.next()?;
+    let has = |key: &Name| first.binary_search(key).is_ok();
+    if all.all(|keys| Arc::ptr_eq(keys, first)) && labels.iter().all(|(key, _)| has(key)) {
+        return Some(Arc::clone(first));
+    }
+    let known = same.iter().filter_map(|pod| pod.known_labels.as_ref()).flat_map(|keys| keys.iter());
+    let known: BTreeSet<&Name> = known.chain(labels.iter().map(|(key, _)| key)).collect();
+    Some(known.into_iter().cloned().collect())
 }
 
 #[cfg(test)]

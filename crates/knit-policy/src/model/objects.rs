@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::{Labels, NAMESPACE_NAME_LABEL, Name, Protocol};
 
@@ -31,7 +32,7 @@ pub struct Pod {
     /// Its labels.
     pub labels: Labels,
     /// The keys of those that are known, sorted; none if all are.
-    pub known_labels: Option<Box<[Name]>>,
+    pub known_labels: Option<Arc<[Name]>>,
     /// The ports that have a name.
     pub ports: Box<[NamedPort]>,
     /// Its interfaces.
