@@ -31,6 +31,8 @@ pub struct RouterPlace {
     pub namespace: NetNs,
     /// Its end of the link to the node; none if it is the node's own.
     pub uplink: Option<IfName>,
+    /// Whether pods of one bridge reach each other in it, without being routed.
+    pub is_bridged: bool,
     /// The node's addresses: what comes from them over the uplink always reaches pods.
     pub node: Vec<IpNet>,
 }
@@ -65,6 +67,10 @@ pub trait Backend: Send {
 
     /// Has `tell` called when somebody else changes what was made.
     fn watch(&mut self, tell: Box<dyn Fn() + Send>);
+
+    /// What of all that was asked for is not enforced although all of it is written, and why; none if there is
+    /// nothing of the kind.
+    fn gap(&mut self) -> Option<String>;
 
     /// The next [`Self::follow`] is about all live connections.
     fn touch_all(&mut self);

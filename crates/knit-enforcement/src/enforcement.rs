@@ -15,7 +15,7 @@ use knit_node::{Core, Error, Reason, Result};
 use knit_objects::Objects;
 use knit_policy::model::Name;
 use knit_policy::sets::Engine;
-use knit_runtime::Network;
+use knit_runtime::{Network, Topology};
 use knit_types::sync::Locked;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use crate::backend::Backends;
 use crate::feed::{Shared, complete, follow_world};
 use crate::metrics::Metrics;
-use crate::worker::{Message, NodePlace, Summary, Told, Watched, Worker};
+use crate::worker::{Message, NodePlace, Place, Summary, Told, Watched, Worker};
 use crate::{admission, aliases, kinds, nodes, peers};
 
 /// Whether this agent enforces policies.
@@ -158,7 +158,8 @@ impl PolicyEnforcer for Enforcement {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let name = Name::from(network.name.as_str());
         let (sender, state) = watch::channel(PoliciesState::default());
-        self.tell(Told::Start { id, network: name.clone(), apart: router, state: sender });
+        let place = Place { apart: router, is_bridged: network.topology == Topology::Layer2 };
+        self.tell(Told::Start { id, network: name.clone(), place, state: sender });
         match self.mode {
             // It is followed as soon as somebody follows anything.
             Mode::On => drop(self.peers.send(peers::Command::Follow { id, network: name.clone() })),

@@ -25,7 +25,7 @@ use crate::recorded::Strangers;
 use known::Known;
 pub(crate) use known::SliceKey;
 use router::Router;
-pub(crate) use router::{NodePlace, Settings};
+pub(crate) use router::{NodePlace, Place, Settings};
 pub(crate) use told::{Admit, Message, Objection, Summary, Told, Watched};
 
 /// So many messages are taken in before they are put in force.
@@ -197,8 +197,8 @@ impl Worker {
                     looked.router.set_settings(settings);
                 }
             }
-            Told::Start { id, network, apart, state } => {
-                let router = Router::new(id, network.clone(), apart, self.settings_of(&network));
+            Told::Start { id, network, place, state } => {
+                let router = Router::new(id, network.clone(), place, self.settings_of(&network));
                 self.routers.insert(network, Looked { router, peers_known: false, state });
                 self.acting_changed = true;
             }
@@ -279,20 +279,20 @@ impl Worker {
             let mut committed = false;
             for (network, looked) in &mut self.routers {
                 let changes = batches.remove(network).unwrap_or_default();
-                let waits = looked.router.settings().enforced && !looked.router.is_in_force();
+                let waits = looked.router.settings().enforced && !looked.router.is_written();
                 let lacks = waits && lacking.contains_key(network);
                 if !looked.peers_known || lacks {
                     // What is in the kernel from before stays.
                     looked.router.bring_whole();
                     continue;
                 }
-                let (engine, was_in_force) = (&self.engine, looked.router.is_in_force());
+                let (engine, was_written) = (&self.engine, looked.router.is_written());
                 let with = (&self.backends, &self.node, &self.watched);
                 looked.router.apply(&changes, || engine.elements(network), with, &self.metrics, now);
                 committed |= !changes.is_empty();
-                if was_in_force {
+                if was_written {
                     count(&mut looked.router.size, &changes);
-                } else if looked.router.is_in_force() {
+                } else if looked.router.is_written() {
                     looked.router.size = (0, 0);
                     let all = engine.elements(network);
                     let all = all.into_iter().map(|(key, value)| Change { key, old: None, new: Some(value) });

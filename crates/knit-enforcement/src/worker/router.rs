@@ -40,11 +40,21 @@ impl Default for Settings {
     }
 }
 
+/// Where a router is, and of which kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    /// None for the node's own.
+    pub(crate) apart: Option<RouterApart>,
+    /// Whether pods of one bridge reach each other in it.
+    pub(crate) is_bridged: bool,
+}
+
 /// A router.
 pub(crate) struct Router {
     id: u64,
     network: Name,
     apart: Option<RouterApart>,
+    is_bridged: bool,
     backend: Option<Box<dyn Backend>>,
     /// The namespace that the backend works in.
     namespace: Option<NsId>,
@@ -53,6 +63,8 @@ pub(crate) struct Router {
     in_force: bool,
     /// What the backend was opened for does not hold what was asked for: it is to be brought whole.
     whole: bool,
+    /// What of it is not enforced although it is written, and why.
+    gap: Option<String>,
     /// Why it is not in force.
     problem: Option<String>,
     retry: Option<(Instant, Duration)>,
@@ -67,16 +79,18 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(id: u64, network: Name, apart: Option<RouterApart>, settings: Settings) -> Self {
+    pub(crate) fn new(id: u64, network: Name, place: Place, settings: Settings) -> Self {
         Self {
             id,
             network,
-            apart,
+            apart: place.apart,
+            is_bridged: place.is_bridged,
             backend: None,
             namespace: None,
             settings,
             in_force: false,
             whole: true,
+            gap: None,
             problem: None,
             retry: None,
             follow: None,
@@ -92,12 +106,17 @@ impl Router {
         self.id
     }
 
-    pub(crate) fn is_in_force(&self) -> bool {
+    /// All that was asked for is written.
+    pub(crate) fn is_written(&self) -> bool {
         self.in_force
     }
 
+    pub(crate) fn is_in_force(&self) -> bool {
+        self.in_force && self.gap.is_none()
+    }
+
     pub(crate) fn problem(&self) -> Option<&str> {
-        self.problem.as_deref()
+        self.problem.as_deref().or(self.gap.as_deref())
     }
 
     /// Somebody else changed something.
@@ -145,6 +164,18 @@ impl Router {
         if let Some((at, _)) = &mut self.retry {
             *at = Instant::now();
         }
+        if self.gap.is_some() {
+            self.look_for_gap();
+        }
+    }
+
+    /// What is written may not be enforced: by a router that does not show its rules all packets.
+    fn look_for_gap(&mut self) {
+        let gap = self.backend.as_mut().and_then(|backend| backend.gap());
+        if let Some(why) = gap.as_ref().filter(|_| gap != self.gap) {
+            tracing::error!(network = %self.network, "policies are not in force: {why}");
+        }
+        self.gap = gap;
     }
 
     /// A pod is about to start with these addresses.
@@ -186,6 +217,7 @@ impl Router {
             Ok(()) => {
                 (self.in_force, self.whole, self.problem, self.retry) = (true, false, None, None);
                 self.plan_follow(now);
+                self.look_for_gap();
             }
             Err(error) => self.failed(&error, metrics, now),
         }
@@ -209,6 +241,7 @@ impl Router {
             network: self.network.clone(),
             namespace,
             uplink: self.apart.as_ref().map(|apart| apart.uplink.clone()),
+            is_bridged: self.is_bridged,
             node: node.addresses.clone(),
         };
         let mut backend = backends.open(&place)?;
@@ -278,8 +311,9 @@ impl Router {
         self.restored = Some(now);
         let Some(backend) = &mut self.backend else { return };
         match backend.restore() {
-            Ok(0) => {}
+            Ok(0) => self.look_for_gap(),
             Ok(changes) => {
+                self.look_for_gap();
                 metrics.repairs.inc();
                 tracing::warn!(network = %self.network, changes, "policy rules were changed; repaired");
                 self.plan_follow(now);

@@ -30,6 +30,7 @@ struct Held {
     touched: bool,
     follows: usize,
     cannot_follow: usize,
+    gap: Option<String>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -81,6 +82,10 @@ impl Backend for Fake {
 
     fn watch(&mut self, _: Box<dyn Fn() + Send>) {}
 
+    fn gap(&mut self) -> Option<String> {
+        self.0.locked().gap.clone()
+    }
+
     fn touch_all(&mut self) {
         self.0.locked().touched = true;
     }
@@ -122,7 +127,7 @@ impl Bench {
         std::thread::spawn(move || worker.run(&inbox));
         let (by, state) = watch::channel(PoliciesState::default());
         let bench = Self { fake, sender, state };
-        bench.tell(Told::Start { id: 1, network: "default".into(), apart: None, state: by });
+        bench.tell(Told::Start { id: 1, network: "default".into(), place: Place::default(), state: by });
         bench
     }
 
@@ -384,4 +389,27 @@ fn a_network_switched_from_keeping_live_connections_to_cutting_them_kept_those_t
     // Not one rule changes for it.
     bench.tell(Told::Settings("default".into(), settings(true)));
     knit_kernel::testing::eventually("all are looked at", limit, || bench.fake.0.locked().follows > follows);
+}
+
+#[test]
+fn a_pod_was_admitted_where_the_rules_do_not_see_all_packets() {
+    let bench = Bench::new();
+    bench.fake.0.locked().gap = Some("load br_netfilter".to_owned());
+    bench.isolate();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    let refused = bench.admit("default", true);
+    assert!(
+        matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("br_netfilter")),
+        "{refused:?}"
+    );
+    bench.settled();
+    assert!(!bench.fake.0.locked().elements.is_empty(), "what can be enforced is");
+    let state = bench.state.borrow().clone();
+    assert!(state.problem.is_some_and(|problem| problem.contains("br_netfilter")));
+    assert_eq!(state.newest, None, "no policy is said to be in force");
+    bench.fake.0.locked().gap = None;
+    assert_eq!(bench.admit("default", true), Ok(()), "the module was loaded");
+    bench.settled();
+    assert_eq!(bench.state.borrow().problem, None);
 }

@@ -5,12 +5,12 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use knit_node::policy::{PoliciesState, RouterApart};
+use knit_node::policy::PoliciesState;
 use knit_policy::model::{Alias, Labels, Name, Node, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::Engine;
 use tokio::sync::{oneshot, watch};
 
-use super::{Settings, SliceKey};
+use super::{Place, Settings, SliceKey};
 use crate::recorded::Strangers;
 
 /// What the worker is told, and when what caused it arrived.
@@ -48,7 +48,7 @@ pub(crate) enum Told {
     /// What an operator says about policies in a Network.
     Settings(Name, Settings),
     /// A Network's router is there.
-    Start { id: u64, network: Name, apart: Option<RouterApart>, state: watch::Sender<PoliciesState> },
+    Start { id: u64, network: Name, place: Place, state: watch::Sender<PoliciesState> },
     /// It is not looked after any more.
     Stop { id: u64 },
     /// Everything that policies depend on has arrived, or that of the last run counts.
