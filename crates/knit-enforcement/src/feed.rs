@@ -109,12 +109,12 @@ impl Shared {
         self.kept.pods_changed();
     }
 
-    /// One pod of this node.
+    /// The pods of this node that have a name.
     pub(crate) fn tell_local(&self, namespace: &str, name: &str) {
         let _reading = self.reading();
-        let local = self.remembered.local(&self.core, &self.core.world().get(), namespace, name);
-        let key = PodKey::new(namespace, name);
-        self.tell(Told::Local(key, local.map(|local| Box::new(local.pod))));
+        let locals = self.remembered.named(&self.core, &self.core.world().get(), namespace, name);
+        let pods = locals.into_iter().map(|local| local.pod).collect();
+        self.tell(Told::Local(PodKey::new(namespace, name), pods));
         self.kept.pods_changed();
     }
 

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use knit_api::names::DEFAULT_NETWORK;
 use knit_node::policy::PoliciesState;
-use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Policy, PolicyName};
+use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, PodKey, Policy, PolicyName};
 use knit_policy::sets::{Change, Engine, Key, Value};
 use tokio::sync::watch;
 
@@ -160,8 +160,8 @@ impl Worker {
                 self.engine.delete_namespace(&name);
                 self.arrived(at);
             }
-            Told::Local(key, pod) => {
-                self.known.set_local(&mut self.engine, &key, pod.map(|pod| *pod));
+            Told::Local(name, pods) => {
+                self.known.set_named(&mut self.engine, &name, pods);
                 self.arrived(at);
             }
             Told::Locals(pods, strangers) => {
@@ -234,7 +234,8 @@ impl Worker {
                         looked.router.try_now();
                     }
                 }
-                self.known.set_local(&mut self.engine, &key, Some(admit.pod.clone()));
+                let pods = admit.namesakes.iter().chain([&admit.pod]).cloned().collect();
+                self.known.set_named(&mut self.engine, &PodKey { older: None, ..key }, pods);
                 self.acting_changed = true;
                 self.admits.push(*admit);
             }

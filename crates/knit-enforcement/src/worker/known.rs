@@ -20,8 +20,19 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// The pods of this node that have a name are these: several while one goes and another comes.
+    pub(crate) fn set_named(&mut self, engine: &mut Engine, name: &PodKey, pods: Vec<Pod>) {
+        let named = self.local.range(name.clone()..).take_while(|(key, _)| key.is_namesake(name));
+        let gone = named.map(|(key, _)| key).filter(|key| pods.iter().all(|pod| pod.key != **key));
+        let gone: Vec<PodKey> = gone.cloned().collect();
+        gone.iter().for_each(|key| self.set_local(engine, key, None));
+        for pod in pods {
+            self.set_local(engine, &pod.key.clone(), Some(pod));
+        }
+    }
+
     /// A pod of this node is like this; none if it is gone.
-    pub(crate) fn set_local(&mut self, engine: &mut Engine, key: &PodKey, pod: Option<Pod>) {
+    fn set_local(&mut self, engine: &mut Engine, key: &PodKey, pod: Option<Pod>) {
         match pod {
             Some(pod) => drop(self.local.insert(key.clone(), pod)),
             None => drop(self.local.remove(key)),
@@ -177,7 +188,7 @@ mod tests {
     fn a_pod_of_this_node_stays_a_subject_whatever_slices_say_of_its_name() {
         let (mut known, mut engine) = (Known::default(), Engine::new("a"));
         let key = PodKey::new("shop", "web");
-        known.set_local(&mut engine, &key, Some(pod("web", "u1", 1, "a", "default", 4)));
+        known.set_named(&mut engine, &key, vec![pod("web", "u1", 1, "a", "default", 4)]);
         known.set_slice(&mut engine, &slice("default", "b"), vec![pod("web", "u2", 2, "b", "default", 5)]);
         assert_eq!(&*engine.cluster().pod(&key).expect("known").node, "a");
         known.set_locals(&mut engine, BTreeMap::new());

@@ -183,7 +183,8 @@ impl Bench {
             ..Pod::new("shop", "web")
         };
         let (reply, answer) = oneshot::channel();
-        self.tell(Told::Admit(Box::new(Admit { pod, labels_known, namespace: Some(namespace), reply })));
+        let (namesakes, namespace) = (Vec::new(), Some(namespace));
+        self.tell(Told::Admit(Box::new(Admit { pod, namesakes, labels_known, namespace, reply })));
         answer
     }
 }
@@ -219,7 +220,7 @@ fn a_pod_is_not_admitted_while_what_policies_ask_for_cannot_be_put_in_force() {
     bench.settled();
     let state = bench.state.borrow().clone();
     assert_eq!((state.acting, state.newest.as_deref(), state.problem), (1, Some("12"), None));
-    bench.tell(Told::Local(PodKey::new("shop", "web"), None));
+    bench.tell(Told::Local(PodKey::new("shop", "web"), Vec::new()));
     let (sender, gone) = channel();
     bench.tell(Told::Compare);
     bench.tell(Told::Ask(Box::new(move |engine| {
@@ -365,7 +366,7 @@ fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_one
     bench.isolate();
     bench.settled();
     assert!(!bench.fake.0.locked().touched, "those of a pod that runs are kept");
-    bench.tell(Told::Local(PodKey::new("shop", "web"), None));
+    bench.tell(Told::Local(PodKey::new("shop", "web"), Vec::new()));
     bench.settled();
     assert_eq!(bench.admit("default", true), Ok(()));
     follow(follows);

@@ -27,8 +27,8 @@ pub(crate) enum Told {
     DeletePolicy(PolicyName),
     /// A namespace has these labels; none if it is gone.
     Namespace(Name, Option<Labels>),
-    /// A pod of this node; none if it is gone.
-    Local(PodKey, Option<Box<Pod>>),
+    /// The pods of this node that have this name: several while one goes and another comes.
+    Local(PodKey, Vec<Pod>),
     /// All pods of this node, and where there is one of which nobody knows who it is.
     Locals(BTreeMap<PodKey, Pod>, Strangers),
     /// A slice has these pods of other nodes.
@@ -69,6 +69,8 @@ pub(crate) enum Told {
 pub(crate) struct Admit {
     /// The pod, with all its interfaces.
     pub(crate) pod: Pod,
+    /// Others of its name.
+    pub(crate) namesakes: Vec<Pod>,
     /// Whether its labels are known.
     pub(crate) labels_known: bool,
     /// The labels of its namespace, where they are known.

@@ -18,7 +18,7 @@ use index::SelectorIndex;
 #[derive(Debug, Default)]
 pub struct Cluster {
     pods: HashMap<PodKey, Arc<Pod>>,
-    in_namespace: HashMap<Name, BTreeMap<Name, Arc<Pod>>>,
+    in_namespace: HashMap<Name, BTreeMap<PodKey, Arc<Pod>>>,
     /// Who has an address, by Network: several while one pod goes and another comes (rule 35).
     addresses: HashMap<Name, BTreeMap<IpAddr, Vec<Arc<Pod>>>>,
     namespaces: HashMap<Name, Namespace>,
@@ -57,7 +57,7 @@ impl Cluster {
         let pod = Arc::new(pod);
         self.pods.insert(pod.key.clone(), Arc::clone(&pod));
         let names = self.in_namespace.entry(pod.key.namespace.clone()).or_default();
-        names.insert(pod.key.name.clone(), Arc::clone(&pod));
+        names.insert(pod.key.clone(), Arc::clone(&pod));
         for (network, address) in claims(&pod) {
             let claimants = self.addresses.entry(network.clone()).or_default().entry(address).or_default();
             claimants.push(Arc::clone(&pod));
@@ -78,7 +78,7 @@ impl Cluster {
     fn remove_pod(&mut self, key: &PodKey) -> Option<Arc<Pod>> {
         let old = self.pods.remove(key)?;
         if let Some(names) = self.in_namespace.get_mut(&key.namespace) {
-            names.remove(&key.name);
+            names.remove(key);
             if names.is_empty() {
                 self.in_namespace.remove(&key.namespace);
             }

@@ -13,6 +13,8 @@ pub struct PodKey {
     pub namespace: Name,
     /// The name.
     pub name: Name,
+    /// Of an older pod whose sandbox is still there while another pod has its name: its uid.
+    pub older: Option<Name>,
 }
 
 /// A pod that runs, or is about to.
@@ -114,13 +116,26 @@ impl PodKey {
     /// A pod by its namespace and name.
     #[must_use]
     pub fn new(namespace: impl Into<Name>, name: impl Into<Name>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self { namespace: namespace.into(), name: name.into(), older: None }
+    }
+
+    /// An older pod of this name.
+    #[must_use]
+    pub fn of_older(self, uid: Name) -> Self {
+        Self { older: Some(uid), ..self }
+    }
+
+    /// Whether both have one namespace and name.
+    #[must_use]
+    pub fn is_namesake(&self, other: &Self) -> bool {
+        (&self.namespace, &self.name) == (&other.namespace, &other.name)
     }
 }
 
 impl fmt::Display for PodKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        write!(f, "{}/{}", self.namespace, self.name)?;
+        self.older.iter().try_for_each(|uid| write!(f, " (uid {uid})"))
     }
 }
 
