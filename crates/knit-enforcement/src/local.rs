@@ -2,7 +2,7 @@
 //! ports from the pods' objects.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use knit_node::Core;
 use knit_node::world::{PodPort, PodView, World};
@@ -182,6 +182,8 @@ impl Remembered {
                 uid: uid.into(),
                 created: facts.created,
                 node: node.into(),
+                // As a peer, it may have any label until they are.
+                known_labels: (!labels_known).then(Arc::default),
                 labels: facts.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
                 ports: facts.ports.iter().map(port).collect(),
                 attachments: pod.records.iter().flat_map(|r| r.attachments.iter().cloned()).collect(),
@@ -208,8 +210,6 @@ impl Remembered {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     fn record(uid: &str, created_at: u64) -> Recorded {
@@ -229,6 +229,7 @@ mod tests {
             let locals = remembered.locals_of("n", &world, ("shop", "web"), &records);
             assert!(!locals[0].labels_known);
             assert_eq!(&*locals[0].pod.uid, "u2");
+            assert!(!locals[0].pod.knows_label(&"app".into()), "whether it has it is not known");
         }
         let only = [record("u1", 1)];
         assert!(remembered.locals_of("n", &world, ("shop", "web"), &only)[0].labels_known);

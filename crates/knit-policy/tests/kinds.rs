@@ -292,3 +292,20 @@ fn a_pod_whose_labels_are_not_known_is_denied_by_what_may_be_about_it() {
     });
     assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a z/a z/c");
 }
+
+#[test]
+fn a_pod_whose_namespace_is_not_known_was_let_in_as_one_without_labels() {
+    let quarantined = "from: [{namespaces: {matchLabels: {quarantine: 'true'}}}]";
+    let mut lab = Lab::with(&ingress("p", "Admin", 1, &[rule("Deny", quarantined)]));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c");
+    lab.tell(|engine| engine.delete_namespace("y"));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c z/a z/b z/c", "it may be in quarantine");
+    let trusted = "{podSelector: {}, ingress: [{from: [{namespaceSelector: {matchExpressions: [{key: \
+                   quarantine, operator: DoesNotExist}]}}]}]}";
+    let mut lab = Lab::with(&policy("n", trusted));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c");
+    lab.tell(|engine| engine.delete_namespace("y"));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c z/a z/b z/c");
+    lab.tell(|engine| engine.set_namespace(Namespace::new("y", Labels::default())));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c", "it has none");
+}

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::{
-    Alias, DEFAULT_NETWORK, Labels, Name, Namespace, NamespaceMatch, Node, Pod, PodKey, Policy, PolicyName,
-    Problem, Scope, policy_sort,
+    Alias, DEFAULT_NETWORK, KnownNamespace, Labels, Name, Namespace, NamespaceMatch, Node, Pod, PodKey,
+    Policy, PolicyName, Problem, Scope, policy_sort,
 };
 use index::SelectorIndex;
 
@@ -99,16 +99,14 @@ impl Cluster {
 
     /// A namespace is there, or has changed. Returns whether that means anything.
     pub fn set_namespace(&mut self, namespace: Namespace) -> bool {
-        let before = self.namespace_labels(&namespace.name).into_owned();
-        let changed = before != namespace.labels;
-        self.namespaces.insert(namespace.name.clone(), namespace);
-        changed
+        let labels = namespace.labels.clone();
+        let before = self.namespaces.insert(namespace.name.clone(), namespace);
+        before.is_none_or(|before| before.labels != labels)
     }
 
     /// A namespace is gone. Returns whether that means anything.
     pub fn delete_namespace(&mut self, name: &str) -> bool {
-        let old = self.namespaces.remove(name);
-        old.is_some_and(|old| old.labels != *self.namespace_labels(name))
+        self.namespaces.remove(name).is_some()
     }
 
     /// A node is there, or has changed. Returns what was known of that name.
@@ -236,6 +234,12 @@ impl Cluster {
             Some(namespace) => Cow::Borrowed(&namespace.labels),
             None => Cow::Owned(Namespace::new(name, Labels::default()).labels),
         }
+    }
+
+    /// A namespace, as far as it is known.
+    #[must_use]
+    pub fn known_namespace(&self, name: &str) -> KnownNamespace<'_> {
+        KnownNamespace { labels: self.namespace_labels(name), known: self.namespaces.contains_key(name) }
     }
 
     /// The policies that select a pod's interface in a Network, in the order in which they are asked.

@@ -1,5 +1,6 @@
 //! Pods, namespaces and nodes: what policies need to know of them, and nothing else.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -74,6 +75,15 @@ pub struct Namespace {
     pub name: Name,
     /// Its labels, [`NAMESPACE_NAME_LABEL`] among them.
     pub labels: Labels,
+}
+
+/// What is known of the labels of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownNamespace<'a> {
+    /// Its labels; before they are known only [`NAMESPACE_NAME_LABEL`], which every namespace has.
+    pub labels: Cow<'a, Labels>,
+    /// Whether they are known.
+    pub known: bool,
 }
 
 /// A node.
@@ -189,6 +199,16 @@ impl Pod {
     #[must_use]
     pub fn attachment(&self, network: &str, address: IpAddr) -> Option<&Attachment> {
         self.attachments.iter().find(|a| *a.network == *network && a.addresses.contains(&address))
+    }
+}
+
+// === impl KnownNamespace ===
+
+impl KnownNamespace<'_> {
+    /// Whether it is known if it has a label, and which value.
+    #[must_use]
+    pub fn knows_label(&self, key: &str) -> bool {
+        self.known || *key == *NAMESPACE_NAME_LABEL
     }
 }
 
