@@ -315,7 +315,16 @@ impl Worker {
             let _ = admit.reply.send(answer);
         }
         self.tell_states();
-        self.routers.values_mut().for_each(|looked| looked.router.tick(&self.metrics, now));
+        let now = Instant::now();
+        self.routers.values_mut().for_each(|looked| looked.router.repair_if_due(&self.metrics, now));
+        // One of them at a time: a pod that has come meanwhile waits for no more than that.
+        let due = self.routers.values_mut().filter_map(|looked| {
+            let at = looked.router.follow_due().filter(|at| *at <= now)?;
+            Some((at, &mut looked.router))
+        });
+        if let Some((_, router)) = due.min_by_key(|(at, _)| *at) {
+            router.follow(&self.metrics, now);
+        }
     }
 
     /// Whether a pod can be made now.

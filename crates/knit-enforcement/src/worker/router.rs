@@ -273,12 +273,21 @@ impl Router {
         }
     }
 
-    /// Does what is due: repairs, and has live connections follow.
-    pub(crate) fn tick(&mut self, metrics: &Metrics, now: Instant) {
+    /// Repairs what others have changed, if that is due.
+    pub(crate) fn repair_if_due(&mut self, metrics: &Metrics, now: Instant) {
         if self.restore_at.take_if(|at| *at <= now).is_some() {
             self.restore(metrics, now);
         }
-        let Some((_, rounds)) = self.follow.take_if(|(at, _)| *at <= now) else { return };
+    }
+
+    /// When live connections are to follow, if they are.
+    pub(crate) fn follow_due(&self) -> Option<Instant> {
+        self.follow.map(|(at, _)| at)
+    }
+
+    /// Has live connections follow: that may take a while where there are many.
+    pub(crate) fn follow(&mut self, metrics: &Metrics, now: Instant) {
+        let Some((_, rounds)) = self.follow.take() else { return };
         let Some(backend) = &mut self.backend else { return };
         self.followed = Some(now);
         match backend.follow() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -31,6 +31,9 @@ struct Held {
     follows: usize,
     cannot_follow: usize,
     gap: Option<String>,
+    /// Each time they follow, one more of these is waited for.
+    gate: Option<Arc<Mutex<Receiver<()>>>>,
+    waiting: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -95,6 +98,11 @@ impl Backend for Fake {
     }
 
     fn follow(&mut self) -> Result<usize, Failure> {
+        let gate = self.0.locked().gate.clone();
+        if let Some(gate) = gate {
+            self.0.locked().waiting += 1;
+            gate.locked().recv().expect("the test goes on");
+        }
         let mut held = self.0.locked();
         if held.cannot_follow > 0 {
             held.cannot_follow -= 1;
@@ -413,4 +421,26 @@ fn a_pod_was_admitted_where_the_rules_do_not_see_all_packets() {
     assert_eq!(bench.admit("default", true), Ok(()), "the module was loaded");
     bench.settled();
     assert_eq!(bench.state.borrow().problem, None);
+}
+
+#[test]
+fn a_pod_waited_until_the_connections_of_all_routers_had_followed() {
+    let bench = Bench::new();
+    let (go, gate) = channel();
+    bench.fake.0.locked().gate = Some(Arc::new(Mutex::new(gate)));
+    let (by, _state) = watch::channel(PoliciesState::default());
+    bench.tell(Told::Start { id: 2, network: "blue".into(), place: Place::default(), state: by });
+    for network in ["default", "blue"] {
+        bench.tell(Told::PeersKnown(network.into()));
+    }
+    bench.tell(Told::Complete);
+    let limit = std::time::Duration::from_secs(30);
+    knit_kernel::testing::eventually("one follows", limit, || bench.fake.0.locked().waiting == 1);
+    let mut answer = bench.ask("default", true);
+    go.send(()).expect("it waits");
+    knit_kernel::testing::eventually("the pod is admitted", limit, || answer.try_recv() == Ok(Ok(())));
+    assert!(bench.fake.0.locked().follows <= 1, "before the other has followed");
+    // Whatever follows from now on.
+    (0..100).for_each(|_| go.send(()).expect("it takes it, or will"));
+    knit_kernel::testing::eventually("both follow", limit, || bench.fake.0.locked().follows >= 2);
 }
