@@ -27,7 +27,8 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     let there: HashSet<&str> = cluster.policies.values().map(|policy| policy.uid.as_str()).collect();
     memory.told.retain(|uid| there.contains(uid.as_str()));
     // The usual: there is nothing to say, however many policies there are.
-    if config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network)) {
+    let everywhere = config.enforce_policies && config.serves_default;
+    if everywhere && cluster.networks.values().all(|network| is_enforced_in(network)) {
         return;
     }
     let untold = cluster.policies.values().filter(|policy| !memory.told.contains(&policy.uid));
@@ -44,14 +45,16 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     }
 }
 
-/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others.
+/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others, and is not
+/// another CNI plugin's.
 fn enforced<'a>(cluster: &'a Cluster, config: &Config) -> impl Fn(&str) -> bool + use<'a> {
-    let all = config.enforce_policies;
+    let (all, serves_default) = (config.enforce_policies, config.serves_default);
     let claims = Claims::of(cluster.networks.values());
     move |namespace| {
         let labels = cluster.namespaces.get(namespace).map(|view| &view.labels);
         let primary = labels.and_then(|labels| claims.selecting(labels).next()).unwrap_or(DEFAULT_NETWORK);
-        all && cluster.networks.get(primary).is_none_or(|network| is_enforced_in(network))
+        let ours = primary != DEFAULT_NETWORK || serves_default;
+        all && ours && cluster.networks.get(primary).is_none_or(|network| is_enforced_in(network))
     }
 }
 
