@@ -25,7 +25,7 @@ use crate::cluster::{AttachmentView, BlockView, NamespaceView};
 use crate::plan::primaries;
 
 /// How often it is looked whether the cluster serves a kind that it did not serve before.
-const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// Events that wait before a watch is held up.
 const QUEUE: usize = 1024;
 /// So many problems of one policy are told.
