@@ -70,6 +70,8 @@ pub(crate) struct Worker {
 struct Looked {
     router: Router,
     peers_known: bool,
+    /// When the oldest of what is not in force yet arrived.
+    arrived: Option<Instant>,
     state: watch::Sender<PoliciesState>,
 }
 
@@ -199,7 +201,7 @@ impl Worker {
             }
             Told::Start { id, network, place, state } => {
                 let router = Router::new(id, network.clone(), place, self.settings_of(&network));
-                self.routers.insert(network, Looked { router, peers_known: false, state });
+                self.routers.insert(network, Looked { router, peers_known: false, arrived: None, state });
                 self.acting_changed = true;
             }
             Told::Stop { id } => {
@@ -277,7 +279,8 @@ impl Worker {
             let lacking: BTreeMap<Name, &str> =
                 self.routers.keys().filter_map(|n| Some((n.clone(), self.lacks(n)?))).collect();
             let mut batches: BTreeMap<Name, Vec<Change>> = self.engine.settle().into_iter().collect();
-            let mut committed = false;
+            // When the oldest of what is in force now arrived.
+            let (arrived, mut effective) = (self.oldest.take(), None::<Instant>);
             for (network, looked) in &mut self.routers {
                 let changes = batches.remove(network).unwrap_or_default();
                 let waits = looked.router.settings().enforced && !looked.router.is_written();
@@ -290,7 +293,13 @@ impl Worker {
                 let (engine, was_written) = (&self.engine, looked.router.is_written());
                 let with = (&self.backends, &self.node, &self.watched);
                 looked.router.apply(&changes, || engine.elements(network), with, &self.metrics, now);
-                committed |= !changes.is_empty();
+                if !changes.is_empty() {
+                    looked.arrived = looked.arrived.or(arrived);
+                }
+                // What is refused has not had its effect yet.
+                if looked.router.is_written() {
+                    effective = looked.arrived.take().into_iter().chain(effective).min();
+                }
                 if was_written {
                     count(&mut looked.router.size, &changes);
                 } else if looked.router.is_written() {
@@ -303,10 +312,8 @@ impl Worker {
                 self.metrics.elements.get_or_create(&Of::network(network)).set(number(elements));
                 self.metrics.subjects.get_or_create(&Of::network(network)).set(number(subjects));
             }
-            if let Some(oldest) = self.oldest.take()
-                && committed
-            {
-                self.metrics.commits.observe(oldest.elapsed().as_secs_f64());
+            if let Some(arrived) = effective {
+                self.metrics.commits.observe(arrived.elapsed().as_secs_f64());
             }
         }
         for admit in std::mem::take(&mut self.admits) {

@@ -122,6 +122,7 @@ struct Bench {
     fake: Fake,
     sender: Sender<Message>,
     state: watch::Receiver<PoliciesState>,
+    metrics: Arc<Metrics>,
 }
 
 impl Bench {
@@ -129,12 +130,13 @@ impl Bench {
         let (fake, (sender, inbox)) = (Fake::default(), channel());
         let node = NodePlace { namespace: NetNs::current().expect("a namespace"), addresses: Vec::new() };
         let summary = watch::channel(Summary::default()).0;
-        let (backends, metrics) = (Arc::new(fake.clone()), Arc::default());
+        let (backends, metrics) = (Arc::new(fake.clone()), Arc::<Metrics>::default());
+        let counted = Arc::clone(&metrics);
         let watched = Watched(sender.clone());
         let worker = Worker::new("a", node, backends, watched, metrics, summary, Box::new(|| {}), false);
         std::thread::spawn(move || worker.run(&inbox));
         let (by, state) = watch::channel(PoliciesState::default());
-        let bench = Self { fake, sender, state };
+        let bench = Self { fake, sender, state, metrics: counted };
         bench.tell(Told::Start { id: 1, network: "default".into(), place: Place::default(), state: by });
         bench
     }
@@ -443,4 +445,25 @@ fn a_pod_waited_until_the_connections_of_all_routers_had_followed() {
     // Whatever follows from now on.
     (0..100).for_each(|_| go.send(()).expect("it takes it, or will"));
     knit_kernel::testing::eventually("both follow", limit, || bench.fake.0.locked().follows >= 2);
+}
+
+#[test]
+fn a_refused_change_was_counted_as_if_it_had_had_its_effect() {
+    let bench = Bench::new();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    let observed = |count: usize| {
+        bench.settled();
+        let text = bench.metrics.text();
+        assert!(text.contains(&format!("knit_policy_commit_seconds_count {count}\n")), "{text}");
+    };
+    observed(0);
+    bench.fake.0.locked().fails = true;
+    bench.isolate();
+    assert!(bench.admit("default", true).is_err());
+    observed(0);
+    bench.fake.0.locked().fails = false;
+    assert_eq!(bench.admit("default", true), Ok(()));
+    observed(1);
 }
