@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_objects::{Event, Kinds, Objects, Scope, jitter};
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
-    admin_network_policy, baseline_admin_network_policy, cluster_network_policy, multi_network_policy,
-    network_policy,
+    NetworkPolicy, admin_network_policy, baseline_admin_network_policy, cluster_network_policy,
+    multi_network_policy, network_policy,
 };
 use knit_policy::model::{Kind, Policy, PolicyName};
 use kube::Resource;
@@ -161,7 +160,10 @@ impl Each {
         let seen = move |object: K| -> Option<Seen> {
             let converted = convert(&object);
             for problem in &converted.problems {
-                tracing::debug!("a policy is not used as it is written: {problem}");
+                match converted.object {
+                    Some(_) => tracing::debug!("a policy is not used as it is written: {problem}"),
+                    None => tracing::warn!("a policy is ignored: {problem}"),
+                }
             }
             let version = object.meta().resource_version.as_ref().and_then(|v| v.parse().ok());
             let raw = trimmed(&object)?;

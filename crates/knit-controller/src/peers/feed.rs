@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_api::{NetworkAttachment, PolicyEnforcement};
 use knit_model::Network;
 use knit_objects::{Cache, Event, EventNote, EventRecorder, Key, Object, Objects, Progress, jitter};
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
-    admin_network_policy, baseline_admin_network_policy, cluster_network_policy, multi_network_policy,
-    network_policy, pod,
+    NetworkPolicy, admin_network_policy, baseline_admin_network_policy, cluster_network_policy,
+    multi_network_policy, network_policy, pod,
 };
 use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName, Scope};
 use tokio::sync::{mpsc, watch};

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use anyhow::Result;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_api::{NetworkAttachment, PolicyEnforcement, names};
 use knit_model::{Claim, Claims, Labels, Network, attached_addresses};
 use knit_objects::{Kinds, Scope};
@@ -15,6 +14,7 @@ use knit_policy::cluster::Cluster;
 use knit_policy::kubernetes as convert;
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
+    NetworkPolicy,
 };
 use knit_policy::model::{Alias, Attachment, Name, Namespace, Pod, Policy};
 
