@@ -141,8 +141,7 @@ impl Writer {
     /// When the next of these may be written.
     fn next_due(&self, pending: &BTreeSet<Place>) -> Option<Instant> {
         let now = Instant::now();
-        let next =
-            pending.iter().map(|p| self.written.get(p).map_or(now, |at| *at + WRITE_INTERVAL)).min()?;
+        let next = pending.iter().map(|place| due(self.written.get(place).copied(), now)).min()?;
         Some(self.again.map_or(next, |again| next.max(again)))
     }
 
@@ -236,6 +235,11 @@ impl Writer {
             part += 1;
         }
     }
+}
+
+/// When a slice may be written: the first change after a quiet time at once.
+fn due(written: Option<Instant>, now: Instant) -> Instant {
+    written.map_or(now, |at| now.max(at + WRITE_INTERVAL))
 }
 
 /// The pods of a place, by the objects that hold them. One that is too large for any has one of its own.

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use knit_api::PolicyPeer;
 
-use super::{parts, slice_name};
+use super::{WRITE_INTERVAL, due, parts, slice_name};
 
 /// When everything happens, and when nothing of it lingers any more.
 const NOW: Duration = Duration::from_secs(1000);
@@ -421,4 +421,12 @@ fn one_namespaces_label_keys_kept_all_later_ones_of_others_from_being_told() {
     set(&mut peers, policy("more", "shop", Scope::Primary, everywhere(more)));
     peers.settle(LATER);
     assert_eq!(peers.unheard().keys().collect::<Vec<_>>(), [&greedy.name]);
+}
+
+#[test]
+fn the_first_change_of_a_slice_after_a_quiet_time_is_written_at_once() {
+    let now = tokio::time::Instant::now();
+    assert_eq!(due(None, now), now);
+    assert_eq!(due(Some(now), now + WRITE_INTERVAL), now + WRITE_INTERVAL, "quiet for long enough");
+    assert_eq!(due(Some(now), now + WRITE_INTERVAL / 4), now + WRITE_INTERVAL, "and the next one waits");
 }
