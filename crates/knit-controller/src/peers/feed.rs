@@ -1,7 +1,7 @@
 //! What slices are made of: policies of every kind that the cluster serves; pods and attachments while some
 //! policy asks for pods; and what the controller knows anyway.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ use knit_policy::kubernetes::{
     NetworkPolicy, admin_network_policy, baseline_admin_network_policy, cluster_network_policy,
     multi_network_policy, network_policy, pod,
 };
-use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName, Scope};
+use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::concerns::Concerns;
 use super::needs::Kept;
-use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts, Unheard};
+use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use crate::cluster::{AttachmentView, BlockView, NamespaceView};
 use crate::plan::primaries;
 
@@ -47,8 +48,7 @@ pub(super) struct Feed {
     recorder: EventRecorder,
     /// The policies that there are, as events name them.
     policies: BTreeMap<PolicyName, ObjectReference>,
-    /// Of which it was told that they ask for more labels than slices have room for.
-    told_unheard: BTreeSet<PolicyName>,
+    concerns: Concerns,
     /// The watches of policies, which end with it.
     _watches: JoinSet<()>,
     /// The watches of pods and attachments, while they are needed.
@@ -91,12 +91,7 @@ impl Feed {
         let (sender, inbox) = mpsc::channel(QUEUE);
         let mut policies = JoinSet::new();
         if enforce {
-            let each = Each {
-                objects: objects.clone(),
-                sender: sender.clone(),
-                recorder: recorder.clone(),
-                networks: small.networks.clone(),
-            };
+            let each = Each { objects: objects.clone(), sender: sender.clone(), recorder: recorder.clone() };
             policies.spawn(each.clone().served::<NetworkPolicy>(0, Kind::Network, network_policy));
             policies.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(
                 1,
@@ -120,7 +115,7 @@ impl Feed {
             seen: Seen::default(),
             recorder: recorder.clone(),
             policies: BTreeMap::new(),
-            told_unheard: BTreeSet::new(),
+            concerns: Concerns::default(),
             _watches: policies,
             pods: None,
             pods_kept: Kept::default(),
@@ -209,24 +204,12 @@ impl Feed {
         }
     }
 
-    /// Says of policies that they ask for more labels than slices have room for, once of each.
-    pub(super) fn tell_unheard(&mut self, unheard: &BTreeMap<PolicyName, Unheard>) {
-        self.told_unheard.retain(|name| unheard.contains_key(name));
-        for (name, Unheard { network, key, keys }) in unheard {
-            let Some(reference) = self.policies.get(name) else { continue };
-            if !self.told_unheard.insert(name.clone()) {
-                continue;
+    /// Tells whoever wrote policies what is wrong with them in the light of everything else.
+    pub(super) fn tell_concerns(&mut self, peers: &Peers, now: Duration) {
+        for (name, what) in self.concerns.news(peers, now) {
+            if let Some(reference) = self.policies.get(&name) {
+                tell_narrowed(&self.recorder, reference.clone(), &what);
             }
-            let whose = match name.namespace.is_empty() {
-                true => "the cluster's policies select".to_owned(),
-                false => format!("the policies of namespace {} select", name.namespace),
-            };
-            let note = format!(
-                "Part of this policy is not used as it is written: {whose} pods by more different label keys \
-                 than nodes are told of in Network {network}; pods of other nodes are not matched by {keys} of \
-                 them, {key} among them."
-            );
-            tell_narrowed(&self.recorder, reference.clone(), note);
         }
     }
 
@@ -361,7 +344,6 @@ struct Each {
     objects: Objects,
     sender: mpsc::Sender<Told>,
     recorder: EventRecorder,
-    networks: Cache<Network>,
 }
 
 impl Each {
@@ -377,14 +359,11 @@ impl Each {
     }
 
     async fn served<K: Object>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>) {
-        let (recorder, networks) = (self.recorder.clone(), self.networks.clone());
+        let recorder = self.recorder.clone();
         let read = move |object: K| -> Option<(Box<Policy>, Box<ObjectReference>)> {
             let converted = convert(&object);
-            let unknown = converted.object.iter().filter_map(|policy| unknown_network(policy, &networks));
-            let problems = converted.problems.iter().map(ToString::to_string).take(MAX_PROBLEMS);
-            for problem in problems.chain(unknown) {
-                let note = format!("Part of this policy is not used as it is written: {problem}.");
-                tell_narrowed(&recorder, reference(&object), note);
+            for problem in converted.problems.iter().take(MAX_PROBLEMS) {
+                tell_narrowed(&recorder, reference(&object), problem);
             }
             converted.object.map(|policy| (Box::new(policy), Box::new(reference(&object))))
         };
@@ -407,17 +386,8 @@ impl Each {
     }
 }
 
-/// What is wrong with a policy that names a Network which does not exist.
-fn unknown_network(policy: &Policy, networks: &Cache<Network>) -> Option<String> {
-    let Scope::Networks(names) = &policy.scope else { return None };
-    if !networks.is_synced() {
-        return None;
-    }
-    let unknown = names.iter().find(|name| networks.get(&Key::cluster(&***name)).is_none())?;
-    Some(format!("there is no Network {unknown}, so that the policy does nothing there"))
-}
-
-fn tell_narrowed(recorder: &EventRecorder, policy: ObjectReference, note: String) {
+fn tell_narrowed(recorder: &EventRecorder, policy: ObjectReference, what: &impl std::fmt::Display) {
+    let note = format!("Part of this policy is not used as it is written: {what}.");
     recorder.tell(EventNote::warning(policy, "PolicyNarrowed", "Enforce", note));
 }
 

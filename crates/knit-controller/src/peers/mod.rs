@@ -6,6 +6,7 @@
 //! rate. [`plan`] decides, [`feed`] watches, and this writes.
 
 mod blocks;
+mod concerns;
 mod feed;
 mod keys;
 mod needs;
@@ -95,11 +96,11 @@ async fn keep(mut feed: Feed, mut writer: Writer) {
         }
         pending.extend(peers.settle(now));
         writer.label_keys = peers.label_keys();
-        feed.tell_unheard(peers.unheard());
         if compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL) {
             compared = Some(Instant::now());
             pending.extend(peers.slices().keys().cloned());
             pending.extend(writer.places());
+            feed.tell_concerns(&peers, now);
         }
         writer.write(&mut pending, peers.slices()).await;
     }

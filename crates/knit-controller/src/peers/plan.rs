@@ -14,6 +14,7 @@ use knit_policy::model::{
 
 pub(crate) use super::blocks::BlockFacts;
 use super::blocks::{Blocks, Owner};
+use super::concerns::PortNames;
 use super::keys::AskedKeys;
 pub(crate) use super::keys::Unheard;
 use super::needs::{Lingering, Need, names_pods};
@@ -64,6 +65,7 @@ pub(crate) struct Peers {
     networks: BTreeMap<Name, NetworkFacts>,
     blocks: Blocks,
     pods: BTreeMap<PodKey, PodFacts>,
+    port_names: PortNames,
     attachments: BTreeMap<PodKey, AttachmentFacts>,
     /// The attachments in each Network.
     in_network: BTreeMap<Name, BTreeSet<PodKey>>,
@@ -179,8 +181,10 @@ impl Peers {
         self.touch(key);
         if let Some(old) = self.pods.remove(key) {
             take_out(&mut self.on_node, &old.node, key);
+            old.ports.iter().for_each(|port| self.port_names.remove(&key.namespace, &port.name));
         }
         if let Some(facts) = facts {
+            facts.ports.iter().for_each(|port| self.port_names.add(&key.namespace, &port.name));
             self.on_node.entry(facts.node.clone()).or_default().insert(key.clone());
             self.pods.insert(key.clone(), facts);
         }
@@ -228,6 +232,18 @@ impl Peers {
     pub(crate) fn label_keys(&self) -> BTreeMap<Name, Vec<String>> {
         let keys = |need: &Need| need.labels.iter().map(|key| key.as_ref().to_owned()).collect();
         self.needs.iter().map(|(network, need)| (network.clone(), keys(need))).collect()
+    }
+
+    pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> {
+        self.policies.values()
+    }
+
+    pub(super) fn has_network(&self, name: &Name) -> bool {
+        self.networks.contains_key(name)
+    }
+
+    pub(super) fn port_names(&self) -> &PortNames {
+        &self.port_names
     }
 
     /// The policies that ask for more labels than slices have room for, as of the last [`Self::settle`].

@@ -10,6 +10,7 @@ use knit_policy::model::{
 };
 use proptest::prelude::*;
 
+use super::concerns::Concerns;
 use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use knit_api::PolicyPeer;
 
@@ -429,4 +430,52 @@ fn the_first_change_of_a_slice_after_a_quiet_time_is_written_at_once() {
     assert_eq!(due(None, now), now);
     assert_eq!(due(Some(now), now + WRITE_INTERVAL), now + WRITE_INTERVAL, "quiet for long enough");
     assert_eq!(due(Some(now), now + WRITE_INTERVAL / 4), now + WRITE_INTERVAL, "and the next one waits");
+}
+
+/// What is told of policies, seconds after the first time.
+fn news(concerns: &mut Concerns, peers: &Peers, seconds: u64) -> Vec<String> {
+    let news = concerns.news(peers, NOW + Duration::from_secs(seconds));
+    news.into_iter().map(|(policy, what)| format!("{}: {what}", policy.full())).collect()
+}
+
+#[test]
+fn a_policy_for_a_network_that_is_missing_was_told_once_if_at_all() {
+    let (mut peers, mut concerns) = (cluster(), Concerns::default());
+    let scope = || Scope::Networks(["green".into(), "default".into()].into());
+    set(&mut peers, policy("p", "shop", scope(), pods_labelled("app", "web")));
+    assert!(news(&mut concerns, &peers, 0).is_empty(), "it may come right behind it");
+    let told = news(&mut concerns, &peers, 10);
+    assert!(matches!(&told[..], [what] if what.contains("shop/p: there is no Network green")), "{told:?}");
+    assert!(news(&mut concerns, &peers, 100).is_empty(), "once");
+    peers.set_network(&"green".into(), Some(network("10.78.0.0/16")));
+    assert!(news(&mut concerns, &peers, 200).is_empty());
+    peers.set_network(&"green".into(), None);
+    assert!(news(&mut concerns, &peers, 300).is_empty());
+    assert_eq!(news(&mut concerns, &peers, 310).len(), 1, "it was deleted since");
+}
+
+#[test]
+fn nobody_was_told_of_a_named_port_that_no_pod_has() {
+    let (mut peers, mut concerns) = (cluster(), Concerns::default());
+    let mut names = policy("p", "shop", Scope::Primary, pods_labelled("app", "web"));
+    let ports: Box<[PortMatch]> = [PortMatch::Named("sql".into(), None)].into();
+    names.ingress.iter_mut().flatten().for_each(|rule| rule.ports = Some(ports.clone()));
+    set(&mut peers, names);
+    assert!(news(&mut concerns, &peers, 0).is_empty(), "its pods may come right behind it");
+    let told = news(&mut concerns, &peers, 60);
+    assert!(matches!(&told[..], [what] if what.contains("no pod of namespace shop has a port named sql")));
+    let sql = knit_policy::model::NamedPort {
+        name: "sql".into(),
+        protocol: knit_policy::model::Protocol::Tcp,
+        number: 5432,
+    };
+    let with = |ports| PodFacts { ports, ..pod("u2", "b", [10, 244, 2, 6], &[]) };
+    // In another namespace it is of no use.
+    peers.set_pod(&PodKey::new("sky", "db"), Some(with(vec![sql.clone()])));
+    assert!(news(&mut concerns, &peers, 100).is_empty(), "it was told already");
+    peers.set_pod(&PodKey::new("shop", "db"), Some(with(vec![sql])));
+    assert!(news(&mut concerns, &peers, 200).is_empty());
+    peers.set_pod(&PodKey::new("shop", "db"), Some(with(Vec::new())));
+    assert!(news(&mut concerns, &peers, 300).is_empty());
+    assert_eq!(news(&mut concerns, &peers, 360).len(), 1, "again");
 }
