@@ -89,10 +89,12 @@ impl Shared {
 
     /// What an operator says about policies in a Network.
     fn tell_settings(&self, world: &World, name: &str) {
-        let spec = world.networks.get(name).and_then(|network| network.object().spec.policy.as_ref());
+        let network = world.networks.get(name).map(|network| network.object());
+        let spec = network.and_then(|network| network.spec.policy.as_ref());
         let settings = Settings {
             enforced: spec.is_none_or(|policy| policy.enforcement == PolicyEnforcement::Knit),
             cut_connections: spec.is_none_or(|policy| policy.live_connections == LiveConnections::Cut),
+            has_router: network.is_none_or(|network| network.spec.topology.has_router()),
         };
         self.tell(Told::Settings(Name::from(name), settings));
     }

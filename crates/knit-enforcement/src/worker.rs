@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use knit_api::names::DEFAULT_NETWORK;
 use knit_node::policy::PoliciesState;
-use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, PodKey, Policy, PolicyName};
+use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::{Change, Engine, Key, Value};
 use tokio::sync::watch;
 
@@ -42,6 +42,10 @@ pub(crate) struct Worker {
     pub(crate) watched: Watched,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) summary: watch::Sender<Summary>,
+    /// Tells a pod that policies select an interface of it which they cannot be enforced for, and why.
+    pub(crate) tell_pod: Box<dyn Fn(&Pod, String) + Send>,
+    /// The interfaces of which that was told: the pod's uid, and the Network.
+    unenforced: BTreeSet<(Name, Name)>,
     /// Told when what NodeNetwork shows may have changed.
     pub(crate) changed: Box<dyn Fn() + Send>,
     /// Policies are left to others in the whole cluster.
@@ -84,6 +88,7 @@ impl Worker {
         watched: Watched,
         metrics: Arc<Metrics>,
         summary: watch::Sender<Summary>,
+        tell_pod: Box<dyn Fn(&Pod, String) + Send>,
         changed: Box<dyn Fn() + Send>,
         off: bool,
     ) -> Self {
@@ -94,6 +99,8 @@ impl Worker {
             watched,
             metrics,
             summary,
+            tell_pod,
+            unenforced: BTreeSet::new(),
             changed,
             off,
             known: Known::default(),
@@ -412,6 +419,7 @@ impl Worker {
         self.summary.send_if_modified(|now| std::mem::replace(now, summary) != summary);
         if std::mem::take(&mut self.acting_changed) {
             self.acting = self.count_acting();
+            self.tell_unenforced();
         }
         let mut news = false;
         for (network, looked) in &self.routers {
@@ -440,6 +448,38 @@ impl Worker {
         if news {
             (self.changed)();
         }
+    }
+
+    /// Tells the pods that have an interface where nobody enforces what policies say of it, as if there were
+    /// none: the policy may have come after the pod.
+    fn tell_unenforced(&mut self) {
+        let without = |network: &Name| {
+            let settings = self.settings_of(network);
+            settings.enforced && !settings.has_router
+        };
+        if !self.complete || !self.settings.keys().any(without) {
+            return;
+        }
+        let mut found = BTreeSet::new();
+        for pod in self.known.locals() {
+            for attachment in pod.attachments.iter().filter(|attachment| without(&attachment.network)) {
+                let network = &attachment.network;
+                let acting = self.engine.cluster().policies_on(pod, network, attachment.primary);
+                let Some(first) = acting.first() else { continue };
+                let about = (pod.uid.clone(), network.clone());
+                if !self.unenforced.contains(&about) {
+                    let what = format!(
+                        "{} selects this pod's interface in Network {network}, where no policy can be \
+                         enforced, because that Network has no router: the interface stays as it is; leave \
+                         the pod out of the policy, or use another Network",
+                        first.name
+                    );
+                    (self.tell_pod)(pod, what);
+                }
+                found.insert(about);
+            }
+        }
+        self.unenforced = found;
     }
 
     fn count_acting(&self) -> Acting {

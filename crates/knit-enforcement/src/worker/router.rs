@@ -32,11 +32,13 @@ pub(crate) struct Settings {
     pub(crate) enforced: bool,
     /// Live connections follow them.
     pub(crate) cut_connections: bool,
+    /// There is a router to enforce them in.
+    pub(crate) has_router: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { enforced: true, cut_connections: true }
+        Self { enforced: true, cut_connections: true, has_router: true }
     }
 }
 

@@ -123,6 +123,8 @@ struct Bench {
     sender: Sender<Message>,
     state: watch::Receiver<PoliciesState>,
     metrics: Arc<Metrics>,
+    /// What pods were told.
+    told: Receiver<String>,
 }
 
 impl Bench {
@@ -132,11 +134,16 @@ impl Bench {
         let summary = watch::channel(Summary::default()).0;
         let (backends, metrics) = (Arc::new(fake.clone()), Arc::<Metrics>::default());
         let counted = Arc::clone(&metrics);
+        let (told_by, told) = channel();
+        let tell_pod = Box::new(move |pod: &Pod, what| {
+            let _ = told_by.send(format!("{}: {what}", pod.key));
+        });
         let watched = Watched(sender.clone());
-        let worker = Worker::new("a", node, backends, watched, metrics, summary, Box::new(|| {}), false);
+        let worker =
+            Worker::new("a", node, backends, watched, metrics, summary, tell_pod, Box::new(|| {}), false);
         std::thread::spawn(move || worker.run(&inbox));
         let (by, state) = watch::channel(PoliciesState::default());
-        let bench = Self { fake, sender, state, metrics: counted };
+        let bench = Self { fake, sender, state, metrics: counted, told };
         bench.tell(Told::Start { id: 1, network: "default".into(), place: Place::default(), state: by });
         bench
     }
@@ -359,7 +366,7 @@ fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_one
     // The pod starts before the router is brought whole: what comes in between would find nothing to change.
     let (go, gate) = channel();
     bench.tell(Told::Ask(Box::new(move |_| gate.recv().expect("told"))));
-    bench.tell(Told::Settings("default".into(), Settings { enforced: true, cut_connections: false }));
+    bench.tell(Told::Settings("default".into(), Settings { cut_connections: false, ..Settings::default() }));
     bench.tell(Told::PeersKnown("default".into()));
     bench.tell(Told::Complete);
     let first = bench.ask("default", true);
@@ -385,7 +392,7 @@ fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_one
 #[test]
 fn a_network_switched_from_keeping_live_connections_to_cutting_them_kept_those_that_were_there() {
     let bench = Bench::new();
-    let settings = |cut_connections| Settings { enforced: true, cut_connections };
+    let settings = |cut_connections| Settings { cut_connections, ..Settings::default() };
     bench.tell(Told::Settings("default".into(), settings(false)));
     bench.tell(Told::PeersKnown("default".into()));
     bench.tell(Told::Complete);
@@ -466,4 +473,22 @@ fn a_refused_change_was_counted_as_if_it_had_had_its_effect() {
     bench.fake.0.locked().fails = false;
     assert_eq!(bench.admit("default", true), Ok(()));
     observed(1);
+}
+
+#[test]
+fn a_pod_on_an_underlay_network_heard_nothing_of_a_policy_that_came_after_it() {
+    let bench = Bench::new();
+    bench.tell(Told::Settings("lan".into(), Settings { has_router: false, ..Settings::default() }));
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("lan", true), Ok(()), "without a policy");
+    bench.isolate();
+    bench.settled();
+    bench.settled();
+    let told: Vec<String> = bench.told.try_iter().collect();
+    assert!(matches!(&told[..], [what] if what.contains("shop/deny selects this pod")), "{told:?}");
+    bench.tell(Told::Namespace("shop".into(), Some(Labels::default())));
+    bench.settled();
+    bench.settled();
+    assert_eq!(bench.told.try_iter().count(), 0, "once");
 }
