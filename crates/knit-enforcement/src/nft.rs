@@ -9,7 +9,7 @@ use knit_policy::sets::{Change, Key, Value};
 use knit_policy_nft::live::Touched;
 use knit_policy_nft::{PolicyTable, Router};
 
-use crate::backend::{Backend, Backends, Failure, RouterPlace};
+use crate::backend::{Backend, Backends, Denied, Failure, RouterPlace};
 
 /// Policies in nftables, one table for each router.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,6 +68,11 @@ impl Backend for Table {
 
     fn watch(&mut self, tell: Box<dyn Fn() + Send>) {
         self.table.watch(tell);
+    }
+
+    fn denied(&mut self) -> Result<Denied, Failure> {
+        let counted = self.table.counters()?;
+        Ok(counted.into_iter().map(|(subject, denied)| (subject, denied.packets)).collect())
     }
 
     fn gap(&mut self) -> Option<String> {

@@ -253,6 +253,7 @@ impl Worker {
                 for looked in self.routers.values_mut() {
                     looked.router.look_for_move();
                     looked.router.restore(&self.metrics, now);
+                    looked.router.count_denied(&self.metrics);
                 }
             }
             Told::Touched { network, id } => {

@@ -13,8 +13,8 @@ use knit_policy::sets::{Change, Key, Value};
 use knit_types::chain;
 
 use super::Watched;
-use crate::backend::{Backend, Backends, Failure, RouterPlace};
-use crate::metrics::Metrics;
+use crate::backend::{Backend, Backends, Denied, Failure, RouterPlace};
+use crate::metrics::{Metrics, Side};
 
 /// How long to wait before what failed is tried again; it doubles up to the longest.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -74,6 +74,8 @@ pub(crate) struct Router {
     followed: Option<Instant>,
     /// Addresses of pods that are about to start: what is alive of them was another pod's.
     fresh: BTreeSet<IpAddr>,
+    /// The packets denied as they were last counted; what was counted before this agent is in it from the start.
+    denied: Option<Denied>,
     restore_at: Option<Instant>,
     restored: Option<Instant>,
     /// How many elements and subjects it has.
@@ -98,6 +100,7 @@ impl Router {
             follow: None,
             followed: None,
             fresh: BTreeSet::new(),
+            denied: None,
             restore_at: None,
             restored: None,
             size: (0, 0),
@@ -220,8 +223,31 @@ impl Router {
                 (self.in_force, self.whole, self.problem, self.retry) = (true, false, None, None);
                 self.plan_follow(now);
                 self.look_for_gap();
+                if self.denied.is_none() {
+                    self.denied = self.backend.as_mut().and_then(|backend| backend.denied().ok());
+                }
             }
             Err(error) => self.failed(&error, metrics, now),
+        }
+    }
+
+    /// Counts the packets that were denied since that was last done.
+    pub(crate) fn count_denied(&mut self, metrics: &Metrics) {
+        let Some(backend) = self.backend.as_mut().filter(|_| self.in_force) else { return };
+        match backend.denied() {
+            Ok(now) => {
+                let Some(before) = self.denied.replace(now.clone()) else { return };
+                for ((direction, address), packets) in now {
+                    let old = before.get(&(direction, address)).copied().unwrap_or_default();
+                    // Its rules were made again if there are fewer.
+                    let more = packets.checked_sub(old).unwrap_or(packets);
+                    metrics.denied.get_or_create(&Side::of(&self.network, direction)).inc_by(more);
+                }
+            }
+            Err(error) => {
+                let error = &*error as &dyn std::error::Error;
+                tracing::debug!(network = %self.network, error, "denied packets cannot be counted now");
+            }
         }
     }
 

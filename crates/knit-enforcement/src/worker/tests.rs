@@ -16,7 +16,7 @@ use knit_types::sync::Locked as _;
 use tokio::sync::{oneshot, watch};
 
 use super::*;
-use crate::backend::{Backend, Failure, RouterPlace};
+use crate::backend::{Backend, Denied, Failure, RouterPlace};
 use crate::recorded::Strangers;
 
 /// What stands in for the kernel.
@@ -31,6 +31,7 @@ struct Held {
     follows: usize,
     cannot_follow: usize,
     gap: Option<String>,
+    denied: Denied,
     /// Each time they follow, one more of these is waited for.
     gate: Option<Arc<Mutex<Receiver<()>>>>,
     waiting: usize,
@@ -84,6 +85,10 @@ impl Backend for Fake {
     }
 
     fn watch(&mut self, _: Box<dyn Fn() + Send>) {}
+
+    fn denied(&mut self) -> Result<Denied, Failure> {
+        Ok(self.0.locked().denied.clone())
+    }
 
     fn gap(&mut self) -> Option<String> {
         self.0.locked().gap.clone()
@@ -491,4 +496,29 @@ fn a_pod_on_an_underlay_network_heard_nothing_of_a_policy_that_came_after_it() {
     bench.settled();
     bench.settled();
     assert_eq!(bench.told.try_iter().count(), 0, "once");
+}
+
+#[test]
+fn what_the_kernel_counts_of_denied_packets_was_shown_nowhere() {
+    let bench = Bench::new();
+    let address = |last| IpAddr::from([10, 0, 0, last]);
+    let count = |denied: &[(u8, u64)]| {
+        let each = denied.iter().map(|(last, packets)| ((Direction::Ingress, address(*last)), *packets));
+        bench.fake.0.locked().denied = each.collect();
+        bench.tell(Told::Compare);
+        bench.settled();
+    };
+    // An earlier agent has counted these already.
+    bench.fake.0.locked().denied = [((Direction::Ingress, address(5)), 100)].into();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    for (denied, total) in
+        [(&[(5, 103)][..], 3), (&[(5, 103), (6, 4)], 7), (&[(5, 2), (6, 4)], 9), (&[], 9), (&[(6, 1)], 10)]
+    {
+        count(denied);
+        let text = bench.metrics.text();
+        let line = "knit_policy_denied_packets_total{network=\"default\",direction=\"ingress\"}";
+        assert!(text.contains(&format!("{line} {total}\n")), "{total}: {text}");
+    }
 }
