@@ -7,6 +7,7 @@
 
 mod blocks;
 mod concerns;
+mod facts;
 mod feed;
 mod keys;
 mod needs;

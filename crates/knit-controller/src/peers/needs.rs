@@ -1,10 +1,12 @@
 //! What policies ask for, and for how long it is told after nobody asks any more: whoever creates and deletes
 //! a policy, or a pod that one is about, again and again does not make every slice a new one each time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use knit_policy::model::{Direction, Name, NamespaceMatch, Peer, Policy, Rule, Selector, Subject};
+use knit_policy::cluster::SelectorIndex;
+use knit_policy::model::{Direction, Labels, Name, NamespaceMatch, Peer, Policy, Rule, Selector, Subject};
 
 use super::keys::{MAX_KEYS, size};
 
@@ -21,6 +23,14 @@ pub(super) struct Need {
     pub(super) pods: BTreeSet<(Subject, Option<Name>)>,
     pub(super) labels: BTreeSet<Name>,
     pub(super) ports: BTreeSet<Name>,
+}
+
+/// The pods that policies of one Network ask for, so that a pod is not compared with all of them.
+#[derive(Debug, Default)]
+pub(super) struct AskedPods {
+    /// Of one namespace, by the pods' labels.
+    named: HashMap<Name, SelectorIndex<Arc<(Subject, Option<Name>)>>>,
+    selected: SelectorIndex<Arc<(Subject, Option<Name>)>>,
 }
 
 /// One thing that is asked for.
@@ -87,6 +97,39 @@ impl Need {
             Ask::Port(name) => self.ports.insert(name),
         }
     }
+}
+
+// === impl AskedPods ===
+
+impl AskedPods {
+    pub(super) fn of(need: &Need) -> Self {
+        let mut asked = Self::default();
+        for ask in &need.pods {
+            let index = match &ask.0.namespaces {
+                NamespaceMatch::Named(name) => asked.named.entry(name.clone()).or_default(),
+                NamespaceMatch::Selected(_) => &mut asked.selected,
+            };
+            index.insert(&ask.0.pods, &Arc::new(ask.clone()));
+        }
+        asked
+    }
+
+    /// Whether a pod with these labels, in a namespace with those, is asked for.
+    pub(super) fn include(&self, namespace: &Name, namespace_labels: &Labels, labels: &Labels) -> bool {
+        let named = self.named.get(namespace).into_iter().flat_map(|index| index.candidates(labels));
+        let mut candidates = named.chain(self.selected.candidates(labels));
+        candidates.any(|ask| asks_for(ask, namespace, namespace_labels, labels))
+    }
+}
+
+/// Whether a pod with these labels, in a namespace with those, is asked for by this.
+pub(super) fn asks_for(
+    (subject, only): &(Subject, Option<Name>),
+    namespace: &Name,
+    namespace_labels: &Labels,
+    labels: &Labels,
+) -> bool {
+    only.as_ref().is_none_or(|name| name == namespace) && subject.matches(namespace, namespace_labels, labels)
 }
 
 // === impl Lingering ===

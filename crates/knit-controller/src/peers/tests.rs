@@ -479,3 +479,19 @@ fn nobody_was_told_of_a_named_port_that_no_pod_has() {
     assert!(news(&mut concerns, &peers, 300).is_empty());
     assert_eq!(news(&mut concerns, &peers, 360).len(), 1, "again");
 }
+
+#[test]
+fn a_policy_of_one_namespace_had_the_slices_of_all_nodes_worked_out_again() {
+    let mut peers = cluster();
+    set(&mut peers, policy("web", "shop", Scope::Primary, pods_labelled("app", "web")));
+    peers.settle(NOW);
+    let before = peers.worked_out();
+    // It asks for nothing that is new of pods of node b.
+    let own = Subject {
+        namespaces: NamespaceMatch::Named("shop".into()),
+        pods: Selector::labels([("app", "web")]),
+    };
+    set(&mut peers, policy("own", "shop", Scope::Primary, Peer::Pods(own)));
+    assert!(peers.settle(NOW).is_empty(), "nothing else is said of any pod");
+    assert_eq!(peers.worked_out() - before, 1, "of the two, the slice with the pod that is asked for");
+}

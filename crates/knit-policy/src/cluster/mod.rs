@@ -12,7 +12,7 @@ use crate::model::{
     Alias, DEFAULT_NETWORK, KnownNamespace, Labels, Name, Namespace, NamespaceMatch, Node, Pod, PodKey,
     Policy, PolicyName, Problem, Scope, policy_sort,
 };
-use index::SelectorIndex;
+pub use index::SelectorIndex;
 
 /// What is known of a cluster. What is told last counts; the order of telling means nothing otherwise.
 #[derive(Debug, Default)]
