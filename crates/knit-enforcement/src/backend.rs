@@ -71,15 +71,15 @@ pub trait Backend: Send {
     /// Has `tell` called when somebody else changes what was made.
     fn watch(&mut self, tell: Box<dyn Fn() + Send>);
 
-    /// How many packets were denied to each address of a pod that policies act on, by direction, since they do
-    /// or since its rules were made.
+    /// How many packets were denied to each address of a pod that policies act on, by direction, since they
+    /// do or since its rules were made.
     ///
     /// # Errors
     /// When the system does not say.
     fn denied(&mut self) -> Result<Denied, Failure>;
 
-    /// What of all that was asked for is not enforced although all of it is written, and why; none if there is
-    /// nothing of the kind.
+    /// What of all that was asked for is not enforced although all of it is written, and why; none if there
+    /// is nothing of the kind.
     fn gap(&mut self) -> Option<String>;
 
     /// The next [`Self::follow`] is about all live connections.

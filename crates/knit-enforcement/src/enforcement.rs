@@ -14,7 +14,7 @@ use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer, RouterApa
 use knit_node::proxy::Stopped;
 use knit_node::{Core, Error, Reason, Result};
 use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
-use knit_policy::model::{Name, Pod};
+use knit_policy::model::Name;
 use knit_policy::sets::Engine;
 use knit_runtime::{Network, Topology};
 use knit_types::sync::Locked;
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::backend::Backends;
 use crate::feed::{Shared, complete, follow_world};
 use crate::metrics::Metrics;
-use crate::worker::{Message, NodePlace, Place, Summary, Told, Watched, Worker};
+use crate::worker::{Message, NodePlace, Place, Summary, TellPod, Told, Watched, Worker};
 use crate::{admission, aliases, kinds, nodes, peers};
 
 /// Whether this agent enforces policies.
@@ -220,7 +220,7 @@ impl fmt::Debug for Enforcement {
 }
 
 /// Events on pods, by this node's agent.
-fn tell_pods(recorder: EventRecorder) -> Box<dyn Fn(&Pod, String) + Send> {
+fn tell_pods(recorder: EventRecorder) -> TellPod {
     Box::new(move |pod, what| {
         let reference = ObjectReference {
             api_version: Some("v1".to_owned()),

@@ -190,7 +190,6 @@ impl Remembered {
                 host_network: false,
                 // Whatever is said of it: its sandbox is there, and with it the address.
                 finished: false,
-                ..Pod::new(namespace, name)
             };
             locals.push(Local { pod, labels_known });
         }
@@ -258,7 +257,10 @@ mod tests {
         };
         let app = |name: &str| Some(name.to_owned());
         let (first, second) = (record("u1", 1), record("u2", 2));
-        assert_eq!(of(&world("u1", "old"), &[first.clone()]), [("shop/web".into(), app("old"), true)]);
+        assert_eq!(
+            of(&world("u1", "old"), std::slice::from_ref(&first)),
+            [("shop/web".into(), app("old"), true)]
+        );
         let both = [first.clone(), second.clone()];
         let old = ("shop/web (uid u1)".to_owned(), app("old"), true);
         // It was deleted by force; the next one is on this node, too, and its object comes later.

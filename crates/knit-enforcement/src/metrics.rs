@@ -108,7 +108,7 @@ impl Default for Metrics {
         );
         registry.register(
             "knit_policy_denied_packets",
-            "Packets that policies denied to pods of this node, as counted by the kernel, up to the last pass",
+            "Packets that policies denied to pods of this node, by the kernel's count, up to the last pass",
             metrics.denied.clone(),
         );
         metrics

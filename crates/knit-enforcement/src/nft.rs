@@ -84,8 +84,8 @@ impl Backend for Table {
             Err(_) => Some(format!("{name} is missing or cannot be read")),
         })?;
         Some(format!(
-            "packets between pods of one bridge do not pass its rules ({wrong} in the router): load the kernel \
-             module br_netfilter on this node"
+            "packets between pods of one bridge do not pass its rules ({wrong} in the router): load the \
+             kernel module br_netfilter on this node"
         ))
     }
 

@@ -34,6 +34,9 @@ const BATCH: usize = 4096;
 /// How many policies act on pods of this node in each Network, and the newest version of one.
 type Acting = BTreeMap<Name, (usize, Option<u64>)>;
 
+/// Tells a pod something.
+pub(crate) type TellPod = Box<dyn Fn(&Pod, String) + Send>;
+
 /// The thread's state.
 pub(crate) struct Worker {
     pub(crate) engine: Engine,
@@ -43,7 +46,7 @@ pub(crate) struct Worker {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) summary: watch::Sender<Summary>,
     /// Tells a pod that policies select an interface of it which they cannot be enforced for, and why.
-    pub(crate) tell_pod: Box<dyn Fn(&Pod, String) + Send>,
+    pub(crate) tell_pod: TellPod,
     /// The interfaces of which that was told: the pod's uid, and the Network.
     unenforced: BTreeSet<(Name, Name)>,
     /// Told when what NodeNetwork shows may have changed.
@@ -88,7 +91,7 @@ impl Worker {
         watched: Watched,
         metrics: Arc<Metrics>,
         summary: watch::Sender<Summary>,
-        tell_pod: Box<dyn Fn(&Pod, String) + Send>,
+        tell_pod: TellPod,
         changed: Box<dyn Fn() + Send>,
         off: bool,
     ) -> Self {

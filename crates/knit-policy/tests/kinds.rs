@@ -310,7 +310,7 @@ fn a_pod_whose_namespace_is_not_known_was_let_in_as_one_without_labels() {
     assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c", "it has none");
 }
 
-/// A number beyond what a port is read as made the whole object unreadable, and so a new policy isolated nobody.
+/// A number beyond what a port is read as made the whole object unreadable: a new policy isolated nobody.
 #[test]
 fn a_policy_with_one_value_of_the_wrong_type_was_ignored_as_a_whole() {
     for wrong in [
@@ -326,9 +326,8 @@ fn a_policy_with_one_value_of_the_wrong_type_was_ignored_as_a_whole() {
         "{from: [{ipBlock: {cidr: 10.0.0.0/8, moons: 1}}]}",
         "7",
     ] {
-        let spec = format!(
-            "{{podSelector: {{}}, ingress: [{wrong}, {{from: [{{podSelector: {{matchLabels: {{pod: c}}}}}}]}}]}}"
-        );
+        let right = "{from: [{podSelector: {matchLabels: {pod: c}}}]}";
+        let spec = format!("{{podSelector: {{}}, ingress: [{wrong}, {right}]}}");
         for text in [policy("p", &spec), mnp("p", "*", &spec)] {
             let lab = Lab::with(&text);
             assert_eq!(lab.reach("x/a", tcp(80)), "x/c", "{wrong}: the rest of it counts");

@@ -1,11 +1,11 @@
-//! What is wrong with policies in the light of everything else, and is told by events: they name Networks that
-//! do not exist, ports that no pod has, or more labels than nodes are told of.
+//! What is wrong with policies in the light of everything else, and is told by events: they name Networks
+//! that do not exist, ports that no pod has, or more labels than nodes are told of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use knit_api::names::DEFAULT_NETWORK;
-use knit_policy::model::{Direction, Name, Policy, PolicyName, Scope};
+use knit_policy::model::{Direction, Name, Policy, PolicyName, Rule, Scope};
 
 use super::keys::Unheard;
 use super::plan::Peers;
@@ -101,8 +101,8 @@ fn too_many_labels(policy: &PolicyName, Unheard { network, key, keys }: &Unheard
         false => format!("the policies of namespace {} select", policy.namespace),
     };
     format!(
-        "{whose} pods by more different label keys than nodes are told of in Network {network}; pods of other \
-         nodes are not matched by {keys} of them, {key} among them"
+        "{whose} pods by more different label keys than nodes are told of in Network {network}; pods of \
+         other nodes are not matched by {keys} of them, {key} among them"
     )
 }
 
@@ -117,7 +117,7 @@ fn unknown_port(policy: &Policy, ports: &PortNames) -> Option<String> {
     Direction::ALL.into_iter().find_map(|direction| {
         let own = (direction == Direction::Ingress && !policy.name.namespace.is_empty())
             .then_some(&policy.name.namespace);
-        let mut names = policy.rules(direction).unwrap_or_default().iter().flat_map(|rule| rule.names());
+        let mut names = policy.rules(direction).unwrap_or_default().iter().flat_map(Rule::names);
         let (name, _) = names.find(|(name, _)| !ports.has(name, own))?;
         let whose = own.map_or("no pod".to_owned(), |namespace| format!("no pod of namespace {namespace}"));
         Some(format!("{whose} has a port named {name}, so that nothing matches it (spec.{direction})"))

@@ -25,12 +25,15 @@ pub(super) struct Need {
     pub(super) ports: BTreeSet<Name>,
 }
 
+/// Which pods, by their labels.
+type PodIndex = SelectorIndex<Arc<(Subject, Option<Name>)>>;
+
 /// The pods that policies of one Network ask for, so that a pod is not compared with all of them.
 #[derive(Debug, Default)]
 pub(super) struct AskedPods {
     /// Of one namespace, by the pods' labels.
-    named: HashMap<Name, SelectorIndex<Arc<(Subject, Option<Name>)>>>,
-    selected: SelectorIndex<Arc<(Subject, Option<Name>)>>,
+    named: HashMap<Name, PodIndex>,
+    selected: PodIndex,
 }
 
 /// One thing that is asked for.

@@ -45,8 +45,8 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     }
 }
 
-/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others, and is not
-/// another CNI plugin's.
+/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others, and is
+/// not another CNI plugin's.
 fn enforced<'a>(cluster: &'a Cluster, config: &Config) -> impl Fn(&str) -> bool + use<'a> {
     let (all, serves_default) = (config.enforce_policies, config.serves_default);
     let claims = Claims::of(cluster.networks.values());

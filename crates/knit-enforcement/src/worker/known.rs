@@ -131,7 +131,7 @@ fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
     })
 }
 
-/// The keys of the labels that any of these knows. Where one slice tells of a pod, all pods of it have the same.
+/// The keys of the labels that any of these knows. Where one slice tells of a pod, all its pods share them.
 fn known_labels(same: &[&Pod], labels: &Labels) -> Option<Arc<[Name]>> {
     // A slice of an earlier controller says nothing of what it does not know.
     let mut all = same.iter().filter_map(|pod| pod.known_labels.as_ref());

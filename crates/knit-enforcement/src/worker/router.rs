@@ -74,7 +74,7 @@ pub(crate) struct Router {
     followed: Option<Instant>,
     /// Addresses of pods that are about to start: what is alive of them was another pod's.
     fresh: BTreeSet<IpAddr>,
-    /// The packets denied as they were last counted; what was counted before this agent is in it from the start.
+    /// The packets denied as they were last counted; at first what was counted before this agent.
     denied: Option<Denied>,
     restore_at: Option<Instant>,
     restored: Option<Instant>,

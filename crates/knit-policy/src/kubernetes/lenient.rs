@@ -1,6 +1,6 @@
 //! Reading policies of which a part has another form than it should: only that part is not understood, and it
-//! is kept as such. An object that could not be read as a whole would be ignored, and a policy that is ignored
-//! isolates nobody.
+//! is kept as such. An object that could not be read as a whole would be ignored, and a policy that is
+//! ignored isolates nobody.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use serde::de::DeserializeOwned;

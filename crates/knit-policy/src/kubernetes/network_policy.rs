@@ -101,8 +101,8 @@ fn convert(name: PolicyName, scope: Scope, spec: &NamespacePolicySpec, problems:
             types = Types { ingress: true, egress: true };
             problems.add(
                 "spec",
-                "it cannot be read, so every pod of the namespace is isolated in both directions, and nothing \
-                 is allowed: correct it",
+                "it cannot be read, so every pod of the namespace is isolated in both directions, and \
+                 nothing is allowed: correct it",
             );
         }
         Some(unknown) => problems.add(

@@ -119,8 +119,8 @@ fn bridged_packets(node: &mut Node) {
     } else {
         node.warning(
             check,
-            "br_netfilter is not loaded: Services do not work between pods of one Layer2 Network, and pods of one \
-             that a network policy selects are refused",
+            "br_netfilter is not loaded: Services do not work between pods of one Layer2 Network, and pods \
+             of one that a network policy selects are refused",
             "modprobe br_netfilter, and list it in /etc/modules-load.d; Layer3 Networks do not need it",
         );
     }
