@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::feed::{Shared, labels_of};
+use crate::local::Local;
 use crate::worker::{Admit, Objection, Summary, Told};
 
 const LATER: &str = "; the container runtime will retry";
@@ -31,7 +32,9 @@ pub(crate) async fn admit(
         if summary.has_changed().is_err() {
             return Err(stopped(&who));
         }
-        let Some(answer) = ask(shared, (namespace, name), standing) else { return Ok(()) };
+        let Some(answer) = ask(shared, (namespace, name, pod.uid.as_deref()), standing) else {
+            return Ok(());
+        };
         let objection = match tokio::time::timeout_at(deadline, answer).await {
             Ok(Ok(Ok(()))) => return Ok(()),
             Ok(Ok(Err(objection))) => objection,
@@ -63,22 +66,28 @@ pub(crate) async fn admit(
 /// Asks the worker about a pod as it is now; nothing if there is nothing to wait for.
 fn ask(
     shared: &Shared,
-    (namespace, name): (&str, &str),
+    (namespace, name, uid): (&str, &str, Option<&str>),
     standing: Summary,
 ) -> Option<oneshot::Receiver<Result<(), Objection>>> {
     let _reading = shared.reading();
     let now = shared.core.world().get();
-    let local = shared.remembered.local(&shared.core, &now, namespace, name)?;
+    let mut locals = shared.remembered.named(&shared.core, &now, namespace, name);
+    // The newest is the first.
+    let place = locals.iter().position(|local| Some(&*local.pod.uid) == uid).unwrap_or_default();
     shared.kept.pods_changed();
+    if locals.is_empty() {
+        return None;
+    }
     if standing.complete && standing.policies == 0 {
-        let key = PodKey::new(namespace, name);
-        shared.tell(Told::Local(key, Some(Box::new(local.pod))));
+        let pods = locals.into_iter().map(|local| local.pod).collect();
+        shared.tell(Told::Local(PodKey::new(namespace, name), pods));
         return None;
     }
     let (reply, answer) = oneshot::channel();
     let namespace = now.namespaces.get(namespace).map(|labels| labels_of(labels));
-    let labels_known = local.labels_known;
-    shared.tell(Told::Admit(Box::new(Admit { pod: local.pod, labels_known, namespace, reply })));
+    let Local { pod, labels_known } = locals.remove(place);
+    let namesakes = locals.into_iter().map(|local| local.pod).collect();
+    shared.tell(Told::Admit(Box::new(Admit { pod, namesakes, labels_known, namespace, reply })));
     Some(answer)
 }
 

@@ -6,12 +6,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use knit_kernel::NetNs;
-use knit_policy::model::Name;
+use knit_policy::model::{Direction, Name};
 use knit_policy::sets::{Change, Key, Value};
 use knit_types::IfName;
 
 /// Why something was not done.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Packets that were denied, by direction and address of the pod.
+pub type Denied = BTreeMap<(Direction, IpAddr), u64>;
 
 /// Opens the backends of routers.
 pub trait Backends: fmt::Debug + Send + Sync {
@@ -31,6 +34,8 @@ pub struct RouterPlace {
     pub namespace: NetNs,
     /// Its end of the link to the node; none if it is the node's own.
     pub uplink: Option<IfName>,
+    /// Whether pods of one bridge reach each other in it, without being routed.
+    pub is_bridged: bool,
     /// The node's addresses: what comes from them over the uplink always reaches pods.
     pub node: Vec<IpNet>,
 }
@@ -65,6 +70,20 @@ pub trait Backend: Send {
 
     /// Has `tell` called when somebody else changes what was made.
     fn watch(&mut self, tell: Box<dyn Fn() + Send>);
+
+    /// How many packets were denied to each address of a pod that policies act on, by direction, since they
+    /// do or since its rules were made.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    fn denied(&mut self) -> Result<Denied, Failure>;
+
+    /// What of all that was asked for is not enforced although all of it is written, and why; none if there
+    /// is nothing of the kind.
+    fn gap(&mut self) -> Option<String>;
+
+    /// The next [`Self::follow`] is about all live connections.
+    fn touch_all(&mut self);
 
     /// Whether calls since the last [`Self::follow`] were about live connections.
     fn has_touched(&self) -> bool;

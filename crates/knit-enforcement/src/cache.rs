@@ -144,9 +144,8 @@ impl Kept {
     }
 
     /// What pods of this node were when the last run ended.
-    pub(crate) fn pods(&self) -> BTreeMap<(String, String), Facts> {
-        let pods = self.before.iter().flat_map(|before| before.pods.iter().cloned());
-        pods.map(|(namespace, name, facts)| ((namespace, name), facts)).collect()
+    pub(crate) fn pods(&self) -> Vec<(String, String, Facts)> {
+        self.before.as_ref().map(|before| before.pods.clone()).unwrap_or_default()
     }
 
     /// Whether an earlier run left a list of policies, and none was in it.
@@ -195,8 +194,7 @@ impl Kept {
             if now.is_without_policies() {
                 now.pods.clear();
             } else {
-                let pods = remembered.all().into_iter();
-                now.pods = pods.map(|((namespace, name), facts)| (namespace, name, facts)).collect();
+                now.pods = remembered.all();
             }
             if written.as_ref() != Some(&now) && store(&self.file, &now).await {
                 written = Some(now);

@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant as StdInstant;
 
 use async_trait::async_trait;
+use k8s_openapi::api::core::v1::ObjectReference;
 use knit_kernel::NetNs;
 use knit_ledger::SandboxRecord;
 use knit_node::policy::{EnforcedRouter, PoliciesState, PolicyEnforcer, RouterApart};
 use knit_node::proxy::Stopped;
 use knit_node::{Core, Error, Reason, Result};
-use knit_objects::Objects;
+use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_policy::model::Name;
 use knit_policy::sets::Engine;
-use knit_runtime::Network;
+use knit_runtime::{Network, Topology};
 use knit_types::sync::Locked;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 use crate::backend::Backends;
 use crate::feed::{Shared, complete, follow_world};
 use crate::metrics::Metrics;
-use crate::worker::{Message, NodePlace, Summary, Told, Watched, Worker};
+use crate::worker::{Message, NodePlace, Place, Summary, TellPod, Told, Watched, Worker};
 use crate::{admission, aliases, kinds, nodes, peers};
 
 /// Whether this agent enforces policies.
@@ -110,6 +111,8 @@ impl PolicyEnforcer for Enforcement {
         let addresses = crate::feed::node_addresses(core, &core.world().get());
         let node = NodePlace { namespace: config.namespace, addresses };
         let shown = core.clone();
+        let controller = knit_api::names::AGENT_MANAGER.to_owned();
+        let reporter = Reporter { controller, instance: core.node().to_owned() };
         let worker = Worker::new(
             &config.node,
             node,
@@ -117,6 +120,7 @@ impl PolicyEnforcer for Enforcement {
             Watched(self.sender.clone()),
             Arc::clone(&self.metrics),
             summary,
+            tell_pods(EventRecorder::start(objects, reporter, EventLimits::default())),
             Box::new(move || shown.networks_changed()),
             config.mode == Mode::Off,
         );
@@ -158,7 +162,8 @@ impl PolicyEnforcer for Enforcement {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let name = Name::from(network.name.as_str());
         let (sender, state) = watch::channel(PoliciesState::default());
-        self.tell(Told::Start { id, network: name.clone(), apart: router, state: sender });
+        let place = Place { apart: router, is_bridged: network.topology == Topology::Layer2 };
+        self.tell(Told::Start { id, network: name.clone(), place, state: sender });
         match self.mode {
             // It is followed as soon as somebody follows anything.
             Mode::On => drop(self.peers.send(peers::Command::Follow { id, network: name.clone() })),
@@ -211,6 +216,21 @@ impl fmt::Debug for Enforcement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Enforcement").field("summary", &*self.summary.borrow()).finish_non_exhaustive()
     }
+}
+
+/// Events on pods, by this node's agent.
+fn tell_pods(recorder: EventRecorder) -> TellPod {
+    Box::new(move |pod, what| {
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.key.namespace.as_ref().to_owned()),
+            name: Some(pod.key.name.as_ref().to_owned()),
+            uid: (!pod.uid.is_empty()).then(|| pod.uid.as_ref().to_owned()),
+            ..ObjectReference::default()
+        };
+        recorder.tell(EventNote::warning(reference, "PolicyNotEnforced", "Enforce", what));
+    })
 }
 
 /// Tells the agent that the thread has ended.

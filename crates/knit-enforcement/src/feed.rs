@@ -89,10 +89,12 @@ impl Shared {
 
     /// What an operator says about policies in a Network.
     fn tell_settings(&self, world: &World, name: &str) {
-        let spec = world.networks.get(name).and_then(|network| network.object().spec.policy.as_ref());
+        let network = world.networks.get(name).map(|network| network.object());
+        let spec = network.and_then(|network| network.spec.policy.as_ref());
         let settings = Settings {
             enforced: spec.is_none_or(|policy| policy.enforcement == PolicyEnforcement::Knit),
             cut_connections: spec.is_none_or(|policy| policy.live_connections == LiveConnections::Cut),
+            has_router: network.is_none_or(|network| network.spec.topology.has_router()),
         };
         self.tell(Told::Settings(Name::from(name), settings));
     }
@@ -109,12 +111,12 @@ impl Shared {
         self.kept.pods_changed();
     }
 
-    /// One pod of this node.
+    /// The pods of this node that have a name.
     pub(crate) fn tell_local(&self, namespace: &str, name: &str) {
         let _reading = self.reading();
-        let local = self.remembered.local(&self.core, &self.core.world().get(), namespace, name);
-        let key = PodKey::new(namespace, name);
-        self.tell(Told::Local(key, local.map(|local| Box::new(local.pod))));
+        let locals = self.remembered.named(&self.core, &self.core.world().get(), namespace, name);
+        let pods = locals.into_iter().map(|local| local.pod).collect();
+        self.tell(Told::Local(PodKey::new(namespace, name), pods));
         self.kept.pods_changed();
     }
 

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_objects::{Event, Kinds, Objects, Scope, jitter};
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
-    admin_network_policy, baseline_admin_network_policy, cluster_network_policy, multi_network_policy,
-    network_policy,
+    NetworkPolicy, admin_network_policy, baseline_admin_network_policy, cluster_network_policy,
+    multi_network_policy, network_policy,
 };
 use knit_policy::model::{Kind, Policy, PolicyName};
 use kube::Resource;
@@ -22,8 +21,15 @@ use tokio::task::JoinSet;
 use crate::feed::Shared;
 use crate::worker::Told;
 
-/// How often it is looked whether the cluster serves a kind that it did not serve before.
-const DISCOVERY_INTERVAL: Duration = Duration::from_secs(60);
+/// How often it is looked whether the cluster serves a kind that it did not serve before: until then its
+/// policies are not enforced.
+const MIN_DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// And how often in a large cluster, whose agents all ask.
+const MAX_DISCOVERY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// So much of it is for each node: all agents together ask 20 times a second, for each kind.
+const DISCOVERY_PER_NODE: Duration = Duration::from_millis(50);
 
 /// How often that is tried while nobody answers.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
@@ -99,7 +105,8 @@ impl Each {
                 Some(true) => return self.served::<K>(place, kind, convert).await,
                 Some(false) => {
                     self.is_gone(place, kind);
-                    tokio::time::sleep(DISCOVERY_INTERVAL.mul_f64(0.5 + jitter())).await;
+                    let interval = discovery_interval(self.shared.core.world().get().nodes.len());
+                    tokio::time::sleep(interval.mul_f64(0.5 + jitter())).await;
                 }
                 None if self.shared.kept.before.is_some() => {
                     // What the last run knew counts while nobody answers: the watch seeds itself with it. A
@@ -153,7 +160,10 @@ impl Each {
         let seen = move |object: K| -> Option<Seen> {
             let converted = convert(&object);
             for problem in &converted.problems {
-                tracing::debug!("part of a policy is ignored: {problem}");
+                match converted.object {
+                    Some(_) => tracing::debug!("part of a policy is ignored: {problem}"),
+                    None => tracing::warn!("a policy is ignored: {problem}"),
+                }
             }
             let version = object.meta().resource_version.as_ref().and_then(|v| v.parse().ok());
             let raw = trimmed(&object)?;
@@ -225,6 +235,12 @@ impl Each {
     }
 }
 
+/// How often it is looked for kinds that are not served, in a cluster of so many nodes.
+fn discovery_interval(nodes: usize) -> Duration {
+    let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+    DISCOVERY_PER_NODE.saturating_mul(nodes).clamp(MIN_DISCOVERY_INTERVAL, MAX_DISCOVERY_INTERVAL)
+}
+
 /// Returns when nobody answers; never if somebody does.
 pub(crate) async fn now_away(away: &mut watch::Receiver<bool>) {
     if away.wait_for(|away| *away).await.is_err() {
@@ -242,4 +258,17 @@ fn trimmed<K: Serialize>(object: &K) -> Option<Value> {
         }
     }
     Some(raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_of_a_new_kind_were_not_noticed_for_a_minute_and_a_half() {
+        assert_eq!(discovery_interval(0), Duration::from_secs(5));
+        assert_eq!(discovery_interval(100), Duration::from_secs(5));
+        assert_eq!(discovery_interval(500), Duration::from_secs(25));
+        assert_eq!(discovery_interval(5000), Duration::from_secs(60));
+    }
 }

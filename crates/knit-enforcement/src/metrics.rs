@@ -1,6 +1,6 @@
 //! What is counted of policies.
 
-use knit_policy::model::Name;
+use knit_policy::model::{Direction, Name};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -26,12 +26,31 @@ pub(crate) struct Metrics {
     pub(crate) repairs: Counter,
     /// Live connections that were cut.
     pub(crate) cut: Counter,
+    /// Packets that were denied, by Network and direction.
+    pub(crate) denied: Family<Side, Counter>,
 }
 
 /// A Network.
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 pub(crate) struct Of {
     network: String,
+}
+
+/// The side whose policies decided, in a Network.
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+pub(crate) struct Side {
+    network: String,
+    direction: &'static str,
+}
+
+impl Side {
+    pub(crate) fn of(network: &Name, direction: Direction) -> Self {
+        let direction = match direction {
+            Direction::Ingress => "ingress",
+            Direction::Egress => "egress",
+        };
+        Self { network: network.as_ref().to_owned(), direction }
+    }
 }
 
 impl Of {
@@ -53,6 +72,7 @@ impl Default for Metrics {
             failures: Counter::default(),
             repairs: Counter::default(),
             cut: Counter::default(),
+            denied: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("knit_policies", "Policies that the agent knows", metrics.policies.clone());
@@ -85,6 +105,11 @@ impl Default for Metrics {
             "knit_policy_connections_cut",
             "Live connections that were cut because policies no longer allow them",
             metrics.cut.clone(),
+        );
+        registry.register(
+            "knit_policy_denied_packets",
+            "Packets that policies denied to pods of this node, by the kernel's count, up to the last pass",
+            metrics.denied.clone(),
         );
         metrics
     }

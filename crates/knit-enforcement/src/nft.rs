@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_policy::sets::{Change, Key, Value};
 use knit_policy_nft::live::Touched;
 use knit_policy_nft::{PolicyTable, Router};
 
-use crate::backend::{Backend, Backends, Failure, RouterPlace};
+use crate::backend::{Backend, Backends, Denied, Failure, RouterPlace};
 
 /// Policies in nftables, one table for each router.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,12 +22,15 @@ impl Backends for NftBackends {
             Some(uplink) => Router::Apart { uplink, node: router.node.clone() },
         };
         let table = PolicyTable::open_in(&router.namespace, place)?;
-        Ok(Box::new(Table { table, touched: Touched::default() }))
+        let bridged = router.is_bridged.then(|| Sysctls::of(&router.namespace)).transpose()?;
+        Ok(Box::new(Table { table, bridged, touched: Touched::default() }))
     }
 }
 
 struct Table {
     table: PolicyTable,
+    /// The settings of a router in which pods of one bridge reach each other.
+    bridged: Option<Sysctls>,
     /// What live connections have not followed yet.
     touched: Touched,
 }
@@ -66,6 +70,29 @@ impl Backend for Table {
         self.table.watch(tell);
     }
 
+    fn denied(&mut self) -> Result<Denied, Failure> {
+        let counted = self.table.counters()?;
+        Ok(counted.into_iter().map(|(subject, denied)| (subject, denied.packets)).collect())
+    }
+
+    fn gap(&mut self) -> Option<String> {
+        let sysctls = self.bridged.as_ref().filter(|_| !self.table.elements().all().is_empty())?;
+        let settings = [Sysctl::bridge_nf_call_iptables(), Sysctl::bridge_nf_call_ip6tables()];
+        let wrong = settings.iter().find_map(|name| match sysctls.get(name) {
+            Ok(value) if value == "1" => None,
+            Ok(value) => Some(format!("{name} is {value}")),
+            Err(_) => Some(format!("{name} is missing or cannot be read")),
+        })?;
+        Some(format!(
+            "packets between pods of one bridge do not pass its rules ({wrong} in the router): load the \
+             kernel module br_netfilter on this node"
+        ))
+    }
+
+    fn touch_all(&mut self) {
+        self.touched = Touched::All;
+    }
+
     fn has_touched(&self) -> bool {
         !self.touched.is_empty()
     }
@@ -80,5 +107,48 @@ impl Backend for Table {
             true => Touched::default(),
             false => Touched::Addresses(but.clone()),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use knit_kernel::NetNs;
+    use knit_kernel::testing::{in_namespaces, skip_for_kernel};
+    use knit_policy::sets::Decision;
+    use knit_types::IfName;
+
+    use super::*;
+
+    #[test]
+    fn policies_were_said_to_be_in_force_on_a_bridge_whose_packets_pass_no_rules() {
+        in_namespaces(|| {
+            let namespace = NetNs::current().expect("a namespace");
+            let sysctls = Sysctls::of(&namespace).expect("sysctls");
+            let open = |is_bridged| {
+                let place = RouterPlace {
+                    network: "lan".into(),
+                    namespace: namespace.try_clone().expect("the same"),
+                    uplink: Some(IfName::new("uplink").expect("a name")),
+                    is_bridged,
+                    node: Vec::new(),
+                };
+                NftBackends.open(&place).expect("opened")
+            };
+            let (mut bridged, mut routed) = (open(true), open(false));
+            let subject = Key::Itself(IpAddr::from([10, 0, 0, 1]));
+            let wanted = BTreeMap::from([(subject, Value::Decision(Decision::Accept))]);
+            let call = Sysctl::bridge_nf_call_ip6tables();
+            let has_setting = sysctls.set(&call, 0).is_ok();
+            assert_eq!(bridged.gap(), None, "without policies there is nothing to say");
+            for backend in [&mut bridged, &mut routed] {
+                backend.sync(&wanted).expect("written");
+            }
+            assert!(bridged.gap().is_some_and(|why| why.contains("br_netfilter")));
+            assert_eq!(routed.gap(), None, "a router without a bridge does not need it");
+            match has_setting && sysctls.set(&call, 1).is_ok() {
+                true => assert_eq!(bridged.gap(), None, "what is repaired is in force"),
+                false => skip_for_kernel("br_netfilter, or does not let this namespace set it"),
+            }
+        });
     }
 }

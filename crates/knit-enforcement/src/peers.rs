@@ -74,7 +74,7 @@ async fn follow(shared: Arc<Shared>, objects: Objects, network: Name) {
         }
     };
     let mut away = events.away();
-    let mut told = false;
+    let (mut told, mut keys) = (false, Arc::default());
     loop {
         let event = tokio::select! {
             event = events.next() => event,
@@ -85,16 +85,22 @@ async fn follow(shared: Arc<Shared>, objects: Objects, network: Name) {
             }
         };
         let Some(event) = event else { return };
-        take(&shared, &network, event, &mut told);
+        take(&shared, &network, event, &mut told, &mut keys);
     }
 }
 
-fn take(shared: &Shared, network: &Name, event: Event<PolicyPeerSliceSpec>, told: &mut bool) {
+fn take(
+    shared: &Shared,
+    network: &Name,
+    event: Event<PolicyPeerSliceSpec>,
+    told: &mut bool,
+    keys: &mut Arc<[Name]>,
+) {
     let at = Instant::now();
     match event {
         Event::Applied(key, spec) => {
             let slice: Name = key.name().into();
-            let pods = pods_of(network, &spec, shared.core.node());
+            let pods = pods_of(network, &spec, shared.core.node(), keys);
             shared.tell_at(at, Told::Slice((network.clone(), slice), pods));
             shared.kept.update_slices(|slices| {
                 let slices = slices.entry(network.as_ref().to_owned()).or_default();
@@ -117,14 +123,18 @@ fn take(shared: &Shared, network: &Name, event: Event<PolicyPeerSliceSpec>, told
 }
 
 /// The pods that a slice tells of. Those of this node are known better here, and a slice that says it is for
-/// another Network than its label does says nothing.
-fn pods_of(network: &Name, spec: &PolicyPeerSliceSpec, own: &str) -> Vec<Pod> {
+/// another Network than its label does says nothing. Slices of one Network say the same keys of labels: those
+/// of the last one are shared, by all its pods.
+fn pods_of(network: &Name, spec: &PolicyPeerSliceSpec, own: &str, last: &mut Arc<[Name]>) -> Vec<Pod> {
     if spec.network != **network || spec.node == own {
         return Vec::new();
     }
-    let known = spec.label_keys.as_ref().map(|keys| -> Box<[Name]> {
-        let keys: BTreeSet<Name> = keys.iter().map(|key| Name::from(key.as_str())).collect();
-        keys.into_iter().collect()
+    let known = spec.label_keys.as_ref().map(|keys| {
+        let keys: BTreeSet<&str> = keys.iter().map(String::as_str).collect();
+        if !keys.iter().copied().eq(last.iter().map(|key| &**key)) {
+            *last = keys.into_iter().map(Name::from).collect();
+        }
+        Arc::clone(last)
     });
     let pod = |peer| Pod { known_labels: known.clone(), ..pod_of(network, &spec.node, peer) };
     spec.pods.iter().map(pod).collect()
@@ -163,11 +173,28 @@ mod tests {
         let label_keys = Some(vec!["role".into(), "app".into()]);
         let spec =
             PolicyPeerSliceSpec { network: "blue".into(), node: "b".into(), label_keys, pods: vec![peer] };
-        let found = pods_of(&"blue".into(), &spec, "a");
+        let keys = &mut Arc::default();
+        let found = pods_of(&"blue".into(), &spec, "a", keys);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].attachments[0].addresses.len(), 1, "what is no address is left out");
         assert!(found[0].knows_label(&"app".into()) && !found[0].knows_label(&"secret".into()));
-        assert!(pods_of(&"green".into(), &spec, "a").is_empty());
-        assert!(pods_of(&"blue".into(), &spec, "b").is_empty());
+        assert!(pods_of(&"green".into(), &spec, "a", keys).is_empty());
+        assert!(pods_of(&"blue".into(), &spec, "b", keys).is_empty());
+    }
+    #[test]
+    fn every_pod_had_a_copy_of_all_keys_of_labels() {
+        let peer = |name: &str| PolicyPeer { name: name.into(), ..PolicyPeer::default() };
+        let slice = |node: &str, pods: &[&str]| PolicyPeerSliceSpec {
+            network: "blue".into(),
+            node: node.into(),
+            label_keys: Some(vec!["role".into(), "app".into()]),
+            pods: pods.iter().map(|name| peer(name)).collect(),
+        };
+        let keys = &mut Arc::default();
+        let mut found = pods_of(&"blue".into(), &slice("b", &["web", "db"]), "a", keys);
+        found.extend(pods_of(&"blue".into(), &slice("c", &["job"]), "a", keys));
+        let of = |pod: &Pod| pod.known_labels.clone().expect("it is said");
+        assert_eq!(found.len(), 3);
+        assert!(found.iter().all(|pod| Arc::ptr_eq(&of(pod), &of(&found[0]))), "all share one list");
     }
 }

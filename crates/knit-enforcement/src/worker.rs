@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use knit_api::names::DEFAULT_NETWORK;
 use knit_node::policy::PoliciesState;
-use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Policy, PolicyName};
+use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::{Change, Engine, Key, Value};
 use tokio::sync::watch;
 
@@ -25,7 +25,7 @@ use crate::recorded::Strangers;
 use known::Known;
 pub(crate) use known::SliceKey;
 use router::Router;
-pub(crate) use router::{NodePlace, Settings};
+pub(crate) use router::{NodePlace, Place, Settings};
 pub(crate) use told::{Admit, Message, Objection, Summary, Told, Watched};
 
 /// So many messages are taken in before they are put in force.
@@ -33,6 +33,9 @@ const BATCH: usize = 4096;
 
 /// How many policies act on pods of this node in each Network, and the newest version of one.
 type Acting = BTreeMap<Name, (usize, Option<u64>)>;
+
+/// Tells a pod something.
+pub(crate) type TellPod = Box<dyn Fn(&Pod, String) + Send>;
 
 /// The thread's state.
 pub(crate) struct Worker {
@@ -42,6 +45,10 @@ pub(crate) struct Worker {
     pub(crate) watched: Watched,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) summary: watch::Sender<Summary>,
+    /// Tells a pod that policies select an interface of it which they cannot be enforced for, and why.
+    pub(crate) tell_pod: TellPod,
+    /// The interfaces of which that was told: the pod's uid, and the Network.
+    unenforced: BTreeSet<(Name, Name)>,
     /// Told when what NodeNetwork shows may have changed.
     pub(crate) changed: Box<dyn Fn() + Send>,
     /// Policies are left to others in the whole cluster.
@@ -70,6 +77,8 @@ pub(crate) struct Worker {
 struct Looked {
     router: Router,
     peers_known: bool,
+    /// When the oldest of what is not in force yet arrived.
+    arrived: Option<Instant>,
     state: watch::Sender<PoliciesState>,
 }
 
@@ -82,6 +91,7 @@ impl Worker {
         watched: Watched,
         metrics: Arc<Metrics>,
         summary: watch::Sender<Summary>,
+        tell_pod: TellPod,
         changed: Box<dyn Fn() + Send>,
         off: bool,
     ) -> Self {
@@ -92,6 +102,8 @@ impl Worker {
             watched,
             metrics,
             summary,
+            tell_pod,
+            unenforced: BTreeSet::new(),
             changed,
             off,
             known: Known::default(),
@@ -160,8 +172,8 @@ impl Worker {
                 self.engine.delete_namespace(&name);
                 self.arrived(at);
             }
-            Told::Local(key, pod) => {
-                self.known.set_local(&mut self.engine, &key, pod.map(|pod| *pod));
+            Told::Local(name, pods) => {
+                self.known.set_named(&mut self.engine, &name, pods);
                 self.arrived(at);
             }
             Told::Locals(pods, strangers) => {
@@ -193,17 +205,13 @@ impl Worker {
             Told::Settings(network, settings) => {
                 self.settings.insert(network.clone(), settings);
                 let settings = self.settings_of(&network);
-                if let Some(looked) = self.routers.get_mut(&network)
-                    && looked.router.settings != settings
-                {
-                    looked.router.settings = settings;
-                    looked.router.bring_whole();
+                if let Some(looked) = self.routers.get_mut(&network) {
+                    looked.router.set_settings(settings);
                 }
             }
-            Told::Start { id, network, apart, state } => {
-                let mut router = Router::new(id, network.clone(), apart);
-                router.settings = self.settings_of(&network);
-                self.routers.insert(network, Looked { router, peers_known: false, state });
+            Told::Start { id, network, place, state } => {
+                let router = Router::new(id, network.clone(), place, self.settings_of(&network));
+                self.routers.insert(network, Looked { router, peers_known: false, arrived: None, state });
                 self.acting_changed = true;
             }
             Told::Stop { id } => {
@@ -238,7 +246,8 @@ impl Worker {
                         looked.router.try_now();
                     }
                 }
-                self.known.set_local(&mut self.engine, &key, Some(admit.pod.clone()));
+                let pods = admit.namesakes.iter().chain([&admit.pod]).cloned().collect();
+                self.known.set_named(&mut self.engine, &PodKey { older: None, ..key }, pods);
                 self.acting_changed = true;
                 self.admits.push(*admit);
             }
@@ -247,6 +256,7 @@ impl Worker {
                 for looked in self.routers.values_mut() {
                     looked.router.look_for_move();
                     looked.router.restore(&self.metrics, now);
+                    looked.router.count_denied(&self.metrics);
                 }
             }
             Told::Touched { network, id } => {
@@ -280,23 +290,30 @@ impl Worker {
             let lacking: BTreeMap<Name, &str> =
                 self.routers.keys().filter_map(|n| Some((n.clone(), self.lacks(n)?))).collect();
             let mut batches: BTreeMap<Name, Vec<Change>> = self.engine.settle().into_iter().collect();
-            let mut committed = false;
+            // When the oldest of what is in force now arrived.
+            let (arrived, mut effective) = (self.oldest.take(), None::<Instant>);
             for (network, looked) in &mut self.routers {
                 let changes = batches.remove(network).unwrap_or_default();
-                let waits = looked.router.settings.enforced && !looked.router.is_in_force();
+                let waits = looked.router.settings().enforced && !looked.router.is_written();
                 let lacks = waits && lacking.contains_key(network);
                 if !looked.peers_known || lacks {
                     // What is in the kernel from before stays.
                     looked.router.bring_whole();
                     continue;
                 }
-                let (engine, was_in_force) = (&self.engine, looked.router.is_in_force());
+                let (engine, was_written) = (&self.engine, looked.router.is_written());
                 let with = (&self.backends, &self.node, &self.watched);
                 looked.router.apply(&changes, || engine.elements(network), with, &self.metrics, now);
-                committed |= !changes.is_empty();
-                if was_in_force {
+                if !changes.is_empty() {
+                    looked.arrived = looked.arrived.or(arrived);
+                }
+                // What is refused has not had its effect yet.
+                if looked.router.is_written() {
+                    effective = looked.arrived.take().into_iter().chain(effective).min();
+                }
+                if was_written {
                     count(&mut looked.router.size, &changes);
-                } else if looked.router.is_in_force() {
+                } else if looked.router.is_written() {
                     looked.router.size = (0, 0);
                     let all = engine.elements(network);
                     let all = all.into_iter().map(|(key, value)| Change { key, old: None, new: Some(value) });
@@ -306,10 +323,8 @@ impl Worker {
                 self.metrics.elements.get_or_create(&Of::network(network)).set(number(elements));
                 self.metrics.subjects.get_or_create(&Of::network(network)).set(number(subjects));
             }
-            if let Some(oldest) = self.oldest.take()
-                && committed
-            {
-                self.metrics.commits.observe(oldest.elapsed().as_secs_f64());
+            if let Some(arrived) = effective {
+                self.metrics.commits.observe(arrived.elapsed().as_secs_f64());
             }
         }
         for admit in std::mem::take(&mut self.admits) {
@@ -318,7 +333,16 @@ impl Worker {
             let _ = admit.reply.send(answer);
         }
         self.tell_states();
-        self.routers.values_mut().for_each(|looked| looked.router.tick(&self.metrics, now));
+        let now = Instant::now();
+        self.routers.values_mut().for_each(|looked| looked.router.repair_if_due(&self.metrics, now));
+        // One of them at a time: a pod that has come meanwhile waits for no more than that.
+        let due = self.routers.values_mut().filter_map(|looked| {
+            let at = looked.router.follow_due().filter(|at| *at <= now)?;
+            Some((at, &mut looked.router))
+        });
+        if let Some((_, router)) = due.min_by_key(|(at, _)| *at) {
+            router.follow(&self.metrics, now);
+        }
     }
 
     /// Whether a pod can be made now.
@@ -399,13 +423,14 @@ impl Worker {
         self.summary.send_if_modified(|now| std::mem::replace(now, summary) != summary);
         if std::mem::take(&mut self.acting_changed) {
             self.acting = self.count_acting();
+            self.tell_unenforced();
         }
         let mut news = false;
         for (network, looked) in &self.routers {
             let mut state = looked.state.borrow().clone();
             let in_force = looked.router.is_in_force();
             let missing = || self.lacks(network).filter(|_| self.complete && !in_force);
-            state.problem = match looked.router.settings.enforced {
+            state.problem = match looked.router.settings().enforced {
                 false => Some("Knit does not enforce policies in this Network".to_owned()),
                 true => {
                     let problem = looked.router.problem().or_else(missing);
@@ -427,6 +452,38 @@ impl Worker {
         if news {
             (self.changed)();
         }
+    }
+
+    /// Tells the pods that have an interface where nobody enforces what policies say of it, as if there were
+    /// none: the policy may have come after the pod.
+    fn tell_unenforced(&mut self) {
+        let without = |network: &Name| {
+            let settings = self.settings_of(network);
+            settings.enforced && !settings.has_router
+        };
+        if !self.complete || !self.settings.keys().any(without) {
+            return;
+        }
+        let mut found = BTreeSet::new();
+        for pod in self.known.locals() {
+            for attachment in pod.attachments.iter().filter(|attachment| without(&attachment.network)) {
+                let network = &attachment.network;
+                let acting = self.engine.cluster().policies_on(pod, network, attachment.primary);
+                let Some(first) = acting.first() else { continue };
+                let about = (pod.uid.clone(), network.clone());
+                if !self.unenforced.contains(&about) {
+                    let what = format!(
+                        "{} selects this pod's interface in Network {network}, where no policy can be \
+                         enforced, because that Network has no router: the interface stays as it is; leave \
+                         the pod out of the policy, or use another Network",
+                        first.name
+                    );
+                    (self.tell_pod)(pod, what);
+                }
+                found.insert(about);
+            }
+        }
+        self.unenforced = found;
     }
 
     fn count_acting(&self) -> Acting {

@@ -45,6 +45,9 @@ pub struct PolicyTable {
     repairs: usize,
     /// There may be connections that are cut.
     cut: bool,
+    /// There may be connections that do not follow what is in force: an earlier run may have ended between a
+    /// change and what follows from it, and a change that failed halfway has not said what it is about.
+    unfollowed: bool,
 }
 
 /// What the kernel has of a family.
@@ -117,6 +120,7 @@ impl PolicyTable {
             repairs: 0,
             // An earlier run may have cut some.
             cut: true,
+            unfollowed: true,
         }
     }
 
@@ -195,6 +199,8 @@ impl PolicyTable {
 
     /// Makes these elements true, from whatever is there: what is right stays. For the start, where a former
     /// run may have left tables with classes of other numbers, and to begin again after an engine was lost.
+    /// The first time, all connections are touched even if nothing changes: the former run may have ended
+    /// before they followed.
     ///
     /// # Errors
     /// If the kernel refuses. What was in force before still is; see [`Self::apply`].
@@ -363,9 +369,13 @@ impl PolicyTable {
         if because == Because::Damaged {
             self.repairs += changes;
         }
+        // What of this is in force is not known to whoever asked for it.
+        self.unfollowed |= outcome.is_err();
         outcome?;
+        // Where no policy acts, no connection is cut.
+        let unfollowed = std::mem::take(&mut self.unfollowed) && !self.wanted.all().is_empty();
         // Whatever began while this was not in force is looked at.
-        let touched = if changes > 0 { Touched::All } else { Touched::default() };
+        let touched = if changes > 0 || unfollowed { Touched::All } else { Touched::default() };
         Ok(Applied { changes, touched })
     }
 

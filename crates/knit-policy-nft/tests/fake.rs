@@ -246,3 +246,25 @@ fn another_run_numbers_classes_anew_and_nothing_is_written() {
         0
     );
 }
+
+#[test]
+fn an_agent_that_ended_between_a_change_and_what_follows_from_it_left_connections_alive() {
+    let shared = Shared::default();
+    let elements = {
+        let mut engine = engine();
+        settle(&mut engine, &mut PolicyTable::over(shared.clone(), Router::Node)).unwrap();
+        engine.elements(DEFAULT_NETWORK)
+    };
+    // The next agent finds all as it should be, and does not know which of it is new.
+    let mut table = PolicyTable::over(shared.clone(), Router::Node);
+    let applied = table.sync(&elements).unwrap();
+    assert_eq!((applied.changes, applied.touched), (0, Touched::All));
+    let again = table.sync(&elements).unwrap();
+    assert_eq!((again.changes, again.touched), (0, Touched::Nothing), "once is enough");
+}
+
+#[test]
+fn where_no_policy_acts_a_start_looks_at_no_connection() {
+    let mut table = PolicyTable::over(Shared::default(), Router::Node);
+    assert_eq!(table.sync(&Default::default()).unwrap().touched, Touched::Nothing);
+}

@@ -288,7 +288,85 @@ fn a_pod_whose_labels_are_not_known_is_denied_by_what_may_be_about_it() {
     assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a y/c z/a z/c");
     lab.change("y", "c", |pod| {
         pod.labels = Labels::default();
-        pod.known_labels = Some(Box::default());
+        pod.known_labels = Some(std::sync::Arc::default());
     });
     assert_eq!(lab.reach("x/a", tcp(80)), "x/c y/a z/a z/c");
+}
+
+#[test]
+fn a_pod_whose_namespace_is_not_known_was_let_in_as_one_without_labels() {
+    let quarantined = "from: [{namespaces: {matchLabels: {quarantine: 'true'}}}]";
+    let mut lab = Lab::with(&ingress("p", "Admin", 1, &[rule("Deny", quarantined)]));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c");
+    lab.tell(|engine| engine.delete_namespace("y"));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c z/a z/b z/c", "it may be in quarantine");
+    let trusted = "{podSelector: {}, ingress: [{from: [{namespaceSelector: {matchExpressions: [{key: \
+                   quarantine, operator: DoesNotExist}]}}]}]}";
+    let mut lab = Lab::with(&policy("n", trusted));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c");
+    lab.tell(|engine| engine.delete_namespace("y"));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c z/a z/b z/c");
+    lab.tell(|engine| engine.set_namespace(Namespace::new("y", Labels::default())));
+    assert_eq!(lab.reach("x/a", tcp(80)), "x/b x/c y/a y/b y/c z/a z/b z/c", "it has none");
+}
+
+/// A number beyond what a port is read as made the whole object unreadable: a new policy isolated nobody.
+#[test]
+fn a_policy_with_one_value_of_the_wrong_type_was_ignored_as_a_whole() {
+    for wrong in [
+        "{ports: [{port: 4294967296}]}",
+        "{ports: [{port: 99999999999999999999}]}",
+        "{ports: [{port: 80.5}]}",
+        "{ports: [{port: true}]}",
+        "{ports: [{port: 80, endPort: 4294967296}]}",
+        "{ports: 80}",
+        "{from: [{podSelector: 5}]}",
+        "{from: [{podSelector: {matchLabels: {pod: 5}}}]}",
+        "{from: [{podSelector: {moons: {}}}]}",
+        "{from: [{ipBlock: {cidr: 10.0.0.0/8, moons: 1}}]}",
+        "7",
+    ] {
+        let right = "{from: [{podSelector: {matchLabels: {pod: c}}}]}";
+        let spec = format!("{{podSelector: {{}}, ingress: [{wrong}, {right}]}}");
+        for text in [policy("p", &spec), mnp("p", "*", &spec)] {
+            let lab = Lab::with(&text);
+            assert_eq!(lab.reach("x/a", tcp(80)), "x/c", "{wrong}: the rest of it counts");
+            assert!(!lab.problems.is_empty(), "{wrong}");
+        }
+    }
+    // What selects pods, and in which direction, is not understood: more of them are isolated, not less.
+    for wrong in [
+        "{podSelector: 5, ingress: [{}]}",
+        "{podSelector: {moons: 5}, ingress: [{}]}",
+        "{podSelector: {}, ingress: 5}",
+        "{podSelector: {}, ingress: [{}], moons: 5}",
+        "{podSelector: {}, policyTypes: 5}",
+        "{podSelector: {}, policyTypes: [Egress, 5]}",
+        "5",
+    ] {
+        for text in [policy("p", wrong), mnp("p", "*", wrong)] {
+            let lab = Lab::with(&text);
+            assert_eq!(lab.reach("x/a", tcp(80)), "", "{wrong}");
+            assert!(!lab.problems.is_empty(), "{wrong}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_of_the_cluster_with_one_value_of_the_wrong_type_was_ignored_as_a_whole() {
+    let huge = "protocols: [{tcp: {destinationPort: {number: 4294967296}}}]";
+    for wrong in [huge, "protocols: 5", "protocols: [{tcp: 5}]", "name: 5"] {
+        let denies = rule("Deny", &format!("{FROM_Y}, {wrong}"));
+        let lab = Lab::with(&ingress("p", "Admin", 1, &[denies]));
+        assert_eq!(lab.reach("x/a", tcp(80)), "", "{wrong}: it denies everything");
+        assert!(!lab.problems.is_empty(), "{wrong}");
+        let rules = [rule("Accept", &format!("{FROM_Y}, {wrong}")), rule("Deny", FROM_ALL)];
+        let lab = Lab::with(&ingress("p", "Admin", 1, &rules));
+        assert_eq!(lab.reach("x/a", tcp(80)), "", "{wrong}: it accepts nothing");
+    }
+    // Without knowing whom it is about it cannot be used, and says so.
+    for wrong in ["{tier: Admin, priority: 1, subject: 5}", "{tier: 5, subject: {namespaces: {}}}", "5"] {
+        let lab = Lab::with(&cnp("p", wrong));
+        assert_eq!(lab.problems.len(), 1, "{wrong}");
+    }
 }

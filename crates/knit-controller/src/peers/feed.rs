@@ -6,26 +6,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_api::{NetworkAttachment, PolicyEnforcement};
 use knit_model::Network;
 use knit_objects::{Cache, Event, EventNote, EventRecorder, Key, Object, Objects, Progress, jitter};
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
-    admin_network_policy, baseline_admin_network_policy, cluster_network_policy, multi_network_policy,
-    network_policy, pod,
+    NetworkPolicy, admin_network_policy, baseline_admin_network_policy, cluster_network_policy,
+    multi_network_policy, network_policy, pod,
 };
-use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName, Scope};
+use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::concerns::Concerns;
 use super::needs::Kept;
 use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use crate::cluster::{AttachmentView, BlockView, NamespaceView};
 use crate::plan::primaries;
 
 /// How often it is looked whether the cluster serves a kind that it did not serve before.
-const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// Events that wait before a watch is held up.
 const QUEUE: usize = 1024;
 /// So many problems of one policy are told.
@@ -45,8 +45,12 @@ pub(super) struct Feed {
     small: Small,
     changes: Vec<watch::Receiver<Progress>>,
     seen: Seen,
+    recorder: EventRecorder,
+    /// The policies that there are, as events name them.
+    policies: BTreeMap<PolicyName, ObjectReference>,
+    concerns: Concerns,
     /// The watches of policies, which end with it.
-    _policies: JoinSet<()>,
+    _watches: JoinSet<()>,
     /// The watches of pods and attachments, while they are needed.
     pods: Option<JoinSet<()>>,
     pods_kept: Kept,
@@ -68,7 +72,7 @@ struct Seen {
 }
 
 enum Told {
-    Policy(PolicyName, Option<Box<Policy>>),
+    Policy(PolicyName, Option<(Box<Policy>, Box<ObjectReference>)>),
     KindKnown(usize),
     /// Of the watch with this number: what one that has ended said is not looked at.
     OfPods(u64, OfPods),
@@ -87,12 +91,7 @@ impl Feed {
         let (sender, inbox) = mpsc::channel(QUEUE);
         let mut policies = JoinSet::new();
         if enforce {
-            let each = Each {
-                objects: objects.clone(),
-                sender: sender.clone(),
-                recorder: recorder.clone(),
-                networks: small.networks.clone(),
-            };
+            let each = Each { objects: objects.clone(), sender: sender.clone(), recorder: recorder.clone() };
             policies.spawn(each.clone().served::<NetworkPolicy>(0, Kind::Network, network_policy));
             policies.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(
                 1,
@@ -114,7 +113,10 @@ impl Feed {
             small,
             changes,
             seen: Seen::default(),
-            _policies: policies,
+            recorder: recorder.clone(),
+            policies: BTreeMap::new(),
+            concerns: Concerns::default(),
+            _watches: policies,
             pods: None,
             pods_kept: Kept::default(),
             epoch: 0,
@@ -181,7 +183,16 @@ impl Feed {
 
     fn take(&mut self, told: Told, peers: &mut Peers) {
         match told {
-            Told::Policy(name, policy) => peers.set_policy(&name, policy.map(|policy| *policy)),
+            Told::Policy(name, policy) => {
+                let policy = policy.map(|(policy, reference)| {
+                    self.policies.insert(name.clone(), *reference);
+                    *policy
+                });
+                if policy.is_none() {
+                    self.policies.remove(&name);
+                }
+                peers.set_policy(&name, policy);
+            }
             Told::KindKnown(place) => self.known[place] = true,
             Told::OfPods(epoch, _) if epoch != self.epoch => {}
             Told::OfPods(_, OfPods::Pod(key, facts)) => peers.set_pod(&key, facts.map(|facts| *facts)),
@@ -190,6 +201,15 @@ impl Feed {
                 peers.set_attachment(&name, facts.map(|facts| *facts));
             }
             Told::OfPods(_, OfPods::AttachmentsKnown) => self.attachments_known = true,
+        }
+    }
+
+    /// Tells whoever wrote policies what is wrong with them in the light of everything else.
+    pub(super) fn tell_concerns(&mut self, peers: &Peers, now: Duration) {
+        for (name, what) in self.concerns.news(peers, now) {
+            if let Some(reference) = self.policies.get(&name) {
+                tell_narrowed(&self.recorder, reference.clone(), &what);
+            }
         }
     }
 
@@ -324,7 +344,6 @@ struct Each {
     objects: Objects,
     sender: mpsc::Sender<Told>,
     recorder: EventRecorder,
-    networks: Cache<Network>,
 }
 
 impl Each {
@@ -340,16 +359,13 @@ impl Each {
     }
 
     async fn served<K: Object>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>) {
-        let (recorder, networks) = (self.recorder.clone(), self.networks.clone());
-        let read = move |object: K| -> Option<Box<Policy>> {
+        let recorder = self.recorder.clone();
+        let read = move |object: K| -> Option<(Box<Policy>, Box<ObjectReference>)> {
             let converted = convert(&object);
-            let unknown = converted.object.iter().filter_map(|policy| unknown_network(policy, &networks));
-            let problems = converted.problems.iter().map(ToString::to_string).take(MAX_PROBLEMS);
-            for problem in problems.chain(unknown) {
-                let note = format!("Part of this policy is ignored: {problem}.");
-                recorder.tell(EventNote::warning(reference(&object), "PolicyNarrowed", "Enforce", note));
+            for problem in converted.problems.iter().take(MAX_PROBLEMS) {
+                tell_narrowed(&recorder, reference(&object), problem);
             }
-            converted.object.map(Box::new)
+            converted.object.map(|policy| (Box::new(policy), Box::new(reference(&object))))
         };
         let Ok(mut events) = self.objects.watch::<K>().map(read).subscribe() else { return };
         while let Some(event) = events.next().await {
@@ -370,14 +386,9 @@ impl Each {
     }
 }
 
-/// What is wrong with a policy that names a Network which does not exist.
-fn unknown_network(policy: &Policy, networks: &Cache<Network>) -> Option<String> {
-    let Scope::Networks(names) = &policy.scope else { return None };
-    if !networks.is_synced() {
-        return None;
-    }
-    let unknown = names.iter().find(|name| networks.get(&Key::cluster(&***name)).is_none())?;
-    Some(format!("Network {unknown} does not exist, so the policy has no effect there"))
+fn tell_narrowed(recorder: &EventRecorder, policy: ObjectReference, what: &impl std::fmt::Display) {
+    let note = format!("Part of this policy is ignored: {what}.");
+    recorder.tell(EventNote::warning(policy, "PolicyNarrowed", "Enforce", note));
 }
 
 fn reference<K: Object>(object: &K) -> ObjectReference {

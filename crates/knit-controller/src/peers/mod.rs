@@ -6,7 +6,10 @@
 //! rate. [`plan`] decides, [`feed`] watches, and this writes.
 
 mod blocks;
+mod concerns;
+mod facts;
 mod feed;
+mod keys;
 mod needs;
 pub(crate) mod plan;
 #[cfg(test)]
@@ -98,6 +101,7 @@ async fn keep(mut feed: Feed, mut writer: Writer) {
             compared = Some(Instant::now());
             pending.extend(peers.slices().keys().cloned());
             pending.extend(writer.places());
+            feed.tell_concerns(&peers, now);
         }
         writer.write(&mut pending, peers.slices()).await;
     }
@@ -139,8 +143,7 @@ impl Writer {
     /// When the next of these may be written.
     fn next_due(&self, pending: &BTreeSet<Place>) -> Option<Instant> {
         let now = Instant::now();
-        let next =
-            pending.iter().map(|p| self.written.get(p).map_or(now, |at| *at + WRITE_INTERVAL)).min()?;
+        let next = pending.iter().map(|place| due(self.written.get(place).copied(), now)).min()?;
         Some(self.again.map_or(next, |again| next.max(again)))
     }
 
@@ -234,6 +237,11 @@ impl Writer {
             part += 1;
         }
     }
+}
+
+/// When a slice may be written: the first change after a quiet time at once.
+fn due(written: Option<Instant>, now: Instant) -> Instant {
+    written.map_or(now, |at| now.max(at + WRITE_INTERVAL))
 }
 
 /// The pods of a place, by the objects that hold them. One that is too large for any has one of its own.

@@ -1,10 +1,14 @@
 //! What policies ask for, and for how long it is told after nobody asks any more: whoever creates and deletes
 //! a policy, or a pod that one is about, again and again does not make every slice a new one each time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use knit_policy::model::{Direction, Name, NamespaceMatch, Peer, Policy, Rule, Selector, Subject};
+use knit_policy::cluster::SelectorIndex;
+use knit_policy::model::{Direction, Labels, Name, NamespaceMatch, Peer, Policy, Rule, Selector, Subject};
+
+use super::keys::{MAX_KEYS, size};
 
 /// What was needed is kept for this time after it was last needed: the watch of all pods, and what slices
 /// say.
@@ -19,6 +23,17 @@ pub(super) struct Need {
     pub(super) pods: BTreeSet<(Subject, Option<Name>)>,
     pub(super) labels: BTreeSet<Name>,
     pub(super) ports: BTreeSet<Name>,
+}
+
+/// Which pods, by their labels.
+type PodIndex = SelectorIndex<Arc<(Subject, Option<Name>)>>;
+
+/// The pods that policies of one Network ask for, so that a pod is not compared with all of them.
+#[derive(Debug, Default)]
+pub(super) struct AskedPods {
+    /// Of one namespace, by the pods' labels.
+    named: HashMap<Name, PodIndex>,
+    selected: PodIndex,
 }
 
 /// One thing that is asked for.
@@ -42,7 +57,9 @@ pub(super) struct Kept {
 // === impl Need ===
 
 impl Need {
-    pub(super) fn add(&mut self, policy: &Policy, only: Option<&Name>) {
+    /// Adds what a policy asks for, but for labels: their keys are returned.
+    pub(super) fn add(&mut self, policy: &Policy, only: Option<&Name>) -> BTreeSet<Name> {
+        let mut labels = BTreeSet::new();
         for direction in Direction::ALL {
             // Nobody calls from behind a cluster service.
             if only.is_some() && direction == Direction::Ingress {
@@ -51,7 +68,7 @@ impl Need {
             for rule in policy.rules(direction).unwrap_or_default() {
                 for peer in rule.peers.iter().flatten() {
                     let Peer::Pods(subject) = peer else { continue };
-                    self.labels.extend(keys(&subject.pods));
+                    labels.extend(keys(&subject.pods));
                     self.pods.insert((subject.clone(), only.cloned()));
                 }
                 // A port's name is looked up on the pod that is called: of ingress, that is the subject.
@@ -66,6 +83,7 @@ impl Need {
                 self.ports.extend(names);
             }
         }
+        labels
     }
 
     fn asks(&self) -> impl Iterator<Item = Ask> + '_ {
@@ -82,6 +100,39 @@ impl Need {
             Ask::Port(name) => self.ports.insert(name),
         }
     }
+}
+
+// === impl AskedPods ===
+
+impl AskedPods {
+    pub(super) fn of(need: &Need) -> Self {
+        let mut asked = Self::default();
+        for ask in &need.pods {
+            let index = match &ask.0.namespaces {
+                NamespaceMatch::Named(name) => asked.named.entry(name.clone()).or_default(),
+                NamespaceMatch::Selected(_) => &mut asked.selected,
+            };
+            index.insert(&ask.0.pods, &Arc::new(ask.clone()));
+        }
+        asked
+    }
+
+    /// Whether a pod with these labels, in a namespace with those, is asked for.
+    pub(super) fn include(&self, namespace: &Name, namespace_labels: &Labels, labels: &Labels) -> bool {
+        let named = self.named.get(namespace).into_iter().flat_map(|index| index.candidates(labels));
+        let mut candidates = named.chain(self.selected.candidates(labels));
+        candidates.any(|ask| asks_for(ask, namespace, namespace_labels, labels))
+    }
+}
+
+/// Whether a pod with these labels, in a namespace with those, is asked for by this.
+pub(super) fn asks_for(
+    (subject, only): &(Subject, Option<Name>),
+    namespace: &Name,
+    namespace_labels: &Labels,
+    labels: &Labels,
+) -> bool {
+    only.as_ref().is_none_or(|name| name == namespace) && subject.matches(namespace, namespace_labels, labels)
 }
 
 // === impl Lingering ===
@@ -122,8 +173,17 @@ impl Lingering {
                 self.0.pop_first();
             }
         }
+        let mut rooms: BTreeMap<&Name, usize> = BTreeMap::new();
         for (network, ask) in self.0.keys() {
-            needs.entry(network.clone()).or_default().put(ask.clone());
+            let need = needs.entry(network.clone()).or_default();
+            if let Ask::Label(key) = ask {
+                // What somebody asks for now comes first.
+                let taken = || need.labels.iter().map(size).sum();
+                let room = rooms.entry(network).or_insert_with(|| MAX_KEYS.saturating_sub(taken()));
+                let Some(rest) = room.checked_sub(size(key)) else { continue };
+                *room = rest;
+            }
+            need.put(ask.clone());
         }
         needs.retain(|_, need| !need.pods.is_empty());
         needs
@@ -185,5 +245,17 @@ mod tests {
         assert!(labels.contains("label-999") && !labels.contains("label-0"), "the oldest goes");
         let needs = lingering.blend(&needs, BTreeMap::new(), |_| false, seconds(1000));
         assert!(needs.is_empty(), "where nothing is told, nothing is kept");
+    }
+
+    #[test]
+    fn what_nobody_asks_for_any_more_took_the_room_of_what_is_asked_for() {
+        let mut lingering = Lingering::default();
+        let long = |n: usize| format!("{n:0317}");
+        let before = need((0..200).map(long));
+        // Far more than there is room for, together.
+        let needs = lingering.blend(&before, need((1000..1150).map(long)), |_| true, Duration::ZERO);
+        let labels = &needs[&Name::from("blue")].labels;
+        assert!((1000..1150).all(|n| labels.contains(long(n).as_str())));
+        assert!(labels.len() > 150 && labels.iter().map(size).sum::<usize>() <= MAX_KEYS, "{}", labels.len());
     }
 }

@@ -5,53 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use knit_api::names::DEFAULT_NETWORK;
 use knit_api::{PolicyPeer, PolicyPeerPort};
 use knit_policy::model::{
-    Direction, Labels, Name, NamedPort, Namespace, NamespaceMatch, PodKey, Policy, PolicyName, Scope, Subject,
+    Direction, Labels, Name, NamedPort, Namespace, NamespaceMatch, PodKey, Policy, PolicyName, Scope,
 };
 
 pub(crate) use super::blocks::BlockFacts;
 use super::blocks::{Blocks, Owner};
-use super::needs::{Lingering, Need, names_pods};
-
-/// How many bytes the keys of labels may take in a slice. What asks for others beyond that matches no pod of
-/// another node.
-const MAX_KEYS: usize = 64 * 1024;
-
-/// What counts of a pod.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PodFacts {
-    pub(crate) uid: String,
-    pub(crate) created: i64,
-    pub(crate) node: Name,
-    pub(crate) labels: Labels,
-    pub(crate) ports: Vec<NamedPort>,
-    /// Its addresses in its primary Network, as its own status says.
-    pub(crate) addresses: Vec<IpAddr>,
-    /// It is in its node's namespace, or has come to its end: nobody's peer.
-    pub(crate) is_no_peer: bool,
-}
-
-/// What counts of a NetworkAttachment.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct AttachmentFacts {
-    pub(crate) pod: PodKey,
-    pub(crate) network: Name,
-    pub(crate) node: Name,
-    pub(crate) addresses: Vec<IpAddr>,
-}
-
-/// What counts of a Network.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct NetworkFacts {
-    /// Whether Knit enforces policies in it.
-    pub(crate) enforced: bool,
-    pub(crate) ranges: Vec<IpNet>,
-    /// The namespaces of the cluster services that its pods reach in the default Network.
-    pub(crate) services: BTreeSet<Name>,
-}
+use super::concerns::PortNames;
+pub(crate) use super::facts::{AttachmentFacts, NetworkFacts, PodFacts};
+use super::keys::AskedKeys;
+pub(crate) use super::keys::Unheard;
+use super::needs::{AskedPods, Lingering, Need, asks_for, names_pods};
 
 /// Where a slice is about: a Network, and a node.
 pub(crate) type Place = (Name, Name);
@@ -66,6 +32,7 @@ pub(crate) struct Peers {
     networks: BTreeMap<Name, NetworkFacts>,
     blocks: Blocks,
     pods: BTreeMap<PodKey, PodFacts>,
+    port_names: PortNames,
     attachments: BTreeMap<PodKey, AttachmentFacts>,
     /// The attachments in each Network.
     in_network: BTreeMap<Name, BTreeSet<PodKey>>,
@@ -77,8 +44,15 @@ pub(crate) struct Peers {
     /// How many pods of a namespace have an interface in a Network, and whether it is their primary one.
     used: BTreeMap<Name, BTreeMap<(Name, bool), usize>>,
     needs: BTreeMap<Name, Need>,
+    /// The pods that these are, to find them by.
+    asked: BTreeMap<Name, AskedPods>,
+    /// What policies ask for that slices have no room for.
+    unheard: BTreeMap<PolicyName, Unheard>,
     lingering: Lingering,
     slices: BTreeMap<Place, Vec<PolicyPeer>>,
+    /// How many slices were worked out so far.
+    #[cfg(test)]
+    worked_out: usize,
     stale_needs: bool,
     stale: BTreeSet<Place>,
 }
@@ -121,15 +95,19 @@ impl Peers {
         };
         if before != primary {
             self.stale_needs = true;
-            let pods: Vec<PodKey> = self.pods.keys().filter(|k| k.namespace == *name).cloned().collect();
-            pods.iter().for_each(|key| self.refresh(key));
+            self.pods_in(name).iter().for_each(|key| self.refresh(key));
         }
         if !same_labels {
             self.stale_needs = true;
-            let pods = self.pods.keys().filter(|key| key.namespace == *name).cloned();
-            let pods: Vec<PodKey> = pods.collect();
-            pods.iter().for_each(|key| self.touch(key));
+            self.pods_in(name).iter().for_each(|key| self.touch(key));
         }
+    }
+
+    /// The pods of a namespace.
+    fn pods_in(&self, namespace: &Name) -> Vec<PodKey> {
+        let from = PodKey::new(namespace.clone(), "");
+        let pods = self.pods.range(from..).map(|(key, _)| key);
+        pods.take_while(|key| key.namespace == *namespace).cloned().collect()
     }
 
     /// A Network is like this; none if it is gone.
@@ -179,8 +157,10 @@ impl Peers {
         self.touch(key);
         if let Some(old) = self.pods.remove(key) {
             take_out(&mut self.on_node, &old.node, key);
+            old.ports.iter().for_each(|port| self.port_names.remove(&key.namespace, &port.name));
         }
         if let Some(facts) = facts {
+            facts.ports.iter().for_each(|port| self.port_names.add(&key.namespace, &port.name));
             self.on_node.entry(facts.node.clone()).or_default().insert(key.clone());
             self.pods.insert(key.clone(), facts);
         }
@@ -219,6 +199,11 @@ impl Peers {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn worked_out(&self) -> usize {
+        self.worked_out
+    }
+
     /// The slices as they should be now.
     pub(crate) fn slices(&self) -> &BTreeMap<Place, Vec<PolicyPeer>> {
         &self.slices
@@ -226,15 +211,25 @@ impl Peers {
 
     /// The keys of labels that slices of each Network say: whoever reads them knows nothing of others.
     pub(crate) fn label_keys(&self) -> BTreeMap<Name, Vec<String>> {
-        let keys = |need: &Need| {
-            let mut room = MAX_KEYS;
-            let fits = |key: &&Name| {
-                room = room.saturating_sub(key.len() + 8);
-                room > 0
-            };
-            need.labels.iter().take_while(fits).map(|key| key.as_ref().to_owned()).collect()
-        };
+        let keys = |need: &Need| need.labels.iter().map(|key| key.as_ref().to_owned()).collect();
         self.needs.iter().map(|(network, need)| (network.clone(), keys(need))).collect()
+    }
+
+    pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> {
+        self.policies.values()
+    }
+
+    pub(super) fn has_network(&self, name: &Name) -> bool {
+        self.networks.contains_key(name)
+    }
+
+    pub(super) fn port_names(&self) -> &PortNames {
+        &self.port_names
+    }
+
+    /// The policies that ask for more labels than slices have room for, as of the last [`Self::settle`].
+    pub(crate) fn unheard(&self) -> &BTreeMap<PolicyName, Unheard> {
+        &self.unheard
     }
 
     /// Brings slices up to date, and says which are others now. What nobody asks for any more is told for a
@@ -242,13 +237,20 @@ impl Peers {
     pub(crate) fn settle(&mut self, now: Duration) -> BTreeSet<Place> {
         let mut changed = BTreeSet::new();
         if std::mem::take(&mut self.stale_needs) || self.lingering.is_over(now) {
-            let (asked, before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
+            let ((asked, unheard), before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
+            self.unheard = unheard;
             let enforced = |name: &Name| self.networks.get(name).is_some_and(|facts| facts.enforced);
             let needs = self.lingering.blend(&before, asked, enforced, now);
             let other = |network: &&Name| before.get(*network) != needs.get(*network);
-            for network in before.keys().chain(needs.keys()).filter(other) {
-                for node in self.on_node.keys() {
-                    self.stale.insert((network.clone(), node.clone()));
+            let others: BTreeSet<&Name> = before.keys().chain(needs.keys()).filter(other).collect();
+            let nothing = Need::default();
+            for network in others {
+                let (old, new) = (before.get(network), needs.get(network));
+                let stale = self.told_otherwise(network, old.unwrap_or(&nothing), new.unwrap_or(&nothing));
+                self.stale.extend(stale);
+                match new {
+                    Some(need) => drop(self.asked.insert(network.clone(), AskedPods::of(need))),
+                    None => drop(self.asked.remove(network)),
                 }
             }
             let told = self.slices.keys().filter(|(n, _)| keys_of(&before, n) != keys_of(&needs, n));
@@ -256,6 +258,10 @@ impl Peers {
             self.needs = needs;
         }
         for place in std::mem::take(&mut self.stale) {
+            #[cfg(test)]
+            {
+                self.worked_out += 1;
+            }
             let pods = self.slice(&place);
             let same = match pods.is_empty() {
                 true => self.slices.remove(&place).is_none(),
@@ -268,18 +274,53 @@ impl Peers {
         changed
     }
 
+    /// The places of pods of which something else is said once this is asked for in a Network in place of
+    /// that: those that the difference is about.
+    fn told_otherwise(&self, network: &Name, old: &Need, new: &Need) -> BTreeSet<Place> {
+        let asks: Vec<_> = old.pods.symmetric_difference(&new.pods).collect();
+        let labels: Vec<_> = old.labels.symmetric_difference(&new.labels).collect();
+        let ports: BTreeSet<_> = old.ports.symmetric_difference(&new.ports).collect();
+        let is_told_otherwise = |key: &PodKey, pod: &PodFacts| {
+            let namespace = self.namespace_labels(&key.namespace);
+            labels.iter().any(|key| pod.labels.get(key).is_some())
+                || pod.ports.iter().any(|port| ports.contains(&port.name))
+                || asks.iter().any(|ask| asks_for(ask, &key.namespace, &namespace, &pod.labels))
+        };
+        // Most policies ask for pods of their own namespace only.
+        let named: Option<BTreeSet<&Name>> = asks
+            .iter()
+            .map(|(subject, only)| match &subject.namespaces {
+                NamespaceMatch::Named(name) => Some(name),
+                NamespaceMatch::Selected(_) => only.as_ref(),
+            })
+            .collect();
+        let pods: Vec<PodKey> = match named {
+            Some(namespaces) if labels.is_empty() && ports.is_empty() => {
+                namespaces.into_iter().flat_map(|name| self.pods_in(name)).collect()
+            }
+            _ => self.pods.keys().cloned().collect(),
+        };
+        let places = pods.iter().filter_map(|key| {
+            let pod = self.pods.get(key).filter(|_| self.is_in(key, network))?;
+            is_told_otherwise(key, pod).then(|| (network.clone(), pod.node.clone()))
+        });
+        places.collect()
+    }
+
+    /// Whether a pod has an interface in a Network.
+    fn is_in(&self, key: &PodKey, network: &Name) -> bool {
+        self.interfaces.get(key).is_some_and(|interfaces| interfaces.contains_key(network))
+    }
+
     fn slice(&self, (network, node): &Place) -> Vec<PolicyPeer> {
         let Some(need) = self.needs.get(network) else { return Vec::new() };
+        let Some(asked) = self.asked.get(network) else { return Vec::new() };
         let pods = self.on_node.get(node).into_iter().flatten();
         pods.filter_map(|key| {
             let interface = self.interfaces.get(key)?.get(network)?;
             let pod = self.pods.get(key)?;
             let labels = self.namespace_labels(&key.namespace);
-            let asked = |(subject, namespace): &(Subject, Option<Name>)| {
-                namespace.as_ref().is_none_or(|name| *name == key.namespace)
-                    && subject.matches(&key.namespace, &labels, &pod.labels)
-            };
-            if !need.pods.iter().any(asked) {
+            if !asked.include(&key.namespace, &labels, &pod.labels) {
                 return None;
             }
             let labels = pod.labels.iter().filter(|(k, _)| need.labels.contains(*k));
@@ -406,23 +447,33 @@ impl Peers {
         }
     }
 
-    fn work_out_needs(&self) -> BTreeMap<Name, Need> {
-        let mut needs: BTreeMap<Name, Need> = BTreeMap::new();
+    fn work_out_needs(&self) -> (BTreeMap<Name, Need>, BTreeMap<PolicyName, Unheard>) {
+        let mut needs: BTreeMap<Name, (Need, AskedKeys)> = BTreeMap::new();
         for policy in self.policies.values() {
+            let mut ask = |network: &Name, only: Option<&Name>| {
+                let (need, keys) = needs.entry(network.clone()).or_default();
+                keys.add(&policy.name, need.add(policy, only));
+            };
             let networks = self.networks_of(policy);
             for network in networks.iter().filter(|name| self.networks.get(*name).is_some_and(|n| n.enforced))
             {
-                needs.entry(network.clone()).or_default().add(policy, None);
+                ask(network, None);
                 let services = self.networks.get(network).map(|facts| &facts.services);
                 // Cluster services are reached in the default Network: their pods are peers by way of them.
                 for namespace in services.into_iter().flatten().filter(|_| **network != *DEFAULT_NETWORK) {
-                    let need = needs.entry(DEFAULT_NETWORK.into()).or_default();
-                    need.add(policy, Some(namespace));
+                    ask(&DEFAULT_NETWORK.into(), Some(namespace));
                 }
             }
         }
-        needs.retain(|_, need| !need.pods.is_empty());
-        needs
+        let mut unheard = BTreeMap::new();
+        let mut allot = |network: &Name, (mut need, keys): (Need, AskedKeys)| {
+            need.labels = keys.told();
+            unheard.extend(keys.unheard(network, &need.labels));
+            need
+        };
+        let needs = needs.into_iter().filter(|(_, (need, _))| !need.pods.is_empty());
+        let needs = needs.map(|(network, asked)| (network.clone(), allot(&network, asked))).collect();
+        (needs, unheard)
     }
 
     /// The Networks in which a policy acts on pods.

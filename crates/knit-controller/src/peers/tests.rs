@@ -10,10 +10,11 @@ use knit_policy::model::{
 };
 use proptest::prelude::*;
 
+use super::concerns::Concerns;
 use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
 use knit_api::PolicyPeer;
 
-use super::{parts, slice_name};
+use super::{WRITE_INTERVAL, due, parts, slice_name};
 
 /// When everything happens, and when nothing of it lingers any more.
 const NOW: Duration = Duration::from_secs(1000);
@@ -385,4 +386,112 @@ fn which_labels_are_told_is_told_of_every_slice_also_where_no_pod_has_one() {
     peers.set_policy(&open.name.clone(), Some(open));
     assert_eq!(peers.settle(NOW), [place("default", "a"), place("default", "b")].into());
     assert_eq!(peers.label_keys()[&Name::from("default")], ["app", "quarantine"]);
+}
+
+#[test]
+fn one_namespaces_label_keys_kept_all_later_ones_of_others_from_being_told() {
+    let mut peers = cluster();
+    peers.set_namespace(&"evil".into(), Some(Labels::default()), None);
+    let alone = pod("u9", "b", [10, 244, 2, 9], &[]);
+    peers.set_pod(&PodKey::new("evil", "one"), Some(alone));
+    let exists = |key: String| Requirement::new(key.as_str(), Operator::Exists, [] as [&str; 0]);
+    let everywhere = |pods: Selector| {
+        Peer::Pods(Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods })
+    };
+    // As long as a key can be, and before all others.
+    let many: Selector = (0..500).map(|n| exists(format!("{n:0317}"))).collect();
+    let greedy = policy("greedy", "evil", Scope::Primary, everywhere(many));
+    set(&mut peers, greedy.clone());
+    let open = Selector::from_iter([Requirement::new("quarantine", Operator::DoesNotExist, [] as [&str; 0])]);
+    set(&mut peers, policy("open", "shop", Scope::Primary, everywhere(open)));
+    let mut deny = policy("deny", "", Scope::Primary, pods_labelled("zone", "dmz"));
+    deny.name.kind = Kind::Cluster;
+    deny.subject.namespaces = NamespaceMatch::Selected(Selector::everything());
+    let cluster_wide = deny.name.clone();
+    set(&mut peers, deny);
+    peers.settle(NOW);
+    let keys = &peers.label_keys()[&Name::from("default")];
+    assert!(keys.iter().any(|key| key == "quarantine"), "another namespace's");
+    assert!(keys.iter().any(|key| key == "zone"), "an operator's");
+    assert!(keys.len() > 100 && keys.iter().map(String::len).sum::<usize>() < 64 * 1024, "{}", keys.len());
+    let unheard = peers.unheard();
+    assert_eq!(unheard.keys().collect::<Vec<_>>(), [&greedy.name], "and {cluster_wide} is not");
+    assert_eq!(unheard[&greedy.name].keys, 502 - keys.len());
+    // Others ask for more than there was room for: it is their share.
+    let more: Selector = (0..90).map(|n| exists(format!("more-{n:0300}"))).collect();
+    set(&mut peers, policy("more", "shop", Scope::Primary, everywhere(more)));
+    peers.settle(LATER);
+    assert_eq!(peers.unheard().keys().collect::<Vec<_>>(), [&greedy.name]);
+}
+
+#[test]
+fn the_first_change_of_a_slice_after_a_quiet_time_is_written_at_once() {
+    let now = tokio::time::Instant::now();
+    assert_eq!(due(None, now), now);
+    assert_eq!(due(Some(now), now + WRITE_INTERVAL), now + WRITE_INTERVAL, "quiet for long enough");
+    assert_eq!(due(Some(now), now + WRITE_INTERVAL / 4), now + WRITE_INTERVAL, "and the next one waits");
+}
+
+/// What is told of policies, seconds after the first time.
+fn news(concerns: &mut Concerns, peers: &Peers, seconds: u64) -> Vec<String> {
+    let news = concerns.news(peers, NOW + Duration::from_secs(seconds));
+    news.into_iter().map(|(policy, what)| format!("{}: {what}", policy.full())).collect()
+}
+
+#[test]
+fn a_policy_for_a_network_that_is_missing_was_told_once_if_at_all() {
+    let (mut peers, mut concerns) = (cluster(), Concerns::default());
+    let scope = || Scope::Networks(["green".into(), "default".into()].into());
+    set(&mut peers, policy("p", "shop", scope(), pods_labelled("app", "web")));
+    assert!(news(&mut concerns, &peers, 0).is_empty(), "it may come right behind it");
+    let told = news(&mut concerns, &peers, 10);
+    assert!(matches!(&told[..], [what] if what.contains("shop/p: there is no Network green")), "{told:?}");
+    assert!(news(&mut concerns, &peers, 100).is_empty(), "once");
+    peers.set_network(&"green".into(), Some(network("10.78.0.0/16")));
+    assert!(news(&mut concerns, &peers, 200).is_empty());
+    peers.set_network(&"green".into(), None);
+    assert!(news(&mut concerns, &peers, 300).is_empty());
+    assert_eq!(news(&mut concerns, &peers, 310).len(), 1, "it was deleted since");
+}
+
+#[test]
+fn nobody_was_told_of_a_named_port_that_no_pod_has() {
+    let (mut peers, mut concerns) = (cluster(), Concerns::default());
+    let mut names = policy("p", "shop", Scope::Primary, pods_labelled("app", "web"));
+    let ports: Box<[PortMatch]> = [PortMatch::Named("sql".into(), None)].into();
+    names.ingress.iter_mut().flatten().for_each(|rule| rule.ports = Some(ports.clone()));
+    set(&mut peers, names);
+    assert!(news(&mut concerns, &peers, 0).is_empty(), "its pods may come right behind it");
+    let told = news(&mut concerns, &peers, 60);
+    assert!(matches!(&told[..], [what] if what.contains("no pod of namespace shop has a port named sql")));
+    let sql = knit_policy::model::NamedPort {
+        name: "sql".into(),
+        protocol: knit_policy::model::Protocol::Tcp,
+        number: 5432,
+    };
+    let with = |ports| PodFacts { ports, ..pod("u2", "b", [10, 244, 2, 6], &[]) };
+    // In another namespace it is of no use.
+    peers.set_pod(&PodKey::new("sky", "db"), Some(with(vec![sql.clone()])));
+    assert!(news(&mut concerns, &peers, 100).is_empty(), "it was told already");
+    peers.set_pod(&PodKey::new("shop", "db"), Some(with(vec![sql])));
+    assert!(news(&mut concerns, &peers, 200).is_empty());
+    peers.set_pod(&PodKey::new("shop", "db"), Some(with(Vec::new())));
+    assert!(news(&mut concerns, &peers, 300).is_empty());
+    assert_eq!(news(&mut concerns, &peers, 360).len(), 1, "again");
+}
+
+#[test]
+fn a_policy_of_one_namespace_had_the_slices_of_all_nodes_worked_out_again() {
+    let mut peers = cluster();
+    set(&mut peers, policy("web", "shop", Scope::Primary, pods_labelled("app", "web")));
+    peers.settle(NOW);
+    let before = peers.worked_out();
+    // It asks for nothing that is new of pods of node b.
+    let own = Subject {
+        namespaces: NamespaceMatch::Named("shop".into()),
+        pods: Selector::labels([("app", "web")]),
+    };
+    set(&mut peers, policy("own", "shop", Scope::Primary, Peer::Pods(own)));
+    assert!(peers.settle(NOW).is_empty(), "nothing else is said of any pod");
+    assert_eq!(peers.worked_out() - before, 1, "of the two, the slice with the pod that is asked for");
 }

@@ -25,8 +25,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Says so on each NetworkPolicy that is new to this controller. What an earlier one said has the same name.
 pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
     // The usual: there is nothing to say, however many policies there are, and none is looked at.
-    let all_are_enforced =
-        config.enforce_policies && cluster.networks.values().all(|network| is_enforced_in(network));
+    let all_are_enforced = config.enforce_policies
+        && config.serves_default
+        && cluster.networks.values().all(|network| is_enforced_in(network));
     if all_are_enforced && memory.told.is_empty() {
         return;
     }
@@ -52,14 +53,16 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     }
 }
 
-/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others.
+/// Namespaces whose policies Knit enforces: those whose primary Network does not leave it to others, and is
+/// not another CNI plugin's.
 fn enforced<'a>(cluster: &'a Cluster, config: &Config) -> impl Fn(&str) -> bool + use<'a> {
-    let all = config.enforce_policies;
+    let (all, serves_default) = (config.enforce_policies, config.serves_default);
     let claims = Claims::of(cluster.networks.values());
     move |namespace| {
         let labels = cluster.namespaces.get(namespace).map(|view| &view.labels);
         let primary = labels.and_then(|labels| claims.selecting(labels).next()).unwrap_or(DEFAULT_NETWORK);
-        all && cluster.networks.get(primary).is_none_or(|network| is_enforced_in(network))
+        let ours = primary != DEFAULT_NETWORK || serves_default;
+        all && ours && cluster.networks.get(primary).is_none_or(|network| is_enforced_in(network))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use knit_policy::model::{Labels, Name, Pod, PodKey};
 use knit_policy::sets::Engine;
@@ -19,8 +20,19 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// The pods of this node that have a name are these: several while one goes and another comes.
+    pub(crate) fn set_named(&mut self, engine: &mut Engine, name: &PodKey, pods: Vec<Pod>) {
+        let named = self.local.range(name.clone()..).take_while(|(key, _)| key.is_namesake(name));
+        let gone = named.map(|(key, _)| key).filter(|key| pods.iter().all(|pod| pod.key != **key));
+        let gone: Vec<PodKey> = gone.cloned().collect();
+        gone.iter().for_each(|key| self.set_local(engine, key, None));
+        for pod in pods {
+            self.set_local(engine, &pod.key.clone(), Some(pod));
+        }
+    }
+
     /// A pod of this node is like this; none if it is gone.
-    pub(crate) fn set_local(&mut self, engine: &mut Engine, key: &PodKey, pod: Option<Pod>) {
+    fn set_local(&mut self, engine: &mut Engine, key: &PodKey, pod: Option<Pod>) {
         match pod {
             Some(pod) => drop(self.local.insert(key.clone(), pod)),
             None => drop(self.local.remove(key)),
@@ -107,13 +119,7 @@ fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
     let youngest = entries.values().max_by_key(|pod| (pod.created, pod.uid.clone()))?;
     let same: Vec<&Pod> = entries.values().filter(|pod| pod.uid == youngest.uid).collect();
     let labels: Labels = same.iter().flat_map(|pod| pod.labels.iter()).map(|(k, v)| (&**k, &**v)).collect();
-    // A slice of an earlier controller says nothing of what it does not know.
-    let mut known = same.iter().filter_map(|pod| pod.known_labels.as_ref()).peekable();
-    let known_labels = known.peek().is_some().then(|| {
-        let known: BTreeSet<Name> =
-            known.flatten().chain(labels.iter().map(|(key, _)| key)).cloned().collect();
-        known.into_iter().collect()
-    });
+    let known_labels = known_labels(&same, &labels);
     let ports: BTreeSet<_> = same.iter().flat_map(|pod| pod.ports.iter().cloned()).collect();
     let attachments: BTreeSet<_> = same.iter().flat_map(|pod| pod.attachments.iter().cloned()).collect();
     Some(Pod {
@@ -123,6 +129,20 @@ fn merge(entries: &BTreeMap<SliceKey, Pod>) -> Option<Pod> {
         attachments: attachments.into_iter().collect(),
         ..youngest.clone()
     })
+}
+
+/// The keys of the labels that any of these knows. Where one slice tells of a pod, all its pods share them.
+fn known_labels(same: &[&Pod], labels: &Labels) -> Option<Arc<[Name]>> {
+    // A slice of an earlier controller says nothing of what it does not know.
+    let mut all = same.iter().filter_map(|pod| pod.known_labels.as_ref());
+    let first = all.next()?;
+    let has = |key: &Name| first.binary_search(key).is_ok();
+    if all.all(|keys| Arc::ptr_eq(keys, first)) && labels.iter().all(|(key, _)| has(key)) {
+        return Some(Arc::clone(first));
+    }
+    let known = same.iter().filter_map(|pod| pod.known_labels.as_ref()).flat_map(|keys| keys.iter());
+    let known: BTreeSet<&Name> = known.chain(labels.iter().map(|(key, _)| key)).collect();
+    Some(known.into_iter().cloned().collect())
 }
 
 #[cfg(test)]
@@ -168,7 +188,7 @@ mod tests {
     fn a_pod_of_this_node_stays_a_subject_whatever_slices_say_of_its_name() {
         let (mut known, mut engine) = (Known::default(), Engine::new("a"));
         let key = PodKey::new("shop", "web");
-        known.set_local(&mut engine, &key, Some(pod("web", "u1", 1, "a", "default", 4)));
+        known.set_named(&mut engine, &key, vec![pod("web", "u1", 1, "a", "default", 4)]);
         known.set_slice(&mut engine, &slice("default", "b"), vec![pod("web", "u2", 2, "b", "default", 5)]);
         assert_eq!(&*engine.cluster().pod(&key).expect("known").node, "a");
         known.set_locals(&mut engine, BTreeMap::new());

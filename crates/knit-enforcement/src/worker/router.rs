@@ -13,8 +13,8 @@ use knit_policy::sets::{Change, Key, Value};
 use knit_types::chain;
 
 use super::Watched;
-use crate::backend::{Backend, Backends, Failure, RouterPlace};
-use crate::metrics::Metrics;
+use crate::backend::{Backend, Backends, Denied, Failure, RouterPlace};
+use crate::metrics::{Metrics, Side};
 
 /// How long to wait before what failed is tried again; it doubles up to the longest.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -32,12 +32,23 @@ pub(crate) struct Settings {
     pub(crate) enforced: bool,
     /// Live connections follow them.
     pub(crate) cut_connections: bool,
+    /// There is a router to enforce them in.
+    pub(crate) has_router: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { enforced: true, cut_connections: true }
+        Self { enforced: true, cut_connections: true, has_router: true }
     }
+}
+
+/// Where a router is, and of which kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    /// None for the node's own.
+    pub(crate) apart: Option<RouterApart>,
+    /// Whether pods of one bridge reach each other in it.
+    pub(crate) is_bridged: bool,
 }
 
 /// A router.
@@ -45,14 +56,17 @@ pub(crate) struct Router {
     id: u64,
     network: Name,
     apart: Option<RouterApart>,
+    is_bridged: bool,
     backend: Option<Box<dyn Backend>>,
     /// The namespace that the backend works in.
     namespace: Option<NsId>,
-    pub(crate) settings: Settings,
+    settings: Settings,
     /// All that was asked for is in force, as far as we know.
     in_force: bool,
     /// What the backend was opened for does not hold what was asked for: it is to be brought whole.
     whole: bool,
+    /// What of it is not enforced although it is written, and why.
+    gap: Option<String>,
     /// Why it is not in force.
     problem: Option<String>,
     retry: Option<(Instant, Duration)>,
@@ -60,6 +74,8 @@ pub(crate) struct Router {
     followed: Option<Instant>,
     /// Addresses of pods that are about to start: what is alive of them was another pod's.
     fresh: BTreeSet<IpAddr>,
+    /// The packets denied as they were last counted; at first what was counted before this agent.
+    denied: Option<Denied>,
     restore_at: Option<Instant>,
     restored: Option<Instant>,
     /// How many elements and subjects it has.
@@ -67,21 +83,24 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    pub(crate) fn new(id: u64, network: Name, apart: Option<RouterApart>) -> Self {
+    pub(crate) fn new(id: u64, network: Name, place: Place, settings: Settings) -> Self {
         Self {
             id,
             network,
-            apart,
+            apart: place.apart,
+            is_bridged: place.is_bridged,
             backend: None,
             namespace: None,
-            settings: Settings::default(),
+            settings,
             in_force: false,
             whole: true,
+            gap: None,
             problem: None,
             retry: None,
             follow: None,
             followed: None,
             fresh: BTreeSet::new(),
+            denied: None,
             restore_at: None,
             restored: None,
             size: (0, 0),
@@ -92,18 +111,40 @@ impl Router {
         self.id
     }
 
-    pub(crate) fn is_in_force(&self) -> bool {
+    /// All that was asked for is written.
+    pub(crate) fn is_written(&self) -> bool {
         self.in_force
     }
 
+    pub(crate) fn is_in_force(&self) -> bool {
+        self.in_force && self.gap.is_none()
+    }
+
     pub(crate) fn problem(&self) -> Option<&str> {
-        self.problem.as_deref()
+        self.problem.as_deref().or(self.gap.as_deref())
     }
 
     /// Somebody else changed something.
     pub(crate) fn touched(&mut self, now: Instant) {
         let soonest = self.restored.map_or(now, |at| at + REPAIR_INTERVAL);
         self.restore_at.get_or_insert(soonest.max(now));
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// An operator says something else.
+    pub(crate) fn set_settings(&mut self, settings: Settings) {
+        let before = std::mem::replace(&mut self.settings, settings);
+        if before == settings {
+            return;
+        }
+        // What policies denied meanwhile goes on until now, and rules need not change for it to end.
+        if let Some(backend) = self.backend.as_mut().filter(|_| !before.cut_connections) {
+            backend.touch_all();
+        }
+        self.bring_whole();
     }
 
     /// When something is to be done here without news.
@@ -128,6 +169,18 @@ impl Router {
         if let Some((at, _)) = &mut self.retry {
             *at = Instant::now();
         }
+        if self.gap.is_some() {
+            self.look_for_gap();
+        }
+    }
+
+    /// What is written may not be enforced: by a router that does not show its rules all packets.
+    fn look_for_gap(&mut self) {
+        let gap = self.backend.as_mut().and_then(|backend| backend.gap());
+        if let Some(why) = gap.as_ref().filter(|_| gap != self.gap) {
+            tracing::error!(network = %self.network, "policies are not in force: {why}");
+        }
+        self.gap = gap;
     }
 
     /// A pod is about to start with these addresses.
@@ -169,8 +222,32 @@ impl Router {
             Ok(()) => {
                 (self.in_force, self.whole, self.problem, self.retry) = (true, false, None, None);
                 self.plan_follow(now);
+                self.look_for_gap();
+                if self.denied.is_none() {
+                    self.denied = self.backend.as_mut().and_then(|backend| backend.denied().ok());
+                }
             }
             Err(error) => self.failed(&error, metrics, now),
+        }
+    }
+
+    /// Counts the packets that were denied since that was last done.
+    pub(crate) fn count_denied(&mut self, metrics: &Metrics) {
+        let Some(backend) = self.backend.as_mut().filter(|_| self.in_force) else { return };
+        match backend.denied() {
+            Ok(now) => {
+                let Some(before) = self.denied.replace(now.clone()) else { return };
+                for ((direction, address), packets) in now {
+                    let old = before.get(&(direction, address)).copied().unwrap_or_default();
+                    // Its rules were made again if there are fewer.
+                    let more = packets.checked_sub(old).unwrap_or(packets);
+                    metrics.denied.get_or_create(&Side::of(&self.network, direction)).inc_by(more);
+                }
+            }
+            Err(error) => {
+                let error = &*error as &dyn std::error::Error;
+                tracing::debug!(network = %self.network, error, "denied packets cannot be counted now");
+            }
         }
     }
 
@@ -192,6 +269,7 @@ impl Router {
             network: self.network.clone(),
             namespace,
             uplink: self.apart.as_ref().map(|apart| apart.uplink.clone()),
+            is_bridged: self.is_bridged,
             node: node.addresses.clone(),
         };
         let mut backend = backends.open(&place)?;
@@ -223,12 +301,21 @@ impl Router {
         }
     }
 
-    /// Does what is due: repairs, and has live connections follow.
-    pub(crate) fn tick(&mut self, metrics: &Metrics, now: Instant) {
+    /// Repairs what others have changed, if that is due.
+    pub(crate) fn repair_if_due(&mut self, metrics: &Metrics, now: Instant) {
         if self.restore_at.take_if(|at| *at <= now).is_some() {
             self.restore(metrics, now);
         }
-        let Some((_, rounds)) = self.follow.take_if(|(at, _)| *at <= now) else { return };
+    }
+
+    /// When live connections are to follow, if they are.
+    pub(crate) fn follow_due(&self) -> Option<Instant> {
+        self.follow.map(|(at, _)| at)
+    }
+
+    /// Has live connections follow: that may take a while where there are many.
+    pub(crate) fn follow(&mut self, metrics: &Metrics, now: Instant) {
+        let Some((_, rounds)) = self.follow.take() else { return };
         let Some(backend) = &mut self.backend else { return };
         self.followed = Some(now);
         match backend.follow() {
@@ -261,8 +348,9 @@ impl Router {
         self.restored = Some(now);
         let Some(backend) = &mut self.backend else { return };
         match backend.restore() {
-            Ok(0) => {}
+            Ok(0) => self.look_for_gap(),
             Ok(changes) => {
+                self.look_for_gap();
                 metrics.repairs.inc();
                 tracing::warn!(network = %self.network, changes, "policy rules were changed; repaired");
                 self.plan_follow(now);

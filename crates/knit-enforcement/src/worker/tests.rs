@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use knit_types::sync::Locked as _;
 use tokio::sync::{oneshot, watch};
 
 use super::*;
-use crate::backend::{Backend, Failure, RouterPlace};
+use crate::backend::{Backend, Denied, Failure, RouterPlace};
 use crate::recorded::Strangers;
 
 /// What stands in for the kernel.
@@ -24,11 +24,17 @@ use crate::recorded::Strangers;
 struct Held {
     elements: BTreeMap<Key, Value>,
     calls: usize,
+    synced: bool,
     fails: bool,
     /// What live connections have not followed yet, and how often they were made to, or could not be.
     touched: bool,
     follows: usize,
     cannot_follow: usize,
+    gap: Option<String>,
+    denied: Denied,
+    /// Each time they follow, one more of these is waited for.
+    gate: Option<Arc<Mutex<Receiver<()>>>>,
+    waiting: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,7 +57,10 @@ impl Backends for Fake {
 impl Backend for Fake {
     fn sync(&mut self, wanted: &BTreeMap<Key, Value>) -> Result<(), Failure> {
         let mut held = self.attempt()?;
-        (held.elements, held.touched) = (wanted.clone(), true);
+        // The first time, too: what an earlier agent left has not followed, perhaps.
+        let first = !std::mem::replace(&mut held.synced, true);
+        held.touched |= first || held.elements != *wanted;
+        held.elements = wanted.clone();
         Ok(())
     }
 
@@ -77,11 +86,28 @@ impl Backend for Fake {
 
     fn watch(&mut self, _: Box<dyn Fn() + Send>) {}
 
+    fn denied(&mut self) -> Result<Denied, Failure> {
+        Ok(self.0.locked().denied.clone())
+    }
+
+    fn gap(&mut self) -> Option<String> {
+        self.0.locked().gap.clone()
+    }
+
+    fn touch_all(&mut self) {
+        self.0.locked().touched = true;
+    }
+
     fn has_touched(&self) -> bool {
         self.0.locked().touched
     }
 
     fn follow(&mut self) -> Result<usize, Failure> {
+        let gate = self.0.locked().gate.clone();
+        if let Some(gate) = gate {
+            self.0.locked().waiting += 1;
+            gate.locked().recv().expect("the test goes on");
+        }
         let mut held = self.0.locked();
         if held.cannot_follow > 0 {
             held.cannot_follow -= 1;
@@ -101,6 +127,9 @@ struct Bench {
     fake: Fake,
     sender: Sender<Message>,
     state: watch::Receiver<PoliciesState>,
+    metrics: Arc<Metrics>,
+    /// What pods were told.
+    told: Receiver<String>,
 }
 
 impl Bench {
@@ -108,13 +137,19 @@ impl Bench {
         let (fake, (sender, inbox)) = (Fake::default(), channel());
         let node = NodePlace { namespace: NetNs::current().expect("a namespace"), addresses: Vec::new() };
         let summary = watch::channel(Summary::default()).0;
-        let (backends, metrics) = (Arc::new(fake.clone()), Arc::default());
+        let (backends, metrics) = (Arc::new(fake.clone()), Arc::<Metrics>::default());
+        let counted = Arc::clone(&metrics);
+        let (told_by, told) = channel();
+        let tell_pod = Box::new(move |pod: &Pod, what| {
+            let _ = told_by.send(format!("{}: {what}", pod.key));
+        });
         let watched = Watched(sender.clone());
-        let worker = Worker::new("a", node, backends, watched, metrics, summary, Box::new(|| {}), false);
+        let worker =
+            Worker::new("a", node, backends, watched, metrics, summary, tell_pod, Box::new(|| {}), false);
         std::thread::spawn(move || worker.run(&inbox));
         let (by, state) = watch::channel(PoliciesState::default());
-        let bench = Self { fake, sender, state };
-        bench.tell(Told::Start { id: 1, network: "default".into(), apart: None, state: by });
+        let bench = Self { fake, sender, state, metrics: counted, told };
+        bench.tell(Told::Start { id: 1, network: "default".into(), place: Place::default(), state: by });
         bench
     }
 
@@ -170,7 +205,8 @@ impl Bench {
             ..Pod::new("shop", "web")
         };
         let (reply, answer) = oneshot::channel();
-        self.tell(Told::Admit(Box::new(Admit { pod, labels_known, namespace: Some(namespace), reply })));
+        let (namesakes, namespace) = (Vec::new(), Some(namespace));
+        self.tell(Told::Admit(Box::new(Admit { pod, namesakes, labels_known, namespace, reply })));
         answer
     }
 }
@@ -206,7 +242,7 @@ fn a_pod_is_not_admitted_while_what_policies_ask_for_cannot_be_put_in_force() {
     bench.settled();
     let state = bench.state.borrow().clone();
     assert_eq!((state.acting, state.newest.as_deref(), state.problem), (1, Some("12"), None));
-    bench.tell(Told::Local(PodKey::new("shop", "web"), None));
+    bench.tell(Told::Local(PodKey::new("shop", "web"), Vec::new()));
     let (sender, gone) = channel();
     bench.tell(Told::Compare);
     bench.tell(Told::Ask(Box::new(move |engine| {
@@ -335,7 +371,7 @@ fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_one
     // The pod starts before the router is brought whole: what comes in between would find nothing to change.
     let (go, gate) = channel();
     bench.tell(Told::Ask(Box::new(move |_| gate.recv().expect("told"))));
-    bench.tell(Told::Settings("default".into(), Settings { enforced: true, cut_connections: false }));
+    bench.tell(Told::Settings("default".into(), Settings { cut_connections: false, ..Settings::default() }));
     bench.tell(Told::PeersKnown("default".into()));
     bench.tell(Told::Complete);
     let first = bench.ask("default", true);
@@ -352,8 +388,137 @@ fn connections_of_an_addresss_last_pod_do_not_go_on_with_the_next_where_live_one
     bench.isolate();
     bench.settled();
     assert!(!bench.fake.0.locked().touched, "those of a pod that runs are kept");
-    bench.tell(Told::Local(PodKey::new("shop", "web"), None));
+    bench.tell(Told::Local(PodKey::new("shop", "web"), Vec::new()));
     bench.settled();
     assert_eq!(bench.admit("default", true), Ok(()));
     follow(follows);
+}
+
+#[test]
+fn a_network_switched_from_keeping_live_connections_to_cutting_them_kept_those_that_were_there() {
+    let bench = Bench::new();
+    let settings = |cut_connections| Settings { cut_connections, ..Settings::default() };
+    bench.tell(Told::Settings("default".into(), settings(false)));
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    bench.isolate();
+    let limit = std::time::Duration::from_secs(30);
+    knit_kernel::testing::eventually("those of the address's last pod are cut", limit, || {
+        let held = bench.fake.0.locked();
+        held.follows > 0 && !held.touched && !held.elements.is_empty()
+    });
+    let follows = bench.fake.0.locked().follows;
+    // Not one rule changes for it.
+    bench.tell(Told::Settings("default".into(), settings(true)));
+    knit_kernel::testing::eventually("all are looked at", limit, || bench.fake.0.locked().follows > follows);
+}
+
+#[test]
+fn a_pod_was_admitted_where_the_rules_do_not_see_all_packets() {
+    let bench = Bench::new();
+    bench.fake.0.locked().gap = Some("load br_netfilter".to_owned());
+    bench.isolate();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    let refused = bench.admit("default", true);
+    assert!(
+        matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("br_netfilter")),
+        "{refused:?}"
+    );
+    bench.settled();
+    assert!(!bench.fake.0.locked().elements.is_empty(), "what can be enforced is");
+    let state = bench.state.borrow().clone();
+    assert!(state.problem.is_some_and(|problem| problem.contains("br_netfilter")));
+    assert_eq!(state.newest, None, "no policy is said to be in force");
+    bench.fake.0.locked().gap = None;
+    assert_eq!(bench.admit("default", true), Ok(()), "the module was loaded");
+    bench.settled();
+    assert_eq!(bench.state.borrow().problem, None);
+}
+
+#[test]
+fn a_pod_waited_until_the_connections_of_all_routers_had_followed() {
+    let bench = Bench::new();
+    let (go, gate) = channel();
+    bench.fake.0.locked().gate = Some(Arc::new(Mutex::new(gate)));
+    let (by, _state) = watch::channel(PoliciesState::default());
+    bench.tell(Told::Start { id: 2, network: "blue".into(), place: Place::default(), state: by });
+    for network in ["default", "blue"] {
+        bench.tell(Told::PeersKnown(network.into()));
+    }
+    bench.tell(Told::Complete);
+    let limit = std::time::Duration::from_secs(30);
+    knit_kernel::testing::eventually("one follows", limit, || bench.fake.0.locked().waiting == 1);
+    let mut answer = bench.ask("default", true);
+    go.send(()).expect("it waits");
+    knit_kernel::testing::eventually("the pod is admitted", limit, || answer.try_recv() == Ok(Ok(())));
+    assert!(bench.fake.0.locked().follows <= 1, "before the other has followed");
+    // Whatever follows from now on.
+    (0..100).for_each(|_| go.send(()).expect("it takes it, or will"));
+    knit_kernel::testing::eventually("both follow", limit, || bench.fake.0.locked().follows >= 2);
+}
+
+#[test]
+fn a_refused_change_was_counted_as_if_it_had_had_its_effect() {
+    let bench = Bench::new();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    let observed = |count: usize| {
+        bench.settled();
+        let text = bench.metrics.text();
+        assert!(text.contains(&format!("knit_policy_commit_seconds_count {count}\n")), "{text}");
+    };
+    observed(0);
+    bench.fake.0.locked().fails = true;
+    bench.isolate();
+    assert!(bench.admit("default", true).is_err());
+    observed(0);
+    bench.fake.0.locked().fails = false;
+    assert_eq!(bench.admit("default", true), Ok(()));
+    observed(1);
+}
+
+#[test]
+fn a_pod_on_an_underlay_network_heard_nothing_of_a_policy_that_came_after_it() {
+    let bench = Bench::new();
+    bench.tell(Told::Settings("lan".into(), Settings { has_router: false, ..Settings::default() }));
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("lan", true), Ok(()), "without a policy");
+    bench.isolate();
+    bench.settled();
+    bench.settled();
+    let told: Vec<String> = bench.told.try_iter().collect();
+    assert!(matches!(&told[..], [what] if what.contains("shop/deny selects this pod")), "{told:?}");
+    bench.tell(Told::Namespace("shop".into(), Some(Labels::default())));
+    bench.settled();
+    bench.settled();
+    assert_eq!(bench.told.try_iter().count(), 0, "once");
+}
+
+#[test]
+fn what_the_kernel_counts_of_denied_packets_was_shown_nowhere() {
+    let bench = Bench::new();
+    let address = |last| IpAddr::from([10, 0, 0, last]);
+    let count = |denied: &[(u8, u64)]| {
+        let each = denied.iter().map(|(last, packets)| ((Direction::Ingress, address(*last)), *packets));
+        bench.fake.0.locked().denied = each.collect();
+        bench.tell(Told::Compare);
+        bench.settled();
+    };
+    // An earlier agent has counted these already.
+    bench.fake.0.locked().denied = [((Direction::Ingress, address(5)), 100)].into();
+    bench.tell(Told::PeersKnown("default".into()));
+    bench.tell(Told::Complete);
+    assert_eq!(bench.admit("default", true), Ok(()));
+    for (denied, total) in
+        [(&[(5, 103)][..], 3), (&[(5, 103), (6, 4)], 7), (&[(5, 2), (6, 4)], 9), (&[], 9), (&[(6, 1)], 10)]
+    {
+        count(denied);
+        let text = bench.metrics.text();
+        let line = "knit_policy_denied_packets_total{network=\"default\",direction=\"ingress\"}";
+        assert!(text.contains(&format!("{line} {total}\n")), "{total}: {text}");
+    }
 }

@@ -5,12 +5,12 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use knit_node::policy::{PoliciesState, RouterApart};
+use knit_node::policy::PoliciesState;
 use knit_policy::model::{Alias, Labels, Name, Node, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::Engine;
 use tokio::sync::{oneshot, watch};
 
-use super::{Settings, SliceKey};
+use super::{Place, Settings, SliceKey};
 use crate::recorded::Strangers;
 
 /// What the worker is told, and when what caused it arrived.
@@ -27,8 +27,8 @@ pub(crate) enum Told {
     DeletePolicy(PolicyName),
     /// A namespace has these labels; none if it is gone.
     Namespace(Name, Option<Labels>),
-    /// A pod of this node; none if it is gone.
-    Local(PodKey, Option<Box<Pod>>),
+    /// The pods of this node that have this name: several while one goes and another comes.
+    Local(PodKey, Vec<Pod>),
     /// All pods of this node, and where there is one of which nobody knows who it is.
     Locals(BTreeMap<PodKey, Pod>, Strangers),
     /// A slice has these pods of other nodes.
@@ -48,7 +48,7 @@ pub(crate) enum Told {
     /// What an operator says about policies in a Network.
     Settings(Name, Settings),
     /// A Network's router is there.
-    Start { id: u64, network: Name, apart: Option<RouterApart>, state: watch::Sender<PoliciesState> },
+    Start { id: u64, network: Name, place: Place, state: watch::Sender<PoliciesState> },
     /// It is not looked after any more.
     Stop { id: u64 },
     /// Everything that policies depend on has arrived, or that of the last run counts.
@@ -69,6 +69,8 @@ pub(crate) enum Told {
 pub(crate) struct Admit {
     /// The pod, with all its interfaces.
     pub(crate) pod: Pod,
+    /// Others of its name.
+    pub(crate) namesakes: Vec<Pod>,
     /// Whether its labels are known.
     pub(crate) labels_known: bool,
     /// The labels of its namespace, where they are known.

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use k8s_openapi::Metadata;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_kernel::NetNs;
 use knit_policy::kubernetes as k8s;
 use knit_policy::model::{
@@ -114,7 +113,7 @@ pub fn read(yaml: &str) -> Policy {
     let text = yaml.trim_end().trim_end_matches("---");
     let value: serde_json::Value = serde_saphyr::from_str_with_options(text, options).expect("YAML");
     let converted = match value["kind"].as_str() {
-        Some("NetworkPolicy") => k8s::network_policy(&of::<NetworkPolicy>(value)),
+        Some("NetworkPolicy") => k8s::network_policy(&of::<k8s::NetworkPolicy>(value)),
         Some("ClusterNetworkPolicy") => k8s::cluster_network_policy(&of(value)),
         other => panic!("{other:?}"),
     };

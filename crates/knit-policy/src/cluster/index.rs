@@ -6,7 +6,7 @@ use crate::model::{Labels, Name, Operator, Selector};
 
 /// Selectors, each with a value, by a label that an object must have to match.
 #[derive(Debug)]
-pub(crate) struct SelectorIndex<T> {
+pub struct SelectorIndex<T> {
     /// By key and value of one label that the selector asks for.
     by_label: HashMap<Name, HashMap<Name, Vec<T>>>,
     /// Those that ask for no label with a value.
@@ -20,7 +20,8 @@ impl<T> Default for SelectorIndex<T> {
 }
 
 impl<T: Clone> SelectorIndex<T> {
-    pub(crate) fn insert(&mut self, selector: &Selector, value: &T) {
+    /// Adds a selector and what it is for.
+    pub fn insert(&mut self, selector: &Selector, value: &T) {
         match required(selector) {
             Some((key, values)) => {
                 let by_value = self.by_label.entry(key.clone()).or_default();
@@ -32,7 +33,8 @@ impl<T: Clone> SelectorIndex<T> {
         }
     }
 
-    pub(crate) fn remove(&mut self, selector: &Selector, is_it: impl Fn(&T) -> bool) {
+    /// Takes away what was added with this selector, and is this.
+    pub fn remove(&mut self, selector: &Selector, is_it: impl Fn(&T) -> bool) {
         let Some((key, values)) = required(selector) else {
             remove_from(&mut self.rest, &is_it);
             return;
@@ -53,13 +55,15 @@ impl<T: Clone> SelectorIndex<T> {
 
     /// The values of all selectors that these labels could match, each once; the selector itself is still to
     /// be asked.
-    pub(crate) fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a T> {
+    pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a T> {
         // A key has one value in an object, so a selector that is listed under several values is found once.
         let listed = labels.iter().filter_map(|(key, value)| self.by_label.get(key)?.get(value));
         listed.flatten().chain(&self.rest)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.by_label.is_empty() && self.rest.is_empty()
     }
 }

@@ -9,16 +9,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::{
-    Alias, DEFAULT_NETWORK, Labels, Name, Namespace, NamespaceMatch, Node, Pod, PodKey, Policy, PolicyName,
-    Problem, Scope, policy_sort,
+    Alias, DEFAULT_NETWORK, KnownNamespace, Labels, Name, Namespace, NamespaceMatch, Node, Pod, PodKey,
+    Policy, PolicyName, Problem, Scope, policy_sort,
 };
-use index::SelectorIndex;
+pub use index::SelectorIndex;
 
 /// What is known of a cluster. What is told last counts; the order of telling means nothing otherwise.
 #[derive(Debug, Default)]
 pub struct Cluster {
     pods: HashMap<PodKey, Arc<Pod>>,
-    in_namespace: HashMap<Name, BTreeMap<Name, Arc<Pod>>>,
+    in_namespace: HashMap<Name, BTreeMap<PodKey, Arc<Pod>>>,
     /// Who has an address, by Network: several while one pod goes and another comes (rule 35).
     addresses: HashMap<Name, BTreeMap<IpAddr, Vec<Arc<Pod>>>>,
     namespaces: HashMap<Name, Namespace>,
@@ -57,7 +57,7 @@ impl Cluster {
         let pod = Arc::new(pod);
         self.pods.insert(pod.key.clone(), Arc::clone(&pod));
         let names = self.in_namespace.entry(pod.key.namespace.clone()).or_default();
-        names.insert(pod.key.name.clone(), Arc::clone(&pod));
+        names.insert(pod.key.clone(), Arc::clone(&pod));
         for (network, address) in claims(&pod) {
             let claimants = self.addresses.entry(network.clone()).or_default().entry(address).or_default();
             claimants.push(Arc::clone(&pod));
@@ -78,7 +78,7 @@ impl Cluster {
     fn remove_pod(&mut self, key: &PodKey) -> Option<Arc<Pod>> {
         let old = self.pods.remove(key)?;
         if let Some(names) = self.in_namespace.get_mut(&key.namespace) {
-            names.remove(&key.name);
+            names.remove(key);
             if names.is_empty() {
                 self.in_namespace.remove(&key.namespace);
             }
@@ -99,16 +99,14 @@ impl Cluster {
 
     /// A namespace is there, or has changed. Returns whether that means anything.
     pub fn set_namespace(&mut self, namespace: Namespace) -> bool {
-        let before = self.namespace_labels(&namespace.name).into_owned();
-        let changed = before != namespace.labels;
-        self.namespaces.insert(namespace.name.clone(), namespace);
-        changed
+        let labels = namespace.labels.clone();
+        let before = self.namespaces.insert(namespace.name.clone(), namespace);
+        before.is_none_or(|before| before.labels != labels)
     }
 
     /// A namespace is gone. Returns whether that means anything.
     pub fn delete_namespace(&mut self, name: &str) -> bool {
-        let old = self.namespaces.remove(name);
-        old.is_some_and(|old| old.labels != *self.namespace_labels(name))
+        self.namespaces.remove(name).is_some()
     }
 
     /// A node is there, or has changed. Returns what was known of that name.
@@ -236,6 +234,12 @@ impl Cluster {
             Some(namespace) => Cow::Borrowed(&namespace.labels),
             None => Cow::Owned(Namespace::new(name, Labels::default()).labels),
         }
+    }
+
+    /// A namespace, as far as it is known.
+    #[must_use]
+    pub fn known_namespace(&self, name: &str) -> KnownNamespace<'_> {
+        KnownNamespace { labels: self.namespace_labels(name), known: self.namespaces.contains_key(name) }
     }
 
     /// The policies that select a pod's interface in a Network, in the order in which they are asked.

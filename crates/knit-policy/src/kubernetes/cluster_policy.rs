@@ -3,6 +3,7 @@
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+use super::lenient::UNREADABLE;
 use super::types::{
     ClusterNetworkPolicy, ClusterRule, NamespacedPods, NamespacedSubject, PolicyPeer, ProtocolMatch,
 };
@@ -171,7 +172,10 @@ impl Parts<'_> {
         };
         let Some(action) = self.action else { return fail(problems, "the action".to_owned()) };
         if let Some(unknown) = self.unknown {
-            return fail(problems, format!("the field {unknown}"));
+            return match unknown {
+                UNREADABLE => fail(problems, "a value in it".to_owned()),
+                unknown => fail(problems, format!("the field {unknown}")),
+            };
         }
         let (list, whole) = problems.limited(self.peers, &format!("{field}.{peers_field}"));
         if list.is_empty() || !whole {

@@ -9,6 +9,7 @@
 mod admin;
 mod aliases;
 mod cluster_policy;
+mod lenient;
 mod limits;
 mod network_policy;
 mod objects;
@@ -27,9 +28,9 @@ pub use network_policy::{POLICY_FOR_ANNOTATION, multi_network_policy, network_po
 pub use objects::{namespace, node, pod};
 pub use types::{
     AdminNetworkPolicy, AdminPolicySpec, AdminPort, AdminRule, BaselineAdminNetworkPolicy,
-    ClusterNetworkPolicy, ClusterPolicySpec, ClusterRule, MultiNetworkPolicy, MultiPolicyPeer,
-    MultiPolicyPort, MultiPolicyRule, MultiPolicySpec, NamespacedPods, NamespacedSubject, NumberedPort,
-    PolicyPeer, PortChoice, PortRange, ProtocolMatch, TransportMatch,
+    ClusterNetworkPolicy, ClusterPolicySpec, ClusterRule, MultiNetworkPolicy, NamespacePolicyPeer,
+    NamespacePolicyPort, NamespacePolicyRule, NamespacePolicySpec, NamespacedPods, NamespacedSubject,
+    NetworkPolicy, NumberedPort, PolicyPeer, PortChoice, PortRange, ProtocolMatch, TransportMatch,
 };
 
 /// The most rules of one direction that are read of an object, the most peers or ports of one rule, and the

@@ -1,12 +1,15 @@
 //! NetworkPolicy, and MultiNetworkPolicy, which has the same shape.
 
 use ipnet::IpNet;
-use k8s_openapi::api::networking::v1 as net;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 
+use super::lenient::{UNREADABLE, number};
 use super::limits::limited;
-use super::types::{MultiNetworkPolicy, MultiPolicyPeer, MultiPolicyPort, MultiPolicyRule};
+use super::types::{
+    MultiNetworkPolicy, NamespacePolicyPeer, NamespacePolicyPort, NamespacePolicyRule, NamespacePolicySpec,
+    NetworkPolicy, Unknown,
+};
 use super::{Converted, Problems, policy_name};
 use crate::model::{
     Action, AddressRanges, Kind, Name, NamespaceMatch, Peer, Policy, PolicyName, PortMatch, PortRanges,
@@ -17,76 +20,12 @@ use crate::model::{
 /// interface.
 pub const POLICY_FOR_ANNOTATION: &str = "k8s.v1.cni.cncf.io/policy-for";
 
-/// What the two kinds have in common.
-struct Spec<'a> {
-    pod_selector: Option<&'a LabelSelector>,
-    policy_types: &'a [String],
-    ingress: Option<Vec<RuleSpec<'a>>>,
-    egress: Option<Vec<RuleSpec<'a>>>,
-}
-
-struct RuleSpec<'a> {
-    peers: Vec<PeerSpec<'a>>,
-    ports: Vec<PortSpec<'a>>,
-    unknown: Option<&'a str>,
-}
-
-struct PeerSpec<'a> {
-    block: Option<(&'a str, &'a [String])>,
-    namespaces: Option<&'a LabelSelector>,
-    pods: Option<&'a LabelSelector>,
-    /// A field that this version does not know: it might have narrowed the peer.
-    unknown: Option<&'a str>,
-}
-
-struct PortSpec<'a> {
-    protocol: Option<&'a str>,
-    port: Option<&'a IntOrString>,
-    end_port: Option<i32>,
-    unknown: Option<&'a str>,
-}
-
 /// Reads a NetworkPolicy.
 #[must_use]
-pub fn network_policy(object: &net::NetworkPolicy) -> Converted<Policy> {
+pub fn network_policy(object: &NetworkPolicy) -> Converted<Policy> {
     let name = policy_name(Kind::Network, &object.metadata);
-    let spec = object.spec.as_ref();
-    let ingress = spec.and_then(|s| s.ingress.as_deref());
-    let egress = spec.and_then(|s| s.egress.as_deref());
-    let read = Spec {
-        pod_selector: spec.and_then(|s| s.pod_selector.as_ref()),
-        policy_types: spec.and_then(|s| s.policy_types.as_deref()).unwrap_or_default(),
-        ingress: ingress
-            .map(|list| list.iter().map(|r| core_rule(r.from.as_deref(), r.ports.as_deref())).collect()),
-        egress: egress
-            .map(|list| list.iter().map(|r| core_rule(r.to.as_deref(), r.ports.as_deref())).collect()),
-    };
-    let mut problems = Problems::of_policy(&name);
-    let policy = limited(convert(name, Scope::Primary, read, &mut problems), &mut problems);
-    problems.into_policy(Some(policy))
-}
-
-fn core_rule<'a>(
-    peers: Option<&'a [net::NetworkPolicyPeer]>,
-    ports: Option<&'a [net::NetworkPolicyPort]>,
-) -> RuleSpec<'a> {
-    let peer = |p: &'a net::NetworkPolicyPeer| PeerSpec {
-        block: p.ip_block.as_ref().map(|b| (b.cidr.as_str(), b.except.as_deref().unwrap_or_default())),
-        namespaces: p.namespace_selector.as_ref(),
-        pods: p.pod_selector.as_ref(),
-        unknown: None,
-    };
-    let port = |p: &'a net::NetworkPolicyPort| PortSpec {
-        protocol: p.protocol.as_deref(),
-        port: p.port.as_ref(),
-        end_port: p.end_port,
-        unknown: None,
-    };
-    RuleSpec {
-        peers: peers.unwrap_or_default().iter().map(peer).collect(),
-        ports: ports.unwrap_or_default().iter().map(port).collect(),
-        unknown: None,
-    }
+    let problems = Problems::of_policy(&name);
+    read(name, Scope::Primary, &object.spec, problems)
 }
 
 /// Reads a MultiNetworkPolicy.
@@ -95,35 +34,22 @@ pub fn multi_network_policy(object: &MultiNetworkPolicy) -> Converted<Policy> {
     let name = policy_name(Kind::Multi, &object.metadata);
     let mut problems = Problems::of_policy(&name);
     let scope = policy_for(&object.metadata, &mut problems);
-    let spec = &object.spec;
-    let read = Spec {
-        pod_selector: spec.pod_selector.as_ref(),
-        policy_types: &spec.policy_types,
-        ingress: spec.ingress.as_ref().map(|list| list.iter().map(|r| multi_rule(r, &r.from)).collect()),
-        egress: spec.egress.as_ref().map(|list| list.iter().map(|r| multi_rule(r, &r.to)).collect()),
-    };
-    let policy = limited(convert(name, scope, read, &mut problems), &mut problems);
+    read(name, scope, &object.spec, problems)
+}
+
+fn read(
+    name: PolicyName,
+    scope: Scope,
+    spec: &NamespacePolicySpec,
+    mut problems: Problems,
+) -> Converted<Policy> {
+    let policy = limited(convert(name, scope, spec, &mut problems), &mut problems);
     problems.into_policy(Some(policy))
 }
 
-fn multi_rule<'a>(rule: &'a MultiPolicyRule, peers: &'a [MultiPolicyPeer]) -> RuleSpec<'a> {
-    let peer = |p: &'a MultiPolicyPeer| PeerSpec {
-        block: p.ip_block.as_ref().map(|b| (b.cidr.as_str(), b.except.as_slice())),
-        namespaces: p.namespace_selector.as_ref(),
-        pods: p.pod_selector.as_ref(),
-        unknown: p.unknown.keys().next().map(String::as_str),
-    };
-    let port = |p: &'a MultiPolicyPort| PortSpec {
-        protocol: p.protocol.as_deref(),
-        port: p.port.as_ref(),
-        end_port: p.end_port,
-        unknown: p.unknown.keys().next().map(String::as_str),
-    };
-    RuleSpec {
-        peers: peers.iter().map(peer).collect(),
-        ports: rule.ports.iter().map(port).collect(),
-        unknown: rule.unknown.keys().next().map(String::as_str),
-    }
+/// A field that is not known.
+fn unknown(fields: &Unknown) -> Option<&str> {
+    fields.keys().next().map(String::as_str)
 }
 
 /// For which Networks a MultiNetworkPolicy is.
@@ -147,8 +73,8 @@ fn policy_for(metadata: &ObjectMeta, problems: &mut Problems) -> Scope {
     Scope::Networks(names.into())
 }
 
-fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Problems) -> Policy {
-    let selector = match spec.pod_selector {
+fn convert(name: PolicyName, scope: Scope, spec: &NamespacePolicySpec, problems: &mut Problems) -> Policy {
+    let selector = match &spec.pod_selector {
         Some(selector) => problems.selector(selector, "spec.podSelector"),
         None => Some(Selector::everything()),
     };
@@ -158,8 +84,10 @@ fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Proble
             "Ingress" => types.ingress = true,
             "Egress" => types.egress = true,
             other => {
-                let message = format!("{other:?} must be Ingress or Egress; it is ignored");
+                let message =
+                    format!("{other:?} must be Ingress or Egress: pods are isolated in both directions");
                 problems.add(format!("spec.policyTypes[{i}]"), message);
+                types = Types { ingress: true, egress: true };
             }
         }
     }
@@ -167,20 +95,36 @@ fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Proble
     if spec.policy_types.is_empty() {
         types = Types { ingress: true, egress: spec.egress.as_ref().is_some_and(|rules| !rules.is_empty()) };
     }
+    let unknown = unknown(&spec.unknown);
+    match unknown {
+        Some(UNREADABLE) => {
+            types = Types { ingress: true, egress: true };
+            problems.add(
+                "spec",
+                "it cannot be read, so every pod of the namespace is isolated in both directions, and \
+                 nothing is allowed: correct it",
+            );
+        }
+        Some(unknown) => problems.add(
+            format!("spec.{unknown}"),
+            "unknown field: the pods that the policy selects are isolated, and it allows nothing",
+        ),
+        None => {}
+    }
     let namespace = &name.namespace;
-    let mut rules = |list: Option<Vec<RuleSpec<'_>>>, direction: &str, peers: &str| -> Box<[Rule]> {
+    let mut rules = |list: Option<&[NamespacePolicyRule]>, direction: &str, peers: PeersOf| -> Box<[Rule]> {
         let list = list.unwrap_or_default();
         // Whose policy it is cannot be known: the pods that it could mean are isolated, and nothing is
         // allowed by it.
-        if selector.is_none() {
+        if selector.is_none() || unknown.is_some() {
             return Box::default();
         }
-        let (list, _) = problems.limited(&list, &format!("spec.{direction}"));
+        let (list, _) = problems.limited(list, &format!("spec.{direction}"));
         let field = |i: usize| format!("spec.{direction}[{i}]");
         list.iter().enumerate().map(|(i, r)| rule(r, namespace, &field(i), peers, problems)).collect()
     };
-    let ingress = types.ingress.then(|| rules(spec.ingress, "ingress", "from"));
-    let egress = types.egress.then(|| rules(spec.egress, "egress", "to"));
+    let ingress = types.ingress.then(|| rules(spec.ingress.as_deref(), "ingress", PeersOf::From));
+    let egress = types.egress.then(|| rules(spec.egress.as_deref(), "egress", PeersOf::To));
     if selector.is_none() {
         problems.add(
             "spec.podSelector",
@@ -194,26 +138,44 @@ fn convert(name: PolicyName, scope: Scope, spec: Spec<'_>, problems: &mut Proble
     Policy { name, tier: Tier::Namespace, scope, subject, ingress, egress }
 }
 
+/// Where a rule has its peers.
+#[derive(Clone, Copy)]
+enum PeersOf {
+    From,
+    To,
+}
+
 struct Types {
     ingress: bool,
     egress: bool,
 }
 
 fn rule(
-    spec: &RuleSpec<'_>,
+    spec: &NamespacePolicyRule,
     namespace: &Name,
     field: &str,
-    peers_field: &str,
+    peers: PeersOf,
     problems: &mut Problems,
 ) -> Rule {
-    if let Some(unknown) = spec.unknown {
-        problems.add(format!("{field}.{unknown}"), "unknown field: the rule allows nothing");
-        return Rule::nothing(Action::Accept);
+    let (peers_field, peers, others, misplaced) = match peers {
+        PeersOf::From => ("from", &spec.from, &spec.to, "to"),
+        PeersOf::To => ("to", &spec.to, &spec.from, "from"),
+    };
+    match unknown(&spec.unknown).or((!others.is_empty()).then_some(misplaced)) {
+        Some(UNREADABLE) => {
+            problems.add(field, "a value in it is not of the right type: the rule allows nothing");
+            return Rule::nothing(Action::Accept);
+        }
+        Some(unknown) => {
+            problems.add(format!("{field}.{unknown}"), "unknown field: the rule allows nothing");
+            return Rule::nothing(Action::Accept);
+        }
+        None => {}
     }
-    let (peers, _) = problems.limited(&spec.peers, &format!("{field}.{peers_field}"));
+    let (some_peers, _) = problems.limited(peers, &format!("{field}.{peers_field}"));
     let (ports, _) = problems.limited(&spec.ports, &format!("{field}.ports"));
     // A list, even if nothing of it could be used, is not the absence of a list (rules 10 and 11).
-    let converted = peers.iter().enumerate();
+    let converted = some_peers.iter().enumerate();
     let converted: Vec<Peer> = converted
         .filter_map(|(i, p)| peer(p, namespace, &format!("{field}.{peers_field}[{i}]"), problems))
         .collect();
@@ -223,22 +185,22 @@ fn rule(
     Rule {
         name: None,
         action: Action::Accept,
-        peers: (!spec.peers.is_empty()).then(|| converted.into()),
+        peers: (!peers.is_empty()).then(|| converted.into()),
         ports: (!spec.ports.is_empty()).then(|| matches.into()),
     }
 }
 
-fn peer(spec: &PeerSpec<'_>, namespace: &Name, field: &str, problems: &mut Problems) -> Option<Peer> {
-    if let Some(unknown) = spec.unknown {
+fn peer(spec: &NamespacePolicyPeer, namespace: &Name, field: &str, problems: &mut Problems) -> Option<Peer> {
+    if let Some(unknown) = unknown(&spec.unknown) {
         problems.add(format!("{field}.{unknown}"), "unknown field: the peer is ignored");
         return None;
     }
-    match (spec.block, spec.namespaces, spec.pods) {
+    match (&spec.ip_block, &spec.namespace_selector, &spec.pod_selector) {
         (None, None, None) => {
             problems.add(field, "a peer needs ipBlock, namespaceSelector or podSelector; it is ignored");
             None
         }
-        (Some((cidr, except)), None, None) => block(cidr, except, field, problems),
+        (Some(spec), None, None) => block(&spec.cidr, &spec.except, field, problems),
         (Some(_), ..) => {
             problems.add(
                 field,
@@ -251,16 +213,18 @@ fn peer(spec: &PeerSpec<'_>, namespace: &Name, field: &str, problems: &mut Probl
             let left_out = |problems: &mut Problems| {
                 problems.add(field, "its selector is not valid: the peer is ignored");
             };
-            let namespaces =
-                match namespaces.map(|s| problems.selector(s, &format!("{field}.namespaceSelector"))) {
-                    None => NamespaceMatch::Named(namespace.clone()),
-                    Some(Some(selector)) => NamespaceMatch::Selected(selector),
-                    Some(None) => {
-                        left_out(problems);
-                        return None;
-                    }
-                };
-            let pods = match pods.map(|s| problems.selector(s, &format!("{field}.podSelector"))) {
+            let namespaces = match namespaces
+                .as_ref()
+                .map(|s| problems.selector(s, &format!("{field}.namespaceSelector")))
+            {
+                None => NamespaceMatch::Named(namespace.clone()),
+                Some(Some(selector)) => NamespaceMatch::Selected(selector),
+                Some(None) => {
+                    left_out(problems);
+                    return None;
+                }
+            };
+            let pods = match pods.as_ref().map(|s| problems.selector(s, &format!("{field}.podSelector"))) {
                 None => Selector::everything(),
                 Some(Some(selector)) => selector,
                 Some(None) => {
@@ -296,23 +260,29 @@ fn block(cidr: &str, except: &[String], field: &str, problems: &mut Problems) ->
     whole.then(|| Peer::Addresses(AddressRanges::block(cidr, &holes)))
 }
 
-fn port(spec: &PortSpec<'_>, field: &str, problems: &mut Problems) -> Option<PortMatch> {
-    if let Some(unknown) = spec.unknown {
+fn port(spec: &NamespacePolicyPort, field: &str, problems: &mut Problems) -> Option<PortMatch> {
+    if let Some(unknown) = unknown(&spec.unknown) {
         problems.add(format!("{field}.{unknown}"), "unknown field: the port is ignored");
         return None;
     }
-    let protocol = problems.protocol(spec.protocol, || format!("{field}.protocol"))?;
-    match (spec.port, spec.end_port) {
+    let protocol = problems.protocol(spec.protocol.as_deref(), || format!("{field}.protocol"))?;
+    match (&spec.port, &spec.end_port) {
         (None, None) => Some(PortMatch::Numbers(Ports::of(protocol, PortRanges::all()))),
-        (Some(IntOrString::Int(number)), end) => {
-            let ports =
-                problems.range(protocol, *number, end.unwrap_or(*number), || format!("{field}.port"))?;
-            Some(PortMatch::Numbers(ports))
-        }
-        (Some(IntOrString::String(name)), None) if !name.is_empty() => {
+        (Some(Value::String(name)), None) if !name.is_empty() => {
             Some(PortMatch::Named(name.as_str().into(), Some(protocol)))
         }
-        _ => {
+        (Some(first), last) => {
+            let (Some(first), Some(last)) = (number(first), number(last.as_ref().unwrap_or(first))) else {
+                problems.add(
+                    field,
+                    "port must be a number or a name, and endPort a number that requires a numeric port \
+                     (rule 20); it matches nothing",
+                );
+                return None;
+            };
+            problems.range(protocol, first, last, || format!("{field}.port")).map(PortMatch::Numbers)
+        }
+        (None, Some(_)) => {
             problems.add(field, "endPort requires a numeric port (rule 20); it matches nothing");
             None
         }

@@ -33,11 +33,12 @@ impl Problems {
     pub(super) fn range(
         &mut self,
         protocol: Protocol,
-        first: i32,
-        last: i32,
+        first: impl Into<i64>,
+        last: impl Into<i64>,
         field: impl FnOnce() -> String,
     ) -> Option<Ports> {
-        let number = |n: i32| u16::try_from(n).ok().filter(|n| *n != 0);
+        let (first, last) = (first.into(), last.into());
+        let number = |n: i64| u16::try_from(n).ok().filter(|n| *n != 0);
         match (number(first), number(last)) {
             (Some(first), Some(last)) if first <= last => {
                 Some(Ports::of(protocol, PortRanges::range(first, last)))

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use super::lenient::{self, UNREADABLE, Unreadable};
 
 /// Fields that this version does not know.
 pub type Unknown = BTreeMap<String, Value>;
@@ -19,7 +20,7 @@ pub struct ClusterNetworkPolicy {
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// What it says.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::part")]
     pub spec: ClusterPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
@@ -31,19 +32,19 @@ pub struct ClusterNetworkPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPolicySpec {
     /// `Admin` or `Baseline`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::word")]
     pub tier: String,
     /// 0 to 1000, lower first.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::priority")]
     pub priority: i32,
     /// The pods that it acts on.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::part")]
     pub subject: NamespacedSubject,
     /// Rules for traffic to them, in order.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::list")]
     pub ingress: Vec<ClusterRule>,
     /// Rules for traffic from them, in order.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::list")]
     pub egress: Vec<ClusterRule>,
 }
 
@@ -54,16 +55,16 @@ pub struct ClusterRule {
     /// Its own name.
     pub name: Option<String>,
     /// `Accept`, `Deny` or `Pass`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::word")]
     pub action: String,
     /// The other side, of ingress.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub from: Vec<PolicyPeer>,
     /// The other side, of egress.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub to: Vec<PolicyPeer>,
     /// Which traffic; all if there are none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub protocols: Vec<ProtocolMatch>,
     /// What is not known.
     #[serde(flatten)]
@@ -77,7 +78,7 @@ pub struct AdminNetworkPolicy {
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// What it says.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::part")]
     pub spec: AdminPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
@@ -91,7 +92,7 @@ pub struct BaselineAdminNetworkPolicy {
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// What it says; it has no priority.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::part")]
     pub spec: AdminPolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
@@ -103,16 +104,16 @@ pub struct BaselineAdminNetworkPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct AdminPolicySpec {
     /// 0 to 1000, lower first.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::priority")]
     pub priority: i32,
     /// The pods that it acts on.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::part")]
     pub subject: NamespacedSubject,
     /// Rules for traffic to them, in order.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::list")]
     pub ingress: Vec<AdminRule>,
     /// Rules for traffic from them, in order.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::list")]
     pub egress: Vec<AdminRule>,
 }
 
@@ -123,16 +124,16 @@ pub struct AdminRule {
     /// Its own name.
     pub name: Option<String>,
     /// `Allow`, `Deny` or `Pass`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::word")]
     pub action: String,
     /// The other side, of ingress.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub from: Vec<PolicyPeer>,
     /// The other side, of egress.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub to: Vec<PolicyPeer>,
     /// Which traffic; all if there are none.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub ports: Vec<AdminPort>,
     /// What is not known.
     #[serde(flatten)]
@@ -144,6 +145,7 @@ pub struct AdminRule {
 #[serde(rename_all = "camelCase")]
 pub struct NamespacedSubject {
     /// All pods of these namespaces.
+    #[serde(default, deserialize_with = "lenient::some_selector")]
     pub namespaces: Option<LabelSelector>,
     /// These pods of these namespaces.
     pub pods: Option<NamespacedPods>,
@@ -157,10 +159,10 @@ pub struct NamespacedSubject {
 #[serde(rename_all = "camelCase")]
 pub struct NamespacedPods {
     /// The namespaces; all if it is empty.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::selector")]
     pub namespace_selector: LabelSelector,
     /// The pods in them; all if it is empty.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::selector")]
     pub pod_selector: LabelSelector,
     /// What is not known.
     #[serde(flatten)]
@@ -172,10 +174,12 @@ pub struct NamespacedPods {
 #[serde(rename_all = "camelCase")]
 pub struct PolicyPeer {
     /// All pods of these namespaces.
+    #[serde(default, deserialize_with = "lenient::some_selector")]
     pub namespaces: Option<LabelSelector>,
     /// These pods of these namespaces.
     pub pods: Option<NamespacedPods>,
     /// Nodes, for egress.
+    #[serde(default, deserialize_with = "lenient::some_selector")]
     pub nodes: Option<LabelSelector>,
     /// CIDRs, for egress.
     pub networks: Option<Vec<String>>,
@@ -229,7 +233,7 @@ pub struct PortChoice {
 
 /// Ports from one to another, both included.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PortRange {
     /// Only in an AdminNetworkPolicy: the protocol; TCP if it is left out.
     pub protocol: Option<String>,
@@ -258,13 +262,24 @@ pub struct AdminPort {
 
 /// One port of one protocol.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NumberedPort {
     /// TCP if it is left out.
     pub protocol: Option<String>,
     /// The number.
     #[serde(default)]
     pub port: i32,
+}
+
+/// `networking.k8s.io/v1` NetworkPolicy, read as strictly as the others.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct NetworkPolicy {
+    /// Namespace and name.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What it says.
+    #[serde(default, deserialize_with = "lenient::part")]
+    pub spec: NamespacePolicySpec,
 }
 
 /// `k8s.cni.cncf.io/v1beta1` MultiNetworkPolicy.
@@ -274,56 +289,64 @@ pub struct MultiNetworkPolicy {
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// What it says.
-    #[serde(default)]
-    pub spec: MultiPolicySpec,
+    #[serde(default, deserialize_with = "lenient::part")]
+    pub spec: NamespacePolicySpec,
     /// Written by implementations, read by nobody here.
     #[serde(default)]
     pub status: Option<Value>,
 }
 
-/// What a MultiNetworkPolicy says: the same as a NetworkPolicy.
+/// What a NetworkPolicy or a MultiNetworkPolicy says.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MultiPolicySpec {
+pub struct NamespacePolicySpec {
     /// The pods that it acts on.
+    #[serde(default, deserialize_with = "lenient::some_selector")]
     pub pod_selector: Option<LabelSelector>,
     /// `Ingress`, `Egress`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::words")]
     pub policy_types: Vec<String>,
     /// What may come in.
-    pub ingress: Option<Vec<MultiPolicyRule>>,
+    #[serde(default, deserialize_with = "lenient::some_list")]
+    pub ingress: Option<Vec<NamespacePolicyRule>>,
     /// What may go out.
-    pub egress: Option<Vec<MultiPolicyRule>>,
-}
-
-/// A rule of a MultiNetworkPolicy.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct MultiPolicyRule {
-    /// The other side, of ingress.
-    #[serde(default)]
-    pub from: Vec<MultiPolicyPeer>,
-    /// The other side, of egress.
-    #[serde(default)]
-    pub to: Vec<MultiPolicyPeer>,
-    /// Which traffic; all if there are none.
-    #[serde(default)]
-    pub ports: Vec<MultiPolicyPort>,
+    #[serde(default, deserialize_with = "lenient::some_list")]
+    pub egress: Option<Vec<NamespacePolicyRule>>,
     /// What is not known.
     #[serde(flatten)]
     pub unknown: Unknown,
 }
 
-/// The other side of a MultiNetworkPolicy's rule.
+/// A rule of either.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MultiPolicyPeer {
+pub struct NamespacePolicyRule {
+    /// The other side, of ingress.
+    #[serde(default, deserialize_with = "lenient::or_default")]
+    pub from: Vec<NamespacePolicyPeer>,
+    /// The other side, of egress.
+    #[serde(default, deserialize_with = "lenient::or_default")]
+    pub to: Vec<NamespacePolicyPeer>,
+    /// Which traffic; all if there are none.
+    #[serde(default, deserialize_with = "lenient::or_default")]
+    pub ports: Vec<NamespacePolicyPort>,
+    /// What is not known.
+    #[serde(flatten)]
+    pub unknown: Unknown,
+}
+
+/// The other side of such a rule.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamespacePolicyPeer {
     /// Pods, of the policy's namespace unless namespaces are selected.
+    #[serde(default, deserialize_with = "lenient::some_selector")]
     pub pod_selector: Option<LabelSelector>,
     /// Namespaces.
+    #[serde(default, deserialize_with = "lenient::some_selector")]
     pub namespace_selector: Option<LabelSelector>,
     /// Addresses.
-    pub ip_block: Option<MultiPolicyBlock>,
+    pub ip_block: Option<NamespacePolicyBlock>,
     /// What is not known.
     #[serde(flatten)]
     pub unknown: Unknown,
@@ -331,29 +354,82 @@ pub struct MultiPolicyPeer {
 
 /// A CIDR without some others.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct MultiPolicyBlock {
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NamespacePolicyBlock {
     /// The CIDR.
     #[serde(default)]
     pub cidr: String,
     /// The others.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "lenient::or_default")]
     pub except: Vec<String>,
 }
 
-/// Ports of a MultiNetworkPolicy's rule.
+/// Ports of such a rule.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MultiPolicyPort {
+pub struct NamespacePolicyPort {
     /// TCP if it is left out.
     pub protocol: Option<String>,
     /// A number or a name; all if it is left out.
-    pub port: Option<IntOrString>,
+    pub port: Option<Value>,
     /// The last of a range (v1beta2).
-    pub end_port: Option<i32>,
+    pub end_port: Option<Value>,
     /// What is not known.
     #[serde(flatten)]
     pub unknown: Unknown,
+}
+
+/// The one field that stands for what could not be read.
+fn unreadable(why: String) -> Unknown {
+    [(UNREADABLE.to_owned(), Value::String(why))].into()
+}
+
+impl Unreadable for NamespacePolicySpec {
+    fn unreadable(_: &Value, why: String) -> Self {
+        Self { unknown: unreadable(why), ..Self::default() }
+    }
+}
+
+impl Unreadable for NamespacePolicyRule {
+    fn unreadable(_: &Value, why: String) -> Self {
+        Self { unknown: unreadable(why), ..Self::default() }
+    }
+}
+
+/// Without a tier or a subject they are not used, and that is told.
+impl Unreadable for ClusterPolicySpec {
+    fn unreadable(_: &Value, _: String) -> Self {
+        Self::default()
+    }
+}
+
+impl Unreadable for AdminPolicySpec {
+    fn unreadable(_: &Value, _: String) -> Self {
+        Self::default()
+    }
+}
+
+impl Unreadable for NamespacedSubject {
+    fn unreadable(_: &Value, why: String) -> Self {
+        Self { unknown: unreadable(why), ..Self::default() }
+    }
+}
+
+/// Which way a rule fails depends on its action.
+fn action_of(rule: &Value) -> String {
+    rule.get("action").and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+impl Unreadable for ClusterRule {
+    fn unreadable(value: &Value, why: String) -> Self {
+        Self { action: action_of(value), unknown: unreadable(why), ..Self::default() }
+    }
+}
+
+impl Unreadable for AdminRule {
+    fn unreadable(value: &Value, why: String) -> Self {
+        Self { action: action_of(value), unknown: unreadable(why), ..Self::default() }
+    }
 }
 
 macro_rules! resource {
@@ -379,6 +455,7 @@ macro_rules! resource {
     };
 }
 
+resource!(NetworkPolicy, "networking.k8s.io", "v1", "networkpolicies", NamespaceResourceScope);
 resource!(
     ClusterNetworkPolicy,
     "policy.networking.k8s.io",

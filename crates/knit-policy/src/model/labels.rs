@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Name, Pod};
+use super::{KnownNamespace, Name, Pod};
 
 /// The labels of an object, sorted by key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,6 +97,15 @@ impl Selector {
     pub fn matches_pod(&self, pod: &Pod, otherwise: bool) -> bool {
         self.0.iter().all(|requirement| match pod.knows_label(&requirement.key) {
             true => requirement.matches(&pod.labels),
+            false => otherwise,
+        })
+    }
+
+    /// Whether a namespace matches, of which not all labels may be known; `otherwise` as for pods.
+    #[must_use]
+    pub fn matches_namespace(&self, namespace: &KnownNamespace<'_>, otherwise: bool) -> bool {
+        self.0.iter().all(|requirement| match namespace.knows_label(&requirement.key) {
+            true => requirement.matches(&namespace.labels),
             false => otherwise,
         })
     }

@@ -13,7 +13,9 @@ use std::sync::Arc;
 pub use knit_types::{Family, Protocol};
 
 pub use labels::{Labels, Operator, Requirement, Selector};
-pub use objects::{Alias, AliasEndpoint, Attachment, NamedPort, Namespace, Node, Pod, PodKey};
+pub use objects::{
+    Alias, AliasEndpoint, Attachment, KnownNamespace, NamedPort, Namespace, Node, Pod, PodKey,
+};
 pub(crate) use policy::sort as policy_sort;
 pub use policy::{
     Action, Direction, Kind, NamespaceMatch, Peer, Policy, PolicyName, PortMatch, Rule, Scope, Subject, Tier,

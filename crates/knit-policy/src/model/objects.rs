@@ -1,7 +1,9 @@
 //! Pods, namespaces and nodes: what policies need to know of them, and nothing else.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::{Labels, NAMESPACE_NAME_LABEL, Name, Protocol};
 
@@ -12,6 +14,8 @@ pub struct PodKey {
     pub namespace: Name,
     /// The name.
     pub name: Name,
+    /// Of an older pod whose sandbox is still there while another pod has its name: its uid.
+    pub older: Option<Name>,
 }
 
 /// A pod that runs, or is about to.
@@ -31,7 +35,7 @@ pub struct Pod {
     /// Its labels.
     pub labels: Labels,
     /// The keys of those that are known, sorted; none if all are.
-    pub known_labels: Option<Box<[Name]>>,
+    pub known_labels: Option<Arc<[Name]>>,
     /// The ports that have a name.
     pub ports: Box<[NamedPort]>,
     /// Its interfaces.
@@ -71,6 +75,15 @@ pub struct Namespace {
     pub name: Name,
     /// Its labels, [`NAMESPACE_NAME_LABEL`] among them.
     pub labels: Labels,
+}
+
+/// What is known of the labels of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownNamespace<'a> {
+    /// Its labels; before they are known only [`NAMESPACE_NAME_LABEL`], which every namespace has.
+    pub labels: Cow<'a, Labels>,
+    /// Whether they are known.
+    pub known: bool,
 }
 
 /// A node.
@@ -113,13 +126,26 @@ impl PodKey {
     /// A pod by its namespace and name.
     #[must_use]
     pub fn new(namespace: impl Into<Name>, name: impl Into<Name>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self { namespace: namespace.into(), name: name.into(), older: None }
+    }
+
+    /// An older pod of this name.
+    #[must_use]
+    pub fn of_older(self, uid: Name) -> Self {
+        Self { older: Some(uid), ..self }
+    }
+
+    /// Whether both have one namespace and name.
+    #[must_use]
+    pub fn is_namesake(&self, other: &Self) -> bool {
+        (&self.namespace, &self.name) == (&other.namespace, &other.name)
     }
 }
 
 impl fmt::Display for PodKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        write!(f, "{}/{}", self.namespace, self.name)?;
+        self.older.iter().try_for_each(|uid| write!(f, " (uid {uid})"))
     }
 }
 
@@ -173,6 +199,16 @@ impl Pod {
     #[must_use]
     pub fn attachment(&self, network: &str, address: IpAddr) -> Option<&Attachment> {
         self.attachments.iter().find(|a| *a.network == *network && a.addresses.contains(&address))
+    }
+}
+
+// === impl KnownNamespace ===
+
+impl KnownNamespace<'_> {
+    /// Whether it is known if it has a label, and which value.
+    #[must_use]
+    pub fn knows_label(&self, key: &str) -> bool {
+        self.known || *key == *NAMESPACE_NAME_LABEL
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AddressRanges, Labels, Name, Pod, Ports, Protocol, Selector};
+use super::{AddressRanges, KnownNamespace, Labels, Name, Pod, Ports, Protocol, Selector};
 
 /// A policy of any kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,15 +244,16 @@ impl Subject {
         there && self.pods.matches(pod_labels)
     }
 
-    /// Whether a pod, in a namespace with those labels, is one of them as a peer of a rule. What depends on a
-    /// label that is not known lets nobody in: then a rule that accepts does not match, and any other does.
+    /// Whether a pod, in this namespace, is one of them as a peer of a rule. What depends on a label that is
+    /// not known lets nobody in: then a rule that accepts does not match, and any other does.
     #[must_use]
-    pub fn matches_peer(&self, namespace_labels: &Labels, pod: &Pod, action: Action) -> bool {
+    pub fn matches_peer(&self, namespace: &KnownNamespace<'_>, pod: &Pod, action: Action) -> bool {
+        let otherwise = action != Action::Accept;
         let there = match &self.namespaces {
             NamespaceMatch::Named(name) => *name == pod.key.namespace,
-            NamespaceMatch::Selected(selector) => selector.matches(namespace_labels),
+            NamespaceMatch::Selected(selector) => selector.matches_namespace(namespace, otherwise),
         };
-        there && self.pods.matches_pod(pod, action != Action::Accept)
+        there && self.pods.matches_pod(pod, otherwise)
     }
 }
 

@@ -46,6 +46,8 @@ pub(super) struct Atoms {
     /// Pods of selected namespaces, by the pod's labels, or else by the namespace's.
     by_pod: SelectorIndex<AtomId>,
     by_namespace: SelectorIndex<AtomId>,
+    /// Pods of selected namespaces, where a namespace counts of which a label is not known.
+    of_unknown: BTreeSet<AtomId>,
     nodes: BTreeSet<AtomId>,
     ports: HashMap<Name, Vec<AtomId>>,
     next: u32,
@@ -85,6 +87,11 @@ impl Atoms {
         match &atom {
             Atom::Nodes(_) => drop(self.nodes.insert(id)),
             Atom::Port(name, _) => self.ports.entry(name.clone()).or_default().push(id),
+            Atom::Pods(Subject { namespaces: NamespaceMatch::Selected(_), .. }, action)
+                if *action != Action::Accept =>
+            {
+                self.of_unknown.insert(id);
+            }
             Atom::Pods(..) | Atom::Addresses(_) => {}
         }
         self.by_atom.insert(atom.clone(), id);
@@ -108,6 +115,7 @@ impl Atoms {
             self.of_namespace.remove(name);
         }
         self.nodes.remove(&id);
+        self.of_unknown.remove(&id);
         if let Atom::Port(name, _) = &atom
             && let Some(list) = self.ports.get_mut(name)
         {
@@ -171,16 +179,19 @@ impl Atoms {
     #[allow(clippy::type_complexity)]
     fn of_pod(&self, cluster: &Cluster, pod: &Pod) -> (Box<[AtomId]>, Box<[(AtomId, Protocol, u16)]>) {
         let namespace = &pod.key.namespace;
-        let labels = cluster.namespace_labels(namespace);
+        let known = cluster.known_namespace(namespace);
         let named = self.of_namespace.get(namespace).into_iter().flat_map(|i| i.candidates(&pod.labels));
-        let candidates =
-            named.chain(self.by_pod.candidates(&pod.labels)).chain(self.by_namespace.candidates(&labels));
+        let candidates = named
+            .chain(self.by_pod.candidates(&pod.labels))
+            .chain(self.by_namespace.candidates(&known.labels))
+            .chain(self.of_unknown.iter().filter(|_| !known.known));
         let is_one = |id: &&AtomId| match self.get(**id) {
-            Some(Atom::Pods(subject, action)) => subject.matches_peer(&labels, pod, *action),
+            Some(Atom::Pods(subject, action)) => subject.matches_peer(&known, pod, *action),
             _ => false,
         };
         let mut who: Vec<AtomId> = candidates.filter(is_one).copied().collect();
         who.sort_unstable();
+        who.dedup();
         let mut ports = Vec::new();
         for port in pod.ports.iter().filter(|_| !self.ports.is_empty()) {
             for id in self.ports.get(&port.name).into_iter().flatten() {
@@ -202,16 +213,16 @@ impl Atoms {
         match atom {
             Atom::Pods(subject, action) => match &subject.namespaces {
                 NamespaceMatch::Named(name) => {
-                    let labels = cluster.namespace_labels(name);
+                    let known = cluster.known_namespace(name);
                     let pods = cluster.pods_of(name);
-                    pods.filter(|p| subject.matches_peer(&labels, p, *action)).for_each(|p| take(p));
+                    pods.filter(|p| subject.matches_peer(&known, p, *action)).for_each(|p| take(p));
                 }
                 NamespaceMatch::Selected(selector) => {
                     for name in cluster.namespaces_with_pods() {
-                        let labels = cluster.namespace_labels(name);
-                        if selector.matches(&labels) {
+                        let known = cluster.known_namespace(name);
+                        if selector.matches_namespace(&known, *action != Action::Accept) {
                             let pods = cluster.pods_of(name);
-                            pods.filter(|p| subject.matches_peer(&labels, p, *action)).for_each(|p| take(p));
+                            pods.filter(|p| subject.matches_peer(&known, p, *action)).for_each(|p| take(p));
                         }
                     }
                 }

@@ -1,18 +1,17 @@
 //! Whether one rule matches one packet.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::RuleOutcome;
 use crate::cluster::Owner;
-use crate::model::{Action, Direction, Labels, Peer, Pod, PortMatch, Rule, Traffic};
+use crate::model::{Action, Direction, KnownNamespace, Peer, Pod, PortMatch, Rule, Traffic};
 
 /// The other side of a connection, seen from the pod whose policies are asked.
 pub(super) struct Remote<'a> {
     pub(super) address: IpAddr,
     pub(super) owner: Owner,
-    /// Of the namespace of the pod that it is.
-    pub(super) namespace_labels: Option<Cow<'a, Labels>>,
+    /// The namespace of the pod that it is.
+    pub(super) namespace: Option<KnownNamespace<'a>>,
     /// It is that pod itself, through a Service (rule 28).
     pub(super) itself: bool,
 }
@@ -55,8 +54,7 @@ fn matches_peer(peer: &Peer, remote: &Remote<'_>, action: Action) -> bool {
     match (peer, &remote.owner) {
         (Peer::Addresses(ranges), _) => ranges.contains(remote.address),
         (Peer::Pods(pods), Owner::Pod(pod)) => {
-            let labels = remote.namespace_labels.as_deref();
-            labels.is_some_and(|labels| pods.matches_peer(labels, pod, action))
+            remote.namespace.as_ref().is_some_and(|namespace| pods.matches_peer(namespace, pod, action))
         }
         (Peer::Nodes(selector), Owner::Node(node)) => selector.matches(&node.labels),
         (Peer::Pods(_) | Peer::Nodes(_), _) => false,

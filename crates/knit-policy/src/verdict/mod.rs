@@ -196,11 +196,11 @@ impl Cluster {
     }
 
     fn remote(&self, address: IpAddr, owner: Owner, itself: bool) -> Remote<'_> {
-        let namespace_labels = match &owner {
-            Owner::Pod(pod) => Some(self.namespace_labels(&pod.key.namespace)),
+        let namespace = match &owner {
+            Owner::Pod(pod) => Some(self.known_namespace(&pod.key.namespace)),
             Owner::Node(_) | Owner::Nobody => None,
         };
-        Remote { address, owner, namespace_labels, itself }
+        Remote { address, owner, namespace, itself }
     }
 }
 

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::Metadata;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_policy::kubernetes as k8s;
 use knit_policy::model::*;
 use knit_policy::sets::{Change, Engine};
@@ -232,7 +231,7 @@ pub fn read(yaml: &str) -> (Option<Policy>, Vec<Problem>) {
         serde_json::from_value(value).expect("an object")
     }
     let converted = match kind.as_str() {
-        "NetworkPolicy" => k8s::network_policy(&of::<NetworkPolicy>(value)),
+        "NetworkPolicy" => k8s::network_policy(&of::<k8s::NetworkPolicy>(value)),
         "MultiNetworkPolicy" => k8s::multi_network_policy(&of(value)),
         "ClusterNetworkPolicy" => k8s::cluster_network_policy(&of(value)),
         "AdminNetworkPolicy" => k8s::admin_network_policy(&of(value)),

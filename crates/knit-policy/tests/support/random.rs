@@ -78,7 +78,7 @@ fn labels() -> impl Strategy<Value = Labels> {
 }
 
 pub fn pod_key() -> impl Strategy<Value = PodKey> {
-    (word("abc"), word("pqrs")).prop_map(|(namespace, name)| PodKey { namespace, name })
+    (word("abc"), word("pqrs")).prop_map(|(namespace, name)| PodKey::new(namespace, name))
 }
 
 fn node_name() -> impl Strategy<Value = Name> {

@@ -393,6 +393,16 @@ fn the_author_of_a_policy_is_told_once_however_often_it_changes() {
 }
 
 #[test]
+fn nobody_was_told_that_policies_are_left_to_another_cni_plugin() {
+    let mut world = World::new();
+    world.config.serves_default = false;
+    world.settle();
+    let policy = PolicyView { namespace: "a".into(), name: "p".into(), uid: "u".into() };
+    world.cluster.policies.insert(("a".into(), "p".into()), Arc::new(policy));
+    assert_eq!(world.plan().to_string(), "tell NetworkPolicy a/p: NotEnforced\n");
+}
+
+#[test]
 fn counts_of_addresses_are_written_every_half_minute_at_most() {
     let mut world = World::new();
     world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);

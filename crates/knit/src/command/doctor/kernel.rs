@@ -115,11 +115,12 @@ fn entries(stat: &str) -> Option<u64> {
 fn bridged_packets(node: &mut Node) {
     let check = "bridged packets";
     if Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() {
-        node.good(check, "br_netfilter is loaded: Services work on Layer2 Networks");
+        node.good(check, "br_netfilter is loaded: Services and network policies work on Layer2 Networks");
     } else {
         node.warning(
             check,
-            "br_netfilter is not loaded: Services do not work between pods of one Layer2 Network",
+            "br_netfilter is not loaded: Services do not work between pods of one Layer2 Network, and pods \
+             of one that a network policy selects are refused",
             "modprobe br_netfilter, and list it in /etc/modules-load.d; Layer3 Networks do not need it",
         );
     }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use anyhow::Result;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use knit_api::{NetworkAttachment, PolicyEnforcement, names};
 use knit_model::{Claim, Claims, Labels, Network, attached_addresses};
 use knit_objects::{Kinds, Scope};
@@ -15,8 +14,9 @@ use knit_policy::cluster::Cluster;
 use knit_policy::kubernetes as convert;
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
+    NetworkPolicy,
 };
-use knit_policy::model::{Alias, Attachment, Name, Pod, Policy};
+use knit_policy::model::{Alias, Attachment, Name, Namespace, Pod, Policy};
 
 use crate::command::objects::Listing;
 
@@ -76,6 +76,7 @@ pub async fn read(objects: &Listing) -> Result<Known> {
     for pod in objects.list::<core::Pod>(None).await? {
         known.pod(&pod, &claims, &labels, &attachments);
     }
+    known.namespaces_of_pods(&labels);
     known.policies(objects).await?;
     known.services(objects, &networks).await?;
     known.problems.extend(known.cluster.problems().iter().map(ToString::to_string));
@@ -84,6 +85,16 @@ pub async fn read(objects: &Listing) -> Result<Known> {
 }
 
 impl Known {
+    /// A namespace that files do not have has its name as a label, and no other.
+    fn namespaces_of_pods(&mut self, there: &BTreeMap<String, Labels>) {
+        for pod in &self.pods {
+            if !there.contains_key(&*pod.key.namespace) {
+                let namespace = Namespace::new(&pod.key.namespace, Default::default());
+                self.cluster.set_namespace(namespace);
+            }
+        }
+    }
+
     fn pod(
         &mut self,
         object: &core::Pod,
