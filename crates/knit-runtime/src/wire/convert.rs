@@ -408,3 +408,41 @@ fn parse_all<T: FromStr>(field: &str, texts: &[String]) -> Result<Vec<T>> {
 pub(super) fn invalid(field: &str, what: &str) -> Error {
     Error::new(Reason::Invalid, format!("{field} {what}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_network_is_on_survives_the_wire_and_an_older_agent_means_macvlan() {
+        for (kind, mode) in
+            [(UnderlayKind::Macvlan, UnderlayMode::Vepa), (UnderlayKind::Bridge, UnderlayMode::Private)]
+        {
+            let duplicate_check = Duration::from_millis(200);
+            let underlay = Underlay { parent: "br0".into(), mode, kind, duplicate_check };
+            let network = Network {
+                name: "office".into(),
+                id: NetworkId::new(7).expect("a number"),
+                topology: Topology::Underlay,
+                subnets: vec![Subnet { cidr: "10.9.0.0/24".parse().expect("a range"), gateway: None }],
+                mtu: None,
+                primary: false,
+                outside: false,
+                not_outside: Vec::new(),
+                cluster_service_ips: Vec::new(),
+                routes: Vec::new(),
+                blocks: Vec::new(),
+                router_addresses: Vec::new(),
+                announced: Vec::new(),
+                underlay: Some(underlay),
+                parameters: serde_json::Map::default(),
+            };
+            let message = network_to_wire(&network);
+            assert_eq!(network_from_wire(message.clone()).expect("a Network"), network);
+            let mut older = message.underlay.expect("underlay");
+            (older.kind, older.duplicate_check_ms) = (0, 0);
+            let read = underlay_from_wire(&older).expect("underlay");
+            assert_eq!((read.kind, read.duplicate_check), (UnderlayKind::Macvlan, Duration::ZERO));
+        }
+    }
+}
