@@ -6,7 +6,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_api::names;
 
-
 /// Where an agent learns of other nodes' addresses and blocks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Peers {
