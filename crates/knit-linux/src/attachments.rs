@@ -60,7 +60,7 @@ impl Attachments {
     pub fn has_lost(&self, host: &IfName, ports: &[PortMapping]) -> bool {
         let plain = |mapping: &PortMapping| PortMapping {
             host_ip: mapping.host_ip.filter(|ip| !ip.is_unspecified()),
-            ..mapping.clone()
+            ..*mapping
         };
         let lost = self.lost_ports.locked();
         lost.get(host.as_str()).is_some_and(|lost| ports.iter().all(|mapping| lost.contains(&plain(mapping))))

@@ -355,7 +355,7 @@ impl Core {
             let host = mark.host();
             let there = there.get(host.as_str()).map_or(&[][..], Vec::as_slice);
             match known.get(host.as_str()) {
-                Some(known) if known.ports.is_empty() == !mark.ports => {
+                Some(known) if known.ports.is_empty() != mark.ports => {
                     let ips: Vec<_> = mark.ips().collect();
                     rules::same_ports(&rules::port_elements(host.as_str(), &known.ports, &ips), there)
                 }

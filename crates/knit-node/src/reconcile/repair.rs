@@ -259,7 +259,7 @@ async fn make_again(
 fn is_closed(asked: &[PortMapping], found: &Attachment) -> bool {
     let plain = |mapping: &PortMapping| PortMapping {
         host_ip: mapping.host_ip.filter(|ip| !ip.is_unspecified()),
-        ..mapping.clone()
+        ..*mapping
     };
     // On an address of a family that the pod does not have, nothing leads to it.
     let leads = |mapping: &&PortMapping| {
@@ -299,14 +299,14 @@ mod tests {
             ports: ports.to_vec(),
         };
         let (one, two) = (mapping(8080, None), mapping(8081, None));
-        let asked = [one.clone(), two.clone()];
-        assert!(!is_closed(&asked, &found(&[two.clone(), one.clone()])));
+        let asked = [one, two];
+        assert!(!is_closed(&asked, &found(&[two, one])));
         assert!(is_closed(&asked, &found(std::slice::from_ref(&one))));
         assert!(!is_closed(&asked, &found(&[])), "its runtime says nothing of ports");
         let any = mapping(8080, Some("0.0.0.0"));
         assert!(!is_closed(&[any], &found(std::slice::from_ref(&one))));
         let v6 = mapping(8082, Some("fd07::1"));
-        assert!(!is_closed(&[one.clone(), v6], &found(std::slice::from_ref(&one))), "it has no such address");
+        assert!(!is_closed(&[one, v6], &found(std::slice::from_ref(&one))), "it has no such address");
         let at = mapping(8080, Some("192.168.7.1"));
         assert!(is_closed(&[at], &found(&[one])));
     }

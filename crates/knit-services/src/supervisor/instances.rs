@@ -197,12 +197,13 @@ impl Supervisor {
         let looks = self.instances.iter_mut().filter_map(|(id, instance)| {
             let proxy = instance.running.as_ref()?;
             let (namespace, facts) = (proxy.namespace, proxy.facts.clone());
-            let look = Look { router: instance.router.clone(), namespace, facts };
-            Some((*id, look, instance.limits.take()))
+            let (router, limits) = (instance.router.clone(), instance.limits.take());
+            Some((*id, Look { router, namespace, facts, limits }))
         });
-        let looks: Vec<(u64, Look, Option<Box<dyn Limits>>)> = looks.collect();
+        let looks: Vec<(u64, Look)> = looks.collect();
         let looked = tokio::task::spawn_blocking(move || {
-            let look_at = |(id, look, mut limits): (u64, Look, Option<Box<dyn Limits>>)| {
+            let look_at = |(id, mut look): (u64, Look)| {
+                let mut limits = look.limits.take();
                 let wrong = match look.router.is_some() {
                     true => look.is_out_of_place((&node, &*routers), (&info, &near)),
                     false => look.is_in_the_way(&node, yields.then_some(&*backends), takes_own),
@@ -245,6 +246,8 @@ struct Look {
     namespace: NsId,
     /// What it was told about that.
     facts: Facts,
+    /// What keeps the limits there, if it was looked at already.
+    limits: Option<Box<dyn Limits>>,
 }
 
 impl Look {
