@@ -312,7 +312,7 @@ fn what_is_wrong_with_a_port_of_a_bridge_is_said() {
         Link { master: Some(2), ..host_end(&plan()) },
         Link { port: Some(PortFlags { isolated: true, ..PortFlags::default() }), ..host_end(&plan()) },
     ] {
-        assert!(wrong(&network, damaged).expect("it is wrong").contains("is not the port of the bridge"));
+        assert!(wrong(&network, damaged).expect("it is wrong").contains("no longer a port of its bridge"));
     }
     network.underlay.as_mut().expect("underlay").mode = UnderlayMode::Private;
     assert!(wrong(&network, host_end(&plan())).is_some(), "pods reach each other");
