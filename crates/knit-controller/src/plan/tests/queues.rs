@@ -33,7 +33,7 @@ fn networks_that_are_full_took_the_tokens_of_others() {
     assert!(full.iter().all(|name| world.memory.refused[name].len() >= 7));
     for _ in 0..10 {
         let before = world.memory.rates.blocks;
-        assert_eq!(world.plan().to_string().lines().filter(|line| line.starts_with("give")).count(), 0);
+        assert_eq!(world.plan().to_string().lines().filter(|line| line.starts_with("assign")).count(), 0);
         assert_eq!(world.memory.rates.blocks, before, "they have a budget of their own");
         world.pass(1);
     }
@@ -59,9 +59,12 @@ fn nodes_that_joined_took_turns_with_further_blocks_of_a_hundred_networks() {
         joins(&mut world, &format!("n{n}"), &format!("10.244.{n}.0/24"));
     }
     let words = world.plan().to_string();
-    let given = words.lines().filter(|line| line.contains(" of default ")).count();
+    let given = words.lines().filter(|line| line.contains(" in Network default:")).count();
     assert_eq!(given, 20, "{words}");
-    assert!(words.lines().any(|line| line.starts_with("give n0 of w")), "the rest is for others: {words}");
+    assert!(
+        words.lines().any(|line| line.starts_with("assign to n0 in Network w")),
+        "the rest is for others: {words}"
+    );
 }
 
 #[test]
@@ -72,15 +75,15 @@ fn a_range_whose_name_is_taken_is_left_alone_for_a_while() {
     world.settle();
     world.asks("n1", "blue");
     let plan = world.plan();
-    assert_eq!(plan.to_string(), "give n1 of blue 10.77.0.0/29 as blue-10-77-0-0\n");
+    assert_eq!(plan.to_string(), "assign to n1 in Network blue: 10.77.0.0/29 as blue-10-77-0-0\n");
     let super::Action::GiveBlock(block) = &plan.actions[0] else { panic!("{plan}") };
     let range = super::BlockView::of(block.clone()).block.expect("a range").block().clone();
     world.memory.blocks.clear();
     let until = world.steady() + Duration::from_secs(60);
     world.memory.taken.push((range, until));
     let plan = world.plan();
-    assert_eq!(plan.to_string(), "give n1 of blue 10.77.0.8/29 as blue-10-77-0-8\n");
+    assert_eq!(plan.to_string(), "assign to n1 in Network blue: 10.77.0.8/29 as blue-10-77-0-8\n");
     world.memory.blocks.clear();
     world.pass(60);
-    assert_eq!(world.plan().to_string(), "give n1 of blue 10.77.0.0/29 as blue-10-77-0-0\n");
+    assert_eq!(world.plan().to_string(), "assign to n1 in Network blue: 10.77.0.0/29 as blue-10-77-0-0\n");
 }

@@ -36,7 +36,7 @@ fn one_write_that_always_failed_made_a_new_node_wait_for_its_block() {
         let name = format!("m{doublings}");
         world.node(&name, "192.0.2.9", &[&format!("10.244.{}.0/24", 100 + doublings)]);
         let plan = world.plan();
-        assert!(plan.to_string().starts_with(&format!("give {name} of default")), "{plan}");
+        assert!(plan.to_string().starts_with(&format!("assign to {name} in Network default:")), "{plan}");
         world.carry_out(&plan);
         world.pass(15);
     }
@@ -83,11 +83,11 @@ fn what_is_being_written_is_not_written_again_meanwhile() {
     // A block whose creation takes longer than it is remembered stays its node's.
     world.asks("n1", "blue");
     let plan = world.plan();
-    assert_eq!(plan.to_string(), "give n1 of blue 10.77.0.0/29 as blue-10-77-0-0\n");
+    assert_eq!(plan.to_string(), "assign to n1 in Network blue: 10.77.0.0/29 as blue-10-77-0-0\n");
     assert!(world.memory.writes.begin(plan.actions[0].subject()));
     world.node("n2", "192.0.2.2", &["10.244.2.0/24"]);
     world.settle();
     world.pass(120);
     world.asks("n2", "blue");
-    assert_eq!(world.plan().to_string(), "give n2 of blue 10.77.0.8/29 as blue-10-77-0-8\n");
+    assert_eq!(world.plan().to_string(), "assign to n2 in Network blue: 10.77.0.8/29 as blue-10-77-0-8\n");
 }
