@@ -350,7 +350,7 @@ async fn watch_tells(bed: &Bed) -> Verdict {
     bed.runtime.detach(&pod.pod, None).await?;
     match next_of(&mut changes, &pod.pod.sandbox, "the detached pod").await? {
         Change::Removed(told) => {
-            ensure!(same(&told, &made), "{made:?} was detached, and Watch sent {told:?}")
+            ensure!(same(&told, &made), "{made:?} was detached, and Watch sent {told:?}");
         }
         other => return Err(Problem::Failed(format!("after a detach, Watch sent {other:?}"))),
     }

@@ -539,9 +539,9 @@ impl Default for Writers {
 impl Writers {
     fn begin(&mut self, attempt: Attempt) {
         let lane = match attempt.lane {
-            Lane::OfUsers => &self.of_users,
-            Lane::OfNetworks => &self.of_networks,
-            Lane::OfNodes => &self.of_nodes,
+            Lane::Users => &self.of_users,
+            Lane::Networks => &self.of_networks,
+            Lane::Nodes => &self.of_nodes,
         };
         let lane = Arc::clone(lane);
         self.tasks.spawn(async move {

@@ -337,9 +337,10 @@ fn a_host_port_that_somebody_closed_was_taken_for_open_while_anything_of_it_was_
             let (udp_7000, all) = (Element::new(&key(7000)), |_: &Element| true);
             let is_7000 = |element: &Element| element.key == udp_7000.key;
             let none = |_: &Element| false;
-            let elsewhere = || Element::new(&key(7000)).value(&to(22)).comment(&*host);
-            let more = || Element::new(&key(7009)).value(&to(5000)).comment(&*host);
-            let damages: [(&str, Box<dyn Fn()>); 6] = [
+            let elsewhere = || Element::new(&key(7000)).value(&to(22)).comment(&host);
+            let more = || Element::new(&key(7009)).value(&to(5000)).comment(&host);
+            type Damage<'a> = Box<dyn Fn() + 'a>;
+            let damages: [(&str, Damage<'_>); 6] = [
                 ("one is closed", Box::new(|| edit(&node.space, "host-ports4", is_7000, Vec::new()))),
                 ("all of a family are", Box::new(|| edit(&node.space, "host-ports6", all, Vec::new()))),
                 ("that of an address is", Box::new(|| edit(&node.space, "host-ports-at4", all, Vec::new()))),

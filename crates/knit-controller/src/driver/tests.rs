@@ -276,10 +276,10 @@ async fn a_slice_that_cannot_be_written_left_its_pool_in_two_generations_and_kep
 async fn a_slow_webhook_on_attachments_held_up_blocks_and_taints() {
     let mut writers = Writers::default();
     for _ in 0..100 {
-        writers.begin(Attempt { lane: Lane::OfUsers, work: std::future::pending().boxed() });
+        writers.begin(Attempt { lane: Lane::Users, work: std::future::pending().boxed() });
     }
     let action = Action::ReleaseBlock { name: "b".into(), uid: "u".into(), why: "the node is gone".into() };
-    assert_eq!(action.lane(), Lane::OfNodes);
+    assert_eq!(action.lane(), Lane::Nodes);
     let done = Done { action: action.clone(), result: Some(Ok(())), numbers: None };
     writers.begin(Attempt { lane: action.lane(), work: std::future::ready(done).boxed() });
     assert_eq!(writers.next().await.action, action);

@@ -146,11 +146,11 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Lane {
     /// Of objects that users make: there may be any number of them.
-    OfUsers,
+    Users,
     /// Of Networks and classes.
-    OfNetworks,
+    Networks,
     /// Of what nodes need: blocks, taints.
-    OfNodes,
+    Nodes,
 }
 
 /// What an action writes, by kind and name.
@@ -209,14 +209,14 @@ impl Action {
             | Self::AttachmentFinalizers { .. }
             | Self::ForgetAttachment { .. }
             | Self::DeleteAttachment { .. }
-            | Self::Tell { .. } => Lane::OfUsers,
+            | Self::Tell { .. } => Lane::Users,
             Self::MakeClass(_)
             | Self::MakeNetwork(_)
             | Self::NetworkStatus { .. }
             | Self::ClassStatus { .. }
             | Self::KeepNumber(_)
-            | Self::Finalizers { .. } => Lane::OfNetworks,
-            Self::GiveBlock(_) | Self::ReleaseBlock { .. } | Self::Taints { .. } => Lane::OfNodes,
+            | Self::Finalizers { .. } => Lane::Networks,
+            Self::GiveBlock(_) | Self::ReleaseBlock { .. } | Self::Taints { .. } => Lane::Nodes,
         }
     }
 
