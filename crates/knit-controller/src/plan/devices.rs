@@ -575,10 +575,10 @@ mod tests {
         };
         let is = |values: &[&str]| format!("rack In {:?}", Some(values));
         assert_eq!(on(2, Value::Null, &[Value::Null]), Some(vec![]), "each node has it");
-        assert_eq!(on(2, Value::Null, &[left.clone()]), Some(vec![is(&["left"])]));
+        assert_eq!(on(2, Value::Null, std::slice::from_ref(&left)), Some(vec![is(&["left"])]));
         let zone = json!({"matchLabels": {"zone": "a"}});
         let both = Some(vec![format!("zone In {:?}", Some(["a"])), is(&["left"])]);
-        assert_eq!(on(2, zone.clone(), &[left.clone()]), both);
+        assert_eq!(on(2, zone.clone(), std::slice::from_ref(&left)), both);
         let two = [left.clone(), rack(json!(["right", "middle"]))];
         assert_eq!(on(2, Value::Null, &two), Some(vec![is(&["left", "middle", "right"])]));
         assert_eq!(
