@@ -1,5 +1,5 @@
-//! Any frame of a segment goes through the parser of ARP and neighbor discovery: it may not panic, and what it
-//! says is about an address that a host can have.
+//! Any frame of a segment goes through the parser of ARP and neighbor discovery: it may not panic, and what
+//! it says is about an address that a host can have.
 #![no_main]
 
 use knit_kernel::packet::frame;

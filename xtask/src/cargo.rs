@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-/// A command that runs the cargo that runs us. It does not see what that one told us about this package: build
-/// scripts such as ring's would take it for a change, and everything above them would be built again, and once
-/// more by the next cargo that runs outside.
+/// A command that runs the cargo that runs us. It does not see what that one told us about this package:
+/// build scripts such as ring's would take it for a change, and everything above them would be built again,
+/// and once more by the next cargo that runs outside.
 pub fn command() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {

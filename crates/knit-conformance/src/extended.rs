@@ -33,8 +33,8 @@ cases! {
     Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
     Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbors: each learns the other's own \
         MAC"
-    Underlay UnderlayPods underlay_pods "pods on a link of the node are neighbors: each learns the other's own \
-        MAC"
+    Underlay UnderlayPods underlay_pods "pods on a link of the node are neighbors: each learns the \
+        other's own MAC"
     Underlay UnderlayIsOnLink underlay_is_on_link "a pod and another host on the link reach each other \
         directly"
     Underlay UnderlayAddressInUse underlay_address_in_use "an address that another host on the link has is \

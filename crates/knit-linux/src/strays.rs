@@ -1,5 +1,6 @@
-//! Elements of the node's table that belong to nothing on this node: ports that lead to no attachment, uplinks
-//! and tunnels of no Network. Another program added them, or what they were for went while no runtime ran.
+//! Elements of the node's table that belong to nothing on this node: ports that lead to no attachment,
+//! uplinks and tunnels of no Network. Another program added them, or what they were for went while no runtime
+//! ran.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;

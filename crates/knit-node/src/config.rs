@@ -51,8 +51,8 @@ pub struct CoreConfig {
     pub network_grace: Duration,
     /// How often ledger, runtimes and what really runs are compared.
     pub reconcile_every: Duration,
-    /// Ranges that are not the outside for any Network with a router of its own: what nodes, and machines that
-    /// trust them, can be reached at and no Node lists.
+    /// Ranges that are not the outside for any Network with a router of its own: what nodes, and machines
+    /// that trust them, can be reached at and no Node lists.
     pub not_outside: Vec<IpNet>,
     /// The container runtime's socket, if it is to be asked which sandboxes there are.
     pub cri_socket: Option<PathBuf>,

@@ -24,8 +24,8 @@ pub fn identify(path: &Path) -> io::Result<Option<NetnsRef>> {
     }
 }
 
-/// Whether two are the same namespace, by whatever paths: `/var/run/netns` and `/run/netns` are one directory.
-/// The device of one that was found in the kernel is not known.
+/// Whether two are the same namespace, by whatever paths: `/var/run/netns` and `/run/netns` are one
+/// directory. The device of one that was found in the kernel is not known.
 #[must_use]
 pub fn is_same(one: &NetnsRef, other: &NetnsRef) -> bool {
     let devices = (one.device, other.device);

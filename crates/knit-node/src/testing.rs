@@ -72,8 +72,8 @@ pub struct Faults {
     pub set_up: Option<Reason>,
     /// No call about Networks, or that compares them, ever answers.
     pub hang_networks: bool,
-    /// An attach of this interface keeps its thread until `FakeKernel::release`, as a runtime inside the agent
-    /// does that works where it is awaited. For tests on several threads.
+    /// An attach of this interface keeps its thread until `FakeKernel::release`, as a runtime inside the
+    /// agent does that works where it is awaited. For tests on several threads.
     pub hold_on: Option<String>,
     /// An attach of this interface never answers.
     pub hang_on: Option<String>,

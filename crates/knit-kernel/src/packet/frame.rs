@@ -306,7 +306,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_frame_is_read_without_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), v6: bool) {
+        fn any_frame_is_read_without_panic(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            v6: bool,
+        ) {
             let _ = parse(&bytes);
             // Deeper, where most random bytes do not come.
             let good = announcement(OURS, if v6 { ip("fd09::12") } else { ip("10.9.0.18") });

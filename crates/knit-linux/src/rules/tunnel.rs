@@ -5,8 +5,8 @@
 //! of the node and no masquerading ever sees it. Whatever is tracked did not come from such a node: it is
 //! neither taken nor, if we forward it, let through, and that is looked at after translation.
 //!
-//! Nobody on this node sends frames but the kernel: what has a socket of the node's own namespace behind it is
-//! dropped, since others would take it as this node's. A Network whose router is the node itself is the
+//! Nobody on this node sends frames but the kernel: what has a socket of the node's own namespace behind it
+//! is dropped, since others would take it as this node's. A Network whose router is the node itself is the
 //! exception: there the node's own programs talk to pods, and their packets keep their sockets inside frames.
 //!
 //! The source inside a frame must be one of the sending node's addresses in that Network. Only here are the

@@ -4,8 +4,9 @@
 //! Such a Network has no router, no tunnel and no rules. Its namespace on the node is empty: it has numbers
 //! for the namespaces of the Network's pods, by which their interfaces are found, compared and deleted, also
 //! by a runtime that begins later and is told no paths. A pod's namespace gets its number before anything is
-//! made in it, and the pod's end is made in the pod's namespace at once, so that a kill leaves nothing that is
-//! not found. With kind `Bridge` the other end of a pair is on the node (`port`); it goes with the pod's end.
+//! made in it, and the pod's end is made in the pod's namespace at once, so that a kill leaves nothing that
+//! is not found. With kind `Bridge` the other end of a pair is on the node (`port`); it goes with the pod's
+//! end.
 
 mod child;
 mod inside;

@@ -127,8 +127,8 @@ impl Claims {
             || unreadable.any(|claim| claim.namespace == namespace)
     }
 
-    /// Whether something is reserved for a pod, or may be: it is not known for whom something in its namespace
-    /// is.
+    /// Whether something is reserved for a pod, or may be: it is not known for whom something in its
+    /// namespace is.
     pub(crate) fn is_promised(&self, request: &PodRequest) -> bool {
         let pod = &request.pod;
         let books = self.pipeline.sandboxes.books();

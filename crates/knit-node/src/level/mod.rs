@@ -200,7 +200,8 @@ impl Reconciler {
     }
 
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.
-    /// Networks are repaired as soon as they are found damaged; attachments, which may take long, beside that.
+    /// Networks are repaired as soon as they are found damaged; attachments, which may take long, beside
+    /// that.
     pub(crate) async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         let ((damaged, told), (look_again, due)) = (unbounded_channel(), unbounded_channel());
         let looking = self.keep_looking(&runtime, &damaged, due);
@@ -229,7 +230,9 @@ impl Reconciler {
                     Disturbance::Rules => _ = rules_due.get_or_insert(rules.next(Instant::now())),
                     Disturbance::Something => _ = rest_due.get_or_insert(rest.next(Instant::now())),
                 },
-                Some(at) = look_again.recv() => later = Some(later.map_or(at, |later: Instant| later.min(at))),
+                Some(at) = look_again.recv() => {
+                    later = Some(later.map_or(at, |later: Instant| later.min(at)));
+                }
                 () = wait => {
                     let now = Instant::now();
                     // One look is for all; what is grave does not wait because there was much of the rest.

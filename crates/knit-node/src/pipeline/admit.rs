@@ -13,7 +13,8 @@ use super::Pipeline;
 use super::record::Recorded;
 use crate::error::Result;
 
-/// What is recorded of a sandbox, with the policies about it in force: a runtime makes interfaces of this only.
+/// What is recorded of a sandbox, with the policies about it in force: a runtime makes interfaces of this
+/// only.
 #[derive(Clone, Debug)]
 pub(crate) struct Admitted<'a>(Cow<'a, SandboxRecord>);
 

@@ -25,9 +25,9 @@ impl Pipeline {
             })?;
             if !here {
                 let message = format!(
-                    "{who}: the nodeSelector of Network {name} does not match node {}: request the Network with \
-                     a claim or with the extended resource networks.knit.dev/{name}, or select matching nodes \
-                     in the pod",
+                    "{who}: the nodeSelector of Network {name} does not match node {}: request the Network \
+                     with a claim or with the extended resource networks.knit.dev/{name}, or select matching \
+                     nodes in the pod",
                     self.config.node
                 );
                 return Err(Error::new(Reason::Refused, message));

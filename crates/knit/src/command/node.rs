@@ -153,8 +153,8 @@ pub struct Args {
         default_value_t = knit_linux::Config::UPLINK_CONNECTIONS)]
     network_connections: u32,
 
-    /// Ranges that pods of Networks with a router never reach as the outside, besides what Nodes list, such as
-    /// the nodes' management network. Does not apply to the default Network
+    /// Ranges that pods of Networks with a router never reach as the outside, besides what Nodes list, such
+    /// as the nodes' management network. Does not apply to the default Network
     #[arg(long, env = "KNIT_NOT_OUTSIDE", value_name = "CIDRS", value_delimiter = ',')]
     not_outside: Vec<ipnet::IpNet>,
 

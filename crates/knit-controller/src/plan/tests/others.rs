@@ -359,8 +359,8 @@ fn blocks_of_two_leaders_that_overlap_are_reported_and_the_younger_goes() {
     assert_eq!(
         plan.to_string(),
         "release blue-10-77-0-16: it overlaps 10.77.0.24/29 of node n1, which is older\n\
-         event on Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node n1, \
-         which is older: it is revoked\n"
+         event on Network blue: BlocksOverlap: AddressBlock blue-10-77-0-16 overlaps 10.77.0.24/29 of node \
+         n1, which is older: it is revoked\n"
     );
     world.carry_out(&plan);
     world.asks("n2", "blue");

@@ -117,8 +117,8 @@ pub(super) fn is_half_made(link: &Link, being_made: bool) -> bool {
     is_child && link.alias.is_none() && link.group == owner::GROUP && !being_made
 }
 
-/// Looks what is there in a pod's namespace in the place of an attachment. What is half made goes, and `clear`
-/// takes away what is left of it elsewhere; what is another's is a conflict, and stays.
+/// Looks what is there in a pod's namespace in the place of an attachment. What is half made goes, and
+/// `clear` takes away what is left of it elsewhere; what is another's is a conflict, and stays.
 pub(super) fn find_child(
     pod: &dyn LinkList,
     mark: &Mark,
