@@ -12,7 +12,7 @@ use knit_policy::model::{
 };
 
 pub(crate) use super::blocks::BlockFacts;
-use super::blocks::{Blocks, Owner};
+use super::blocks::{BlockOwner, Blocks};
 use super::concerns::PortNames;
 pub(crate) use super::facts::{AttachmentFacts, NetworkFacts, PodFacts};
 use super::keys::AskedKeys;
@@ -441,9 +441,9 @@ impl Peers {
     fn counts(&self, network: &Name, node: &Name, address: IpAddr) -> bool {
         let ranges = self.networks.get(network).map(|facts| facts.ranges.as_slice()).unwrap_or_default();
         match self.blocks.owner(network, node, address) {
-            Owner::This => true,
-            Owner::Another => false,
-            Owner::Nobody => ranges.iter().any(|range| range.contains(&address)),
+            BlockOwner::This => true,
+            BlockOwner::Another => false,
+            BlockOwner::Nobody => ranges.iter().any(|range| range.contains(&address)),
         }
     }
 
