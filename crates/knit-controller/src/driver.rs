@@ -103,7 +103,7 @@ const QUIET_PASS_INTERVAL: Duration = Duration::from_secs(5);
 /// So often in a row the name of a block is found taken before its range is left alone.
 const TAKEN_AFTER: u32 = 3;
 /// So many writes of each lane are under way at once.
-const AT_ONCE: usize = 8;
+const CONCURRENT_WRITES: usize = 8;
 
 /// Writes that are under way or wait for their turn. They end with this.
 #[derive(Debug)]
@@ -531,7 +531,7 @@ fn undo_refused(action: &Action, memory: &mut Memory, is_refused: bool) {
 
 impl Default for Writers {
     fn default() -> Self {
-        let lane = || Arc::new(Semaphore::new(AT_ONCE));
+        let lane = || Arc::new(Semaphore::new(CONCURRENT_WRITES));
         Self { tasks: JoinSet::new(), of_users: lane(), of_networks: lane(), of_nodes: lane() }
     }
 }

@@ -39,7 +39,7 @@ use crate::shape::{Home, Shape, check_route};
 
 /// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of
 /// breath.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const ECHO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// All that is to be made for one request.
 pub(crate) struct Plan {
@@ -336,7 +336,7 @@ impl Net {
     pub fn asks(&self, plan: &Plan) -> Result<()> {
         for address in plan.mark.ips() {
             let from = plan.shape.echo_source(IpFamily::of(address));
-            let asked = self.space.echo(IpFamily::of(address), from)?.ask(address, ANSWER_WITHIN);
+            let asked = self.space.echo(IpFamily::of(address), from)?.ask(address, ECHO_TIMEOUT);
             asked.map_err(|error| {
                 let message = format!(
                     "{} of sandbox {} was created with {address}, but nothing answers there: check \

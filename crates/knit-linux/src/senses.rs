@@ -16,7 +16,7 @@ use crate::space::{Seen, Space};
 
 /// The kernel tells of a transaction before it ends; so long may the thread take that listens, on a busy
 /// machine.
-const CATCH_UP: Duration = Duration::from_millis(100);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Listens in the namespaces that this runtime works in.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl Senses {
         }
         let now = space.rules()?.generation().map_err(internal("read the state of the rules"))?;
         // All that was done up to now has been told, and counted, before the two are compared.
-        Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP) && space.rules_seen.now() == since)
+        Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP_TIMEOUT) && space.rules_seen.now() == since)
     }
 
     /// Returns when others may have changed something since the last call.

@@ -27,7 +27,7 @@ use crate::topology::{self, Driver};
 use crate::wanted::{Difference, Entry, Links, found};
 
 /// A pod's namespace may go at any time, and its link with it: then what there is is listed again.
-const ATTEMPTS: usize = 5;
+const LIST_ATTEMPTS: usize = 5;
 
 impl Core {
     /// Makes this node ready for a Network's pods, or brings it to what has changed.
@@ -51,7 +51,7 @@ impl Core {
         let shape = Arc::new(shape);
         let set_up = || shape.driver().set_up(self, &shape, &facts);
         let mut done = set_up();
-        for _ in 1..ATTEMPTS {
+        for _ in 1..LIST_ATTEMPTS {
             match &done {
                 Err(error) if is_of_gone_link(error) => done = set_up(),
                 _ => break,

@@ -19,7 +19,7 @@ use crate::tables::Comparison;
 use crate::wanted::{Difference, Links, Reading};
 
 /// How many differences of one kind are put into words.
-const WORDS: usize = 3;
+const MAX_WORDED_DIFFERENCES: usize = 3;
 
 /// What is in one namespace.
 pub(crate) struct Sight {
@@ -119,8 +119,8 @@ impl Wrong {
         if words.is_empty() {
             return;
         }
-        let more = words.len().saturating_sub(WORDS);
-        words.truncate(WORDS);
+        let more = words.len().saturating_sub(MAX_WORDED_DIFFERENCES);
+        words.truncate(MAX_WORDED_DIFFERENCES);
         if more > 0 {
             words.push(format!("and {more} more"));
         }

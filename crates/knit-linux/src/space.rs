@@ -20,7 +20,7 @@ use crate::echo::Echo;
 use crate::fail::internal;
 
 /// How many idle sockets of one kind are kept.
-const KEEP: usize = 8;
+const MAX_IDLE_SOCKETS: usize = 8;
 
 /// A namespace with its sockets.
 #[derive(Debug)]
@@ -160,7 +160,7 @@ impl<T> DerefMut for Lease<'_, T> {
 impl<T> Drop for Lease<'_, T> {
     fn drop(&mut self) {
         let mut idle = self.pool.0.locked();
-        if idle.len() < KEEP {
+        if idle.len() < MAX_IDLE_SOCKETS {
             idle.extend(self.thing.take());
         }
     }

@@ -14,7 +14,7 @@ use crate::rules::{Elements, Put, merge};
 use crate::space::Space;
 
 /// How often a table is planned again because somebody else changed it.
-const ATTEMPTS: u32 = 32;
+const PLAN_ATTEMPTS: u32 = 32;
 
 /// A comparison of the tables of one namespace: each is read once, whoever has a part in it.
 #[derive(Default)]
@@ -64,7 +64,7 @@ pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>)
     let table = layout.id().clone();
     let failed = || internal::<nft::Error>(format!("update table {table}"));
     let mut kernel = space.rules()?;
-    let applied = nft::until_current(&mut *kernel, &table, ATTEMPTS, |kernel, attempt, found| {
+    let applied = nft::until_current(&mut *kernel, &table, PLAN_ATTEMPTS, |kernel, attempt, found| {
         let wanted = merge(layout.clone(), found.as_ref(), elements);
         let plan = nft::diff(found.as_ref(), &wanted);
         if plan.is_empty() {

@@ -40,7 +40,7 @@ struct Known {
 }
 
 /// How long a runtime may take to say who it is.
-const INTRODUCTION: Duration = Duration::from_secs(2);
+const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 
 // === impl Runtimes ===
 
@@ -163,7 +163,7 @@ impl Runtimes {
         }
         let all: Vec<(String, Arc<dyn Runtime>)> = self.all();
         let asked = futures::future::join_all(all.into_iter().map(|(name, runtime)| async move {
-            let problem = match tokio::time::timeout(INTRODUCTION, runtime.status()).await {
+            let problem = match tokio::time::timeout(INFO_TIMEOUT, runtime.status()).await {
                 Ok(Ok(status)) if status.ready => None,
                 Ok(Ok(status)) => Some(status.message),
                 Ok(Err(error)) => Some(error.to_string()),
@@ -199,7 +199,7 @@ impl Runtimes {
                 return;
             }
         };
-        let info = match tokio::time::timeout(INTRODUCTION, runtime.info()).await {
+        let info = match tokio::time::timeout(INFO_TIMEOUT, runtime.info()).await {
             Ok(Ok(info)) => info,
             Ok(Err(error)) => {
                 tracing::debug!(socket = %socket.display(), error = &error as &dyn std::error::Error, "no \

@@ -106,7 +106,7 @@ pub(crate) struct News {
 }
 
 /// A change waits this long at most, or the proxy is unwell (rule 55).
-const UNWELL: Duration = Duration::from_secs(60);
+const UNHEALTHY_DELAY: Duration = Duration::from_secs(60);
 
 /// Is called when a state changes that people see.
 pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
@@ -147,7 +147,7 @@ impl Instance {
         let labels = [("network".into(), network.name.clone().into())];
         let mut registry = Registry::with_labels(labels.into_iter());
         let metrics = Metrics::register(&mut registry);
-        let health = Health::new(UNWELL);
+        let health = Health::new(UNHEALTHY_DELAY);
         let (running, reported, limits) = (None, false, None);
         let instance = Self { id, router, network, state, running, health, metrics, reported, limits };
         (instance, registry)

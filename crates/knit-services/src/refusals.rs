@@ -17,11 +17,11 @@ use knit_proxy::model::{NetworkName, ServiceName};
 use crate::entrances::Refusal;
 
 /// How many nodes tell.
-const SPEAKERS: usize = 2;
+const TELLING_NODES: usize = 2;
 /// How often something else is said of one Service.
-const PAUSE: Duration = Duration::from_secs(60);
+const RETELL_INTERVAL: Duration = Duration::from_secs(60);
 /// So much of it is said.
-const WORDS: usize = 1000;
+const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// What is refused, and what was said about it.
 #[derive(Debug)]
@@ -91,7 +91,8 @@ impl Refusals {
     fn say(&mut self, world: &World, service: &ServiceName, why: Why, text: Option<String>, only_here: bool) {
         let now = Instant::now();
         let nodes = world.nodes.keys().map(String::as_str);
-        let speaks = text.is_some() && (only_here || speaks(&self.node, nodes, service.as_str(), SPEAKERS));
+        let speaks =
+            text.is_some() && (only_here || speaks(&self.node, nodes, service.as_str(), TELLING_NODES));
         let mut due = self.said.waited(now);
         due.extend(self.said.takes((service.clone(), why), text, speaks, now));
         for ((service, why), text) in due {
@@ -113,7 +114,7 @@ impl Said {
         now: Instant,
     ) -> Option<(Subject, String)> {
         self.waiting.remove(&subject);
-        let Some(text) = text.map(|text| text.chars().take(WORDS).collect::<String>()) else {
+        let Some(text) = text.map(|text| text.chars().take(MAX_MESSAGE_CHARS).collect::<String>()) else {
             self.last.remove(&subject);
             return None;
         };
@@ -124,11 +125,11 @@ impl Said {
             self.last.insert(subject, text);
             return None;
         }
-        if self.at.get(&subject).is_some_and(|at| now < *at + PAUSE) {
+        if self.at.get(&subject).is_some_and(|at| now < *at + RETELL_INTERVAL) {
             self.waiting.insert(subject, text);
             return None;
         }
-        self.at.retain(|_, at| now < *at + PAUSE);
+        self.at.retain(|_, at| now < *at + RETELL_INTERVAL);
         self.at.insert(subject.clone(), now);
         self.last.insert(subject.clone(), text.clone());
         Some((subject, text))
@@ -136,7 +137,7 @@ impl Said {
 
     /// What waited long enough.
     fn waited(&mut self, now: Instant) -> Vec<(Subject, String)> {
-        let over = |subject: &Subject| self.at.get(subject).is_none_or(|at| now >= *at + PAUSE);
+        let over = |subject: &Subject| self.at.get(subject).is_none_or(|at| now >= *at + RETELL_INTERVAL);
         let due: Vec<Subject> = self.waiting.keys().filter(|subject| over(subject)).cloned().collect();
         let mut said = Vec::new();
         for subject in due {
@@ -171,7 +172,7 @@ mod tests {
         // Where others speak, nothing is said.
         assert_eq!(said.takes(subject("a/quiet"), long(0), false, at(0)), None);
         let first = said.takes(subject("a/loud"), long(1), true, at(0)).expect("said");
-        assert_eq!(first.1.chars().count(), WORDS);
+        assert_eq!(first.1.chars().count(), MAX_MESSAGE_CHARS);
         let more = (2..100).filter_map(|n| said.takes(subject("a/loud"), long(n), true, at(n as u64 % 60)));
         assert_eq!(more.count(), 0);
         // Going and coming again is a change, too.

@@ -27,7 +27,7 @@ use crate::plan::primaries;
 /// How often it is looked whether the cluster serves a kind that it did not serve before.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// Events that wait before a watch is held up.
-const QUEUE: usize = 1024;
+const EVENT_QUEUE: usize = 1024;
 /// So many problems of one policy are told.
 const MAX_PROBLEMS: usize = 3;
 
@@ -88,7 +88,7 @@ enum OfPods {
 impl Feed {
     /// Begins to watch. Without `enforce` there are no policies for all that is known.
     pub(super) fn start(objects: &Objects, small: Small, enforce: bool, recorder: &EventRecorder) -> Self {
-        let (sender, inbox) = mpsc::channel(QUEUE);
+        let (sender, inbox) = mpsc::channel(EVENT_QUEUE);
         let mut policies = JoinSet::new();
         if enforce {
             let each = Each { objects: objects.clone(), sender: sender.clone(), recorder: recorder.clone() };

@@ -40,7 +40,7 @@ const GATHER_INTERVAL: Duration = Duration::from_millis(20);
 /// How often all slices are compared with what they should be, and failed writes are tried again.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
 /// So many writes are under way at once.
-const AT_ONCE: usize = 8;
+const CONCURRENT_WRITES: usize = 8;
 /// So many pods fit into one object.
 const MAX_PODS: usize = 1000;
 /// And so many bytes, roughly counted: the API server takes three times that. A tenant's pod may have
@@ -184,7 +184,7 @@ impl Writer {
                 (place, leading.fence(async { objects.write(&write).await.map(drop) }).await)
             }
         });
-        let results: Vec<_> = futures::stream::iter(attempts).buffered(AT_ONCE).collect().await;
+        let results: Vec<_> = futures::stream::iter(attempts).buffered(CONCURRENT_WRITES).collect().await;
         let (mut failed, mut tried) = (BTreeSet::new(), BTreeSet::new());
         for (place, result) in results {
             self.written.insert(place.clone(), now);

@@ -27,7 +27,7 @@ pub use follow::Followers;
 pub use pace::{Backoff, Pace, Turn};
 
 /// A Network is repaired this often at the least, whoever damages it: it is a matter of isolation.
-const NETWORK: Duration = Duration::from_secs(5);
+const NETWORK_REPAIR_MAX_DELAY: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
 /// anyway.
 pub(crate) const COMPARE_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -98,7 +98,7 @@ enum Occasion {
 impl Repairs {
     pub(crate) fn new(pass: Duration) -> Self {
         Self {
-            networks: Mutex::new(Backoff::new(NETWORK.min(pass))),
+            networks: Mutex::new(Backoff::new(NETWORK_REPAIR_MAX_DELAY.min(pass))),
             attachments: Mutex::new(Backoff::new(pass)),
             noticed: Mutex::default(),
         }
@@ -437,7 +437,7 @@ impl Reconciler {
                     "Network {network}: a program on this node keeps changing Knit's kernel state \
                     ({words}). It is repaired every {} s; find the program that does it (a firewall \
                     service that flushes rules?) and stop it.",
-                    NETWORK.as_secs()
+                    NETWORK_REPAIR_MAX_DELAY.as_secs()
                 );
                 self.report.say_of_node("KnitIsDisturbed", message);
             }

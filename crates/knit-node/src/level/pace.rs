@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The least time between two looks while there is one disturbance after another; it doubles up to the most.
-const LEAST: Duration = Duration::from_millis(50);
-const MOST: Duration = Duration::from_secs(2);
+const LOOK_MIN_INTERVAL: Duration = Duration::from_millis(50);
+const LOOK_MAX_INTERVAL: Duration = Duration::from_secs(2);
 /// The pause after the first repair of a thing; it doubles up to the most.
-const FIRST: Duration = Duration::from_millis(200);
+const REPAIR_DELAY: Duration = Duration::from_millis(200);
 /// That many repairs of one thing in a row are a fight.
-const FIGHT: u32 = 5;
+const REPAIRS_IN_A_FIGHT: u32 = 5;
 
 /// When to look: at once after a quiet time, and more and more seldom while disturbances go on.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub enum Turn {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { last: None, gap: LEAST }
+        Self { last: None, gap: LOOK_MIN_INTERVAL }
     }
 }
 
@@ -60,7 +60,7 @@ impl Pace {
     pub fn next(&mut self, now: Instant) -> Instant {
         let Some(last) = self.last else { return now };
         if now >= last + self.gap * 4 {
-            self.gap = LEAST;
+            self.gap = LOOK_MIN_INTERVAL;
         }
         (last + self.gap).max(now)
     }
@@ -68,7 +68,7 @@ impl Pace {
     /// It was looked.
     pub fn looked(&mut self, now: Instant) {
         let soon = self.last.is_some_and(|last| now < last + self.gap * 4);
-        self.gap = if soon { (self.gap * 2).min(MOST) } else { LEAST };
+        self.gap = if soon { (self.gap * 2).min(LOOK_MAX_INTERVAL) } else { LOOK_MIN_INTERVAL };
         self.last = Some(now);
     }
 }
@@ -86,7 +86,7 @@ impl<K: Ord + Clone> Backoff<K> {
         // What has been left alone for a while is forgotten.
         self.things.retain(|_, thing| now < thing.last + thing.pause + most * 2);
         let Some(known) = self.things.get_mut(thing) else {
-            self.things.insert(thing.clone(), Thing { repairs: 1, last: now, pause: FIRST.min(most) });
+            self.things.insert(thing.clone(), Thing { repairs: 1, last: now, pause: REPAIR_DELAY.min(most) });
             return Turn::Now { fight: false, first: true };
         };
         if now < known.last + known.pause {
@@ -94,7 +94,7 @@ impl<K: Ord + Clone> Backoff<K> {
         }
         known.repairs += 1;
         (known.last, known.pause) = (now, (known.pause * 2).min(most));
-        Turn::Now { fight: known.repairs >= FIGHT, first: known.repairs == FIGHT }
+        Turn::Now { fight: known.repairs >= REPAIRS_IN_A_FIGHT, first: known.repairs == REPAIRS_IN_A_FIGHT }
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
             looks += 1;
         }
         assert!((25..45).contains(&looks), "{looks} looks in a minute");
-        let quiet = now + MOST * 5;
+        let quiet = now + LOOK_MAX_INTERVAL * 5;
         assert_eq!(pace.next(quiet), quiet);
     }
 

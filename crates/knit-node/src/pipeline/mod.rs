@@ -55,7 +55,7 @@ pub(crate) use waits::Waits;
 
 /// How long a runtime may take to take back what it could not make. Its attach may have used up most of the
 /// time that the caller waits.
-const GIVE_UP: Duration = Duration::from_secs(5);
+const UNDO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All that carrying out a request takes. Clones are the same one.
 #[derive(Clone, Debug)]
@@ -197,7 +197,8 @@ impl Pipeline {
                 let error = self.final_if_asked_for(&request.pod.sandbox, &asked_for_addresses, error);
                 // Who waits for the answer should hear of this error; what a runtime does not take away in
                 // time, a later pass does.
-                self.undo(recorded.record(), recorded.planned(), DetachLimits::of_request(GIVE_UP)).await;
+                self.undo(recorded.record(), recorded.planned(), DetachLimits::of_request(UNDO_TIMEOUT))
+                    .await;
                 Err(error)
             }
         }

@@ -259,7 +259,7 @@ enum FromSlices {
 }
 
 /// Events of slices that wait before their watches are held up.
-const QUEUE: usize = 64;
+const EVENT_QUEUE: usize = 64;
 
 // === impl Followed ===
 
@@ -297,7 +297,7 @@ impl BlockFeed {
             }
         }
         let kept = known.block_lists.as_ref().map(|lists| lists.keys().cloned().collect());
-        let (events, arriving) = mpsc::channel(QUEUE);
+        let (events, arriving) = mpsc::channel(EVENT_QUEUE);
         let (networks, watching) = (BTreeMap::new(), JoinSet::new());
         let (own_synced, generation) = (false, 0);
         let feed = Self {

@@ -11,10 +11,10 @@ use tonic::{Request, Response, Status};
 use crate::core::Core;
 
 /// How often it is said again: kubelet forgets what it has not heard for 30 seconds.
-const EVERY: Duration = Duration::from_secs(20);
+const HEALTH_INTERVAL: Duration = Duration::from_secs(20);
 
 /// The pause between two changes: many Networks may change at once.
-const GATHER: Duration = Duration::from_secs(1);
+const HEALTH_CHANGES_DELAY: Duration = Duration::from_secs(1);
 
 /// Tells kubelet.
 #[derive(Clone, Debug)]
@@ -41,10 +41,10 @@ impl Health {
         stream::unfold((core, shown, true), |(core, mut shown, first)| async move {
             if !first {
                 // That it did not change is worth saying, too.
-                if let Ok(Err(_)) = tokio::time::timeout(EVERY, shown.changed()).await {
+                if let Ok(Err(_)) = tokio::time::timeout(HEALTH_INTERVAL, shown.changed()).await {
                     return None;
                 }
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(HEALTH_CHANGES_DELAY).await;
             }
             shown.borrow_and_update();
             let told = core.networks().states().into_iter().map(|state| Told {

@@ -33,9 +33,9 @@ use work::{ReportedStatus, Worker, says_the_same};
 /// The shortest time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);
 /// How many pods of one namespace are plugged into at the same time.
-const AT_ONCE: usize = 4;
+const PODS_AT_ONCE: usize = 4;
 /// How many objects a worker takes at most before others of its pod have their turn.
-const TURN: usize = 16;
+const OBJECTS_PER_TURN: usize = 16;
 /// How many objects of one namespace a node works on.
 pub const PER_NAMESPACE: usize = 256;
 /// How many interfaces a pod gets by objects.
@@ -215,12 +215,12 @@ impl ObjectsDoor {
         }
         drop(state);
         let busy = self.running.iter().filter(|l| !l.leaving && l.pod.0 == lane.pod.0).count();
-        if due.is_empty() || (!lane.leaving && busy >= AT_ONCE) {
+        if due.is_empty() || (!lane.leaving && busy >= PODS_AT_ONCE) {
             return again;
         }
         // Who failed least comes first: what is new does not wait for what never works.
         due.sort_by_key(|(attempts, _)| *attempts);
-        due.truncate(TURN);
+        due.truncate(OBJECTS_PER_TURN);
         let worker = Worker::new(self.core.clone(), self.objects.clone(), Arc::clone(&self.state));
         self.running.insert(lane.clone());
         self.workers.spawn(async move {

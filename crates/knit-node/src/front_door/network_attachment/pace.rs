@@ -8,13 +8,13 @@ use tokio::time::Instant;
 use crate::world::Labels;
 
 /// The first pause.
-const FIRST: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The pause while what a refusal depends on has changed.
-const CHANGED: Duration = Duration::from_secs(5);
+const CHANGED_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The longest pause where waiting may help.
-const SOON: Duration = Duration::from_secs(30);
+const RETRY_MAX_DELAY: Duration = Duration::from_secs(30);
 /// The longest pause where only somebody's change helps.
-const LATER: Duration = Duration::from_secs(300);
+const HOPELESS_RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 
 /// What a refusal depends on.
 #[derive(Clone, Debug, Default)]
@@ -42,14 +42,14 @@ impl Pace {
     /// One more failure. `hopeless` if only somebody's change helps.
     pub(super) fn failed(before: Option<&Self>, facts: Facts, hopeless: bool, now: Instant) -> Self {
         let attempts = before.map_or(0, |pace| pace.attempts).saturating_add(1);
-        let longest = if hopeless { LATER } else { SOON };
-        let pause = FIRST.saturating_mul(1 << (attempts - 1).min(16)).min(longest);
+        let longest = if hopeless { HOPELESS_RETRY_MAX_DELAY } else { RETRY_MAX_DELAY };
+        let pause = RETRY_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(longest);
         Self { attempts, last: now, pause, facts }
     }
 
     /// When it may be tried again.
     pub(super) fn ready(&self, facts: &Facts) -> Instant {
-        self.last + if self.facts == *facts { self.pause } else { self.pause.min(CHANGED) }
+        self.last + if self.facts == *facts { self.pause } else { self.pause.min(CHANGED_RETRY_DELAY) }
     }
 }
 
