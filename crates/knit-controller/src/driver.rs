@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::cluster::{BlockView, Memory, Now, Numbers, Remembered, WriteFailure};
 use crate::config::Config;
 use crate::leader::{self, Leading};
-use crate::peers::{self, Small};
+use crate::peers::{self, SharedCaches};
 use crate::plan::{Action, Indexed, Lane, Plan, REMEMBER};
 use crate::slices;
 use caches::{Caches, any_change};
@@ -45,7 +45,7 @@ type Planner = fn(&mut Indexed, &mut Memory, &Config, Now) -> Plan;
 
 /// What plans are made of, and with: it is on the thread that plans, or at rest.
 #[derive(Debug, Default)]
-struct Mind {
+struct PlannerState {
     known: Indexed,
     memory: Memory,
 }
@@ -229,7 +229,7 @@ impl Controller {
 
     /// Writes what policies need to know of pods, for as long as it is polled.
     async fn tell_peers(&self, leading: &watch::Receiver<Leading>) {
-        let small = Small {
+        let small = SharedCaches {
             namespaces: self.caches.namespaces.clone(),
             networks: self.caches.networks.clone(),
             blocks: self.caches.blocks.clone(),
@@ -246,7 +246,7 @@ impl Controller {
         let mut mind = loop {
             self.caches.wait_synced().await;
             match self.recall().await {
-                Ok(memory) => break Mind { known: Indexed::default(), memory },
+                Ok(memory) => break PlannerState { known: Indexed::default(), memory },
                 Err(error) => {
                     self.failed(&error);
                     tokio::time::sleep(backoff.next(jitter())).await;
@@ -287,7 +287,7 @@ impl Controller {
     }
 
     /// One plan, on a thread of its own: however long it takes, the Lease is renewed meanwhile.
-    async fn think(&self, mut mind: Mind, turn: u64) -> (Plan, Mind) {
+    async fn think(&self, mut mind: PlannerState, turn: u64) -> (Plan, PlannerState) {
         let (caches, config, planner) = (self.caches.clone(), self.config.clone(), self.planner);
         let (started, turns) = (self.started, Arc::clone(&self.turn));
         let thinking = tokio::task::spawn_blocking(move || {

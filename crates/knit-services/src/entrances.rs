@@ -18,7 +18,7 @@ use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
 use knit_proxy::view::{FrontendKind, PortKey, PortView};
 use knit_runtime::routers::{Chosen, Entrance, Steered};
 
-use crate::forbidden::{Forbidden, Whose};
+use crate::forbidden::{AddressUse, Forbidden};
 use crate::internal_ports::Reserved;
 use objection::Objection;
 pub(crate) use objection::Refusal;
@@ -80,11 +80,11 @@ struct Claim {
     kind: FrontendKind,
     /// Where it leads; none for Services of the default Network, which the node itself serves, and for what
     /// no proxy was told of.
-    to: Option<To>,
+    to: Option<EntranceTarget>,
 }
 
 #[derive(Debug, Clone)]
-struct To {
+struct EntranceTarget {
     at: std::net::SocketAddr,
     sources: Option<Box<[IpNet]>>,
 }
@@ -132,7 +132,8 @@ impl Steering {
         let owner = EntranceOwner::Router(network.clone(), key.clone());
         let places = found.map_or_else(Vec::new, |(view, service)| {
             let claim = |(place, kind, at, sources)| {
-                let claim = Claim { network: network.clone(), kind, to: Some(To { at, sources }) };
+                let claim =
+                    Claim { network: network.clone(), kind, to: Some(EntranceTarget { at, sources }) };
                 (place, Rank::new(service, &key.port, kind), claim)
             };
             let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
@@ -336,10 +337,10 @@ impl Steering {
             (FrontendKind::NodePort | FrontendKind::ClusterIp, _) => None,
             // What the node itself serves is not steered, and it serves what load balancers have.
             (FrontendKind::LoadBalancerIp, _) if to.is_none() => None,
-            (_, Some(Whose::Cluster)) => Some(Objection::InCluster),
-            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) if allowed => None,
-            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) => Some(Objection::OfNodeDenied),
-            (FrontendKind::ExternalIp, Some(Whose::Node)) => Some(Objection::OfNode),
+            (_, Some(AddressUse::Cluster)) => Some(Objection::InCluster),
+            (FrontendKind::LoadBalancerIp, Some(AddressUse::Node)) if allowed => None,
+            (FrontendKind::LoadBalancerIp, Some(AddressUse::Node)) => Some(Objection::OfNodeDenied),
+            (FrontendKind::ExternalIp, Some(AddressUse::Node)) => Some(Objection::OfNode),
             (FrontendKind::ExternalIp, None) if self.own.contains(&place.address) => {
                 (!default || !allowed).then_some(Objection::Unlisted { allowable: default })
             }

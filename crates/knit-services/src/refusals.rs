@@ -28,23 +28,23 @@ const MAX_MESSAGE_CHARS: usize = 1000;
 pub(crate) struct Refusals {
     node: String,
     recorder: EventRecorder,
-    said: Said,
+    said: ToldRefusals,
 }
 
 /// What a refusal is about.
-type Subject = (ServiceName, Why);
+type RefusalSubject = (ServiceName, RefusalReason);
 
 /// What was said, and what is to be said when the pause is over.
 #[derive(Debug, Default)]
-struct Said {
-    last: BTreeMap<Subject, String>,
-    at: BTreeMap<Subject, Instant>,
-    waiting: BTreeMap<Subject, String>,
+struct ToldRefusals {
+    last: BTreeMap<RefusalSubject, String>,
+    at: BTreeMap<RefusalSubject, Instant>,
+    waiting: BTreeMap<RefusalSubject, String>,
 }
 
 /// Why something is refused, as the reason of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Why {
+pub(crate) enum RefusalReason {
     /// The Network does not allow external IPs.
     ExternalIPsDenied,
     /// An address belongs to somebody else.
@@ -56,7 +56,7 @@ impl Refusals {
     pub(crate) fn new(objects: &Objects, node: &str) -> Self {
         let reporter = Reporter { controller: "knit.dev/node".to_owned(), instance: node.to_owned() };
         let recorder = EventRecorder::start(objects, reporter, EventLimits::default());
-        Self { node: node.to_owned(), recorder, said: Said::default() }
+        Self { node: node.to_owned(), recorder, said: ToldRefusals::default() }
     }
 
     /// The external IPs of a Service that its Network does not allow; none: nothing is wrong.
@@ -75,7 +75,7 @@ impl Refusals {
                 list.join(", ")
             )
         });
-        self.say(world, service, Why::ExternalIPsDenied, text, false);
+        self.say(world, service, RefusalReason::ExternalIPsDenied, text, false);
     }
 
     /// The addresses of a Service that lead elsewhere or nowhere; none of them: nothing is wrong.
@@ -85,10 +85,17 @@ impl Refusals {
         // What only this node knows nobody else tells.
         let only_here = refused.iter().any(|refusal| refusal.only_here);
         let text = text.map(|text| if only_here { format!("on node {}, {text}", self.node) } else { text });
-        self.say(world, service, Why::AddressRefused, text, only_here);
+        self.say(world, service, RefusalReason::AddressRefused, text, only_here);
     }
 
-    fn say(&mut self, world: &World, service: &ServiceName, why: Why, text: Option<String>, only_here: bool) {
+    fn say(
+        &mut self,
+        world: &World,
+        service: &ServiceName,
+        why: RefusalReason,
+        text: Option<String>,
+        only_here: bool,
+    ) {
         let now = Instant::now();
         let nodes = world.nodes.keys().map(String::as_str);
         let speaks =
@@ -102,17 +109,17 @@ impl Refusals {
     }
 }
 
-// === impl Said ===
+// === impl ToldRefusals ===
 
-impl Said {
+impl ToldRefusals {
     /// What is to be said now of what is refused; no text: nothing is.
     fn takes(
         &mut self,
-        subject: Subject,
+        subject: RefusalSubject,
         text: Option<String>,
         speaks: bool,
         now: Instant,
-    ) -> Option<(Subject, String)> {
+    ) -> Option<(RefusalSubject, String)> {
         self.waiting.remove(&subject);
         let Some(text) = text.map(|text| text.chars().take(MAX_MESSAGE_CHARS).collect::<String>()) else {
             self.last.remove(&subject);
@@ -136,9 +143,10 @@ impl Said {
     }
 
     /// What waited long enough.
-    fn waited(&mut self, now: Instant) -> Vec<(Subject, String)> {
-        let over = |subject: &Subject| self.at.get(subject).is_none_or(|at| now >= *at + RETELL_INTERVAL);
-        let due: Vec<Subject> = self.waiting.keys().filter(|subject| over(subject)).cloned().collect();
+    fn waited(&mut self, now: Instant) -> Vec<(RefusalSubject, String)> {
+        let over =
+            |subject: &RefusalSubject| self.at.get(subject).is_none_or(|at| now >= *at + RETELL_INTERVAL);
+        let due: Vec<RefusalSubject> = self.waiting.keys().filter(|subject| over(subject)).cloned().collect();
         let mut said = Vec::new();
         for subject in due {
             let text = self.waiting.remove(&subject);
@@ -164,8 +172,8 @@ mod tests {
 
     #[test]
     fn an_author_who_changes_a_service_all_the_time_filled_every_nodes_log() {
-        let subject = |name: &str| (ServiceName::from(name), Why::AddressRefused);
-        let mut said = Said::default();
+        let subject = |name: &str| (ServiceName::from(name), RefusalReason::AddressRefused);
+        let mut said = ToldRefusals::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let long = |n: usize| Some(format!("{n} {}", "x".repeat(100_000)));

@@ -26,14 +26,14 @@ const TOLERATED_AWAY_AGENTS: usize = 2;
 
 /// Why a node gets no new pods: the value of the taint, and words for the log.
 #[derive(Clone, Copy)]
-struct Why {
+struct TaintReason {
     value: &'static str,
     text: &'static str,
 }
 
-const AGENT_AWAY: Why = Why { value: "agent-away", text: "its agent does not answer" };
-const NO_ADDRESS: Why =
-    Why { value: "addresses-exhausted", text: "no address of the default Network is free" };
+const AGENT_AWAY: TaintReason = TaintReason { value: "agent-away", text: "its agent does not answer" };
+const NO_ADDRESS: TaintReason =
+    TaintReason { value: "addresses-exhausted", text: "no address of the default Network is free" };
 
 /// What is known of an agent.
 #[derive(Clone, Copy, Eq, PartialEq)]

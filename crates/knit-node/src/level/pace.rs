@@ -25,11 +25,11 @@ pub struct Pace {
 #[derive(Debug)]
 pub struct Backoff<K> {
     most: Duration,
-    things: BTreeMap<K, Thing>,
+    things: BTreeMap<K, RepairedThing>,
 }
 
 #[derive(Debug)]
-struct Thing {
+struct RepairedThing {
     repairs: u32,
     last: Instant,
     pause: Duration,
@@ -37,7 +37,7 @@ struct Thing {
 
 /// Whether it is a thing's turn to be repaired.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Turn {
+pub enum RepairTurn {
     /// Now.
     Now {
         /// It was repaired several times of late.
@@ -81,20 +81,26 @@ impl<K: Ord + Clone> Backoff<K> {
     }
 
     /// Whether it is a thing's turn; if so, it counts as repaired now.
-    pub fn turn(&mut self, thing: &K, now: Instant) -> Turn {
+    pub fn turn(&mut self, thing: &K, now: Instant) -> RepairTurn {
         let most = self.most;
         // What has been left alone for a while is forgotten.
         self.things.retain(|_, thing| now < thing.last + thing.pause + most * 2);
         let Some(known) = self.things.get_mut(thing) else {
-            self.things.insert(thing.clone(), Thing { repairs: 1, last: now, pause: REPAIR_DELAY.min(most) });
-            return Turn::Now { fight: false, first: true };
+            self.things.insert(
+                thing.clone(),
+                RepairedThing { repairs: 1, last: now, pause: REPAIR_DELAY.min(most) },
+            );
+            return RepairTurn::Now { fight: false, first: true };
         };
         if now < known.last + known.pause {
-            return Turn::Later(known.last + known.pause);
+            return RepairTurn::Later(known.last + known.pause);
         }
         known.repairs += 1;
         (known.last, known.pause) = (now, (known.pause * 2).min(most));
-        Turn::Now { fight: known.repairs >= REPAIRS_IN_A_FIGHT, first: known.repairs == REPAIRS_IN_A_FIGHT }
+        RepairTurn::Now {
+            fight: known.repairs >= REPAIRS_IN_A_FIGHT,
+            first: known.repairs == REPAIRS_IN_A_FIGHT,
+        }
     }
 }
 
@@ -127,17 +133,17 @@ mod tests {
         let (mut now, mut repairs, mut told) = (start, 0, 0);
         while now < start + Duration::from_secs(60) {
             match backoff.turn(&"fought over", now) {
-                Turn::Now { fight, first } => {
+                RepairTurn::Now { fight, first } => {
                     repairs += 1;
                     told += u32::from(fight && first);
                 }
-                Turn::Later(at) => now = at,
+                RepairTurn::Later(at) => now = at,
             }
         }
         assert!((12..22).contains(&repairs), "{repairs} repairs in a minute");
         assert_eq!(told, 1, "a fight is told once");
-        assert_eq!(backoff.turn(&"another", now), Turn::Now { fight: false, first: true });
+        assert_eq!(backoff.turn(&"another", now), RepairTurn::Now { fight: false, first: true });
         let later = now + Duration::from_secs(60);
-        assert_eq!(backoff.turn(&"fought over", later), Turn::Now { fight: false, first: true });
+        assert_eq!(backoff.turn(&"fought over", later), RepairTurn::Now { fight: false, first: true });
     }
 }

@@ -17,7 +17,7 @@ use super::admit::Admitted;
 use super::verify::{Answer, Verified};
 use super::{Pipeline, UNDO_TIMEOUT, Waits};
 use crate::error::{Error, Reason, Result};
-use crate::networks::Patience;
+use crate::networks::WaitLimit;
 
 /// How long an attach that was given up is followed: less than the addresses that it was asked for rest.
 const ABANDONED_ATTACH_TIMEOUT: Duration = Duration::from_secs(170);
@@ -28,14 +28,14 @@ impl Pipeline {
         &self,
         admitted: &Admitted<'_>,
         planned: &[InterfaceName],
-        patience: Patience,
+        patience: WaitLimit,
         waits: Waits,
     ) -> Result<Vec<Verified>> {
         let record = admitted.record();
         let covered_by = match (waits.soon(), patience) {
             (Some(soon), _) => soon,
-            (None, Patience::Until(deadline)) => deadline,
-            (None, Patience::Once) => Instant::now() + self.config.runtime_deadline,
+            (None, WaitLimit::Until(deadline)) => deadline,
+            (None, WaitLimit::Once) => Instant::now() + self.config.runtime_deadline,
         };
         self.cover(record, covered_by).await?;
         // What fails must be taken back before the caller stops waiting, or it never hears why.

@@ -40,7 +40,7 @@ use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::error::{Error, Reason, Result};
 use crate::netns;
-use crate::networks::{Networks, Patience};
+use crate::networks::{Networks, WaitLimit};
 use crate::report::Report;
 use crate::request::{Main, PodRequest, pod_name};
 use crate::runtimes::Runtimes;
@@ -79,7 +79,7 @@ pub struct Attached {
 
 /// Where a sandbox is, and what it has already.
 #[derive(Debug)]
-struct Site {
+struct SandboxSite {
     netns: NetnsRef,
     has: Vec<Held>,
 }
@@ -142,13 +142,13 @@ impl Pipeline {
                     Main::Ours(_) => Vec::new(),
                     Main::Foreign(name) => made_by_others(&start.netns, name).await,
                 };
-                self.give(request, Site { netns, has }, waits).await
+                self.give(request, SandboxSite { netns, has }, waits).await
             }
             None => {
                 let Some(record) = known.filter(SandboxRecord::is_attached) else {
                     return Err(Error::new(Reason::NotReady, format!("{who} is being attached or detached")));
                 };
-                self.give(request, Site::of(&record), waits).await
+                self.give(request, SandboxSite::of(&record), waits).await
             }
         }
     }
@@ -161,14 +161,14 @@ impl Pipeline {
             let message = format!("{} has no networks", pod_name(&request.pod));
             return Err(Error::new(Reason::UnknownSandbox, message));
         };
-        match resolve(&self.world.get(), request, &Site::of(&record).has, &[]) {
+        match resolve(&self.world.get(), request, &SandboxSite::of(&record).has, &[]) {
             Ok(_) => Ok(()),
             Err(Missing::Wait(error) | Missing::Error(error)) => Err(error),
         }
     }
 
     /// The steps, one after the other.
-    async fn give(&self, request: &PodRequest, site: Site, waits: Waits) -> Result<Attached> {
+    async fn give(&self, request: &PodRequest, site: SandboxSite, waits: Waits) -> Result<Attached> {
         let wanted = self.resolve(request, &site, waits).await?;
         if wanted.is_empty() {
             // It wants nothing of the agent, and nothing is kept of it.
@@ -177,8 +177,8 @@ impl Pipeline {
         // A pod that starts waits for a block, unless others would wait with it; for one that runs, who asks
         // comes again.
         let patience = match (&request.start, waits.soon()) {
-            (Some(_), None) => Patience::Until(waits.at_most(self.config.block_wait)),
-            (None, _) | (_, Some(_)) => Patience::Once,
+            (Some(_), None) => WaitLimit::Until(waits.at_most(self.config.block_wait)),
+            (None, _) | (_, Some(_)) => WaitLimit::Once,
         };
         let resolved = self.prepare(request, site, wanted, patience, waits).await?;
         let reserved = self.reserve(resolved, patience).await?;
@@ -265,9 +265,9 @@ impl Pipeline {
     }
 }
 
-// === impl Site ===
+// === impl SandboxSite ===
 
-impl Site {
+impl SandboxSite {
     /// Where a sandbox is that runs.
     fn of(record: &SandboxRecord) -> Self {
         let held = |a: &knit_ledger::Attachment| Held {

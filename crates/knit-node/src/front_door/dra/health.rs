@@ -23,7 +23,7 @@ pub(super) struct Health {
 }
 
 /// A device's health, in no version's words.
-struct Told {
+struct HealthOfDevice {
     device: String,
     problem: Option<String>,
 }
@@ -36,7 +36,7 @@ impl Health {
     }
 
     /// Everything, now and again.
-    fn told(&self) -> BoxStream<'static, Vec<Told>> {
+    fn told(&self) -> BoxStream<'static, Vec<HealthOfDevice>> {
         let (core, shown) = (self.core.clone(), self.core.shown());
         stream::unfold((core, shown, true), |(core, mut shown, first)| async move {
             if !first {
@@ -47,11 +47,11 @@ impl Health {
                 tokio::time::sleep(HEALTH_CHANGES_DELAY).await;
             }
             shown.borrow_and_update();
-            let told = core.networks().states().into_iter().map(|state| Told {
+            let told = core.networks().states().into_iter().map(|state| HealthOfDevice {
                 device: names::device_of(&state.name),
                 problem: state.problem.map(|problem| problem.message.chars().take(1000).collect()),
             });
-            let told: Vec<Told> = told.collect();
+            let told: Vec<HealthOfDevice> = told.collect();
             Some((told, (core, shown, false)))
         })
         .boxed()
