@@ -1,5 +1,6 @@
 //! One pod's way: every front door makes a [`PodRequest`], and this carries it out. The files are the steps
-//! in their order, and each step takes what only the one before it gives. `waits` says how long each may wait.
+//! in their order, and each step takes what only the one before it gives. `waits` says how long each may
+//! wait.
 //!
 //! | step | file | from | to |
 //! |---|---|---|---|

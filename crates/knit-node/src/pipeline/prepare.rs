@@ -1,5 +1,5 @@
-//! What must be there before a pod's addresses are reserved: its node is one of the Network's, the Networks are
-//! set up with their Services in force, host ports are free for it, and runtimes can make what is wanted.
+//! What must be there before a pod's addresses are reserved: its node is one of the Network's, the Networks
+//! are set up with their Services in force, host ports are free for it, and runtimes can make what is wanted.
 
 use super::reserve::ForSandbox;
 use super::resolve::Wanted;

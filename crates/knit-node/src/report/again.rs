@@ -20,8 +20,8 @@ pub(super) struct WriteRetry {
     failures: u32,
 }
 
-/// Those of many, such as sandboxes, of which something failed: each waits for its own turn, and holds up nobody
-/// else's.
+/// Those of many, such as sandboxes, of which something failed: each waits for its own turn, and holds up
+/// nobody else's.
 #[derive(Debug)]
 pub(super) struct Retries<K>(BTreeMap<K, (Instant, Duration)>);
 
