@@ -22,7 +22,7 @@ use knit_objects::Backoff;
 use crate::rate::Rates;
 
 /// Namespace and name.
-pub type Place = (String, String);
+pub type NamespacedName = (String, String);
 
 /// Everything that is known, by name.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ pub struct Cluster {
     /// The namespaces.
     pub namespaces: BTreeMap<String, Arc<NamespaceView>>,
     /// The attachments that are published.
-    pub attachments: BTreeMap<Place, Arc<AttachmentView>>,
+    pub attachments: BTreeMap<NamespacedName, Arc<AttachmentView>>,
     /// Where Services have their addresses.
     pub service_ranges: Vec<IpNet>,
     /// The agents' Leases, by node.
@@ -48,7 +48,7 @@ pub struct Cluster {
     /// Whether news of Leases arrive now.
     pub hears_agents: bool,
     /// The NetworkPolicies.
-    pub policies: BTreeMap<Place, Arc<PolicyView>>,
+    pub policies: BTreeMap<NamespacedName, Arc<PolicyView>>,
 }
 
 /// What time it is, by two clocks.
@@ -168,10 +168,10 @@ pub struct Memory {
     /// Nodes that have blocks or attachments and are missing.
     pub gone: HashMap<String, Gone>,
     /// Since when attachments without a node are leaving, by namespace and name.
-    pub leaving: HashMap<Place, Duration>,
+    pub leaving: HashMap<NamespacedName, Duration>,
     /// NetworkAttachments about which something could not be written, by namespace and name, and when that
     /// was.
-    pub failed: HashMap<Place, Duration>,
+    pub failed: HashMap<NamespacedName, Duration>,
     /// When counts of a Network were last written, by its uid.
     pub counted: HashMap<String, Duration>,
     /// What was heard of agents.

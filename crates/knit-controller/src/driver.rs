@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::cluster::{BlockView, Memory, Now, Numbers, Remembered, WriteFailure};
 use crate::config::Config;
 use crate::leader::{self, Leading};
-use crate::peers::{self, Small};
+use crate::peers::{self, SharedCaches};
 use crate::plan::{Action, Indexed, Lane, Plan, REMEMBER};
 use crate::slices;
 use caches::{Caches, any_change};
@@ -45,7 +45,7 @@ type Planner = fn(&mut Indexed, &mut Memory, &Config, Now) -> Plan;
 
 /// What plans are made of, and with: it is on the thread that plans, or at rest.
 #[derive(Debug, Default)]
-struct Mind {
+struct PlannerState {
     known: Indexed,
     memory: Memory,
 }
@@ -103,7 +103,7 @@ const QUIET_PASS_INTERVAL: Duration = Duration::from_secs(5);
 /// So often in a row the name of a block is found taken before its range is left alone.
 const TAKEN_AFTER: u32 = 3;
 /// So many writes of each lane are under way at once.
-const AT_ONCE: usize = 8;
+const CONCURRENT_WRITES: usize = 8;
 
 /// Writes that are under way or wait for their turn. They end with this.
 #[derive(Debug)]
@@ -229,7 +229,7 @@ impl Controller {
 
     /// Writes what policies need to know of pods, for as long as it is polled.
     async fn tell_peers(&self, leading: &watch::Receiver<Leading>) {
-        let small = Small {
+        let small = SharedCaches {
             namespaces: self.caches.namespaces.clone(),
             networks: self.caches.networks.clone(),
             blocks: self.caches.blocks.clone(),
@@ -246,7 +246,7 @@ impl Controller {
         let mut mind = loop {
             self.caches.wait_synced().await;
             match self.recall().await {
-                Ok(memory) => break Mind { known: Indexed::default(), memory },
+                Ok(memory) => break PlannerState { known: Indexed::default(), memory },
                 Err(error) => {
                     self.failed(&error);
                     tokio::time::sleep(backoff.next(jitter())).await;
@@ -287,7 +287,7 @@ impl Controller {
     }
 
     /// One plan, on a thread of its own: however long it takes, the Lease is renewed meanwhile.
-    async fn think(&self, mut mind: Mind, turn: u64) -> (Plan, Mind) {
+    async fn think(&self, mut mind: PlannerState, turn: u64) -> (Plan, PlannerState) {
         let (caches, config, planner) = (self.caches.clone(), self.config.clone(), self.planner);
         let (started, turns) = (self.started, Arc::clone(&self.turn));
         let thinking = tokio::task::spawn_blocking(move || {
@@ -531,7 +531,7 @@ fn undo_refused(action: &Action, memory: &mut Memory, is_refused: bool) {
 
 impl Default for Writers {
     fn default() -> Self {
-        let lane = || Arc::new(Semaphore::new(AT_ONCE));
+        let lane = || Arc::new(Semaphore::new(CONCURRENT_WRITES));
         Self { tasks: JoinSet::new(), of_users: lane(), of_networks: lane(), of_nodes: lane() }
     }
 }

@@ -41,8 +41,8 @@ mod rate;
 pub mod slices;
 
 pub use cluster::{
-    AgentLease, Agents, AttachmentView, BlockView, Cluster, Gone, Memory, NamespaceView, NodeView, Now,
-    Numbers, Place, PolicyView, Remembered, SeenLease,
+    AgentLease, Agents, AttachmentView, BlockView, Cluster, Gone, Memory, NamespaceView, NamespacedName,
+    NodeView, Now, Numbers, PolicyView, Remembered, SeenLease,
 };
 pub use config::Config;
 pub use driver::{Controller, ControllerState, PlanTimes, Unsuitable};

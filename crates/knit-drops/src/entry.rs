@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 use knit_kernel::nflog::{Headers, Transport};
-use knit_policy::cluster::{Cluster, Owner};
+use knit_policy::cluster::{AddressOwner, Cluster};
 use knit_policy::model::{Direction, Name, Pod, Protocol, Traffic};
 use knit_policy::verdict::{Flow, Reason, State};
 use knit_policy_nft::log::Why;
@@ -119,9 +119,9 @@ impl Named {
 
 fn end(cluster: &Cluster, network: &str, address: IpAddr) -> (End, Option<std::sync::Arc<Pod>>) {
     match cluster.owner(network, address) {
-        Owner::Pod(pod) => (End { name: Some(pod.key.to_string()), address }, Some(pod)),
-        Owner::Node(node) => (End { name: Some(format!("node/{}", node.name)), address }, None),
-        Owner::Nobody => (End { name: None, address }, None),
+        AddressOwner::Pod(pod) => (End { name: Some(pod.key.to_string()), address }, Some(pod)),
+        AddressOwner::Node(node) => (End { name: Some(format!("node/{}", node.name)), address }, None),
+        AddressOwner::Nobody => (End { name: None, address }, None),
     }
 }
 

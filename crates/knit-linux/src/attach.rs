@@ -30,16 +30,16 @@ use crate::core::Core;
 use crate::fail::{chain, internal};
 use crate::listeners;
 use crate::mark::{Mark, host_name};
-use crate::moves::Subject;
+use crate::moves::MovingSubject;
 use crate::networks::Net;
 use crate::node::Node;
-use crate::port::{Port, There, is_half_made, take_elements};
-use crate::rules::{self, Put};
-use crate::shape::{Home, Shape, check_route};
+use crate::port::{FoundPort, Port, is_half_made, take_elements};
+use crate::rules::{self, SetElement};
+use crate::shape::{RouterHome, Shape, check_route};
 
 /// How long a new pod's kernel may take to answer. It is there already, so this is for a machine out of
 /// breath.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const ECHO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// All that is to be made for one request.
 pub(crate) struct Plan {
@@ -59,7 +59,7 @@ impl Core {
         check_ports(request, self.node.config.vxlan_port).map_err(about)?;
         let plan = Plan::of(&shape, request, pod.id().ino).map_err(about)?;
         // Until all of it is known: what is compared meanwhile is half made.
-        let _moving = self.moves.begin(Subject::port(&net.name, &plan.mark));
+        let _moving = self.moves.begin(MovingSubject::port(&net.name, &plan.mark));
         let had_ipv6_on = self.has_ipv6_on(&plan);
         // Asked first: replacing a damaged one forgets it.
         let before = self.known_as(&plan);
@@ -148,13 +148,13 @@ impl Core {
         let being_made = self.attachments.making().contains(plan.host.as_str());
         let handle = net.space.links()?;
         match plan.port().find(&*handle, being_made)? {
-            There::Nothing => Ok(None),
-            There::HalfMade(index) => {
+            FoundPort::Nothing => Ok(None),
+            FoundPort::HalfMade(index) => {
                 tracing::info!(link = %plan.host, "removing a link whose creation was interrupted");
                 handle.delete_link(index).map_err(internal("delete an incomplete link"))?;
                 Ok(None)
             }
-            There::Ours(found) => Ok(Some(*found)),
+            FoundPort::Ours(found) => Ok(Some(*found)),
         }
     }
 
@@ -187,23 +187,24 @@ impl Core {
             owner != host
                 && (self.attachments.known().contains_key(owner) || self.attachments.making().contains(owner))
         };
-        let in_the_way = |put: &&Put| {
+        let in_the_way = |put: &&SetElement| {
             let owner = put.element.comment.as_deref();
-            let same_key =
-                |wanted: &Put| wanted.set.name == put.set.name && wanted.element.key == put.element.key;
+            let same_key = |wanted: &SetElement| {
+                wanted.set.name == put.set.name && wanted.element.key == put.element.key
+            };
             let ours = owner == Some(host);
             let is_wanted = wanted.iter().any(|wanted| rules::is_same(wanted, put));
             !is_wanted && (ours || (wanted.iter().any(same_key) && !owner.is_some_and(is_anothers)))
         };
-        let gone: Vec<Put> = there.iter().filter(in_the_way).cloned().collect();
-        let missing = |put: &&Put| !there.iter().any(|there| rules::is_same(put, there));
-        let missing: Vec<Put> = wanted.iter().filter(missing).cloned().collect();
+        let gone: Vec<SetElement> = there.iter().filter(in_the_way).cloned().collect();
+        let missing = |put: &&SetElement| !there.iter().any(|there| rules::is_same(put, there));
+        let missing: Vec<SetElement> = wanted.iter().filter(missing).cloned().collect();
         if gone.is_empty() && missing.is_empty() {
             return Ok(());
         }
         let mut rules = self.node.space.rules()?;
         take_elements(&mut *rules, &gone, &table)?;
-        rules.commit(&Put::add(&missing, &table)).map_err(internal("open ports of the node again"))
+        rules.commit(&SetElement::add(&missing, &table)).map_err(internal("open ports of the node again"))
     }
 
     /// Takes away what was made for a request that failed.
@@ -336,7 +337,7 @@ impl Net {
     pub fn asks(&self, plan: &Plan) -> Result<()> {
         for address in plan.mark.ips() {
             let from = plan.shape.echo_source(IpFamily::of(address));
-            let asked = self.space.echo(IpFamily::of(address), from)?.ask(address, ANSWER_WITHIN);
+            let asked = self.space.echo(IpFamily::of(address), from)?.ask(address, ECHO_TIMEOUT);
             asked.map_err(|error| {
                 let message = format!(
                     "{} of sandbox {} was created with {address}, but nothing answers there: check \
@@ -379,7 +380,7 @@ impl Plan {
                 )));
             }
         }
-        if !request.ports.is_empty() && shape.home == Home::Own && !shape.network.primary {
+        if !request.ports.is_empty() && shape.home == RouterHome::Own && !shape.network.primary {
             return Err(invalid(format!(
                 "host ports are only for a pod's primary Network, which {} is not: leave them out here",
                 request.network
@@ -468,7 +469,7 @@ pub(crate) fn host_end(net: &Net, link: &Link) -> HostEnd {
     HostEnd {
         name: link.name.to_string(),
         index: link.index,
-        netns_path: (net.home == Home::Own).then(|| net.path.clone()),
+        netns_path: (net.home == RouterHome::Own).then(|| net.path.clone()),
         netns_inode: net.space.namespace().id().ino,
     }
 }

@@ -18,7 +18,7 @@ use crate::networks::Networks;
 use crate::node::Node;
 
 /// How many changes a slow watcher may be behind.
-const BACKLOG: usize = 1024;
+const CHANGES_BACKLOG: usize = 1024;
 
 /// Everything that calls share.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Core {
             node,
             attachments: Attachments::default(),
             moves: Moves::default(),
-            changes: broadcast::channel(BACKLOG).0,
+            changes: broadcast::channel(CHANGES_BACKLOG).0,
         };
         core.recall()?;
         Ok(core)

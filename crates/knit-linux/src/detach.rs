@@ -14,11 +14,11 @@ use crate::attachments::Known;
 use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::{Mark, host_name};
-use crate::moves::Subject;
+use crate::moves::MovingSubject;
 use crate::networks::Net;
 use crate::node::Node;
 use crate::port::{Port, take_elements};
-use crate::rules::{self, Put};
+use crate::rules::{self, SetElement};
 
 impl Core {
     /// Takes one interface away, or all of a sandbox. What is gone already is fine.
@@ -44,7 +44,7 @@ impl Core {
             theirs.cloned().collect()
         };
         for known in gone {
-            let _moving = self.moves.begin(Subject::port(&known.network, &known.mark));
+            let _moving = self.moves.begin(MovingSubject::port(&known.network, &known.mark));
             match self.networks.get(&known.network)? {
                 Some(net) => {
                     let _together = net.gate.reading();
@@ -115,7 +115,7 @@ impl Core {
     /// Takes away all that an attachment has: its link first, so that nothing more is sent, then what allowed
     /// it to.
     pub fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
-        let _moving = self.moves.begin(Subject::port(&net.name, mark));
+        let _moving = self.moves.begin(MovingSubject::port(&net.name, mark));
         let host = mark.host();
         mark.driver().unmake(net, link, mark)?;
         if mark.ports {
@@ -221,7 +221,7 @@ impl Node {
     }
 
     /// What the kernel has of ports of the node.
-    pub fn port_elements(&self, is_wanted: &dyn Fn(&Element) -> bool) -> Result<Vec<Put>> {
+    pub fn port_elements(&self, is_wanted: &dyn Fn(&Element) -> bool) -> Result<Vec<SetElement>> {
         let mut kernel = self.space.rules()?;
         let table = rules::table(Family::Inet);
         let mut found = Vec::new();
@@ -232,7 +232,7 @@ impl Node {
                 Err(error) => return Err(internal("list ports of the node")(error)),
             };
             let wanted = listed.into_iter().map(|listed| listed.element).filter(is_wanted);
-            found.extend(wanted.map(|element| Put::new(set.clone(), element)));
+            found.extend(wanted.map(|element| SetElement::new(set.clone(), element)));
         }
         Ok(found)
     }

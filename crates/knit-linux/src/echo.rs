@@ -25,7 +25,7 @@ pub(crate) struct Echo {
 
 /// An answer takes 50 microseconds, but the kernel activates a link that has just got its carrier a moment
 /// later and drops what is sent before; so ask again soon, then less and less often.
-const FIRST_WAIT: Duration = Duration::from_micros(100);
+const ECHO_RETRY_DELAY: Duration = Duration::from_micros(100);
 
 /// Numbers of requests: identifier and sequence number.
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -61,7 +61,7 @@ impl Echo {
 
     fn ask_connected(&self, number: u32, deadline: Duration) -> io::Result<u32> {
         let end = Instant::now() + deadline;
-        let mut wait = FIRST_WAIT;
+        let mut wait = ECHO_RETRY_DELAY;
         let mut trouble = None;
         for attempt in 1.. {
             match rustix::net::send(&self.socket, &self.request(number), SendFlags::empty()) {

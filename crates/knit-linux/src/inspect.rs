@@ -151,7 +151,7 @@ impl Core {
         for net in self.networks.all()? {
             let attachments = net.attachments()?.len();
             let shape = net.shape();
-            if shape.is_none() && attachments == 0 && net.home == crate::shape::Home::Node {
+            if shape.is_none() && attachments == 0 && net.home == crate::shape::RouterHome::Node {
                 continue; // nobody has asked for the default Network yet
             }
             let parent = shape.as_ref().and_then(|shape| shape.driver().parent(&shape.network));

@@ -16,7 +16,7 @@ use crate::uplink::{End, UplinkSlot, node_end};
 
 /// What a link is to be; it is to be up in any case.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Like {
+pub(crate) struct WantedLink {
     pub name: Option<IfName>,
     pub mtu: Option<u32>,
     pub mac: Option<knit_kernel::Mac>,
@@ -27,7 +27,7 @@ pub(crate) struct Like {
     pub port: Option<(u32, PortFlags)>,
 }
 
-impl Like {
+impl WantedLink {
     /// An attachment's host end; `master` is what it is a port of, where its kind of Network has that.
     pub fn host_end(shape: &Shape, mark: &Mark, mtu: Option<u32>, master: Option<u32>) -> Self {
         let flags = mark.driver().master().map(|master| master.pod_port);
@@ -116,7 +116,7 @@ impl Attachments {
         master: Option<u32>,
     ) -> Result<()> {
         for (link, mark) in ports.iter().filter(|(link, _)| !self.is_in_flux(link)) {
-            Like::host_end(shape, mark, self.made_with(link), master).settle(handle, link)?;
+            WantedLink::host_end(shape, mark, self.made_with(link), master).settle(handle, link)?;
         }
         Ok(())
     }

@@ -24,15 +24,15 @@ struct State {
     /// Numbers calls, and counts those that have ended.
     next: u64,
     ended: u64,
-    open: HashMap<u64, Subject>,
+    open: HashMap<u64, MovingSubject>,
     /// What ended while somebody compared, each with the count at its end.
-    recent: Vec<(u64, Subject)>,
+    recent: Vec<(u64, MovingSubject)>,
     comparing: usize,
 }
 
 /// What a call changes.
 #[derive(Clone, Debug)]
-pub(crate) enum Subject {
+pub(crate) enum MovingSubject {
     /// A Network's own part on this node.
     Network(String),
     /// One attachment: its host end's name and its addresses.
@@ -71,7 +71,7 @@ pub(crate) struct InMotion {
     pub ips: HashSet<IpAddr>,
 }
 
-impl Subject {
+impl MovingSubject {
     /// One attachment.
     pub fn port(network: &str, mark: &Mark) -> Self {
         let host = host_name(&mark.sandbox, &mark.interface).to_string();
@@ -81,7 +81,7 @@ impl Subject {
 
 impl Moves {
     /// This is being changed, until what is returned is dropped.
-    pub fn begin(&self, subject: Subject) -> Moving<'_> {
+    pub fn begin(&self, subject: MovingSubject) -> Moving<'_> {
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
@@ -129,9 +129,9 @@ impl Comparing<'_> {
     pub fn hosts_in_motion(&self) -> Option<HashSet<String>> {
         let state = self.moves.state();
         let ended = state.recent.iter().filter(|(at, _)| *at > self.since).map(|(_, subject)| subject);
-        let host = |subject: &Subject| match subject {
-            Subject::Network(_) => None,
-            Subject::Port { host, .. } => Some(host.clone()),
+        let host = |subject: &MovingSubject| match subject {
+            MovingSubject::Network(_) => None,
+            MovingSubject::Port { host, .. } => Some(host.clone()),
         };
         state.open.values().chain(ended).map(host).collect()
     }
@@ -148,11 +148,11 @@ impl Drop for Comparing<'_> {
 }
 
 impl InMotion {
-    fn add(&mut self, of: &str, subject: &Subject) {
+    fn add(&mut self, of: &str, subject: &MovingSubject) {
         match subject {
-            Subject::Network(network) => self.network |= network == of,
-            Subject::Port { network, host, ips } if network == of => self.leave_out(host, ips),
-            Subject::Port { .. } => {}
+            MovingSubject::Network(network) => self.network |= network == of,
+            MovingSubject::Port { network, host, ips } if network == of => self.leave_out(host, ips),
+            MovingSubject::Port { .. } => {}
         }
     }
 
@@ -193,8 +193,8 @@ impl InMotion {
 mod tests {
     use super::*;
 
-    fn port(network: &str, host: &str) -> Subject {
-        Subject::Port { network: network.into(), host: host.into(), ips: vec![[10, 0, 0, 1].into()] }
+    fn port(network: &str, host: &str) -> MovingSubject {
+        MovingSubject::Port { network: network.into(), host: host.into(), ips: vec![[10, 0, 0, 1].into()] }
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_network_that_is_set_up_is_that_network_only() {
         let moves = Moves::default();
-        let _moving = moves.begin(Subject::Network("blue".into()));
+        let _moving = moves.begin(MovingSubject::Network("blue".into()));
         let comparing = moves.compare();
         assert!(comparing.in_motion("blue").network);
         assert!(comparing.in_motion("green").is_none());

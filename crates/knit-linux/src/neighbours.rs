@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 
 const FAMILIES: [&str; 2] = ["ipv4", "ipv6"];
 
@@ -18,7 +18,7 @@ pub(crate) const ROOM: [u64; 3] = [4096, 16_384, 65_536];
 
 /// Whether the limits can be raised: what the kernel refused once is not tried, and not told, again.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct NeighbourRoom {
     refused: AtomicBool,
 }
 
@@ -38,10 +38,10 @@ impl Limits for Sysctls {
     }
 }
 
-impl Room {
+impl NeighbourRoom {
     /// Raises the limits of both families where they are lower. Only the machine's own namespace has them,
     /// and only who may change them there can: elsewhere it is not our table to care for.
-    pub fn make(&self, node: &Space) {
+    pub fn make(&self, node: &NamespaceSockets) {
         if self.refused.load(Ordering::Relaxed) {
             return;
         }
@@ -74,7 +74,7 @@ impl Room {
     }
 
     /// The families whose limits somebody lowered again, unless they cannot be raised.
-    pub fn lacking(&self, node: &Space) -> Vec<&'static str> {
+    pub fn lacking(&self, node: &NamespaceSockets) -> Vec<&'static str> {
         if self.refused.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -168,21 +168,21 @@ mod tests {
 
     #[test]
     fn limits_that_somebody_lowered_again_are_found_and_raised_again() {
-        let (room, mut machine) = (Room::default(), machine());
-        assert_eq!(Room::lacking_in(&machine), ["ipv4", "ipv6"]);
+        let (room, mut machine) = (NeighbourRoom::default(), machine());
+        assert_eq!(NeighbourRoom::lacking_in(&machine), ["ipv4", "ipv6"]);
         room.make_in(&mut machine);
-        assert!(Room::lacking_in(&machine).is_empty());
+        assert!(NeighbourRoom::lacking_in(&machine).is_empty());
         machine.values.insert("net/ipv6/neigh/default/gc_thresh3".into(), 1024);
-        assert_eq!(Room::lacking_in(&machine), ["ipv6"]);
+        assert_eq!(NeighbourRoom::lacking_in(&machine), ["ipv6"]);
         room.make_in(&mut machine);
         assert_eq!(read(&machine, "ipv6"), Some(ROOM));
         // A namespace that does not show them has none of its own.
-        assert!(Room::lacking_in(&Machine::default()).is_empty());
+        assert!(NeighbourRoom::lacking_in(&Machine::default()).is_empty());
     }
 
     #[test]
     fn limits_that_cannot_be_raised_are_told_once() {
-        let (room, mut machine) = (Room::default(), Machine { fixed: true, ..machine() });
+        let (room, mut machine) = (NeighbourRoom::default(), Machine { fixed: true, ..machine() });
         room.make_in(&mut machine);
         assert!(room.refused.load(Ordering::Relaxed));
     }

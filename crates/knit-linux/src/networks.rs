@@ -12,8 +12,8 @@ use knit_types::sync::ReadWrite;
 use crate::fail::internal;
 use crate::mark::Mark;
 use crate::node::Node;
-use crate::shape::{Facts, Home, Shape};
-use crate::space::Space;
+use crate::shape::{Facts, RouterHome, Shape};
+use crate::space::NamespaceSockets;
 use crate::topology::{self, Driver};
 
 /// The Networks that are set up, or that the kernel has from before.
@@ -27,9 +27,9 @@ pub(crate) struct Networks {
 #[derive(Debug)]
 pub(crate) struct Net {
     pub name: String,
-    pub home: Home,
+    pub home: RouterHome,
     /// Its router's namespace.
-    pub space: Arc<Space>,
+    pub space: Arc<NamespaceSockets>,
     /// Where that is mounted, if it is one of its own.
     pub path: PathBuf,
     /// The node that it is on.
@@ -52,8 +52,8 @@ impl Networks {
     }
 
     /// Where a Network's router is.
-    pub fn home(&self, network: &str) -> Home {
-        if network == self.node.config.default_network { Home::Node } else { Home::Own }
+    pub fn home(&self, network: &str) -> RouterHome {
+        if network == self.node.config.default_network { RouterHome::Node } else { RouterHome::Own }
     }
 
     /// Where the namespace of a Network's router is mounted.
@@ -68,10 +68,10 @@ impl Networks {
             return Ok(known);
         }
         let (space, driver) = match self.home(network) {
-            Home::Node => (Arc::clone(&self.node.space), topology::default()),
-            Home::Own => match NetNs::open(self.path(network)) {
+            RouterHome::Node => (Arc::clone(&self.node.space), topology::default()),
+            RouterHome::Own => match NetNs::open(self.path(network)) {
                 Ok(namespace) => {
-                    let space = Space::new(namespace);
+                    let space = NamespaceSockets::new(namespace);
                     let driver = topology::found_in(&space).map_err(|error| error.on(network))?;
                     (Arc::new(space), driver)
                 }
@@ -85,7 +85,7 @@ impl Networks {
     }
 
     /// Remembers a Network; if it is remembered already, that one.
-    pub fn adopt(&self, network: &str, space: Arc<Space>, found: &'static dyn Driver) -> Arc<Net> {
+    pub fn adopt(&self, network: &str, space: Arc<NamespaceSockets>, found: &'static dyn Driver) -> Arc<Net> {
         let mut networks = self.all.writing();
         let new = || {
             self.node.senses.listen(&space);
@@ -107,7 +107,7 @@ impl Networks {
     /// Forgets a Network.
     pub fn forget(&self, network: &str) {
         let gone = self.all.writing().remove(network);
-        if let Some(net) = gone.filter(|net| net.home == Home::Own) {
+        if let Some(net) = gone.filter(|net| net.home == RouterHome::Own) {
             self.node.senses.ignore(&net.space);
         }
     }

@@ -14,24 +14,24 @@ use knit_types::sync::Locked;
 
 use crate::config::Config;
 use crate::fail::internal;
-use crate::neighbours::Room;
+use crate::neighbours::NeighbourRoom;
 use crate::node_tables::NodeTables;
 use crate::senses::Senses;
 use crate::shape::{Facts, Shape};
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 
 /// The node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub config: Config,
     /// Its own namespace.
-    pub space: Arc<Space>,
+    pub space: Arc<NamespaceSockets>,
     /// Whether this kernel has IPv6.
     pub ipv6: bool,
     /// Held while the node's tables may change their shape or a Network's part of them.
     tables: Mutex<NodeTables>,
     /// Room in the machine's tables of neighbours.
-    pub room: Room,
+    pub room: NeighbourRoom,
     /// Hears of what others change.
     pub senses: Senses,
     /// Whether something was seen in the node's table that belongs to nothing.
@@ -42,9 +42,10 @@ impl Node {
     /// The node of this configuration, as the kernel has it.
     pub fn new(config: Config) -> Result<Self> {
         let open = config.namespace.try_clone();
-        let space = Arc::new(Space::new(open.map_err(internal("open the node's network namespace"))?));
+        let space =
+            Arc::new(NamespaceSockets::new(open.map_err(internal("open the node's network namespace"))?));
         let ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
-        let room = Room::default();
+        let room = NeighbourRoom::default();
         room.make(&space);
         let senses = Senses::start();
         senses.listen(&space);

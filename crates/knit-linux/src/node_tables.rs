@@ -14,9 +14,9 @@ use crate::mark::Mark;
 use crate::moves::InMotion;
 use crate::node::Node;
 use crate::router::uplink_elements;
-use crate::rules::{self, Elements, Put};
+use crate::rules::{self, Elements, SetElement};
 use crate::setup::default_elements;
-use crate::shape::{Home, Shape};
+use crate::shape::{RouterHome, Shape};
 use crate::tables::{Comparison, apply, difference, exchange};
 use crate::uplink::node_end;
 
@@ -29,7 +29,7 @@ pub(crate) struct NodeTables {
     in_force: HashMap<u32, Arc<Shape>>,
     /// Parts that were found and follow from no Network that is in force, by the Networks' numbers: an
     /// earlier runtime's, or damaged.
-    left: HashMap<u32, Vec<Put>>,
+    left: HashMap<u32, Vec<SetElement>>,
 }
 
 impl NodeTables {
@@ -50,20 +50,20 @@ impl NodeTables {
 }
 
 /// A Network's part, without its pods' sources: these come and go with attachments.
-fn part(shape: &Shape) -> Vec<Put> {
+fn part(shape: &Shape) -> Vec<SetElement> {
     let mut puts = match shape.home {
-        Home::Node => default_elements(shape),
-        Home::Own => uplink_elements(shape, &node_end(shape.id())),
+        RouterHome::Node => default_elements(shape),
+        RouterHome::Own => uplink_elements(shape, &node_end(shape.id())),
     };
     puts.extend(rules::tunnel::elements(shape));
     puts
 }
 
 /// Whether an element is a Network's, its pods' sources included.
-fn owns(set: &str, element: &Element, home: Home, id: u32) -> bool {
+fn owns(set: &str, element: &Element, home: RouterHome, id: u32) -> bool {
     match home {
-        Home::Node => rules::node::is_default(set, element, id),
-        Home::Own => rules::node::network_of(set, element) == Some(id),
+        RouterHome::Node => rules::node::is_default(set, element, id),
+        RouterHome::Own => rules::node::network_of(set, element) == Some(id),
     }
 }
 
@@ -81,7 +81,7 @@ impl Node {
             return Ok(());
         }
         let mut all = wanted;
-        if shape.home == Home::Node {
+        if shape.home == RouterHome::Node {
             all.extend(source_elements(ports));
         }
         let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, shape.home, id);
@@ -91,7 +91,7 @@ impl Node {
     }
 
     /// Takes a Network's part out of the node's tables.
-    pub fn clear_part(&self, tables: &mut NodeTables, home: Home, id: u32) -> Result<()> {
+    pub fn clear_part(&self, tables: &mut NodeTables, home: RouterHome, id: u32) -> Result<()> {
         if !self.exchange_part(tables, home, id, &[])? {
             let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, home, id);
             self.read_and_settle(tables, &Elements { wanted: Vec::new(), owns: &owned }, id)?;
@@ -119,7 +119,7 @@ impl Node {
         motion: &InMotion,
     ) {
         let mut wanted = part(shape);
-        if shape.home == Home::Node {
+        if shape.home == RouterHome::Node {
             wanted.extend(source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link))));
         }
         let owned = |set: &knit_nft::Name, e: &Element| {
@@ -135,15 +135,21 @@ impl Node {
     }
 
     /// Exchanges a Network's part without reading the tables; false if they must be read.
-    fn exchange_part(&self, tables: &mut NodeTables, home: Home, id: u32, wanted: &[Put]) -> Result<bool> {
+    fn exchange_part(
+        &self,
+        tables: &mut NodeTables,
+        home: RouterHome,
+        id: u32,
+        wanted: &[SetElement],
+    ) -> Result<bool> {
         if !self.senses.is_untouched(&self.space, tables.known_at)? {
             return Ok(false);
         }
         let before = match (tables.in_force.get(&id), home) {
             (Some(shape), _) => part(shape),
             // Its pods' sources, too, may be from before.
-            (None, Home::Node) => return Ok(false),
-            (None, Home::Own) => tables.left.remove(&id).unwrap_or_default(),
+            (None, RouterHome::Node) => return Ok(false),
+            (None, RouterHome::Own) => tables.left.remove(&id).unwrap_or_default(),
         };
         let done = exchange(&self.space, &self.node_layout(), &before, wanted)?;
         if !done {
@@ -163,7 +169,9 @@ impl Node {
         before.in_force.retain(|other, shape| {
             let found = found.get(other).map_or(&[][..], Vec::as_slice);
             // The default Network's pods were not compared: the tables are read again when it is set up.
-            *other != id && shape.home == Home::Own && difference(&state, found, &part(shape)).is_empty()
+            *other != id
+                && shape.home == RouterHome::Own
+                && difference(&state, found, &part(shape)).is_empty()
         });
         found.retain(|id, _| !before.in_force.contains_key(id));
         *tables = NodeTables { known_at: Some(at), in_force: before.in_force, left: found };
@@ -172,19 +180,19 @@ impl Node {
 }
 
 /// The sources of pods.
-pub(crate) fn source_elements<'a>(ports: impl IntoIterator<Item = &'a (Link, Mark)>) -> Vec<Put> {
+pub(crate) fn source_elements<'a>(ports: impl IntoIterator<Item = &'a (Link, Mark)>) -> Vec<SetElement> {
     let sources =
         |(link, mark): &(Link, Mark)| rules::source_elements(link.name.as_str(), mark.mac, mark.ips());
     ports.into_iter().flat_map(sources).collect()
 }
 
 /// What there is of each Network with an uplink, by its number.
-fn parts_of(state: &TableState) -> HashMap<u32, Vec<Put>> {
-    let mut parts: HashMap<u32, Vec<Put>> = HashMap::new();
+fn parts_of(state: &TableState) -> HashMap<u32, Vec<SetElement>> {
+    let mut parts: HashMap<u32, Vec<SetElement>> = HashMap::new();
     for (name, set) in &state.sets {
         for element in set.elements.values() {
             if let Some(id) = rules::node::network_of(name, element) {
-                parts.entry(id).or_default().push(Put::new(set.set.clone(), element.clone()));
+                parts.entry(id).or_default().push(SetElement::new(set.set.clone(), element.clone()));
             }
         }
     }

@@ -12,7 +12,7 @@ use knit_runtime::{Error, Reason, Result};
 
 use crate::fail::internal;
 use crate::mark::{HOST_PREFIX, Mark};
-use crate::rules::{self, Put};
+use crate::rules::{self, SetElement};
 use crate::wanted::{Links as Numbers, put, take};
 
 /// The host side of one attachment.
@@ -26,7 +26,7 @@ pub(crate) struct Port<'a> {
 
 /// What is there under a port's name.
 #[derive(Debug, PartialEq)]
-pub(crate) enum There {
+pub(crate) enum FoundPort {
     Nothing,
     /// The link of a making that was cut off.
     HalfMade(u32),
@@ -47,13 +47,13 @@ pub(crate) fn is_half_made(link: &Link, being_made: bool) -> bool {
 
 impl Port<'_> {
     /// Looks what is there under its name. What is another's is a conflict, and stays.
-    pub fn find(&self, links: &dyn Links, being_made: bool) -> Result<There> {
+    pub fn find(&self, links: &dyn Links, being_made: bool) -> Result<FoundPort> {
         let found = links.link_by_name(self.host).map_err(internal("look for the attachment"))?;
-        let Some(link) = found else { return Ok(There::Nothing) };
+        let Some(link) = found else { return Ok(FoundPort::Nothing) };
         let conflict = |message: String| Err(Error::new(Reason::Conflict, message));
         let Some(mark) = link.owner().and_then(Mark::parse) else {
             if is_half_made(&link, being_made) {
-                return Ok(There::HalfMade(link.index));
+                return Ok(FoundPort::HalfMade(link.index));
             }
             return conflict(format!(
                 "link {} already exists and is not an attachment of Knit: delete it",
@@ -66,7 +66,7 @@ impl Port<'_> {
                 self.host, mark.interface, mark.sandbox
             ));
         }
-        Ok(There::Ours(Box::new((link, mark))))
+        Ok(FoundPort::Ours(Box::new((link, mark))))
     }
 
     /// Makes it: its rules first, so that it is never without them; then the pair of links; then what is
@@ -94,7 +94,7 @@ impl Port<'_> {
         pod: impl FnOnce(Created) -> Result<()>,
     ) -> Result<Created> {
         let driver = self.mark.driver();
-        let allow = Put::add(&self.sources(), &driver.sources());
+        let allow = SetElement::add(&self.sources(), &driver.sources());
         rules.commit(&allow).map_err(internal("allow the pod's addresses"))?;
         let created = links.create_link(new).map_err(|error| self.refused(error))?;
         pod(created)?;
@@ -137,7 +137,7 @@ impl Port<'_> {
         take(links, &numbers, &left).map_err(internal("delete the pod's entries in the router"))
     }
 
-    fn sources(&self) -> Vec<Put> {
+    fn sources(&self) -> Vec<SetElement> {
         rules::source_elements(self.host.as_str(), self.mark.mac, self.mark.ips())
     }
 
@@ -154,19 +154,19 @@ impl Port<'_> {
 }
 
 /// Takes elements away; those that are gone already are fine.
-pub(crate) fn take_elements(kernel: &mut dyn Nftables, puts: &[Put], table: &TableId) -> Result<()> {
+pub(crate) fn take_elements(kernel: &mut dyn Nftables, puts: &[SetElement], table: &TableId) -> Result<()> {
     if puts.is_empty() {
         return Ok(());
     }
     let failed = || internal::<nft::Error>("delete the pod's rules");
-    match kernel.commit(&Put::delete(puts, table)) {
+    match kernel.commit(&SetElement::delete(puts, table)) {
         Ok(()) => return Ok(()),
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(failed()(error)),
     }
     // Some are gone: find out which, the slow way.
     for put in puts {
-        match kernel.commit(&Put::delete(std::slice::from_ref(put), table)) {
+        match kernel.commit(&SetElement::delete(std::slice::from_ref(put), table)) {
             Ok(()) => {}
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(failed()(error)),

@@ -61,7 +61,7 @@ impl World {
         port.make(&self.links, &mut self.rules, &new, pod)
     }
 
-    fn find(&self, being_made: bool) -> Result<There> {
+    fn find(&self, being_made: bool) -> Result<FoundPort> {
         Port { host: &self.host, mark: &self.mark }.find(&self.links, being_made)
     }
 
@@ -141,10 +141,10 @@ fn a_name_that_is_taken_in_the_pod_is_said_and_nothing_is_left() {
 #[test]
 fn a_link_whose_making_was_cut_off_is_told_from_one_of_others() {
     let world = World::new(Topology::Layer3);
-    assert_eq!(world.find(false).expect("a look"), There::Nothing);
+    assert_eq!(world.find(false).expect("a look"), FoundPort::Nothing);
     let half = Link { group: owner::GROUP, ..FakeLinks::bare(world.host.clone(), "veth") };
     let index = world.links.add(half);
-    assert_eq!(world.find(false).expect("a look"), There::HalfMade(index));
+    assert_eq!(world.find(false).expect("a look"), FoundPort::HalfMade(index));
     let error = world.find(true).expect_err("it is being made by another call");
     assert_eq!(error.reason, Reason::Conflict, "{error}");
     for strange in [
@@ -172,7 +172,7 @@ fn another_sandboxs_link_of_that_name_is_not_taken_and_not_deleted() {
     let error = world.find(false).expect_err("it is another's");
     assert!(error.to_string().contains("sandbox two"), "{error}");
     assert_eq!(world.links.names().len(), 1);
-    let ours = There::Ours(Box::new((
+    let ours = FoundPort::Ours(Box::new((
         Link {
             index: 1,
             alias: Some(theirs.alias()),

@@ -16,7 +16,7 @@ use knit_runtime::Result;
 
 use crate::fail::internal;
 use crate::rules::TABLE;
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 use crate::topology;
 
 /// How much was taken away.
@@ -66,7 +66,9 @@ pub fn purge(namespace: &NetNs, router_directory: &Path) -> Result<Purged> {
     }
     purged.tables = tables(namespace)?;
     for (name, _) in NetNs::list(router_directory).map_err(internal("list routers"))? {
-        let space = Space::new(NetNs::open(router_directory.join(&name)).map_err(internal("open a router"))?);
+        let space = NamespaceSockets::new(
+            NetNs::open(router_directory.join(&name)).map_err(internal("open a router"))?,
+        );
         purged.links += topology::found_in(&space)?.purge(&space)?;
         NetNs::delete(router_directory.join(&name)).map_err(internal("delete a router"))?;
         purged.routers.push(name);

@@ -6,13 +6,13 @@ use knit_types::sync::ReadWrite;
 
 use crate::core::Core;
 use crate::fail::internal;
-use crate::moves::Subject;
+use crate::moves::MovingSubject;
 use crate::networks::Net;
 use crate::node::Node;
 use crate::node_tables::NodeTables;
 use crate::rules;
 use crate::setup::links_of;
-use crate::shape::Home;
+use crate::shape::RouterHome;
 use crate::wanted::{found, take};
 
 impl Core {
@@ -22,7 +22,7 @@ impl Core {
             // Its namespace may have gone without us, which took the rest along.
             return self.sweep_left();
         };
-        let _moving = self.moves.begin(Subject::Network(name.to_owned()));
+        let _moving = self.moves.begin(MovingSubject::Network(name.to_owned()));
         let _alone = net.gate.writing();
         let attached = net.attachments()?.len();
         if attached > 0 {
@@ -38,8 +38,8 @@ impl Core {
     /// Takes a Network's router away.
     pub fn take_router_down(&self, net: &Net) -> Result<()> {
         match net.home {
-            Home::Node => self.remove_default(net),
-            Home::Own => net.remove_router(),
+            RouterHome::Node => self.remove_default(net),
+            RouterHome::Own => net.remove_router(),
         }
     }
 
@@ -57,11 +57,11 @@ impl Core {
             }
         }
         let mut tables = self.node.tables();
-        let others = self.networks.all()?.iter().any(|other| other.home == Home::Own);
+        let others = self.networks.all()?.iter().any(|other| other.home == RouterHome::Own);
         if others {
             // Their uplinks need the table.
             let id = net.shape().map_or(0, |shape| shape.id());
-            return self.node.clear_part(&mut tables, Home::Node, id);
+            return self.node.clear_part(&mut tables, RouterHome::Node, id);
         }
         *tables = NodeTables::default();
         self.node.drop_node_tables()

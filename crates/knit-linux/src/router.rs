@@ -20,15 +20,15 @@ use knit_types::sync::ReadWrite;
 use crate::attach::Plan;
 use crate::core::Core;
 use crate::fail::internal;
-use crate::links::{Like, find_renamed};
+use crate::links::{WantedLink, find_renamed};
 use crate::mark::Mark;
 use crate::networks::Net;
 use crate::rules::node::uplinks;
-use crate::rules::{self, Put};
+use crate::rules::{self, SetElement};
 use crate::settings;
 use crate::setup::links_of;
-use crate::shape::{Facts, Home, Shape};
-use crate::space::Space;
+use crate::shape::{Facts, RouterHome, Shape};
+use crate::space::NamespaceSockets;
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, ROUTER_END, UplinkSlot, node_end};
 use crate::wanted::{Difference, Entry, Links, found, found_on_own, take};
@@ -51,7 +51,7 @@ impl Core {
             let mut tables = self.node.tables();
             self.node.settle_part(&mut tables, shape, &ports)?;
             if let Some(before) = net.shape().filter(|before| before.id() != shape.id()) {
-                self.node.clear_part(&mut tables, Home::Own, before.id())?;
+                self.node.clear_part(&mut tables, RouterHome::Own, before.id())?;
             }
             // Under the same lock: no two Networks choose one place.
             net.ensure_uplink(shape, facts, &uplink)?
@@ -68,12 +68,12 @@ impl Core {
         Ok(())
     }
 
-    pub fn make_namespace(&self, name: &str) -> Result<Arc<Space>> {
+    pub fn make_namespace(&self, name: &str) -> Result<Arc<NamespaceSockets>> {
         let directory = &self.node.config.router_directory;
         NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
         let namespace =
             NetNs::ensure(self.networks.path(name)).map_err(internal("create the router's namespace"))?;
-        let space = Space::new(namespace);
+        let space = NamespaceSockets::new(namespace);
         let lo = IfName::new("lo").expect("lo is a name");
         space
             .links()?
@@ -113,7 +113,7 @@ impl Net {
         if let (Some(link), Some(inside)) = (&there, &inside) {
             let place = addresses.iter().filter(|found| found.interface == link.index).find_map(place_of);
             if let Some(place) = place {
-                Like::uplink(shape, facts, place, End::Router).settle(&*self.space.links()?, inside)?;
+                WantedLink::uplink(shape, facts, place, End::Router).settle(&*self.space.links()?, inside)?;
                 return Ok(place);
             }
         }
@@ -157,7 +157,7 @@ impl Net {
         };
         let index = match there {
             Some(link) if tunnel::same(&wanted, &link) && link.name == tunnel_name => {
-                Like::tunnel(shape, master).settle(&handle, &link)?;
+                WantedLink::tunnel(shape, master).settle(&handle, &link)?;
                 link.index
             }
             there => {
@@ -191,7 +191,7 @@ impl Net {
         let handle = self.space.links()?;
         let mut up = Change::named(router_end()).up();
         up.addr_gen = self.node.ipv6.then_some(AddrGenMode::None);
-        up.alias = Like::uplink(shape, facts, place, End::Router).alias;
+        up.alias = WantedLink::uplink(shape, facts, place, End::Router).alias;
         handle.apply(&[up.into()]).map_err(internal("bring the uplink up in the router"))?;
         let links = links_of(&handle, links_with_entries(shape), ports)?;
         let wanted = router_entries(shape, facts, place, ports);
@@ -212,7 +212,7 @@ impl Net {
         let link = node.link_by_name(uplink).map_err(internal("look for the uplink"))?;
         let link =
             link.ok_or_else(|| Error::new(Reason::NotReady, format!("{uplink} has just disappeared")))?;
-        Like::uplink(shape, facts, place, End::Node).settle(&node, &link)?;
+        WantedLink::uplink(shape, facts, place, End::Node).settle(&node, &link)?;
         let links = links_of(&node, [uplink.as_str()], &[])?;
         settle(&node, &links, &uplink_entries(shape, uplink, place, ports), &shape.network.name)
     }
@@ -220,7 +220,7 @@ impl Net {
     /// What the node itself has for a pod whose primary Network this is: a route into its router, so that it
     /// can be probed.
     pub fn node_side(&self, plan: &Plan) -> Result<()> {
-        if self.home == Home::Node || !plan.shape.network.primary || !plan.mark.default_route {
+        if self.home == RouterHome::Node || !plan.shape.network.primary || !plan.mark.default_route {
             return Ok(());
         }
         let node = self.node.space.links()?;
@@ -247,7 +247,7 @@ impl Net {
 
     /// Takes that route away.
     pub fn take_node_side(&self, mark: &Mark) -> Result<()> {
-        if self.home == Home::Node {
+        if self.home == RouterHome::Node {
             return Ok(());
         }
         let node = self.node.space.links()?;
@@ -308,7 +308,7 @@ impl Net {
         }
         NetNs::delete(&self.path).map_err(internal("delete the router's namespace"))?;
         if let Some(id) = id.or_else(|| ours.as_ref().and_then(network_of)) {
-            self.node.clear_part(&mut self.node.tables(), Home::Own, id)?;
+            self.node.clear_part(&mut self.node.tables(), RouterHome::Own, id)?;
         }
         Ok(())
     }
@@ -331,24 +331,24 @@ pub(crate) fn links_with_entries(shape: &Shape) -> impl Iterator<Item = &'static
 }
 
 /// What a Network has in the node's table.
-pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<Put> {
+pub(crate) fn uplink_elements(shape: &Shape, uplink: &IfName) -> Vec<SetElement> {
     let network = &shape.network;
     let link = NftName::new(uplink.as_str());
-    let mut puts = vec![Put::new(uplinks::all(), Element::new(&link))];
+    let mut puts = vec![SetElement::new(uplinks::all(), Element::new(&link))];
     if network.outside {
-        puts.push(Put::new(uplinks::outside(), Element::new(&link)));
+        puts.push(SetElement::new(uplinks::outside(), Element::new(&link)));
     }
     for service in &network.cluster_service_ips {
         puts.push(match service {
-            IpAddr::V4(v4) => Put::new(uplinks::services4(), Element::new(&(link, *v4))),
-            IpAddr::V6(v6) => Put::new(uplinks::services6(), Element::new(&(link, *v6))),
+            IpAddr::V4(v4) => SetElement::new(uplinks::services4(), Element::new(&(link, *v4))),
+            IpAddr::V6(v6) => SetElement::new(uplinks::services6(), Element::new(&(link, *v6))),
         });
     }
     let nodes = network.blocks.iter().flat_map(|block| &block.node_addresses).copied().map(IpNet::from);
     let never = rules::never_outside();
     let inside: Vec<IpNet> = network.not_outside.iter().copied().chain(nodes).chain(never).collect();
     let inside = IpNet::aggregate(&inside.iter().map(IpNet::trunc).collect());
-    let range = |set: Set, element| Put::new(set, element);
+    let range = |set: Set, element| SetElement::new(set, element);
     for net in inside {
         puts.push(match net {
             IpNet::V4(net) => {

@@ -11,7 +11,7 @@ use crate::mark::Mark;
 use crate::moves::InMotion;
 use crate::networks::Net;
 use crate::node_tables::source_elements;
-use crate::rules::{self, Elements, Put};
+use crate::rules::{self, Elements, SetElement};
 use crate::shape::Shape;
 use crate::tables::{Comparison, apply, exchange};
 use crate::topology::Driver;
@@ -73,7 +73,7 @@ impl Net {
         shape: &Shape,
         ports: &[(Link, Mark)],
         motion: &InMotion,
-    ) -> Vec<(TableState, Vec<Put>)> {
+    ) -> Vec<(TableState, Vec<SetElement>)> {
         let driver = shape.driver();
         let sources = source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link)));
         let parts = [(driver.sources(), sources), (rules::table(Family::Inet), router_elements(shape))];
@@ -87,7 +87,7 @@ impl Net {
 }
 
 /// What a Network has in its router's own table.
-fn router_elements(shape: &Shape) -> Vec<Put> {
+fn router_elements(shape: &Shape) -> Vec<SetElement> {
     let mut puts = rules::router::elements(shape);
     puts.extend(shape.driver().router_elements());
     puts

@@ -12,23 +12,23 @@ use tokio::sync::Notify;
 
 use crate::fail::{chain, internal};
 use crate::rules::TABLE;
-use crate::space::{Seen, Space};
+use crate::space::{NamespaceSockets, RulesSeen};
 
 /// The kernel tells of a transaction before it ends; so long may the thread take that listens, on a busy
 /// machine.
-const CATCH_UP: Duration = Duration::from_millis(100);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Listens in the namespaces that this runtime works in.
 #[derive(Debug)]
 pub(crate) struct Senses {
     /// None where it could not be started: then what others change is found by comparing from time to time.
     watcher: Option<Watcher>,
-    heard: Arc<Heard>,
+    heard: Arc<HeardChanges>,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
-    spaces: Mutex<HashMap<NsId, Seen>>,
+struct HeardChanges {
+    spaces: Mutex<HashMap<NsId, RulesSeen>>,
     /// Two of them, so that what is grave does not wait with what may be nothing.
     rules: Notify,
     rest: Notify,
@@ -37,7 +37,7 @@ struct Heard {
 impl Senses {
     /// Listens nowhere yet.
     pub fn start() -> Self {
-        let heard = Arc::new(Heard::default());
+        let heard = Arc::new(HeardChanges::default());
         let told = Arc::clone(&heard);
         let watcher = Watcher::start(move |namespace, news| told.hear(namespace, &news));
         if let Err(error) = &watcher {
@@ -48,7 +48,7 @@ impl Senses {
     }
 
     /// Listens there.
-    pub fn listen(&self, space: &Space) {
+    pub fn listen(&self, space: &NamespaceSockets) {
         let namespace = space.namespace();
         let seen = space.rules_seen.clone();
         self.heard.spaces.locked().insert(namespace.id(), seen);
@@ -60,7 +60,7 @@ impl Senses {
     }
 
     /// Listens there no more.
-    pub fn ignore(&self, space: &Space) {
+    pub fn ignore(&self, space: &NamespaceSockets) {
         let id = space.namespace().id();
         self.heard.spaces.locked().remove(&id);
         if let Some(watcher) = &self.watcher {
@@ -69,7 +69,7 @@ impl Senses {
     }
 
     /// Whether nobody else has changed the rules of a namespace since this count of changes; none is never.
-    pub fn is_untouched(&self, space: &Space, since: Option<u64>) -> Result<bool> {
+    pub fn is_untouched(&self, space: &NamespaceSockets, since: Option<u64>) -> Result<bool> {
         let (Some(since), Some(watcher)) = (since, &self.watcher) else { return Ok(false) };
         // What is known to be touched is read at once: until it is repaired, Networks may not be apart.
         if space.rules_seen.now() != since {
@@ -77,7 +77,7 @@ impl Senses {
         }
         let now = space.rules()?.generation().map_err(internal("read the state of the rules"))?;
         // All that was done up to now has been told, and counted, before the two are compared.
-        Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP) && space.rules_seen.now() == since)
+        Ok(watcher.catch_up(space.namespace().id(), now, CATCH_UP_TIMEOUT) && space.rules_seen.now() == since)
     }
 
     /// Returns when others may have changed something since the last call.
@@ -90,7 +90,7 @@ impl Senses {
     }
 }
 
-impl Heard {
+impl HeardChanges {
     fn hear(&self, namespace: NsId, news: &News) {
         let rules = match news {
             News::Table(table) if &*table.name == TABLE => true,

@@ -7,7 +7,7 @@ use knit_types::Family;
 
 use crate::fail::{chain, internal};
 use crate::shape::Shape;
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 
 /// A setting as it is to be.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub(crate) fn ask_nobody(link: &str) -> Vec<Setting> {
 }
 
 /// Those that are not as they should be.
-pub(crate) fn wrong(space: &Space, settings: &[Setting]) -> Result<Vec<WrongSetting>> {
+pub(crate) fn wrong(space: &NamespaceSockets, settings: &[Setting]) -> Result<Vec<WrongSetting>> {
     let sysctls = Sysctls::of(space.namespace()).map_err(internal("open the sysctls of a namespace"))?;
     let names: Vec<Sysctl> = settings.iter().map(|setting| setting.name.clone()).collect();
     let found = sysctls.get_all(&names).map_err(internal("open the sysctls of a namespace"))?;
@@ -101,7 +101,7 @@ pub(crate) fn wrong(space: &Space, settings: &[Setting]) -> Result<Vec<WrongSett
 }
 
 /// Sets those that are not as they should be.
-pub(crate) fn settle(space: &Space, settings: &[Setting]) -> Result<()> {
+pub(crate) fn settle(space: &NamespaceSockets, settings: &[Setting]) -> Result<()> {
     let wrong = wrong(space, settings)?;
     if wrong.is_empty() {
         return Ok(());
@@ -113,7 +113,7 @@ pub(crate) fn settle(space: &Space, settings: &[Setting]) -> Result<()> {
 
 /// Sets those that are not as they should be, where that is possible; `consequence` is what it means where it
 /// is not.
-pub(crate) fn settle_if_possible(space: &Space, settings: &[Setting], consequence: &str) {
+pub(crate) fn settle_if_possible(space: &NamespaceSockets, settings: &[Setting], consequence: &str) {
     if let Err(error) = settle(space, settings) {
         tracing::warn!(error = chain(&error), "{consequence}");
     }

@@ -18,21 +18,21 @@ use knit_types::sync::ReadWrite;
 use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::Mark;
-use crate::moves::Subject;
+use crate::moves::MovingSubject;
 use crate::networks::Net;
-use crate::rules::{self, Put};
+use crate::rules::{self, SetElement};
 use crate::settings;
-use crate::shape::{Facts, Home, Shape};
+use crate::shape::{Facts, RouterHome, Shape};
 use crate::topology::{self, Driver};
 use crate::wanted::{Difference, Entry, Links, found};
 
 /// A pod's namespace may go at any time, and its link with it: then what there is is listed again.
-const ATTEMPTS: usize = 5;
+const LIST_ATTEMPTS: usize = 5;
 
 impl Core {
     /// Makes this node ready for a Network's pods, or brings it to what has changed.
     pub fn setup_network(&self, network: &Network) -> Result<()> {
-        let _moving = self.moves.begin(Subject::Network(network.name.clone()));
+        let _moving = self.moves.begin(MovingSubject::Network(network.name.clone()));
         let about = |error: Error| error.on(network.name.as_str());
         self.node.room.make(&self.node.space);
         self.sweep_strays();
@@ -51,7 +51,7 @@ impl Core {
         let shape = Arc::new(shape);
         let set_up = || shape.driver().set_up(self, &shape, &facts);
         let mut done = set_up();
-        for _ in 1..ATTEMPTS {
+        for _ in 1..LIST_ATTEMPTS {
             match &done {
                 Err(error) if is_of_gone_link(error) => done = set_up(),
                 _ => break,
@@ -78,9 +78,9 @@ impl Core {
     /// A Network that cannot be set up as it should be now keeps the rules that it has, and gets those back
     /// that somebody took away: its pods run on, and what keeps Networks apart does not depend on why it
     /// cannot be set up.
-    pub fn hold_router_closed(&self, network: &Network, home: Home) -> Result<()> {
+    pub fn hold_router_closed(&self, network: &Network, home: RouterHome) -> Result<()> {
         let net = self.networks.get(&network.name)?;
-        let Some(net) = net.filter(|net| home == Home::Own || net.shape().is_some()) else {
+        let Some(net) = net.filter(|net| home == RouterHome::Own || net.shape().is_some()) else {
             return self.node.close_tables(&mut self.node.tables());
         };
         let _alone = net.gate.writing();
@@ -89,7 +89,7 @@ impl Core {
             return net.close_rules(topology::of(network.topology));
         };
         let ports = ports(&*net.space.links()?)?;
-        if home == Home::Own {
+        if home == RouterHome::Own {
             net.settle_rules(&shape, &ports)?;
         }
         self.node.settle_part(&mut self.node.tables(), &shape, &ports)?;
@@ -99,8 +99,8 @@ impl Core {
     /// Makes or repairs a Network's router, wherever it is.
     pub fn set_router_up(&self, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
         match shape.home {
-            Home::Node => self.setup_default(shape, facts),
-            Home::Own => self.setup_router(shape, facts),
+            RouterHome::Node => self.setup_default(shape, facts),
+            RouterHome::Own => self.setup_router(shape, facts),
         }
     }
 
@@ -149,7 +149,7 @@ pub(crate) fn ports(handle: &Handle) -> Result<Vec<(Link, Mark)>> {
 }
 
 /// What the default Network wants in the node's table, besides what its pods and tunnels have there.
-pub(crate) fn default_elements(shape: &Shape) -> Vec<Put> {
+pub(crate) fn default_elements(shape: &Shape) -> Vec<SetElement> {
     let network = &shape.network;
     let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr).collect();
     let pods = shape.pods();
@@ -158,8 +158,9 @@ pub(crate) fn default_elements(shape: &Shape) -> Vec<Put> {
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut wanted = Vec::new();
     let mut put = |set: fn() -> knit_nft::Set, nets: &[IpNet], family| {
-        wanted
-            .extend(rules::range_elements(nets, family).into_iter().map(|element| Put::new(set(), element)));
+        wanted.extend(
+            rules::range_elements(nets, family).into_iter().map(|element| SetElement::new(set(), element)),
+        );
     };
     put(rules::port::pods4, &pods, IpFamily::V4);
     put(rules::port::pods6, &pods, IpFamily::V6);

@@ -36,7 +36,7 @@ pub(crate) struct Shape {
     /// As described.
     pub network: Network,
     /// Where its router is.
-    pub home: Home,
+    pub home: RouterHome,
     /// The MTU of its pods.
     pub mtu: u32,
     /// The other nodes that have blocks.
@@ -49,7 +49,7 @@ pub(crate) struct Shape {
 
 /// Where a Network's router is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Home {
+pub(crate) enum RouterHome {
     /// In the node's own namespace: the default Network.
     Node,
     /// In a namespace of its own.
@@ -85,7 +85,7 @@ const MIN_MTU_V4: u32 = 576;
 
 /// How a class may say that nodes reach each other: parameter `path`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Wish {
+enum PathWish {
     Auto,
     Direct,
     Tunnel,
@@ -93,18 +93,18 @@ enum Wish {
 
 impl Shape {
     /// Works a Network out, or says what cannot work.
-    pub fn of(network: &Network, facts: &Facts, home: Home) -> Result<Self> {
+    pub fn of(network: &Network, facts: &Facts, home: RouterHome) -> Result<Self> {
         let fail = |message: String| Error::new(Reason::Invalid, message).on(network.name.as_str());
         check_subnets(network).map_err(fail)?;
         topology::of(network.topology).check(network, home).map_err(fail)?;
-        let wish = Wish::of(network, home).map_err(fail)?;
+        let wish = PathWish::of(network, home).map_err(fail)?;
         let source = source(network, facts);
         let routed = network.topology.has_router();
         let remotes = if routed { remotes(network, facts, home, wish, source) } else { Vec::new() };
         let tunnelled = match (home, wish) {
             _ if !routed => false,
-            (Home::Own, _) | (Home::Node, Wish::Tunnel) => true,
-            (Home::Node, _) => {
+            (RouterHome::Own, _) | (RouterHome::Node, PathWish::Tunnel) => true,
+            (RouterHome::Node, _) => {
                 remotes.iter().any(|remote| remote.ranges.iter().any(|(_, path)| *path == Path::Tunnel))
             }
         };
@@ -176,8 +176,8 @@ impl Shape {
     /// Where the router asks a pod from, to see whether it answers.
     pub fn echo_source(&self, family: Family) -> Option<IpAddr> {
         match self.home {
-            Home::Node => self.node_addresses.first_of(family).copied(),
-            Home::Own => self.router_address(family),
+            RouterHome::Node => self.node_addresses.first_of(family).copied(),
+            RouterHome::Own => self.router_address(family),
         }
     }
 
@@ -201,7 +201,9 @@ impl Shape {
                 // Such a pod has nothing on its link but the gateway.
                 routes.push(Route { destination: subnet.cidr.trunc(), via: subnet.gateway });
                 // The node is the default Network's router: it must be answered by the way that it asks.
-                if let Some(node) = self.echo_source(subnet.family()).filter(|_| self.home == Home::Node) {
+                if let Some(node) =
+                    self.echo_source(subnet.family()).filter(|_| self.home == RouterHome::Node)
+                {
                     routes.push(Route { destination: IpNet::from(node), via: subnet.gateway });
                 }
             }
@@ -217,8 +219,8 @@ impl Shape {
     }
 }
 
-impl Wish {
-    fn of(network: &Network, home: Home) -> Result<Self, String> {
+impl PathWish {
+    fn of(network: &Network, home: RouterHome) -> Result<Self, String> {
         let wish = match network.parameters.get("path").map(|value| value.as_str()) {
             None => Self::Auto,
             Some(Some("auto")) => Self::Auto,
@@ -230,7 +232,7 @@ impl Wish {
                     .into());
             }
         };
-        if home == Home::Own && wish == Wish::Direct {
+        if home == RouterHome::Own && wish == PathWish::Direct {
             return Err("direct routes between nodes are only for the default Network: leave \
             parameter path of its NetworkClass out"
                 .into());
@@ -302,13 +304,21 @@ pub(crate) fn check_route(network: &Network, route: &Route) -> Result<(), String
 }
 
 /// The other nodes, each with all of its blocks and what else it announced.
-fn remotes(network: &Network, facts: &Facts, home: Home, wish: Wish, source: Option<IpAddr>) -> Vec<Remote> {
+fn remotes(
+    network: &Network,
+    facts: &Facts,
+    home: RouterHome,
+    wish: PathWish,
+    source: Option<IpAddr>,
+) -> Vec<Remote> {
     let on_segment = |address: &IpAddr| facts.prefixes.iter().any(|prefix| prefix.contains(address));
     let way = |node_addresses: &[IpAddr], to: IpAddr| {
         let address = node_addresses.first_of(Family::of(to)).copied();
         match (home, wish, address) {
-            (Home::Node, Wish::Direct, Some(address)) => Path::Direct(address),
-            (Home::Node, Wish::Auto, Some(address)) if on_segment(&address) => Path::Direct(address),
+            (RouterHome::Node, PathWish::Direct, Some(address)) => Path::Direct(address),
+            (RouterHome::Node, PathWish::Auto, Some(address)) if on_segment(&address) => {
+                Path::Direct(address)
+            }
             _ => Path::Tunnel,
         }
     };

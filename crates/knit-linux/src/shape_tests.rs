@@ -70,7 +70,7 @@ fn lines(shape: &Shape) -> String {
 
 #[test]
 fn nodes_on_the_segment_are_reached_directly_and_others_by_tunnel() {
-    let shape = Shape::of(&network(), &facts(), Home::Node).expect("it works");
+    let shape = Shape::of(&network(), &facts(), RouterHome::Node).expect("it works");
     insta::assert_snapshot!(lines(&shape), @r"
     eth0: route to 10.244.2.0/24 via 192.168.7.2
     vx-7: route to 10.244.3.0/24 via 192.168.8.3
@@ -88,10 +88,10 @@ fn nodes_on_the_segment_are_reached_directly_and_others_by_tunnel() {
 fn without_tunnels_nothing_is_taken_off_the_mtu() {
     let mut network = network();
     network.blocks.pop();
-    let shape = Shape::of(&network, &facts(), Home::Node).expect("it works");
+    let shape = Shape::of(&network, &facts(), RouterHome::Node).expect("it works");
     assert_eq!((shape.mtu, shape.tunnel_source), (1500, None));
     // Another Network crosses nodes by tunnel, wherever they are.
-    let shape = Shape::of(&network, &facts(), Home::Own).expect("it works");
+    let shape = Shape::of(&network, &facts(), RouterHome::Own).expect("it works");
     assert_eq!(shape.mtu, 1450);
     assert!(shape.remotes.iter().flat_map(|remote| &remote.ranges).all(|(_, path)| *path == Path::Tunnel));
 }
@@ -100,7 +100,7 @@ fn without_tunnels_nothing_is_taken_off_the_mtu() {
 fn tunnels_are_of_ipv6_where_a_node_has_nothing_else() {
     let mut network = network();
     network.blocks[2].node_addresses.remove(0);
-    let shape = Shape::of(&network, &facts(), Home::Own).expect("it works");
+    let shape = Shape::of(&network, &facts(), RouterHome::Own).expect("it works");
     assert_eq!((shape.mtu, shape.tunnel_source), (1430, Some(ip("fd07::1"))));
     insta::assert_snapshot!(lines(&shape), @r"
     vx-7: route to 10.244.2.0/24 via fd07::2
@@ -120,7 +120,7 @@ fn a_node_that_no_tunnel_reaches_is_named_and_the_others_work() {
     let mut network = network();
     network.blocks[1].node_addresses.remove(1);
     network.blocks[2].node_addresses.remove(0);
-    let shape = Shape::of(&network, &facts(), Home::Own).expect("the rest works");
+    let shape = Shape::of(&network, &facts(), RouterHome::Own).expect("the rest works");
     let complaint = shape.complaint().expect("a complaint");
     assert!(complaint.contains("far") && !complaint.contains("near"), "{complaint}");
 }
@@ -129,15 +129,15 @@ fn a_node_that_no_tunnel_reaches_is_named_and_the_others_work() {
 fn an_mtu_that_does_not_fit_is_refused_with_the_one_that_does() {
     let mut network = network();
     network.mtu = Some(1500);
-    let error = Shape::of(&network, &facts(), Home::Own).expect_err("too much");
+    let error = Shape::of(&network, &facts(), RouterHome::Own).expect_err("too much");
     assert_eq!(error.reason, Reason::Invalid);
     for word in ["1500", "eth0", "1450"] {
         assert!(error.message.contains(word), "{error}");
     }
     network.mtu = Some(1400);
-    assert_eq!(Shape::of(&network, &facts(), Home::Own).expect("it fits").mtu, 1400);
+    assert_eq!(Shape::of(&network, &facts(), RouterHome::Own).expect("it fits").mtu, 1400);
     network.mtu = Some(1000);
-    let error = Shape::of(&network, &facts(), Home::Own).expect_err("too little for IPv6");
+    let error = Shape::of(&network, &facts(), RouterHome::Own).expect_err("too little for IPv6");
     assert!(error.message.contains("1280"), "{error}");
 }
 
@@ -146,7 +146,7 @@ fn what_cannot_work_is_refused() {
     let refused = |change: fn(&mut Network)| {
         let mut network = network();
         change(&mut network);
-        let error = Shape::of(&network, &facts(), Home::Own).expect_err("refused");
+        let error = Shape::of(&network, &facts(), RouterHome::Own).expect_err("refused");
         assert_eq!(error.reason, Reason::Invalid);
         error.message
     };
@@ -172,7 +172,7 @@ fn small(topology: Topology) -> Shape {
         block("near", &["192.168.7.2"], "10.244.2.0/30", "fd44::200/126"),
     ];
     network.router_addresses = vec![ip("10.244.1.1"), ip("fd44::101")];
-    Shape::of(&network, &facts(), Home::Own).expect("it works")
+    Shape::of(&network, &facts(), RouterHome::Own).expect("it works")
 }
 
 fn plan(shape: &Shape) -> String {
@@ -200,7 +200,7 @@ fn pods_get_their_routes() {
         let text = |route: &Route| format!("{} {}", route.destination, route.via.expect("a gateway"));
         routes.iter().map(text).collect::<Vec<_>>()
     };
-    let shape = Shape::of(&network, &facts(), Home::Node).expect("it works");
+    let shape = Shape::of(&network, &facts(), RouterHome::Node).expect("it works");
     assert_eq!(
         routes(&shape, true),
         ["0.0.0.0/0 10.244.0.1", "::/0 fd44::1", "172.16.0.0/12 10.244.0.1", "fd99::/64 fd44::1"]
@@ -217,7 +217,7 @@ fn pods_get_their_routes() {
         ]
     );
     network.topology = Topology::Layer2;
-    let shape = Shape::of(&network, &facts(), Home::Own).expect("it works");
+    let shape = Shape::of(&network, &facts(), RouterHome::Own).expect("it works");
     assert_eq!(routes(&shape, false), ["172.16.0.0/12 10.244.0.1", "fd99::/64 fd44::1"]);
     assert_eq!(shape.network.pod_address(ip("10.244.1.5")).expect("inside").net, net("10.244.1.5/16"));
     assert_eq!(shape.network.pod_address(ip("10.1.1.5")), None);
@@ -239,7 +239,7 @@ fn what_was_announced_has_its_own_way_and_its_own_mac() {
         announced("a", "192.168.7.1", &["10.244.200.11"]),
         announced("near", "192.168.7.2", &["10.244.2.7"]),
     ];
-    let shape = Shape::of(&network, &facts(), Home::Node).expect("a shape");
+    let shape = Shape::of(&network, &facts(), RouterHome::Node).expect("a shape");
     let text: Vec<String> = remote_entries(&shape, "eth0", "vx").iter().map(ToString::to_string).collect();
     let route = |what: &str| text.iter().filter(|line| line.contains(&format!("route to {what}"))).count();
     assert!(text.contains(&"eth0: route to 10.244.200.9/32 via 192.168.7.2".to_owned()), "{text:?}");
@@ -248,7 +248,7 @@ fn what_was_announced_has_its_own_way_and_its_own_mac() {
 
     network.name = "blue".into();
     network.topology = Topology::Layer2;
-    let shape = Shape::of(&network, &facts(), Home::Own).expect("a shape");
+    let shape = Shape::of(&network, &facts(), RouterHome::Own).expect("a shape");
     let text: Vec<String> =
         shape.driver().router_entries(&shape, &facts()).iter().map(ToString::to_string).collect();
     for wanted in [

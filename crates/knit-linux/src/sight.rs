@@ -8,21 +8,21 @@ use knit_nft::Family;
 use knit_runtime::{Damage, Result};
 
 use crate::fail::internal;
-use crate::links::{Like, marked};
+use crate::links::{WantedLink, marked};
 use crate::mark::{Mark, host_name};
 use crate::moves::InMotion;
 use crate::node::Node;
 use crate::rules;
 use crate::settings::{self, Setting};
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 use crate::tables::Comparison;
 use crate::wanted::{Difference, Links, Reading};
 
 /// How many differences of one kind are put into words.
-const WORDS: usize = 3;
+const MAX_WORDED_DIFFERENCES: usize = 3;
 
 /// What is in one namespace.
-pub(crate) struct Sight {
+pub(crate) struct NamespaceSight {
     pub links: HashMap<String, Link>,
     pub ports: Vec<(Link, Mark)>,
     pub reading: Reading,
@@ -36,11 +36,11 @@ pub(crate) struct Sight {
 
 /// What is wrong with one Network.
 #[derive(Default)]
-pub(crate) struct Wrong(pub Vec<Damage>);
+pub(crate) struct NetworkDamage(pub Vec<Damage>);
 
 impl Node {
     /// What is in a namespace now: all of it is read before any of it is compared.
-    pub fn sight(&self, space: &Space) -> Result<Sight> {
+    pub fn sight(&self, space: &NamespaceSockets) -> Result<NamespaceSight> {
         let changed = space.rules_seen.now();
         let trusted = self.senses.is_untouched(space, space.rules_seen.last_compared())?;
         let tables = [Family::Inet, Family::Arp, Family::Bridge].map(rules::table);
@@ -50,11 +50,11 @@ impl Node {
         let reading = Reading::of(&handle).map_err(internal("read addresses, routes and neighbors"))?;
         let ports = links.iter().filter_map(|link| Some((link.clone(), marked(link)?))).collect();
         let links = links.into_iter().map(|link| (link.name.to_string(), link)).collect();
-        Ok(Sight { links, ports, reading, rules, changed, seen: HashMap::new() })
+        Ok(NamespaceSight { links, ports, reading, rules, changed, seen: HashMap::new() })
     }
 }
 
-impl Sight {
+impl NamespaceSight {
     /// The numbers of links, with those of all ports if wanted.
     pub fn links_of(&self, names: &[&str], ports: bool) -> Links {
         let number = |name: &&str| self.links.get(*name).map(|link| ((*name).to_owned(), link.index));
@@ -76,7 +76,7 @@ impl Sight {
     }
 
     /// What is wrong with the rules of this namespace, since this was last asked.
-    pub fn take_wrong(&mut self, space: &Space) -> Vec<String> {
+    pub fn take_wrong(&mut self, space: &NamespaceSockets) -> Vec<String> {
         let wrong = self.rules.as_mut().map(|rules| std::mem::take(&mut rules.wrong)).unwrap_or_default();
         if !wrong.is_empty() {
             // However it came about, and though nobody was heard: the set-up that follows must not go by what
@@ -87,23 +87,23 @@ impl Sight {
     }
 
     /// All of the rules were compared, and are as they should be: they need not be read again.
-    pub fn rules_are_right(&self, space: &Space) {
+    pub fn rules_are_right(&self, space: &NamespaceSockets) {
         space.rules_seen.compared(self.changed);
     }
 }
 
-impl Wrong {
+impl NetworkDamage {
     pub fn add(&mut self, kind: &'static str, message: impl Into<String>) {
         self.0.push(Damage { kind, message: message.into() });
     }
 
-    pub fn link(&mut self, like: &Like, link: &Link) {
+    pub fn link(&mut self, like: &WantedLink, link: &Link) {
         if let Some((_, message)) = like.fix(link) {
             self.add("links", message);
         }
     }
 
-    pub fn settings(&mut self, space: &Space, settings: &[Setting]) -> Result<()> {
+    pub fn settings(&mut self, space: &NamespaceSockets, settings: &[Setting]) -> Result<()> {
         for wrong in settings::wrong(space, settings)? {
             self.add("sysctls", format!("sysctl {} is not {}", wrong.name, wrong.value));
         }
@@ -119,8 +119,8 @@ impl Wrong {
         if words.is_empty() {
             return;
         }
-        let more = words.len().saturating_sub(WORDS);
-        words.truncate(WORDS);
+        let more = words.len().saturating_sub(MAX_WORDED_DIFFERENCES);
+        words.truncate(MAX_WORDED_DIFFERENCES);
         if more > 0 {
             words.push(format!("and {more} more"));
         }

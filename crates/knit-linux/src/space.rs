@@ -20,14 +20,14 @@ use crate::echo::Echo;
 use crate::fail::internal;
 
 /// How many idle sockets of one kind are kept.
-const KEEP: usize = 8;
+const MAX_IDLE_SOCKETS: usize = 8;
 
 /// A namespace with its sockets.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct NamespaceSockets {
     namespace: NetNs,
     /// Whether others changed the rules here.
-    pub rules_seen: Seen,
+    pub rules_seen: RulesSeen,
     links: Pool<Handle>,
     rules: Pool<Kernel>,
     echo4: Pool<Echo>,
@@ -36,10 +36,10 @@ pub(crate) struct Space {
 
 /// Whether rules were compared since somebody else last changed them.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen(Arc<Numbers>);
+pub(crate) struct RulesSeen(Arc<RuleChanges>);
 
 #[derive(Debug)]
-struct Numbers {
+struct RuleChanges {
     /// Counts changes by others.
     touched: AtomicU64,
     /// The count at which all was as it should be.
@@ -56,12 +56,12 @@ pub(crate) struct Lease<'a, T> {
     thing: Option<T>,
 }
 
-impl Space {
+impl NamespaceSockets {
     /// Of this namespace.
     pub fn new(namespace: NetNs) -> Self {
         Self {
             namespace,
-            rules_seen: Seen::never(),
+            rules_seen: RulesSeen::never(),
             links: Pool::default(),
             rules: Pool::default(),
             echo4: Pool::default(),
@@ -102,10 +102,10 @@ impl Space {
     }
 }
 
-impl Seen {
+impl RulesSeen {
     /// Not compared yet.
     fn never() -> Self {
-        Self(Arc::new(Numbers { touched: AtomicU64::new(1), compared: AtomicU64::new(0) }))
+        Self(Arc::new(RuleChanges { touched: AtomicU64::new(1), compared: AtomicU64::new(0) }))
     }
 
     /// Somebody else may have changed them.
@@ -160,7 +160,7 @@ impl<T> DerefMut for Lease<'_, T> {
 impl<T> Drop for Lease<'_, T> {
     fn drop(&mut self) {
         let mut idle = self.pool.0.locked();
-        if idle.len() < KEEP {
+        if idle.len() < MAX_IDLE_SOCKETS {
             idle.extend(self.thing.take());
         }
     }

@@ -15,9 +15,9 @@ use crate::fail::internal;
 use crate::moves::Comparing;
 use crate::node_tables::NodeTables;
 use crate::port::take_elements;
-use crate::rules::{self, Put};
-use crate::shape::Home;
-use crate::sight::Sight;
+use crate::rules::{self, SetElement};
+use crate::shape::RouterHome;
+use crate::sight::NamespaceSight;
 
 /// Whoever may have elements in the node's table that are nobody else's.
 pub(crate) struct Owners {
@@ -29,11 +29,11 @@ pub(crate) struct Owners {
 
 impl Owners {
     /// The elements that belong to none of them.
-    fn strays(&self, state: &TableState) -> Vec<Put> {
+    fn strays(&self, state: &TableState) -> Vec<SetElement> {
         let sets = state.sets.iter().filter(|(_, set)| !set.set.dynamic);
         let elements = sets.flat_map(|(name, set)| {
             let stray = set.elements.values().filter(|element| self.is_stray(name, element));
-            stray.map(|element| Put::new(set.set.clone(), element.clone()))
+            stray.map(|element| SetElement::new(set.set.clone(), element.clone()))
         });
         elements.collect()
     }
@@ -50,7 +50,7 @@ impl Owners {
 impl Core {
     /// Says what is in the node's table and belongs to nothing, if that can be told: nothing while Networks
     /// come, change or go. The next set-up takes it away.
-    pub fn compare_strays(&self, node: &Sight, comparing: &Comparing<'_>) -> Result<Option<usize>> {
+    pub fn compare_strays(&self, node: &NamespaceSight, comparing: &Comparing<'_>) -> Result<Option<usize>> {
         let table = rules::table(Family::Inet);
         let read = node.rules.as_ref().and_then(|rules| rules.found(&table));
         let Some(state) = read else { return Ok(Some(0)) };
@@ -103,7 +103,7 @@ impl Core {
         let gone: Vec<u32> = tables.left().filter(|id| !networks.contains(id)).collect();
         for id in gone {
             tracing::info!(number = id, "removing the rules of a Network that is gone");
-            self.node.clear_part(&mut tables, Home::Own, id)?;
+            self.node.clear_part(&mut tables, RouterHome::Own, id)?;
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Core {
         numbers.extend(self.networks.set_up().iter().map(|(_, shape, _)| shape.id()));
         numbers.extend(numbers_of_links(&*self.node.space.links()?)?);
         for net in self.networks.all()? {
-            if net.home == Home::Own && net.shape().is_none() {
+            if net.home == RouterHome::Own && net.shape().is_none() {
                 numbers.extend(numbers_of_links(&*net.space.links()?)?);
             }
         }

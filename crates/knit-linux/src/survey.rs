@@ -14,7 +14,7 @@ use knit_nft::Family;
 use knit_runtime::{Attachment, Damage, InterfaceName, NotKnown, Result, SandboxId, Survey};
 
 use crate::core::Core;
-use crate::links::Like;
+use crate::links::WantedLink;
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
@@ -22,8 +22,8 @@ use crate::router::{links_with_entries, router_end, router_entries, uplink_entri
 use crate::rules;
 use crate::settings::{self, Setting};
 use crate::setup::default_entries;
-use crate::shape::{Facts, Home, Shape};
-use crate::sight::{Sight, Wrong};
+use crate::shape::{Facts, RouterHome, Shape};
+use crate::sight::{NamespaceSight, NetworkDamage};
 use crate::tunnel::{self, ROUTER_TUNNEL};
 use crate::uplink::{End, UplinkSlot, node_end};
 use crate::wanted::Difference;
@@ -43,9 +43,9 @@ pub(crate) struct Looked<'a> {
 /// What is found by looking.
 pub(crate) struct Found<'a> {
     /// The node's own namespace.
-    pub node: &'a mut Sight,
+    pub node: &'a mut NamespaceSight,
     /// What is wrong with the Network.
-    pub wrong: &'a mut Wrong,
+    pub wrong: &'a mut NetworkDamage,
     /// Attachments that are to be made again.
     pub survey: &'a mut Survey,
 }
@@ -82,7 +82,7 @@ impl Core {
         let mut all_compared = true;
         let mut lacking = self.node.room.lacking(&self.node.space);
         for (net, shape, set_up_for) in &networks {
-            let mut wrong = Wrong::default();
+            let mut wrong = NetworkDamage::default();
             for family in std::mem::take(&mut lacking) {
                 wrong.add("sysctls", format!("net/{family}/neigh/default/gc_thresh1 to 3 are too low"));
             }
@@ -110,7 +110,7 @@ impl Core {
                 // All was compared with what the node was when it was set up; the node's own routes go with
                 // its address.
                 Err(error) => {
-                    wrong.0.retain(|damage| shape.home == Home::Own || damage.kind != "routes");
+                    wrong.0.retain(|damage| shape.home == RouterHome::Own || damage.kind != "routes");
                     unknown = Some(NotKnown::Failed(error.to_string()));
                 }
             }
@@ -127,7 +127,7 @@ impl Core {
                 all_compared = false;
                 // Any of them takes it away when it is set up; the default one shares the table with all.
                 let names = networks.iter().map(|(net, _, _)| net);
-                if let Some(net) = names.min_by_key(|net| (net.home != Home::Node, &net.name)) {
+                if let Some(net) = names.min_by_key(|net| (net.home != RouterHome::Node, &net.name)) {
                     let message = format!(
                         "{strays} elements of table {} belong to no Network and no attachment of this node",
                         rules::table(Family::Inet)
@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// All attachments: those that were seen, and those of Networks that were not looked at.
-    fn listed(&self, node: &mut Sight) -> Result<Vec<Attachment>> {
+    fn listed(&self, node: &mut NamespaceSight) -> Result<Vec<Attachment>> {
         let mut seen = std::mem::take(&mut node.seen);
         let (mut listed, mut of_node) = (Vec::new(), None);
         for net in self.networks.all()? {
@@ -169,8 +169,8 @@ impl Core {
         Found { node, wrong, survey }: Found<'_>,
     ) -> Result<InMotion> {
         let mut router = match shape.home {
-            Home::Node => None,
-            Home::Own => Some(self.node.sight(&net.space)?),
+            RouterHome::Node => None,
+            RouterHome::Own => Some(self.node.sight(&net.space)?),
         };
         // Only now: all is read.
         let moved = comparing.in_motion(&net.name);
@@ -207,7 +207,12 @@ impl Core {
         Ok(moved)
     }
 
-    fn look_at_default(&self, subject: &Subject<'_>, node: &mut Sight, wrong: &mut Wrong) -> Result<()> {
+    fn look_at_default(
+        &self,
+        subject: &Subject<'_>,
+        node: &mut NamespaceSight,
+        wrong: &mut NetworkDamage,
+    ) -> Result<()> {
         let Subject { shape, facts, motion, .. } = subject;
         if let Some(rules) = &mut node.rules {
             self.node.compare_part(rules, shape, &node.ports, motion);
@@ -218,7 +223,7 @@ impl Core {
         let there = node.links.get(tunnel.as_str());
         match (tunnel::wanted(shape, facts, tunnel.clone()), there) {
             (Some(wanted), Some(link)) if tunnel::same(&wanted, link) => {
-                wrong.link(&Like::tunnel(shape, None), link);
+                wrong.link(&WantedLink::tunnel(shape, None), link);
             }
             (None, None) => {}
             (Some(_), _) => wrong.add("links", format!("the tunnel {tunnel} is missing or was replaced")),
@@ -233,7 +238,12 @@ impl Core {
         Ok(())
     }
 
-    fn look_at_router(&self, subject: &Subject<'_>, router: &mut Sight, wrong: &mut Wrong) -> Result<()> {
+    fn look_at_router(
+        &self,
+        subject: &Subject<'_>,
+        router: &mut NamespaceSight,
+        wrong: &mut NetworkDamage,
+    ) -> Result<()> {
         let Subject { net, shape, facts, motion } = subject;
         if !net.is_mounted() {
             wrong.add("namespace", "the router's namespace is no longer mounted");
@@ -250,12 +260,12 @@ impl Core {
         let master = driver.compare_links(router, shape, wrong);
         self.look_at_ports(subject, router, master, wrong);
         if let Some(lo) = router.links.get("lo") {
-            wrong.link(&Like::default(), lo);
+            wrong.link(&WantedLink::default(), lo);
         }
         let wanted = tunnel::wanted(shape, facts, tunnel::node_tunnel(shape.id()));
         match (router.links.get(ROUTER_TUNNEL), wanted) {
             (Some(link), Some(wanted)) if tunnel::same(&wanted, link) => {
-                wrong.link(&Like::tunnel(shape, master), link);
+                wrong.link(&WantedLink::tunnel(shape, master), link);
             }
             _ => wrong.add("links", "the tunnel is missing or was replaced"),
         }
@@ -265,7 +275,7 @@ impl Core {
             wrong.add("links", "the uplink is missing in the router, or its addresses are");
             return Ok(());
         };
-        wrong.link(&Like::uplink(shape, facts, place, End::Router), inside);
+        wrong.link(&WantedLink::uplink(shape, facts, place, End::Router), inside);
         let wanted = router_entries(shape, facts, place, &router.ports);
         let links = router.links_of(&links_with_entries(shape).collect::<Vec<_>>(), true);
         let mut found = router.reading.found(&links);
@@ -274,7 +284,13 @@ impl Core {
         Ok(())
     }
 
-    fn look_at_uplink(&self, subject: &Subject<'_>, node: &mut Sight, router: &Sight, wrong: &mut Wrong) {
+    fn look_at_uplink(
+        &self,
+        subject: &Subject<'_>,
+        node: &mut NamespaceSight,
+        router: &NamespaceSight,
+        wrong: &mut NetworkDamage,
+    ) {
         let Subject { shape, facts, motion, .. } = subject;
         let uplink = node_end(shape.id());
         if let Some(rules) = &mut node.rules {
@@ -286,7 +302,7 @@ impl Core {
             wrong.add("links", format!("the uplink {uplink} is missing, or its addresses are"));
             return;
         };
-        wrong.link(&Like::uplink(shape, facts, place, End::Node), link);
+        wrong.link(&WantedLink::uplink(shape, facts, place, End::Node), link);
         let wanted = uplink_entries(shape, &uplink, place, &router.ports);
         let links = node.links_of(&[uplink.as_str()], false);
         let mut found = node.reading.found(&links);
@@ -294,15 +310,29 @@ impl Core {
         wrong.entries(&Difference::between(&wanted, &found), motion);
     }
 
-    fn look_at_ports(&self, subject: &Subject<'_>, sight: &Sight, master: Option<u32>, wrong: &mut Wrong) {
+    fn look_at_ports(
+        &self,
+        subject: &Subject<'_>,
+        sight: &NamespaceSight,
+        master: Option<u32>,
+        wrong: &mut NetworkDamage,
+    ) {
         let settled = sight.ports.iter().filter(|(link, _)| subject.motion.has_settled(link));
         for (link, mark) in settled.filter(|(link, _)| !self.attachments.is_in_flux(link)) {
-            wrong.link(&Like::host_end(subject.shape, mark, self.attachments.made_with(link), master), link);
+            wrong.link(
+                &WantedLink::host_end(subject.shape, mark, self.attachments.made_with(link), master),
+                link,
+            );
         }
     }
 
     /// Attachments whose link is gone. What they left is taken away with them, and is not looked at.
-    fn lost(&self, net: &Net, sight: &Sight, motion: &mut InMotion) -> Vec<(SandboxId, InterfaceName)> {
+    fn lost(
+        &self,
+        net: &Net,
+        sight: &NamespaceSight,
+        motion: &mut InMotion,
+    ) -> Vec<(SandboxId, InterfaceName)> {
         let (known, there) = (self.attachments.known(), sight.hosts());
         let mut lost = Vec::new();
         for (host, known) in known.iter().filter(|(_, known)| known.network == net.name) {
@@ -345,7 +375,7 @@ impl Core {
     fn closed_ports(
         &self,
         ports: &[(knit_kernel::link::Link, Mark)],
-        node: &Sight,
+        node: &NamespaceSight,
     ) -> Vec<(SandboxId, InterfaceName)> {
         let Some(rules) = &node.rules else { return Vec::new() };
         let table = rules.found(&rules::table(Family::Inet));

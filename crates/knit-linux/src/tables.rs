@@ -10,11 +10,11 @@ use knit_nft::{self as nft, Nftables, Op, SetState, TableId, TableState, Transac
 use knit_runtime::Result;
 
 use crate::fail::internal;
-use crate::rules::{Elements, Put, merge};
-use crate::space::Space;
+use crate::rules::{Elements, SetElement, merge};
+use crate::space::NamespaceSockets;
 
 /// How often a table is planned again because somebody else changed it.
-const ATTEMPTS: u32 = 32;
+const PLAN_ATTEMPTS: u32 = 32;
 
 /// A comparison of the tables of one namespace: each is read once, whoever has a part in it.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Comparison {
 
 impl Comparison {
     /// Reads these tables.
-    pub fn of(space: &Space, tables: &[TableId]) -> Result<Self> {
+    pub fn of(space: &NamespaceSockets, tables: &[TableId]) -> Result<Self> {
         let mut kernel = space.rules()?;
         let mut read = HashMap::new();
         for id in tables {
@@ -60,11 +60,15 @@ impl Comparison {
 
 /// Brings a table to its wanted shape with these elements. Returns what it is then, as far as it was read and
 /// planned.
-pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>) -> Result<TableState> {
+pub(crate) fn apply(
+    space: &NamespaceSockets,
+    layout: &TableState,
+    elements: &Elements<'_>,
+) -> Result<TableState> {
     let table = layout.id().clone();
     let failed = || internal::<nft::Error>(format!("update table {table}"));
     let mut kernel = space.rules()?;
-    let applied = nft::until_current(&mut *kernel, &table, ATTEMPTS, |kernel, attempt, found| {
+    let applied = nft::until_current(&mut *kernel, &table, PLAN_ATTEMPTS, |kernel, attempt, found| {
         let wanted = merge(layout.clone(), found.as_ref(), elements);
         let plan = nft::diff(found.as_ref(), &wanted);
         if plan.is_empty() {
@@ -87,7 +91,12 @@ pub(crate) fn apply(space: &Space, layout: &TableState, elements: &Elements<'_>)
 
 /// Exchanges one part of a table's elements for another, without reading the table. False if they were not
 /// there as they were supposed to be: then it must be read.
-pub(crate) fn exchange(space: &Space, layout: &TableState, before: &[Put], wanted: &[Put]) -> Result<bool> {
+pub(crate) fn exchange(
+    space: &NamespaceSockets,
+    layout: &TableState,
+    before: &[SetElement],
+    wanted: &[SetElement],
+) -> Result<bool> {
     let plan = difference(layout, before, wanted);
     if plan.is_empty() {
         return Ok(true);
@@ -104,7 +113,7 @@ pub(crate) fn exchange(space: &Space, layout: &TableState, before: &[Put], wante
 }
 
 /// The elements to add and to delete.
-pub(crate) fn difference(layout: &TableState, before: &[Put], wanted: &[Put]) -> Transaction {
+pub(crate) fn difference(layout: &TableState, before: &[SetElement], wanted: &[SetElement]) -> Transaction {
     let mut bare = TableState::new(layout.table.clone());
     for put in before.iter().chain(wanted) {
         if let Some(set) = layout.sets.get(&put.set.name) {
@@ -113,7 +122,7 @@ pub(crate) fn difference(layout: &TableState, before: &[Put], wanted: &[Put]) ->
                 .or_insert_with(|| SetState { set: set.set.clone(), elements: BTreeMap::new() });
         }
     }
-    let with = |puts: &[Put]| {
+    let with = |puts: &[SetElement]| {
         let mut state = bare.clone();
         for put in puts {
             if let Some(set) = state.sets.get_mut(&put.set.name) {
@@ -134,7 +143,7 @@ mod tests {
     fn one_part_for_another_is_elements_only_and_only_those_that_differ() {
         let layout = node::layout(4789, node::Flows { each: 0, together: 0 });
         let mac = knit_ipam::Mac([0x0a, 1, 10, 244, 1, 5]);
-        let part = |hosts: &[&str]| -> Vec<Put> {
+        let part = |hosts: &[&str]| -> Vec<SetElement> {
             let address = "10.244.1.5".parse().expect("an address");
             hosts.iter().flat_map(|host| source_elements(host, mac, [address])).collect()
         };

@@ -8,9 +8,9 @@ use knit_kernel::{Handle, IfName, Mtu, owner};
 use knit_runtime::Result;
 
 use crate::fail::internal;
-use crate::links::Like;
+use crate::links::WantedLink;
 use crate::shape::{Facts, Shape, tunnel_mac};
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 use crate::wanted::{Entry, Links, found_on_own};
 
 /// The group of tunnels in the node's namespace. Not that of ports: what comes out of one has another node's
@@ -43,7 +43,7 @@ pub(crate) fn in_router(router: &Handle, network: u32) -> Result<Option<Link>> {
 
 /// Makes a tunnel in the node's namespace and moves it into a router. One that a crash left on the way is
 /// replaced.
-pub(crate) fn make_in_router(node: &Handle, router: &Space, wanted: &NewLink<'_>) -> Result<()> {
+pub(crate) fn make_in_router(node: &Handle, router: &NamespaceSockets, wanted: &NewLink<'_>) -> Result<()> {
     if let Some(left) = node.link_by_name(&wanted.name).map_err(internal("look for the tunnel"))? {
         node.delete_link(left.index).map_err(internal("delete a leftover tunnel"))?;
     }
@@ -88,7 +88,7 @@ pub(crate) fn ensure_in_node(handle: &Handle, shape: &Shape, facts: &Facts, name
         if !same(&wanted, &link) || (link.group == wanted.group && link.alias.is_none()) {
             handle.delete_link(link.index).map_err(internal("delete a tunnel with other properties"))?;
         } else {
-            Like::tunnel(shape, None).settle(handle, &link)?;
+            WantedLink::tunnel(shape, None).settle(handle, &link)?;
         }
     }
     handle.ensure_link(&wanted).map_err(internal("create the tunnel"))?;

@@ -13,8 +13,8 @@ use crate::core::Core;
 use crate::fail::{chain, internal};
 use crate::networks::Net;
 use crate::rules::{self, bridge, node};
-use crate::shape::{Home, Shape};
-use crate::space::Space;
+use crate::shape::{RouterHome, Shape};
+use crate::space::NamespaceSockets;
 use crate::uplink::node_end;
 
 impl Core {
@@ -24,7 +24,7 @@ impl Core {
         let together = counts(&self.node.space, &node::refused_together())?;
         let mut all = Vec::new();
         for (net, shape, _) in self.networks.set_up() {
-            if net.home == Home::Node || !shape.network.topology.has_router() {
+            if net.home == RouterHome::Node || !shape.network.topology.has_router() {
                 continue;
             }
             match net.usage(&shape) {
@@ -84,7 +84,7 @@ impl Net {
 }
 
 /// What was counted, by interface.
-fn counts(space: &Space, set: &Set) -> Result<HashMap<String, u64>> {
+fn counts(space: &NamespaceSockets, set: &Set) -> Result<HashMap<String, u64>> {
     match space.rules()?.elements(&rules::table(Family::Inet), set) {
         Ok(listed) => {
             let count = |listed: knit_nft::ListedElement| {

@@ -22,7 +22,7 @@ use wire::runtime_service_client::RuntimeServiceClient;
 const CRI_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The most that an answer may be: sandboxes come with all labels and annotations of their pods.
-const MOST: usize = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// The container runtime, behind its socket.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Cri {
         let text = socket.to_str().filter(|_| socket.is_absolute()).ok_or_else(wrong)?;
         let endpoint = Endpoint::from_shared(format!("unix://{text}")).map_err(|_| wrong())?;
         let channel = endpoint.connect_timeout(CRI_TIMEOUT).timeout(CRI_TIMEOUT).connect_lazy();
-        let client = RuntimeServiceClient::new(channel).max_decoding_message_size(MOST);
+        let client = RuntimeServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
         Ok(Self { socket: socket.to_owned(), client, sandboxes: Mutex::default() })
     }
 

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 /// All runtimes that this agent can use, by the names that NetworkClasses use.
 #[derive(Default)]
 pub struct Runtimes {
-    known: RwLock<BTreeMap<String, Known>>,
+    known: RwLock<BTreeMap<String, KnownRuntime>>,
     /// Sockets that are not used, and why: said once each.
     refused: Mutex<BTreeMap<PathBuf, String>>,
     /// When a runtime last did not detach in time, if it has not done so since.
@@ -30,7 +30,7 @@ pub struct Runtimes {
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownRuntime {
     runtime: Arc<dyn Runtime>,
     info: Info,
     /// Where it listens; none for one inside the agent.
@@ -40,7 +40,7 @@ struct Known {
 }
 
 /// How long a runtime may take to say who it is.
-const INTRODUCTION: Duration = Duration::from_secs(2);
+const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 
 // === impl Runtimes ===
 
@@ -52,7 +52,7 @@ impl Runtimes {
     pub async fn add(&self, runtime: Arc<dyn Runtime>) -> knit_runtime::Result<()> {
         let info = runtime.info().await?;
         let runtime: Arc<dyn Runtime> = Arc::new(Announced::new(runtime, info.clone()));
-        self.write().insert(info.name.clone(), Known { runtime, info, socket: None, problem: None });
+        self.write().insert(info.name.clone(), KnownRuntime { runtime, info, socket: None, problem: None });
         Ok(())
     }
 
@@ -127,15 +127,15 @@ impl Runtimes {
     #[must_use]
     pub fn watchable(&self) -> BTreeMap<String, Arc<dyn Runtime>> {
         let known = self.read();
-        let watchable = |known: &&Known| known.socket.is_some() && has(&known.info, feature::WATCH);
-        let of = |known: &Known| (known.info.name.clone(), Arc::clone(&known.runtime));
+        let watchable = |known: &&KnownRuntime| known.socket.is_some() && has(&known.info, feature::WATCH);
+        let of = |known: &KnownRuntime| (known.info.name.clone(), Arc::clone(&known.runtime));
         known.values().filter(watchable).map(of).collect()
     }
 
     /// What NodeNetwork shows of them.
     #[must_use]
     pub fn describe(&self) -> Vec<NodeRuntime> {
-        let describe = |known: &Known| NodeRuntime {
+        let describe = |known: &KnownRuntime| NodeRuntime {
             name: known.info.name.clone(),
             version: known.info.version.clone(),
             features: known.info.features.clone(),
@@ -163,7 +163,7 @@ impl Runtimes {
         }
         let all: Vec<(String, Arc<dyn Runtime>)> = self.all();
         let asked = futures::future::join_all(all.into_iter().map(|(name, runtime)| async move {
-            let problem = match tokio::time::timeout(INTRODUCTION, runtime.status()).await {
+            let problem = match tokio::time::timeout(INFO_TIMEOUT, runtime.status()).await {
                 Ok(Ok(status)) if status.ready => None,
                 Ok(Ok(status)) => Some(status.message),
                 Ok(Err(error)) => Some(error.to_string()),
@@ -176,7 +176,7 @@ impl Runtimes {
             let mut known = self.write();
             let socket = known.get(&name).and_then(|k| k.socket.clone());
             let problem = socket.and_then(|s| refused.get(&s).cloned()).or(problem);
-            let gone = |k: &Known| k.socket.as_ref().is_some_and(|s| !s.exists()) && problem.is_some();
+            let gone = |k: &KnownRuntime| k.socket.as_ref().is_some_and(|s| !s.exists()) && problem.is_some();
             if known.get(&name).is_some_and(gone) {
                 tracing::warn!(runtime = %name, "a network runtime's socket is gone");
                 known.remove(&name);
@@ -199,7 +199,7 @@ impl Runtimes {
                 return;
             }
         };
-        let info = match tokio::time::timeout(INTRODUCTION, runtime.info()).await {
+        let info = match tokio::time::timeout(INFO_TIMEOUT, runtime.info()).await {
             Ok(Ok(info)) => info,
             Ok(Err(error)) => {
                 tracing::debug!(socket = %socket.display(), error = &error as &dyn std::error::Error, "no \
@@ -216,7 +216,7 @@ impl Runtimes {
         }
         tracing::info!(socket = %socket.display(), runtime = %info.name, version = %info.version, "found a \
             network runtime");
-        let entry = Known {
+        let entry = KnownRuntime {
             runtime: Arc::new(Announced::new(Arc::new(runtime), info.clone())),
             info: info.clone(),
             socket: Some(socket.to_owned()),
@@ -237,11 +237,11 @@ impl Runtimes {
         self.refused.locked()
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, Known>> {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<String, KnownRuntime>> {
         self.known.reading()
     }
 
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, Known>> {
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, KnownRuntime>> {
         self.known.writing()
     }
 }

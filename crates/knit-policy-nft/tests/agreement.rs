@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use knit_kernel::testing::in_namespaces;
-use knit_policy::cluster::Owner;
+use knit_policy::cluster::AddressOwner;
 use knit_policy::model::{DEFAULT_NETWORK, Family, Traffic};
 use knit_policy::sets::Engine;
 use knit_policy::verdict::{Flow, State};
@@ -48,7 +48,7 @@ fn judged(engine: &Engine, packet: &Packet) -> bool {
     };
     let verdict = cluster.judge(&flow);
     let here = |address| match cluster.owner(DEFAULT_NETWORK, address) {
-        Owner::Pod(pod) => *pod.node == *NODE,
+        AddressOwner::Pod(pod) => *pod.node == *NODE,
         _ => false,
     };
     (verdict.egress.allowed || !here(packet.source)) && (verdict.ingress.allowed || !here(packet.destination))
@@ -57,7 +57,7 @@ fn judged(engine: &Engine, packet: &Packet) -> bool {
 /// What the node sends itself goes by another hook, and is not tried here.
 fn from_the_node(engine: &Engine, packet: &Packet) -> bool {
     let cluster = engine.cluster();
-    matches!(cluster.owner(DEFAULT_NETWORK, packet.source), Owner::Node(_))
+    matches!(cluster.owner(DEFAULT_NETWORK, packet.source), AddressOwner::Node(_))
         && cluster.is_address_of_node(packet.source, NODE)
 }
 
@@ -67,7 +67,7 @@ fn is_contested(engine: &Engine, address: IpAddr) -> bool {
     let cluster = engine.cluster();
     let here = cluster.owner_on(NODE, DEFAULT_NETWORK, address);
     here.is_some_and(|here| match cluster.owner(DEFAULT_NETWORK, address) {
-        Owner::Pod(pod) => pod.key != here.key,
+        AddressOwner::Pod(pod) => pod.key != here.key,
         _ => true,
     })
 }

@@ -73,7 +73,7 @@ impl World {
     fn passes(&self, flow: &Flow) -> bool {
         let cluster = self.engines["n0"].cluster();
         let node_of = |address: IpAddr| match cluster.owner(&flow.network, address) {
-            knit_policy::cluster::Owner::Pod(pod) => Some(pod.node.clone()),
+            knit_policy::cluster::AddressOwner::Pod(pod) => Some(pod.node.clone()),
             _ => None,
         };
         let filter = |node: Option<&Name>| {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use crate::model::{Conditions, Family, GroupName, NetworkName, Problem, ServiceName, TrafficPolicy};
 use crate::view::{
     Action, Decision, Frontend, FrontendKind, HealthCheck, Judgement, Masquerade, Pool, PortKey, Route,
-    Scope, Sources, Target, Topology, View,
+    Scope, Sources, Target, TopologyHints, View,
 };
 
 /// Everything about one service on this node.
@@ -226,7 +226,7 @@ impl fmt::Display for Pool {
     }
 }
 
-impl fmt::Display for Topology {
+impl fmt::Display for TopologyHints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SameNode => "only those hinted to this node (rule 35)",

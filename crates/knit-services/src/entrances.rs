@@ -18,7 +18,7 @@ use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
 use knit_proxy::view::{FrontendKind, PortKey, PortView};
 use knit_runtime::routers::{Chosen, Entrance, Steered};
 
-use crate::forbidden::{Forbidden, Whose};
+use crate::forbidden::{AddressUse, Forbidden};
 use crate::internal_ports::Reserved;
 use objection::Objection;
 pub(crate) use objection::Refusal;
@@ -39,7 +39,7 @@ pub(crate) struct Steering {
     reserved: Reserved,
     claims: HashMap<EntranceAddress, BTreeMap<Rank, Claim>>,
     /// What is claimed by whom, to take it back.
-    by_owner: BTreeMap<Owner, Vec<(EntranceAddress, Rank)>>,
+    by_owner: BTreeMap<EntranceOwner, Vec<(EntranceAddress, Rank)>>,
     forbidden: Forbidden,
     /// Addresses that this node has, whether or not its Node lists them.
     own: HashSet<IpAddr>,
@@ -56,7 +56,7 @@ pub(crate) struct Steering {
 
 /// Who claims: a port in a router, or a Service of the default Network.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
+enum EntranceOwner {
     Router(NetworkName, PortKey),
     Node(ServiceName),
 }
@@ -80,11 +80,11 @@ struct Claim {
     kind: FrontendKind,
     /// Where it leads; none for Services of the default Network, which the node itself serves, and for what
     /// no proxy was told of.
-    to: Option<To>,
+    to: Option<EntranceTarget>,
 }
 
 #[derive(Debug, Clone)]
-struct To {
+struct EntranceTarget {
     at: std::net::SocketAddr,
     sources: Option<Box<[IpNet]>>,
 }
@@ -129,10 +129,11 @@ impl Steering {
         found: Option<(&PortView, &Service)>,
         ends: &Ends,
     ) {
-        let owner = Owner::Router(network.clone(), key.clone());
+        let owner = EntranceOwner::Router(network.clone(), key.clone());
         let places = found.map_or_else(Vec::new, |(view, service)| {
             let claim = |(place, kind, at, sources)| {
-                let claim = Claim { network: network.clone(), kind, to: Some(To { at, sources }) };
+                let claim =
+                    Claim { network: network.clone(), kind, to: Some(EntranceTarget { at, sources }) };
                 (place, Rank::new(service, &key.port, kind), claim)
             };
             let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
@@ -167,15 +168,16 @@ impl Steering {
 
     /// Nothing of a Network leads into its router any more.
     pub(crate) fn forget_network(&mut self, network: &NetworkName) {
-        let of_network = |owner: &&Owner| matches!(owner, Owner::Router(name, _) if name == network);
-        let owners: Vec<Owner> = self.by_owner.keys().filter(of_network).cloned().collect();
+        let of_network =
+            |owner: &&EntranceOwner| matches!(owner, EntranceOwner::Router(name, _) if name == network);
+        let owners: Vec<EntranceOwner> = self.by_owner.keys().filter(of_network).cloned().collect();
         owners.into_iter().for_each(|owner| self.replace(owner, Vec::new()));
     }
 
     /// The ports of a Network that lead into its router.
     pub(crate) fn ports_of(&self, network: &NetworkName) -> Vec<PortKey> {
-        let key = |owner: &Owner| match owner {
-            Owner::Router(name, key) if name == network => Some(key.clone()),
+        let key = |owner: &EntranceOwner| match owner {
+            EntranceOwner::Router(name, key) if name == network => Some(key.clone()),
             _ => None,
         };
         self.by_owner.keys().filter_map(key).collect()
@@ -200,12 +202,12 @@ impl Steering {
                 node.iter().for_each(|address| add(FrontendKind::NodePort, address, number.get()));
             }
         }
-        self.replace(Owner::Node(service.name.clone()), places);
+        self.replace(EntranceOwner::Node(service.name.clone()), places);
     }
 
     /// A Service of the default Network is gone.
     pub(crate) fn forget_default(&mut self, name: &ServiceName) {
-        self.replace(Owner::Node(name.clone()), Vec::new());
+        self.replace(EntranceOwner::Node(name.clone()), Vec::new());
     }
 
     /// Addresses that no Service may have besides its cluster IP.
@@ -288,7 +290,7 @@ impl Steering {
         news.into_iter().map(|service| (service.clone(), texts(&service))).collect()
     }
 
-    fn replace(&mut self, owner: Owner, places: Vec<(EntranceAddress, Rank, Claim)>) {
+    fn replace(&mut self, owner: EntranceOwner, places: Vec<(EntranceAddress, Rank, Claim)>) {
         let mut touched = BTreeSet::new();
         for (place, rank) in self.by_owner.remove(&owner).unwrap_or_default() {
             if let Some(claims) = self.claims.get_mut(&place) {
@@ -335,10 +337,10 @@ impl Steering {
             (FrontendKind::NodePort | FrontendKind::ClusterIp, _) => None,
             // What the node itself serves is not steered, and it serves what load balancers have.
             (FrontendKind::LoadBalancerIp, _) if to.is_none() => None,
-            (_, Some(Whose::Cluster)) => Some(Objection::InCluster),
-            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) if allowed => None,
-            (FrontendKind::LoadBalancerIp, Some(Whose::Node)) => Some(Objection::OfNodeDenied),
-            (FrontendKind::ExternalIp, Some(Whose::Node)) => Some(Objection::OfNode),
+            (_, Some(AddressUse::Cluster)) => Some(Objection::InCluster),
+            (FrontendKind::LoadBalancerIp, Some(AddressUse::Node)) if allowed => None,
+            (FrontendKind::LoadBalancerIp, Some(AddressUse::Node)) => Some(Objection::OfNodeDenied),
+            (FrontendKind::ExternalIp, Some(AddressUse::Node)) => Some(Objection::OfNode),
             (FrontendKind::ExternalIp, None) if self.own.contains(&place.address) => {
                 (!default || !allowed).then_some(Objection::Unlisted { allowable: default })
             }

@@ -21,7 +21,7 @@ pub(crate) struct Forbidden {
 
 /// Whose an address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum AddressUse {
     /// A node's.
     Node,
     /// A pod's or a Service's, or one that is nobody's to give.
@@ -70,11 +70,11 @@ impl Forbidden {
     }
 
     /// Whose an address is; none: nobody's in the cluster.
-    pub(crate) fn whose(&self, address: IpAddr) -> Option<Whose> {
+    pub(crate) fn whose(&self, address: IpAddr) -> Option<AddressUse> {
         match (contain(&self.ranges, address), self.nodes.contains(&address)) {
-            (true, _) => Some(Whose::Cluster),
-            (false, true) => Some(Whose::Node),
-            (false, false) => contain(&self.segments, address).then_some(Whose::Cluster),
+            (true, _) => Some(AddressUse::Cluster),
+            (false, true) => Some(AddressUse::Node),
+            (false, false) => contain(&self.segments, address).then_some(AddressUse::Cluster),
         }
     }
 }
@@ -131,16 +131,16 @@ mod tests {
         let uplinks = ["169.254.192.0/18".parse().expect("a range")];
         let forbidden = Forbidden::of(&world, &uplinks);
         for (address, whose) in [
-            ("10.244.1.5", Some(Whose::Cluster)),
+            ("10.244.1.5", Some(AddressUse::Cluster)),
             ("10.244.2.5", None),
-            ("fd44:1::5", Some(Whose::Cluster)),
+            ("fd44:1::5", Some(AddressUse::Cluster)),
             ("fd44:2::5", None),
-            ("192.168.7.1", Some(Whose::Node)),
-            ("198.51.100.7", Some(Whose::Node)),
-            ("fd07::1", Some(Whose::Node)),
-            ("169.254.192.2", Some(Whose::Cluster)),
-            ("239.1.2.3", Some(Whose::Cluster)),
-            ("ff02::1", Some(Whose::Cluster)),
+            ("192.168.7.1", Some(AddressUse::Node)),
+            ("198.51.100.7", Some(AddressUse::Node)),
+            ("fd07::1", Some(AddressUse::Node)),
+            ("169.254.192.2", Some(AddressUse::Cluster)),
+            ("239.1.2.3", Some(AddressUse::Cluster)),
+            ("ff02::1", Some(AddressUse::Cluster)),
             ("203.0.113.60", None),
             ("2001:db8::60", None),
         ] {
@@ -168,8 +168,8 @@ mod tests {
         };
         let forbidden = Forbidden::of(&world, &[]);
         for (address, whose) in [
-            ("192.168.20.33", Some(Whose::Cluster)),
-            ("192.168.20.40", Some(Whose::Node)),
+            ("192.168.20.33", Some(AddressUse::Cluster)),
+            ("192.168.20.40", Some(AddressUse::Node)),
             ("192.168.20.200", None),
         ] {
             assert_eq!(forbidden.whose(ip(address)), whose, "{address}");

@@ -55,13 +55,13 @@ pub(crate) struct Proxy {
     /// The namespace it runs in: one that was made again under the same path is another one.
     pub namespace: NsId,
     /// What it was told about where it is.
-    pub facts: Facts,
+    pub facts: InstanceFacts,
     servers: Vec<AbortHandle>,
 }
 
 /// Where an instance is, and what it may have there.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Facts {
+pub(crate) struct InstanceFacts {
     pub ends: Ends,
     /// Sources that are as good as the node itself: what answers them must come back through this router.
     pub near: Vec<IpNet>,
@@ -83,7 +83,7 @@ pub(crate) struct Servers {
 pub(crate) struct Started {
     pub running: Running,
     pub namespace: NsId,
-    pub facts: Facts,
+    pub facts: InstanceFacts,
     /// What an agent before this one made there is in force.
     pub left_over: bool,
 }
@@ -98,7 +98,7 @@ pub(crate) struct Setup {
 }
 
 /// These ports are in force in a router; none: no longer.
-pub(crate) struct News {
+pub(crate) struct PortNews {
     pub id: u64,
     /// These are all.
     pub full: bool,
@@ -106,14 +106,14 @@ pub(crate) struct News {
 }
 
 /// A change waits this long at most, or the proxy is unwell (rule 55).
-const UNWELL: Duration = Duration::from_secs(60);
+const UNHEALTHY_DELAY: Duration = Duration::from_secs(60);
 
 /// Is called when a state changes that people see.
 pub(crate) type Changed = Arc<dyn Fn() + Send + Sync>;
 
 /// Why a proxy does not start.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum StartError {
     Namespace(knit_kernel::netns::Error),
     Objects(knit_objects::Error),
     Open(OpenError),
@@ -131,9 +131,9 @@ struct Watcher {
 }
 
 /// Tells which ports are in force.
-struct Teller {
+struct PortTeller {
     id: u64,
-    news: mpsc::UnboundedSender<News>,
+    news: mpsc::UnboundedSender<PortNews>,
 }
 
 impl Instance {
@@ -147,7 +147,7 @@ impl Instance {
         let labels = [("network".into(), network.name.clone().into())];
         let mut registry = Registry::with_labels(labels.into_iter());
         let metrics = Metrics::register(&mut registry);
-        let health = Health::new(UNWELL);
+        let health = Health::new(UNHEALTHY_DELAY);
         let (running, reported, limits) = (None, false, None);
         let instance = Self { id, router, network, state, running, health, metrics, reported, limits };
         (instance, registry)
@@ -177,7 +177,7 @@ impl Instance {
     pub(crate) fn setup(
         &self,
         changed: &Changed,
-        news: &mpsc::UnboundedSender<News>,
+        news: &mpsc::UnboundedSender<PortNews>,
         repaired: Box<dyn Fn() + Send>,
     ) -> Setup {
         let watcher = Watcher {
@@ -188,7 +188,7 @@ impl Instance {
         let mut observers: Vec<Box<dyn Observer + Send>> =
             vec![self.health.observer(), self.metrics.observer(), Box::new(watcher)];
         if self.router.is_some() {
-            observers.push(Box::new(Teller { id: self.id, news: news.clone() }));
+            observers.push(Box::new(PortTeller { id: self.id, news: news.clone() }));
         }
         Setup {
             network: self.network.clone(),
@@ -236,7 +236,7 @@ impl Instance {
     }
 }
 
-impl Facts {
+impl InstanceFacts {
     /// Of the node's own namespace.
     pub(crate) fn of_node(takes_own: bool) -> Self {
         Self { takes_own, ..Self::default() }
@@ -248,8 +248,8 @@ impl Facts {
         router: &NetNs,
         node: &NodeInfo,
         near: &[IpNet],
-    ) -> Result<Self, Trouble> {
-        let router = routers.uplink(router.as_fd()).map_err(Trouble::Uplink)?;
+    ) -> Result<Self, StartError> {
+        let router = routers.uplink(router.as_fd()).map_err(StartError::Uplink)?;
         let node: Vec<IpAddr> = Family::ALL.into_iter().filter_map(|family| node.primary(family)).collect();
         let near = node.iter().copied().map(IpNet::from).chain(near.iter().copied()).collect();
         Ok(Self { ends: Ends { router, node }, near, takes_own: false })
@@ -273,8 +273,8 @@ impl Setup {
         (backends, routers): (&dyn Backends, &dyn Routers),
         namespace: &NetNs,
         node: &NodeInfo,
-        facts: &Facts,
-    ) -> Result<Running, Trouble> {
+        facts: &InstanceFacts,
+    ) -> Result<Running, StartError> {
         let network = self.network;
         let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr.trunc()).collect();
         let mut view = ViewConfig {
@@ -304,10 +304,10 @@ impl Setup {
             setup.masquerade_as = MasqueradeAs { addresses: network.router_addresses, towards: subnets };
             setup.node_sources = facts.near.clone();
         }
-        let backend = backends.open(setup).map_err(Trouble::Open)?;
+        let backend = backends.open(setup).map_err(StartError::Open)?;
         let engine = EngineConfig { view, ..EngineConfig::default() };
         let options = Options { engine, observers: self.observers, on_end: None };
-        start(backend, facts.node(self.own, node), options).map_err(Trouble::Start)
+        start(backend, facts.node(self.own, node), options).map_err(StartError::Start)
     }
 }
 
@@ -331,7 +331,7 @@ impl Drop for Proxy {
     }
 }
 
-impl Observer for Teller {
+impl Observer for PortTeller {
     fn ran(&mut self, run: &Run<'_>) {
         if let Outcome::Failed(_) = run.outcome {
             return;
@@ -351,7 +351,7 @@ impl Observer for Teller {
         };
         if full || !ports.is_empty() {
             // Without a supervisor the agent is stopping.
-            let _ = self.news.send(News { id: self.id, full, ports });
+            let _ = self.news.send(PortNews { id: self.id, full, ports });
         }
     }
 }
@@ -400,8 +400,8 @@ async fn keep_serving<S: Future<Output = std::io::Result<()>>>(
 }
 
 /// Opens the namespace of a router, or the node's own.
-pub(crate) fn namespace(router: Option<&Path>, node: &NetNs) -> Result<NetNs, Trouble> {
-    router.map_or_else(|| node.try_clone(), NetNs::open).map_err(Trouble::Namespace)
+pub(crate) fn namespace(router: Option<&Path>, node: &NetNs) -> Result<NetNs, StartError> {
+    router.map_or_else(|| node.try_clone(), NetNs::open).map_err(StartError::Namespace)
 }
 
 fn show(network: &str, sender: &watch::Sender<ServicesState>, state: ServicesState, changed: &Changed) {
@@ -455,7 +455,7 @@ impl Observer for Watcher {
     }
 }
 
-impl std::fmt::Display for Trouble {
+impl std::fmt::Display for StartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Namespace(_) => "cannot open the router's namespace",
@@ -470,7 +470,7 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-impl std::error::Error for Trouble {
+impl std::error::Error for StartError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(match self {
             Self::Namespace(error) => error,

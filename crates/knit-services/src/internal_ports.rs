@@ -17,14 +17,14 @@ pub(crate) struct InternalPorts {
     /// Ports that nobody is given.
     reserved: Reserved,
     /// Who has a port.
-    taken: HashMap<(Protocol, u16), Owner>,
+    taken: HashMap<(Protocol, u16), PortOwner>,
     /// What was given to whom.
     given: HashMap<(ServiceName, Arc<str>, Protocol), u16>,
     next: u16,
 }
 
 #[derive(Debug)]
-struct Owner {
+struct PortOwner {
     service: ServiceName,
     /// It is the node port that the Service itself names.
     named: bool,
@@ -76,7 +76,7 @@ impl InternalPorts {
         }
         for port in &service.ports {
             let Some(number) = port.node_port else { continue };
-            let owner = Owner { service: service.name.clone(), named: true };
+            let owner = PortOwner { service: service.name.clone(), named: true };
             let before = self.taken.insert((port.protocol, number.get()), owner);
             if let Some(before) = before.filter(|before| !before.named) {
                 self.given.retain(|(name, _, protocol), given| {
@@ -97,7 +97,7 @@ impl InternalPorts {
                 .filter(|number| !self.taken.contains_key(&(port.protocol, *number)))
                 .or_else(|| self.free(port.protocol));
             let Some(number) = number else { continue };
-            self.taken.insert((port.protocol, number), Owner { service: name.clone(), named: false });
+            self.taken.insert((port.protocol, number), PortOwner { service: name.clone(), named: false });
             self.given.insert(key, number);
             port.node_port = NonZeroU16::new(number);
         }

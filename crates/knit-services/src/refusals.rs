@@ -17,34 +17,34 @@ use knit_proxy::model::{NetworkName, ServiceName};
 use crate::entrances::Refusal;
 
 /// How many nodes tell.
-const SPEAKERS: usize = 2;
+const TELLING_NODES: usize = 2;
 /// How often something else is said of one Service.
-const PAUSE: Duration = Duration::from_secs(60);
+const RETELL_INTERVAL: Duration = Duration::from_secs(60);
 /// So much of it is said.
-const WORDS: usize = 1000;
+const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// What is refused, and what was said about it.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     node: String,
     recorder: EventRecorder,
-    said: Said,
+    said: ToldRefusals,
 }
 
 /// What a refusal is about.
-type Subject = (ServiceName, Why);
+type RefusalSubject = (ServiceName, RefusalReason);
 
 /// What was said, and what is to be said when the pause is over.
 #[derive(Debug, Default)]
-struct Said {
-    last: BTreeMap<Subject, String>,
-    at: BTreeMap<Subject, Instant>,
-    waiting: BTreeMap<Subject, String>,
+struct ToldRefusals {
+    last: BTreeMap<RefusalSubject, String>,
+    at: BTreeMap<RefusalSubject, Instant>,
+    waiting: BTreeMap<RefusalSubject, String>,
 }
 
 /// Why something is refused, as the reason of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Why {
+pub(crate) enum RefusalReason {
     /// The Network does not allow external IPs.
     ExternalIPsDenied,
     /// An address belongs to somebody else.
@@ -56,7 +56,7 @@ impl Refusals {
     pub(crate) fn new(objects: &Objects, node: &str) -> Self {
         let reporter = Reporter { controller: "knit.dev/node".to_owned(), instance: node.to_owned() };
         let recorder = EventRecorder::start(objects, reporter, EventLimits::default());
-        Self { node: node.to_owned(), recorder, said: Said::default() }
+        Self { node: node.to_owned(), recorder, said: ToldRefusals::default() }
     }
 
     /// The external IPs of a Service that its Network does not allow; none: nothing is wrong.
@@ -75,7 +75,7 @@ impl Refusals {
                 list.join(", ")
             )
         });
-        self.say(world, service, Why::ExternalIPsDenied, text, false);
+        self.say(world, service, RefusalReason::ExternalIPsDenied, text, false);
     }
 
     /// The addresses of a Service that lead elsewhere or nowhere; none of them: nothing is wrong.
@@ -85,13 +85,21 @@ impl Refusals {
         // What only this node knows nobody else tells.
         let only_here = refused.iter().any(|refusal| refusal.only_here);
         let text = text.map(|text| if only_here { format!("on node {}, {text}", self.node) } else { text });
-        self.say(world, service, Why::AddressRefused, text, only_here);
+        self.say(world, service, RefusalReason::AddressRefused, text, only_here);
     }
 
-    fn say(&mut self, world: &World, service: &ServiceName, why: Why, text: Option<String>, only_here: bool) {
+    fn say(
+        &mut self,
+        world: &World,
+        service: &ServiceName,
+        why: RefusalReason,
+        text: Option<String>,
+        only_here: bool,
+    ) {
         let now = Instant::now();
         let nodes = world.nodes.keys().map(String::as_str);
-        let speaks = text.is_some() && (only_here || speaks(&self.node, nodes, service.as_str(), SPEAKERS));
+        let speaks =
+            text.is_some() && (only_here || speaks(&self.node, nodes, service.as_str(), TELLING_NODES));
         let mut due = self.said.waited(now);
         due.extend(self.said.takes((service.clone(), why), text, speaks, now));
         for ((service, why), text) in due {
@@ -101,19 +109,19 @@ impl Refusals {
     }
 }
 
-// === impl Said ===
+// === impl ToldRefusals ===
 
-impl Said {
+impl ToldRefusals {
     /// What is to be said now of what is refused; no text: nothing is.
     fn takes(
         &mut self,
-        subject: Subject,
+        subject: RefusalSubject,
         text: Option<String>,
         speaks: bool,
         now: Instant,
-    ) -> Option<(Subject, String)> {
+    ) -> Option<(RefusalSubject, String)> {
         self.waiting.remove(&subject);
-        let Some(text) = text.map(|text| text.chars().take(WORDS).collect::<String>()) else {
+        let Some(text) = text.map(|text| text.chars().take(MAX_MESSAGE_CHARS).collect::<String>()) else {
             self.last.remove(&subject);
             return None;
         };
@@ -124,20 +132,21 @@ impl Said {
             self.last.insert(subject, text);
             return None;
         }
-        if self.at.get(&subject).is_some_and(|at| now < *at + PAUSE) {
+        if self.at.get(&subject).is_some_and(|at| now < *at + RETELL_INTERVAL) {
             self.waiting.insert(subject, text);
             return None;
         }
-        self.at.retain(|_, at| now < *at + PAUSE);
+        self.at.retain(|_, at| now < *at + RETELL_INTERVAL);
         self.at.insert(subject.clone(), now);
         self.last.insert(subject.clone(), text.clone());
         Some((subject, text))
     }
 
     /// What waited long enough.
-    fn waited(&mut self, now: Instant) -> Vec<(Subject, String)> {
-        let over = |subject: &Subject| self.at.get(subject).is_none_or(|at| now >= *at + PAUSE);
-        let due: Vec<Subject> = self.waiting.keys().filter(|subject| over(subject)).cloned().collect();
+    fn waited(&mut self, now: Instant) -> Vec<(RefusalSubject, String)> {
+        let over =
+            |subject: &RefusalSubject| self.at.get(subject).is_none_or(|at| now >= *at + RETELL_INTERVAL);
+        let due: Vec<RefusalSubject> = self.waiting.keys().filter(|subject| over(subject)).cloned().collect();
         let mut said = Vec::new();
         for subject in due {
             let text = self.waiting.remove(&subject);
@@ -163,15 +172,15 @@ mod tests {
 
     #[test]
     fn an_author_who_changes_a_service_all_the_time_filled_every_nodes_log() {
-        let subject = |name: &str| (ServiceName::from(name), Why::AddressRefused);
-        let mut said = Said::default();
+        let subject = |name: &str| (ServiceName::from(name), RefusalReason::AddressRefused);
+        let mut said = ToldRefusals::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let long = |n: usize| Some(format!("{n} {}", "x".repeat(100_000)));
         // Where others speak, nothing is said.
         assert_eq!(said.takes(subject("a/quiet"), long(0), false, at(0)), None);
         let first = said.takes(subject("a/loud"), long(1), true, at(0)).expect("said");
-        assert_eq!(first.1.chars().count(), WORDS);
+        assert_eq!(first.1.chars().count(), MAX_MESSAGE_CHARS);
         let more = (2..100).filter_map(|n| said.takes(subject("a/loud"), long(n), true, at(n as u64 % 60)));
         assert_eq!(more.count(), 0);
         // Going and coming again is a change, too.

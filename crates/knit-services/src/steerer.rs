@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use knit_node::level::{Backoff, Turn};
+use knit_node::level::{Backoff, RepairTurn};
 use knit_runtime::routers::{Entrance, Routers, Steered, Steering};
 
 /// How long to wait before what failed is tried again.
@@ -17,14 +17,14 @@ const STEER_REPAIR_INTERVAL: Duration = Duration::from_secs(5);
 /// The thread; it ends when this is dropped. What it wrote stays.
 #[derive(Debug)]
 pub(crate) struct Steerer {
-    updates: Sender<News>,
+    updates: Sender<SteererNews>,
 }
 
 /// Is told of each repair of what somebody else had changed.
 pub(crate) type OnRepair = Box<dyn Fn() + Send>;
 
 /// What the thread is told.
-enum News {
+enum SteererNews {
     /// These places lead elsewhere now.
     Changed(Vec<(Entrance, Option<Steered>)>),
     /// Somebody else changed the table.
@@ -35,10 +35,10 @@ enum News {
     Stop,
 }
 
-struct Work {
+struct SteererWork {
     routers: Arc<dyn Routers>,
     /// For those who hear of changes by others.
-    tell: Sender<News>,
+    tell: Sender<SteererNews>,
     on_repair: OnRepair,
     table: Option<Box<dyn Steering>>,
     wanted: BTreeMap<Entrance, Steered>,
@@ -59,7 +59,7 @@ impl Steerer {
         on_repair: OnRepair,
     ) -> std::io::Result<Self> {
         let (updates, inbox) = channel();
-        let work = Work {
+        let work = SteererWork {
             routers,
             tell: updates.clone(),
             on_repair,
@@ -77,23 +77,23 @@ impl Steerer {
     /// These places lead elsewhere now.
     pub(crate) fn update(&self, changes: Vec<(Entrance, Option<Steered>)>) {
         // It never ends before this one does.
-        let _ = self.updates.send(News::Changed(changes));
+        let _ = self.updates.send(SteererNews::Changed(changes));
     }
 
     /// Has the table compared with what it should be, and repaired.
     pub(crate) fn compare(&self) {
-        let _ = self.updates.send(News::Compare);
+        let _ = self.updates.send(SteererNews::Compare);
     }
 }
 
 impl Drop for Steerer {
     fn drop(&mut self) {
-        let _ = self.updates.send(News::Stop);
+        let _ = self.updates.send(SteererNews::Stop);
     }
 }
 
-impl Work {
-    fn run(mut self, inbox: &Receiver<News>) {
+impl SteererWork {
+    fn run(mut self, inbox: &Receiver<SteererNews>) {
         let mut pause = self.attempt();
         loop {
             let news = match pause {
@@ -109,10 +109,10 @@ impl Work {
             };
             for news in news.into_iter().chain(inbox.try_iter()) {
                 match news {
-                    News::Changed(changes) => changes.into_iter().for_each(|change| self.take(change)),
-                    News::Touched => self.touched = true,
-                    News::Compare => self.compare(),
-                    News::Stop => return,
+                    SteererNews::Changed(changes) => changes.into_iter().for_each(|change| self.take(change)),
+                    SteererNews::Touched => self.touched = true,
+                    SteererNews::Compare => self.compare(),
+                    SteererNews::Stop => return,
                 }
             }
             let later = self.look_again();
@@ -145,11 +145,11 @@ impl Work {
         }
         let now = tokio::time::Instant::now();
         match self.repairs.turn(&(), now) {
-            Turn::Later(at) => return Some(at.saturating_duration_since(now)),
-            Turn::Now { first: true, fight: true } => {
+            RepairTurn::Later(at) => return Some(at.saturating_duration_since(now)),
+            RepairTurn::Now { first: true, fight: true } => {
                 tracing::warn!("another program keeps changing the rules that steer traffic into routers");
             }
-            Turn::Now { .. } => {}
+            RepairTurn::Now { .. } => {}
         }
         self.touched = false;
         if let Some(table) = &mut self.table {
@@ -189,7 +189,7 @@ impl Work {
                 let mut table = self.routers.steering()?;
                 let tell = self.tell.clone();
                 // It ends when the thread does.
-                table.watch(Box::new(move || _ = tell.send(News::Touched)));
+                table.watch(Box::new(move || _ = tell.send(SteererNews::Touched)));
                 none.insert(table)
             }
         };

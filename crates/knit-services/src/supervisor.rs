@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::entrances::Steering;
-use crate::instance::{Changed, Instance, News, Trouble};
+use crate::instance::{Changed, Instance, PortNews, StartError};
 use crate::internal_ports::{InternalPorts, Reserved, reserved};
 use crate::node_ports::NodePorts;
 use crate::placement::Placement;
@@ -64,8 +64,8 @@ pub(crate) struct Supervisor {
     steering: Steering,
     refusals: Refusals,
     steerer: Option<Steerer>,
-    news: mpsc::UnboundedSender<News>,
-    inbox: mpsc::UnboundedReceiver<News>,
+    news: mpsc::UnboundedSender<PortNews>,
+    inbox: mpsc::UnboundedReceiver<PortNews>,
     /// Networks that are being set up because clients outside reach their Services by this node.
     keeping: BTreeMap<NetworkName, JoinHandle<()>>,
     changed: Changed,
@@ -78,9 +78,9 @@ impl Supervisor {
         routers: Arc<dyn Routers>,
         objects: &Objects,
         Shared { registries, node_ports, listed }: Shared,
-    ) -> Result<Self, Trouble> {
-        let node = Arc::new(config.namespace.try_clone().map_err(Trouble::Namespace)?);
-        let feed = Source::new(NodeInfo::new(&config.node)).open(objects).map_err(Trouble::Objects)?;
+    ) -> Result<Self, StartError> {
+        let node = Arc::new(config.namespace.try_clone().map_err(StartError::Namespace)?);
+        let feed = Source::new(NodeInfo::new(&config.node)).open(objects).map_err(StartError::Objects)?;
         let refusals = Refusals::new(objects, &config.node);
         let world = core.world().subscribe();
         let shown = core.clone();
@@ -162,7 +162,7 @@ impl Supervisor {
     }
 
     /// A router serves these ports now: what clients outside know of them leads there.
-    fn in_force(&mut self, news: &News) {
+    fn in_force(&mut self, news: &PortNews) {
         let Some(instance) = self.instances.get_mut(&news.id) else { return };
         let Some(proxy) = &instance.running else { return };
         let (network, ends) = (instance.name(), &proxy.facts.ends);

@@ -35,7 +35,7 @@ struct Namespace {
 
 /// To whom an event goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum To {
+pub enum Recipient {
     /// The instance of one Network.
     One(NetworkName),
     /// All instances.
@@ -49,7 +49,7 @@ impl Table {
         &mut self,
         event: Event,
         network_of: impl FnOnce(&str) -> Option<NetworkName>,
-    ) -> Option<(To, Event)> {
+    ) -> Option<(Recipient, Event)> {
         match event {
             Event::SetService(service) => {
                 let home = self.namespace(service.name.namespace(), network_of);
@@ -57,39 +57,39 @@ impl Table {
                 let network = home.network.clone()?;
                 let open = self.open.contains(&network);
                 let service = handed(&service, &network, open, &self.forbidden);
-                Some((To::One(network), Event::SetService(Box::new(service))))
+                Some((Recipient::One(network), Event::SetService(Box::new(service))))
             }
             Event::SetGroup(mut group) => {
                 let home = self.namespace(group.name.namespace(), network_of);
                 home.groups.insert(group.name.clone(), (*group).clone());
                 group.network = home.network.clone()?;
-                Some((To::One(group.network.clone()), Event::SetGroup(group)))
+                Some((Recipient::One(group.network.clone()), Event::SetGroup(group)))
             }
             Event::DeleteService(name) => {
                 let home = self.namespaces.get_mut(name.namespace())?;
                 home.services.remove(&name)?;
                 let to = home.network.clone();
                 self.forget_if_empty(name.namespace());
-                Some((To::One(to?), Event::DeleteService(name)))
+                Some((Recipient::One(to?), Event::DeleteService(name)))
             }
             Event::DeleteGroup(name) => {
                 let home = self.namespaces.get_mut(name.namespace())?;
                 home.groups.remove(&name)?;
                 let to = home.network.clone();
                 self.forget_if_empty(name.namespace());
-                Some((To::One(to?), Event::DeleteGroup(name)))
+                Some((Recipient::One(to?), Event::DeleteGroup(name)))
             }
             Event::SetServiceRanges { name, ranges } => {
                 self.ranges.insert(Arc::clone(&name), ranges.clone());
-                Some((To::All, Event::SetServiceRanges { name, ranges }))
+                Some((Recipient::All, Event::SetServiceRanges { name, ranges }))
             }
             Event::DeleteServiceRanges(name) => {
                 self.ranges.remove(&name);
-                Some((To::All, Event::DeleteServiceRanges(name)))
+                Some((Recipient::All, Event::DeleteServiceRanges(name)))
             }
             Event::SetNode(node) => {
                 self.node = Some((*node).clone());
-                Some((To::All, Event::SetNode(node)))
+                Some((Recipient::All, Event::SetNode(node)))
             }
             Event::ListDone(kind) => {
                 match kind {
@@ -340,10 +340,10 @@ mod tests {
     fn a_service_goes_to_the_network_of_its_namespace() {
         let mut table = Table::default();
         let (to, event) = table.take(service("sky/web"), blue).expect("an event");
-        assert_eq!(to, To::One("blue".into()));
+        assert_eq!(to, Recipient::One("blue".into()));
         assert_eq!(networks([event]), [("sky/web".to_owned(), "blue".to_owned())]);
         let (to, _) = table.take(service("shop/web"), blue).expect("an event");
-        assert_eq!(to, To::One(NetworkName::default()));
+        assert_eq!(to, Recipient::One(NetworkName::default()));
         assert_eq!(
             networks(table.replay(&NetworkName::default())),
             [("shop/web".to_owned(), "default".to_owned())]
@@ -377,7 +377,7 @@ mod tests {
         }
         assert_eq!(table.reassign(|_| true, |_| None), [], "what is served goes on");
         let (to, _) = table.take(service("sky/other"), |_| None).expect("an event");
-        assert_eq!(to, To::One("blue".into()));
+        assert_eq!(to, Recipient::One("blue".into()));
         // One whose Network was never known is told nobody, until it is.
         assert_eq!(table.take(service("new/web"), |_| None), None);
         assert_eq!(table.reassign(|_| true, |_| None), []);
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(table.take(Event::DeleteService("a/b".into()), blue), None);
         table.take(service("sky/web"), blue);
         let (to, _) = table.take(Event::DeleteService("sky/web".into()), blue).expect("an event");
-        assert_eq!(to, To::One("blue".into()));
+        assert_eq!(to, Recipient::One("blue".into()));
         assert_eq!(table.replay(&"blue".into()).count(), 0);
     }
 

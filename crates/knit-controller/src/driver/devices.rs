@@ -16,11 +16,11 @@ use crate::leader::Leading;
 use crate::plan::devices::{Shown, Writes, own_slices, shown, taken, writes};
 
 /// How long changes are gathered: a Network that is made changes a few times.
-const GATHER: Duration = Duration::from_secs(1);
+const GATHER_DELAY: Duration = Duration::from_secs(1);
 /// How often is looked whether somebody changed or deleted what is shown.
-const LOOK: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How long to wait with an API server that does not keep what is written.
-const UNABLE: Duration = Duration::from_secs(600);
+const UNABLE_RETRY_DELAY: Duration = Duration::from_secs(600);
 
 impl Controller {
     /// Shows what should be shown, for as long as it is polled.
@@ -43,7 +43,7 @@ impl Controller {
             // Most changes of Networks and blocks, such as of a status, change nothing of what is shown.
             if known.is_none() || Instant::now() >= next {
                 let (pause, written) = match self.bring_up_to_date(&wanted, &mut told, leading).await {
-                    Ok(0) => (LOOK, false),
+                    Ok(0) => (LOOK_INTERVAL, false),
                     // The same was written a moment ago, and is not there.
                     Ok(_) if known == Some(true) => {
                         tracing::warn!(
@@ -51,19 +51,19 @@ impl Controller {
                              Networks need Kubernetes 1.36, or the feature gates DRAConsumableCapacity, \
                              DRAPartitionableDevices and DRAExtendedResource"
                         );
-                        (UNABLE, true)
+                        (UNABLE_RETRY_DELAY, true)
                     }
-                    Ok(_) => (LOOK, true),
+                    Ok(_) => (LOOK_INTERVAL, true),
                     Err(error) => {
                         self.failed(&error);
-                        (LOOK, false)
+                        (LOOK_INTERVAL, false)
                     }
                 };
                 last = Some((wanted, written));
                 next = Instant::now() + pause;
             }
             tokio::select! {
-                () = any_change(&mut changes) => tokio::time::sleep(GATHER).await,
+                () = any_change(&mut changes) => tokio::time::sleep(GATHER_DELAY).await,
                 () = tokio::time::sleep_until(next) => {}
             }
         }

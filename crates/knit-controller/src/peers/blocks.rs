@@ -26,7 +26,7 @@ pub(super) struct Blocks {
 
 /// Whose an address of a Network is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Owner {
+pub(super) enum BlockOwner {
     /// The node's that was asked about.
     This,
     /// Another node's.
@@ -80,15 +80,15 @@ impl Blocks {
     }
 
     /// Whether an address of a Network is in a block of this node, or of another.
-    pub(super) fn owner(&self, network: &Name, node: &Name, address: IpAddr) -> Owner {
-        let Some(of) = self.networks.get(network) else { return Owner::Nobody };
+    pub(super) fn owner(&self, network: &Name, node: &Name, address: IpAddr) -> BlockOwner {
+        let Some(of) = self.networks.get(network) else { return BlockOwner::Nobody };
         let ranges = of.lengths.keys().filter_map(|length| IpNet::new(address, *length).ok());
-        let mut owner = Owner::Nobody;
+        let mut owner = BlockOwner::Nobody;
         for owners in ranges.filter_map(|range| of.owners.get(&range.trunc())) {
             if owners.contains_key(node) {
-                return Owner::This;
+                return BlockOwner::This;
             }
-            owner = Owner::Another;
+            owner = BlockOwner::Another;
         }
         owner
     }
@@ -168,9 +168,9 @@ mod tests {
                 let mine: BTreeSet<&Name> = having().filter(|b| b.node == node).map(|b| &b.network).collect();
                 prop_assert_eq!(blocks.networks_of(&node, address), mine.clone());
                 let owner = match having().any(|b| b.network == network) {
-                    _ if mine.contains(&network) => Owner::This,
-                    true => Owner::Another,
-                    false => Owner::Nobody,
+                    _ if mine.contains(&network) => BlockOwner::This,
+                    true => BlockOwner::Another,
+                    false => BlockOwner::Nobody,
                 };
                 prop_assert_eq!(blocks.owner(&network, &node, address), owner);
             }

@@ -27,13 +27,13 @@ use crate::plan::primaries;
 /// How often it is looked whether the cluster serves a kind that it did not serve before.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// Events that wait before a watch is held up.
-const QUEUE: usize = 1024;
+const EVENT_QUEUE: usize = 1024;
 /// So many problems of one policy are told.
 const MAX_PROBLEMS: usize = 3;
 
 /// What the controller keeps anyway, and is small.
 #[derive(Clone, Debug)]
-pub(crate) struct Small {
+pub(crate) struct SharedCaches {
     pub(crate) namespaces: Cache<NamespaceView>,
     pub(crate) networks: Cache<Network>,
     pub(crate) blocks: Cache<BlockView>,
@@ -42,9 +42,9 @@ pub(crate) struct Small {
 /// All watches.
 pub(super) struct Feed {
     objects: Objects,
-    small: Small,
+    small: SharedCaches,
     changes: Vec<watch::Receiver<Progress>>,
-    seen: Seen,
+    seen: ToldFacts,
     recorder: EventRecorder,
     /// The policies that there are, as events name them.
     policies: BTreeMap<PolicyName, ObjectReference>,
@@ -56,8 +56,8 @@ pub(super) struct Feed {
     pods_kept: Kept,
     /// Counts those watches.
     epoch: u64,
-    sender: mpsc::Sender<Told>,
-    inbox: mpsc::Receiver<Told>,
+    sender: mpsc::Sender<PolicyNews>,
+    inbox: mpsc::Receiver<PolicyNews>,
     known: [bool; 5],
     pods_known: bool,
     attachments_known: bool,
@@ -65,13 +65,13 @@ pub(super) struct Feed {
 
 /// What was told of the small things last.
 #[derive(Default)]
-struct Seen {
+struct ToldFacts {
     namespaces: BTreeMap<Name, (Arc<NamespaceView>, Option<Name>)>,
     networks: BTreeMap<Name, NetworkFacts>,
     blocks: BTreeMap<Name, Arc<BlockView>>,
 }
 
-enum Told {
+enum PolicyNews {
     Policy(PolicyName, Option<(Box<Policy>, Box<ObjectReference>)>),
     KindKnown(usize),
     /// Of the watch with this number: what one that has ended said is not looked at.
@@ -87,11 +87,20 @@ enum OfPods {
 
 impl Feed {
     /// Begins to watch. Without `enforce` there are no policies for all that is known.
-    pub(super) fn start(objects: &Objects, small: Small, enforce: bool, recorder: &EventRecorder) -> Self {
-        let (sender, inbox) = mpsc::channel(QUEUE);
+    pub(super) fn start(
+        objects: &Objects,
+        small: SharedCaches,
+        enforce: bool,
+        recorder: &EventRecorder,
+    ) -> Self {
+        let (sender, inbox) = mpsc::channel(EVENT_QUEUE);
         let mut policies = JoinSet::new();
         if enforce {
-            let each = Each { objects: objects.clone(), sender: sender.clone(), recorder: recorder.clone() };
+            let each = PolicyKindWatch {
+                objects: objects.clone(),
+                sender: sender.clone(),
+                recorder: recorder.clone(),
+            };
             policies.spawn(each.clone().served::<NetworkPolicy>(0, Kind::Network, network_policy));
             policies.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(
                 1,
@@ -112,7 +121,7 @@ impl Feed {
             objects: objects.clone(),
             small,
             changes,
-            seen: Seen::default(),
+            seen: ToldFacts::default(),
             recorder: recorder.clone(),
             policies: BTreeMap::new(),
             concerns: Concerns::default(),
@@ -181,9 +190,9 @@ impl Feed {
         self.pods = Some(tasks);
     }
 
-    fn take(&mut self, told: Told, peers: &mut Peers) {
+    fn take(&mut self, told: PolicyNews, peers: &mut Peers) {
         match told {
-            Told::Policy(name, policy) => {
+            PolicyNews::Policy(name, policy) => {
                 let policy = policy.map(|(policy, reference)| {
                     self.policies.insert(name.clone(), *reference);
                     *policy
@@ -193,14 +202,14 @@ impl Feed {
                 }
                 peers.set_policy(&name, policy);
             }
-            Told::KindKnown(place) => self.known[place] = true,
-            Told::OfPods(epoch, _) if epoch != self.epoch => {}
-            Told::OfPods(_, OfPods::Pod(key, facts)) => peers.set_pod(&key, facts.map(|facts| *facts)),
-            Told::OfPods(_, OfPods::PodsKnown) => self.pods_known = true,
-            Told::OfPods(_, OfPods::Attachment(name, facts)) => {
+            PolicyNews::KindKnown(place) => self.known[place] = true,
+            PolicyNews::OfPods(epoch, _) if epoch != self.epoch => {}
+            PolicyNews::OfPods(_, OfPods::Pod(key, facts)) => peers.set_pod(&key, facts.map(|facts| *facts)),
+            PolicyNews::OfPods(_, OfPods::PodsKnown) => self.pods_known = true,
+            PolicyNews::OfPods(_, OfPods::Attachment(name, facts)) => {
                 peers.set_attachment(&name, facts.map(|facts| *facts));
             }
-            Told::OfPods(_, OfPods::AttachmentsKnown) => self.attachments_known = true,
+            PolicyNews::OfPods(_, OfPods::AttachmentsKnown) => self.attachments_known = true,
         }
     }
 
@@ -289,7 +298,7 @@ fn pod_key(key: &Key) -> PodKey {
     PodKey::new(key.namespace().unwrap_or_default(), key.name())
 }
 
-async fn follow_pods(objects: Objects, epoch: u64, sender: mpsc::Sender<Told>) {
+async fn follow_pods(objects: Objects, epoch: u64, sender: mpsc::Sender<PolicyNews>) {
     let facts = |object: Pod| {
         let found = pod(&object, None).object?;
         let is_no_peer = !found.counts();
@@ -311,13 +320,13 @@ async fn follow_pods(objects: Objects, epoch: u64, sender: mpsc::Sender<Told>) {
             Event::Deleted(key) => OfPods::Pod(pod_key(&key), None),
             Event::Synced => OfPods::PodsKnown,
         };
-        if sender.send(Told::OfPods(epoch, told)).await.is_err() {
+        if sender.send(PolicyNews::OfPods(epoch, told)).await.is_err() {
             return;
         }
     }
 }
 
-async fn follow_attachments(objects: Objects, epoch: u64, sender: mpsc::Sender<Told>) {
+async fn follow_attachments(objects: Objects, epoch: u64, sender: mpsc::Sender<PolicyNews>) {
     let facts = |object: NetworkAttachment| {
         let view = AttachmentView::of(object);
         let node = view.node.filter(|_| view.ready)?;
@@ -332,7 +341,7 @@ async fn follow_attachments(objects: Objects, epoch: u64, sender: mpsc::Sender<T
             Event::Deleted(key) => OfPods::Attachment(pod_key(&key), None),
             Event::Synced => OfPods::AttachmentsKnown,
         };
-        if sender.send(Told::OfPods(epoch, told)).await.is_err() {
+        if sender.send(PolicyNews::OfPods(epoch, told)).await.is_err() {
             return;
         }
     }
@@ -340,18 +349,18 @@ async fn follow_attachments(objects: Objects, epoch: u64, sender: mpsc::Sender<T
 
 /// Watches one kind of policies.
 #[derive(Clone)]
-struct Each {
+struct PolicyKindWatch {
     objects: Objects,
-    sender: mpsc::Sender<Told>,
+    sender: mpsc::Sender<PolicyNews>,
     recorder: EventRecorder,
 }
 
-impl Each {
+impl PolicyKindWatch {
     async fn of_crd<K: Object>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>) {
         loop {
             match self.objects.serves::<K>().await {
                 Some(true) => return self.served::<K>(place, kind, convert).await,
-                Some(false) if self.sender.send(Told::KindKnown(place)).await.is_err() => return,
+                Some(false) if self.sender.send(PolicyNews::KindKnown(place)).await.is_err() => return,
                 Some(false) | None => {}
             }
             tokio::time::sleep(DISCOVERY_INTERVAL.mul_f64(0.5 + jitter())).await;
@@ -375,9 +384,9 @@ impl Each {
                 name: key.name().into(),
             };
             let told = match event {
-                Event::Applied(key, policy) => Told::Policy(name(&key), Some(policy)),
-                Event::Deleted(key) => Told::Policy(name(&key), None),
-                Event::Synced => Told::KindKnown(place),
+                Event::Applied(key, policy) => PolicyNews::Policy(name(&key), Some(policy)),
+                Event::Deleted(key) => PolicyNews::Policy(name(&key), None),
+                Event::Synced => PolicyNews::KindKnown(place),
             };
             if self.sender.send(told).await.is_err() {
                 return;

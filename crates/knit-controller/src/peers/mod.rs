@@ -30,8 +30,8 @@ use tokio::time::Instant;
 use crate::leader::Leading;
 use crate::rate::{self, Bucket};
 use feed::Feed;
-pub(crate) use feed::Small;
-use plan::{Peers, Place};
+pub(crate) use feed::SharedCaches;
+use plan::{NetworkAndNode, Peers};
 
 /// A slice is written at most this often.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ const GATHER_INTERVAL: Duration = Duration::from_millis(20);
 /// How often all slices are compared with what they should be, and failed writes are tried again.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(5);
 /// So many writes are under way at once.
-const AT_ONCE: usize = 8;
+const CONCURRENT_WRITES: usize = 8;
 /// So many pods fit into one object.
 const MAX_PODS: usize = 1000;
 /// And so many bytes, roughly counted: the API server takes three times that. A tenant's pod may have
@@ -52,7 +52,7 @@ const MANAGER: &str = "knit-controller";
 /// Writes slices while it is polled, which is while this controller leads.
 pub(crate) async fn run(
     objects: &Objects,
-    small: Small,
+    small: SharedCaches,
     enforce: bool,
     recorder: &EventRecorder,
     leading: &watch::Receiver<Leading>,
@@ -77,7 +77,7 @@ pub(crate) async fn run(
 
 async fn keep(mut feed: Feed, mut writer: Writer) {
     let mut peers = Peers::default();
-    let mut pending: BTreeSet<Place> = BTreeSet::new();
+    let mut pending: BTreeSet<NetworkAndNode> = BTreeSet::new();
     let mut compared: Option<Instant> = None;
     loop {
         let due = writer.next_due(&pending).into_iter().chain(compared.map(|at| at + COMPARE_INTERVAL)).min();
@@ -125,8 +125,8 @@ struct Writer {
     /// When more may be written, if enough was for now.
     again: Option<Instant>,
     /// The place that was written last: the others have their turn first.
-    last: Option<Place>,
-    written: BTreeMap<Place, Instant>,
+    last: Option<NetworkAndNode>,
+    written: BTreeMap<NetworkAndNode, Instant>,
     /// Which labels slices of each Network say.
     label_keys: BTreeMap<Name, Vec<String>>,
     /// A write failed, and that was said.
@@ -135,23 +135,27 @@ struct Writer {
 
 impl Writer {
     /// The places that slices in the API are about.
-    fn places(&self) -> Vec<Place> {
+    fn places(&self) -> Vec<NetworkAndNode> {
         let all = self.actual.list().into_iter();
         all.map(|(_, spec)| (Name::from(spec.network.as_str()), Name::from(spec.node.as_str()))).collect()
     }
 
     /// When the next of these may be written.
-    fn next_due(&self, pending: &BTreeSet<Place>) -> Option<Instant> {
+    fn next_due(&self, pending: &BTreeSet<NetworkAndNode>) -> Option<Instant> {
         let now = Instant::now();
         let next = pending.iter().map(|place| due(self.written.get(place).copied(), now)).min()?;
         Some(self.again.map_or(next, |again| next.max(again)))
     }
 
     /// Writes those of the pending slices that may be written now. What fails stays pending.
-    async fn write(&mut self, pending: &mut BTreeSet<Place>, wanted: &BTreeMap<Place, Vec<PolicyPeer>>) {
+    async fn write(
+        &mut self,
+        pending: &mut BTreeSet<NetworkAndNode>,
+        wanted: &BTreeMap<NetworkAndNode, Vec<PolicyPeer>>,
+    ) {
         let now = Instant::now();
         self.written.retain(|_, at| at.elapsed() < WRITE_INTERVAL);
-        let mut due: Vec<Place> =
+        let mut due: Vec<NetworkAndNode> =
             pending.iter().filter(|p| !self.written.contains_key(*p)).cloned().collect();
         rate::take_turns(&mut due, |place| self.last.as_ref().is_some_and(|last| place <= last));
         self.again = None;
@@ -184,7 +188,7 @@ impl Writer {
                 (place, leading.fence(async { objects.write(&write).await.map(drop) }).await)
             }
         });
-        let results: Vec<_> = futures::stream::iter(attempts).buffered(AT_ONCE).collect().await;
+        let results: Vec<_> = futures::stream::iter(attempts).buffered(CONCURRENT_WRITES).collect().await;
         let (mut failed, mut tried) = (BTreeSet::new(), BTreeSet::new());
         for (place, result) in results {
             self.written.insert(place.clone(), now);
@@ -211,7 +215,7 @@ impl Writer {
     }
 
     /// What has to be written about a place.
-    fn writes(&self, place: &Place, pods: &[PolicyPeer]) -> Vec<Write> {
+    fn writes(&self, place: &NetworkAndNode, pods: &[PolicyPeer]) -> Vec<Write> {
         let mut writes = Vec::new();
         let mut part = 0;
         for (index, pods) in parts(pods).into_iter().enumerate() {
@@ -275,7 +279,7 @@ fn size(pod: &PolicyPeer) -> usize {
 
 /// What the slice about a place is called, whoever names it. Names of Networks and nodes may hold whatever
 /// could stand between them, so that only a number tells two places apart.
-pub(crate) fn slice_name((network, node): &Place, part: usize) -> String {
+pub(crate) fn slice_name((network, node): &NetworkAndNode, part: usize) -> String {
     let number = fnv1a(network.bytes().chain([0]).chain(node.bytes()));
     match part {
         0 => format!("{network}-{number:016x}"),

@@ -12,7 +12,7 @@ use knit_policy::model::{
 };
 
 pub(crate) use super::blocks::BlockFacts;
-use super::blocks::{Blocks, Owner};
+use super::blocks::{BlockOwner, Blocks};
 use super::concerns::PortNames;
 pub(crate) use super::facts::{AttachmentFacts, NetworkFacts, PodFacts};
 use super::keys::AskedKeys;
@@ -20,7 +20,7 @@ pub(crate) use super::keys::Unheard;
 use super::needs::{AskedPods, Lingering, Need, asks_for, names_pods};
 
 /// Where a slice is about: a Network, and a node.
-pub(crate) type Place = (Name, Name);
+pub(crate) type NetworkAndNode = (Name, Name);
 
 /// All that is known, and the slices that follow from it.
 #[derive(Debug, Default)]
@@ -49,12 +49,12 @@ pub(crate) struct Peers {
     /// What policies ask for that slices have no room for.
     unheard: BTreeMap<PolicyName, Unheard>,
     lingering: Lingering,
-    slices: BTreeMap<Place, Vec<PolicyPeer>>,
+    slices: BTreeMap<NetworkAndNode, Vec<PolicyPeer>>,
     /// How many slices were worked out so far.
     #[cfg(test)]
     worked_out: usize,
     stale_needs: bool,
-    stale: BTreeSet<Place>,
+    stale: BTreeSet<NetworkAndNode>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -205,7 +205,7 @@ impl Peers {
     }
 
     /// The slices as they should be now.
-    pub(crate) fn slices(&self) -> &BTreeMap<Place, Vec<PolicyPeer>> {
+    pub(crate) fn slices(&self) -> &BTreeMap<NetworkAndNode, Vec<PolicyPeer>> {
         &self.slices
     }
 
@@ -234,7 +234,7 @@ impl Peers {
 
     /// Brings slices up to date, and says which are others now. What nobody asks for any more is told for a
     /// while longer.
-    pub(crate) fn settle(&mut self, now: Duration) -> BTreeSet<Place> {
+    pub(crate) fn settle(&mut self, now: Duration) -> BTreeSet<NetworkAndNode> {
         let mut changed = BTreeSet::new();
         if std::mem::take(&mut self.stale_needs) || self.lingering.is_over(now) {
             let ((asked, unheard), before) = (self.work_out_needs(), std::mem::take(&mut self.needs));
@@ -276,7 +276,7 @@ impl Peers {
 
     /// The places of pods of which something else is said once this is asked for in a Network in place of
     /// that: those that the difference is about.
-    fn told_otherwise(&self, network: &Name, old: &Need, new: &Need) -> BTreeSet<Place> {
+    fn told_otherwise(&self, network: &Name, old: &Need, new: &Need) -> BTreeSet<NetworkAndNode> {
         let asks: Vec<_> = old.pods.symmetric_difference(&new.pods).collect();
         let labels: Vec<_> = old.labels.symmetric_difference(&new.labels).collect();
         let ports: BTreeSet<_> = old.ports.symmetric_difference(&new.ports).collect();
@@ -312,7 +312,7 @@ impl Peers {
         self.interfaces.get(key).is_some_and(|interfaces| interfaces.contains_key(network))
     }
 
-    fn slice(&self, (network, node): &Place) -> Vec<PolicyPeer> {
+    fn slice(&self, (network, node): &NetworkAndNode) -> Vec<PolicyPeer> {
         let Some(need) = self.needs.get(network) else { return Vec::new() };
         let Some(asked) = self.asked.get(network) else { return Vec::new() };
         let pods = self.on_node.get(node).into_iter().flatten();
@@ -441,9 +441,9 @@ impl Peers {
     fn counts(&self, network: &Name, node: &Name, address: IpAddr) -> bool {
         let ranges = self.networks.get(network).map(|facts| facts.ranges.as_slice()).unwrap_or_default();
         match self.blocks.owner(network, node, address) {
-            Owner::This => true,
-            Owner::Another => false,
-            Owner::Nobody => ranges.iter().any(|range| range.contains(&address)),
+            BlockOwner::This => true,
+            BlockOwner::Another => false,
+            BlockOwner::Nobody => ranges.iter().any(|range| range.contains(&address)),
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) const REMEMBER: Duration = Duration::from_secs(60);
 
 /// Where many nodes could not have a block of a Network, they are tried again after this time: one Network
 /// that is full does not keep the controller busy.
-const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// So many are not many.
 const FEW_REFUSED: usize = 8;
 /// A node that was refused within this time has a budget of its own for its next attempts: Networks that are
@@ -158,7 +158,7 @@ impl Queue<'_> {
         let (node, was_refused) = loop {
             let Some(node) = self.nodes.next() else { return Ok(false) };
             let Some(at) = refused.and_then(|nodes| nodes.get(node)).copied() else { break (node, false) };
-            let over = at.saturating_add(AFTER_REFUSAL);
+            let over = at.saturating_add(REFUSED_RETRY_DELAY);
             if are_many && now.steady < over {
                 plan.again_at(over);
             } else if let Err(next) = memory.rates.block_retries.take(rate::BLOCK_RETRIES, now.steady) {

@@ -11,7 +11,7 @@ use super::action::{Action, Plan};
 use super::index::Index;
 use super::status::condition;
 use super::turn::Turn;
-use crate::cluster::{Agents, AttachmentView, Cluster, Gone, Memory, Now, Place};
+use crate::cluster::{Agents, AttachmentView, Cluster, Gone, Memory, NamespacedName, Now};
 use crate::config::Config;
 
 /// The longest that a Lease is believed to hold: its node wrote that.
@@ -70,7 +70,7 @@ pub(super) fn attachments(
     let nobodys = |view: &AttachmentView| relabelled(view) || (view.leaving.is_some() && view.node.is_none());
     let place = |view: &AttachmentView| (view.namespace.clone(), view.name.clone());
     let behind = index.left_behind();
-    let waiting: HashSet<Place> = behind.iter().filter(|a| nobodys(a)).map(|a| place(a)).collect();
+    let waiting: HashSet<NamespacedName> = behind.iter().filter(|a| nobodys(a)).map(|a| place(a)).collect();
     memory.leaving.retain(|key, _| waiting.contains(key));
     let waited = |view: &AttachmentView, memory: &mut Memory, plan: &mut Plan| {
         let since = *memory.leaving.entry(place(view)).or_insert(now.steady);

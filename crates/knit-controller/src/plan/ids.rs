@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::cluster::{Cluster, Memory};
 
 /// The largest VNI.
-const LAST: u32 = (1 << 24) - 1;
+const MAX_VNI: u32 = (1 << 24) - 1;
 
 /// Each Network's number. Those that have none get the next one above all that are known or were ever given.
 pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String, u32> {
@@ -36,5 +36,5 @@ pub(super) fn assign(cluster: &Cluster, memory: &mut Memory) -> BTreeMap<String,
 
 fn next(taken: &BTreeSet<u32>) -> Option<u32> {
     let above = taken.last().map_or(1, |last| last.saturating_add(1));
-    if above <= LAST { Some(above) } else { (1..=LAST).find(|id| !taken.contains(id)) }
+    if above <= MAX_VNI { Some(above) } else { (1..=MAX_VNI).find(|id| !taken.contains(id)) }
 }

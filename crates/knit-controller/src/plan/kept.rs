@@ -16,7 +16,7 @@ use knit_model::{AddressBlock, Network};
 
 use super::primary::{Primaries, primaries};
 use crate::cluster::{
-    AgentLease, AttachmentView, BlockView, Cluster, NamespaceView, NodeView, Place, PolicyView,
+    AgentLease, AttachmentView, BlockView, Cluster, NamespaceView, NamespacedName, NodeView, PolicyView,
 };
 
 /// A cluster with indices that follow its changes.
@@ -42,9 +42,9 @@ pub enum Change {
     /// A Namespace.
     Namespace(String, Option<Arc<NamespaceView>>),
     /// A NetworkAttachment.
-    Attachment(Place, Option<Arc<AttachmentView>>),
+    Attachment(NamespacedName, Option<Arc<AttachmentView>>),
     /// A NetworkPolicy.
-    Policy(Place, Option<Arc<PolicyView>>),
+    Policy(NamespacedName, Option<Arc<PolicyView>>),
     /// The sign of life of a node's agent.
     Lease(String, Option<AgentLease>),
     /// Where Services have their addresses.
@@ -62,9 +62,9 @@ pub(super) struct Kept {
     /// Nodes that are not there and have blocks or attachments.
     pub(super) missing: BTreeSet<String>,
     /// Attachments about which nobody has said anything.
-    pub(super) unanswered: BTreeSet<Place>,
+    pub(super) unanswered: BTreeSet<NamespacedName>,
     /// Attachments that are being deleted and have our finalizer.
-    pub(super) leaving: BTreeSet<Place>,
+    pub(super) leaving: BTreeSet<NamespacedName>,
     /// Nodes' own addresses, sorted.
     pub(super) addresses: Vec<(IpAddr, String)>,
     /// Nodes' podCIDRs, sorted by their first address; with each the one of those up to it that reaches
@@ -89,7 +89,7 @@ pub(super) struct OfNetwork {
     /// Its AddressBlocks.
     pub(super) blocks: BTreeSet<String>,
     /// What nodes that are there say of its addresses, by family.
-    said: [Said; 2],
+    said: [ReportedCounts; 2],
     /// Nodes that want a block.
     pub(super) asking: BTreeSet<String>,
     /// Nodes on which it is not ready.
@@ -108,7 +108,7 @@ pub(super) struct OfNetwork {
 
 /// What nodes say of one family of a Network, in sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Said {
+struct ReportedCounts {
     entries: usize,
     used: i128,
     free: i128,
@@ -118,7 +118,7 @@ struct Said {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct OfNode {
     pub(super) blocks: BTreeSet<String>,
-    pub(super) attachments: BTreeSet<Place>,
+    pub(super) attachments: BTreeSet<NamespacedName>,
 }
 
 /// What nodes say of a runtime, in sum.
@@ -363,7 +363,7 @@ impl Kept {
         self.in_node(&block.node, |of| _ = of.blocks.remove(name));
     }
 
-    fn add_attachment(&mut self, place: &Place, view: &AttachmentView) {
+    fn add_attachment(&mut self, place: &NamespacedName, view: &AttachmentView) {
         if view.unanswered.is_some() {
             self.unanswered.insert(place.clone());
         }
@@ -378,7 +378,7 @@ impl Kept {
         }
     }
 
-    fn remove_attachment(&mut self, place: &Place, view: &AttachmentView) {
+    fn remove_attachment(&mut self, place: &NamespacedName, view: &AttachmentView) {
         self.unanswered.remove(place);
         self.leaving.remove(place);
         let Some(node) = &view.node else { return };
@@ -489,7 +489,7 @@ impl OfNetwork {
     fn is_nothing(&self) -> bool {
         self.blocks.is_empty()
             && self.attached.is_empty()
-            && self.said == [Said::default(); 2]
+            && self.said == [ReportedCounts::default(); 2]
             && self.asking.is_empty()
             && self.not_ready.is_empty()
             && self.used_on.is_empty()

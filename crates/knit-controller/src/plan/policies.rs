@@ -18,9 +18,9 @@ use crate::cluster::{Cluster, Memory, Now, PolicyView};
 use crate::config::Config;
 
 /// So many are told in one pass: what else is to be written does not wait for thousands of events.
-const AT_ONCE: usize = 20;
+const EVENTS_PER_PASS: usize = 20;
 /// And the next ones after this time.
-const PAUSE: Duration = Duration::from_secs(1);
+const NEXT_EVENTS_DELAY: Duration = Duration::from_secs(1);
 
 /// Says so on each NetworkPolicy that is new to this controller. What an earlier one said has the same name.
 pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now: Now, plan: &mut Plan) {
@@ -39,11 +39,11 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     let untold = cluster.policies.values().filter(|policy| !memory.told.contains(&policy.uid));
     let enforced = enforced(cluster, config);
     let untold = untold.filter(|policy| !enforced(&policy.namespace));
-    let untold: Vec<_> = untold.take(AT_ONCE + 1).cloned().collect();
-    if untold.len() > AT_ONCE {
-        plan.again_at(now.steady + PAUSE);
+    let untold: Vec<_> = untold.take(EVENTS_PER_PASS + 1).cloned().collect();
+    if untold.len() > EVENTS_PER_PASS {
+        plan.again_at(now.steady + NEXT_EVENTS_DELAY);
     }
-    for policy in untold.iter().take(AT_ONCE) {
+    for policy in untold.iter().take(EVENTS_PER_PASS) {
         if plan.leaves_out(memory, &subject("events", &policy.uid), now) {
             continue;
         }

@@ -20,20 +20,20 @@ use crate::rate;
 const NO_SCHEDULE: &str = "NoSchedule";
 /// Passes that are further apart than this were not the controller's own will: it was stopped, or starved.
 /// After this time without its own renewal, nothing arrives at all.
-const SILENCE: Duration = Duration::from_secs(30);
+const OWN_RENEWAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// So many agents may be away together in a cluster of any size.
-const FEW: usize = 2;
+const TOLERATED_AWAY_AGENTS: usize = 2;
 
 /// Why a node gets no new pods: the value of the taint, and words for the log.
 #[derive(Clone, Copy)]
-struct Why {
+struct TaintReason {
     value: &'static str,
     text: &'static str,
 }
 
-const AGENT_AWAY: Why = Why { value: "agent-away", text: "its agent does not answer" };
-const NO_ADDRESS: Why =
-    Why { value: "addresses-exhausted", text: "no address of the default Network is free" };
+const AGENT_AWAY: TaintReason = TaintReason { value: "agent-away", text: "its agent does not answer" };
+const NO_ADDRESS: TaintReason =
+    TaintReason { value: "addresses-exhausted", text: "no address of the default Network is free" };
 
 /// What is known of an agent.
 #[derive(Clone, Copy, Eq, PartialEq)]
@@ -53,7 +53,7 @@ pub(super) fn on_nodes(
 ) {
     let agents = memory.agents.judge(cluster, (now, heard), plan);
     let away = agents.values().filter(|agent| **agent == Agent::Away).count();
-    let most = away > FEW && away * 2 > agents.len();
+    let most = away > TOLERATED_AWAY_AGENTS && away * 2 > agents.len();
     for (name, node) in &cluster.nodes {
         let ours = |t: &Taint| t.key == UNSCHEDULABLE_TAINT && t.effect == NO_SCHEDULE;
         let has = node.taints.iter().find(|t| ours(t)).map(|t| t.value.as_deref().unwrap_or_default());
@@ -120,7 +120,7 @@ impl Agents {
     pub(super) fn listen(&mut self, cluster: &Cluster, config: &Config, now: Now) -> bool {
         let gap = self.last_pass.replace(now.steady).map(|last| now.steady.saturating_sub(last));
         let hears_itself = self.hears_itself(cluster.leases.get(&config.lease_name), now);
-        cluster.hears_agents && gap.is_some_and(|gap| gap <= SILENCE) && hears_itself
+        cluster.hears_agents && gap.is_some_and(|gap| gap <= OWN_RENEWAL_TIMEOUT) && hears_itself
     }
 
     /// What is known of the agents of nodes that are there.
@@ -146,7 +146,7 @@ impl Agents {
         if self.own.as_ref().is_none_or(|(version, _)| *version != lease.version) {
             self.own = Some((lease.version.clone(), now.steady));
         }
-        self.own.as_ref().is_some_and(|(_, since)| now.steady.saturating_sub(*since) <= SILENCE)
+        self.own.as_ref().is_some_and(|(_, since)| now.steady.saturating_sub(*since) <= OWN_RENEWAL_TIMEOUT)
     }
 }
 

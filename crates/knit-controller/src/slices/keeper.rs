@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use knit_model::slices::{Packer, Step};
 
-use super::kinds::{Place, SliceKind};
+use super::kinds::{SliceKey, SliceKind};
 
 /// The shortest time between two writes of one slice: what changes meanwhile is written together.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,16 +44,16 @@ pub struct Kept {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order<O> {
     /// Create it.
-    Create(Place, Box<O>),
+    Create(SliceKey, Box<O>),
     /// Put it in place of this version.
-    Replace(Place, Kept, Box<O>),
+    Replace(SliceKey, Kept, Box<O>),
     /// Delete it.
-    Delete(Place, Kept),
+    Delete(SliceKey, Kept),
 }
 
 impl<O> Order<O> {
     /// The slice that it is about.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &SliceKey {
         match self {
             Self::Create(place, _) | Self::Replace(place, ..) | Self::Delete(place, _) => place,
         }
@@ -184,7 +184,7 @@ impl<S: SliceKind> Keeper<S> {
                     again = Some(again.map_or(next, |known| known.min(next)));
                     continue;
                 }
-                let place = Place { set: name.clone(), index };
+                let place = SliceKey { set: name.clone(), index };
                 let found = set.found.get(&index).cloned();
                 let step = if ended { Step::Delete } else { set.packer.step(index) };
                 match (step, found) {
@@ -204,7 +204,7 @@ impl<S: SliceKind> Keeper<S> {
     }
 
     /// A write was made; the slice is there in this version, or is gone.
-    pub fn done(&mut self, place: &Place, kept: Option<Kept>, now: Duration) {
+    pub fn done(&mut self, place: &SliceKey, kept: Option<Kept>, now: Duration) {
         let Some(set) = self.sets.get_mut(&place.set) else { return };
         match kept {
             Some(kept) => {
@@ -220,14 +220,14 @@ impl<S: SliceKind> Keeper<S> {
     }
 
     /// A write failed. Another version may be there, of which news will come.
-    pub fn failed(&mut self, place: &Place, now: Duration) {
+    pub fn failed(&mut self, place: &SliceKey, now: Duration) {
         if let Some(set) = self.sets.get_mut(&place.set) {
             set.next.insert(place.index, now.saturating_add(RETRY_DELAY));
         }
     }
 
     /// What a slice says was refused: nothing further goes into it until it can be written.
-    pub fn refused(&mut self, place: &Place) {
+    pub fn refused(&mut self, place: &SliceKey) {
         if let Some(set) = self.sets.get_mut(&place.set) {
             set.packer.refused(place.index);
         }

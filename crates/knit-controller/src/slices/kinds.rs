@@ -22,14 +22,14 @@ pub trait SliceKind: Send + Sync + 'static {
     /// What an item is known by: unique in its kind.
     fn key(item: &Self::Item) -> &str;
     /// What a slice says.
-    fn read(object: &Self::Object) -> (Place, bool, Vec<Self::Item>);
+    fn read(object: &Self::Object) -> (SliceKey, bool, Vec<Self::Item>);
     /// The slice that says this.
-    fn object(place: &Place, items: Vec<Self::Item>, complete: bool) -> Self::Object;
+    fn object(place: &SliceKey, items: Vec<Self::Item>, complete: bool) -> Self::Object;
 }
 
 /// Which slice of which set.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Place {
+pub struct SliceKey {
     /// The set: a Network's name, or nothing where there is only one.
     pub set: String,
     /// The slice's number in it.
@@ -60,12 +60,12 @@ impl SliceKind for Nodes {
         &item.name
     }
 
-    fn read(object: &NodeSlice) -> (Place, bool, Vec<SliceNode>) {
+    fn read(object: &NodeSlice) -> (SliceKey, bool, Vec<SliceNode>) {
         let spec = &object.spec;
-        (Place { set: String::new(), index: spec.index }, spec.complete, spec.nodes.clone())
+        (SliceKey { set: String::new(), index: spec.index }, spec.complete, spec.nodes.clone())
     }
 
-    fn object(place: &Place, nodes: Vec<SliceNode>, complete: bool) -> NodeSlice {
+    fn object(place: &SliceKey, nodes: Vec<SliceNode>, complete: bool) -> NodeSlice {
         let spec = NodeSliceSpec { index: place.index, complete, nodes };
         NodeSlice { metadata: metadata(format!("nodes-{}", place.index), None), spec }
     }
@@ -81,12 +81,12 @@ impl SliceKind for Blocks {
         &item.name
     }
 
-    fn read(object: &BlockSlice) -> (Place, bool, Vec<SliceBlock>) {
+    fn read(object: &BlockSlice) -> (SliceKey, bool, Vec<SliceBlock>) {
         let spec = &object.spec;
-        (Place { set: spec.network.clone(), index: spec.index }, spec.complete, spec.blocks.clone())
+        (SliceKey { set: spec.network.clone(), index: spec.index }, spec.complete, spec.blocks.clone())
     }
 
-    fn object(place: &Place, blocks: Vec<SliceBlock>, complete: bool) -> BlockSlice {
+    fn object(place: &SliceKey, blocks: Vec<SliceBlock>, complete: bool) -> BlockSlice {
         let spec = BlockSliceSpec { network: place.set.clone(), index: place.index, complete, blocks };
         let name = format!("{}-{}", place.set, place.index);
         BlockSlice { metadata: metadata(name, Some(&place.set)), spec }

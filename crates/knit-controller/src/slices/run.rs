@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::keeper::{Keeper, Kept, Order};
-use super::kinds::{Blocks, Nodes, Place, SliceKind, further_items, slice_block, slice_node};
+use super::kinds::{Blocks, Nodes, SliceKey, SliceKind, further_items, slice_block, slice_node};
 use crate::leader::Leading;
 use crate::rate::{self, Bucket};
 
@@ -195,7 +195,7 @@ impl Writing {
         &self,
         keeper: &mut Keeper<S>,
         bucket: &mut Bucket,
-        last: &mut Option<Place>,
+        last: &mut Option<SliceKey>,
     ) -> Option<Duration> {
         // Writing one slice may make the next one due: the last one of a set says that it is complete.
         for _ in 0..4 {

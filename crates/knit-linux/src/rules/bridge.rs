@@ -23,7 +23,7 @@ const FIRST: i32 = -300;
 /// the Network on this node.
 const QUESTIONS: (u64, u32) = (100, 300);
 /// When a port's questions are counted from the start again: so long are ports remembered that are gone.
-const FORGET: Duration = Duration::from_secs(60);
+const QUESTIONS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The chains in which a pod's questions are counted, and the comment of the rules that drop what is too
 /// many.
@@ -118,5 +118,8 @@ pub(crate) fn layout() -> TableState {
 
 /// More questions than a port may ask.
 fn too_many(rule: Rule) -> Rule {
-    rule.limit_each(&field::iifname(), "questions", QUESTIONS, FORGET).counter().drop().comment(TOO_MANY)
+    rule.limit_each(&field::iifname(), "questions", QUESTIONS, QUESTIONS_TIMEOUT)
+        .counter()
+        .drop()
+        .comment(TOO_MANY)
 }

@@ -13,14 +13,14 @@ use super::{node, port};
 
 /// An element of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Put {
+pub(crate) struct SetElement {
     /// The set.
     pub set: Set,
     /// The element.
     pub element: Element,
 }
 
-impl Put {
+impl SetElement {
     /// An element of a set.
     pub fn new(set: Set, element: Element) -> Self {
         Self { set, element }
@@ -52,14 +52,18 @@ pub(crate) fn link_local(mac: Mac) -> Ipv6Addr {
 }
 
 /// The sources of a routed pod: its addresses and, if one of them is IPv6, its link-local one.
-pub(crate) fn source_elements(host: &str, mac: Mac, addresses: impl IntoIterator<Item = IpAddr>) -> Vec<Put> {
+pub(crate) fn source_elements(
+    host: &str,
+    mac: Mac,
+    addresses: impl IntoIterator<Item = IpAddr>,
+) -> Vec<SetElement> {
     let (name, ether) = (IfName::new(host), EtherAddr(mac.octets()));
-    let v6 = |address: Ipv6Addr| Put::new(port::sources6(), Element::new(&(name, ether, address)));
+    let v6 = |address: Ipv6Addr| SetElement::new(port::sources6(), Element::new(&(name, ether, address)));
     let mut puts = Vec::new();
     for address in addresses {
         match address {
             IpAddr::V4(address) => {
-                puts.push(Put::new(port::sources4(), Element::new(&(name, ether, address))));
+                puts.push(SetElement::new(port::sources4(), Element::new(&(name, ether, address))));
             }
             IpAddr::V6(address) => {
                 puts.push(v6(address));
@@ -72,8 +76,8 @@ pub(crate) fn source_elements(host: &str, mac: Mac, addresses: impl IntoIterator
 
 /// The ports of the node that lead to a pod, with the pod's host end as the element's comment: that is whose
 /// they are.
-pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAddr]) -> Vec<Put> {
-    let mut puts: Vec<Put> = Vec::new();
+pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAddr]) -> Vec<SetElement> {
+    let mut puts: Vec<SetElement> = Vec::new();
     for mapping in ports {
         let protocol = match mapping.protocol {
             Protocol::Tcp => L4Proto::TCP,
@@ -101,12 +105,12 @@ pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAd
                     (node::host_ports6(), Element::new(&(protocol, from)).value(&(address, to)))
                 }
             };
-            puts.push(Put::new(set, element.comment(host)));
+            puts.push(SetElement::new(set, element.comment(host)));
             let hairpin = match *address {
-                IpAddr::V4(address) => Put::new(node::hairpin4(), Element::new(&(address, address))),
-                IpAddr::V6(address) => Put::new(node::hairpin6(), Element::new(&(address, address))),
+                IpAddr::V4(address) => SetElement::new(node::hairpin4(), Element::new(&(address, address))),
+                IpAddr::V6(address) => SetElement::new(node::hairpin6(), Element::new(&(address, address))),
             };
-            let hairpin = Put { element: hairpin.element.comment(host), ..hairpin };
+            let hairpin = SetElement { element: hairpin.element.comment(host), ..hairpin };
             if !puts.contains(&hairpin) {
                 puts.push(hairpin);
             }
@@ -116,25 +120,25 @@ pub(crate) fn port_elements(host: &str, ports: &[PortMapping], addresses: &[IpAd
 }
 
 /// The elements of [`port_sets`] that a table has, by the host ends that they lead to.
-pub(crate) fn ports_in(table: &TableState) -> HashMap<String, Vec<Put>> {
-    let mut found: HashMap<String, Vec<Put>> = HashMap::new();
+pub(crate) fn ports_in(table: &TableState) -> HashMap<String, Vec<SetElement>> {
+    let mut found: HashMap<String, Vec<SetElement>> = HashMap::new();
     for set in port_sets() {
         let there = table.sets.get(&set.name).into_iter().flat_map(|there| there.elements.values());
         for element in there {
             let Some(host) = element.comment.as_deref() else { continue };
-            found.entry(host.to_owned()).or_default().push(Put::new(set.clone(), element.clone()));
+            found.entry(host.to_owned()).or_default().push(SetElement::new(set.clone(), element.clone()));
         }
     }
     found
 }
 
 /// Whether the ports of an attachment are these, and no others.
-pub(crate) fn same_ports(wanted: &[Put], there: &[Put]) -> bool {
+pub(crate) fn same_ports(wanted: &[SetElement], there: &[SetElement]) -> bool {
     wanted.len() == there.len() && wanted.iter().all(|put| there.iter().any(|there| is_same(put, there)))
 }
 
 /// Whether two elements are in one set and say the same.
-pub(crate) fn is_same(a: &Put, b: &Put) -> bool {
+pub(crate) fn is_same(a: &SetElement, b: &SetElement) -> bool {
     a.set.name == b.set.name
         && (&a.element.key, &a.element.value, &a.element.comment)
             == (&b.element.key, &b.element.value, &b.element.comment)
@@ -142,9 +146,9 @@ pub(crate) fn is_same(a: &Put, b: &Put) -> bool {
 
 /// The ports that elements of [`port_sets`] stand for, by the host ends that they lead to: what
 /// [`port_elements`] made them of. A port of both families of a pod is one.
-pub(crate) fn ports_of(puts: &[Put]) -> BTreeMap<String, Vec<PortMapping>> {
+pub(crate) fn ports_of(puts: &[SetElement]) -> BTreeMap<String, Vec<PortMapping>> {
     let mut found: BTreeMap<String, Vec<PortMapping>> = BTreeMap::new();
-    for Put { set, element } in puts {
+    for SetElement { set, element } in puts {
         let (Some(host), Some(mapping)) = (element.comment.as_deref(), mapping(set, element)) else {
             continue;
         };

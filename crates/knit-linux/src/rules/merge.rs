@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use knit_nft::{Element, Name, Set, TableState};
 
-use super::Put;
+use super::SetElement;
 
 /// What one Network wants in a table that several share.
 pub(crate) struct Elements<'a> {
     /// The elements that it wants.
-    pub wanted: Vec<Put>,
+    pub wanted: Vec<SetElement>,
     /// Whether an element that is there is this Network's to keep or remove; others' stay as they are.
     pub owns: &'a dyn Fn(&Name, &Element) -> bool,
 }

@@ -21,7 +21,8 @@ use knit_nft::{Element, Expr, Family, Mark, Reg, Rule, Scalar, Set, TableId, fie
 use knit_types::ByFamily as _;
 
 pub(crate) use elements::{
-    Put, is_same, link_local, port_elements, port_sets, ports_in, ports_of, same_ports, source_elements,
+    SetElement, is_same, link_local, port_elements, port_sets, ports_in, ports_of, same_ports,
+    source_elements,
 };
 pub(crate) use merge::{Elements, interface, merge};
 

@@ -9,7 +9,7 @@ use knit_nft::{
 };
 use knit_types::Family as IpFamily;
 
-use super::{Put, port, range_elements, ranges, table, tunnel};
+use super::{SetElement, port, range_elements, ranges, table, tunnel};
 use crate::shape::Shape;
 use crate::uplink::ROUTER_END;
 
@@ -63,9 +63,9 @@ fn empty() -> TableState {
 }
 
 /// Interfaces of a router that checks ports, and that are none.
-pub(crate) fn not_ports(links: [&str; 2]) -> Vec<Put> {
+pub(crate) fn not_ports(links: [&str; 2]) -> Vec<SetElement> {
     let element = |link| knit_nft::Element::new(&IfName::new(link));
-    links.map(|link| Put::new(others(), element(link))).into()
+    links.map(|link| SetElement::new(others(), element(link))).into()
 }
 
 /// A router's table, without any element.
@@ -133,7 +133,7 @@ fn to_uplink(vxlan_port: u16) -> Vec<Rule> {
 }
 
 /// The elements that a Network has there, besides those of its pods.
-pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
+pub(crate) fn elements(shape: &Shape) -> Vec<SetElement> {
     let network = &shape.network;
     let subnets: Vec<IpNet> = network.subnets.iter().map(|subnet| subnet.cidr).collect();
     let inside = network.not_outside.iter().chain(&subnets).copied();
@@ -141,7 +141,7 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     let outward: &[IpNet] = if network.outside { &subnets } else { &[] };
     let mut puts = Vec::new();
     let mut put = |set: fn() -> Set, nets: &[IpNet], family| {
-        puts.extend(range_elements(nets, family).into_iter().map(|element| Put::new(set(), element)));
+        puts.extend(range_elements(nets, family).into_iter().map(|element| SetElement::new(set(), element)));
     };
     put(port::pods4, &subnets, IpFamily::V4);
     put(port::pods6, &subnets, IpFamily::V6);
@@ -151,8 +151,8 @@ pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
     put(outward6, outward, IpFamily::V6);
     for service in &network.cluster_service_ips {
         puts.push(match service {
-            std::net::IpAddr::V4(v4) => Put::new(services4(), knit_nft::Element::new(v4)),
-            std::net::IpAddr::V6(v6) => Put::new(services6(), knit_nft::Element::new(v6)),
+            std::net::IpAddr::V4(v4) => SetElement::new(services4(), knit_nft::Element::new(v4)),
+            std::net::IpAddr::V6(v6) => SetElement::new(services6(), knit_nft::Element::new(v6)),
         });
     }
     puts

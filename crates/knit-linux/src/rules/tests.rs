@@ -49,7 +49,7 @@ fn an_attachment_is_a_few_elements() {
 #[test]
 fn another_networks_frames_were_dropped_while_tables_of_a_version_without_checks_were_replaced() {
     let layout = || node::layout(4789, node::Flows { each: 65_536, together: 65_536 });
-    let uplink = |name: &str| Put::new(node::uplinks::all(), Element::new(&IfName::new(name)));
+    let uplink = |name: &str| SetElement::new(node::uplinks::all(), Element::new(&IfName::new(name)));
     let set_up = |found: Option<&TableState>, id: u32| {
         let owns = |set: &Name, element: &Element| node::network_of(set, element) == Some(id);
         merge(layout(), found, &Elements { wanted: vec![uplink(&format!("up-{id}"))], owns: &owns })

@@ -31,8 +31,8 @@ use knit_nft::{
     NfProto, Port, Reg, Rule, Scalar, Set, TableState, Uid, Vni, field,
 };
 
-use super::{Put, from_ours, range_elements, ranges};
-use crate::shape::{Home, Shape};
+use super::{SetElement, from_ours, range_elements, ranges};
+use crate::shape::{RouterHome, Shape};
 
 /// Before connection tracking.
 const RAW: i32 = -300;
@@ -113,7 +113,7 @@ fn known6() -> Set {
 /// check them. Without this, a Network's frames would be dropped from the moment that another one is set up.
 /// A Network's own set-up removes it in the transaction that brings what it is checked by; a table that is
 /// gone, flushed for instance, leaves none.
-pub(super) fn unchecked_of(found: &TableState) -> Vec<Put> {
+pub(super) fn unchecked_of(found: &TableState) -> Vec<SetElement> {
     let lacks = |set: fn() -> Set| (!found.sets.contains_key(&set().name)).then_some(set);
     // Likewise what the node's own programs send, which a table from before does not tell apart.
     let sets = [lacks(units44).map(|_| unchecked()), lacks(own).map(|_| own())];
@@ -124,8 +124,9 @@ pub(super) fn unchecked_of(found: &TableState) -> Vec<Put> {
         set.elements.values().filter_map(|element| super::node::network_of(name, element))
     });
     let networks: BTreeSet<u32> = elements.collect();
-    let puts = |set: &Set| networks.iter().map(|id| Put::new(set.clone(), Element::new(&Vni(*id)))).collect();
-    sets.iter().flatten().flat_map(|set| -> Vec<Put> { puts(set) }).collect()
+    let puts =
+        |set: &Set| networks.iter().map(|id| SetElement::new(set.clone(), Element::new(&Vni(*id)))).collect();
+    sets.iter().flatten().flat_map(|set| -> Vec<SetElement> { puts(set) }).collect()
 }
 
 /// To the tunnels' port.
@@ -269,31 +270,31 @@ fn forwarded() -> Vec<Rule> {
 }
 
 /// What other nodes may send in a Network.
-pub(crate) fn elements(shape: &Shape) -> Vec<Put> {
+pub(crate) fn elements(shape: &Shape) -> Vec<SetElement> {
     let Some(family) = shape.tunnel_source else { return Vec::new() };
     let vni = Vni(shape.id());
     let mut puts = Vec::new();
-    if shape.home == Home::Node {
-        puts.push(Put::new(own(), Element::new(&vni)));
+    if shape.home == RouterHome::Node {
+        puts.push(SetElement::new(own(), Element::new(&vni)));
         let nodes = shape.network.blocks.iter().flat_map(|block| &block.node_addresses).copied();
         let known: Vec<IpNet> = shape.pods().into_iter().chain(nodes.map(IpNet::from)).collect();
         puts.extend(
             range_elements(&known, knit_types::Family::V4)
                 .into_iter()
-                .map(|element| Put::new(known4(), element)),
+                .map(|element| SetElement::new(known4(), element)),
         );
         puts.extend(
             range_elements(&known, knit_types::Family::V6)
                 .into_iter()
-                .map(|element| Put::new(known6(), element)),
+                .map(|element| SetElement::new(known6(), element)),
         );
     }
     for remote in &shape.remotes {
         for node in shape.addresses_of(&remote.node).filter(|node| node.is_ipv4() == family.is_ipv4()) {
-            if shape.home == Home::Node {
+            if shape.home == RouterHome::Node {
                 puts.push(match node {
-                    IpAddr::V4(node) => Put::new(nodes4(), Element::new(&(vni, node))),
-                    IpAddr::V6(node) => Put::new(nodes6(), Element::new(&(vni, node))),
+                    IpAddr::V4(node) => SetElement::new(nodes4(), Element::new(&(vni, node))),
+                    IpAddr::V6(node) => SetElement::new(nodes6(), Element::new(&(vni, node))),
                 });
                 puts.extend(shape.addresses_of(&remote.node).map(|own| host(vni, node, own)));
             } else {
@@ -322,9 +323,9 @@ pub(crate) fn network_of(set: &str, element: &Element) -> Option<u32> {
 
 /// A range in units, as large as they fit for the default Network, or address by address where it is smaller
 /// than one.
-fn of_range(vni: Vni, node: IpAddr, range: IpNet, home: Home, puts: &mut Vec<Put>) {
+fn of_range(vni: Vni, node: IpAddr, range: IpNet, home: RouterHome, puts: &mut Vec<SetElement>) {
     let bits = range.max_prefix_len() - range.prefix_len();
-    let larger = LARGER.into_iter().find(|(unit, _)| home == Home::Node && bits >= *unit);
+    let larger = LARGER.into_iter().find(|(unit, _)| home == RouterHome::Node && bits >= *unit);
     let (unit_bits, kind) = larger.unwrap_or((if bits < UNIT { 0 } else { UNIT }, 0));
     for offset in (0..1u128 << bits.min(LARGEST)).step_by(1 << unit_bits) {
         let offset = offset + u128::from(kind);
@@ -336,20 +337,20 @@ fn of_range(vni: Vni, node: IpAddr, range: IpNet, home: Home, puts: &mut Vec<Put
     }
 }
 
-fn unit(vni: Vni, node: IpAddr, first: IpAddr) -> Put {
+fn unit(vni: Vni, node: IpAddr, first: IpAddr) -> SetElement {
     put(vni, node, first, [units44, units46, units64, units66])
 }
 
-fn host(vni: Vni, node: IpAddr, address: IpAddr) -> Put {
+fn host(vni: Vni, node: IpAddr, address: IpAddr) -> SetElement {
     put(vni, node, address, [hosts44, hosts46, hosts64, hosts66])
 }
 
-fn put(vni: Vni, node: IpAddr, inner: IpAddr, [s44, s46, s64, s66]: [fn() -> Set; 4]) -> Put {
+fn put(vni: Vni, node: IpAddr, inner: IpAddr, [s44, s46, s64, s66]: [fn() -> Set; 4]) -> SetElement {
     match (node, inner) {
-        (IpAddr::V4(node), IpAddr::V4(inner)) => Put::new(s44(), Element::new(&(vni, node, inner))),
-        (IpAddr::V4(node), IpAddr::V6(inner)) => Put::new(s46(), Element::new(&(vni, node, inner))),
-        (IpAddr::V6(node), IpAddr::V4(inner)) => Put::new(s64(), Element::new(&(vni, node, inner))),
-        (IpAddr::V6(node), IpAddr::V6(inner)) => Put::new(s66(), Element::new(&(vni, node, inner))),
+        (IpAddr::V4(node), IpAddr::V4(inner)) => SetElement::new(s44(), Element::new(&(vni, node, inner))),
+        (IpAddr::V4(node), IpAddr::V6(inner)) => SetElement::new(s46(), Element::new(&(vni, node, inner))),
+        (IpAddr::V6(node), IpAddr::V4(inner)) => SetElement::new(s64(), Element::new(&(vni, node, inner))),
+        (IpAddr::V6(node), IpAddr::V6(inner)) => SetElement::new(s66(), Element::new(&(vni, node, inner))),
     }
 }
 
@@ -366,7 +367,7 @@ mod tests {
             let units = puts.iter().filter(|put| put.set.name.starts_with("tunnel-units")).count();
             (units, puts.len() - units)
         };
-        let count = |range: &str| count_at(range, Home::Own);
+        let count = |range: &str| count_at(range, RouterHome::Own);
         assert_eq!(count("10.77.0.16/28"), (2, 0));
         assert_eq!(count("10.77.0.0/24"), (32, 0));
         assert_eq!(count("10.77.0.8/29"), (1, 0));
@@ -377,11 +378,11 @@ mod tests {
         assert_eq!(count("fd77::/64"), (1 << 13, 0));
         // A node's podCIDR.
         for (range, units) in [("10.244.1.0/24", 1), ("10.244.0.0/20", 16), ("10.1.0.0/16", 1)] {
-            assert_eq!(count_at(range, Home::Node), (units, 0), "{range}");
+            assert_eq!(count_at(range, RouterHome::Node), (units, 0), "{range}");
         }
-        assert_eq!(count_at("fd44:0:0:1::/64", Home::Node), (1, 0));
-        assert_eq!(count_at("fd44::1:0/120", Home::Node), (1, 0));
-        assert_eq!(count_at("10.244.1.16/28", Home::Node), (2, 0));
+        assert_eq!(count_at("fd44:0:0:1::/64", RouterHome::Node), (1, 0));
+        assert_eq!(count_at("fd44::1:0/120", RouterHome::Node), (1, 0));
+        assert_eq!(count_at("10.244.1.16/28", RouterHome::Node), (2, 0));
     }
 
     #[test]

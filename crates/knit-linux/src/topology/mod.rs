@@ -26,12 +26,12 @@ use crate::fail::internal;
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
-use crate::rules::{self, Put};
+use crate::rules::{self, SetElement};
 use crate::settings::Setting;
 use crate::setup;
-use crate::shape::{Facts, Home, Shape};
-use crate::sight::{Sight, Wrong};
-use crate::space::Space;
+use crate::shape::{Facts, RouterHome, Shape};
+use crate::sight::{NamespaceSight, NetworkDamage};
+use crate::space::NamespaceSockets;
 use crate::survey::{Found, Looked};
 use crate::wanted::Entry;
 
@@ -47,7 +47,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     fn letter(&self) -> Option<char>;
 
     /// Refuses a Network that cannot be of this kind in such a router, and says what to do.
-    fn check(&self, network: &Network, home: Home) -> Result<(), String>;
+    fn check(&self, network: &Network, home: RouterHome) -> Result<(), String>;
 
     /// The link of the node that a Network is on, where that is not the one with the node's addresses.
     fn parent<'a>(&self, _: &'a Network) -> Option<&'a str> {
@@ -62,7 +62,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     }
 
     /// Keeps in force what keeps a Network apart that cannot be set up as it should be now.
-    fn hold_closed(&self, core: &Core, network: &Network, home: Home) -> Result<()> {
+    fn hold_closed(&self, core: &Core, network: &Network, home: RouterHome) -> Result<()> {
         core.hold_router_closed(network, home)
     }
 
@@ -156,7 +156,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     }
 
     /// Takes away what of attachments does not go with a Network's namespace; says how many links.
-    fn purge(&self, _: &Space) -> Result<usize> {
+    fn purge(&self, _: &NamespaceSockets) -> Result<usize> {
         Ok(0)
     }
 
@@ -169,7 +169,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     }
 
     /// Says what is wrong with these links, and which one the tunnel and the ports are ports of.
-    fn compare_links(&self, _: &Sight, _: &Shape, _: &mut Wrong) -> Option<u32> {
+    fn compare_links(&self, _: &NamespaceSight, _: &Shape, _: &mut NetworkDamage) -> Option<u32> {
         None
     }
 
@@ -194,7 +194,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     }
 
     /// What this kind has in the router's own table, besides what every Network has there.
-    fn router_elements(&self) -> Vec<Put> {
+    fn router_elements(&self) -> Vec<SetElement> {
         Vec::new()
     }
 
@@ -241,7 +241,7 @@ pub(crate) fn default() -> &'static dyn Driver {
 
 /// The driver of a Network whose namespace was found, as far as that is known before it is set up: kinds with
 /// a router are told apart by the marks of their attachments.
-pub(crate) fn found_in(space: &Space) -> Result<&'static dyn Driver> {
+pub(crate) fn found_in(space: &NamespaceSockets) -> Result<&'static dyn Driver> {
     let found = space.links()?.link_by_name(&lo()).map_err(internal("read a Network's namespace"))?;
     let says = found.as_ref().and_then(|lo| lo.owner()?.strip_prefix(NAMESPACE));
     Ok(says.map_or(default(), |says| of(of_letters(says))))

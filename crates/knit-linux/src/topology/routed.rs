@@ -8,8 +8,8 @@ use knit_runtime::{Network, Result, Topology};
 
 use super::Driver;
 use crate::mark::Mark;
-use crate::rules::{self, Put};
-use crate::shape::{Facts, Home, Path, Shape, tunnel_hop, tunnel_mac};
+use crate::rules::{self, SetElement};
+use crate::shape::{Facts, Path, RouterHome, Shape, tunnel_hop, tunnel_mac};
 use crate::tunnel::ROUTER_TUNNEL;
 use crate::uplink::ROUTER_END;
 use crate::wanted::Entry;
@@ -27,7 +27,7 @@ impl Driver for Routed {
         None
     }
 
-    fn check(&self, _: &Network, _: Home) -> Result<(), String> {
+    fn check(&self, _: &Network, _: RouterHome) -> Result<(), String> {
         Ok(())
     }
 
@@ -39,7 +39,7 @@ impl Driver for Routed {
         rules::table(Family::Inet)
     }
 
-    fn router_elements(&self) -> Vec<Put> {
+    fn router_elements(&self) -> Vec<SetElement> {
         rules::router::not_ports([ROUTER_END, ROUTER_TUNNEL])
     }
 

@@ -17,12 +17,12 @@ use knit_types::{Family as IpFamily, HasFamily as _};
 
 use super::{Driver, Master};
 use crate::fail::internal;
-use crate::links::Like;
+use crate::links::WantedLink;
 use crate::mark::Mark;
 use crate::rules;
 use crate::settings::{self, Setting};
-use crate::shape::{Facts, Home, Shape};
-use crate::sight::{Sight, Wrong};
+use crate::shape::{Facts, RouterHome, Shape};
+use crate::sight::{NamespaceSight, NetworkDamage};
 use crate::tunnel::ROUTER_TUNNEL;
 use crate::wanted::Entry;
 
@@ -71,14 +71,14 @@ impl Driver for Switched {
         Some('s')
     }
 
-    fn check(&self, network: &Network, home: Home) -> Result<(), String> {
+    fn check(&self, network: &Network, home: RouterHome) -> Result<(), String> {
         match home {
-            Home::Node => Err(format!(
+            RouterHome::Node => Err(format!(
                 "Network {} uses the node's own namespace and can only be \
             Layer3",
                 network.name
             )),
-            Home::Own => Ok(()),
+            RouterHome::Own => Ok(()),
         }
     }
 
@@ -98,7 +98,12 @@ impl Driver for Switched {
         router.create_link(&bridge).map(|made| Some(made.index)).map_err(internal("create the bridge"))
     }
 
-    fn compare_links(&self, router: &Sight, shape: &Shape, wrong: &mut Wrong) -> Option<u32> {
+    fn compare_links(
+        &self,
+        router: &NamespaceSight,
+        shape: &Shape,
+        wrong: &mut NetworkDamage,
+    ) -> Option<u32> {
         let Some(link) = router.links.get(BRIDGE) else {
             wrong.add("links", "the bridge is missing");
             return None;
@@ -143,9 +148,9 @@ impl Driver for Switched {
 }
 
 /// The bridge as it is to be.
-fn like(shape: &Shape) -> Like {
+fn like(shape: &Shape) -> WantedLink {
     let mac = Some(bridge_mac(shape));
-    Like { mtu: Some(shape.mtu), mac, group: Some(0), ..Like::default() }
+    WantedLink { mtu: Some(shape.mtu), mac, group: Some(0), ..WantedLink::default() }
 }
 
 /// The bridge's MAC: that of the router's own address, so that other nodes find it by that; the gateway's if

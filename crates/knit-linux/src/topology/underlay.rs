@@ -37,8 +37,8 @@ use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
 use crate::node::Node;
-use crate::shape::{Facts, Home, Shape};
-use crate::space::Space;
+use crate::shape::{Facts, RouterHome, Shape};
+use crate::space::NamespaceSockets;
 use crate::survey::{Found, Looked};
 
 /// Networks on a link of the node.
@@ -54,9 +54,9 @@ impl Driver for Underlay {
         Some('u')
     }
 
-    fn check(&self, network: &Network, home: Home) -> Result<(), String> {
+    fn check(&self, network: &Network, home: RouterHome) -> Result<(), String> {
         let name = &network.name;
-        if home == Home::Node {
+        if home == RouterHome::Node {
             return Err(format!("Network {name} uses the node's own namespace and can only be Layer3"));
         }
         if network.primary {
@@ -114,7 +114,7 @@ impl Driver for Underlay {
     }
 
     /// There is nothing that would keep it apart: who is on the wire decides who hears what.
-    fn hold_closed(&self, _: &Core, _: &Network, _: Home) -> Result<()> {
+    fn hold_closed(&self, _: &Core, _: &Network, _: RouterHome) -> Result<()> {
         Ok(())
     }
 
@@ -352,7 +352,7 @@ impl Driver for Underlay {
         }
     }
 
-    fn purge(&self, space: &Space) -> Result<usize> {
+    fn purge(&self, space: &NamespaceSockets) -> Result<usize> {
         let children = children_in(space)?;
         let room = space.links()?;
         for (link, mark) in &children {

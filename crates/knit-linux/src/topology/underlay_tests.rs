@@ -70,7 +70,7 @@ fn facts() -> Facts {
 }
 
 fn plan() -> Plan {
-    let shape = Arc::new(Shape::of(&network(), &facts(), Home::Own).expect("it works"));
+    let shape = Arc::new(Shape::of(&network(), &facts(), RouterHome::Own).expect("it works"));
     let address = |text: &str| knit_runtime::Address {
         net: IpNet::from(text.parse::<std::net::IpAddr>().expect("an address")),
         gateway: None,
@@ -106,7 +106,7 @@ fn child(plan: &Plan) -> NewLink<'static> {
 
 #[test]
 fn a_networks_plan_has_no_tunnel_and_no_router() {
-    let shape = Shape::of(&network(), &facts(), Home::Own).expect("it works");
+    let shape = Shape::of(&network(), &facts(), RouterHome::Own).expect("it works");
     assert_eq!((shape.mtu, shape.tunnel_source, shape.remotes.len()), (1500, None, 0));
     let ops = Underlay.pod_side(&plan(), 3, Some(AddrGenMode::None));
     let text: String = ops.iter().map(|op| format!("{op}\n")).collect();
@@ -120,19 +120,19 @@ fn what_cannot_be_on_a_link_of_the_node_is_refused() {
         change(&mut network);
         Shape::of(&network, &facts(), home).expect_err("refused").message
     };
-    assert!(refused(|_| {}, Home::Node).contains("only be Layer3"));
-    assert!(refused(|network| network.primary = true, Home::Own).contains("primaryFor"));
-    assert!(refused(|network| network.underlay = None, Home::Own).contains("spec.underlay.parents"));
+    assert!(refused(|_| {}, RouterHome::Node).contains("only be Layer3"));
+    assert!(refused(|network| network.primary = true, RouterHome::Own).contains("primaryFor"));
+    assert!(refused(|network| network.underlay = None, RouterHome::Own).contains("spec.underlay.parents"));
     let reflects = |network: &mut Network| {
         let on = on_link("br1", UnderlayMode::Vepa);
         network.underlay = Some(OnLink { kind: UnderlayKind::Bridge, ..on });
     };
-    assert!(refused(reflects, Home::Own).contains("no mode Vepa"));
+    assert!(refused(reflects, RouterHome::Own).contains("no mode Vepa"));
     let slash = |network: &mut Network| {
         network.underlay = Some(on_link("a/b", UnderlayMode::Vepa));
     };
-    assert!(refused(slash, Home::Own).contains("a/b"));
-    assert!(refused(|network| network.mtu = Some(9000), Home::Own).contains("9000"));
+    assert!(refused(slash, RouterHome::Own).contains("a/b"));
+    assert!(refused(|network| network.mtu = Some(9000), RouterHome::Own).contains("9000"));
 }
 
 #[test]

@@ -29,10 +29,10 @@ use crate::request::{Asked, ClaimRequest};
 use crate::world::World;
 
 /// How long one question to the API server may take: kubelet waits for 45 seconds, a sandbox for less.
-const ASK: Duration = Duration::from_secs(10);
+const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many claims of other drivers are remembered, so that nobody is asked for them again.
-const REMEMBERED: usize = 4096;
+const MAX_FOREIGN_CLAIMS: usize = 4096;
 
 /// The name of a pod's main interface, as kubelet's container runtimes have it.
 const MAIN: &str = "eth0";
@@ -201,7 +201,7 @@ impl Claims {
             );
             Error::new(Reason::NotReady, message)
         };
-        let answer_by = deadline.min(Instant::now() + ASK);
+        let answer_by = deadline.min(Instant::now() + API_TIMEOUT);
         tokio::time::timeout_at(answer_by, self.source.get(namespace, name)).await.map_err(late)?
     }
 

@@ -11,7 +11,7 @@ use knit_types::sync::Locked as _;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::{Claims, REMEMBERED, claim_of};
+use super::{Claims, MAX_FOREIGN_CLAIMS, claim_of};
 use crate::error::{Error, Reason, Result};
 use crate::pipeline::{Occasion, Waits};
 use crate::request::{PodRequest, pod_name};
@@ -235,7 +235,7 @@ impl Claims {
             Ok(allocation) => allocation,
             Err(AllocationError::NotOurs) => {
                 let mut foreign = self.foreign.locked();
-                if foreign.len() >= REMEMBERED {
+                if foreign.len() >= MAX_FOREIGN_CLAIMS {
                     foreign.clear();
                 }
                 foreign.insert(place_of(request, namespace, name));

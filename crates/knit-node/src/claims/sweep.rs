@@ -6,19 +6,19 @@ use knit_ledger::Unreadable;
 use knit_types::ObjectRef;
 use tokio::time::Instant;
 
-use super::{ASK, Claims, claim_of};
+use super::{API_TIMEOUT, Claims, claim_of};
 use crate::error::Result;
 
 /// How often is looked, and the pause between two claims.
-const EVERY: Duration = Duration::from_secs(600);
-const BETWEEN: Duration = Duration::from_millis(50);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
+const NEXT_CLAIM_DELAY: Duration = Duration::from_millis(50);
 
 impl Claims {
     /// Looks for them, forever.
     pub(crate) async fn keep_swept(&self) {
         loop {
             self.sweep().await;
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(SWEEP_INTERVAL).await;
         }
     }
 
@@ -51,7 +51,7 @@ impl Claims {
                     );
                 }
             }
-            tokio::time::sleep(BETWEEN).await;
+            tokio::time::sleep(NEXT_CLAIM_DELAY).await;
         }
         freed
     }
@@ -59,7 +59,7 @@ impl Claims {
     /// Whether no pod can have a claim any more: it was deleted, or deallocated. Either comes after the end
     /// of the last pod that used it.
     async fn is_gone(&self, claim: &ObjectRef) -> Result<bool> {
-        let found = self.get(&claim.namespace, &claim.name, Instant::now() + ASK).await?;
+        let found = self.get(&claim.namespace, &claim.name, Instant::now() + API_TIMEOUT).await?;
         Ok(found.is_none_or(|found| {
             found.metadata.uid.as_deref() != Some(&claim.uid)
                 || found.status.is_none_or(|status| status.allocation.is_none())

@@ -13,8 +13,8 @@ use crate::report::PodEvent;
 
 /// How long changes are gathered, and how often is looked without one: claims are recorded without a change
 /// of a pod.
-const GATHER: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_secs(60);
+const GATHER_DELAY: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Claims {
     /// Tells them, forever, each pod once.
@@ -24,8 +24,8 @@ impl Claims {
         loop {
             changes.borrow_and_update();
             self.tell_host_pods(&mut told);
-            tokio::time::sleep(GATHER).await;
-            let next = Instant::now() + LOOK;
+            tokio::time::sleep(GATHER_DELAY).await;
+            let next = Instant::now() + LOOK_INTERVAL;
             if let Ok(Err(_)) = tokio::time::timeout_at(next, changes.changed()).await {
                 return;
             }

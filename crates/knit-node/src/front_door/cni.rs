@@ -23,7 +23,7 @@ use crate::request::Door;
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many clients are served at once; further ones wait in the socket's queue.
-const CLIENTS: usize = 512;
+const MAX_CLIENTS: usize = 512;
 
 /// The open door.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl CniDoor {
 
     /// Serves forever.
     pub async fn serve(self, core: Core) {
-        let clients = Arc::new(Semaphore::new(CLIENTS));
+        let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
         loop {
             let Ok(permit) = Arc::clone(&clients).acquire_owned().await else { return };
             match self.listener.accept().await {

@@ -18,7 +18,7 @@ use crate::core::Core;
 use crate::reconcile::{Outcome, Reconciler};
 
 /// The longest pause before a runtime that does not answer is asked again.
-const LONGEST: Duration = Duration::from_secs(30);
+const RETRY_MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// The runtimes that are being followed. Dropping it ends that.
 #[derive(Default)]
@@ -56,7 +56,7 @@ impl Followers {
 impl Reconciler {
     /// Follows what one runtime tells, forever; when its stream ends, it is asked for another one.
     pub(crate) async fn follow(&self, name: &str, runtime: &Arc<dyn Runtime>) {
-        let mut pause = Backoff::new(COMPARE_RETRY_DELAY, LONGEST);
+        let mut pause = Backoff::new(COMPARE_RETRY_DELAY, RETRY_MAX_DELAY);
         loop {
             let error = self.follow_once(name, runtime, &mut pause).await;
             tracing::debug!(

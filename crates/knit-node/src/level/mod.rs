@@ -24,10 +24,10 @@ use crate::networks::compute::Unready;
 use crate::reconcile::{Outcome, Reconciler};
 use crate::report::PodEvent;
 pub use follow::Followers;
-pub use pace::{Backoff, Pace, Turn};
+pub use pace::{Backoff, Pace, RepairTurn};
 
 /// A Network is repaired this often at the least, whoever damages it: it is a matter of isolation.
-const NETWORK: Duration = Duration::from_secs(5);
+const NETWORK_REPAIR_MAX_DELAY: Duration = Duration::from_secs(5);
 /// A look or a repair that failed is tried again after this; how often the same thing is repaired is limited
 /// anyway.
 pub(crate) const COMPARE_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ const NODE: &str = "node";
 pub(crate) type Damaged = BTreeSet<(SandboxId, InterfaceName)>;
 
 /// What runtimes were seen to have, by their names.
-pub(crate) type Seen = BTreeMap<String, Vec<Attachment>>;
+pub(crate) type SeenAttachments = BTreeMap<String, Vec<Attachment>>;
 
 /// How often what was repaired.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(crate) struct Repairs {
 
 /// What a look at one runtime came to.
 #[derive(Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct RuntimeLook {
     /// Attachments that are to be attached again.
     pub damaged: Damaged,
     /// When something is to be repaired that was repaired too often of late, or could not be.
@@ -73,7 +73,7 @@ enum SetUp {
 
 /// What is worth telling about damage.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Telling {
+enum DamageNews {
     /// It was told before.
     Nothing,
     /// The node itself has changed.
@@ -86,7 +86,7 @@ enum Telling {
 
 /// Why it was looked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Occasion {
+enum LookOccasion {
     /// The kernel told of a change: whoever changes things all the time is not to keep the agent busy.
     News,
     /// A pass, which is rare enough: it puts right whatever it finds.
@@ -98,7 +98,7 @@ enum Occasion {
 impl Repairs {
     pub(crate) fn new(pass: Duration) -> Self {
         Self {
-            networks: Mutex::new(Backoff::new(NETWORK.min(pass))),
+            networks: Mutex::new(Backoff::new(NETWORK_REPAIR_MAX_DELAY.min(pass))),
             attachments: Mutex::new(Backoff::new(pass)),
             noticed: Mutex::default(),
         }
@@ -121,15 +121,15 @@ impl Repairs {
     }
 
     /// Whether it is an attachment's turn to be made again.
-    pub(crate) fn attachment(&self, sandbox: &SandboxId, interface: &InterfaceName) -> Turn {
+    pub(crate) fn attachment(&self, sandbox: &SandboxId, interface: &InterfaceName) -> RepairTurn {
         let mut attachments = self.attachments.locked();
         attachments.turn(&(sandbox.clone(), interface.clone()), Instant::now())
     }
 }
 
-// === impl Look ===
+// === impl RuntimeLook ===
 
-impl Look {
+impl RuntimeLook {
     fn come_back(&mut self, at: Instant) {
         self.again = Some(self.again.map_or(at, |again| again.min(at)));
     }
@@ -141,8 +141,8 @@ impl Reconciler {
     /// Compares what all runtimes made with what it should be, and puts Networks right: the part of a pass.
     /// Says which attachments are to be attached again, and what runtimes were seen to have of which nothing
     /// was repaired.
-    pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> (Damaged, Seen) {
-        let (mut damaged, mut seen) = (Damaged::new(), Seen::new());
+    pub(crate) async fn compare_all(&self, first: bool, outcome: &mut Outcome) -> (Damaged, SeenAttachments) {
+        let (mut damaged, mut seen) = (Damaged::new(), SeenAttachments::new());
         self.networks.compare_services_and_policies();
         // Side by side: one that hangs holds up nobody's but its own.
         let all = self.runtimes.all();
@@ -171,7 +171,7 @@ impl Reconciler {
                 if survey.networks.is_empty() {
                     seen = listed.map(|listed| (name, listed));
                 }
-                damaged = self.put_right(&runtime, survey, Occasion::Pass, &mut outcome).await.damaged;
+                damaged = self.put_right(&runtime, survey, LookOccasion::Pass, &mut outcome).await.damaged;
             }
             // Before the first request, all was set up just now.
             Ok(Err(error)) if error.reason == RuntimeReason::Unsupported => {
@@ -263,7 +263,8 @@ impl Reconciler {
             // The next pass says so, if it lasts.
             Ok(Err(_)) | Err(_) => return Some(Instant::now() + COMPARE_RETRY_DELAY),
         };
-        let Look { damaged, again } = self.put_right(runtime, survey, Occasion::News, &mut outcome).await;
+        let RuntimeLook { damaged, again } =
+            self.put_right(runtime, survey, LookOccasion::News, &mut outcome).await;
         if !damaged.is_empty() {
             // They are made again as long as it is looked.
             let _ = attachments.send(damaged);
@@ -276,10 +277,10 @@ impl Reconciler {
         &self,
         runtime: &Arc<dyn Runtime>,
         survey: Survey,
-        occasion: Occasion,
+        occasion: LookOccasion,
         outcome: &mut Outcome,
-    ) -> Look {
-        let mut look = Look { damaged: survey.attachments, again: None };
+    ) -> RuntimeLook {
+        let mut look = RuntimeLook { damaged: survey.attachments, again: None };
         for (who, what) in survey.noticed {
             let Some(pod) = self.sandboxes.pod(&who.0) else { continue };
             if self.repairs.is_news(&who, &what, |sandbox| self.sandboxes.pod(sandbox).is_some()) {
@@ -313,18 +314,20 @@ impl Reconciler {
             let turn = self.repairs.networks().turn(&network, Instant::now());
             self.report_damage(&network, &damage, &turn);
             match turn {
-                Turn::Later(at) if occasion == Occasion::News => look.come_back(at),
-                Turn::Later(_) | Turn::Now { .. } => match self.set_up_again(runtime, &network).await {
-                    SetUp::Done => {
-                        outcome.networks_repaired += 1;
-                        self.count_repairs(&damage);
+                RepairTurn::Later(at) if occasion == LookOccasion::News => look.come_back(at),
+                RepairTurn::Later(_) | RepairTurn::Now { .. } => {
+                    match self.set_up_again(runtime, &network).await {
+                        SetUp::Done => {
+                            outcome.networks_repaired += 1;
+                            self.count_repairs(&damage);
+                        }
+                        SetUp::Gone => {}
+                        SetUp::Failed => {
+                            outcome.failed += 1;
+                            look.come_back(Instant::now() + COMPARE_RETRY_DELAY);
+                        }
                     }
-                    SetUp::Gone => {}
-                    SetUp::Failed => {
-                        outcome.failed += 1;
-                        look.come_back(Instant::now() + COMPARE_RETRY_DELAY);
-                    }
-                },
+                }
             }
         }
         look
@@ -426,25 +429,25 @@ impl Reconciler {
         damaged
     }
 
-    fn report_damage(&self, network: &str, damage: &[Damage], turn: &Turn) {
+    fn report_damage(&self, network: &str, damage: &[Damage], turn: &RepairTurn) {
         let words: Vec<&str> = damage.iter().map(|damage| damage.message.as_str()).collect();
         let words = words.join("; ");
-        match Telling::of(damage, turn) {
-            Telling::Changed => tracing::info!(network, "setting it up again: {words}"),
-            Telling::Damaged => {
+        match DamageNews::of(damage, turn) {
+            DamageNews::Changed => tracing::info!(network, "setting it up again: {words}"),
+            DamageNews::Damaged => {
                 tracing::warn!(network, "another program changed Knit's kernel state; repairing it: {words}");
             }
-            Telling::Fight => {
+            DamageNews::Fight => {
                 tracing::error!(network, "another program keeps changing Knit's kernel state: {words}");
                 let message = format!(
                     "Network {network}: a program on this node keeps changing Knit's kernel state \
                     ({words}). It is repaired every {} s; find the program that does it (a firewall \
                     service that flushes rules?) and stop it.",
-                    NETWORK.as_secs()
+                    NETWORK_REPAIR_MAX_DELAY.as_secs()
                 );
                 self.report.say_of_node("KnitIsDisturbed", message);
             }
-            Telling::Nothing => tracing::debug!(network, "damaged again: {words}"),
+            DamageNews::Nothing => tracing::debug!(network, "damaged again: {words}"),
         }
     }
 
@@ -457,14 +460,16 @@ impl Reconciler {
     }
 }
 
-impl Telling {
-    fn of(damage: &[Damage], turn: &Turn) -> Self {
+impl DamageNews {
+    fn of(damage: &[Damage], turn: &RepairTurn) -> Self {
         match turn {
             // Nobody fights there: it can be set up for the node as it is, or not yet.
-            Turn::Now { first: true, .. } if damage.iter().all(|damage| damage.kind == NODE) => Self::Changed,
-            Turn::Now { fight: false, first: true } => Self::Damaged,
-            Turn::Now { fight: true, first: true } => Self::Fight,
-            Turn::Now { .. } | Turn::Later(_) => Self::Nothing,
+            RepairTurn::Now { first: true, .. } if damage.iter().all(|damage| damage.kind == NODE) => {
+                Self::Changed
+            }
+            RepairTurn::Now { fight: false, first: true } => Self::Damaged,
+            RepairTurn::Now { fight: true, first: true } => Self::Fight,
+            RepairTurn::Now { .. } | RepairTurn::Later(_) => Self::Nothing,
         }
     }
 }
@@ -481,16 +486,16 @@ mod tests {
     #[test]
     fn a_network_that_cannot_be_set_up_for_the_node_as_it_is_now_is_no_fight() {
         let damage = |kind| Damage { kind, message: "changed".into() };
-        let fight = Turn::Now { fight: true, first: true };
-        assert_eq!(Telling::of(&[damage(NODE)], &fight), Telling::Changed);
-        assert_eq!(Telling::of(&[damage(NODE), damage("rules")], &fight), Telling::Fight);
+        let fight = RepairTurn::Now { fight: true, first: true };
+        assert_eq!(DamageNews::of(&[damage(NODE)], &fight), DamageNews::Changed);
+        assert_eq!(DamageNews::of(&[damage(NODE), damage("rules")], &fight), DamageNews::Fight);
         assert_eq!(
-            Telling::of(&[damage("rules")], &Turn::Now { fight: false, first: true }),
-            Telling::Damaged
+            DamageNews::of(&[damage("rules")], &RepairTurn::Now { fight: false, first: true }),
+            DamageNews::Damaged
         );
         assert_eq!(
-            Telling::of(&[damage("rules")], &Turn::Now { fight: true, first: false }),
-            Telling::Nothing
+            DamageNews::of(&[damage("rules")], &RepairTurn::Now { fight: true, first: false }),
+            DamageNews::Nothing
         );
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The least time between two looks while there is one disturbance after another; it doubles up to the most.
-const LEAST: Duration = Duration::from_millis(50);
-const MOST: Duration = Duration::from_secs(2);
+const LOOK_MIN_INTERVAL: Duration = Duration::from_millis(50);
+const LOOK_MAX_INTERVAL: Duration = Duration::from_secs(2);
 /// The pause after the first repair of a thing; it doubles up to the most.
-const FIRST: Duration = Duration::from_millis(200);
+const REPAIR_DELAY: Duration = Duration::from_millis(200);
 /// That many repairs of one thing in a row are a fight.
-const FIGHT: u32 = 5;
+const REPAIRS_IN_A_FIGHT: u32 = 5;
 
 /// When to look: at once after a quiet time, and more and more seldom while disturbances go on.
 #[derive(Debug)]
@@ -25,11 +25,11 @@ pub struct Pace {
 #[derive(Debug)]
 pub struct Backoff<K> {
     most: Duration,
-    things: BTreeMap<K, Thing>,
+    things: BTreeMap<K, RepairedThing>,
 }
 
 #[derive(Debug)]
-struct Thing {
+struct RepairedThing {
     repairs: u32,
     last: Instant,
     pause: Duration,
@@ -37,7 +37,7 @@ struct Thing {
 
 /// Whether it is a thing's turn to be repaired.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Turn {
+pub enum RepairTurn {
     /// Now.
     Now {
         /// It was repaired several times of late.
@@ -51,7 +51,7 @@ pub enum Turn {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { last: None, gap: LEAST }
+        Self { last: None, gap: LOOK_MIN_INTERVAL }
     }
 }
 
@@ -60,7 +60,7 @@ impl Pace {
     pub fn next(&mut self, now: Instant) -> Instant {
         let Some(last) = self.last else { return now };
         if now >= last + self.gap * 4 {
-            self.gap = LEAST;
+            self.gap = LOOK_MIN_INTERVAL;
         }
         (last + self.gap).max(now)
     }
@@ -68,7 +68,7 @@ impl Pace {
     /// It was looked.
     pub fn looked(&mut self, now: Instant) {
         let soon = self.last.is_some_and(|last| now < last + self.gap * 4);
-        self.gap = if soon { (self.gap * 2).min(MOST) } else { LEAST };
+        self.gap = if soon { (self.gap * 2).min(LOOK_MAX_INTERVAL) } else { LOOK_MIN_INTERVAL };
         self.last = Some(now);
     }
 }
@@ -81,20 +81,26 @@ impl<K: Ord + Clone> Backoff<K> {
     }
 
     /// Whether it is a thing's turn; if so, it counts as repaired now.
-    pub fn turn(&mut self, thing: &K, now: Instant) -> Turn {
+    pub fn turn(&mut self, thing: &K, now: Instant) -> RepairTurn {
         let most = self.most;
         // What has been left alone for a while is forgotten.
         self.things.retain(|_, thing| now < thing.last + thing.pause + most * 2);
         let Some(known) = self.things.get_mut(thing) else {
-            self.things.insert(thing.clone(), Thing { repairs: 1, last: now, pause: FIRST.min(most) });
-            return Turn::Now { fight: false, first: true };
+            self.things.insert(
+                thing.clone(),
+                RepairedThing { repairs: 1, last: now, pause: REPAIR_DELAY.min(most) },
+            );
+            return RepairTurn::Now { fight: false, first: true };
         };
         if now < known.last + known.pause {
-            return Turn::Later(known.last + known.pause);
+            return RepairTurn::Later(known.last + known.pause);
         }
         known.repairs += 1;
         (known.last, known.pause) = (now, (known.pause * 2).min(most));
-        Turn::Now { fight: known.repairs >= FIGHT, first: known.repairs == FIGHT }
+        RepairTurn::Now {
+            fight: known.repairs >= REPAIRS_IN_A_FIGHT,
+            first: known.repairs == REPAIRS_IN_A_FIGHT,
+        }
     }
 }
 
@@ -116,7 +122,7 @@ mod tests {
             looks += 1;
         }
         assert!((25..45).contains(&looks), "{looks} looks in a minute");
-        let quiet = now + MOST * 5;
+        let quiet = now + LOOK_MAX_INTERVAL * 5;
         assert_eq!(pace.next(quiet), quiet);
     }
 
@@ -127,17 +133,17 @@ mod tests {
         let (mut now, mut repairs, mut told) = (start, 0, 0);
         while now < start + Duration::from_secs(60) {
             match backoff.turn(&"fought over", now) {
-                Turn::Now { fight, first } => {
+                RepairTurn::Now { fight, first } => {
                     repairs += 1;
                     told += u32::from(fight && first);
                 }
-                Turn::Later(at) => now = at,
+                RepairTurn::Later(at) => now = at,
             }
         }
         assert!((12..22).contains(&repairs), "{repairs} repairs in a minute");
         assert_eq!(told, 1, "a fight is told once");
-        assert_eq!(backoff.turn(&"another", now), Turn::Now { fight: false, first: true });
+        assert_eq!(backoff.turn(&"another", now), RepairTurn::Now { fight: false, first: true });
         let later = now + Duration::from_secs(60);
-        assert_eq!(backoff.turn(&"fought over", later), Turn::Now { fight: false, first: true });
+        assert_eq!(backoff.turn(&"fought over", later), RepairTurn::Now { fight: false, first: true });
     }
 }

@@ -13,8 +13,8 @@ use knit_types::chain;
 use knit_types::sync::Locked as _;
 use tokio::time::Instant;
 
-use super::compute::{self, Desired, Here, Unready};
-use super::{Applied, Networks, Patience};
+use super::compute::{self, Desired, PodsHere, Unready};
+use super::{Applied, Networks, WaitLimit};
 use crate::clock;
 use crate::config::MainInterfaces;
 use crate::error::{Error, Reason, Result};
@@ -29,7 +29,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Networks {
     /// Has pods be attached to a Network here: sets it up if nobody wanted it before.
-    pub(crate) async fn ensure(&self, name: &str, patience: Patience) -> Result<()> {
+    pub(crate) async fn ensure(&self, name: &str, patience: WaitLimit) -> Result<()> {
         if name == names::DEFAULT_NETWORK && !self.serves_default() {
             let message = "Network default is not available where another CNI plugin provides the main \
                 interface of pods: use another Network";
@@ -40,8 +40,8 @@ impl Networks {
             return Ok(());
         }
         match patience {
-            Patience::Until(deadline) => self.bring_up_to_date(name, deadline).await,
-            Patience::Once => self.apply(name).await.map_err(|problem| problem.into_error(name)),
+            WaitLimit::Until(deadline) => self.bring_up_to_date(name, deadline).await,
+            WaitLimit::Once => self.apply(name).await.map_err(|problem| problem.into_error(name)),
         }
     }
 
@@ -120,7 +120,7 @@ impl Networks {
     async fn try_apply(&self, name: &str) -> Result<(), Unready> {
         let world = self.world.get();
         let in_use = self.sandboxes.books().networks_in_use().contains(name);
-        let here = if in_use { Here::InUse } else { Here::New };
+        let here = if in_use { PodsHere::InUse } else { PodsHere::New };
         let desired = compute::desired(&world, &self.inside, name, &self.config.node, here)?;
         let runtime = desired.runtime.clone();
         let network = self.take_addresses(&world, name, desired);

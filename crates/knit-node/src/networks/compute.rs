@@ -47,7 +47,7 @@ impl Unready {
 
 /// Whether a Network has pods on this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Here {
+pub enum PodsHere {
     /// None yet.
     New,
     /// Some. What was kept of the lists is in force for them, and better than nothing newer at all.
@@ -60,10 +60,10 @@ pub enum Here {
 /// When something is missing or wrong in its objects.
 pub fn desired(
     world: &World,
-    inside: &Inside,
+    inside: &ClusterRanges,
     name: &str,
     node: &str,
-    here: Here,
+    here: PodsHere,
 ) -> Result<Desired, Unready> {
     let network = world
         .networks
@@ -185,8 +185,8 @@ fn blocks(world: &World, name: &str) -> Vec<Block> {
 }
 
 /// Nothing is let out by half a list of what is inside: what is missing of it would be the outside.
-fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
-    let missing = world.missing_of_the_inside(name, here == Here::InUse);
+fn check_inside(world: &World, name: &str, here: PodsHere) -> Result<(), Unready> {
+    let missing = world.missing_of_the_inside(name, here == PodsHere::InUse);
     if missing.is_empty() {
         return Ok(());
     }
@@ -202,7 +202,7 @@ fn check_inside(world: &World, name: &str, here: Here) -> Result<(), Unready> {
 
 /// What is not the outside, which is the same for all Networks: worked out once for each state of things.
 #[derive(Debug, Default)]
-pub struct Inside {
+pub struct ClusterRanges {
     /// What pods of other nodes have, by Network: sorted once for each state of things, too.
     pub announced: announced::ByNetwork,
     /// What the operator says besides, for Networks whose way out is a router's.
@@ -211,9 +211,9 @@ pub struct Inside {
     known: Mutex<Option<(u64, Arc<[IpNet]>)>>,
 }
 
-// === impl Inside ===
+// === impl ClusterRanges ===
 
-impl Inside {
+impl ClusterRanges {
     /// The same, and these ranges besides.
     pub(super) fn with(more: &[IpNet]) -> Self {
         Self { more: more.to_vec(), ..Self::default() }
@@ -284,8 +284,8 @@ mod tests {
 
     use super::*;
 
-    fn desired(world: &World, name: &str, node: &str, here: Here) -> Result<Desired, Unready> {
-        super::desired(world, &Inside::default(), name, node, here)
+    fn desired(world: &World, name: &str, node: &str, here: PodsHere) -> Result<Desired, Unready> {
+        super::desired(world, &ClusterRanges::default(), name, node, here)
     }
 
     fn block(node: &str, ipv4: &str, ipv6: &str) -> Arc<AddressBlock> {
@@ -318,7 +318,7 @@ mod tests {
             block("a", "10.244.0.0/24", "fd00:0:0:1::/120"),
             block("b", "10.244.5.0/24", "fd00:0:0:2::/120"),
         ]);
-        let found = desired(&world, names::DEFAULT_NETWORK, "b", Here::New).expect("it can be set up");
+        let found = desired(&world, names::DEFAULT_NETWORK, "b", PodsHere::New).expect("it can be set up");
         let subnets: Vec<String> =
             found.network.subnets.iter().map(|s| format!("{} {}", s.cidr, s.gateway.expect("one"))).collect();
         assert_eq!(subnets, ["10.244.5.0/24 10.244.5.1", "fd00:0:0:2::/120 fd00:0:0:2::1"]);
@@ -339,7 +339,7 @@ mod tests {
             let network = Network::new(name, serde_json::from_value(spec).expect("a spec"));
             Arc::make_mut(&mut world.networks).insert(name.to_owned(), Arc::new(network.into()));
         }
-        let found = desired(&world, names::DEFAULT_NETWORK, "a", Here::New).expect("it can be set up");
+        let found = desired(&world, names::DEFAULT_NETWORK, "a", PodsHere::New).expect("it can be set up");
         let inside = |range: &str| found.network.not_outside.contains(&range.parse().expect("a range"));
         assert!(inside("10.77.0.0/16"));
         assert!(!inside("192.168.20.0/24"), "{:?}", found.network.not_outside);
@@ -355,7 +355,7 @@ mod tests {
         };
         let nodes = Arc::new([("b".to_owned(), Arc::new(view))].into());
         let world = World { nodes, ..world(&[block("a", "10.244.0.0/24", "")]) };
-        let found = desired(&world, names::DEFAULT_NETWORK, "a", Here::New).expect("it can be set up");
+        let found = desired(&world, names::DEFAULT_NETWORK, "a", PodsHere::New).expect("it can be set up");
         for address in ["192.168.7.2/32", "fd07::2/128", "203.0.113.2/32", "2001:db8::2/128"] {
             assert!(found.network.not_outside.contains(&address.parse().expect("a prefix")), "{address}");
         }
@@ -378,7 +378,7 @@ mod tests {
             ..Synced::default()
         };
         world.synced = all;
-        desired(&world, "red", "a", Here::New).expect("everything is there");
+        desired(&world, "red", "a", PodsHere::New).expect("everything is there");
         let away = Before {
             kept: false,
             networks_away: true,
@@ -394,27 +394,27 @@ mod tests {
             ("ServiceCIDRs", Synced { service_cidrs: false, ..all }),
         ] {
             (world.synced, world.before) = (synced, Before::default());
-            let problem = desired(&world, "red", "a", Here::New).expect_err(list);
+            let problem = desired(&world, "red", "a", PodsHere::New).expect_err(list);
             assert!(problem.message.contains(&format!("not all {list} have arrived")), "{}", problem.message);
-            desired(&world, names::DEFAULT_NETWORK, "a", Here::New)
+            desired(&world, names::DEFAULT_NETWORK, "a", PodsHere::New)
                 .expect("its pods reach what the node reaches");
             // Kept, but somebody answers who may say more; away, but nothing kept.
             world.before = Before { kept: true, ..Before::default() };
-            desired(&world, "red", "a", Here::New).expect_err(list);
+            desired(&world, "red", "a", PodsHere::New).expect_err(list);
             // But what its pods here live by already stays in force, and is repaired.
-            desired(&world, "red", "a", Here::InUse).expect("known from before");
+            desired(&world, "red", "a", PodsHere::InUse).expect("known from before");
             world.before = away;
-            desired(&world, "red", "a", Here::InUse).expect_err(list);
-            desired(&world, "red", "a", Here::New).expect_err(list);
+            desired(&world, "red", "a", PodsHere::InUse).expect_err(list);
+            desired(&world, "red", "a", PodsHere::New).expect_err(list);
             world.before = Before { kept: true, ..away };
-            desired(&world, "red", "a", Here::New).expect("known from before, and nobody can say more");
+            desired(&world, "red", "a", PodsHere::New).expect("known from before, and nobody can say more");
         }
     }
 
     #[test]
     fn what_is_inside_was_worked_out_for_each_network_again() {
         let mut world = world(&[block("a", "10.244.0.0/24", "")]);
-        let inside = Inside::default();
+        let inside = ClusterRanges::default();
         let first = inside.of(&world);
         assert!(Arc::ptr_eq(&first, &inside.of(&world)), "once for all Networks");
         Arc::make_mut(&mut world.blocks).insert("more".into(), block("b", "10.244.9.0/24", ""));
@@ -433,19 +433,20 @@ mod tests {
         world.before = crate::world::Before { kept: true, ..crate::world::Before::default() };
         let range = |text: &str| text.parse::<IpNet>().expect("a range");
         let management = ["198.51.100.0/24", "198.51.101.9/24"].map(range);
-        let inside = Inside::with(&management);
-        let not_outside = |inside: &Inside, name: &str| {
-            let desired = super::desired(&world, inside, name, "a", Here::InUse).expect("desired");
+        let inside = ClusterRanges::with(&management);
+        let not_outside = |inside: &ClusterRanges, name: &str| {
+            let desired = super::desired(&world, inside, name, "a", PodsHere::InUse).expect("desired");
             desired.network.not_outside
         };
         assert!(not_outside(&inside, "red").contains(&range("198.51.100.0/23")));
-        assert_eq!(not_outside(&inside, "default"), not_outside(&Inside::default(), "default"));
+        assert_eq!(not_outside(&inside, "default"), not_outside(&ClusterRanges::default(), "default"));
     }
 
     #[test]
     fn without_a_block_it_waits_for_one() {
         let world = world(&[block("a", "10.244.0.0/24", "")]);
-        let problem = desired(&world, names::DEFAULT_NETWORK, "b", Here::New).expect_err("there is no block");
+        let problem =
+            desired(&world, names::DEFAULT_NETWORK, "b", PodsHere::New).expect_err("there is no block");
         assert_eq!(problem.reason, conditions::node_network::REASON_NO_ADDRESS);
     }
 }

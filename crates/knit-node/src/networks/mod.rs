@@ -39,7 +39,7 @@ pub struct Networks {
     /// Counts changes of what NodeNetwork shows.
     shown: watch::Sender<u64>,
     entries: Mutex<BTreeMap<String, Entry>>,
-    inside: compute::Inside,
+    inside: compute::ClusterRanges,
     /// Networks for whose gate a pass waits.
     waiting: Mutex<BTreeSet<String>>,
     /// Wakes whoever follows the objects, although none has changed.
@@ -48,14 +48,14 @@ pub struct Networks {
 
 /// How long a request waits for a Network, or for an address of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     /// Until then.
     Until(Instant),
     /// It is tried once: who asks comes again.
     Once,
 }
 
-impl Patience {
+impl WaitLimit {
     /// When waiting ends.
     pub(crate) fn deadline(self) -> Instant {
         match self {
@@ -120,7 +120,7 @@ impl Networks {
         shown: watch::Sender<u64>,
     ) -> Self {
         let (entries, waiting, look) = (Mutex::default(), Mutex::default(), Notify::new());
-        let inside = compute::Inside::with(&config.not_outside);
+        let inside = compute::ClusterRanges::with(&config.not_outside);
         Self { config, world, sandboxes, runtimes, proxy, policies, shown, entries, inside, waiting, look }
     }
 

@@ -15,12 +15,12 @@ use tracing::Instrument as _;
 
 use super::admit::Admitted;
 use super::verify::{Answer, Verified};
-use super::{GIVE_UP, Pipeline, Waits};
+use super::{Pipeline, UNDO_TIMEOUT, Waits};
 use crate::error::{Error, Reason, Result};
-use crate::networks::Patience;
+use crate::networks::WaitLimit;
 
 /// How long an attach that was given up is followed: less than the addresses that it was asked for rest.
-const OUTLIVE: Duration = Duration::from_secs(170);
+const ABANDONED_ATTACH_TIMEOUT: Duration = Duration::from_secs(170);
 
 impl Pipeline {
     /// Makes all that was planned, and verifies it. What fails is for the caller to undo.
@@ -28,19 +28,19 @@ impl Pipeline {
         &self,
         admitted: &Admitted<'_>,
         planned: &[InterfaceName],
-        patience: Patience,
+        patience: WaitLimit,
         waits: Waits,
     ) -> Result<Vec<Verified>> {
         let record = admitted.record();
         let covered_by = match (waits.soon(), patience) {
             (Some(soon), _) => soon,
-            (None, Patience::Until(deadline)) => deadline,
-            (None, Patience::Once) => Instant::now() + self.config.runtime_deadline,
+            (None, WaitLimit::Until(deadline)) => deadline,
+            (None, WaitLimit::Once) => Instant::now() + self.config.runtime_deadline,
         };
         self.cover(record, covered_by).await?;
         // What fails must be taken back before the caller stops waiting, or it never hears why.
         let left = waits.deadline().saturating_duration_since(Instant::now());
-        let limit = left.saturating_sub(GIVE_UP).max(left / 2).min(self.config.runtime_deadline);
+        let limit = left.saturating_sub(UNDO_TIMEOUT).max(left / 2).min(self.config.runtime_deadline);
         let answers = self.attach_all(admitted, planned, limit).await?;
         answers.into_iter().map(|answer| answer.verify(record.netns().inode)).collect()
     }
@@ -148,7 +148,8 @@ impl Pipeline {
         self.sandboxes.late().insert((pod.sandbox.clone(), interface.clone()));
         tokio::spawn(async move {
             // One that never ends is given up: what it makes after that, a pass finds.
-            let made = tokio::time::timeout(OUTLIVE, call).await.is_ok_and(|made| made.is_ok());
+            let made =
+                tokio::time::timeout(ABANDONED_ATTACH_TIMEOUT, call).await.is_ok_and(|made| made.is_ok());
             pipeline.sandboxes.late().remove(&(pod.sandbox.clone(), interface.clone()));
             if !made {
                 return;

@@ -16,7 +16,7 @@ use super::resolve::{Missing, resolve_claim};
 use crate::clock;
 use crate::error::{Error, Reason, Result};
 use crate::netns;
-use crate::networks::Patience;
+use crate::networks::WaitLimit;
 use crate::request::{Asked, ClaimRequest, PodRequest, pod_name};
 use crate::sandboxes::books::ledger_error;
 use crate::sandboxes::{Began, unreadable};
@@ -78,7 +78,7 @@ impl Pipeline {
         let soon = deadline.min(Instant::now() + self.config.cache_wait);
         let wanted = self.world.wait(soon, look).await??;
         self.check_node(&wanted, &owner.to_string())?;
-        let patience = Patience::Until(deadline.min(Instant::now() + self.config.block_wait));
+        let patience = WaitLimit::Until(deadline.min(Instant::now() + self.config.block_wait));
         let networks: BTreeSet<&str> = wanted.iter().map(|w| w.network.as_str()).collect();
         let ready = networks.iter().map(|network| self.networks.ensure(network, patience));
         for result in futures::future::join_all(ready).await {

@@ -41,7 +41,7 @@ use knit_runtime::{Attachment, InterfaceName, Pod, SandboxId};
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::error::{Error, Reason, Result};
 use crate::netns;
-use crate::networks::{Networks, Patience};
+use crate::networks::{Networks, WaitLimit};
 use crate::report::Report;
 use crate::request::{Main, PodRequest, pod_name};
 use crate::runtimes::Runtimes;
@@ -56,7 +56,7 @@ pub(crate) use waits::Waits;
 
 /// How long a runtime may take to take back what it could not make. Its attach may have used up most of the
 /// time that the caller waits.
-const GIVE_UP: Duration = Duration::from_secs(5);
+const UNDO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All that carrying out a request takes. Clones are the same one.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ pub struct Attached {
 
 /// Where a sandbox is, and what it has already.
 #[derive(Debug)]
-struct Site {
+struct SandboxSite {
     netns: NetnsRef,
     has: Vec<Held>,
 }
@@ -143,13 +143,13 @@ impl Pipeline {
                     Main::Ours(_) => Vec::new(),
                     Main::Foreign(name) => made_by_others(&start.netns, name).await,
                 };
-                self.give(request, Site { netns, has }, waits).await
+                self.give(request, SandboxSite { netns, has }, waits).await
             }
             None => {
                 let Some(record) = known.filter(SandboxRecord::is_attached) else {
                     return Err(Error::new(Reason::NotReady, format!("{who} is being attached or detached")));
                 };
-                self.give(request, Site::of(&record), waits).await
+                self.give(request, SandboxSite::of(&record), waits).await
             }
         }
     }
@@ -162,14 +162,14 @@ impl Pipeline {
             let message = format!("{} has no networks", pod_name(&request.pod));
             return Err(Error::new(Reason::UnknownSandbox, message));
         };
-        match resolve(&self.world.get(), request, &Site::of(&record).has, &[]) {
+        match resolve(&self.world.get(), request, &SandboxSite::of(&record).has, &[]) {
             Ok(_) => Ok(()),
             Err(Missing::Wait(error) | Missing::Error(error)) => Err(error),
         }
     }
 
     /// The steps, one after the other.
-    async fn give(&self, request: &PodRequest, site: Site, waits: Waits) -> Result<Attached> {
+    async fn give(&self, request: &PodRequest, site: SandboxSite, waits: Waits) -> Result<Attached> {
         let wanted = self.resolve(request, &site, waits).await?;
         if wanted.is_empty() {
             // It wants nothing of the agent, and nothing is kept of it.
@@ -178,8 +178,8 @@ impl Pipeline {
         // A pod that starts waits for a block, unless others would wait with it; for one that runs, who asks
         // comes again.
         let patience = match (&request.start, waits.soon()) {
-            (Some(_), None) => Patience::Until(waits.at_most(self.config.block_wait)),
-            (None, _) | (_, Some(_)) => Patience::Once,
+            (Some(_), None) => WaitLimit::Until(waits.at_most(self.config.block_wait)),
+            (None, _) | (_, Some(_)) => WaitLimit::Once,
         };
         let resolved = self.prepare(request, site, wanted, patience, waits).await?;
         let reserved = self.reserve(resolved, patience).await?;
@@ -198,7 +198,8 @@ impl Pipeline {
                 let error = self.final_if_asked_for(&request.pod.sandbox, &asked_for_addresses, error);
                 // Who waits for the answer should hear of this error; what a runtime does not take away in
                 // time, a later pass does.
-                self.undo(recorded.record(), recorded.planned(), DetachLimits::of_request(GIVE_UP)).await;
+                self.undo(recorded.record(), recorded.planned(), DetachLimits::of_request(UNDO_TIMEOUT))
+                    .await;
                 Err(error)
             }
         }
@@ -265,9 +266,9 @@ impl Pipeline {
     }
 }
 
-// === impl Site ===
+// === impl SandboxSite ===
 
-impl Site {
+impl SandboxSite {
     /// Where a sandbox is that runs.
     fn of(record: &SandboxRecord) -> Self {
         let held = |a: &knit_ledger::Attachment| Held {

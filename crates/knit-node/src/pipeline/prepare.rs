@@ -3,9 +3,9 @@
 
 use super::reserve::ForSandbox;
 use super::resolve::Wanted;
-use super::{Pipeline, Site, Waits};
+use super::{Pipeline, SandboxSite, Waits};
 use crate::error::Result;
-use crate::networks::Patience;
+use crate::networks::WaitLimit;
 use crate::request::{PodRequest, pod_name};
 
 /// What somebody is to get: a sandbox, or a claim that has none yet.
@@ -20,9 +20,9 @@ impl Pipeline {
     pub(super) async fn prepare(
         &self,
         request: &PodRequest,
-        site: Site,
+        site: SandboxSite,
         wanted: Vec<Wanted>,
-        patience: Patience,
+        patience: WaitLimit,
         waits: Waits,
     ) -> Result<Resolved<ForSandbox>> {
         let who = pod_name(&request.pod);

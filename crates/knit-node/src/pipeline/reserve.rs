@@ -10,7 +10,7 @@ use super::Pipeline;
 use super::prepare::Resolved;
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::networks::Patience;
+use crate::networks::WaitLimit;
 use crate::request::Door;
 use crate::sandboxes::books::{NotReserved, pod_ref};
 
@@ -53,7 +53,7 @@ impl Pipeline {
     pub(super) async fn reserve<T: Target>(
         &self,
         resolved: Resolved<T>,
-        patience: Patience,
+        patience: WaitLimit,
     ) -> Result<Reserved<T>> {
         let owner = resolved.target.owner();
         loop {
@@ -71,7 +71,7 @@ impl Pipeline {
                     error
                 }
             };
-            let Patience::Until(deadline) = patience else { return Err(error) };
+            let WaitLimit::Until(deadline) = patience else { return Err(error) };
             tracing::info!(%owner, "no free address; waiting for another block");
             if tokio::time::timeout_at(deadline, freed).await.is_err() {
                 return Err(error);

@@ -10,7 +10,7 @@ use tracing::Instrument as _;
 use super::resolve::Wanted;
 use super::{Pipeline, Waits};
 use crate::error::{Error, Reason, Result};
-use crate::networks::Patience;
+use crate::networks::WaitLimit;
 
 impl Pipeline {
     /// Has the Networks of what is wanted set up here, all at the same time, and waits until `ready_by` for
@@ -18,7 +18,7 @@ impl Pipeline {
     pub(super) async fn set_up_all(
         &self,
         wanted: &[Wanted],
-        patience: Patience,
+        patience: WaitLimit,
         waits: Waits,
         ready_by: Instant,
         who: &str,
@@ -37,7 +37,7 @@ impl Pipeline {
 
     /// Has a Network set up here. A request that is not to wait is refused until it is, and the work goes on
     /// without it: who comes again finds it done.
-    async fn set_up(&self, network: &str, patience: Patience, waits: Waits) -> Result<()> {
+    async fn set_up(&self, network: &str, patience: WaitLimit, waits: Waits) -> Result<()> {
         let Some(soon) = waits.soon().filter(|_| !self.networks.is_set_up(network)) else {
             return self.networks.ensure(network, patience).await;
         };

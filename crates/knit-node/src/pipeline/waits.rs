@@ -8,7 +8,7 @@ use crate::config::CoreConfig;
 use crate::request::{Door, PodRequest};
 
 /// How many times as long it may wait for policies: they are a pod's own work, but may also wait for a list.
-const ADMIT: u32 = 5;
+const POLICY_WAIT_FACTOR: u32 = 5;
 
 /// The limits of one request.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ impl Waits {
     /// Until when it waits for policies.
     pub(crate) fn admitted_by(self) -> Instant {
         match self.soon {
-            Some(_) => self.deadline.min(Instant::now() + self.nri_wait * ADMIT),
+            Some(_) => self.deadline.min(Instant::now() + self.nri_wait * POLICY_WAIT_FACTOR),
             None => self.deadline,
         }
     }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::config::CoreConfig;
 use crate::cri::Cri;
-use crate::level::{Damaged, Repairs, Seen};
+use crate::level::{Damaged, Repairs, SeenAttachments};
 use crate::metrics::Metrics;
 use crate::networks::Networks;
 use crate::pipeline::{DetachLimits, Pipeline};
@@ -181,7 +181,7 @@ impl Reconciler {
     }
 
     /// What each runtime says it has, if that was not seen just now. One that does not answer is not in it.
-    async fn lists(&self, mut seen: Seen, outcome: &mut Outcome) -> Lists {
+    async fn lists(&self, mut seen: SeenAttachments, outcome: &mut Outcome) -> Lists {
         let mut lists = Lists::default();
         // Side by side: one that hangs holds up nobody's but its own.
         let asked = self.runtimes.all().into_iter().map(|(name, runtime)| {

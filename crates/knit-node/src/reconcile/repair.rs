@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{Lists, Outcome, Reconciler, SANDBOXES_AT_ONCE};
-use crate::level::{COMPARE_RETRY_DELAY, Damaged, Turn, is_damage};
+use crate::level::{COMPARE_RETRY_DELAY, Damaged, RepairTurn, is_damage};
 use crate::pipeline::Answer;
 use crate::pipeline::admit::Admitted;
 use crate::report::PodEvent;
@@ -114,17 +114,17 @@ impl Reconciler {
                 continue;
             }
             match self.repairs.attachment(&pod.sandbox, interface) {
-                Turn::Later(at) => {
+                RepairTurn::Later(at) => {
                     later = Some(later.map_or(at, |later| later.min(at)));
                     continue;
                 }
-                Turn::Now { fight: true, first: true } => {
+                RepairTurn::Now { fight: true, first: true } => {
                     tracing::error!(
                         sandbox = %record.sandbox(), %interface, network = %plan.network,
                         "an interface keeps disappearing: it is recreated at a limited rate"
                     );
                 }
-                Turn::Now { .. } => {}
+                RepairTurn::Now { .. } => {}
             }
             let request = match self.pipeline.asked_of_runtime(record, &pod, &plan.interface) {
                 Ok(request) => request,

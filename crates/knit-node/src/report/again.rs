@@ -13,7 +13,7 @@ const RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 
 /// One thing that is written again and again.
 #[derive(Debug)]
-pub(super) struct Again {
+pub(super) struct WriteRetry {
     what: &'static str,
     longest: Duration,
     problem: Option<String>,
@@ -27,16 +27,16 @@ pub(super) struct Retries<K>(BTreeMap<K, (Instant, Duration)>);
 
 /// What is to be logged.
 #[derive(Debug, Eq, PartialEq)]
-enum News {
+enum WriteNews {
     None,
     Fails,
     FailsOtherwise,
     Works,
 }
 
-// === impl Again ===
+// === impl WriteRetry ===
 
-impl Again {
+impl WriteRetry {
     pub(super) fn new(what: &'static str, longest: Duration) -> Self {
         Self { what, longest, problem: None, failures: 0 }
     }
@@ -47,9 +47,9 @@ impl Again {
         let problem = result.err().map(|error| error.with_causes());
         let works = problem.is_none();
         match self.note(problem) {
-            News::None => {}
-            News::Works => tracing::info!("{what} can be written again"),
-            News::Fails | News::FailsOtherwise => {
+            WriteNews::None => {}
+            WriteNews::Works => tracing::info!("{what} can be written again"),
+            WriteNews::Fails | WriteNews::FailsOtherwise => {
                 let problem = self.problem.as_deref().unwrap_or_default();
                 tracing::warn!("cannot write {what} yet, retrying: {problem}");
             }
@@ -63,15 +63,15 @@ impl Again {
         RETRY_DELAY.saturating_mul(1 << doublings).min(self.longest)
     }
 
-    fn note(&mut self, problem: Option<String>) -> News {
+    fn note(&mut self, problem: Option<String>) -> WriteNews {
         let before = std::mem::replace(&mut self.problem, problem);
         self.failures = if self.problem.is_some() { self.failures.saturating_add(1) } else { 0 };
         match (before, &self.problem) {
-            (None, None) => News::None,
-            (Some(_), None) => News::Works,
-            (None, Some(_)) => News::Fails,
-            (Some(before), Some(now)) if before == *now => News::None,
-            (Some(_), Some(_)) => News::FailsOtherwise,
+            (None, None) => WriteNews::None,
+            (Some(_), None) => WriteNews::Works,
+            (None, Some(_)) => WriteNews::Fails,
+            (Some(before), Some(now)) if before == *now => WriteNews::None,
+            (Some(_), Some(_)) => WriteNews::FailsOtherwise,
         }
     }
 }
@@ -133,19 +133,19 @@ mod tests {
 
     #[test]
     fn a_lease_that_cannot_be_renewed_was_logged_every_two_seconds() {
-        let mut again = Again::new("the Lease", Duration::from_secs(25));
+        let mut again = WriteRetry::new("the Lease", Duration::from_secs(25));
         let away = || Some("connection refused".to_owned());
         let mut pauses = Vec::new();
         let mut lines = 0;
         for _ in 0..8 {
-            lines += u32::from(again.note(away()) != News::None);
+            lines += u32::from(again.note(away()) != WriteNews::None);
             pauses.push(again.pause().as_secs());
         }
         assert_eq!(pauses, [2, 4, 8, 16, 25, 25, 25, 25], "in time for a Lease that holds for 100 s");
         assert_eq!(lines, 1);
-        assert_eq!(again.note(Some("forbidden".into())), News::FailsOtherwise);
-        assert_eq!(again.note(None), News::Works);
-        assert_eq!(again.note(None), News::None);
-        assert_eq!((again.note(away()), again.pause().as_secs()), (News::Fails, 2));
+        assert_eq!(again.note(Some("forbidden".into())), WriteNews::FailsOtherwise);
+        assert_eq!(again.note(None), WriteNews::Works);
+        assert_eq!(again.note(None), WriteNews::None);
+        assert_eq!((again.note(away()), again.pause().as_secs()), (WriteNews::Fails, 2));
     }
 }

@@ -14,7 +14,7 @@ use crate::core::Core;
 
 /// What is known of one object.
 #[derive(Debug)]
-struct Known {
+struct PublishedObject {
     sandbox: SandboxId,
     /// What it said when it was last found to say something else than it should. Once is enough: what is not
     /// fixed by writing it again, such as an additional owner, is not written again forever.
@@ -32,13 +32,13 @@ pub async fn follow(core: Core, objects: Objects) {
             return;
         }
     };
-    let mut known: HashMap<Key, Known> = HashMap::new();
+    let mut known: HashMap<Key, PublishedObject> = HashMap::new();
     while let Some(event) = events.next().await {
         match event {
             Event::Applied(key, object) => applied(&core, &mut known, key, object),
             Event::Deleted(key) => {
                 // One whose pod is gone was deleted by us.
-                if let Some(Known { sandbox, .. }) = known.remove(&key)
+                if let Some(PublishedObject { sandbox, .. }) = known.remove(&key)
                     && core.sandboxes().books().get(&sandbox).is_some()
                 {
                     core.report().changed(&sandbox);
@@ -49,7 +49,7 @@ pub async fn follow(core: Core, objects: Objects) {
     }
 }
 
-fn applied(core: &Core, known: &mut HashMap<Key, Known>, key: Key, object: NetworkAttachment) {
+fn applied(core: &Core, known: &mut HashMap<Key, PublishedObject>, key: Key, object: NetworkAttachment) {
     let said = object.status.as_ref().and_then(|status| status.sandbox_id.clone());
     let said = said.and_then(|sandbox| SandboxId::new(sandbox).ok());
     // A sandbox that we know is the one that wrote it; what the object says may be somebody else's words.
@@ -66,7 +66,7 @@ fn applied(core: &Core, known: &mut HashMap<Key, Known>, key: Key, object: Netwo
     if wrong.is_some() && known.get(&key).is_none_or(|known| known.wrong != wrong) {
         core.report().changed(&sandbox);
     }
-    known.insert(key, Known { sandbox, wrong });
+    known.insert(key, PublishedObject { sandbox, wrong });
 }
 
 /// An object without what changes with every write.

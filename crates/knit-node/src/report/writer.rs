@@ -16,7 +16,7 @@ use knit_objects::{EventLimits, EventNote, EventRecorder, Key, Objects, Reporter
 use knit_runtime::SandboxId;
 use tokio::time::Instant;
 
-use super::again::{Again, Retries};
+use super::again::{Retries, WriteRetry};
 use super::{PodEvent, attachments};
 use crate::clock;
 use crate::config::MainInterfaces;
@@ -119,9 +119,9 @@ pub async fn write_node(core: Core, objects: Objects) {
     let ours = core.config().main_interfaces == MainInterfaces::Ours;
     let mut available = if ours { is_shown_ready(&core, &objects).await.then_some(true) } else { None };
     let mut made: Option<Option<String>> = None;
-    let mut object_again = Again::new("NodeNetwork", WRITE_RETRY_MAX_DELAY);
-    let mut status_again = Again::new("the status of NodeNetwork", WRITE_RETRY_MAX_DELAY);
-    let mut condition_again = Again::new("the condition of the Node", WRITE_RETRY_MAX_DELAY);
+    let mut object_again = WriteRetry::new("NodeNetwork", WRITE_RETRY_MAX_DELAY);
+    let mut status_again = WriteRetry::new("the status of NodeNetwork", WRITE_RETRY_MAX_DELAY);
+    let mut condition_again = WriteRetry::new("the condition of the Node", WRITE_RETRY_MAX_DELAY);
     loop {
         shown.borrow_and_update();
         core.assess();
@@ -131,16 +131,16 @@ pub async fn write_node(core: Core, objects: Objects) {
         core.metrics().services(&core.networks().states());
         let out = status.networks.iter().any(|n| n.addresses.iter().any(|a| a.free == 0));
         let mut complete = true;
-        let news = last.as_ref().map_or(News::Content, |last| difference(last, &status, &ending(&core)));
+        let news = last.as_ref().map_or(WriteNews::Content, |last| difference(last, &status, &ending(&core)));
         let counts_wait = match news {
-            News::Counts => counts.wait(Instant::now()),
-            News::None | News::Content => {
+            WriteNews::Counts => counts.wait(Instant::now()),
+            WriteNews::None | WriteNews::Content => {
                 counts.since = None;
                 Duration::ZERO
             }
         };
         let waiting = !counts_wait.is_zero();
-        if news != News::None && !waiting {
+        if news != WriteNews::None && !waiting {
             let key = Key::cluster(core.node());
             let object = NodeNetwork::new(core.node(), NodeNetworkSpec {});
             let node = uid_of(&core);
@@ -206,7 +206,7 @@ async fn is_shown_ready(core: &Core, objects: &Objects) -> bool {
 
 /// How a status differs from the one that was written last.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum News {
+enum WriteNews {
     None,
     /// In counts, which can wait.
     Counts,
@@ -251,13 +251,13 @@ fn ending(core: &Core) -> BTreeSet<String> {
     ending.map(|(name, _)| name.clone()).collect()
 }
 
-fn difference(last: &NodeNetworkStatus, status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> News {
+fn difference(last: &NodeNetworkStatus, status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> WriteNews {
     if last == status {
-        News::None
+        WriteNews::None
     } else if without_counts(last, ending) == without_counts(status, ending) {
-        News::Counts
+        WriteNews::Counts
     } else {
-        News::Content
+        WriteNews::Content
     }
 }
 
@@ -276,7 +276,7 @@ fn without_counts(status: &NodeNetworkStatus, ending: &BTreeSet<String>) -> Node
 
 /// Renews the agent's Lease, forever.
 pub async fn renew_lease(core: Core, objects: Objects) {
-    let mut again = Again::new("the agent's Lease", LEASE_RENEW_INTERVAL);
+    let mut again = WriteRetry::new("the agent's Lease", LEASE_RENEW_INTERVAL);
     loop {
         let node = core.node();
         let (namespace, now) = (&core.config().namespace, Timestamp::now());
@@ -615,14 +615,18 @@ mod tests {
     #[test]
     fn counts_can_wait_but_not_that_addresses_are_out() {
         let (before, nothing) = (status(3, 9, false), BTreeSet::new());
-        assert_eq!(difference(&before, &before, &nothing), News::None);
-        assert_eq!(difference(&before, &status(11, 1, false), &nothing), News::Counts);
-        assert_eq!(difference(&before, &status(0, 12, false), &nothing), News::Counts);
-        assert_eq!(difference(&before, &status(12, 0, false), &nothing), News::Content, "none is free");
-        assert_eq!(difference(&before, &status(3, 9, true), &nothing), News::Content, "a block is asked for");
+        assert_eq!(difference(&before, &before, &nothing), WriteNews::None);
+        assert_eq!(difference(&before, &status(11, 1, false), &nothing), WriteNews::Counts);
+        assert_eq!(difference(&before, &status(0, 12, false), &nothing), WriteNews::Counts);
+        assert_eq!(difference(&before, &status(12, 0, false), &nothing), WriteNews::Content, "none is free");
+        assert_eq!(
+            difference(&before, &status(3, 9, true), &nothing),
+            WriteNews::Content,
+            "a block is asked for"
+        );
         let ending = BTreeSet::from(["default".to_owned()]);
-        assert_eq!(difference(&before, &status(1, 11, false), &ending), News::Counts);
-        assert_eq!(difference(&before, &status(0, 12, false), &ending), News::Content, "it can go");
+        assert_eq!(difference(&before, &status(1, 11, false), &ending), WriteNews::Counts);
+        assert_eq!(difference(&before, &status(0, 12, false), &ending), WriteNews::Content, "it can go");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use knit_types::{Family, HasFamily as _};
 /// How long any call may take but an attach, whose caller has a limit of its own and follows it to its end.
 /// Callers that have less time wait less; this one is for those that would wait as long as it takes, with a
 /// sandbox or a Network locked.
-const LONGEST: Duration = Duration::from_secs(60);
+const RUNTIME_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A runtime that is asked only for what it announced. What the trait has a default for is passed on here,
 /// too: the default would take its place without a word.
@@ -35,10 +35,10 @@ impl Announced {
 
     /// Waits for a call, but not forever.
     async fn within<T>(&self, what: &str, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        match tokio::time::timeout(LONGEST, call).await {
+        match tokio::time::timeout(RUNTIME_CALL_TIMEOUT, call).await {
             Ok(result) => result,
             Err(_) => {
-                let (name, seconds) = (&self.info.name, LONGEST.as_secs());
+                let (name, seconds) = (&self.info.name, RUNTIME_CALL_TIMEOUT.as_secs());
                 let message =
                     format!("network runtime {name} did not {what} within {seconds} s: check its log");
                 Err(Error::new(Reason::NotReady, message))

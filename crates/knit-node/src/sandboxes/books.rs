@@ -20,7 +20,7 @@ use crate::pipeline::resolve::Wanted;
 
 /// How long an address rests beyond the usual time if a runtime may still be making its interface: until a
 /// pass has looked whether it did, and a good deal longer.
-const LATE: Millis = Millis(180_000);
+const LATE_ATTACH_DELAY: Millis = Millis(180_000);
 
 /// Allocator and ledger.
 pub struct Books {
@@ -61,7 +61,8 @@ impl Books {
         // A time beyond this one is another boot's.
         let resting = store.resting();
         let known = resting.is_some();
-        let cooling = resting.into_iter().flatten().filter(|c| c.freed_at <= now.plus(LATE)).collect();
+        let cooling =
+            resting.into_iter().flatten().filter(|c| c.freed_at <= now.plus(LATE_ATTACH_DELAY)).collect();
         let snapshot = Snapshot { leases, cooling };
         let mut restored = NodeAllocator::restore(node, NodeConfig::default(), [], [], snapshot);
         if !known {
@@ -292,7 +293,7 @@ impl std::fmt::Debug for Books {
 
 /// From when on an address rests.
 fn freed_at(late: bool, now: Millis) -> Millis {
-    if late { now.plus(LATE) } else { now }
+    if late { now.plus(LATE_ATTACH_DELAY) } else { now }
 }
 
 /// Whether an attachment was planned, and perhaps begun, but never acknowledged.

@@ -14,7 +14,7 @@ use knit_model::AddressBlock;
 
 /// A block as the API has it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Given {
+pub struct KnownBlock {
     /// What it says.
     pub block: Arc<AddressBlock>,
     /// Since when it is there; nothing for one that is known from before the start.
@@ -33,16 +33,16 @@ pub type Change = (String, Option<Arc<AddressBlock>>);
 
 #[derive(Debug, Default)]
 struct OfNetwork {
-    given: BTreeMap<String, Given>,
+    given: BTreeMap<String, KnownBlock>,
     /// First and last addresses; disjoint, and only kept while nothing overlaps.
     ranges: BTreeMap<IpAddr, IpAddr>,
     /// Those that overlap one with a better right.
     refused: BTreeSet<String>,
 }
 
-// === impl Given ===
+// === impl KnownBlock ===
 
-impl Given {
+impl KnownBlock {
     /// What counts of an object. One that cannot be used is as if it were not there.
     #[must_use]
     pub fn of(object: knit_api::AddressBlock) -> Option<Self> {
@@ -69,7 +69,7 @@ impl Given {
 
 impl Blocks {
     /// A block is there, or is gone: what that changes.
-    pub fn change(&mut self, name: &str, given: Option<Given>) -> Vec<Change> {
+    pub fn change(&mut self, name: &str, given: Option<KnownBlock>) -> Vec<Change> {
         let mut changes = Vec::new();
         let network = given.as_ref().map(|given| given.block.network().to_owned());
         if let Some(before) = self.network_of.get(name).filter(|before| Some(*before) != network.as_ref()) {
@@ -89,7 +89,7 @@ impl Blocks {
 // === impl OfNetwork ===
 
 impl OfNetwork {
-    fn change(&mut self, name: &str, given: Option<Given>) -> Vec<Change> {
+    fn change(&mut self, name: &str, given: Option<KnownBlock>) -> Vec<Change> {
         let block = given.as_ref().map(|given| Arc::clone(&given.block));
         let before = match given {
             Some(given) => self.given.insert(name.to_owned(), given),
@@ -115,7 +115,7 @@ impl OfNetwork {
 
     /// Decides about all of them again, after this one changed.
     fn judge(&mut self, changed: &str) -> Vec<Change> {
-        let mut all: Vec<(&String, &Given)> = self.given.iter().collect();
+        let mut all: Vec<(&String, &KnownBlock)> = self.given.iter().collect();
         all.sort_by_key(|(name, given)| (given.created, *name));
         let blocks: Vec<Block> = all.iter().map(|(_, given)| given.block().clone()).collect();
         let mut refused = BTreeSet::new();
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    fn given(node: &str, range: &str, second: i64) -> Option<Given> {
+    fn given(node: &str, range: &str, second: i64) -> Option<KnownBlock> {
         let spec = AddressBlockSpec {
             network: "blue".into(),
             node: node.into(),
@@ -168,11 +168,11 @@ mod tests {
             ipv6: None,
         };
         let block = Arc::new(AddressBlock::of(&spec).expect("a block"));
-        Some(Given { block, created: Timestamp::from_second(second).ok() })
+        Some(KnownBlock { block, created: Timestamp::from_second(second).ok() })
     }
 
     /// Plays changes, and gives the nodes and ranges that count in the end.
-    fn play(changes: &[(&str, Option<Given>)]) -> Vec<String> {
+    fn play(changes: &[(&str, Option<KnownBlock>)]) -> Vec<String> {
         let (mut blocks, mut counting) = (Blocks::default(), BTreeMap::new());
         for (name, given) in changes {
             for (name, block) in blocks.change(name, given.clone()) {
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_is_known_from_before_the_start_gives_way_to_what_the_api_says() {
-        let seed = |node: &str, range: &str| given(node, range, 0).map(|g| Given { created: None, ..g });
+        let seed = |node: &str, range: &str| given(node, range, 0).map(|g| KnownBlock { created: None, ..g });
         let changes = [
             ("b-24", seed("a", "10.77.0.24/29")),
             ("b-24", given("a", "10.77.0.24/29", 200)),

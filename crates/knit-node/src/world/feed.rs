@@ -13,7 +13,7 @@ use knit_types::Protocol;
 use tokio::task::JoinSet;
 
 use super::announced::AnnouncedView;
-use super::blocks::{Blocks, Given};
+use super::blocks::{Blocks, KnownBlock};
 use super::boot::{BootCache, BootFile};
 use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices};
 use crate::claims::PodClaim;
@@ -119,13 +119,14 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
 fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
     let known = core.world().get();
     let named = |k: &String| Key::cluster(k.as_str());
-    let before = |block: &Arc<knit_model::AddressBlock>| Given { block: Arc::clone(block), created: None };
+    let before =
+        |block: &Arc<knit_model::AddressBlock>| KnownBlock { block: Arc::clone(block), created: None };
     let mut right = Blocks::default();
     for (name, block) in &*known.blocks {
         right.change(name, Some(before(block)));
     }
     let seed: Vec<_> = known.blocks.iter().map(|(k, v)| (named(k), before(v))).collect();
-    let blocks = objects.watch::<AddressBlock>().map(Given::of).seed(seed).subscribe()?;
+    let blocks = objects.watch::<AddressBlock>().map(KnownBlock::of).seed(seed).subscribe()?;
     tasks.spawn(follow_away(core.clone(), blocks.away(), |before| &mut before.blocks_away));
     tasks.spawn(follow(core.clone(), blocks, move |world, event| {
         let news = apply_blocks(&mut world.blocks, &mut right, event);
@@ -153,7 +154,7 @@ fn take_published(world: &mut World, event: Event<Arc<AnnouncedView>>) -> bool {
     {
         return false;
     }
-    let changed = apply(&mut world.announced, event, pair_of) == News::Changed;
+    let changed = apply(&mut world.announced, event, pair_of) == EventNews::Changed;
     world.networks_revision += u64::from(changed);
     changed
 }
@@ -273,7 +274,7 @@ pub(super) async fn follow_away(
 
 /// What an event says that was not known.
 #[derive(Clone, Copy, Eq, PartialEq)]
-pub(super) enum News {
+pub(super) enum EventNews {
     /// Nothing: most of what changes in pods, nodes and statuses is not for us, and nobody is woken for it.
     None,
     /// Something else than before.
@@ -282,7 +283,7 @@ pub(super) enum News {
     Synced,
 }
 
-impl News {
+impl EventNews {
     /// Notes that everything has arrived; whether there is news.
     fn note(self, synced: &mut bool) -> bool {
         *synced |= self == Self::Synced;
@@ -302,7 +303,7 @@ pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
     map: &mut Arc<BTreeMap<K, T>>,
     event: Event<T>,
     key_of: impl Fn(&Key) -> K,
-) -> News {
+) -> EventNews {
     let changed = match event {
         Event::Applied(key, value) => {
             let key = key_of(&key);
@@ -316,30 +317,30 @@ pub(super) fn apply<K: Clone + Ord, T: Clone + PartialEq>(
             let key = key_of(&key);
             map.contains_key(&key) && Arc::make_mut(map).remove(&key).is_some()
         }
-        Event::Synced => return News::Synced,
+        Event::Synced => return EventNews::Synced,
     };
-    if changed { News::Changed } else { News::None }
+    if changed { EventNews::Changed } else { EventNews::None }
 }
 
 /// The same for blocks, of which those that overlap an older one do not count.
 fn apply_blocks(
     map: &mut Arc<BTreeMap<String, Arc<knit_model::AddressBlock>>>,
     right: &mut Blocks,
-    event: Event<Given>,
-) -> News {
+    event: Event<KnownBlock>,
+) -> EventNews {
     let (key, given) = match event {
         Event::Applied(key, given) => (key, Some(given)),
         Event::Deleted(key) => (key, None),
-        Event::Synced => return News::Synced,
+        Event::Synced => return EventNews::Synced,
     };
-    let mut news = News::None;
+    let mut news = EventNews::None;
     for (name, block) in right.change(key.name(), given) {
         let event = match block {
             Some(block) => Event::Applied(Key::cluster(name), block),
             None => Event::Deleted(Key::cluster(name)),
         };
-        if apply(map, event, name_of) == News::Changed {
-            news = News::Changed;
+        if apply(map, event, name_of) == EventNews::Changed {
+            news = EventNews::Changed;
         }
     }
     news

@@ -9,7 +9,7 @@ use knit_objects::{Event, Key, Objects};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::World;
-use super::feed::{News, apply, pair_of};
+use super::feed::{EventNews, apply, pair_of};
 use crate::core::Core;
 
 type Name = (String, String);
@@ -79,7 +79,7 @@ async fn follow_one(core: Core, objects: Objects, (namespace, name): Name) {
     while let Some(event) = events.next().await {
         if event != Event::Synced {
             core.world().update_if(|world| {
-                let changed = apply(&mut world.services, event, pair_of) == News::Changed;
+                let changed = apply(&mut world.services, event, pair_of) == EventNews::Changed;
                 world.networks_revision += u64::from(changed);
                 changed
             });

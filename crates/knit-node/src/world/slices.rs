@@ -16,8 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::blocks::{Blocks, Given};
-use super::feed::{News, apply, follow_away, name_of, node_view};
+use super::blocks::{Blocks, KnownBlock};
+use super::feed::{EventNews, apply, follow_away, name_of, node_view};
 use super::{BlockList, NodeView, World, WorldStore, is_by_blocks};
 use crate::core::Core;
 
@@ -59,13 +59,13 @@ pub(super) fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> 
     tasks.spawn(follow_nodes(core.clone(), own, slices));
 
     let before = |(name, block): (&String, &Arc<knit_model::AddressBlock>)| {
-        (named(name), Given { block: Arc::clone(block), created: None })
+        (named(name), KnownBlock { block: Arc::clone(block), created: None })
     };
     let seed: Vec<_> = known.blocks.iter().filter(|(_, b)| b.node() == node).map(before).collect();
     let own = objects
         .watch::<AddressBlock>()
         .fields(format!("spec.node={node}"))
-        .map(move |block| Given::of(block).filter(|given| given.block.node() == node))
+        .map(move |block| KnownBlock::of(block).filter(|given| given.block.node() == node))
         .seed(seed)
         .subscribe()?;
     tasks.spawn(follow_away(core.clone(), own.away(), |before| &mut before.blocks_away));
@@ -154,7 +154,7 @@ fn node_part(slice: &NodeSlice) -> Option<Part<Arc<NodeView>>> {
 }
 
 /// What a BlockSlice says.
-fn block_part(slice: BlockSlice) -> Option<Part<Given>> {
+fn block_part(slice: BlockSlice) -> Option<Part<KnownBlock>> {
     let spec = slice.spec;
     if slice.metadata.name.as_deref() != Some(&format!("{}-{}", spec.network, spec.index)) {
         return None;
@@ -170,7 +170,7 @@ fn block_part(slice: BlockSlice) -> Option<Part<Given>> {
         match knit_model::AddressBlock::of(&written) {
             Ok(read) => {
                 let created = block.created.map(|time| time.0);
-                items.insert(block.name, Given { block: Arc::new(read), created });
+                items.insert(block.name, KnownBlock { block: Arc::new(read), created });
             }
             Err(error) => tracing::warn!(
                 address_block = block.name,
@@ -216,7 +216,7 @@ async fn follow_nodes(
                     Some(view) => Event::Applied(Key::cluster(name), view),
                     None => Event::Deleted(Key::cluster(name)),
                 };
-                news |= apply(&mut world.nodes, event, name_of) == News::Changed;
+                news |= apply(&mut world.nodes, event, name_of) == EventNews::Changed;
             }
             news |= arrived && !std::mem::replace(&mut world.synced.nodes, true);
             world.networks_revision += u64::from(news);
@@ -231,11 +231,11 @@ struct BlockFeed {
     objects: Objects,
     /// Which of all that are known count.
     right: Blocks,
-    own: BTreeMap<String, Given>,
+    own: BTreeMap<String, KnownBlock>,
     own_synced: bool,
     networks: BTreeMap<String, Followed>,
     /// What is known from before of Networks that are not followed yet.
-    before: BTreeMap<String, BTreeMap<String, Given>>,
+    before: BTreeMap<String, BTreeMap<String, KnownBlock>>,
     /// Networks of which everything was kept.
     kept: Option<BTreeSet<String>>,
     watching: JoinSet<()>,
@@ -244,7 +244,7 @@ struct BlockFeed {
 }
 
 struct Followed {
-    arriving: Arriving<Given>,
+    arriving: Arriving<KnownBlock>,
     state: BlockList,
     generation: u64,
     task: AbortHandle,
@@ -254,17 +254,17 @@ struct Followed {
 type Arrived = (String, u64, FromSlices);
 
 enum FromSlices {
-    Event(Event<Part<Given>>),
+    Event(Event<Part<KnownBlock>>),
     Away(bool),
 }
 
 /// Events of slices that wait before their watches are held up.
-const QUEUE: usize = 64;
+const EVENT_QUEUE: usize = 64;
 
 // === impl Followed ===
 
 impl Followed {
-    fn take(&mut self, event: FromSlices) -> Changes<Given> {
+    fn take(&mut self, event: FromSlices) -> Changes<KnownBlock> {
         let changes = match event {
             FromSlices::Event(event) => self.arriving.take(event),
             FromSlices::Away(away) => {
@@ -286,18 +286,18 @@ impl BlockFeed {
         let known = core.world().get();
         let (mut right, mut own, mut before) = (Blocks::default(), BTreeMap::new(), BTreeMap::new());
         for (name, block) in &*known.blocks {
-            let given = Given { block: Arc::clone(block), created: None };
+            let given = KnownBlock { block: Arc::clone(block), created: None };
             right.change(name, Some(given.clone()));
             if block.node() == core.node() {
                 own.insert(name.clone(), given);
             } else {
-                let of_network: &mut BTreeMap<String, Given> =
+                let of_network: &mut BTreeMap<String, KnownBlock> =
                     before.entry(block.network().to_owned()).or_default();
                 of_network.insert(name.clone(), given);
             }
         }
         let kept = known.block_lists.as_ref().map(|lists| lists.keys().cloned().collect());
-        let (events, arriving) = mpsc::channel(QUEUE);
+        let (events, arriving) = mpsc::channel(EVENT_QUEUE);
         let (networks, watching) = (BTreeMap::new(), JoinSet::new());
         let (own_synced, generation) = (false, 0);
         let feed = Self {
@@ -316,7 +316,7 @@ impl BlockFeed {
         (feed, arriving)
     }
 
-    async fn run(mut self, mut own: Subscription<Given>, mut arriving: mpsc::Receiver<Arrived>) {
+    async fn run(mut self, mut own: Subscription<KnownBlock>, mut arriving: mpsc::Receiver<Arrived>) {
         let (mut worlds, mut wanted) = (self.core.world().subscribe(), self.core.world().wanted());
         let mut seen = None;
         loop {
@@ -408,7 +408,7 @@ impl BlockFeed {
         self.networks.insert(network.to_owned(), Followed { arriving, state, generation, task });
     }
 
-    fn take_own(&mut self, event: Event<Given>) {
+    fn take_own(&mut self, event: Event<KnownBlock>) {
         let touched = match event {
             Event::Applied(key, given) => {
                 self.own.insert(name_of(&key), given);
@@ -434,7 +434,7 @@ impl BlockFeed {
     }
 
     /// What is known of a block. Of this node's the objects themselves say more, and earlier.
-    fn known(&self, name: &str) -> Option<Given> {
+    fn known(&self, name: &str) -> Option<KnownBlock> {
         if let Some(own) = self.own.get(name) {
             return Some(own.clone());
         }
@@ -459,7 +459,7 @@ impl BlockFeed {
                     Some(block) => Event::Applied(Key::cluster(name), block),
                     None => Event::Deleted(Key::cluster(name)),
                 };
-                news |= apply(&mut world.blocks, event, name_of) == News::Changed;
+                news |= apply(&mut world.blocks, event, name_of) == EventNews::Changed;
             }
             news |= own_synced && !std::mem::replace(&mut world.synced.blocks, true);
             let same = world.block_lists.as_ref().is_some_and(|lists| {
@@ -515,7 +515,7 @@ mod tests {
             ipv6: None,
         };
         let block = Arc::new(knit_model::AddressBlock::of(&written).expect("a block"));
-        let items = [("blue-b".to_owned(), Given { block, created: None })].into();
+        let items = [("blue-b".to_owned(), KnownBlock { block, created: None })].into();
         let mut followed = Followed {
             arriving: Arriving::known([]),
             state: BlockList::default(),

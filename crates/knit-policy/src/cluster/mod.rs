@@ -35,7 +35,7 @@ pub struct Cluster {
 
 /// Who has an address in a Network.
 #[derive(Debug, Clone)]
-pub enum Owner {
+pub enum AddressOwner {
     /// A pod.
     Pod(Arc<Pod>),
     /// A node, or a pod in its network namespace (rule 27).
@@ -212,12 +212,12 @@ impl Cluster {
 
     /// Who has an address. A pod comes before a node, so that a packet is judged as the narrower of the two.
     #[must_use]
-    pub fn owner(&self, network: &str, address: IpAddr) -> Owner {
+    pub fn owner(&self, network: &str, address: IpAddr) -> AddressOwner {
         if let Some(pod) = self.addresses.get(network).and_then(|n| n.get(&address)?.last()) {
-            return Owner::Pod(Arc::clone(pod));
+            return AddressOwner::Pod(Arc::clone(pod));
         }
         let node = self.node_addresses.get(&address).and_then(|names| self.nodes.get(names.first()?));
-        node.map_or(Owner::Nobody, |node| Owner::Node(Arc::clone(node)))
+        node.map_or(AddressOwner::Nobody, |node| AddressOwner::Node(Arc::clone(node)))
     }
 
     /// Whether a node has an address.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use crate::cluster::index::{SelectorIndex, required};
-use crate::cluster::{Cluster, Owner, claims};
+use crate::cluster::{AddressOwner, Cluster, claims};
 use crate::model::{Action, AddressRanges, Name, NamespaceMatch, Pod, Protocol, Selector, Subject};
 
 /// A question about a peer.
@@ -156,14 +156,14 @@ impl Atoms {
     }
 
     /// The answers for whoever has an address, given those about the address itself.
-    pub(super) fn key(&self, cluster: &Cluster, owner: &Owner, ranges: &[AtomId]) -> PeerKey {
+    pub(super) fn key(&self, cluster: &Cluster, owner: &AddressOwner, ranges: &[AtomId]) -> PeerKey {
         let ranges = ranges.into();
         match owner {
-            Owner::Pod(pod) => {
+            AddressOwner::Pod(pod) => {
                 let (who, ports) = self.of_pod(cluster, pod);
                 PeerKey { who, ranges, ports }
             }
-            Owner::Node(node) => {
+            AddressOwner::Node(node) => {
                 let asks =
                     |id: &&AtomId| matches!(self.get(**id), Some(Atom::Nodes(s)) if s.matches(&node.labels));
                 PeerKey {
@@ -172,7 +172,7 @@ impl Atoms {
                     ports: Box::default(),
                 }
             }
-            Owner::Nobody => PeerKey { ranges, ..PeerKey::default() },
+            AddressOwner::Nobody => PeerKey { ranges, ..PeerKey::default() },
         }
     }
 

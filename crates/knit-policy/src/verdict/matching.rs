@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use super::RuleOutcome;
-use crate::cluster::Owner;
+use crate::cluster::AddressOwner;
 use crate::model::{Action, Direction, KnownNamespace, Peer, Pod, PortMatch, Rule, Traffic};
 
 /// The other side of a connection, seen from the pod whose policies are asked.
 pub(super) struct Remote<'a> {
     pub(super) address: IpAddr,
-    pub(super) owner: Owner,
+    pub(super) owner: AddressOwner,
     /// The namespace of the pod that it is.
     pub(super) namespace: Option<KnownNamespace<'a>>,
     /// It is that pod itself, through a Service (rule 28).
@@ -40,7 +40,7 @@ pub(super) fn outcome(
             // The name means what the destination says, and only a pod says something (rule 21).
             let destination = match (direction, &remote.owner) {
                 (Direction::Ingress, _) => Some(subject),
-                (Direction::Egress, Owner::Pod(pod)) if as_pod => Some(&**pod),
+                (Direction::Egress, AddressOwner::Pod(pod)) if as_pod => Some(&**pod),
                 (Direction::Egress, _) => None,
             };
             destination
@@ -53,10 +53,10 @@ pub(super) fn outcome(
 fn matches_peer(peer: &Peer, remote: &Remote<'_>, action: Action) -> bool {
     match (peer, &remote.owner) {
         (Peer::Addresses(ranges), _) => ranges.contains(remote.address),
-        (Peer::Pods(pods), Owner::Pod(pod)) => {
+        (Peer::Pods(pods), AddressOwner::Pod(pod)) => {
             remote.namespace.as_ref().is_some_and(|namespace| pods.matches_peer(namespace, pod, action))
         }
-        (Peer::Nodes(selector), Owner::Node(node)) => selector.matches(&node.labels),
+        (Peer::Nodes(selector), AddressOwner::Node(node)) => selector.matches(&node.labels),
         (Peer::Pods(_) | Peer::Nodes(_), _) => false,
     }
 }

@@ -10,7 +10,7 @@ mod reason;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::cluster::{Cluster, Owner};
+use crate::cluster::{AddressOwner, Cluster};
 use crate::model::{
     Action, AliasEndpoint, DEFAULT_NETWORK, Direction, Name, Pod, PodKey, Policy, PolicyName, Tier, Traffic,
 };
@@ -140,9 +140,9 @@ impl Cluster {
             Direction::Ingress => (flow.destination, flow.source),
         };
         let pod = match self.owner(&flow.network, own) {
-            Owner::Pod(pod) => pod,
-            Owner::Node(_) => return Side::passes(direction, None, Reason::Node),
-            Owner::Nobody => return Side::passes(direction, None, Reason::NotAPod),
+            AddressOwner::Pod(pod) => pod,
+            AddressOwner::Node(_) => return Side::passes(direction, None, Reason::Node),
+            AddressOwner::Nobody => return Side::passes(direction, None, Reason::NotAPod),
         };
         let passes = |reason| Side::passes(direction, Some(&pod), reason);
         if flow.traffic.always_passes() {
@@ -153,7 +153,7 @@ impl Cluster {
         }
         let owner = self.owner(&flow.network, other);
         if direction == Direction::Ingress
-            && matches!(owner, Owner::Node(_))
+            && matches!(owner, AddressOwner::Node(_))
             && self.is_address_of_node(other, &pod.node)
         {
             return passes(Reason::OwnNode);
@@ -195,10 +195,10 @@ impl Cluster {
         })
     }
 
-    fn remote(&self, address: IpAddr, owner: Owner, itself: bool) -> Remote<'_> {
+    fn remote(&self, address: IpAddr, owner: AddressOwner, itself: bool) -> Remote<'_> {
         let namespace = match &owner {
-            Owner::Pod(pod) => Some(self.known_namespace(&pod.key.namespace)),
-            Owner::Node(_) | Owner::Nobody => None,
+            AddressOwner::Pod(pod) => Some(self.known_namespace(&pod.key.namespace)),
+            AddressOwner::Node(_) | AddressOwner::Nobody => None,
         };
         Remote { address, owner, namespace, itself }
     }

@@ -169,7 +169,7 @@ impl Lab {
     fn passes(&self, flow: &Flow) -> bool {
         let cluster = self.cluster();
         let node_of = |address| match cluster.owner(&flow.network, address) {
-            knit_policy::cluster::Owner::Pod(pod) => Some(pod.node.clone()),
+            knit_policy::cluster::AddressOwner::Pod(pod) => Some(pod.node.clone()),
             _ => None,
         };
         let (from, to) = (node_of(flow.source), node_of(flow.destination));

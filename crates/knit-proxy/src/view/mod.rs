@@ -36,5 +36,5 @@ pub use output::{
     Action, Changes, Client, Frontend, FrontendKind, HealthCheck, Masquerade, NoLocal, NodeView, PortChange,
     PortKey, PortView, Route, Scope, Sources, Target, Targets,
 };
-pub use select::{Candidate, Decision, Judgement, Pool, Topology, Uses, merge};
+pub use select::{Candidate, Decision, Judgement, Pool, TopologyHints, Uses, merge};
 pub use store::{ListKind, View};

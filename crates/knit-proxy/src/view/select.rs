@@ -35,7 +35,7 @@ pub struct Uses {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Decision {
     /// What topology hints did to the cluster scope (rule 35).
-    pub topology: Topology,
+    pub topology: TopologyHints,
     /// Which endpoints the cluster scope took (rule 30).
     pub cluster: Pool,
     /// Which endpoints the local scope took (rule 30).
@@ -46,7 +46,7 @@ pub struct Decision {
 
 /// What topology hints did (rule 35).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Topology {
+pub enum TopologyHints {
     /// Only endpoints with a hint for this node.
     SameNode,
     /// Only endpoints with a hint for this node's zone.
@@ -164,7 +164,7 @@ impl Decision {
             if terminating { Pool::Terminating } else { Pool::Empty }
         };
         Self {
-            topology: if uses.cluster { topology(candidates, node) } else { Topology::NoHints },
+            topology: if uses.cluster { topology(candidates, node) } else { TopologyHints::NoHints },
             cluster: pool(uses.cluster, false),
             local: pool(uses.local, true),
             any: candidates.iter().any(|c| c.endpoint.conditions.ready || is_fallback(c.endpoint.conditions)),
@@ -179,8 +179,8 @@ impl Decision {
             return judgement;
         }
         match self.topology {
-            Topology::SameNode if !hints_node(candidate.endpoint, node) => Judgement::HintedToOtherNode,
-            Topology::SameZone if !hints_zone(candidate.endpoint, node) => Judgement::HintedToOtherZone,
+            TopologyHints::SameNode if !hints_node(candidate.endpoint, node) => Judgement::HintedToOtherNode,
+            TopologyHints::SameZone if !hints_zone(candidate.endpoint, node) => Judgement::HintedToOtherZone,
             _ => judgement,
         }
     }
@@ -249,23 +249,23 @@ fn hints_zone(endpoint: &Endpoint, node: &NodeInfo) -> bool {
 
 /// Hints count only where every ready endpoint has them and one is for us: otherwise a service would lose
 /// endpoints to hints that are half written or out of date (rule 35).
-fn topology(candidates: &[Candidate<'_>], node: &NodeInfo) -> Topology {
+fn topology(candidates: &[Candidate<'_>], node: &NodeInfo) -> TopologyHints {
     let ready = || candidates.iter().map(|c| c.endpoint).filter(|e| e.conditions.ready);
     let has_nodes = |e: &Endpoint| e.hints.as_ref().is_some_and(|h| !h.nodes.is_empty());
     let has_zones = |e: &Endpoint| e.hints.as_ref().is_some_and(|h| !h.zones.is_empty());
     if !ready().any(|e| has_nodes(e) || has_zones(e)) {
-        return Topology::NoHints;
+        return TopologyHints::NoHints;
     }
     let all_nodes = ready().all(has_nodes);
     if all_nodes && ready().any(|e| hints_node(e, node)) {
-        return Topology::SameNode;
+        return TopologyHints::SameNode;
     }
     let all_zones = ready().all(has_zones);
     if all_zones && node.zone.is_none() {
-        return Topology::ZoneUnknown;
+        return TopologyHints::ZoneUnknown;
     }
     if all_zones && ready().any(|e| hints_zone(e, node)) {
-        return Topology::SameZone;
+        return TopologyHints::SameZone;
     }
-    if all_nodes || all_zones { Topology::HintsElsewhere } else { Topology::HintsMissing }
+    if all_nodes || all_zones { TopologyHints::HintsElsewhere } else { TopologyHints::HintsMissing }
 }

@@ -15,7 +15,7 @@ use super::Supervisor;
 use crate::forbidden::Forbidden;
 use crate::instance::Instance;
 use crate::internal_ports::{InternalPorts, is_external};
-use crate::table::{Table, To};
+use crate::table::{Recipient, Table};
 
 impl Supervisor {
     pub(super) fn event(&mut self, event: Event) {
@@ -50,8 +50,8 @@ impl Supervisor {
         // Before everything has arrived, it is only kept.
         if self.told.is_some() {
             match to {
-                To::One(network) => self.send_to(&network, event),
-                To::All => self.instances.values_mut().for_each(|i| send(i, event.clone())),
+                Recipient::One(network) => self.send_to(&network, event),
+                Recipient::All => self.instances.values_mut().for_each(|i| send(i, event.clone())),
             }
         }
     }

@@ -20,7 +20,7 @@ use knit_types::sync::Locked;
 
 use super::Supervisor;
 use super::feeding::send;
-use crate::instance::{self, Facts, Instance, Proxy, Servers, Started, Trouble};
+use crate::instance::{self, Instance, InstanceFacts, Proxy, Servers, StartError, Started};
 use crate::services::{Command, Mode};
 use crate::steerer::Steerer;
 
@@ -88,20 +88,20 @@ impl Supervisor {
             let namespace = instance::namespace(router.as_deref(), &given)?;
             let at = Some(namespace.as_fd());
             // Two would both balance, and one of them is not kept up to date.
-            if yields && backends.others_at_work(at).map_err(Trouble::Look)?.is_some() {
-                backends.remove(at).map_err(Trouble::GiveWay)?;
+            if yields && backends.others_at_work(at).map_err(StartError::Look)?.is_some() {
+                backends.remove(at).map_err(StartError::GiveWay)?;
                 return Ok(None);
             }
             let facts = match own {
-                true => Facts::of_node(takes_own),
-                false => Facts::of_router(&*routers, &namespace, &node, &near)?,
+                true => InstanceFacts::of_node(takes_own),
+                false => InstanceFacts::of_router(&*routers, &namespace, &node, &near)?,
             };
             let running = setup.start((&*backends, &*routers), &namespace, &node, &facts)?;
             // Nothing is programmed before all objects have arrived: until then, what is there is in force.
-            let left_over = backends.is_left_over(at).map_err(Trouble::Look)?;
+            let left_over = backends.is_left_over(at).map_err(StartError::Look)?;
             Ok(Some(Started { running, namespace: namespace.id(), facts, left_over }))
         });
-        let started: Result<Option<Started>, Trouble> = match started.await {
+        let started: Result<Option<Started>, StartError> = match started.await {
             Ok(started) => started,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
@@ -188,7 +188,7 @@ impl Supervisor {
     /// Whether what runs should not run where it does, or as it does. Limits of the connection table are kept
     /// where it should. All of that reads what the kernel has of each router, so it is not done on a thread
     /// that others wait for.
-    async fn look_at_all(&mut self) -> BTreeMap<u64, Result<bool, Trouble>> {
+    async fn look_at_all(&mut self) -> BTreeMap<u64, Result<bool, StartError>> {
         let info = self.table.node().cloned().unwrap_or_else(|| NodeInfo::new(&self.config.node));
         let (near, takes_own) = (self.near(), self.takes_own());
         let yields = self.config.mode == Mode::Auto;
@@ -245,7 +245,7 @@ struct Look {
     /// Where it runs.
     namespace: NsId,
     /// What it was told about that.
-    facts: Facts,
+    facts: InstanceFacts,
     /// What keeps the limits there, if it was looked at already.
     limits: Option<Box<dyn Limits>>,
 }
@@ -256,10 +256,10 @@ impl Look {
         &self,
         (node, routers): (&NetNs, &dyn Routers),
         (info, near): (&NodeInfo, &[IpNet]),
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, StartError> {
         let namespace = instance::namespace(self.router.as_deref(), node)?;
         Ok(namespace.id() != self.namespace
-            || Facts::of_router(routers, &namespace, info, near)? != self.facts)
+            || InstanceFacts::of_router(routers, &namespace, info, near)? != self.facts)
     }
 
     /// Whether the node's own proxy should not run as it does: kube-proxy has come, or it may have other
@@ -269,12 +269,12 @@ impl Look {
         node: &NetNs,
         yields_to_others: Option<&dyn Backends>,
         takes_own: bool,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, StartError> {
         if node.id() != self.namespace || self.facts.takes_own != takes_own {
             return Ok(true);
         }
         let Some(backends) = yields_to_others else { return Ok(false) };
-        Ok(backends.others_at_work(Some(node.as_fd())).map_err(Trouble::Look)?.is_some())
+        Ok(backends.others_at_work(Some(node.as_fd())).map_err(StartError::Look)?.is_some())
     }
 }
 

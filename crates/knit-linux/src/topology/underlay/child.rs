@@ -12,7 +12,7 @@ use knit_types::fnv1a;
 
 use crate::fail::internal;
 use crate::mark::Mark;
-use crate::space::Space;
+use crate::space::NamespaceSockets;
 use crate::topology::{NAMESPACE, lo};
 
 /// What an interface is to be besides what its mark says; what is not known is not compared.
@@ -81,14 +81,14 @@ pub(super) fn children(pod: &dyn LinkList) -> knit_kernel::Result<Vec<Link>> {
 }
 
 /// The number of the Network whose namespace this is.
-pub(super) fn network_of(space: &Space) -> Result<Option<u32>> {
+pub(super) fn network_of(space: &NamespaceSockets) -> Result<Option<u32>> {
     let says = space.links()?.link_by_name(&lo()).map_err(internal("read the Network's namespace"))?;
     let network = says.as_ref().and_then(|lo| lo.owner()?.strip_prefix(NAMESPACE)?.split(' ').nth(1));
     Ok(network.and_then(|id| id.parse().ok()))
 }
 
 /// The attachments of the Network whose namespace this is.
-pub(super) fn children_in(space: &Space) -> Result<Vec<(Link, Mark)>> {
+pub(super) fn children_in(space: &NamespaceSockets) -> Result<Vec<(Link, Mark)>> {
     let Some(network) = network_of(space)? else { return Ok(Vec::new()) };
     let room = space.links()?;
     let mut all = Vec::new();

@@ -17,7 +17,7 @@ use knit_runtime::{Error, Network, Reason, Result, UnderlayKind, UnderlayMode};
 use super::child::name_of;
 use crate::attach::Plan;
 use crate::fail::internal;
-use crate::links::Like;
+use crate::links::WantedLink;
 use crate::mark::Mark;
 use crate::port::is_half_made;
 
@@ -37,8 +37,8 @@ pub(super) fn is_host_end(link: &Link, mark: &Mark) -> bool {
 }
 
 /// What a host end is to be, as the port of this bridge.
-pub(super) fn like(network: &Network, bridge: u32) -> Like {
-    Like { port: Some((bridge, flags(network))), ..Like::default() }
+pub(super) fn like(network: &Network, bridge: u32) -> WantedLink {
+    WantedLink { port: Some((bridge, flags(network))), ..WantedLink::default() }
 }
 
 /// Isolated ports reach those that are not, such as the one to the wire, and no other isolated ones.

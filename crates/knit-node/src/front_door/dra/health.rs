@@ -11,10 +11,10 @@ use tonic::{Request, Response, Status};
 use crate::core::Core;
 
 /// How often it is said again: kubelet forgets what it has not heard for 30 seconds.
-const EVERY: Duration = Duration::from_secs(20);
+const HEALTH_INTERVAL: Duration = Duration::from_secs(20);
 
 /// The pause between two changes: many Networks may change at once.
-const GATHER: Duration = Duration::from_secs(1);
+const HEALTH_CHANGES_DELAY: Duration = Duration::from_secs(1);
 
 /// Tells kubelet.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Health {
 }
 
 /// A device's health, in no version's words.
-struct Told {
+struct HealthOfDevice {
     device: String,
     problem: Option<String>,
 }
@@ -36,22 +36,22 @@ impl Health {
     }
 
     /// Everything, now and again.
-    fn told(&self) -> BoxStream<'static, Vec<Told>> {
+    fn told(&self) -> BoxStream<'static, Vec<HealthOfDevice>> {
         let (core, shown) = (self.core.clone(), self.core.shown());
         stream::unfold((core, shown, true), |(core, mut shown, first)| async move {
             if !first {
                 // That it did not change is worth saying, too.
-                if let Ok(Err(_)) = tokio::time::timeout(EVERY, shown.changed()).await {
+                if let Ok(Err(_)) = tokio::time::timeout(HEALTH_INTERVAL, shown.changed()).await {
                     return None;
                 }
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(HEALTH_CHANGES_DELAY).await;
             }
             shown.borrow_and_update();
-            let told = core.networks().states().into_iter().map(|state| Told {
+            let told = core.networks().states().into_iter().map(|state| HealthOfDevice {
                 device: names::device_of(&state.name),
                 problem: state.problem.map(|problem| problem.message.chars().take(1000).collect()),
             });
-            let told: Vec<Told> = told.collect();
+            let told: Vec<HealthOfDevice> = told.collect();
             Some((told, (core, shown, false)))
         })
         .boxed()

@@ -55,7 +55,7 @@ pub struct DraDoor {
 }
 
 /// What is said to kubelet's registry.
-struct Known {
+struct KubeletRegistration {
     endpoint: String,
 }
 
@@ -83,7 +83,7 @@ impl DraDoor {
             .add_service(health_v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(health))
             .serve_with_incoming(plugin);
         let registry = Server::builder()
-            .add_service(RegistrationServer::new(Known { endpoint }))
+            .add_service(RegistrationServer::new(KubeletRegistration { endpoint }))
             .serve_with_incoming(registration);
         let ended = tokio::select! {
             ended = service => ended,
@@ -97,10 +97,10 @@ impl DraDoor {
     }
 }
 
-// === impl Known ===
+// === impl KubeletRegistration ===
 
 #[tonic::async_trait]
-impl Registration for Known {
+impl Registration for KubeletRegistration {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         Ok(Response::new(PluginInfo {
             r#type: "DRAPlugin".to_owned(),

@@ -15,10 +15,10 @@ use crate::core::Core;
 use crate::error::{Error, Reason, Result};
 
 /// How long a claim may take: less than kubelet waits, so that it hears why.
-const PATIENCE: Duration = Duration::from_secs(40);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The most claims of one call: a pod has far fewer.
-const MOST: usize = 256;
+const MAX_CLAIMS: usize = 256;
 
 /// Answers kubelet.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl Plugin {
     }
 
     async fn prepare(&self, claims: Vec<ObjectRef>) -> Vec<(String, Result<Vec<Prepared>>)> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + CLAIM_TIMEOUT;
         let work = claims.into_iter().map(|claim| async move {
             let result = match check(&claim) {
                 Ok(()) => self.core.prepare(claim.clone(), deadline).await,
@@ -69,8 +69,8 @@ fn check(claim: &ObjectRef) -> Result<()> {
 }
 
 fn check_number(claims: usize) -> Result<(), Status> {
-    if claims > MOST {
-        return Err(Status::invalid_argument(format!("{claims} claims in one call: at most {MOST}")));
+    if claims > MAX_CLAIMS {
+        return Err(Status::invalid_argument(format!("{claims} claims in one call: at most {MAX_CLAIMS}")));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use wire::kni_server::Kni;
 
-use super::pods::{Note, Pods, Which};
+use super::pods::{CalledPod, Note, Pods};
 use super::v1alpha1::MAIN;
 use super::{invalid, port_number, same, to_status};
 use crate::core::Core;
@@ -40,7 +40,7 @@ impl Door {
         sandbox: &str,
         extradata: &HashMap<String, String>,
         path: String,
-    ) -> Which {
+    ) -> CalledPod {
         let attached = || {
             let sandbox = SandboxId::new(sandbox).ok()?;
             self.core
@@ -50,7 +50,7 @@ impl Door {
                 .map(|record| record.netns().path.display().to_string())
         };
         let path = Some(path).filter(|path| !path.is_empty()).or_else(attached);
-        Which { namespace, name, uid: extradata.get("uid").cloned(), path }
+        CalledPod { namespace, name, uid: extradata.get("uid").cloned(), path }
     }
 
     /// The sandboxes that are attached in a namespace.
@@ -62,7 +62,7 @@ impl Door {
 
     /// The uid of the pod that has a name now, as far as its object says. One that is on its way out has it
     /// no longer.
-    fn live_uid(&self, which: &Which) -> Option<String> {
+    fn live_uid(&self, which: &CalledPod) -> Option<String> {
         let world = self.core.world().get();
         let pod = world.pods.get(&(which.namespace.clone(), which.name.clone()));
         pod.filter(|pod| !pod.ending).and_then(|pod| pod.uid.clone())
@@ -70,7 +70,7 @@ impl Door {
 
     /// Of several namespaces of one name, those that an attach can be about: not another sandbox's; and if
     /// one is that of the pod that has the name now, that one.
-    fn meant_by_attach(&self, mut notes: Vec<Note>, sandbox: &SandboxId, which: &Which) -> Vec<Note> {
+    fn meant_by_attach(&self, mut notes: Vec<Note>, sandbox: &SandboxId, which: &CalledPod) -> Vec<Note> {
         if notes.len() > 1 {
             notes.retain(|note| {
                 note.sandbox.as_deref().is_none_or(|noted| noted == sandbox.as_str())
@@ -88,7 +88,7 @@ impl Door {
 
     /// Of several namespaces of one name, those that a delete can be about: the one where its sandbox was;
     /// and not that of the pod that has the name now.
-    fn meant_by_delete(&self, mut notes: Vec<Note>, sandbox: &str, which: &Which) -> Vec<Note> {
+    fn meant_by_delete(&self, mut notes: Vec<Note>, sandbox: &str, which: &CalledPod) -> Vec<Note> {
         if notes.len() > 1 && notes.iter().any(|note| note.sandbox.as_deref() == Some(sandbox)) {
             notes.retain(|note| note.sandbox.as_deref() == Some(sandbox));
         }
@@ -267,7 +267,7 @@ impl Kni for Door {
 }
 
 /// The namespace that a call is about, if there is one.
-fn only_one(mut notes: Vec<Note>, which: &Which) -> Result<Option<Note>, Status> {
+fn only_one(mut notes: Vec<Note>, which: &CalledPod) -> Result<Option<Note>, Status> {
     if notes.len() > 1 {
         // Two pods of one name, one of them on its way out: which one is meant is not guessed.
         let mut uids: Vec<&str> = notes.iter().map(|note| note.uid.as_str()).collect();

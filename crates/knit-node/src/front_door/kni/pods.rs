@@ -36,7 +36,7 @@ pub(super) struct Note {
 
 /// Whose namespace a call is about.
 #[derive(Clone, Debug)]
-pub(super) struct Which {
+pub(super) struct CalledPod {
     pub namespace: String,
     pub name: String,
     pub uid: Option<String>,
@@ -90,7 +90,7 @@ impl Pods {
 
     /// The notes of the namespaces that a call may be about: the one at its path if it says one, else those
     /// that were made under the pod's name. What is not ours is not among them. Blocking.
-    pub fn matching(&self, which: &Which) -> io::Result<Vec<Note>> {
+    pub fn matching(&self, which: &CalledPod) -> io::Result<Vec<Note>> {
         let mut notes = self.notes()?;
         notes.retain(|note| match &which.path {
             Some(path) => note.path == Path::new(path),

@@ -27,15 +27,15 @@ use crate::core::Core;
 use crate::netns;
 use crate::request::{Door, ObjectDoor};
 use crate::world::{Labels, World};
-use pace::{Facts, Pace};
+use pace::{AttemptPace, RefusalFacts};
 use work::{ReportedStatus, Worker, says_the_same};
 
 /// The shortest time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);
 /// How many pods of one namespace are plugged into at the same time.
-const AT_ONCE: usize = 4;
+const PODS_AT_ONCE: usize = 4;
 /// How many objects a worker takes at most before others of its pod have their turn.
-const TURN: usize = 16;
+const OBJECTS_PER_TURN: usize = 16;
 /// How many objects of one namespace a node works on.
 pub const PER_NAMESPACE: usize = 256;
 /// How many interfaces a pod gets by objects.
@@ -73,9 +73,9 @@ struct Lane {
 #[derive(Debug, Default)]
 struct State {
     /// What was said last in the status of each object.
-    told: BTreeMap<Item, Said>,
+    told: BTreeMap<Item, WrittenStatus>,
     /// When each may be tried again.
-    pace: BTreeMap<(bool, Item), Pace>,
+    pace: BTreeMap<(bool, Item), AttemptPace>,
     /// Objects that have our finalizer, as far as we wrote it.
     held: BTreeSet<Item>,
     /// Objects that we have let go, in this version: what comes of it has not arrived yet.
@@ -85,7 +85,7 @@ struct State {
 /// What was said in the status of an object, and what that said before: while it still does, ours has not
 /// arrived. Whatever else it says was written by somebody else meanwhile.
 #[derive(Debug)]
-struct Said {
+struct WrittenStatus {
     told: ReportedStatus,
     before: Option<NetworkAttachmentStatus>,
 }
@@ -104,7 +104,7 @@ struct Job {
     /// None for one that is gone.
     object: Option<Arc<NetworkAttachment>>,
     task: Task,
-    facts: Facts,
+    facts: RefusalFacts,
 }
 
 #[derive(Clone, Debug)]
@@ -215,12 +215,12 @@ impl ObjectsDoor {
         }
         drop(state);
         let busy = self.running.iter().filter(|l| !l.leaving && l.pod.0 == lane.pod.0).count();
-        if due.is_empty() || (!lane.leaving && busy >= AT_ONCE) {
+        if due.is_empty() || (!lane.leaving && busy >= PODS_AT_ONCE) {
             return again;
         }
         // Who failed least comes first: what is new does not wait for what never works.
         due.sort_by_key(|(attempts, _)| *attempts);
-        due.truncate(TURN);
+        due.truncate(OBJECTS_PER_TURN);
         let worker = Worker::new(self.core.clone(), self.objects.clone(), Arc::clone(&self.state));
         self.running.insert(lane.clone());
         self.workers.spawn(async move {
@@ -253,7 +253,7 @@ impl ObjectsDoor {
                        object: &Arc<NetworkAttachment>,
                        leaving: bool,
                        task: Task,
-                       facts: Facts| {
+                       facts: RefusalFacts| {
             let item = Item { place: place.clone(), uid: uid_of(object) };
             let lane = Lane { pod: (place.0.clone(), object.spec.pod.clone()), leaving };
             jobs.entry(lane).or_default().push(Job { item, object: Some(Arc::clone(object)), task, facts });
@@ -266,7 +266,7 @@ impl ObjectsDoor {
                     || (self.is_held(place, object) && self.is_ours(world, place, object, record.is_some()))
                 {
                     let sandbox = record.filter(|_| own.is_some()).map(|r| r.sandbox().clone());
-                    add(place, object, true, Task::Leave(sandbox), Facts::default());
+                    add(place, object, true, Task::Leave(sandbox), RefusalFacts::default());
                 }
                 continue;
             }
@@ -293,7 +293,7 @@ impl ObjectsDoor {
             if let Some(told) = told
                 && !self.was_told(place, object, &told)
             {
-                add(place, object, false, Task::Tell(told), Facts::default());
+                add(place, object, false, Task::Tell(told), RefusalFacts::default());
             }
         }
         if !world.knows_primaries() {
@@ -356,7 +356,7 @@ impl ObjectsDoor {
                 let lane = Lane { pod: (pod.namespace.clone(), pod.name.clone()), leaving: true };
                 let item = Item { place, uid: door.uid.clone() };
                 let task = Task::Leave(Some(sandbox.clone()));
-                let job = Job { item, object: None, task, facts: Facts::default() };
+                let job = Job { item, object: None, task, facts: RefusalFacts::default() };
                 jobs.entry(lane).or_default().push(job);
             }
         }
@@ -437,19 +437,19 @@ impl ObjectsDoor {
     }
 
     /// What a refusal depends on.
-    fn facts(&self, world: &World, namespace: &str, record: &SandboxRecord) -> Facts {
+    fn facts(&self, world: &World, namespace: &str, record: &SandboxRecord) -> RefusalFacts {
         let labels: Option<Arc<Labels>> = world.namespaces.get(namespace).cloned();
         let has = record.attachments().iter().map(|a| {
             let plan = a.plan();
             (plan.interface.to_string(), plan.network.clone())
         });
-        Facts { networks: self.networks.0, labels, has: has.collect() }
+        RefusalFacts { networks: self.networks.0, labels, has: has.collect() }
     }
 }
 
-// === impl Said ===
+// === impl WrittenStatus ===
 
-impl Said {
+impl WrittenStatus {
     /// Whether an object says this, or will as soon as it arrives.
     fn holds(&self, told: &ReportedStatus, object: &NetworkAttachment, node: &str) -> bool {
         self.told == *told

@@ -8,17 +8,17 @@ use tokio::time::Instant;
 use crate::world::Labels;
 
 /// The first pause.
-const FIRST: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The pause while what a refusal depends on has changed.
-const CHANGED: Duration = Duration::from_secs(5);
+const CHANGED_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// The longest pause where waiting may help.
-const SOON: Duration = Duration::from_secs(30);
+const RETRY_MAX_DELAY: Duration = Duration::from_secs(30);
 /// The longest pause where only somebody's change helps.
-const LATER: Duration = Duration::from_secs(300);
+const HOPELESS_RETRY_MAX_DELAY: Duration = Duration::from_secs(300);
 
 /// What a refusal depends on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct RefusalFacts {
     /// Counts changes of the Networks.
     pub(super) networks: u64,
     /// The labels of the namespace.
@@ -29,31 +29,31 @@ pub(super) struct Facts {
 
 /// How often something failed, and what the last attempt was made on.
 #[derive(Clone, Debug)]
-pub(super) struct Pace {
+pub(super) struct AttemptPace {
     pub(super) attempts: u32,
     last: Instant,
     pause: Duration,
-    facts: Facts,
+    facts: RefusalFacts,
 }
 
-// === impl Pace ===
+// === impl AttemptPace ===
 
-impl Pace {
+impl AttemptPace {
     /// One more failure. `hopeless` if only somebody's change helps.
-    pub(super) fn failed(before: Option<&Self>, facts: Facts, hopeless: bool, now: Instant) -> Self {
+    pub(super) fn failed(before: Option<&Self>, facts: RefusalFacts, hopeless: bool, now: Instant) -> Self {
         let attempts = before.map_or(0, |pace| pace.attempts).saturating_add(1);
-        let longest = if hopeless { LATER } else { SOON };
-        let pause = FIRST.saturating_mul(1 << (attempts - 1).min(16)).min(longest);
+        let longest = if hopeless { HOPELESS_RETRY_MAX_DELAY } else { RETRY_MAX_DELAY };
+        let pause = RETRY_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(longest);
         Self { attempts, last: now, pause, facts }
     }
 
     /// When it may be tried again.
-    pub(super) fn ready(&self, facts: &Facts) -> Instant {
-        self.last + if self.facts == *facts { self.pause } else { self.pause.min(CHANGED) }
+    pub(super) fn ready(&self, facts: &RefusalFacts) -> Instant {
+        self.last + if self.facts == *facts { self.pause } else { self.pause.min(CHANGED_RETRY_DELAY) }
     }
 }
 
-impl PartialEq for Facts {
+impl PartialEq for RefusalFacts {
     fn eq(&self, other: &Self) -> bool {
         let labels = match (&self.labels, &other.labels) {
             (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs) || ours == theirs,
@@ -70,19 +70,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pauses_double_and_a_change_shortens_them() {
-        let (now, facts) = (Instant::now(), Facts::default());
-        let mut pace = Pace::failed(None, facts.clone(), true, now);
+        let (now, facts) = (Instant::now(), RefusalFacts::default());
+        let mut pace = AttemptPace::failed(None, facts.clone(), true, now);
         let mut pauses = Vec::new();
         for _ in 0..11 {
             pauses.push((pace.ready(&facts) - now).as_secs());
-            pace = Pace::failed(Some(&pace), facts.clone(), true, now);
+            pace = AttemptPace::failed(Some(&pace), facts.clone(), true, now);
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
-        let changed = Facts { networks: 1, ..facts.clone() };
+        let changed = RefusalFacts { networks: 1, ..facts.clone() };
         assert_eq!((pace.ready(&changed) - now).as_secs(), 5, "somebody may have allowed it");
-        let labelled = Facts { labels: Some(Arc::default()), ..facts.clone() };
+        let labelled = RefusalFacts { labels: Some(Arc::default()), ..facts.clone() };
         assert_eq!((pace.ready(&labelled) - now).as_secs(), 5);
-        let starved = Pace::failed(Some(&pace), facts.clone(), false, now);
+        let starved = AttemptPace::failed(Some(&pace), facts.clone(), false, now);
         assert_eq!((starved.ready(&facts) - now).as_secs(), 30, "an address may become free");
     }
 }

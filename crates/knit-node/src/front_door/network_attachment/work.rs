@@ -11,8 +11,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    Item, Job, ObjectKey, PER_POD, Pace, Said, State, Task, belongs, by_objects, find, has_finalizer,
-    is_forgotten, lock, uid_of,
+    AttemptPace, Item, Job, ObjectKey, PER_POD, State, Task, WrittenStatus, belongs, by_objects, find,
+    has_finalizer, is_forgotten, lock, uid_of,
 };
 use crate::core::Core;
 use crate::error::{Error, Reason, Result};
@@ -70,7 +70,7 @@ impl Worker {
         match failed {
             Ok(()) => drop(state.pace.remove(&place)),
             Err(Again { hopeless }) => {
-                let pace = Pace::failed(state.pace.get(&place), facts, hopeless, Instant::now());
+                let pace = AttemptPace::failed(state.pace.get(&place), facts, hopeless, Instant::now());
                 state.pace.insert(place, pace);
             }
         }
@@ -305,7 +305,7 @@ impl Worker {
             }
         }
         let before = object.status.clone();
-        lock(&self.state).told.insert(item.clone(), Said { told, before });
+        lock(&self.state).told.insert(item.clone(), WrittenStatus { told, before });
         Ok(())
     }
 }

@@ -44,7 +44,7 @@ const INDEX: &str = "50";
 const MAIN: &str = "eth0";
 
 /// How many sandboxes are attached side by side after a connection.
-const REPAIRS: usize = 4;
+const SANDBOXES_AT_ONCE: usize = 4;
 
 /// The pause before what could not be attached is tried again, at first and at most.
 const REPAIR_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -141,7 +141,8 @@ impl NriDoor {
         let mut delay = REPAIR_DELAYS.0;
         loop {
             let attempts = futures::stream::iter(left).map(|request| self.repair_one(request));
-            left = attempts.buffer_unordered(REPAIRS).filter_map(std::future::ready).collect().await;
+            left =
+                attempts.buffer_unordered(SANDBOXES_AT_ONCE).filter_map(std::future::ready).collect().await;
             if left.is_empty() {
                 return;
             }

@@ -2,7 +2,7 @@
 
 use super::{Missing, Wanted, resolve};
 use crate::error::Result;
-use crate::pipeline::{Pipeline, Site, Waits};
+use crate::pipeline::{Pipeline, SandboxSite, Waits};
 use crate::request::PodRequest;
 use crate::world::World;
 
@@ -12,7 +12,7 @@ impl Pipeline {
     pub(in crate::pipeline) async fn resolve(
         &self,
         request: &PodRequest,
-        site: &Site,
+        site: &SandboxSite,
         waits: Waits,
     ) -> Result<Vec<Wanted>> {
         let claimed = self.claimed(request)?;
