@@ -399,7 +399,7 @@ fn nobody_was_told_that_policies_are_left_to_another_cni_plugin() {
     world.settle();
     let policy = PolicyView { namespace: "a".into(), name: "p".into(), uid: "u".into() };
     world.cluster.policies.insert(("a".into(), "p".into()), Arc::new(policy));
-    assert_eq!(world.plan().to_string(), "tell NetworkPolicy a/p: NotEnforced\n");
+    assert_eq!(world.plan().to_string(), "event on NetworkPolicy a/p: NotEnforced\n");
 }
 
 #[test]
