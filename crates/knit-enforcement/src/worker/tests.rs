@@ -310,7 +310,7 @@ fn nothing_is_changed_before_nodes_have_arrived_that_a_policy_denies() {
     bench.tell(Told::PeersKnown("default".into()));
     bench.tell(Told::Complete);
     let refused = bench.admit("default", true);
-    assert!(matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("nodes")), "{refused:?}");
+    assert!(matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("Nodes")), "{refused:?}");
     assert_eq!(bench.fake.0.locked().calls, 0, "what an earlier agent left is in force");
     let address = std::net::IpAddr::from([192, 0, 2, 7]);
     let node =
@@ -331,7 +331,7 @@ fn nothing_is_changed_where_a_record_does_not_say_whose_interface_it_is_of() {
     bench.tell(Told::Complete);
     let refused = bench.admit("default", true);
     assert!(
-        matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("which pod")),
+        matches!(&refused, Err(Objection::NotInForce(_, why)) if why.contains("does not name its pod")),
         "{refused:?}"
     );
     assert_eq!(bench.fake.0.locked().calls, 0, "what is in force about it stays");
