@@ -14,6 +14,8 @@ use crate::kube::wait::until;
 
 const SPACE: &str = "claims";
 const LIMIT: Duration = Duration::from_secs(60);
+/// NodeNetwork says that counts have changed once a minute at most.
+const COUNTS_LIMIT: Duration = Duration::from_secs(180);
 const PORT: u16 = 8080;
 
 pub fn served(bed: &Bed) -> Result<()> {
@@ -68,7 +70,7 @@ pub fn served(bed: &Bed) -> Result<()> {
 
     waits_for_an_address(bed)?;
     bed.kubectl(&["delete", "pod", "-n", SPACE, "--all", "--timeout=120s"])?;
-    until("nothing is attached or reserved any more", LIMIT, || {
+    until("nothing is attached or reserved any more", COUNTS_LIMIT, || {
         let nodes = bed.kubectl_json(&["get", "nodenetworks", "-o", "json"])?;
         let networks = nodes["items"].as_array().into_iter().flatten();
         let mut networks =
