@@ -461,7 +461,12 @@ impl Worker {
             let settings = self.settings_of(network);
             settings.enforced && !settings.has_router
         };
-        if !self.complete || !self.settings.keys().any(without) {
+        if !self.complete {
+            return;
+        }
+        if !self.settings.keys().any(without) {
+            // One that comes back is another, and its pods are told again.
+            self.unenforced.clear();
             return;
         }
         let mut found = BTreeSet::new();

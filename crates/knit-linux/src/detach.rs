@@ -145,6 +145,8 @@ impl Core {
         if owners.is_empty() {
             return Ok(());
         }
+        // One of them may have come back while this was found out: what is looked at next is read anew.
+        self.node.space.rules_seen.touch();
         self.node.close_ports(&|owner| owners.contains(owner))
     }
 

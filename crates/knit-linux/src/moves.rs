@@ -137,6 +137,19 @@ impl Comparing<'_> {
     }
 }
 
+impl Comparing<'_> {
+    /// The same, whatever Networks were being changed.
+    pub fn ports_in_motion(&self) -> HashSet<String> {
+        let state = self.moves.state();
+        let ended = state.recent.iter().filter(|(at, _)| *at > self.since).map(|(_, subject)| subject);
+        let host = |subject: &MovingSubject| match subject {
+            MovingSubject::Network(_) => None,
+            MovingSubject::Port { host, .. } => Some(host.clone()),
+        };
+        state.open.values().chain(ended).filter_map(host).collect()
+    }
+}
+
 impl Drop for Comparing<'_> {
     fn drop(&mut self) {
         let mut state = self.moves.state();

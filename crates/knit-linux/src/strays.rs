@@ -84,9 +84,12 @@ impl Core {
         // No Network's part changes meanwhile. What is in the table and has no owner afterwards has none.
         let mut tables = self.node.tables();
         let mut kernel = self.node.space.rules()?;
+        let comparing = self.moves.compare();
         let state = kernel.table(&table).map_err(internal("read the node's table"))?;
         let Some(state) = state else { return Ok(()) };
-        let owners = Owners { hosts: self.hosts()?, networks: self.numbers(&tables)? };
+        let mut owners = Owners { hosts: self.hosts()?, networks: self.numbers(&tables)? };
+        // An attachment that was lost may have come back while all others were read.
+        owners.hosts.extend(comparing.ports_in_motion());
         take_elements(&mut *kernel, &owners.strays(&state), &table)?;
         tables.forget_left(|id| !owners.networks.contains(&id));
         Ok(())

@@ -120,10 +120,16 @@ impl Core {
                 survey.networks.insert(net.name.clone(), wrong.0);
             }
         }
-        match self.compare_strays(&node, &comparing)? {
-            Some(0) => {}
-            None => all_compared = false,
-            Some(strays) => {
+        match self.compare_strays(&node, &comparing) {
+            Ok(Some(0)) => {}
+            Ok(None) => all_compared = false,
+            // What was found of Networks counts all the same.
+            Err(error) => {
+                all_compared = false;
+                let error = crate::fail::chain(&error);
+                tracing::debug!(error, "cannot tell what in the node's table belongs to nothing");
+            }
+            Ok(Some(strays)) => {
                 all_compared = false;
                 // Any of them takes it away when it is set up; the default one shares the table with all.
                 let names = networks.iter().map(|(net, _, _)| net);

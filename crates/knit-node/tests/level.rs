@@ -117,6 +117,27 @@ async fn the_repair_of_a_networks_rules_waited_for_pods_that_did_not_answer() {
     assert!(node.kernel.attaches_begun() < PODS, "not all of them are made again at once");
 }
 
+/// It went on without the sandbox's lock: what it made after the pod was deleted had an address of nobody.
+#[tokio::test(start_paused = true)]
+async fn a_repair_that_was_given_up_made_the_interface_of_a_pod_that_was_gone() {
+    let node = Node::new();
+    let agent = node.start().await;
+    agent.add(node.request("one", "shop", "")).await.expect("a pod");
+    let limit = agent.core.config().runtime_deadline;
+    let slow_on = Some(("eth0".to_owned(), limit + Duration::from_secs(10)));
+    node.kernel.fail(Faults { slow_on, ..Faults::default() });
+    node.kernel.lose("one", "eth0");
+    let attaches = node.kernel.attaches();
+    agent.core.reconcile(&Pass::default()).await;
+    assert_eq!(node.kernel.attaches(), attaches, "it was given up");
+    agent.del("one").await.expect("detached");
+    node.kernel.fail(Faults::default());
+    // It ends ten seconds later, and is followed to its end.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(node.kernel.attaches(), attaches + 1, "the late one was made after all");
+    assert!(node.is_clean());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pass_waited_for_each_pod_that_did_not_answer() {
     let (node, agent) = with_pods_that_do_not_answer().await;

@@ -138,7 +138,7 @@ impl Pipeline {
     }
 
     /// Follows an attach that was given up to its end: what it makes after all is taken away again.
-    fn outlive(
+    pub(crate) fn outlive(
         &self,
         runtime: Arc<dyn Runtime>,
         call: BoxFuture<'static, knit_runtime::Result<Attachment>>,

@@ -183,7 +183,9 @@ impl Pipeline {
         };
         let resolved = self.prepare(request, site, wanted, patience, waits).await?;
         let reserved = self.reserve(resolved, patience).await?;
-        let asked_for_addresses = reserved.resolved.wanted.iter().filter(|w| !w.addresses.is_empty());
+        // A claim keeps the address that it has, so for its pod another attempt gets no other one either.
+        let keeps_addresses = |w: &&resolve::Wanted| !w.addresses.is_empty() || w.loan.is_some();
+        let asked_for_addresses = reserved.resolved.wanted.iter().filter(keeps_addresses);
         let asked_for_addresses: Vec<InterfaceName> =
             asked_for_addresses.map(|wanted| wanted.interface.clone()).collect();
         let recorded = self.record(reserved)?;

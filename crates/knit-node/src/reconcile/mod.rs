@@ -370,7 +370,8 @@ impl Reconciler {
             };
             let Some(found) = lists.find(&plan.runtime, &pod.sandbox, interface) else { return false };
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { return false };
-            if runtime.check(&pod, netns, Some(interface)).await.is_err() {
+            let check = runtime.check(&pod, netns, Some(interface));
+            if !matches!(tokio::time::timeout(self.config.runtime_deadline, check).await, Ok(Ok(()))) {
                 return false;
             }
             if finished.attached(interface, found.clone()).is_err() {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use knit_ledger::SandboxRecord;
 use knit_runtime::{
@@ -153,8 +154,9 @@ impl Reconciler {
                     continue;
                 }
             };
-            let again = make_again(admitted.into_owned(), Arc::clone(&runtime), request.clone());
-            let result = tokio::time::timeout(self.config.runtime_deadline, again).await;
+            let mut again: BoxFuture<'static, _> =
+                Box::pin(make_again(admitted.into_owned(), Arc::clone(&runtime), request.clone()));
+            let result = tokio::time::timeout(self.config.runtime_deadline, &mut again).await;
             let verified = |attachment: &Attachment| {
                 let answer = Answer { request: request.clone(), attachment: attachment.clone() };
                 answer.verify(record.netns().inode).is_ok()
@@ -187,18 +189,30 @@ impl Reconciler {
                 }
                 Ok(Ok(made)) => {
                     // It may be in a namespace that is another's by now: nothing of ours stays there.
-                    if let Err(error) = runtime.detach(&request.pod, Some(&made.interface)).await {
+                    let limit = self.config.detach_deadline;
+                    let removal = runtime.detach(&request.pod, Some(&made.interface));
+                    let removed = tokio::time::timeout(limit, removal).await;
+                    let problem = match removed {
+                        Ok(Ok(())) => None,
+                        Ok(Err(error)) => Some(knit_types::chain(&error).to_string()),
+                        Err(_) => Some(format!("its runtime did not answer within {} s", limit.as_secs())),
+                    };
+                    if let Some(error) = problem {
                         tracing::error!(
                             sandbox = %record.sandbox(),
                             interface = %plan.interface,
                             network = %plan.network,
-                            error = &error as &dyn std::error::Error,
+                            error,
                             "cannot remove an interface that was not created as requested"
                         );
                     }
                     outcome.failed += 1;
                 }
-                Err(_) => outcome.failed += 1,
+                Err(_) => {
+                    // It cannot be ended, and goes on without the sandbox's lock: a DEL may come meanwhile.
+                    self.pipeline.outlive(Arc::clone(&runtime), again, &request);
+                    outcome.failed += 1;
+                }
                 Ok(Err(error)) => {
                     tracing::error!(
                         sandbox = %record.sandbox(),

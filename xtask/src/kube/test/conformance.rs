@@ -162,8 +162,14 @@ fn make_bed(args: &Upstream) -> Result<Bed> {
         return Bed::up(&Options { cni: Some(Cni::Bridge), kube_proxy: true, dns: true, ..Options::BARE });
     }
     let bed = Bed::up(&Options { dns: true, ..Options::BARE })?;
-    knit::install(&bed, "full")?;
-    Ok(bed)
+    match knit::install(&bed, "full") {
+        Ok(()) => Ok(bed),
+        // Whoever comes next would find a bed that is up.
+        Err(error) => {
+            bed.down()?;
+            Err(error)
+        }
+    }
 }
 
 fn run_ginkgo(bed: &Bed, selection: &Selection, args: &Upstream, again: bool) -> Result<()> {
