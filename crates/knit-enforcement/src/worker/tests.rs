@@ -164,8 +164,8 @@ impl Bench {
         done.recv().expect("an answer");
     }
 
-    /// Returns when all that was told before has been put in force, and said to whom it concerns: a request is
-    /// answered by the commit of what came with it, so a second one is answered after that.
+    /// Returns when all that was told before has been put in force, and said to whom it concerns: a request
+    /// is answered by the commit of what came with it, so a second one is answered after that.
     fn committed(&self, network: &str) {
         for _ in 0..2 {
             let _ = self.admit(network, true);
