@@ -165,7 +165,7 @@ pub struct Memory {
     pub blocks: BTreeMap<String, Remembered>,
     /// The highest number of any Network that is gone, as it is kept in the API.
     pub numbers: Numbers,
-    /// Nodes that have blocks or attachments and are missing.
+    /// Nodes that are missing and have blocks or attachments, or say that they still hold ranges.
     pub gone: HashMap<String, Gone>,
     /// Since when attachments without a node are leaving, by namespace and name.
     pub leaving: HashMap<NamespacedName, Duration>,
