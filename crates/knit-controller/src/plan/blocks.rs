@@ -198,6 +198,8 @@ impl Queue<'_> {
                 let object = object_of(&block, network);
                 let name_of_block = object.metadata.name.clone().unwrap_or_default();
                 if plan.leaves_out(memory, &subject("addressblocks", &name_of_block), now) {
+                    // Whoever is next gets the next range, and does not wait for this one.
+                    existing.push(block);
                     return Ok(true);
                 }
                 if was_refused {
