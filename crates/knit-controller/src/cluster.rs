@@ -165,7 +165,7 @@ pub struct Memory {
     pub blocks: BTreeMap<String, Remembered>,
     /// The highest number of any Network that is gone, as it is kept in the API.
     pub numbers: Numbers,
-    /// Nodes that have blocks or attachments and are missing.
+    /// Nodes that are missing and have blocks or attachments, or say that they still hold ranges.
     pub gone: HashMap<String, Gone>,
     /// Since when attachments without a node are leaving, by namespace and name.
     pub leaving: HashMap<NamespacedName, Duration>,
@@ -207,7 +207,7 @@ struct Failed {
     /// Not before then.
     until: Duration,
     backoff: Backoff,
-    /// How often in a row.
+    /// How often in a row, for the same reason.
     times: u32,
     why: WriteFailure,
 }
@@ -217,6 +217,8 @@ struct Failed {
 pub(crate) enum WriteFailure {
     /// It was made for another version than the one that is there.
     OutOfDate,
+    /// Another object has its name, or so it seems.
+    NameTaken,
     /// It did not go through.
     Error,
 }
@@ -332,7 +334,7 @@ impl Writes {
     }
 
     /// A write is over, and is tried again after a while: not before the API server wants it to be. How
-    /// often it failed in a row.
+    /// often it failed in a row for this reason; the wait doubles whatever the reason.
     pub(crate) fn failed(
         &mut self,
         subject: &str,
@@ -344,8 +346,9 @@ impl Writes {
         let new = || Failed { until: now, backoff: Backoff::default(), times: 0, why };
         let failed = self.failed.entry(subject.to_owned()).or_insert_with(new);
         let wait = failed.backoff.next(jitter).max(retry_after.unwrap_or_default());
-        (failed.until, failed.why, failed.times) = (now.saturating_add(wait), why, failed.times + 1);
-        failed.times
+        let times = if failed.why == why { failed.times + 1 } else { 1 };
+        (failed.until, failed.why, failed.times) = (now.saturating_add(wait), why, times);
+        times
     }
 }
 

@@ -453,7 +453,7 @@ impl Controller {
     /// the range is left alone for a while: other ranges are free.
     fn name_is_taken(&self, action: &Action, memory: &mut Memory, now: Duration) {
         let Action::GiveBlock(block) = action else { return };
-        let times = memory.writes.failed(&action.subject(), WriteFailure::OutOfDate, None, (now, jitter()));
+        let times = memory.writes.failed(&action.subject(), WriteFailure::NameTaken, None, (now, jitter()));
         undo_refused(action, memory, true);
         if times < TAKEN_AFTER {
             tracing::debug!(%action, "out of date");

@@ -26,8 +26,11 @@ pub struct Bucket {
 pub struct Rates {
     /// Blocks that are given, and attempts to find one.
     pub blocks: Bucket,
-    /// Attempts to find a block for a node that was refused one.
+    /// Attempts to find a block for a node that was refused one, of all Networks but the default one, which
+    /// take turns.
     pub block_retries: Bucket,
+    /// The same of the default Network, which comes before all others.
+    pub default_retries: Bucket,
     /// Blocks that are taken back.
     pub releases: Bucket,
     /// Statuses of Networks.

@@ -325,3 +325,30 @@ async fn a_block_whose_name_was_taken_was_asked_for_forever() {
         BlockView::of(block).block.expect("a range").block().to_string()
     );
 }
+
+#[tokio::test]
+async fn a_block_that_was_made_after_two_errors_was_said_to_be_somebody_elses() {
+    let written = json!({"metadata": {"name": "blue-10-77-0-0"},
+        "spec": {"network": "blue", "node": "n1", "ipv4": "10.77.0.0/29"}});
+    let block: AddressBlock = serde_json::from_value(written).expect("a block");
+    let action = Action::GiveBlock(block);
+    let until = Instant::now() + Duration::from_secs(60);
+    let (_tell, leading) = watch::channel(Leading(Some(leader::Term { until, end: until })));
+    let (mut memory, mut writers) = (Memory::default(), Writers::default());
+    // The second attempt went through although it ended in an error, and the cache does not show that yet.
+    let error = ("500 Internal Server Error", 500, "InternalError");
+    for (status, code, reason) in [error, error, ("409 Conflict", 409, "AlreadyExists")] {
+        let objects = answers(status, code, reason).await;
+        let controller = Controller::new(objects, Config::new("one")).expect("a controller");
+        let plan = Plan { actions: vec![action.clone()], ..Plan::default() };
+        controller.begin(plan, &mut memory, &leading, &mut writers);
+        let done = writers.next().await;
+        controller.finish(done, &mut memory);
+    }
+    assert_eq!(memory.taken, []);
+    // The wait has doubled with each of them, whatever it was.
+    let now = Now { wall: Timestamp::now(), steady: Duration::from_secs(1000) };
+    memory.writes.failed(&action.subject(), WriteFailure::NameTaken, None, (now.steady, 1.0));
+    let until = memory.writes.waits(&action.subject(), now);
+    assert_eq!(until, Some(Some(now.steady + Duration::from_millis(800))));
+}

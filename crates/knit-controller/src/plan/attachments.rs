@@ -15,7 +15,7 @@ use crate::cluster::{Memory, Now};
 const POD_NOT_FOUND_DELAY: SignedDuration = SignedDuration::from_secs(10);
 
 /// Answers those that waited long enough. The agent of the pod's node overwrites it as soon as there is one.
-pub(super) fn answer(index: &Index<'_>, memory: &Memory, now: Now, turn: &mut Turn, plan: &mut Plan) {
+pub(super) fn answer(index: &Index<'_>, memory: &mut Memory, now: Now, turn: &mut Turn, plan: &mut Plan) {
     for waiting in index.unanswered() {
         let Some(created) = waiting.unanswered else { continue };
         let over = created.saturating_add(POD_NOT_FOUND_DELAY).unwrap_or(Timestamp::MAX);
@@ -76,7 +76,7 @@ mod tests {
         let mut memory = Memory::default();
         let mut answer = |now, plan: &mut Plan| {
             let mut turn = Turn::new(&mut memory, now);
-            answer(&index, &memory, now, &mut turn, plan);
+            answer(&index, &mut memory, now, &mut turn, plan);
         };
         answer(at(0), &mut plan);
         assert_eq!((plan.actions.len(), plan.again), (0, Some(Duration::from_secs(510))));

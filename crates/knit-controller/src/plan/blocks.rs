@@ -28,8 +28,8 @@ pub(crate) const REMEMBER: Duration = Duration::from_secs(60);
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// So many are not many.
 const FEW_REFUSED: usize = 8;
-/// A node that was refused within this time has a budget of its own for its next attempts: Networks that are
-/// full take nothing from the others.
+/// Next attempts for a node that was refused within this time have a budget of their own, and those of the
+/// default Network another one: Networks that are full take nothing from the others.
 const REMEMBER_REFUSAL: Duration = Duration::from_secs(60);
 
 /// All blocks there are, with those that are about to be.
@@ -159,15 +159,25 @@ impl Queue<'_> {
             let Some(node) = self.nodes.next() else { return Ok(false) };
             let Some(at) = refused.and_then(|nodes| nodes.get(node)).copied() else { break (node, false) };
             let over = at.saturating_add(REFUSED_RETRY_DELAY);
+            let rates = &mut memory.rates;
+            let retries = if self.name == DEFAULT_NETWORK {
+                &mut rates.default_retries
+            } else {
+                &mut rates.block_retries
+            };
             if are_many && now.steady < over {
                 plan.again_at(over);
-            } else if let Err(next) = memory.rates.block_retries.take(rate::BLOCK_RETRIES, now.steady) {
+            } else if let Err(next) = retries.take(rate::BLOCK_RETRIES, now.steady) {
                 plan.again_at(next);
             } else {
                 break (node, true);
             }
         };
         let (name, network) = (self.name, self.network);
+        // An attempt is a turn, whatever comes of it.
+        if was_refused && name != DEFAULT_NETWORK {
+            memory.last_given = Some(name.to_owned());
+        }
         let held = books.held(name, node);
         let left = |pool: &Pool| *self.left.get_or_insert_with(|| books.left(cluster, network, pool));
         let growth = match share::allows(cluster, self.verdict.pool, node, held, left) {
@@ -198,6 +208,8 @@ impl Queue<'_> {
                 let object = object_of(&block, network);
                 let name_of_block = object.metadata.name.clone().unwrap_or_default();
                 if plan.leaves_out(memory, &subject("addressblocks", &name_of_block), now) {
+                    // Whoever is next gets the next range, and does not wait for this one.
+                    existing.push(block);
                     return Ok(true);
                 }
                 if was_refused {

@@ -136,7 +136,7 @@ impl<'a> Index<'a> {
         self.kept.without_default.iter().map(String::as_str)
     }
 
-    /// Nodes that are not there and have blocks or attachments.
+    /// Nodes that are not there and have blocks or attachments, or something that lingers.
     pub(super) fn missing(&self) -> impl Iterator<Item = &'a str> {
         self.kept.missing.iter().map(String::as_str)
     }

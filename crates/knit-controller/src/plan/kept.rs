@@ -59,7 +59,7 @@ pub(super) struct Kept {
     pub(super) networks: BTreeMap<String, OfNetwork>,
     pub(super) nodes: BTreeMap<String, OfNode>,
     pub(super) runtimes: BTreeMap<String, OfRuntime>,
-    /// Nodes that are not there and have blocks or attachments.
+    /// Nodes that are not there and have blocks or attachments, or something that lingers.
     pub(super) missing: BTreeSet<String>,
     /// Attachments about which nobody has said anything.
     pub(super) unanswered: BTreeSet<NamespacedName>,
@@ -218,12 +218,10 @@ impl Indexed {
                 }
                 if let Some(old) = old {
                     kept.remove_block(&name, &old);
-                    kept.look_for(&old.node, cluster);
                     kept.look_what_lingers(&old.node, cluster);
                 }
                 if let Some(block) = block {
                     kept.add_block(&name, &block);
-                    kept.look_for(&block.node, cluster);
                     kept.look_what_lingers(&block.node, cluster);
                 }
             }
@@ -314,10 +312,12 @@ fn held(said: &NodeNetwork) -> Option<&[HeldRanges]> {
 // === impl Kept ===
 
 impl Kept {
-    /// What a node says it has and is in none of its blocks.
+    /// What a node says it has and is in none of its blocks; and with that, whether it is missing.
     fn look_what_lingers(&mut self, node: &str, cluster: &Cluster) {
         self.lingering.remove(node);
-        let Some(held) = cluster.node_networks.get(node).and_then(|said| held(said)) else { return };
+        let Some(held) = cluster.node_networks.get(node).and_then(|said| held(said)) else {
+            return self.look_for(node, cluster);
+        };
         let names = self.nodes.get(node).into_iter().flat_map(|of| &of.blocks);
         let own: Vec<_> =
             names.filter_map(|name| cluster.blocks.get(name).and_then(|view| view.block.as_ref())).collect();
@@ -340,11 +340,14 @@ impl Kept {
         if !lingering.is_empty() {
             self.lingering.insert(node.to_owned(), lingering);
         }
+        self.look_for(node, cluster);
     }
 
-    /// Whether this node is missing: it has something and is not there.
+    /// Whether this node is missing: it has something and is not there. What lingers is something, too: it
+    /// is only free once its node has departed, and that is found out of missing nodes.
     fn look_for(&mut self, node: &str, cluster: &Cluster) {
-        if self.nodes.contains_key(node) && !cluster.nodes.contains_key(node) {
+        let has_something = self.nodes.contains_key(node) || self.lingering.contains_key(node);
+        if has_something && !cluster.nodes.contains_key(node) {
             self.missing.insert(node.to_owned());
         } else {
             self.missing.remove(node);

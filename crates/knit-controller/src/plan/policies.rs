@@ -36,17 +36,20 @@ pub(super) fn warn(cluster: &Cluster, memory: &mut Memory, config: &Config, now:
     if all_are_enforced {
         return;
     }
-    let untold = cluster.policies.values().filter(|policy| !memory.told.contains(&policy.uid));
     let enforced = enforced(cluster, config);
-    let untold = untold.filter(|policy| !enforced(&policy.namespace));
-    let untold: Vec<_> = untold.take(EVENTS_PER_PASS + 1).cloned().collect();
-    if untold.len() > EVENTS_PER_PASS {
-        plan.again_at(now.steady + NEXT_EVENTS_DELAY);
-    }
-    for policy in untold.iter().take(EVENTS_PER_PASS) {
-        if plan.leaves_out(memory, &subject("events", &policy.uid), now) {
+    let mut left = EVENTS_PER_PASS;
+    for policy in cluster.policies.values() {
+        // Those that wait for another attempt take nobody's turn.
+        if memory.told.contains(&policy.uid)
+            || enforced(&policy.namespace)
+            || plan.leaves_out(memory, &subject("events", &policy.uid), now)
+        {
             continue;
         }
+        let Some(fewer) = left.checked_sub(1) else {
+            return plan.again_at(now.steady + NEXT_EVENTS_DELAY);
+        };
+        left = fewer;
         memory.told.insert(policy.uid.clone());
         let event = Box::new(event(policy, &config.identity, now.wall));
         plan.actions.push(Action::Tell { event, policy: policy.uid.clone() });

@@ -28,7 +28,7 @@ impl Turn {
     }
 
     /// Whether something may be written about this one now; if not, the plan says when to look again.
-    pub(super) fn takes(&mut self, view: &AttachmentView, memory: &Memory, plan: &mut Plan) -> bool {
+    pub(super) fn takes(&mut self, view: &AttachmentView, memory: &mut Memory, plan: &mut Plan) -> bool {
         if !memory.failed.is_empty()
             && let Some(at) = memory.failed.get(&(view.namespace.clone(), view.name.clone()))
         {
@@ -36,7 +36,8 @@ impl Turn {
             return false;
         }
         let subject = subject(ATTACHMENTS, &format!("{}/{}", view.namespace, view.name));
-        if memory.writes.is_under_way(&subject) {
+        // What waits takes nobody's turn.
+        if plan.leaves_out(memory, &subject, self.now) {
             return false;
         }
         let Some(left) = self.left.checked_sub(1) else {
@@ -45,5 +46,34 @@ impl Turn {
         };
         self.left = left;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::cluster::WriteFailure;
+
+    #[test]
+    fn attachments_whose_writes_were_out_of_date_took_the_turns_of_others() {
+        let now = Now { wall: Timestamp::UNIX_EPOCH, steady: Duration::from_secs(500) };
+        let (mut memory, mut plan) = (Memory::default(), Plan::default());
+        let view = |n: usize| AttachmentView {
+            namespace: "shop".into(),
+            name: format!("p{n}"),
+            ..AttachmentView::default()
+        };
+        for n in 0..ANSWERS_PER_PASS {
+            let subject = subject(ATTACHMENTS, &format!("shop/p{n}"));
+            memory.writes.failed(&subject, WriteFailure::OutOfDate, None, (now.steady, 1.0));
+        }
+        let mut turn = Turn::new(&mut memory, now);
+        let all = 0..2 * ANSWERS_PER_PASS;
+        let taken: Vec<usize> = all.filter(|n| turn.takes(&view(*n), &mut memory, &mut plan)).collect();
+        assert_eq!(taken, Vec::from_iter(ANSWERS_PER_PASS..2 * ANSWERS_PER_PASS));
+        assert_eq!(plan.again, Some(now.steady + Duration::from_millis(100)));
+        assert!(!turn.takes(&view(1000), &mut memory, &mut plan), "no more than those in one pass");
     }
 }

@@ -56,6 +56,42 @@ fn what_a_departed_node_had_is_free() {
 }
 
 #[test]
+fn what_a_departed_node_had_was_reserved_again_once_its_last_block_was_gone() {
+    let mut world = world();
+    world.holds("n1", "blue", &["10.77.0.0/29", "10.77.0.16/29"]);
+    world.cluster.blocks.remove("blue-10-77-0-0").expect("a block");
+    world.cluster.nodes.remove("n1").expect("a node");
+    world.settle();
+    world.sleeps(300);
+    // It loses its block of the default Network, and nobody asks for anything before that is over.
+    world.settle();
+    assert!(world.cluster.blocks.values().all(|block| block.node != "n1"));
+    world.asks("n3", "blue");
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n3"), ["10.77.0.0/29"]);
+    world.asks("n2", "blue");
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n2"), ["10.77.0.16/29", "10.77.0.8/29"]);
+}
+
+#[test]
+fn what_a_node_without_any_block_had_was_reserved_for_as_long_as_its_node_network_was_there() {
+    let mut world = world();
+    world.cluster.blocks.retain(|_, block| block.node != "n1");
+    world.cluster.nodes.remove("n1").expect("a node");
+    world.new_leader();
+    world.settle();
+    // Its pods may still have the addresses.
+    world.asks("n3", "blue");
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n3"), ["10.77.0.16/29"]);
+    world.sleeps(300);
+    world.asks("n2", "blue");
+    world.settle();
+    assert_eq!(world.blocks_of("blue", "n2"), ["10.77.0.0/29", "10.77.0.8/29"]);
+}
+
+#[test]
 fn what_a_node_says_it_has_counts_for_no_more_than_it_may_have() {
     let mut world = world();
     world.network("red", &["10.78.0.0/16"], None);

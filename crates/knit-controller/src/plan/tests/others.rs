@@ -1,6 +1,7 @@
 //! What users of namespaces, dead nodes and former leaders leave for the plan to deal with.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use knit_api::names::ATTACHMENT_FINALIZER;
@@ -8,7 +9,7 @@ use knit_api::{AddressBlock, AddressBlockSpec, AddressCounts, Family, NetworkAtt
 use serde_json::json;
 
 use super::{Action, Plan, World};
-use crate::cluster::{AttachmentView, BlockView, PolicyView};
+use crate::cluster::{AttachmentView, BlockView, PolicyView, WriteFailure};
 
 /// A user's NetworkAttachment as the API shows it.
 fn attachment(name: &str, network: &str, wanted: &str, status: &serde_json::Value) -> AttachmentView {
@@ -233,7 +234,7 @@ fn ten_thousand_objects_that_nobody_answered_held_up_every_plan() {
     world.asks("n1", "blue");
     let plan = world.plan();
     assert!(plan.actions.iter().any(|action| matches!(action, Action::GiveBlock(_))), "{plan}");
-    assert!(plan.again.is_some_and(|again| again <= world.steady() + std::time::Duration::from_secs(1)));
+    assert!(plan.again.is_some_and(|again| again <= world.steady() + Duration::from_secs(1)));
     // Those that fail are not in the way of the others.
     let now = world.steady();
     let failed = answered.iter().map(|place| (place.clone(), now));
@@ -390,6 +391,27 @@ fn the_author_of_a_policy_is_told_once_however_often_it_changes() {
     assert!(plan.again.is_some_and(|again| again > world.steady()), "never a pass without a pause");
     let told: Vec<usize> = (0..3).map(|_| world.plan().actions.len()).collect();
     assert_eq!((plan.actions.len(), told), (20, vec![20, 10, 0]));
+}
+
+#[test]
+fn twenty_events_that_failed_held_up_those_of_all_other_policies() {
+    let mut world = World::new();
+    world.config.enforce_policies = false;
+    world.settle();
+    let policy = |n: usize| PolicyView { namespace: "a".into(), name: format!("p{n}"), uid: format!("u{n}") };
+    world.cluster.policies.extend((10..60).map(|n| (("a".into(), format!("p{n}")), Arc::new(policy(n)))));
+    assert_eq!(world.plan().actions.len(), 20);
+    let now = world.steady();
+    for n in 10..30 {
+        assert!(world.memory.told.remove(&format!("u{n}")));
+        let why = WriteFailure::Error;
+        world.memory.writes.failed(&format!("events u{n}"), why, Some(Duration::from_secs(10)), (now, 1.0));
+    }
+    let told: Vec<usize> = (0..3).map(|_| world.plan().actions.len()).collect();
+    assert_eq!(told, [20, 10, 0]);
+    assert_eq!(world.plan().again, Some(world.steady() + Duration::from_secs(10)));
+    world.pass(10);
+    assert_eq!(world.plan().actions.len(), 20, "those that failed");
 }
 
 #[test]

@@ -47,6 +47,32 @@ fn one_write_that_always_failed_made_a_new_node_wait_for_its_block() {
 }
 
 #[test]
+fn a_block_that_was_refused_made_all_nodes_of_its_network_wait() {
+    let mut world = world();
+    for n in 2..=3 {
+        world.node(&format!("n{n}"), &format!("192.0.2.{n}"), &[&format!("10.244.{n}.0/24")]);
+    }
+    world.settle();
+    world.asks("n2", "blue");
+    assert_eq!(world.plan().to_string(), "assign to n2 in Network blue: 10.77.0.0/29 as blue-10-77-0-0\n");
+    // An admission webhook refuses it.
+    world.memory.blocks.remove("blue-10-77-0-0").expect("it is remembered");
+    world.fails("addressblocks blue-10-77-0-0", Some(Duration::from_secs(10)));
+    world.asks("n3", "blue");
+    let plan = world.plan();
+    assert_eq!(plan.to_string(), "assign to n3 in Network blue: 10.77.0.8/29 as blue-10-77-0-8\n");
+    assert_eq!(plan.again, Some(world.steady() + Duration::from_secs(10)));
+    world.carry_out(&plan);
+    // One that comes first in line takes the range that waits, and with it the wait.
+    world.asks("n1", "blue");
+    assert_eq!(world.plan().to_string(), "assign to n2 in Network blue: 10.77.0.16/29 as blue-10-77-0-16\n");
+    world.memory.blocks.remove("blue-10-77-0-16").expect("it is remembered");
+    world.pass(10);
+    let words = world.plan().to_string();
+    assert!(words.starts_with("assign to n1 in Network blue: 10.77.0.0/29 as blue-10-77-0-0\n"), "{words}");
+}
+
+#[test]
 fn many_blocks_that_were_to_come_had_what_failed_tried_again_all_the_time() {
     let mut world = world();
     for n in 0..100_u8 {
