@@ -69,7 +69,7 @@ pub struct Args {
 }
 
 impl Args {
-    fn manifests(&self) -> Result<Manifests> {
+    fn read_manifests(&self) -> Result<Manifests> {
         let mut manifests = Manifests::default();
         if self.files.is_empty() && !self.empty {
             manifests.extend(Manifests::parse("the built-in example", MANIFESTS)?);
@@ -77,7 +77,6 @@ impl Args {
         for file in &self.files {
             manifests.extend(Manifests::read(file)?);
         }
-        manifests.check()?;
         Ok(manifests)
     }
 }
@@ -91,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         place.take()?; // says so
     }
     // What is wrong with the manifests is said before anything is made.
-    args.manifests()?;
+    args.read_manifests()?.check()?;
     let mut command = Command::new("/proc/self/exe");
     command.args(std::env::args_os().skip(1)).arg("--at").arg(place.dir());
     if args.foreground {
@@ -199,8 +198,8 @@ async fn live(args: &Args, place: &LabDirectory, listener: UnixListener) -> Resu
         let lab = Lab::start(Options { nodes: args.nodes, ..Options::default() }).await?;
         control::serve(lab.clone(), listener, Arc::clone(&down));
         tell(&format!("{} nodes are up", args.nodes));
-        let manifests = args.manifests()?;
-        lab.apply(&manifests)?;
+        // They are checked again as they are applied.
+        lab.apply(&args.read_manifests()?)?;
         let ready = async {
             lab.wait_for_pods(PODS_READY_TIMEOUT, |pod| tell(&format!("pod {pod} is ready"))).await?;
             lab.wait_for_services(SERVICES).await
