@@ -5,6 +5,7 @@ mod reader;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::uri::Scheme;
 use kube::api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, DynamicObject, Request};
@@ -74,8 +75,9 @@ impl Api {
         Self::from_config(Config::new(uri))
     }
 
-    fn from_config(config: Config) -> Result<Self> {
+    fn from_config(mut config: Config) -> Result<Self> {
         let url = config.cluster_url.to_string();
+        trust_nobody_without_need(&mut config);
         let client =
             Client::try_from(config).map_err(|e| Error::Client { url: url.clone(), source: Box::new(e) })?;
         Ok(Self { client, url })
@@ -209,5 +211,31 @@ fn patch(
     match part {
         Part::Whole => at.patch(name, params, patch),
         Part::Status => at.patch_subresource("status", name, params, patch),
+    }
+}
+
+/// Over plain HTTP nobody's certificate is checked. A client that is not told so reads all that the system
+/// trusts when it is made, which takes milliseconds.
+fn trust_nobody_without_need(config: &mut Config) {
+    if config.cluster_url.scheme() == Some(&Scheme::HTTP) && config.proxy_url.is_none() {
+        config.root_cert.get_or_insert_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_needs_no_certificates_is_without_those_of_the_system() {
+        let roots = |url: &str, proxy: Option<&str>| {
+            let mut config = Config::new(url.parse().expect("a URL"));
+            config.proxy_url = proxy.map(|proxy| proxy.parse().expect("a URL"));
+            trust_nobody_without_need(&mut config);
+            config.root_cert
+        };
+        assert_eq!(roots("http://127.0.0.1:8080", None), Some(Vec::new()));
+        assert_eq!(roots("https://127.0.0.1:6443", None), None);
+        assert_eq!(roots("http://127.0.0.1:8080", Some("https://proxy:3128")), None);
     }
 }
