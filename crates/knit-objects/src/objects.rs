@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::api::{Api, ApiReader};
+use crate::api::{Api, ApiReader, Groups};
 use crate::backoff::{Backoff, jitter};
 use crate::error::{Attempt, Error, Result};
 use crate::folder::{Folder, FolderOptions};
@@ -53,6 +53,7 @@ struct Inner {
     problems: watch::Sender<Arc<Vec<Problem>>>,
     /// Objects of the API that could not be understood, by kind and key.
     not_understood: Mutex<BTreeMap<(String, Key), Problem>>,
+    groups: Groups,
 }
 
 #[derive(Debug)]
@@ -88,7 +89,14 @@ impl Objects {
     }
 
     fn new(backend: Backend, problems: watch::Sender<Arc<Vec<Problem>>>) -> Self {
-        Self { inner: Arc::new(Inner { backend, problems, not_understood: Mutex::default() }) }
+        Self {
+            inner: Arc::new(Inner {
+                backend,
+                problems,
+                not_understood: Mutex::default(),
+                groups: Groups::default(),
+            }),
+        }
     }
 
     /// The client, if the source is the Kubernetes API.
@@ -208,12 +216,23 @@ impl Objects {
     /// answer. A folder has every kind.
     pub async fn serves<K: Resource<DynamicType = ()>>(&self) -> Option<bool> {
         let Some(client) = self.client() else { return Some(true) };
-        match client.list_api_group_resources(&K::api_version(&())).await {
+        let failed = |error: kube::Error| {
+            tracing::debug!(kind = %K::kind(&()), %error, "cannot determine whether the API serves a kind");
+        };
+        let version = K::api_version(&());
+        match self.inner.groups.has(client, &version).await {
+            Ok(true) => {}
+            Ok(false) => return Some(false),
+            Err(error) => {
+                failed(error);
+                return None;
+            }
+        }
+        match client.list_api_group_resources(&version).await {
             Ok(list) => Some(list.resources.iter().any(|resource| resource.name == K::plural(&()))),
             Err(kube::Error::Api(status)) if status.code == 404 => Some(false),
             Err(error) => {
-                tracing::debug!(kind = %K::kind(&()), %error, "cannot determine whether the API serves a \
-                    kind");
+                failed(error);
                 None
             }
         }

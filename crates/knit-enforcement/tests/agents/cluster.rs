@@ -110,12 +110,8 @@ fn pods_start_where_the_api_was_starting_when_it_was_asked_for_kinds_that_it_doe
         .await;
         agent.stop(STOP).await;
         // Without the CRDs of policies, and asked for them while it comes up.
-        let kinds = &[
-            "/apis/policy.networking.k8s.io/v1alpha2",
-            "/apis/policy.networking.k8s.io/v1alpha1",
-            "/apis/k8s.cni.cncf.io/v1beta1",
-        ];
-        let agent = node.start_from(Source::Url(starting(&server, kinds).await), Mode::On).await;
+        let starting = starting(&server, &["/apis"]).await;
+        let agent = node.start_from(Source::Url(starting), Mode::On).await;
         let second = start(node, "second").await;
         assert!(!reaches(&first.space, second.addresses[0], REFUSED), "and policies are in force");
         agent.stop(STOP).await;

@@ -1,5 +1,6 @@
 //! The Kubernetes API as the source of objects.
 
+mod groups;
 mod reader;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub(crate) use groups::Groups;
 pub(crate) use reader::ApiReader;
 
 use crate::error::{Attempt, Error, Result};
