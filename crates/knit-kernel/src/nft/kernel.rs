@@ -20,6 +20,8 @@ use crate::netns::NetNs;
 const ATTEMPTS: u32 = 3;
 /// How often a table is read where others change theirs all the time, until two readings are the same.
 const READINGS: u32 = 8;
+/// In place of one family in a request for a listing.
+const EVERY_FAMILY: u8 = 0;
 /// What is kept free below the send buffer's size when a transaction is cut: no single change is longer.
 const CHUNK_MARGIN: usize = 8 * 1024;
 
@@ -130,7 +132,7 @@ impl Kernel {
         Ok(ours.map(|(_, rule)| rule.state).collect())
     }
 
-    /// Sends a listing request and decodes what comes back.
+    /// Sends a listing request for one family and decodes what comes back.
     fn list<T: Default>(
         &mut self,
         kind: u16,
@@ -138,8 +140,19 @@ impl Kernel {
         body: impl Fn(&mut Writer<'_>),
         each: impl Fn(Family, &Reader<'_>, &mut T),
     ) -> netlink::Result<T> {
+        self.list_of(kind, family as u8, body, each)
+    }
+
+    /// The same for the number of a family.
+    fn list_of<T: Default>(
+        &mut self,
+        kind: u16,
+        family: u8,
+        body: impl Fn(&mut Writer<'_>),
+        each: impl Fn(Family, &Reader<'_>, &mut T),
+    ) -> netlink::Result<T> {
         let request = |w: &mut Writer<'_>| {
-            w.fixed(&[family as u8, 0, 0, 0]);
+            w.fixed(&[family, 0, 0, 0]);
             body(w);
         };
         self.socket.dump_as(self.if_changed, kind, request, T::default, |out, message: Message<'_>| {
@@ -277,20 +290,16 @@ impl Nftables for Kernel {
     }
 
     fn tables(&mut self) -> Result<Vec<TableId>> {
-        let mut found = Vec::new();
-        for family in [Family::Ip, Family::Ip6, Family::Inet, Family::Netdev, Family::Bridge, Family::Arp] {
-            let listed = self.list(
-                msg::GETTABLE,
-                family,
-                |_| {},
-                |family, attrs, out: &mut Vec<_>| {
-                    out.extend(decode::table(family, attrs));
-                },
-            );
-            found.extend(
-                listed.map_err(listing(|| format!("{family} tables")))?.into_iter().map(|table| table.id),
-            );
-        }
+        let listed = self.list_of(
+            msg::GETTABLE,
+            EVERY_FAMILY,
+            |_| {},
+            |family, attrs, out: &mut Vec<_>| {
+                out.extend(decode::table(family, attrs));
+            },
+        );
+        let listed = listed.map_err(listing(|| "all tables".to_owned()))?;
+        let mut found: Vec<TableId> = listed.into_iter().map(|table| table.id).collect();
         found.sort();
         Ok(found)
     }
