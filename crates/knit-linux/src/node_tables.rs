@@ -17,7 +17,7 @@ use crate::router::uplink_elements;
 use crate::rules::{self, Elements, SetElement};
 use crate::setup::default_elements;
 use crate::shape::{RouterHome, Shape};
-use crate::tables::{Comparison, apply, difference, exchange};
+use crate::tables::{Applied, Comparison, apply, difference, exchange};
 use crate::uplink::node_end;
 
 /// What is known of the node's tables.
@@ -25,6 +25,8 @@ use crate::uplink::node_end;
 pub(crate) struct NodeTables {
     /// How often others had changed the rules when they were read and made right; none if they must be read.
     known_at: Option<u64>,
+    /// The same, if that was because there were none.
+    made_at: Option<u64>,
     /// The Networks whose part is in force, by their numbers.
     in_force: HashMap<u32, Arc<Shape>>,
     /// Parts that were found and follow from no Network that is in force, by the Networks' numbers: an
@@ -36,6 +38,12 @@ impl NodeTables {
     /// The Networks whose part is in force, by their numbers.
     pub fn in_force(&self) -> impl Iterator<Item = u32> + '_ {
         self.in_force.keys().copied()
+    }
+
+    /// How often others had changed the rules when all of the tables were made, if they were made anew; to be
+    /// asked once.
+    pub fn take_made(&mut self) -> Option<u64> {
+        self.made_at.take()
     }
 
     /// The Networks that have a part which follows from none that is in force, by their numbers.
@@ -162,8 +170,8 @@ impl Node {
     fn read_and_settle(&self, tables: &mut NodeTables, elements: &Elements<'_>, id: u32) -> Result<()> {
         let mut before = std::mem::take(tables);
         let at = self.space.rules_seen.now();
-        let state = apply(&self.space, &self.node_layout(), elements)?;
-        apply(&self.space, &rules::port::no_arp(), &Elements::none())?;
+        let Applied { state, is_new } = apply(&self.space, &self.node_layout(), elements)?;
+        let arp = apply(&self.space, &rules::port::no_arp(), &Elements::none())?;
         let mut found = parts_of(&state);
         found.remove(&id);
         before.in_force.retain(|other, shape| {
@@ -174,7 +182,8 @@ impl Node {
                 && difference(&state, found, &part(shape)).is_empty()
         });
         found.retain(|id, _| !before.in_force.contains_key(id));
-        *tables = NodeTables { known_at: Some(at), in_force: before.in_force, left: found };
+        let made_at = (is_new && arp.is_new).then_some(at);
+        *tables = NodeTables { known_at: Some(at), made_at, in_force: before.in_force, left: found };
         Ok(())
     }
 }

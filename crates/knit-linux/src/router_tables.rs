@@ -29,8 +29,13 @@ impl Net {
             return Ok(());
         }
         let at = self.space.rules_seen.now();
+        let mut are_new = true;
         for (layout, elements) in self.router_tables(shape, ports, &InMotion::default()) {
-            apply(&self.space, &layout, &Elements { wanted: elements, owns: &|_, _| true })?;
+            let elements = Elements { wanted: elements, owns: &|_, _| true };
+            are_new &= apply(&self.space, &layout, &elements)?.is_new;
+        }
+        if are_new {
+            self.space.rules_seen.compared(at);
         }
         *known = Some((at, Arc::clone(shape)));
         Ok(())

@@ -109,7 +109,17 @@ impl Core {
         let _alone = net.gate.writing();
         let handle = self.node.space.links()?;
         let ports = self.attachments.ports_by_name(&handle)?;
-        self.node.settle_part(&mut self.node.tables(), shape, &ports)?;
+        let made = {
+            let mut tables = self.node.tables();
+            self.node.settle_part(&mut tables, shape, &ports)?;
+            tables.take_made()
+        };
+        if let Some(at) = made.filter(|_| ports.is_empty())
+            && self.has_no_attachments()?
+        {
+            // The first set-up of this node: what was put there just now need not be read back.
+            self.node.space.rules_seen.compared(at);
+        }
         self.take_sources_of_lost(&net, &ports)?;
         self.attachments.settle_ports(&handle, shape, &ports, None)?;
         settings::settle(&self.node.space, &settings::forwarding(shape, Some(&facts.uplink)))?;
@@ -126,6 +136,16 @@ impl Core {
         difference.apply(&handle, &links).map_err(internal("update routes and neighbors"))?;
         net.set_shape(Arc::clone(shape), facts);
         self.sweep_ports()
+    }
+
+    /// Whether no Network has a pod here; what leads from the node's ports to one would have to be there, too.
+    fn has_no_attachments(&self) -> Result<bool> {
+        for net in self.networks.all()? {
+            if !net.attachments()?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(self.attachments.making().is_empty())
     }
 }
 

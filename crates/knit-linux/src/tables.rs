@@ -58,21 +58,29 @@ impl Comparison {
     }
 }
 
-/// Brings a table to its wanted shape with these elements. Returns what it is then, as far as it was read and
-/// planned.
+/// A table that was brought to what is wanted.
+pub(crate) struct Applied {
+    /// What it is now, as far as it was read and planned.
+    pub state: TableState,
+    /// It was not there before: nothing is in it that was not put there.
+    pub is_new: bool,
+}
+
+/// Brings a table to its wanted shape with these elements.
 pub(crate) fn apply(
     space: &NamespaceSockets,
     layout: &TableState,
     elements: &Elements<'_>,
-) -> Result<TableState> {
+) -> Result<Applied> {
     let table = layout.id().clone();
     let failed = || internal::<nft::Error>(format!("update table {table}"));
     let mut kernel = space.rules()?;
     let applied = nft::until_current(&mut *kernel, &table, PLAN_ATTEMPTS, |kernel, attempt, found| {
         let wanted = merge(layout.clone(), found.as_ref(), elements);
         let plan = nft::diff(found.as_ref(), &wanted);
+        let applied = Applied { state: wanted, is_new: found.is_none() };
         if plan.is_empty() {
-            return Ok(Some(wanted));
+            return Ok(Some(applied));
         }
         tracing::debug!(%table, changes = plan.len(), "rules");
         let elements_only =
@@ -80,7 +88,7 @@ pub(crate) fn apply(
         // Nobody else changes elements, so it does not matter for them what else has changed since.
         let at = (!elements_only).then_some(attempt.generation);
         match kernel.commit_planned(at, &plan) {
-            Ok(_) => Ok(Some(wanted)),
+            Ok(_) => Ok(Some(applied)),
             // What they belong to was there when it was read.
             Err(error) if error.is_not_found() && !attempt.last => Ok(None),
             Err(error) => Err(error),

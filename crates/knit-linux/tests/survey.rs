@@ -453,6 +453,41 @@ fn rules_that_nobody_else_touched_are_not_read() {
 }
 
 #[test]
+fn rules_that_were_made_just_now_are_not_read_back_unless_somebody_touched_them() {
+    in_namespaces(|| {
+        run(async {
+            let cluster = Cluster::new();
+            let (network, tenant) = (default_network(), green(&cluster.a));
+            cluster.a.setup(&network).await;
+            cluster.a.setup(&tenant).await;
+            let (space, router) = (&cluster.a.space, cluster.a.router(&tenant.name));
+            // As ours, so that nobody is told: a survey that reads the rules would find it.
+            delete_table(space, Family::Arp);
+            delete_table(&router, Family::Arp);
+            not_read(&cluster.a).await;
+            touch(space);
+            assert!(wrong_rules(&cluster.a).await.contains(&network.name), "touched: it is read");
+            touch(&router);
+            assert!(wrong_rules(&cluster.a).await.contains(&tenant.name), "touched: it is read");
+            cluster.a.setup(&network).await;
+            cluster.a.setup(&tenant).await;
+            whole(&cluster.a, "put right").await;
+            // Made anew while a pod is there whose port of the node is in the table, too.
+            let pod = TestPod::new("web");
+            let mut request = pod.request(&tenant, &["10.77.0.34", "fd77::22"]);
+            let (protocol, host_ip) = (Protocol::Udp, None);
+            request.ports = vec![PortMapping { protocol, host_port: 7000, container_port: 5000, host_ip }];
+            let _pod = pod.attached(&cluster.a, request).await;
+            as_stranger(|| delete_table(space, Family::Inet));
+            cluster.a.setup(&network).await;
+            cluster.a.setup(&tenant).await;
+            let survey = cluster.a.runtime.survey().await.expect("a survey");
+            assert_eq!(survey.attachments.len(), 1, "its port is closed, and that is seen: {survey:?}");
+        });
+    });
+}
+
+#[test]
 fn the_first_network_that_is_set_up_again_closes_the_uplinks_of_all() {
     in_namespaces(|| {
         run(async {
@@ -668,8 +703,13 @@ fn setting_up_a_network_reads_no_rules_that_nobody_else_touched() {
 fn what_a_survey_finds_wrong_is_put_right_although_nobody_was_heard_to_touch_it() {
     in_namespaces(|| {
         run(async {
-            let cluster = Cluster::with_tenants().await;
+            let mut cluster = Cluster::with_tenants().await;
+            // What an agent finds, it does not trust as it does what it made.
+            cluster.a.restart();
             let node = &cluster.a;
+            for network in [default_network(), blue(node), green(node)] {
+                node.setup(&network).await;
+            }
             // As ours, so that nobody is told: a set-up that goes by what it remembers leaves them out.
             delete_table(&node.space, Family::Arp);
             delete_table(&node.router("green"), Family::Arp);
