@@ -54,4 +54,4 @@ pub use backend::{Config, NftBackend, OpenError, remove_table};
 pub use backends::NftBackends;
 pub use families::kernel_families;
 pub use kube_proxy::{KubeProxy, LookError};
-pub use limits::{Limits, RefusedLimits};
+pub use limits::{Limits, RefusedLimits, cores};

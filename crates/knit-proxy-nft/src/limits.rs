@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use knit_kernel::NetNs;
@@ -50,6 +51,14 @@ impl Default for Limits {
     }
 }
 
+/// How many processors this process may use. Looked up once: the standard library reads the list of mounts
+/// for it.
+#[must_use]
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 impl Limits {
     /// The same without the number of entries, which is the whole machine's.
     #[must_use]
@@ -83,7 +92,6 @@ impl Limits {
     /// Writes what is not as it should be, and says how many values that were. What was refused before is
     /// neither tried nor told again.
     pub fn keep(&self, namespace: &NetNs, before: &mut RefusedLimits) -> usize {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let sysctls = match Sysctls::of(namespace) {
             Ok(sysctls) => sysctls,
             Err(error) => {
@@ -92,7 +100,7 @@ impl Limits {
             }
         };
         let (mut refused, mut written) = (Refused::default(), 0);
-        for (name, value) in self.plan(cores) {
+        for (name, value) in self.plan(cores()) {
             if before.0.contains(name) {
                 continue;
             }

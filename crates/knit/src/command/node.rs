@@ -309,8 +309,7 @@ fn config(args: Args) -> Result<AgentConfig> {
 fn half_of_the_table(namespace: &NetNs) -> u32 {
     const MOST: &str = "net/netfilter/nf_conntrack_max";
     let now = || Sysctls::of(namespace).ok()?.get(&Sysctl::new(MOST).ok()?).ok()?.trim().parse::<u64>().ok();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let planned = Limits::default().plan(cores).into_iter().find(|(name, _)| *name == MOST);
+    let planned = Limits::default().plan(knit_proxy_nft::cores()).into_iter().find(|(name, _)| *name == MOST);
     let least = planned.map(|(_, most)| most).into_iter().chain(now()).min().unwrap_or_default();
     u32::try_from(least / 2).unwrap_or(u32::MAX)
 }
