@@ -2,14 +2,14 @@
 //! with connection tracking, and rules in kube-proxy's shape, in the same run.
 //!
 //! Everything happens in namespaces of its own. Rounds of all cases take turns, so that all see the same
-//! machine; a row is the median of its rounds. The CPU is that of the whole machine, because most of what a
-//! packet costs is spent in soft interrupts: nothing else may run meanwhile.
+//! machine; a row is the median of its rounds. The CPU is that of both ends and of all in between.
 
 mod cpu;
 mod knit;
 mod services;
 mod shapes;
 mod traffic;
+mod tunnel_check;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result};
 use knit_kernel::NetNs;
 use knit_kernel::testing::program_in_namespaces;
 
+use self::cpu::SoftIrqThreads;
 use self::knit::{Cluster, NETWORKS};
 use self::services::TARGET;
 use self::shapes::Pair;
@@ -62,17 +63,21 @@ pub fn run() -> Result<Vec<Row>> {
     cases.extend(on_networks(&cluster));
     cases.extend(through_services(&cluster, &peers[2].1)?);
 
+    let threads = SoftIrqThreads::find()?;
     let mut rounds = BTreeMap::<(Load, usize), Vec<Round>>::new();
     for _ in 0..ROUNDS {
         for (load, count) in LOADS {
             for (at, case) in cases.iter().enumerate().filter(|(_, case)| case.has(load)) {
-                let ends = Ends { client: case.client, server: case.server, to: case.to, port: TARGET };
+                let (client, server, to) = (case.client, case.server, case.to);
+                let ends = Ends { client, server, to, port: TARGET, threads: &threads };
                 let round = ends.round(load, count).with_context(|| case.name.clone())?;
                 rounds.entry((load, at)).or_default().push(round);
             }
         }
     }
-    Ok(rows(&cases, &rounds))
+    let mut rows = rows(&cases, &rounds);
+    rows.extend(tunnel_check::rows(&cluster, &threads)?);
+    Ok(rows)
 }
 
 fn plain<'a>(name: &str, pair: &'a Pair) -> Vec<Case<'a>> {
@@ -151,10 +156,10 @@ fn rows(cases: &[Case<'_>], rounds: &BTreeMap<(Load, usize), Vec<Round>>) -> Vec
     let mut rows = Vec::new();
     for (load, _) in LOADS {
         let (what, metric, unit, cpu) = match load {
-            Load::Exchange => ("1 byte there and back, TCP", "p50", "us", "cpu, whole machine"),
-            Load::Connect => ("connect, 1 byte, close", "p50", "us", "cpu, whole machine"),
-            Load::Datagram => ("1 byte there and back, UDP", "p50", "us", "cpu, whole machine"),
-            Load::Stream => ("one stream", "rate", "Gbit/s", "cpu for 64 KiB, whole machine"),
+            Load::Exchange => ("1 byte there and back, TCP", "p50", "us", "cpu"),
+            Load::Connect => ("connect, 1 byte, close", "p50", "us", "cpu"),
+            Load::Datagram => ("1 byte there and back, UDP", "p50", "us", "cpu"),
+            Load::Stream => ("one stream", "rate", "Gbit/s", "cpu for 64 KiB"),
         };
         for (at, case) in cases.iter().enumerate() {
             let Some(ours) = summary(load, at) else { continue };
@@ -177,10 +182,12 @@ fn rows(cases: &[Case<'_>], rounds: &BTreeMap<(Load, usize), Vec<Round>>) -> Vec
     rows
 }
 
-/// The median of what was measured, and the mean of the CPU, which is counted in coarse ticks.
+/// The medians of what was measured.
 fn summed(rounds: &[Round]) -> Round {
-    let mut values: Vec<f64> = rounds.iter().map(|round| round.value).collect();
-    values.sort_by(f64::total_cmp);
-    let cpu = rounds.iter().map(|round| round.cpu).sum::<f64>() / rounds.len() as f64;
-    Round { value: values[values.len() / 2], cpu }
+    let median = |of: fn(&Round) -> f64| {
+        let mut values: Vec<f64> = rounds.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    Round { value: median(|round| round.value), cpu: median(|round| round.cpu) }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use knit_kernel::NetNs;
 
-use super::cpu::Cpu;
+use super::cpu::{Cpu, SoftIrqThreads};
 
 /// A lost packet ends the benchmark with an error instead of a hang.
 const PACKET_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +36,8 @@ pub enum Load {
 pub struct Round {
     /// The median time of an exchange or a connection in microseconds; of a stream, Gbit/s.
     pub value: f64,
-    /// The CPU of the whole machine for one exchange or connection, in microseconds; of a stream, for 64 KiB.
+    /// The CPU time of both ends and of all in between for one exchange or connection, in microseconds; of a
+    /// stream, for 64 KiB.
     pub cpu: f64,
 }
 
@@ -48,6 +49,7 @@ pub struct Ends<'a> {
     pub to: SocketAddr,
     /// Where the server listens: another port than `to` has if a service is in between.
     pub port: u16,
+    pub threads: &'a SoftIrqThreads,
 }
 
 impl Ends<'_> {
@@ -86,7 +88,7 @@ impl Ends<'_> {
             echo(&mut stream)
         });
         let mut stream = self.dial()?;
-        let round = timed(count, || byte(&mut stream))?;
+        let round = timed(self.threads, count, || byte(&mut stream))?;
         drop(stream);
         joined(server)?;
         Ok(round)
@@ -102,10 +104,10 @@ impl Ends<'_> {
             }
             Ok(())
         });
-        let to = self.to;
+        let (to, threads) = (self.to, self.threads);
         // In one visit: entering a namespace is not what is measured.
         let round = self.client.run(move || {
-            timed(count, || {
+            timed(threads, count, || {
                 let mut stream = TcpStream::connect_timeout(&to, PACKET_TIMEOUT)?;
                 prepare(&stream)?;
                 byte(&mut stream)
@@ -134,7 +136,7 @@ impl Ends<'_> {
         })??;
         client.set_read_timeout(Some(PACKET_TIMEOUT))?;
         let mut buffer = [0; 16];
-        let round = timed(count, || {
+        let round = timed(self.threads, count, || {
             client.send(b"x")?;
             client.recv(&mut buffer).map(drop)
         })?;
@@ -156,13 +158,13 @@ impl Ends<'_> {
         for _ in 0..chunks / 10 {
             stream.write_all(&data)?;
         }
-        let (cpu, begin) = (Cpu::now()?, Instant::now());
+        let (cpu, begin) = (Cpu::now(self.threads)?, Instant::now());
         for _ in 0..chunks {
             stream.write_all(&data)?;
         }
         stream.shutdown(std::net::Shutdown::Write)?;
         stream.read_exact(&mut [0])?;
-        let (cpu, time) = (cpu.since()?, begin.elapsed().as_secs_f64());
+        let (cpu, time) = (cpu.since(self.threads)?, begin.elapsed().as_secs_f64());
         joined(server)?;
         let bytes = (chunks * CHUNK) as f64;
         Ok(Round { value: bytes * 8.0 / time / 1e9, cpu: cpu * 65_536.0 / bytes })
@@ -170,18 +172,18 @@ impl Ends<'_> {
 }
 
 /// Runs `once` a tenth of `count` times to warm up, then `count` times under the clock.
-fn timed(count: usize, mut once: impl FnMut() -> io::Result<()>) -> Result<Round> {
+fn timed(threads: &SoftIrqThreads, count: usize, mut once: impl FnMut() -> io::Result<()>) -> Result<Round> {
     for _ in 0..count / 10 {
         once()?;
     }
     let mut times = Vec::with_capacity(count);
-    let cpu = Cpu::now()?;
+    let cpu = Cpu::now(threads)?;
     for _ in 0..count {
         let begin = Instant::now();
         once()?;
         times.push(begin.elapsed());
     }
-    let cpu = cpu.since()? / count as f64;
+    let cpu = cpu.since(threads)? / count as f64;
     times.sort();
     Ok(Round { value: times[count / 2].as_secs_f64() * 1e6, cpu })
 }
