@@ -27,8 +27,8 @@ pub(crate) fn of_primary() -> Rule {
 pub(crate) fn of_services() -> Rule {
     let said = "has(self.services) || has(self.clusterServices) || has(self.outside)";
     Rule::new(format!("{} || !({said})", has_router("self.topology"))).message(Message::Message(format!(
-        "services, clusterServices and outside are about a router, which {} Network does not have: leave them \
-         out",
+        "services, clusterServices and outside are about a router, which {} Network does not have: leave \
+         them out",
         with_article()
     )))
 }

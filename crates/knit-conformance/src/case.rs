@@ -139,8 +139,8 @@ macro_rules! ensure {
     };
 }
 
-/// A list of cases: `Profile Name function "promise"`, with a `Topology(..)` where the profile is that of one.
-/// A case is named like its function, in camel case.
+/// A list of cases: `Profile Name function "promise"`, with `Topology(..)` where the profile is that of one. A
+/// case is named like its function, in camel case.
 macro_rules! cases {
     ($($profile:ident$(($topology:ident))? $name:ident $function:ident $promise:literal)+) => {
         pub(crate) fn cases() -> Vec<$crate::case::Case> {

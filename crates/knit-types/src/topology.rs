@@ -5,10 +5,13 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A kind of Network is one entry here: its name in the API, its number in the KNI protocol (forever), and what
-/// everybody but its driver must know of it. `cargo xtask generate` writes the CRD and the protocol from it.
+/// A kind of Network is one entry here: its name in the API, its number in the KNI protocol (forever), and
+/// what everybody but its driver must know of it. `cargo xtask generate` writes the CRD and the protocol from it.
 macro_rules! topologies {
-    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal { $($field:ident: $value:expr),+ $(,)? })+) => {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident = $number:literal { $($field:ident: $value:expr),+ $(,)? }
+    )+) => {
         /// How pods of one Network reach each other.
         #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
         pub enum Topology {
@@ -118,8 +121,8 @@ impl Topology {
         self.properties().subnet_on_link
     }
 
-    /// Whether it is on a link of each node that the Network names, on a segment with hosts and addresses that
-    /// are not Knit's.
+    /// Whether it is on a link of each node that the Network names, on a segment with hosts and addresses
+    /// that are not Knit's.
     #[must_use]
     pub const fn is_on_host_link(self) -> bool {
         self.properties().host_link
@@ -139,6 +142,10 @@ impl Topology {
     }
 }
 
+#[expect(
+    clippy::derivable_impls,
+    reason = "a macro writes the enum, and only one of its entries is the default"
+)]
 impl Default for Topology {
     fn default() -> Self {
         Self::Layer3

@@ -1,4 +1,4 @@
-//! A topology is one entry in knit-types and one file in knit-linux: nothing else asks which one a Network has.
+//! A topology is one entry in knit-types and one file in knit-linux: nothing else asks which a Network has.
 
 mod sources;
 

@@ -1,8 +1,8 @@
 //! Kinds of Networks: what one is on a node, and what a pod of it has.
 //!
 //! One file for each kind, which is all that there is of it: everything else in this crate asks the driver. A
-//! new kind is a file here, and a line in [`of`]. Most kinds have a router; theirs say what is in it, and leave
-//! the verbs as they are. A kind without a router has verbs of its own.
+//! new kind is a file here, and a line in [`of`]. Most kinds have a router; theirs say what is in it, and
+//! leave the verbs as they are. A kind without a router has verbs of its own.
 
 mod routed;
 mod switched;
