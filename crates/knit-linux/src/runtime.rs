@@ -82,6 +82,7 @@ impl Runtime for LinuxRuntime {
             feature::ROUTES,
             feature::HOST_PORTS,
             feature::WATCH,
+            feature::COLLECT_GARBAGE,
         ];
         Ok(Info {
             name: Self::NAME.into(),
