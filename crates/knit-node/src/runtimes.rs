@@ -41,6 +41,8 @@ struct KnownRuntime {
     socket: Option<PathBuf>,
     /// What is wrong with it, if something is.
     problem: Option<String>,
+    /// How often something came to be wrong with it.
+    absences: u64,
     /// The Networks that it said it has when it was asked last, each with what is wrong with it there.
     networks: BTreeMap<String, Option<String>>,
 }
@@ -59,7 +61,14 @@ impl Runtimes {
         let info = runtime.info().await?;
         let runtime: Arc<dyn Runtime> = Arc::new(Announced::new(runtime, info.clone()));
         let name = info.name.clone();
-        let entry = KnownRuntime { runtime, info, socket: None, problem: None, networks: BTreeMap::new() };
+        let entry = KnownRuntime {
+            runtime,
+            info,
+            socket: None,
+            problem: None,
+            absences: 0,
+            networks: BTreeMap::new(),
+        };
         self.write().insert(name, entry);
         Ok(())
     }
@@ -164,6 +173,12 @@ impl Runtimes {
         entry.problem.is_none() && networks.iter().any(|network| !entry.networks.contains_key(network))
     }
 
+    /// How often a runtime was away, or not ready, since it was found.
+    #[must_use]
+    pub(crate) fn absences(&self, name: &str) -> u64 {
+        self.read().get(name).map_or(0, |known| known.absences)
+    }
+
     /// Tells each time that all of them were asked how they are.
     #[must_use]
     pub fn asked(&self) -> watch::Receiver<u64> {
@@ -213,6 +228,7 @@ impl Runtimes {
             return;
         };
         let refused = entry.socket.as_ref().and_then(|socket| self.refused().get(socket).cloned());
+        let was_well = entry.problem.is_none();
         entry.problem = refused.or(match status {
             Ok(Ok(status)) => {
                 let problem = |n: NetworkStatus| (n.name, (!n.ready).then_some(n.message));
@@ -224,6 +240,7 @@ impl Runtimes {
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("it does not answer: check its log".to_owned()),
         });
+        entry.absences += u64::from(was_well && entry.problem.is_some());
         let gone = entry.problem.is_some() && entry.socket.as_ref().is_some_and(|socket| !socket.exists());
         if gone {
             tracing::warn!(runtime = %name, "a network runtime's socket is gone");
@@ -270,6 +287,7 @@ impl Runtimes {
             info: info.clone(),
             socket: Some(socket.to_owned()),
             problem: None,
+            absences: 0,
             networks: BTreeMap::new(),
         };
         known.insert(info.name, entry);

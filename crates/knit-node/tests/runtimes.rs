@@ -236,7 +236,8 @@ async fn a_runtime_that_began_again_and_cannot_be_watched_waited_for_a_pass() {
     let node = Node::new();
     let (core, _followers) = followed(&node, &[]).await;
     node.other.restart();
-    eventually_asked(&core, "its Network is set up again", || node.other.networks().contains_key("other")).await;
+    eventually_asked(&core, "its Network is set up again", || node.other.networks().contains_key("other"))
+        .await;
     eventually_asked(&core, "its interface is made again", || node.other.attachments().len() == 1).await;
     // What has all that it was told is not told again.
     let set_ups = node.other.set_ups();
@@ -260,7 +261,8 @@ async fn a_runtime_that_was_not_ready_left_its_networks_ready() {
     let open = json!({"class": "other", "allowedNamespaces": {"from": "All"}});
     Arc::make_mut(&mut node.world.networks)
         .insert("second".into(), Arc::new(network("second", 5, "10.5.0.0/16", open)));
-    Arc::make_mut(&mut node.world.blocks).insert("second-a".into(), Arc::new(block("second", NODE, "10.5.0.0/28")));
+    Arc::make_mut(&mut node.world.blocks)
+        .insert("second-a".into(), Arc::new(block("second", NODE, "10.5.0.0/28")));
     let (core, _followers) = followed(&node, &[]).await;
     core.attach(node.request("s2", "shop", "second"), soon()).await.expect("attached");
     let problem = |name: &str| state(&core, name).problem;
@@ -286,7 +288,9 @@ async fn a_runtime_that_was_not_ready_left_its_networks_ready() {
         assert_eq!(said.reason, REASON_RUNTIME_DOWN);
         assert!(said.message.contains("no licence") && said.message.contains(OTHER), "{}", said.message);
     }
-    core.attach(node.request("s5", "shop", ""), soon()).await.expect("the default Network is not its business");
+    core.attach(node.request("s5", "shop", ""), soon())
+        .await
+        .expect("the default Network is not its business");
     core.assess();
     core.readiness().now().expect("nor is the node");
     // Well again: nobody waits until that was noticed.

@@ -82,10 +82,18 @@ fn the_example_passes() {
         assert_eq!(failed(&report), Vec::<&str>::new());
         assert!(report.conformant);
         let of = |name: &str| report.profiles.iter().find(|p| p.name == name).expect("a profile");
-        for name in
-            ["Core", "NetworkSetup", "Layer2", "IPv4", "IPv6", "StaticAddress", "StaticMac", "Mtu", "Routes",
-                "CollectGarbage"]
-        {
+        for name in [
+            "Core",
+            "NetworkSetup",
+            "Layer2",
+            "IPv4",
+            "IPv6",
+            "StaticAddress",
+            "StaticMac",
+            "Mtu",
+            "Routes",
+            "CollectGarbage",
+        ] {
             assert_eq!(of(name).result, "Passed", "{name}");
             assert_eq!(of(name).skipped, 0, "{name}");
         }

@@ -77,21 +77,26 @@ impl Reconciler {
     /// told, it is told again, and its attachments are checked.
     pub(crate) async fn attend(&self, name: &str, runtime: &Arc<dyn Runtime>, known: Known) {
         let mut asked = self.runtimes.asked();
-        let mut told = known == Known::FromStart;
+        // How often it had been away when it was told last.
+        let mut told = (known == Known::FromStart).then(|| self.runtimes.absences(name));
         let mut pause = Backoff::new(COMPARE_RETRY_DELAY, RETRY_MAX_DELAY);
         loop {
             asked.borrow_and_update();
-            told &= self.runtimes.is_well(name) && !self.lacks_networks(name).await;
-            if self.runtimes.is_well(name) && !told {
+            let absences = self.runtimes.absences(name);
+            let is_told = told == Some(absences) && !self.lacks_networks(name).await;
+            if self.runtimes.is_well(name) && !is_told {
                 tracing::info!(runtime = name, "telling a network runtime that was away what it is to have");
                 let mut outcome = Outcome::default();
                 let damaged = self.compare_foreign(name, runtime, &mut outcome).await;
-                self.attach_again(&damaged, &mut outcome).await;
-                told = outcome.failed == 0;
-                if !told {
-                    tokio::time::sleep(pause.next(jitter())).await;
+                // An interface that was made again too often of late has to wait.
+                let later = self.attach_again(&damaged, &mut outcome).await;
+                if later.is_some() || outcome.failed > 0 {
+                    told = None;
+                    let at = later.unwrap_or_else(|| Instant::now() + pause.next(jitter()));
+                    tokio::time::sleep_until(at).await;
                     continue;
                 }
+                told = Some(absences);
                 pause.reset();
             }
             // The sender lives as long as we do.
