@@ -46,6 +46,8 @@ pub enum Profile {
     Update,
     /// Changes told as they happen.
     Watch,
+    /// Attachments of sandboxes that are gone.
+    CollectGarbage,
 }
 
 /// How a case ended.
@@ -79,6 +81,7 @@ impl Profile {
             Self::HostPorts => feature::HOST_PORTS,
             Self::Update => feature::UPDATE,
             Self::Watch => feature::WATCH,
+            Self::CollectGarbage => feature::COLLECT_GARBAGE,
         })
     }
 
@@ -139,8 +142,8 @@ macro_rules! ensure {
     };
 }
 
-/// A list of cases: `Profile Name function "promise"`, with `Topology(..)` where the profile is that of one. A
-/// case is named like its function, in camel case.
+/// A list of cases: `Profile Name function "promise"`, with `Topology(..)` where the profile is that of one.
+/// A case is named like its function, in camel case.
 macro_rules! cases {
     ($($profile:ident$(($topology:ident))? $name:ident $function:ident $promise:literal)+) => {
         pub(crate) fn cases() -> Vec<$crate::case::Case> {
@@ -155,3 +158,19 @@ macro_rules! cases {
 }
 
 pub(crate) use {cases, ensure};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_feature_of_every_profile_is_known() {
+        for case in crate::cases() {
+            let feature = case.profile.feature();
+            assert!(
+                feature.is_none_or(|feature| feature::all().any(|known| known == feature)),
+                "{feature:?}"
+            );
+        }
+    }
+}

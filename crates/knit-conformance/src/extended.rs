@@ -31,8 +31,8 @@ cases! {
     NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of an unknown Network succeeds"
     Topology(Underlay) UnderlayIsOnLink underlay_is_on_link "a pod and another host on the link reach each \
         other directly"
-    Topology(Underlay) UnderlayAddressInUse underlay_address_in_use "an address that another host on the link \
-        has is refused with ADDRESS_IN_USE if duplicates are to be detected"
+    Topology(Underlay) UnderlayAddressInUse underlay_address_in_use "an address that another host on the \
+        link has is refused with ADDRESS_IN_USE if duplicates are to be detected"
     Ipv4 Ipv4Packets ipv4_packets "IPv4 packets flow"
     Ipv6 Ipv6Packets ipv6_packets "IPv6 packets flow, and addresses are usable at once"
     StaticAddress WantedAddress wanted_address "a requested address is the one that the interface has"

@@ -91,6 +91,7 @@ impl Runtime for LinuxRuntime {
             feature::ROUTES,
             feature::HOST_PORTS,
             feature::WATCH,
+            feature::COLLECT_GARBAGE,
         ];
         Ok(Info {
             name: Self::NAME.into(),

@@ -220,8 +220,19 @@ pub mod feature {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = &'static str> {
-        let others =
-            [NETWORK_SETUP, IPV4, IPV6, STATIC_ADDRESS, STATIC_MAC, MTU, ROUTES, HOST_PORTS, UPDATE, WATCH];
+        let others = [
+            NETWORK_SETUP,
+            IPV4,
+            IPV6,
+            STATIC_ADDRESS,
+            STATIC_MAC,
+            MTU,
+            ROUTES,
+            HOST_PORTS,
+            UPDATE,
+            WATCH,
+            COLLECT_GARBAGE,
+        ];
         others.into_iter().chain(topologies())
     }
 
@@ -256,4 +267,6 @@ pub mod feature {
     pub const UPDATE: &str = "Update";
     /// Changes can be watched.
     pub const WATCH: &str = "Watch";
+    /// Attachments of sandboxes that are gone are removed by one call.
+    pub const COLLECT_GARBAGE: &str = "CollectGarbage";
 }

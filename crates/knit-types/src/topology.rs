@@ -6,7 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// A kind of Network is one entry here: its name in the API, its number in the KNI protocol (forever), and
-/// what everybody but its driver must know of it. `cargo xtask generate` writes the CRD and the protocol from it.
+/// what everybody but its driver must know of it. `cargo xtask generate` writes the CRD and the protocol from
+/// it.
 macro_rules! topologies {
     ($(
         $(#[doc = $doc:literal])+
