@@ -50,6 +50,8 @@ pub enum Profile {
     Update,
     /// Changes told as they happen.
     Watch,
+    /// Attachments of sandboxes that are gone.
+    CollectGarbage,
 }
 
 /// How a case ended.
@@ -85,6 +87,7 @@ impl Profile {
             Self::HostPorts => feature::HOST_PORTS,
             Self::Update => feature::UPDATE,
             Self::Watch => feature::WATCH,
+            Self::CollectGarbage => feature::COLLECT_GARBAGE,
         })
     }
 

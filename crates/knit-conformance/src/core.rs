@@ -58,8 +58,8 @@ cases! {
     Core CheckSeesOtherNamespace check_sees_other_namespace "Check fails when the pod's path leads to \
         another namespace"
     Core CheckUnknown check_unknown "Check of an unknown attachment is ATTACHMENT_NOT_FOUND"
-    Core CollectGarbage collect_garbage "CollectGarbage removes and returns what is not in its list, and \
-        nothing else"
+    CollectGarbage CollectGarbage collect_garbage "CollectGarbage removes and returns what is not in its \
+        list, and nothing else"
 }
 
 async fn capabilities(bed: &Bed) -> Verdict {
@@ -91,6 +91,7 @@ async fn capabilities(bed: &Bed) -> Verdict {
         feature::HOST_PORTS,
         feature::UPDATE,
         feature::WATCH,
+        feature::COLLECT_GARBAGE,
     ];
     for announced in &answer.features {
         ensure!(

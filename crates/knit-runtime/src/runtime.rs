@@ -242,4 +242,6 @@ pub mod feature {
     pub const UPDATE: &str = "Update";
     /// Changes can be watched.
     pub const WATCH: &str = "Watch";
+    /// Attachments of sandboxes that are gone are removed by one call.
+    pub const COLLECT_GARBAGE: &str = "CollectGarbage";
 }

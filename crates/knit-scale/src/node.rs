@@ -19,8 +19,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::scenario::Peers;
-
 /// The namespace of all simulated pods.
 pub const NAMESPACE: &str = "scale";
 /// How long the first Lease of a node holds, which is renewed once the others know it.
@@ -177,7 +175,7 @@ impl WholeNode {
     ///
     /// # Errors
     /// When the agent does not start.
-    pub async fn start(number: u32, api: &str, directory: &Path, peers: Peers) -> Result<Self, StartError> {
+    pub async fn start(number: u32, api: &str, directory: &Path) -> Result<Self, StartError> {
         let directory = directory.join(name(number));
         let make = |path: &Path| {
             std::fs::create_dir_all(path)
@@ -188,10 +186,6 @@ impl WholeNode {
         // Comparing with the processes of this machine is of no use here.
         core.reconcile_every = Duration::from_secs(3600);
         core.block_wait = Duration::from_secs(60);
-        core.peers = match peers {
-            Peers::Objects => knit_node::Peers::Objects,
-            Peers::Slices => knit_node::Peers::Slices,
-        };
         let kernel = FakeKernel::default();
         let runtime = FakeRuntime::new(LINUX_RUNTIME, &kernel, &Life::default());
         let agent = Agent::start(AgentConfig {

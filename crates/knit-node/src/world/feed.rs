@@ -17,7 +17,6 @@ use super::blocks::{Blocks, KnownBlock};
 use super::boot::{BootCache, BootFile};
 use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices};
 use crate::claims::PodClaim;
-use crate::config::Peers;
 use crate::core::Core;
 use crate::front_door::annotation::wishes;
 
@@ -66,7 +65,7 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
     }));
 
     // A folder has Nodes and AddressBlocks themselves, and no controller that writes slices of them.
-    if core.config().peers == Peers::Slices && objects.client().is_some() {
+    if objects.client().is_some() {
         slices::start(core, objects, tasks)?;
     } else {
         core.world().update(|world| world.block_lists = None);

@@ -245,15 +245,24 @@ impl World {
     /// Whether all that a pod's way needs has arrived.
     #[must_use]
     pub fn is_synced(&self) -> bool {
+        let mut lists = self.block_lists.iter().flat_map(|lists| lists.values());
+        self.has_own_lists() && self.synced.nodes && lists.all(|list| list.whole)
+    }
+
+    /// Whether Services can be served: everything has arrived, or only slices have not, of which the last ones
+    /// were kept. What was kept is in force already; without it Services would stay as they were at the
+    /// agent's start until some controller writes slices.
+    #[must_use]
+    pub fn can_serve(&self) -> bool {
+        let mut lists = self.block_lists.iter().flat_map(|lists| lists.values());
+        let nodes = self.synced.nodes || (self.before.kept && self.block_lists.is_some());
+        self.has_own_lists() && nodes && lists.all(|list| list.whole || list.kept)
+    }
+
+    /// Whether all lists have arrived that this node reads itself, and not from slices.
+    fn has_own_lists(&self) -> bool {
         let s = self.synced;
-        let lists = self.block_lists.iter().flat_map(|lists| lists.values());
-        s.networks
-            && s.classes
-            && s.namespaces
-            && s.blocks
-            && s.nodes
-            && s.service_cidrs
-            && lists.into_iter().all(|list| list.whole)
+        s.networks && s.classes && s.namespaces && s.blocks && s.service_cidrs
     }
 }
 

@@ -107,8 +107,7 @@ async fn missing(world: &WorldStore, patience: Duration) -> Option<String> {
                     "no complete set of NodeSlices has arrived for {} s, although the API server \
                      answers: until it does, this node learns of no other nodes. Check that a controller is \
                      running that is not older than this agent, and that the CRDs and roles of deploy/ are \
-                     applied; or have agents read Nodes and AddressBlocks (KNIT_PEERS_FROM: objects in the \
-                     ConfigMap knit-config)",
+                     applied",
                     patience.as_secs()
                 ));
             }
@@ -494,7 +493,7 @@ mod tests {
     async fn an_agent_without_slices_served_the_default_network_of_its_own_node_and_said_nothing() {
         let world = WorldStore::default();
         let message = missing(&world, Duration::ZERO).await.expect("there are none");
-        assert!(message.contains("KNIT_PEERS_FROM: objects"), "{message}");
+        assert!(message.contains("Check that a controller is running"), "{message}");
         // While nobody answers, slices are not what is missing.
         world.update(|world| world.before.nodes_away = true);
         let waiting = missing(&world, Duration::from_millis(10));

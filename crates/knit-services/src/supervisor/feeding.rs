@@ -134,7 +134,7 @@ impl Supervisor {
 
     /// Nothing is programmed before all that there is has arrived, and it is known where it belongs.
     pub(super) fn tell_if_complete(&mut self) {
-        if self.told.is_none() && self.table.listed() && self.world.borrow().is_synced() {
+        if self.told.is_none() && self.table.listed() && self.world.borrow().can_serve() {
             let world = self.world.borrow().clone();
             // Nobody was told anything yet.
             let _ = self.permit(&world);

@@ -60,7 +60,7 @@ impl NetworkRuntime for Door {
         let has = |f: &str| runtimes.iter().any(|r| r.features.iter().any(|have| have == f));
         let mut features: Vec<String> =
             OF_RUNTIMES.into_iter().filter(|f| has(f)).map(str::to_owned).collect();
-        features.push(feature::WATCH.to_owned());
+        features.extend([feature::WATCH, feature::COLLECT_GARBAGE].map(str::to_owned));
         Ok(Response::new(wire::GetCapabilitiesResponse {
             name: "knit.dev/node".into(),
             version: env!("CARGO_PKG_VERSION").into(),
