@@ -431,6 +431,12 @@ impl Core {
         self.inner.reconciler.pass(pass).await
     }
 
+    /// Whether pods of this node have a Network, or claims have addresses of it here.
+    #[must_use]
+    pub fn has_pods_of(&self, network: &str) -> bool {
+        self.sandboxes().books().networks_in_use().contains(network)
+    }
+
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node.
     pub async fn keep_network(&self, name: &str) {

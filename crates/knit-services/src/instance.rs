@@ -356,7 +356,7 @@ impl Observer for PortTeller {
     }
 }
 
-fn listen(node: &NetNs, at: SocketAddr) -> std::io::Result<std::net::TcpListener> {
+pub(crate) fn listen(node: &NetNs, at: SocketAddr) -> std::io::Result<std::net::TcpListener> {
     node.run(|| bind(at)).map_err(std::io::Error::other).flatten()
 }
 

@@ -34,6 +34,7 @@ impl Supervisor {
             Command::Start { id, router, network, state } => {
                 let (instance, registry) = Instance::new(id, router, network, state);
                 self.registries.locked().insert(id, registry);
+                self.router_comes(&instance.name());
                 self.instances.insert(id, instance);
                 self.start(id).await;
             }
@@ -52,8 +53,10 @@ impl Supervisor {
                     let name = instance.name();
                     end(instance.running).await;
                     if self.instances.values().all(|other| other.name() != name) {
+                        self.absent.remove(&name);
                         self.steering.forget_network(&name);
                         self.internal.remove(&name);
+                        self.look_for_absent();
                     }
                 }
             }
