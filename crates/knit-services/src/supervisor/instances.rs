@@ -20,7 +20,7 @@ use knit_types::sync::Locked;
 
 use super::Supervisor;
 use super::feeding::send;
-use crate::instance::{self, Instance, InstanceFacts, Proxy, Servers, StartError, Started};
+use crate::instance::{self, Answers, Instance, InstanceFacts, Proxy, StartError, Started};
 use crate::services::{Command, Mode};
 use crate::steerer::Steerer;
 
@@ -114,14 +114,14 @@ impl Supervisor {
                 if started.left_over && *instance.state.borrow() == ServicesState::Waiting {
                     instance.set_state(ServicesState::Kept, &self.changed);
                 }
-                let servers = Servers {
+                let answers = Answers {
                     node: Arc::clone(&self.node),
                     healthz: self.config.healthz,
                     metrics: self.config.metrics,
                     registries: Arc::clone(&self.registries),
                     mode: self.config.backends.name(),
                 };
-                instance.started(started, servers);
+                instance.started(started, answers);
                 // Not for one that does not start, which is tried again and again.
                 self.keep_limits(id);
                 if self.told.is_some() {

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use knit_node::world::World;
-use knit_proxy::health::{CheckPlaces, serve_checks_at};
 use knit_proxy::model::{Family, NetworkName, NodeInfo};
 use knit_proxy::source::Event;
+use knit_proxy::vitals::{Checks, serve_health_checks};
 use tokio::task::AbortHandle;
 
 use super::Supervisor;
 use crate::absent::Absent;
-use crate::instance::listen;
+use crate::instance::{bind_on, log_server};
 
 /// One of them, with the task that answers its health checks.
 #[derive(Debug)]
@@ -141,17 +141,9 @@ impl Supervisor {
     }
 
     fn answer_checks(&self, absent: &Absent) -> AbortHandle {
-        let node = Arc::clone(&self.node);
-        let places = CheckPlaces {
-            addresses: Some(self.node_addresses()),
-            bind: Box::new(move |at| listen(&node, at)),
-        };
-        let checks = serve_checks_at(absent.health.clone(), places, |service, address, error| {
-            tracing::warn!(
-                "Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}"
-            );
-        });
-        tokio::spawn(checks).abort_handle()
+        let (health, checks) = (absent.health.clone(), Checks::On(self.node_addresses()));
+        let bind = bind_on(Arc::clone(&self.node));
+        tokio::spawn(serve_health_checks(health, checks, bind, &log_server)).abort_handle()
     }
 }
 
