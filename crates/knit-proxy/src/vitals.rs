@@ -171,7 +171,7 @@ pub async fn serve_health_checks(
     };
     let places = CheckPlaces { addresses, bind: Box::new(move |at| bind(at)) };
     let failed = |service: &ServiceName, at: SocketAddr, error: &io::Error| {
-        tell(ServerNews::NoCheck { service, at, error });
+        tell(&ServerNews::NoCheck { service, at, error });
     };
     serve_checks_at(health, places, failed).await;
 }
@@ -192,7 +192,7 @@ async fn serve_at<S: Future<Output = io::Result<()>>>(
     let Servers { bind, hard_fail, tell, .. } = servers;
     let mut told = false;
     let mut unavailable = |error: &io::Error| {
-        tell(ServerNews::Unavailable { what, at, again: std::mem::replace(&mut told, true), error });
+        tell(&ServerNews::Unavailable { what, at, again: std::mem::replace(&mut told, true), error });
     };
     loop {
         let opened = open_patiently(
@@ -211,7 +211,7 @@ async fn serve_at<S: Future<Output = io::Result<()>>>(
             Err(error) if is_no_family(&error) && !hard_fail => return Ok(()),
             Err(source) => return Err(ServerError { what, at, source }),
         };
-        tell(ServerNews::Listening { what, at: listener.local_addr().unwrap_or(at) });
+        tell(&ServerNews::Listening { what, at: listener.local_addr().unwrap_or(at) });
         if let Err(source) = serve(listener).await {
             if hard_fail {
                 return Err(ServerError { what, at, source });
