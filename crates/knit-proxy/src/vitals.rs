@@ -45,7 +45,7 @@ pub struct Servers {
     /// An address that is taken ends the servers. Otherwise it is tried again: a proxy works without them.
     pub hard_fail: bool,
     /// Is told how they stand.
-    pub tell: Arc<dyn Fn(ServerNews<'_>) + Send + Sync>,
+    pub tell: Arc<dyn Fn(&ServerNews<'_>) + Send + Sync>,
 }
 
 /// Opens a port for one family.
@@ -163,7 +163,7 @@ pub async fn serve_health_checks(
     health: Health,
     checks: Checks,
     bind: Bind,
-    tell: &(dyn Fn(ServerNews<'_>) + Send + Sync),
+    tell: &(dyn Fn(&ServerNews<'_>) + Send + Sync),
 ) {
     let addresses = match checks {
         Checks::OnNodePorts => None,

@@ -338,7 +338,7 @@ pub(crate) fn bind_on(node: Arc<NetNs>) -> Bind {
 }
 
 /// Says once what cannot be served.
-pub(crate) fn log_server(news: ServerNews<'_>) {
+pub(crate) fn log_server(news: &ServerNews<'_>) {
     match news {
         ServerNews::Listening { .. } | ServerNews::Unavailable { again: true, .. } => {}
         ServerNews::Unavailable { .. } => tracing::warn!("service proxy: {news}"),

@@ -308,7 +308,7 @@ async fn first_failure(servers: &mut JoinSet<Result<(), ServerError>>) -> anyhow
     std::future::pending().await
 }
 
-fn log_server(news: ServerNews<'_>) {
+fn log_server(news: &ServerNews<'_>) {
     match news {
         ServerNews::Listening { .. } => tracing::info!("{news}"),
         ServerNews::Unavailable { .. } => tracing::error!("{news}"),
