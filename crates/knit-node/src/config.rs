@@ -23,9 +23,9 @@ pub struct CoreConfig {
     pub cache_wait: Duration,
     /// How long a request waits for a further AddressBlock.
     pub block_wait: Duration,
-    /// How long all of one request by NRI waits for what is not there yet. The container runtime holds one
+    /// How long a request by NRI always may wait for what is not there yet. The container runtime holds one
     /// lock for the events of all pods of its node: what one tenant's pod waits for, every pod that starts
-    /// waits for.
+    /// waits for. More comes from what all requests may wait together.
     pub nri_wait: Duration,
     /// How long one call of a runtime may take.
     pub runtime_deadline: Duration,

@@ -126,7 +126,8 @@ impl Core {
             policies,
             shown.clone(),
         ));
-        let pipeline = Pipeline { config, world, sandboxes, runtimes, networks, report };
+        let nri_patience = Arc::default();
+        let pipeline = Pipeline { config, world, sandboxes, runtimes, networks, report, nri_patience };
         let reconciler = Reconciler {
             config: Arc::clone(&pipeline.config),
             world: Arc::clone(&pipeline.world),
@@ -175,8 +176,11 @@ impl Core {
     ) -> Result<Attached> {
         let core = self.clone();
         let operation = if request.start.is_some() { Operation::Attach } else { Operation::Plug };
-        let waits = Waits::of(&request, deadline, self.config());
+        let patience = &self.inner.pipeline.nri_patience;
+        let (waits, waiting) = Waits::of(&request, deadline, self.config(), patience);
         self.run(operation, async move {
+            // Given back when the request is done with.
+            let _waiting = waiting;
             let result = match core.claims_of(&mut request, history, waits).await {
                 Ok(()) => core.inner.pipeline.attach(&request, waits).await,
                 Err(error) => Err(error),
@@ -235,7 +239,9 @@ impl Core {
     pub(crate) async fn has_all(&self, request: &PodRequest) -> bool {
         let mut request = request.clone();
         let config = self.config();
-        let waits = Waits::of(&request, Instant::now() + config.request_deadline, config);
+        let patience = &self.inner.pipeline.nri_patience;
+        let deadline = Instant::now() + config.request_deadline;
+        let (waits, _waiting) = Waits::of(&request, deadline, config, patience);
         // Who has nothing yet needs no look at its claims.
         self.inner.pipeline.has_networks(&request)
             && self.claims_of(&mut request, History::Unknown, waits).await.is_ok()
