@@ -24,6 +24,7 @@ use crate::leader::{self, Leading};
 use crate::peers::{self, SharedCaches};
 use crate::plan::{Action, Indexed, Lane, Plan, REMEMBER};
 use crate::slices;
+use crate::whereabouts;
 use caches::{Caches, any_change};
 
 /// The controller of a cluster.
@@ -210,6 +211,7 @@ impl Controller {
                     () = slices::keep(self.objects.clone(), leads.clone()) => {}
                     () = self.show_devices(&leads) => {}
                     () = self.tell_peers(&leads) => {}
+                    () = whereabouts::keep(self.objects.clone(), self.caches.nodes.clone(), leads.clone()) => {}
                     _ = lost.wait_for(|leads| leads.term().is_none()) => {}
                 }
                 self.state.send_modify(|state| state.leading = false);
