@@ -31,6 +31,7 @@ mod network_attachment;
 mod network_class;
 mod node_network;
 mod policy_peer_slice;
+mod router_rules;
 mod slices;
 
 pub use address_block::{AddressBlock, AddressBlockSpec};

@@ -108,7 +108,8 @@ fn existing(net: &Net, plan: &Plan, request: &AttachRequest) -> Result<Option<Li
     if whole && driver.inspect(net, &link, &there).is_ok() {
         return Ok(Some(link));
     }
-    tracing::info!(sandbox = %there.sandbox, interface = %request.interface, "replacing a damaged attachment");
+    let interface = &request.interface;
+    tracing::info!(sandbox = %there.sandbox, %interface, "replacing a damaged attachment");
     unmake(net, Some(&link), &there)?;
     Ok(None)
 }

@@ -83,9 +83,6 @@ impl Runtime for LinuxRuntime {
     async fn info(&self) -> Result<Info> {
         let features = [
             feature::NETWORK_SETUP,
-            feature::LAYER2,
-            feature::LAYER3,
-            feature::UNDERLAY,
             feature::IPV4,
             feature::IPV6,
             feature::STATIC_ADDRESS,
@@ -94,11 +91,12 @@ impl Runtime for LinuxRuntime {
             feature::ROUTES,
             feature::HOST_PORTS,
             feature::WATCH,
+            feature::COLLECT_GARBAGE,
         ];
         Ok(Info {
             name: Self::NAME.into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            features: features.map(str::to_owned).into(),
+            features: features.into_iter().chain(feature::topologies()).map(str::to_owned).collect(),
         })
     }
 

@@ -29,7 +29,7 @@ use crate::config::{CoreConfig, MainInterfaces};
 use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
 use crate::front_door::nri;
-use crate::level::Repairs;
+use crate::level::{Known, Repairs};
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
@@ -431,6 +431,12 @@ impl Core {
         self.inner.reconciler.pass(pass).await
     }
 
+    /// Whether pods of this node have a Network, or claims have addresses of it here.
+    #[must_use]
+    pub fn has_pods_of(&self, network: &str) -> bool {
+        self.sandboxes().books().networks_in_use().contains(network)
+    }
+
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node.
     pub async fn keep_network(&self, name: &str) {
@@ -445,6 +451,11 @@ impl Core {
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.
     pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         self.inner.reconciler.keep_right(runtime).await;
+    }
+
+    /// Looks after one runtime that may go and come back, forever.
+    pub(crate) async fn attend(&self, name: &str, runtime: &Arc<dyn Runtime>, known: Known) {
+        self.inner.reconciler.attend(name, runtime, known).await;
     }
 
     /// Follows what one runtime tells of what it made, forever.

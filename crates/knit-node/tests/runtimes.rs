@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{NODE, Node, block, main_of, network};
-use knit_api::conditions::node_network::REASON_UNSUPPORTED;
+use knit_api::conditions::node_network::{REASON_NOT_SET_UP, REASON_RUNTIME_DOWN, REASON_UNSUPPORTED};
 use knit_cni::protocol::{Command, PROTOCOL_VERSION, Request};
 use knit_ipam::Mac;
 use knit_kernel::testing::{eventually, skip};
@@ -185,9 +185,9 @@ async fn a_network_whose_runtime_is_gone_says_why_it_stays() {
     assert!(core.networks().states().iter().all(|state| state.name != "other"));
 }
 
-/// A node whose Network `other` is served by a runtime behind a socket that can be watched, with one pod on
+/// A node whose Network `other` is served by a runtime behind a socket with one more feature, with one pod on
 /// it. No pass ever runs here.
-async fn followed(node: &Node) -> (Core, Followers) {
+async fn followed(node: &Node, more: &[&'static str]) -> (Core, Followers) {
     let config = node.config();
     let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
     let core = Core::new(Parts {
@@ -203,23 +203,125 @@ async fn followed(node: &Node) -> (Core, Followers) {
     let dir = core.config().runtimes_dir();
     std::fs::create_dir_all(&dir).expect("a directory");
     let socket = dir.join("other.sock");
-    let (served, runtime) =
-        (socket.clone(), FakeRuntime::new(OTHER, &node.other, &life).with(&[feature::WATCH]));
+    let (served, runtime) = (socket.clone(), FakeRuntime::new(OTHER, &node.other, &life).with(more));
     tokio::spawn(async move { wire::serve(&served, Arc::new(runtime), pending()).await });
     eventually("it listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
-    core.runtimes().refresh(&dir, Duration::from_secs(5)).await;
+    refresh(&core).await;
     core.attach(node.request("s1", "shop", "other"), soon()).await.expect("attached");
     assert_eq!(node.other.attachments().len(), 1);
     let mut followers = Followers::default();
     followers.keep_up(&core);
-    eventually("it is followed", Duration::from_secs(60), || node.other.is_watched());
+    if more.contains(&feature::WATCH) {
+        eventually("it is followed", Duration::from_secs(60), || node.other.is_watched());
+    }
     (core, followers)
+}
+
+async fn refresh(core: &Core) {
+    core.runtimes().refresh(&core.config().runtimes_dir(), Duration::from_secs(5)).await;
+}
+
+/// Waits for something while runtimes are asked how they are, as the agent does every few seconds.
+async fn eventually_asked(core: &Core, what: &str, condition: impl Fn() -> bool) {
+    let deadline = soon();
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: it never came");
+        refresh(core).await;
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_began_again_and_cannot_be_watched_waited_for_a_pass() {
+    let node = Node::new();
+    let (core, _followers) = followed(&node, &[]).await;
+    node.other.restart();
+    eventually_asked(&core, "its Network is set up again", || node.other.networks().contains_key("other"))
+        .await;
+    eventually_asked(&core, "its interface is made again", || node.other.attachments().len() == 1).await;
+    // What has all that it was told is not told again.
+    let set_ups = node.other.set_ups();
+    for _ in 0..20 {
+        refresh(&core).await;
+    }
+    assert_eq!(node.other.set_ups(), set_ups);
+    // It was away, and lost an interface meanwhile; its Network it still has.
+    node.other.fail(Faults { unwell: Some("out of order".into()), ..Faults::default() });
+    refresh(&core).await;
+    let away = || core.runtimes().describe().iter().any(|r| r.name == OTHER && !r.healthy);
+    eventually_asked(&core, "that is known", away).await;
+    node.other.lose("s1", "net1");
+    node.other.fail(Faults::default());
+    eventually_asked(&core, "its interface is made again", || node.other.attachments().len() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_was_not_ready_left_its_networks_ready() {
+    let mut node = Node::new();
+    let open = json!({"class": "other", "allowedNamespaces": {"from": "All"}});
+    Arc::make_mut(&mut node.world.networks)
+        .insert("second".into(), Arc::new(network("second", 5, "10.5.0.0/16", open)));
+    Arc::make_mut(&mut node.world.blocks)
+        .insert("second-a".into(), Arc::new(block("second", NODE, "10.5.0.0/28")));
+    let (core, _followers) = followed(&node, &[]).await;
+    core.attach(node.request("s2", "shop", "second"), soon()).await.expect("attached");
+    let problem = |name: &str| state(&core, name).problem;
+    refresh(&core).await;
+    assert_eq!((problem("other"), problem("second")), (None, None));
+    // One of its Networks is not ready: that one, and no other.
+    let why = Some(("other".to_owned(), "its uplink is down".to_owned()));
+    node.other.fail(Faults { network_unwell: why, ..Faults::default() });
+    refresh(&core).await;
+    let said = problem("other").expect("not ready");
+    assert_eq!(said.reason, REASON_NOT_SET_UP);
+    assert!(said.message.contains("its uplink is down"), "{}", said.message);
+    assert_eq!(problem("second"), None);
+    let refused = core.attach(node.request("s3", "shop", "other"), soon()).await.expect_err("refused");
+    assert!(refused.message.contains("its uplink is down"), "{refused}");
+    assert_eq!(refused.reason, Reason::NotReady);
+    core.attach(node.request("s4", "shop", "second"), soon()).await.expect("attached");
+    // All of it is not ready; nobody else is concerned.
+    node.other.fail(Faults { unwell: Some("no licence".into()), ..Faults::default() });
+    refresh(&core).await;
+    for name in ["other", "second"] {
+        let said = problem(name).expect("not ready");
+        assert_eq!(said.reason, REASON_RUNTIME_DOWN);
+        assert!(said.message.contains("no licence") && said.message.contains(OTHER), "{}", said.message);
+    }
+    core.attach(node.request("s5", "shop", ""), soon())
+        .await
+        .expect("the default Network is not its business");
+    core.assess();
+    core.readiness().now().expect("nor is the node");
+    // Well again: nobody waits until that was noticed.
+    node.other.fail(Faults::default());
+    core.attach(node.request("s3", "shop", "other"), soon()).await.expect("attached");
+    refresh(&core).await;
+    assert_eq!((problem("other"), problem("second")), (None, None));
+}
+
+#[tokio::test]
+async fn a_runtime_was_asked_to_collect_garbage_that_had_not_announced_it() {
+    let node = Node::new();
+    for lacks in [&[][..], &[feature::COLLECT_GARBAGE]] {
+        let core = core_without(&node, lacks, None).await;
+        core.attach(node.request("s1", "shop", "other"), soon()).await.expect("attached");
+        let runtime = core.runtimes().get(OTHER).expect("the runtime");
+        let kept = runtime.collect_garbage(&[common::id("s1")]).await.expect("collected");
+        assert!(kept.is_empty());
+        let removed = runtime.collect_garbage(&[]).await.expect("collected");
+        assert_eq!(removed.iter().map(|a| a.pod.sandbox.as_str()).collect::<Vec<_>>(), ["s1"]);
+        assert!(node.other.attachments().is_empty());
+        assert_eq!(node.other.garbage_calls() > 0, lacks.is_empty());
+        node.other.fail(Faults::default());
+        core.detach(common::id("s1"), None).await.expect("detached");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_foreign_runtime_lost_was_gone_until_the_next_pass() {
     let node = Node::new();
-    let (core, _followers) = followed(&node).await;
+    let (core, _followers) = followed(&node, &[feature::WATCH]).await;
     let lost = node.other.attachments();
     node.other.lose("s1", "net1");
     eventually("it is made again", Duration::from_secs(60), || !node.other.attachments().is_empty());
@@ -235,7 +337,7 @@ async fn what_a_foreign_runtime_lost_was_gone_until_the_next_pass() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_runtime_that_began_again_had_no_networks_until_the_next_pass() {
     let node = Node::new();
-    let (core, _followers) = followed(&node).await;
+    let (core, _followers) = followed(&node, &[feature::WATCH]).await;
     node.other.restart();
     eventually("its Network is set up again", Duration::from_secs(60), || {
         node.other.networks().contains_key("other")

@@ -1,9 +1,8 @@
 //! Kinds of Networks: what one is on a node, and what a pod of it has.
 //!
 //! One file for each kind, which is all that there is of it: everything else in this crate asks the driver. A
-//! new kind is a file here, a line in [`of`] and in [`ALL`], and a letter for marks. Most kinds have a
-//! router; theirs say what is in it, and leave the verbs as they are. A kind without a router has verbs of
-//! its own.
+//! new kind is a file here, and a line in [`of`]. Most kinds have a router; theirs say what is in it, and
+//! leave the verbs as they are. A kind without a router has verbs of its own.
 
 mod routed;
 mod switched;
@@ -219,7 +218,9 @@ pub(crate) struct Master {
 }
 
 /// All kinds.
-const ALL: [&dyn Driver; 3] = [&routed::Routed, &switched::Switched, &underlay::Underlay];
+fn all() -> impl Iterator<Item = &'static dyn Driver> {
+    Topology::ALL.into_iter().map(of)
+}
 
 /// The driver of a kind.
 pub(crate) fn of(topology: Topology) -> &'static dyn Driver {
@@ -254,13 +255,12 @@ fn lo() -> IfName {
 
 /// The names of links that others are ports of, of all kinds.
 pub(crate) fn masters() -> impl Iterator<Item = &'static str> {
-    ALL.into_iter().filter_map(|driver| driver.master().map(|master| master.name))
+    all().filter_map(|driver| driver.master().map(|master| master.name))
 }
 
 /// The kind that a mark is of, by the letters in it.
 pub(crate) fn of_letters(letters: &str) -> Topology {
-    let lettered =
-        ALL.into_iter().find(|driver| driver.letter().is_some_and(|letter| letters.contains(letter)));
+    let lettered = all().find(|driver| driver.letter().is_some_and(|letter| letters.contains(letter)));
     lettered.map_or(Topology::Layer3, Driver::topology)
 }
 
@@ -270,12 +270,12 @@ mod tests {
 
     #[test]
     fn every_kind_is_found_by_its_name_and_by_its_letter() {
-        for driver in ALL {
+        for driver in all() {
             assert_eq!(of(driver.topology()).topology(), driver.topology());
             let letters = driver.letter().map(String::from).unwrap_or_default();
             assert_eq!(of_letters(&format!("-dp{letters}")), driver.topology(), "{driver:?}");
         }
-        let letters: BTreeSet<_> = ALL.iter().map(|driver| driver.letter()).collect();
-        assert_eq!(letters.len(), ALL.len(), "no two kinds have one letter");
+        let letters: BTreeSet<_> = all().map(Driver::letter).collect();
+        assert_eq!(letters.len(), Topology::ALL.len(), "no two kinds have one letter");
     }
 }

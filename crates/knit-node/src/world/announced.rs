@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
-use knit_api::{NetworkAttachment, Topology};
+use knit_api::NetworkAttachment;
 use knit_ipam::{Mac, Standing, may_have_mac, pod_mac};
 use knit_model::{Network, attached_addresses};
 use knit_types::sync::Locked;
@@ -69,7 +69,7 @@ fn cannot_be_derived(
     }
     // Routed packets go to the node, whatever the pod's MAC.
     let derived = object.id().zip(deciding(addresses)).map(|(id, first)| pod_mac(id, first));
-    object.topology() == Topology::Layer2 && derived.is_some_and(|derived| derived != mac)
+    object.topology().is_switched() && derived.is_some_and(|derived| derived != mac)
 }
 
 /// Whether a node may announce this: it says where packets of every other node go. Each address is in a

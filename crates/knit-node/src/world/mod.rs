@@ -249,8 +249,8 @@ impl World {
         self.has_own_lists() && self.synced.nodes && lists.all(|list| list.whole)
     }
 
-    /// Whether Services can be served: everything has arrived, or only slices have not, of which the last ones
-    /// were kept. What was kept is in force already; without it Services would stay as they were at the
+    /// Whether Services can be served: everything has arrived, or only slices have not, of which the last
+    /// ones were kept. What was kept is in force already; without it Services would stay as they were at the
     /// agent's start until some controller writes slices.
     #[must_use]
     pub fn can_serve(&self) -> bool {
