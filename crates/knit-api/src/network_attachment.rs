@@ -97,8 +97,8 @@ pub struct NetworkAttachmentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// The node the pod runs on. Of an attachment that a user made, the controller says which node that is; the
-    /// node's agent does the rest.
+    /// The node the pod runs on. Of an attachment that a user made, the controller says which node that is;
+    /// the node's agent does the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Whether other nodes must be told of the interface, because its address or its MAC does not follow from

@@ -8,8 +8,8 @@
 //! writes come out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election,
 //! carrying writes out. The same pass runs at start and after every change.
 //!
-//! What policies need to know of pods comes and goes with pods, and is apart from that: `peers`. So is the node
-//! of each NetworkAttachment that a user made: `whereabouts`.
+//! What policies need to know of pods comes and goes with pods, and is apart from that: `peers`. So is the
+//! node of each NetworkAttachment that a user made: `whereabouts`.
 //!
 //! What its role must allow, and nothing more:
 //!

@@ -159,7 +159,10 @@ async fn interfaces_that_do_not_follow_from_blocks_are_in_the_slices_of_their_ne
     let earlier = json!({"metadata": {"name": "blue-0", "labels": {"knit.dev/network": "blue"}},
         "spec": {"network": "blue", "index": 0, "complete": true, "blocks": []}});
     create::<BlockSlice>(&objects, earlier).await;
-    let attachment = |name: &str, network: &str| json!({"metadata": {"namespace": "shop", "name": name}, "spec": {"pod": "web", "network": network}});
+    let attachment = |name: &str, network: &str| {
+        let spec = json!({"pod": "web", "network": network});
+        json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec})
+    };
     let told = |name: &str, status: Value| {
         Write::merge_status::<NetworkAttachment>(Key::namespaced("shop", name), json!({"status": status}))
     };
@@ -240,7 +243,9 @@ async fn users_attachments_are_told_the_nodes_of_their_pods() {
             "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "app", "image": "app"}]}})
     };
-    let attachment = |namespace: &str| json!({"metadata": {"namespace": namespace, "name": "mine"}, "spec": {"pod": "web", "network": "blue"}});
+    let spec = json!({"pod": "web", "network": "blue"});
+    let attachment =
+        |namespace: &str| json!({"metadata": {"namespace": namespace, "name": "mine"}, "spec": spec});
     let attachments = objects.watch::<NetworkAttachment>().cache().expect("a cache");
     let running = Running::start(objects.clone(), "a");
     // So many namespaces that pods are watched in all of them at once.

@@ -29,7 +29,8 @@ fn of(counts: &Counts, group: Group, kind: &str) -> Count {
 fn object(namespace: &str, name: &str, pod: &str) -> NetworkAttachment {
     serde_json::from_value(json!({
         "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
-        "metadata": {"namespace": namespace, "name": name}, "spec": {"pod": pod, "network": node::network_name(0)},
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": {"pod": pod, "network": node::network_name(0)},
     }))
     .expect("a NetworkAttachment")
 }
@@ -122,7 +123,8 @@ async fn one_tenants_objects_are_no_event_for_other_nodes_and_do_not_delay_other
     assert_eq!(since(Group::Probe, "blockslices").events, 0);
     let own = since(Group::Agents, KIND);
     println!("events to the tenant's node: {}; its writes: {}", own.events, own.writes);
-    // What it hears of each of them: its name, its finalizer and two statuses. And the patches of ten of them.
+    // What it hears of each of them: its name, its finalizer and two statuses. And the patches of ten of
+    // them.
     let most = u64::try_from(5 * (TOLD + 1) + PATCHES).expect("a number");
     assert!(own.events <= most, "{} events", own.events);
     let controllers = since(Group::Controller, KIND);

@@ -141,7 +141,10 @@ mod tests {
         let told = |more: serde_json::Value| Announced::of(object("a", "n1", &more)).is_some();
         assert!(!told(json!({})));
         assert!(told(json!({"status": {"announced": true}})));
-        let by = |by: &str| json!({"metadata": {"labels": {"knit.dev/announced": "true", "app.kubernetes.io/managed-by": by}}});
+        let by = |by: &str| {
+            let labels = json!({"knit.dev/announced": "true", "app.kubernetes.io/managed-by": by});
+            json!({"metadata": {"labels": labels}})
+        };
         assert!(told(by("knit")));
         // A user's own label says nothing.
         assert!(!told(by("helm")));

@@ -66,7 +66,9 @@ pub(crate) async fn keep(objects: Objects, nodes: Cache<NodeView>, leading: watc
                     Some(event) => followed &= !take(&mut known, event, &mut synced),
                 },
                 Some(told) = news.recv() => followed &= take_pod(&mut known, feed.take(told)),
-                Some((order, result)) = writing.next() => done(&mut known, &order, result.as_ref(), began.elapsed()),
+                Some((order, result)) = writing.next() => {
+                    done(&mut known, &order, result.as_ref(), began.elapsed());
+                }
                 () = later => {}
             }
         } else {

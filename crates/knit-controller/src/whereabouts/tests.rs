@@ -159,7 +159,8 @@ fn one_namespaces_ten_thousand_objects_delayed_another_ones_first() {
     }
     api.settle();
     assert_eq!(api.node(&place("shop", "good")), Some("n1"));
-    // Of the others a node hears as many as its agent would take, and the rest is told once that it is too much.
+    // Of the others a node hears as many as its agent would take, and the rest is told once that it is too
+    // much.
     let told =
         |api: &Api| api.objects.iter().filter(|((ns, _), o)| &**ns == "evil" && o.node.is_some()).count();
     assert_eq!(told(&api), PER_NODE);
@@ -243,7 +244,8 @@ fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         4 => (0_usize..3, 0_usize..6, 0_usize..3).prop_map(|(n, o, p)| Happening::Object(n, o, p)),
         2 => (0_usize..3, 0_usize..6).prop_map(|(n, o)| Happening::Delete(n, o)),
-        4 => (0_usize..3, 0_usize..3, prop::option::of(0_usize..3)).prop_map(|(n, p, o)| Happening::Pod(n, p, o)),
+        4 => (0_usize..3, 0_usize..3, prop::option::of(0_usize..3))
+            .prop_map(|(n, p, on)| Happening::Pod(n, p, on)),
         6 => (1_usize..4, any::<bool>()).prop_map(|(most, works)| Happening::Write(most, works)),
         2 => (0_usize..3, 0_usize..6).prop_map(|(n, o)| Happening::Patch(n, o)),
         1 => (0_u64..5).prop_map(Happening::Later),
@@ -264,7 +266,8 @@ proptest! {
                 Happening::Object(n, o, p) => api.put(object(n, o), asked(&format!("p{p}"), clock)),
                 Happening::Delete(n, o) => api.delete(&object(n, o)),
                 Happening::Pod(n, p, node) => {
-                    let (pod, node) = (place(&format!("ns{n}"), &format!("p{p}")), node.map(|n| format!("n{n}")));
+                    let pod = place(&format!("ns{n}"), &format!("p{p}"));
+                    let node = node.map(|n| format!("n{n}"));
                     api.pod(&pod, node.as_deref());
                     match node {
                         Some(node) => drop(pods.insert(pod, node)),

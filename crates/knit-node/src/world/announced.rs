@@ -2,8 +2,8 @@
 //!
 //! Where a pod's address is follows from the block that it is out of, and so does its MAC. What a pod asked
 //! for may be outside of its node's blocks, or have another MAC: then every other node has to be told. Agents
-//! say so in the status of its NetworkAttachment, and the controller puts it into the slices of its Network, so
-//! that nobody follows all attachments of the cluster.
+//! say so in the status of its NetworkAttachment, and the controller puts it into the slices of its Network,
+//! so that nobody follows all attachments of the cluster.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

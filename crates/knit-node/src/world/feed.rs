@@ -64,8 +64,8 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         apply(&mut world.namespaces, event, name_of).note(&mut world.synced.namespaces)
     }));
 
-    // A folder has Nodes, AddressBlocks and NetworkAttachments themselves, and no controller that writes slices
-    // of them.
+    // A folder has Nodes, AddressBlocks and NetworkAttachments themselves, and no controller that writes
+    // slices of them.
     if objects.client().is_some() {
         slices::start(core, objects, tasks)?;
     } else {

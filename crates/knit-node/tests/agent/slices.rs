@@ -205,7 +205,8 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     assert!(inside.contains(&"192.0.2.2/32".parse().expect("a range")), "{inside:?}");
     assert!(!agent.core().world().get().nodes.contains_key("node-9"), "Nodes themselves are not followed");
 
-    // What does not follow from blocks is told there, too. A controller of an earlier version says nothing of it.
+    // What does not follow from blocks is told there, too. A controller of an earlier version says nothing
+    // of it.
     let told = json!([{"attachment": "shop/vm", "pod": "vm", "node": "node-2", "addresses": ["10.2.200.1"],
         "mac": "02:00:00:00:00:07"}]);
     let say = async |announced: Value| {

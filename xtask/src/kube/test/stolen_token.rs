@@ -51,8 +51,8 @@ pub fn one_nodes(bed: &Bed) -> Result<()> {
     ensure!(!other.kubectl(&["delete", "networkattachment", "own", "-n", SPACE], None)?, "n2 deleted n1's");
     ensure!(!thief.kubectl(&["get", "secrets", "-A"], None)?, "an agent reads secrets");
 
-    // It says that a foreign address is on its node; the other node is told, and does not believe it. The Network and
-    // the pod come after it, and once the other node's agent has served those, it has seen this.
+    // It says that a foreign address is on its node; the other node is told, and does not believe it. The
+    // Network and the pod come after it, and once the other node's agent has served those, it has seen this.
     until("the foreign address in a slice", LIMIT, || {
         Ok(bed.kubectl(&["get", "blockslices", "-o", "json"])?.contains(FOREIGN).then_some(()))
     })?;

@@ -2,11 +2,11 @@
 //! What an object asks for is the same request that other doors make, and is carried out by the same
 //! pipeline.
 //!
-//! One pass looks at the objects of namespaces in which something has changed, and decides, without waiting for
-//! anything, what is to be done for which pod; workers do it, one per pod and direction. So nobody's objects
-//! hold up another's, what is to go never waits for what is to come, and what one tenant does is no work for
-//! the objects of others. What fails is tried again after a pause that doubles each time, and is told and
-//! logged when it changes only.
+//! One pass looks at the objects of namespaces in which something has changed, and decides, without waiting
+//! for anything, what is to be done for which pod; workers do it, one per pod and direction. So nobody's
+//! objects hold up another's, what is to go never waits for what is to come, and what one tenant does is no
+//! work for the objects of others. What fails is tried again after a pause that doubles each time, and is
+//! told and logged when it changes only.
 
 mod pace;
 mod work;
