@@ -23,10 +23,10 @@ use knit_node::testing::{FakeRuntime, Faults, Life};
 use knit_node::{Core, Parts, Reason};
 use knit_runtime::{PortMapping, Protocol, feature, wire};
 use knit_testbed::wait::holds_when_asked;
-use knit_testbed::wait::holds_when_asked;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 const OTHER: &str = "example.com/other";
 

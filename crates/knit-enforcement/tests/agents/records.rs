@@ -55,7 +55,7 @@ fn a_pod_stays_isolated_if_the_next_agent_cannot_read_its_record() {
             if field == "format" {
                 assert!(!reaches(&client.space, late.expect("added").addresses[0], REFUSED));
             } else {
-                let error = late.err().expect("nothing is changed, so that it cannot be isolated");
+                let error = late.expect_err("nothing is changed, so that it cannot be isolated");
                 assert!(error.contains("does not name its pod"), "{error}");
                 // Its DEL ends that.
                 node.del(&server).await;
@@ -106,8 +106,7 @@ fn a_pod_stays_isolated_if_the_ledger_is_lost() {
             let agent = node.start().await;
             let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
             if !told {
-                let error =
-                    node.add_with("shop", "late", &plain).await.err().expect("nothing can be changed");
+                let error = node.add_with("shop", "late", &plain).await.expect_err("nothing can be changed");
                 assert!(error.contains("does not name its pod"), "{error}");
                 assert!(!reaches(&client.space, server.addresses[0], REFUSED), "nobody took it away");
                 // Its kubelet tells its address at last.
