@@ -22,6 +22,7 @@ use knit_node::reconcile::Pass;
 use knit_node::testing::{FakeRuntime, Faults, Life};
 use knit_node::{Core, Parts, Reason};
 use knit_runtime::{PortMapping, Protocol, feature, wire};
+use knit_testbed::wait::holds_when_asked;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -223,12 +224,11 @@ async fn refresh(core: &Core) {
 
 /// Waits for something while runtimes are asked how they are, as the agent does every few seconds.
 async fn eventually_asked(core: &Core, what: &str, condition: impl Fn() -> bool) {
-    let deadline = soon();
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what}: it never came");
+    let asked = async || {
         refresh(core).await;
-        tokio::task::yield_now().await;
-    }
+        condition()
+    };
+    holds_when_asked(what, asked).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
