@@ -53,7 +53,9 @@ pub use node_network::{
     NodeNetworkStatusNetwork, NodeRuntime,
 };
 pub use policy_peer_slice::{PolicyPeer, PolicyPeerPort, PolicyPeerSlice, PolicyPeerSliceSpec};
-pub use slices::{BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceNode};
+pub use slices::{
+    BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceInterface, SliceNode,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

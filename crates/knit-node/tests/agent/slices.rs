@@ -205,8 +205,35 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     assert!(inside.contains(&"192.0.2.2/32".parse().expect("a range")), "{inside:?}");
     assert!(!agent.core().world().get().nodes.contains_key("node-9"), "Nodes themselves are not followed");
 
+    // What does not follow from blocks is told there, too. A controller of an earlier version says nothing
+    // of it.
+    let told = json!([{"attachment": "shop/vm", "pod": "vm", "node": "node-2", "addresses": ["10.2.200.1"],
+        "mac": "02:00:00:00:00:07"}]);
+    let say = async |announced: Value| {
+        let patch = json!({"spec": {"announced": announced}});
+        objects.write(&Write::merge::<BlockSlice>(Key::cluster("blue-0"), patch)).await.expect("written");
+    };
+    let announced = |agent: &Agent| agent.core().world().get().announced.len();
+    say(told.clone()).await;
+    holds("an interface", || announced(&agent) == 1).await;
+    say(Value::Null).await;
+    let block = json!({"name": "blue-node-2b", "node": "node-2", "ipv4": "10.2.0.64/28"});
+    let mark = json!({"metadata": {"name": "blue-2", "labels": {"knit.dev/network": "blue"}},
+        "spec": {"network": "blue", "index": 2, "blocks": [block]}});
+    create::<BlockSlice>(&objects, &mark).await;
+    holds("one block more", || told_blocks(&node, "blue").len() == 3).await;
+    assert_eq!(announced(&agent), 1, "nothing was said of it");
+    say(json!([])).await;
+    holds("the end of the interface", || announced(&agent) == 0).await;
+    objects.write(&Write::delete::<BlockSlice>(Key::cluster("blue-2"))).await.expect("deleted");
+    holds("one block less", || told_blocks(&node, "blue").len() == 2).await;
+    say(told).await;
+    holds("the interface", || announced(&agent) == 1).await;
+
     let kept = node.path("state").join("boot-cache.json");
-    let all_kept = |text: String| text.contains("10.2.0.16/28") && text.contains("\"whole\"");
+    let all_kept = |text: String| {
+        ["10.2.0.16/28", "\"whole\"", "10.2.200.1"].into_iter().all(|part| text.contains(part))
+    };
     holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
 
     // Somebody deletes all slices: whoever was known stays known.
@@ -230,6 +257,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     let agent = start().await;
     result(node.call(node.request(Command::Add, "b", "blue")).await);
     assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2", "node-3"]);
+    assert_eq!(announced(&agent), 1);
     // One that says that the other nodes are gone is believed once all of it is there.
     let [_, default, mut blue] = slices(true);
     blue["spec"]["blocks"].as_array_mut().expect("blocks").truncate(1);
