@@ -131,8 +131,8 @@ mod tests {
         fn all_waiting_is_a_share_of_the_time(
             requests in prop::collection::vec((0_u64..3000, 0_u64..2000), 1..200),
         ) {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-            runtime.expect("a runtime").block_on(async {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            runtime.enable_time().start_paused(true).build().expect("a runtime").block_on(async {
                 let (account, begin) = (Arc::new(NriPatience::default()), Instant::now());
                 let mut waited = Duration::ZERO;
                 for (wants, pause) in requests {

@@ -35,8 +35,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Has a Network set up here. Work that takes longer than a request by NRI may wait goes on without it: who
-    /// comes again finds it done.
+    /// Has a Network set up here. Work that takes longer than a request by NRI may wait goes on without it:
+    /// who comes again finds it done.
     async fn set_up(&self, network: &str, patience: WaitLimit, waits: Waits) -> Result<()> {
         let Some(soon) = waits.soon().filter(|_| !self.networks.is_set_up(network)) else {
             return self.networks.ensure(network, patience).await;
