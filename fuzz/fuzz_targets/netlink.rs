@@ -13,6 +13,8 @@ fuzz_target!(|data: &[u8]| {
             + usize::from(Address::parse(&message).is_some())
             + usize::from(Route::parse(&message).is_some())
             + usize::from(Rule::parse(&message).is_some())
+            + usize::from(knit_kernel::qdisc::Qdisc::parse(&message).is_some())
+            + usize::from(knit_kernel::qdisc::Redirect::parse(&message).is_some())
             + usize::from(Neighbour::parse(&message).is_some())
             + usize::from(FdbEntry::parse(&message).is_some());
         assert!(parsed <= 1, "a message is one thing at most");

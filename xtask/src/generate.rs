@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use knit_types::Topology;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -50,6 +51,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         ));
         names.push(format!("  - {name}.yaml\n"));
     }
+    files.push(topologies_of_protocol()?);
     files.push((
         PathBuf::from("deploy/crds/kustomization.yaml"),
         format!(
@@ -59,6 +61,22 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         ),
     ));
     Ok(files)
+}
+
+/// The protocol of network runtimes, with the topologies that there are.
+fn topologies_of_protocol() -> Result<(PathBuf, String)> {
+    let path = PathBuf::from("crates/knit-api/proto/kni/v1alpha1/kni.proto");
+    let full = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&path);
+    let text = fs::read_to_string(full).with_context(|| format!("cannot read {}", path.display()))?;
+    let (before, rest) = text.split_once("enum Topology {\n").context("the protocol has topologies")?;
+    let (_, after) = rest.split_once('}').context("the topologies end")?;
+    let mut values = "  // Not said; refused.\n  TOPOLOGY_UNSPECIFIED = 0;\n".to_owned();
+    for topology in Topology::ALL {
+        let (name, number) = (topology.as_str().to_uppercase(), topology.number());
+        values += &format!("  //{}\n  {name} = {number};\n", topology.description());
+    }
+    let generated = format!("{before}enum Topology {{\n{values}}}{after}");
+    Ok((path, generated))
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ mod network_attachment;
 mod network_class;
 mod node_network;
 mod policy_peer_slice;
+mod router_rules;
 mod slices;
 
 pub use address_block::{AddressBlock, AddressBlockSpec};
@@ -52,7 +53,9 @@ pub use node_network::{
     NodeNetworkStatusNetwork, NodeRuntime,
 };
 pub use policy_peer_slice::{PolicyPeer, PolicyPeerPort, PolicyPeerSlice, PolicyPeerSliceSpec};
-pub use slices::{BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceNode};
+pub use slices::{
+    BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceInterface, SliceNode,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::common::{AddressCounts, Route};
+use crate::router_rules;
 
 /// A network that pods attach to. Addresses are unique inside one Network; two Networks may overlap.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
@@ -53,10 +54,7 @@ use crate::common::{AddressCounts, Route};
         "the Network default serves load-balancer addresses like kube-proxy, whoever they belong to: leave \
         services.nodeAddresses out"
     ),
-    validation = Rule::new("self.metadata.name != 'default' || self.spec.topology != 'Underlay'").message(
-        "the Network default cannot be Underlay, where there are no Services and no NetworkPolicy: write \
-        topology: Layer3"
-    ),
+    validation = router_rules::of_default(),
     validation = Rule::new("self.metadata.name != 'default' || !(has(self.spec.nodeSelector) || \
     has(self.spec.scheduling))").message(
         "the Network default is for every node and its addresses do not count in scheduling: leave \
@@ -72,13 +70,8 @@ use crate::common::{AddressCounts, Route};
     validation = Rule::new("(self.topology == 'Underlay') == has(self.underlay)")
         .message("topology: Underlay and underlay go together: name the nodes' links, for example underlay: \
         {parents: [{name: eth1}]}"),
-    validation = Rule::new("self.topology != 'Underlay' || !has(self.primaryFor)")
-        .message("an Underlay Network cannot be a primary one, since it has no Services and no \
-        NetworkPolicy: leave primaryFor out and let pods ask for it"),
-    validation = Rule::new("self.topology != 'Underlay' || !(has(self.services) || \
-    has(self.clusterServices) || has(self.outside))")
-        .message("services, clusterServices and outside are about a router, which an Underlay Network does \
-        not have: leave them out"),
+    validation = router_rules::of_primary(),
+    validation = router_rules::of_services(),
 )]
 pub struct NetworkSpec {
     /// The NetworkClass, which determines the runtime that serves this Network.

@@ -22,6 +22,8 @@ use crate::common::Route;
     derive = "PartialEq",
     selectable = ".spec.network",
     selectable = ".spec.pod",
+    selectable = ".status.node",
+    selectable = ".status.announced",
     doc = "One pod interface on one Network: written by the node agent, or by a user to attach a \
     running pod to a Network.",
     printcolumn(name = "Pod", type_ = "string", json_path = ".spec.pod"),
@@ -95,9 +97,14 @@ pub struct NetworkAttachmentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// The node the pod runs on.
+    /// The node the pod runs on. Of an attachment that a user made, the controller says which node that is;
+    /// the node's agent does the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// Whether other nodes must be told of the interface, because its address or its MAC does not follow from
+    /// its node's AddressBlocks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub announced: bool,
     /// The container runtime's id of the pod's sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_id: Option<String>,

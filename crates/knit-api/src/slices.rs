@@ -76,6 +76,29 @@ pub struct BlockSliceSpec {
     #[serde(default)]
     #[schemars(length(max = 500))]
     pub blocks: Vec<SliceBlock>,
+    /// Pods' interfaces of which the address or the MAC does not follow from the blocks. Missing if the
+    /// controller does not write them here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 500))]
+    pub announced: Option<Vec<SliceInterface>>,
+}
+
+/// A pod's interface that other nodes are told of.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SliceInterface {
+    /// Its NetworkAttachment, as `namespace/name`.
+    pub attachment: String,
+    /// The pod, in the same namespace.
+    pub pod: String,
+    /// The node that the pod runs on.
+    pub node: String,
+    /// The interface's addresses, one per family.
+    #[serde(default)]
+    #[schemars(length(max = 2))]
+    pub addresses: Vec<String>,
+    /// The interface's MAC address.
+    pub mac: String,
 }
 
 /// One AddressBlock.

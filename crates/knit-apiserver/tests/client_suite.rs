@@ -10,6 +10,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Secret, Service};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use knit_apiserver::{Config as ServerConfig, Server};
+use knit_testbed::wait::holds_when_asked;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions,
     PropagationPolicy, WatchEvent, WatchParams,
@@ -67,7 +68,8 @@ async fn suite(config: Config) {
     finalizers_and_owners(&client, &ns).await;
 
     namespaces.delete(&ns, &DeleteParams::default()).await.unwrap();
-    eventually("the namespace is gone", || async { namespaces.get_opt(&ns).await.unwrap().is_none() }).await;
+    holds_when_asked("the namespace is gone", || async { namespaces.get_opt(&ns).await.unwrap().is_none() })
+        .await;
     let configs: Api<ConfigMap> = Api::namespaced(client, &ns);
     let refused = configs.create(&PostParams::default(), &config_map("late", &[])).await;
     assert_eq!(status(refused).code, 404);
@@ -88,16 +90,6 @@ fn status<T: std::fmt::Debug>(result: Result<T, Error>) -> Status {
         Err(Error::Api(status)) => *status,
         other => panic!("should have been refused: {other:?}"),
     }
-}
-
-async fn eventually<F: Future<Output = bool>>(what: &str, condition: impl Fn() -> F) {
-    for _ in 0..1200 {
-        if condition().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("not within 60 s: {what}");
 }
 
 async fn objects(client: &Client, ns: &str) {
@@ -315,7 +307,7 @@ async fn selectors_and_pages(client: &Client, ns: &str) {
         .delete_collection(&DeleteParams::default(), &ListParams::default().labels("parity"))
         .await
         .unwrap();
-    eventually("the collection is gone", || async {
+    holds_when_asked("the collection is gone", || async {
         configs.list(&ListParams::default().labels("parity")).await.unwrap().items.is_empty()
     })
     .await;
@@ -347,14 +339,16 @@ async fn finalizers_and_owners(client: &Client, ns: &str) {
         let params = DeleteParams { propagation_policy: Some(policy), ..DeleteParams::default() };
         configs.delete("owner", &params).await.unwrap();
         if dependent_stays {
-            eventually("the dependent is an orphan", || async {
+            holds_when_asked("the dependent is an orphan", || async {
                 configs.get("dependent").await.unwrap().owner_references().is_empty()
             })
             .await;
-            eventually("the owner is gone", || async { configs.get_opt("owner").await.unwrap().is_none() })
-                .await;
+            holds_when_asked("the owner is gone", || async {
+                configs.get_opt("owner").await.unwrap().is_none()
+            })
+            .await;
         } else {
-            eventually("the dependent is gone", || async {
+            holds_when_asked("the dependent is gone", || async {
                 configs.get_opt("dependent").await.unwrap().is_none()
             })
             .await;
@@ -411,7 +405,7 @@ async fn services(client: &Client, ns: &str) {
         "an update that does not name the address keeps it"
     );
     services.delete("a", &DeleteParams::default()).await.unwrap();
-    eventually("the address is free again", || async {
+    holds_when_asked("the address is free again", || async {
         services
             .create(&post, &service("again", json!({"clusterIP": ip, "ports": [{"port": 80}]})))
             .await
@@ -470,7 +464,7 @@ async fn custom_resources(client: &Client, ns: &str) {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = "widgets.test.knit.dev";
     crds.create(&PostParams::default(), &object(&widget_crd())).await.unwrap();
-    eventually("the definition is established", || async {
+    holds_when_asked("the definition is established", || async {
         let conditions = crds.get(name).await.unwrap().status.and_then(|status| status.conditions);
         conditions.unwrap_or_default().iter().any(|c| c.type_ == "Established" && c.status == "True")
     })
@@ -485,7 +479,8 @@ async fn custom_resources(client: &Client, ns: &str) {
         )
     };
     let post = PostParams::default();
-    eventually("the kind is served", || async { widgets.list(&ListParams::default()).await.is_ok() }).await;
+    holds_when_asked("the kind is served", || async { widgets.list(&ListParams::default()).await.is_ok() })
+        .await;
     let made = widgets
         .create(&post, &widget("a", json!({"size": 2, "typo": 1, "parts": [{"name": "x"}]})))
         .await
@@ -548,7 +543,8 @@ async fn custom_resources(client: &Client, ns: &str) {
     assert_eq!(names, ["x", "y", "z"]);
 
     crds.delete(name, &DeleteParams::default()).await.unwrap();
-    eventually("the kind is gone", || async { widgets.list(&ListParams::default()).await.is_err() }).await;
+    holds_when_asked("the kind is gone", || async { widgets.list(&ListParams::default()).await.is_err() })
+        .await;
 }
 
 async fn discovery(client: &Client) {

@@ -103,8 +103,9 @@ impl Bed {
             None => {}
         }
         let has = |feature: &str| info.features.iter().any(|f| f == feature);
-        let only_underlay = has(feature::UNDERLAY) && !has(feature::LAYER3) && !has(feature::LAYER2);
-        if only_underlay && options.network.is_none() && options.underlay_parent.is_none() {
+        let mut announced = Topology::ALL.into_iter().filter(|topology| has(topology.as_str())).peekable();
+        let only_on_links = announced.peek().is_some() && announced.all(Topology::is_on_host_link);
+        if only_on_links && options.network.is_none() && options.underlay_parent.is_none() {
             return Err(Error::NoParent);
         }
         let directory = options.directory.display().to_string();
@@ -148,21 +149,21 @@ impl Bed {
     pub fn topology(&self) -> Topology {
         match &self.options.network {
             Some(existing) => existing.topology(),
-            None if self.has(feature::LAYER3) => Topology::Layer3,
-            None if self.has(feature::UNDERLAY) && !self.has(feature::LAYER2) => Topology::Underlay,
-            None => Topology::Layer2,
+            None => {
+                let mut announced = Topology::ALL.into_iter().filter(|topology| self.has(topology.as_str()));
+                announced.next().unwrap_or_default()
+            }
         }
     }
 
     pub async fn network_of(&self, topology: Topology) -> Result<Network, Problem> {
-        match topology {
-            Topology::Layer3 => self.network_with("knit-conformance-l3", 1, topology, None).await,
-            Topology::Layer2 => self.network_with("knit-conformance-l2", 2, topology, None).await,
-            Topology::Underlay => self.network_with("knit-conformance-underlay", 7, topology, None).await,
-        }
+        let name = format!("knit-conformance-{}", topology.as_str().to_lowercase());
+        let number = u8::try_from(topology.number()).expect("there are few topologies");
+        self.network_with(&name, number, topology, None).await
     }
 
-    /// Sets a Network up. Each has a number of its own, which its addresses follow from.
+    /// Sets a Network up. Each has a number of its own, which its addresses follow from: those of most cases
+    /// have their topologies' numbers, others begin at 33.
     pub async fn network_with(
         &self,
         name: &str,
@@ -197,15 +198,15 @@ impl Bed {
         let v6 = self
             .has(feature::IPV6)
             .then(|| Ipv6Addr::new(0xfd4b, 0x6e69, 0x7400, u16::from(number), 0, 0, 0, 0));
-        let underlay = match (topology, &self.options.underlay_parent) {
-            (Topology::Layer2 | Topology::Layer3, _) => None,
-            (Topology::Underlay, Some(parent)) => Some(Underlay {
+        let underlay = match (topology.is_on_host_link(), &self.options.underlay_parent) {
+            (false, _) => None,
+            (true, Some(parent)) => Some(Underlay {
                 parent: parent.clone(),
                 mode: UnderlayMode::Bridge,
                 kind: UnderlayKind::Macvlan,
                 duplicate_check: Duration::ZERO,
             }),
-            (Topology::Underlay, None) => {
+            (true, None) => {
                 return Err(Problem::Skipped("no link of the node is named: see --underlay-parent".into()));
             }
         };

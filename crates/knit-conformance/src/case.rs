@@ -1,7 +1,7 @@
 //! What a case is.
 
 use futures::future::BoxFuture;
-use knit_runtime::feature;
+use knit_runtime::{Topology, feature};
 pub(crate) use knit_types::chain;
 
 use crate::bed::Bed;
@@ -16,7 +16,7 @@ pub struct Case {
     /// What is promised, in words.
     pub promise: &'static str,
     /// Looks whether it is kept.
-    pub(crate) run: for<'a> fn(&'a Bed) -> BoxFuture<'a, Verdict>,
+    pub(crate) run: for<'a> fn(&'a Bed, Profile) -> BoxFuture<'a, Verdict>,
 }
 
 /// A set of promises.
@@ -26,12 +26,8 @@ pub enum Profile {
     Core,
     /// Networks are set up and removed by calls.
     NetworkSetup,
-    /// Routed Networks.
-    Layer3,
-    /// Switched Networks.
-    Layer2,
-    /// Networks on a link of the node.
-    Underlay,
+    /// Networks of a kind.
+    Topology(Topology),
     /// IPv4.
     Ipv4,
     /// IPv6.
@@ -50,6 +46,8 @@ pub enum Profile {
     Update,
     /// Changes told as they happen.
     Watch,
+    /// Attachments of sandboxes that are gone.
+    CollectGarbage,
 }
 
 /// How a case ended.
@@ -73,9 +71,7 @@ impl Profile {
         Some(match self {
             Self::Core => return None,
             Self::NetworkSetup => feature::NETWORK_SETUP,
-            Self::Layer3 => feature::LAYER3,
-            Self::Layer2 => feature::LAYER2,
-            Self::Underlay => feature::UNDERLAY,
+            Self::Topology(topology) => topology.as_str(),
             Self::Ipv4 => feature::IPV4,
             Self::Ipv6 => feature::IPV6,
             Self::StaticAddress => feature::STATIC_ADDRESS,
@@ -85,6 +81,7 @@ impl Profile {
             Self::HostPorts => feature::HOST_PORTS,
             Self::Update => feature::UPDATE,
             Self::Watch => feature::WATCH,
+            Self::CollectGarbage => feature::COLLECT_GARBAGE,
         })
     }
 
@@ -145,18 +142,35 @@ macro_rules! ensure {
     };
 }
 
-/// A list of cases: `Profile, function, "promise"`. A case is named like its function, in camel case.
+/// A list of cases: `Profile Name function "promise"`, with `Topology(..)` where the profile is that of one.
+/// A case is named like its function, in camel case.
 macro_rules! cases {
-    ($($profile:ident $name:ident $function:ident $promise:literal)+) => {
+    ($($profile:ident$(($topology:ident))? $name:ident $function:ident $promise:literal)+) => {
         pub(crate) fn cases() -> Vec<$crate::case::Case> {
             vec![$($crate::case::Case {
                 name: stringify!($name),
-                profile: $crate::case::Profile::$profile,
+                profile: $crate::case::Profile::$profile$((knit_runtime::Topology::$topology))?,
                 promise: $promise,
-                run: |bed| Box::pin($function(bed)),
+                run: |bed, _| Box::pin($function(bed)),
             }),+]
         }
     };
 }
 
 pub(crate) use {cases, ensure};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_feature_of_every_profile_is_known() {
+        for case in crate::cases() {
+            let feature = case.profile.feature();
+            assert!(
+                feature.is_none_or(|feature| feature::all().any(|known| known == feature)),
+                "{feature:?}"
+            );
+        }
+    }
+}

@@ -58,8 +58,8 @@ cases! {
     Core CheckSeesOtherNamespace check_sees_other_namespace "Check fails when the pod's path leads to \
         another namespace"
     Core CheckUnknown check_unknown "Check of an unknown attachment is ATTACHMENT_NOT_FOUND"
-    Core CollectGarbage collect_garbage "CollectGarbage removes and returns what is not in its list, and \
-        nothing else"
+    CollectGarbage CollectGarbage collect_garbage "CollectGarbage removes and returns what is not in its \
+        list, and nothing else"
 }
 
 async fn capabilities(bed: &Bed) -> Verdict {
@@ -77,31 +77,16 @@ async fn capabilities(bed: &Bed) -> Verdict {
         "it speaks {:?} with a client of {PROTOCOL_VERSION}",
         answer.protocol_version
     );
-    let known = [
-        feature::NETWORK_SETUP,
-        feature::LAYER2,
-        feature::LAYER3,
-        feature::UNDERLAY,
-        feature::IPV4,
-        feature::IPV6,
-        feature::STATIC_ADDRESS,
-        feature::STATIC_MAC,
-        feature::MTU,
-        feature::ROUTES,
-        feature::HOST_PORTS,
-        feature::UPDATE,
-        feature::WATCH,
-    ];
     for announced in &answer.features {
         ensure!(
-            known.contains(&announced.as_str()) || announced.contains('/'),
+            feature::all().any(|known| known == announced) || announced.contains('/'),
             "feature {announced:?} is not known: additional features need a domain in front"
         );
     }
     let any = |features: &[&str]| features.iter().any(|f| answer.features.iter().any(|a| a == f));
     ensure!(any(&[feature::IPV4, feature::IPV6]), "it announces neither IPv4 nor IPv6");
-    let topologies = [feature::LAYER2, feature::LAYER3, feature::UNDERLAY];
-    ensure!(any(&topologies), "it announces none of Layer2, Layer3 and Underlay");
+    let topologies: Vec<&str> = feature::topologies().collect();
+    ensure!(any(&topologies), "it announces none of {}", topologies.join(", "));
     Ok(())
 }
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use knit_ipam::Mac;
-use knit_kernel::handle::NeighbourFilter;
-use knit_kernel::{Handle, NetNs};
+use knit_kernel::NetNs;
 use knit_runtime::{
     Attachment, Change, Changes, Network, PortMapping, Protocol, Reason, Route, Runtime as _, SandboxId,
     Topology, feature,
@@ -30,15 +29,10 @@ cases! {
     NetworkSetup RemoveLeavesNothing remove_leaves_nothing "RemoveNetwork removes the namespace that held \
         the Network's end of interfaces"
     NetworkSetup RemoveUnknown remove_unknown "RemoveNetwork of an unknown Network succeeds"
-    Layer3 RoutedPods routed_pods "pods of a routed Network reach each other"
-    Layer2 SwitchedPods switched_pods "pods of a switched Network are neighbors: each learns the other's own \
-        MAC"
-    Underlay UnderlayPods underlay_pods "pods on a link of the node are neighbors: each learns the \
-        other's own MAC"
-    Underlay UnderlayIsOnLink underlay_is_on_link "a pod and another host on the link reach each other \
-        directly"
-    Underlay UnderlayAddressInUse underlay_address_in_use "an address that another host on the link has is \
-        refused with ADDRESS_IN_USE if duplicates are to be detected"
+    Topology(Underlay) UnderlayIsOnLink underlay_is_on_link "a pod and another host on the link reach each \
+        other directly"
+    Topology(Underlay) UnderlayAddressInUse underlay_address_in_use "an address that another host on the \
+        link has is refused with ADDRESS_IN_USE if duplicates are to be detected"
     Ipv4 Ipv4Packets ipv4_packets "IPv4 packets flow"
     Ipv6 Ipv6Packets ipv6_packets "IPv6 packets flow, and addresses are usable at once"
     StaticAddress WantedAddress wanted_address "a requested address is the one that the interface has"
@@ -64,7 +58,7 @@ async fn setup_again(bed: &Bed) -> Verdict {
 
 async fn remove_refused_in_use(bed: &Bed) -> Verdict {
     let topology = bed.topology();
-    let network = bed.network_with("knit-conformance-rm", 4, topology, None).await?;
+    let network = bed.network_with("knit-conformance-rm", 34, topology, None).await?;
     let (pod, made) = bed.attached(&network).await?;
     refused(bed.runtime.remove_network(&network.name).await, Reason::InUse)?;
     pod.has(&made)?;
@@ -75,7 +69,7 @@ async fn remove_refused_in_use(bed: &Bed) -> Verdict {
 
 async fn remove_leaves_nothing(bed: &Bed) -> Verdict {
     let topology = bed.topology();
-    let network = bed.network_with("knit-conformance-gone", 6, topology, None).await?;
+    let network = bed.network_with("knit-conformance-gone", 36, topology, None).await?;
     let (pod, made) = bed.attached(&network).await?;
     bed.runtime.detach(&pod.pod, None).await?;
     bed.remove_network(&network.name).await?;
@@ -89,18 +83,6 @@ async fn remove_leaves_nothing(bed: &Bed) -> Verdict {
 
 async fn remove_unknown(bed: &Bed) -> Verdict {
     Ok(bed.runtime.remove_network("knit-conformance-nowhere").await?)
-}
-
-async fn routed_pods(bed: &Bed) -> Verdict {
-    packets_on(bed, Topology::Layer3).await
-}
-
-async fn switched_pods(bed: &Bed) -> Verdict {
-    neighbours_on(bed, Topology::Layer2).await
-}
-
-async fn underlay_pods(bed: &Bed) -> Verdict {
-    neighbours_on(bed, Topology::Underlay).await
 }
 
 async fn underlay_is_on_link(bed: &Bed) -> Verdict {
@@ -120,7 +102,7 @@ async fn underlay_is_on_link(bed: &Bed) -> Verdict {
 
 async fn underlay_address_in_use(bed: &Bed) -> Verdict {
     let topology = Topology::Underlay;
-    let mut network = bed.describe("knit-conformance-in-use", 8, topology, None)?;
+    let mut network = bed.describe("knit-conformance-in-use", 37, topology, None)?;
     if let Some(underlay) = &mut network.underlay {
         underlay.duplicate_check = DUPLICATE_CHECK;
     }
@@ -139,34 +121,6 @@ async fn underlay_address_in_use(bed: &Bed) -> Verdict {
     }
     let made = bed.runtime.attach(&bed.request(&pod, &network)).await?;
     pod.has(&made)
-}
-
-async fn neighbours_on(bed: &Bed, topology: Topology) -> Verdict {
-    let network = bed.network_of(topology).await?;
-    let (one, first) = bed.attached(&network).await?;
-    let (two, second) = bed.attached(&network).await?;
-    for family in Family::ALL {
-        carries(&one, &first, &two, &second, family).await?;
-        let Some(address) = address_of(&second, family) else { continue };
-        let known = Handle::open(&one.space)?.neighbours(&NeighbourFilter::default())?;
-        let mac = known.iter().find(|n| n.address == address).and_then(|n| n.mac);
-        ensure!(
-            mac.map(|m| m.0) == Some(second.mac.0),
-            "{address} is at {mac:?} for its neighbor, but its own MAC is {}",
-            second.mac
-        );
-    }
-    Ok(())
-}
-
-async fn packets_on(bed: &Bed, topology: Topology) -> Verdict {
-    let network = bed.network_of(topology).await?;
-    let (one, first) = bed.attached(&network).await?;
-    let (two, second) = bed.attached(&network).await?;
-    for family in Family::ALL {
-        carries(&one, &first, &two, &second, family).await?;
-    }
-    Ok(())
 }
 
 async fn ipv4_packets(bed: &Bed) -> Verdict {
@@ -230,7 +184,7 @@ async fn network_mtu(bed: &Bed) -> Verdict {
         ));
     }
     let topology = bed.topology();
-    let network = bed.network_with("knit-conformance-mtu", 3, topology, Some(1340)).await?;
+    let network = bed.network_with("knit-conformance-mtu", 33, topology, Some(1340)).await?;
     let (pod, made) = bed.attached(&network).await?;
     ensure!(made.mtu == 1340, "the Network's MTU is 1340, but the answer has {}", made.mtu);
     pod.has(&made)
@@ -272,7 +226,7 @@ async fn primary(bed: &Bed) -> Result<Network, Problem> {
         return bed.network().await;
     }
     let topology = bed.topology();
-    let network = bed.describe("knit-conformance-hp", 5, topology, None)?;
+    let network = bed.describe("knit-conformance-hp", 35, topology, None)?;
     bed.set_up(Network { primary: true, ..network }).await
 }
 

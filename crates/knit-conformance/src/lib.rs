@@ -12,6 +12,7 @@ mod core;
 mod extended;
 mod packets;
 mod report;
+mod topologies;
 
 pub use bed::{ADDRESSES, ExistingNetwork, Options};
 pub use case::{Case, Problem, Profile, Verdict};
@@ -46,7 +47,7 @@ pub enum Error {
     )]
     NoNetwork,
     /// There is no link for Networks of the only kind that it has.
-    #[error("the runtime serves Underlay Networks only: name a link of this node that they can be on")]
+    #[error("the runtime serves only Networks on links of nodes: name a link of this node")]
     NoParent,
     /// A Network is named that nobody needs.
     #[error("the runtime sets up Networks itself: leave out Network {network}, the suite creates its own")]
@@ -101,6 +102,7 @@ pub enum Error {
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut cases = core::cases();
+    cases.extend(topologies::cases());
     cases.extend(extended::cases());
     cases
 }
@@ -116,7 +118,7 @@ pub async fn run(options: Options, mut progress: impl FnMut(&Case, &Outcome)) ->
         let outcome = if !bed.announces(case.profile) {
             Outcome::Skipped("the runtime does not announce it".into())
         } else {
-            let ended = tokio::time::timeout(CASE_DEADLINE, (case.run)(&bed)).await;
+            let ended = tokio::time::timeout(CASE_DEADLINE, (case.run)(&bed, case.profile)).await;
             let verdict = ended
                 .unwrap_or_else(|_| Err(Problem::Failed(format!("it did not end within {CASE_DEADLINE:?}"))));
             // What a case leaves would be blamed on the next one.

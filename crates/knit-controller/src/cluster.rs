@@ -453,7 +453,9 @@ impl AttachmentView {
             network: attachment.spec.network,
             ready: status.conditions.iter().find(ready).is_some(),
             addresses: attached_addresses(&status),
-            unanswered: created.filter(|_| status.conditions.is_empty() && !managed && !deleting),
+            // One that names a node is its agent's to answer.
+            unanswered: created
+                .filter(|_| status.conditions.is_empty() && status.node.is_none() && !managed && !deleting),
             leaving: metadata.finalizers.filter(|finalizers| deleting && ours(finalizers)),
             node: status.node,
             managed,

@@ -24,6 +24,7 @@ use crate::leader::{self, Leading};
 use crate::peers::{self, SharedCaches};
 use crate::plan::{Action, Indexed, Lane, Plan, REMEMBER};
 use crate::slices;
+use crate::whereabouts;
 use caches::{Caches, any_change};
 
 /// The controller of a cluster.
@@ -210,6 +211,7 @@ impl Controller {
                     () = slices::keep(self.objects.clone(), leads.clone()) => {}
                     () = self.show_devices(&leads) => {}
                     () = self.tell_peers(&leads) => {}
+                    () = self.tell_nodes(&leads) => {}
                     _ = lost.wait_for(|leads| leads.term().is_none()) => {}
                 }
                 self.state.send_modify(|state| state.leading = false);
@@ -225,6 +227,11 @@ impl Controller {
             tracing::debug!(%error, "the Lease was not released; another controller has to wait until it \
             expires");
         }
+    }
+
+    /// Tells users' NetworkAttachments their nodes, for as long as it is polled.
+    async fn tell_nodes(&self, leading: &watch::Receiver<Leading>) {
+        whereabouts::keep(self.objects.clone(), self.caches.nodes.clone(), leading.clone()).await;
     }
 
     /// Writes what policies need to know of pods, for as long as it is polled.

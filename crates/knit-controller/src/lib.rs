@@ -8,7 +8,8 @@
 //! writes come out ([`Action`]). [`Controller::run`] is the thin part around it: caches, leader election,
 //! carrying writes out. The same pass runs at start and after every change.
 //!
-//! What policies need to know of pods comes and goes with pods, and is apart from that: `peers`.
+//! What policies need to know of pods comes and goes with pods, and is apart from that: `peers`. So is the
+//! node of each NetworkAttachment that a user made: `whereabouts`.
 //!
 //! What its role must allow, and nothing more:
 //!
@@ -22,7 +23,7 @@
 //! | policypeerslices | list, watch, create, patch, delete |
 //! | nodenetworks, namespaces, servicecidrs | list, watch |
 //! | networkpolicies, and the other kinds of policies where they are served | list, watch |
-//! | pods, while some policy asks for pods | list, watch |
+//! | pods, while some policy asks for pods, or in namespaces with users' NetworkAttachments | list, watch |
 //! | nodes | list, watch, patch |
 //! | leases, in its own namespace | get, list, watch, create, update |
 //! | events (events.k8s.io) | create, patch |
@@ -39,6 +40,7 @@ mod peers;
 mod plan;
 mod rate;
 pub mod slices;
+mod whereabouts;
 
 pub use cluster::{
     AgentLease, Agents, AttachmentView, BlockView, Cluster, Gone, Memory, NamespaceView, NamespacedName,

@@ -52,6 +52,8 @@ pub(crate) const TAINTS: Rate = Rate { every: Duration::from_millis(50), burst: 
 
 /// 200 per second: as many as pods that come and go in a large cluster ask for.
 pub(crate) const PEER_SLICES: Rate = Rate { every: Duration::from_millis(5), burst: 200 };
+/// 50 per second: users' NetworkAttachments that are told their node.
+pub(crate) const ATTACHMENTS: Rate = Rate { every: Duration::from_millis(20), burst: 50 };
 /// 100 per second. Nodes and blocks that come together are in one slice.
 pub(crate) const SLICES: Rate = Rate { every: Duration::from_millis(10), burst: 100 };
 

@@ -16,7 +16,7 @@ use knit_node::{Core, Error, Reason, Result};
 use knit_objects::{EventLimits, EventNote, EventRecorder, Objects, Reporter};
 use knit_policy::model::Name;
 use knit_policy::sets::Engine;
-use knit_runtime::{Network, Topology};
+use knit_runtime::Network;
 use knit_types::sync::Locked;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -162,7 +162,7 @@ impl PolicyEnforcer for Enforcement {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let name = Name::from(network.name.as_str());
         let (sender, state) = watch::channel(PoliciesState::default());
-        let place = Place { apart: router, is_bridged: network.topology == Topology::Layer2 };
+        let place = Place { apart: router, is_bridged: network.topology.is_switched() };
         self.tell(Told::Start { id, network: name.clone(), place, state: sender });
         match self.mode {
             // It is followed as soon as somebody follows anything.

@@ -8,6 +8,9 @@ use crate::fdb::FdbEntry;
 use crate::link::{Change, RTM_NEWLINK};
 use crate::neigh::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH};
 use crate::netlink::{Batch, Emit as _, flags};
+use crate::qdisc::{
+    Arrivals, RTM_DELQDISC, RTM_DELTFILTER, RTM_NEWQDISC, RTM_NEWTFILTER, Redirect, TokenBucket,
+};
 use crate::route::{RTM_DELROUTE, RTM_NEWROUTE, Route};
 use crate::rule::{RTM_DELRULE, RTM_NEWRULE, Rule};
 
@@ -40,6 +43,12 @@ pub enum Object {
     Neighbour(Neighbour),
     /// A forwarding entry.
     Fdb(FdbEntry),
+    /// How fast a link sends.
+    TokenBucket(TokenBucket),
+    /// What lets packets that arrive be redirected.
+    Arrivals(Arrivals),
+    /// Where they are sent instead.
+    Redirect(Redirect),
 }
 
 impl Op<'_> {
@@ -87,6 +96,11 @@ impl Op<'_> {
 }
 
 impl Object {
+    /// Whether it is about queues.
+    pub(crate) fn is_queueing(&self) -> bool {
+        matches!(self, Self::TokenBucket(_) | Self::Arrivals(_) | Self::Redirect(_))
+    }
+
     fn validate(&self) -> Result<()> {
         match self {
             Self::Address(_) => Ok(()),
@@ -94,6 +108,9 @@ impl Object {
             Self::Rule(rule) => rule.validate(),
             Self::Neighbour(neighbour) => neighbour.validate(),
             Self::Fdb(entry) => entry.validate(),
+            Self::TokenBucket(bucket) => bucket.validate(),
+            Self::Arrivals(_) => Ok(()),
+            Self::Redirect(redirect) => redirect.validate(),
         }
     }
 
@@ -120,6 +137,14 @@ impl Object {
                 }
                 batch.push(pick(RTM_NEWNEIGH, RTM_DELNEIGH), how, |w| _ = w.emit(&entry.message()))
             }
+            Self::TokenBucket(bucket) => {
+                batch.push(pick(RTM_NEWQDISC, RTM_DELQDISC), how, |w| bucket.write(w))
+            }
+            Self::Arrivals(arrivals) => {
+                batch.push(pick(RTM_NEWQDISC, RTM_DELQDISC), how, |w| arrivals.write(w))
+            }
+            Self::Redirect(redirect) if delete => batch.push(RTM_DELTFILTER, how, |w| redirect.write_key(w)),
+            Self::Redirect(redirect) => batch.push(RTM_NEWTFILTER, how, |w| redirect.write(w)),
         };
     }
 }
@@ -133,7 +158,16 @@ macro_rules! object_from {
         })*
     };
 }
-object_from!(Address(Address), Route(Route), Rule(Rule), Neighbour(Neighbour), Fdb(FdbEntry));
+object_from!(
+    Address(Address),
+    Route(Route),
+    Rule(Rule),
+    Neighbour(Neighbour),
+    Fdb(FdbEntry),
+    TokenBucket(TokenBucket),
+    Arrivals(Arrivals),
+    Redirect(Redirect)
+);
 
 impl<'a> From<Change<'a>> for Op<'a> {
     fn from(change: Change<'a>) -> Self {
@@ -149,6 +183,9 @@ impl fmt::Display for Object {
             Self::Rule(rule) => rule.fmt(f),
             Self::Neighbour(neighbour) => neighbour.fmt(f),
             Self::Fdb(entry) => entry.fmt(f),
+            Self::TokenBucket(bucket) => bucket.fmt(f),
+            Self::Arrivals(arrivals) => arrivals.fmt(f),
+            Self::Redirect(redirect) => redirect.fmt(f),
         }
     }
 }

@@ -71,10 +71,24 @@ pub fn privileged<F: FnOnce()>(test: F) {
 /// Polls until `condition` holds; fails the test, naming `what`, if it does not before `deadline` has passed.
 #[track_caller]
 pub fn eventually(what: &str, deadline: Duration, mut condition: impl FnMut() -> bool) {
+    find_eventually(what, deadline, || if condition() { Ok(()) } else { Err("it does not hold") });
+}
+
+/// Polls until `look` succeeds, and returns what it found; fails the test, naming `what`, with what it said
+/// last if it does not before `deadline` has passed.
+#[track_caller]
+pub fn find_eventually<T, E: std::fmt::Debug>(
+    what: &str,
+    deadline: Duration,
+    mut look: impl FnMut() -> Result<T, E>,
+) -> T {
     let end = Instant::now() + deadline;
     let mut pause = Duration::from_micros(200);
-    while !condition() {
-        assert!(Instant::now() < end, "{what}: not within {deadline:?}");
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(last) => assert!(Instant::now() < end, "{what}: not within {deadline:?}: {last:?}"),
+        }
         #[allow(
             clippy::disallowed_methods,
             reason = "this is the one place that waits for a condition by polling"

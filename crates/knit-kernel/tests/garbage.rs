@@ -6,6 +6,7 @@ use knit_kernel::link::Link;
 use knit_kernel::neigh::Neighbour;
 use knit_kernel::netlink::attr::Writer;
 use knit_kernel::netlink::{Batch, Message, Messages};
+use knit_kernel::qdisc::{Qdisc, Redirect};
 use knit_kernel::route::Route;
 use knit_kernel::rule::Rule;
 use proptest::prelude::*;
@@ -19,6 +20,8 @@ fn parse_all(message: &Message<'_>) -> usize {
         + usize::from(Rule::parse(message).is_some())
         + usize::from(Neighbour::parse(message).is_some())
         + usize::from(FdbEntry::parse(message).is_some())
+        + usize::from(Qdisc::parse(message).is_some())
+        + usize::from(Redirect::parse(message).is_some())
 }
 
 /// A body with a plausible header and attributes of any type and content, some of them nested.
@@ -58,14 +61,14 @@ proptest! {
     }
 
     #[test]
-    fn plausible_bodies_of_every_type(kind in 16u16..40, body in bodies()) {
+    fn plausible_bodies_of_every_type(kind in 16u16..48, body in bodies()) {
         let message = Message { kind, flags: 0, sequence: 1, port: 1, payload: &body };
         // A message is one thing at most.
         prop_assert!(parse_all(&message) <= 1);
     }
 
     #[test]
-    fn cut_bodies(kind in 16u16..40, body in bodies(), cut in 0usize..200) {
+    fn cut_bodies(kind in 16u16..48, body in bodies(), cut in 0usize..200) {
         let payload = &body[..cut.min(body.len())];
         parse_all(&Message { kind, flags: 0, sequence: 1, port: 1, payload });
     }

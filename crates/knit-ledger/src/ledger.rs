@@ -115,6 +115,12 @@ impl<R: Record> Batch<R> {
         Self { changes: Vec::new() }
     }
 
+    /// The changes, in their order.
+    #[must_use]
+    pub fn changes(&self) -> &[Change<R>] {
+        &self.changes
+    }
+
     /// Puts a record, in place of one with the same key.
     #[must_use]
     pub fn put(mut self, record: R) -> Self {

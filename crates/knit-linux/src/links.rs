@@ -13,6 +13,7 @@ use crate::shape::{Facts, Shape};
 use crate::topology;
 use crate::tunnel;
 use crate::uplink::{End, UplinkSlot, node_end};
+use crate::wanted::Links;
 
 /// What a link is to be; it is to be up in any case.
 #[derive(Debug, Clone, Default)]
@@ -106,35 +107,49 @@ impl WantedLink {
     }
 }
 
-impl Attachments {
-    /// Puts the host ends of attachments right.
-    pub fn settle_ports(
-        &self,
-        handle: &Handle,
-        shape: &Shape,
-        ports: &[(Link, Mark)],
-        master: Option<u32>,
-    ) -> Result<()> {
-        for (link, mark) in ports.iter().filter(|(link, _)| !self.is_in_flux(link)) {
-            WantedLink::host_end(shape, mark, self.made_with(link), master).settle(handle, link)?;
-        }
-        Ok(())
+/// Puts the host ends of attachments right.
+pub(crate) fn settle_ports(
+    attachments: &Attachments,
+    handle: &Handle,
+    shape: &Shape,
+    ports: &[(Link, Mark)],
+    master: Option<u32>,
+) -> Result<()> {
+    for (link, mark) in ports.iter().filter(|(link, _)| !attachments.is_in_flux(link)) {
+        WantedLink::host_end(shape, mark, attachments.made_with(link), master).settle(handle, link)?;
     }
+    Ok(())
+}
 
-    /// The attachments whose host ends are in a namespace, after all links of ours there have got the names
-    /// back that somebody took from them: the mark says which is which, and everything else is found by name.
-    pub fn ports_by_name(&self, handle: &Handle) -> Result<Vec<(Link, Mark)>> {
-        let filter = LinkFilter { owned: true, ..LinkFilter::default() };
-        let mut links = handle.links(&filter).map_err(internal("list links"))?;
-        for link in links.iter_mut().filter(|link| !self.is_in_flux(link)) {
-            let Some(name) = own_name(link).filter(|name| *name != link.name) else { continue };
-            tracing::warn!(link = %link.name, was = %name, "a link was renamed");
-            rename(handle, link, &name)?;
-            link.name = name;
-        }
-        let mark = |link: Link| marked(&link).map(|mark| (link, mark));
-        Ok(links.into_iter().filter_map(mark).collect())
+/// The attachments whose host ends are in a namespace, after all links of ours there have got the names
+/// back that somebody took from them: the mark says which is which, and everything else is found by name.
+pub(crate) fn ports_by_name(attachments: &Attachments, handle: &Handle) -> Result<Vec<(Link, Mark)>> {
+    let filter = LinkFilter { owned: true, ..LinkFilter::default() };
+    let mut links = handle.links(&filter).map_err(internal("list links"))?;
+    for link in links.iter_mut().filter(|link| !attachments.is_in_flux(link)) {
+        let Some(name) = own_name(link).filter(|name| *name != link.name) else { continue };
+        tracing::warn!(link = %link.name, was = %name, "a link was renamed");
+        rename(handle, link, &name)?;
+        link.name = name;
     }
+    let mark = |link: Link| marked(&link).map(|mark| (link, mark));
+    Ok(links.into_iter().filter_map(mark).collect())
+}
+
+/// The numbers of links, with those of all ports.
+pub(crate) fn links_of<'a>(
+    handle: &Handle,
+    names: impl IntoIterator<Item = &'a str>,
+    ports: &[(Link, Mark)],
+) -> Result<Links> {
+    let mut links: Links = ports.iter().map(|(link, _)| (link.name.to_string(), link.index)).collect();
+    for name in names {
+        // A name that the kernel gave, or that we chose.
+        let Ok(name) = IfName::new(name) else { continue };
+        let link = handle.link_by_name(&name).map_err(internal(format!("look for link {name}")))?;
+        links.extend(link.map(|link| (name.to_string(), link.index)));
+    }
+    Ok(links)
 }
 
 /// The mark of an attachment's host end.

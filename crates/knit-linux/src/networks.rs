@@ -1,16 +1,26 @@
-//! The Networks of this node: one state for each, which owns what it is set up as and its router's namespace.
+//! The Networks of this node: one state for each, which owns what it is set up as and its router's namespace,
+//! and has at hand what it shares with the others.
+//!
+//! Locks: a Network's gate is held shared by calls for pods and alone by calls for the Network, so pods never
+//! wait for each other. The node's tables are locked while their shape, or a Network's part of them, may
+//! change.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, RwLock};
 
-use knit_kernel::link::Link;
+use knit_kernel::IfName;
+use knit_kernel::link::{Change, Link};
 use knit_kernel::netns::{self, NetNs};
 use knit_runtime::{Error, Reason, Result};
 use knit_types::sync::ReadWrite;
 
+use crate::attachments::{Attachments, Known};
+use crate::config::Config;
 use crate::fail::internal;
+use crate::host_ports;
 use crate::mark::Mark;
+use crate::moves::Moves;
 use crate::node::Node;
 use crate::shape::{Facts, RouterHome, Shape};
 use crate::space::NamespaceSockets;
@@ -19,7 +29,10 @@ use crate::topology::{self, Driver};
 /// The Networks that are set up, or that the kernel has from before.
 #[derive(Debug)]
 pub(crate) struct Networks {
-    node: Arc<Node>,
+    pub node: Arc<Node>,
+    pub attachments: Arc<Attachments>,
+    /// Calls that change things, while they do: what is compared meanwhile may be half made.
+    pub moves: Arc<Moves>,
     all: RwLock<HashMap<String, Arc<Net>>>,
 }
 
@@ -34,6 +47,10 @@ pub(crate) struct Net {
     pub path: PathBuf,
     /// The node that it is on.
     pub node: Arc<Node>,
+    /// What is known of attachments, its own and others'.
+    pub attachments: Arc<Attachments>,
+    /// Calls that change things, while they do.
+    pub moves: Arc<Moves>,
     /// What its kind is, as far as its namespace shows that.
     found: &'static dyn Driver,
     /// Shared by calls for pods, alone by calls for the Network.
@@ -46,9 +63,33 @@ pub(crate) struct Net {
 }
 
 impl Networks {
-    /// None yet.
-    pub fn new(node: Arc<Node>) -> Self {
-        Self { node, all: RwLock::default() }
+    /// The Networks that the kernel has: what an earlier runtime made is taken over.
+    pub fn new(config: Config) -> Result<Self> {
+        let networks = Self {
+            node: Arc::new(Node::new(config)?),
+            attachments: Arc::default(),
+            moves: Arc::default(),
+            all: RwLock::default(),
+        };
+        networks.recall()?;
+        Ok(networks)
+    }
+
+    /// Learns what an earlier runtime made.
+    fn recall(&self) -> Result<()> {
+        let mut ports = host_ports::by_host(&self.node)?;
+        for net in self.all()? {
+            let attachments = net.list()?;
+            let known = |(link, mark): (Link, Mark)| {
+                let (network, mtu, host) = (net.name.clone(), link.mtu, mark.host().to_string());
+                let ports = ports.remove(&host).unwrap_or_default();
+                (host, Known { network, mark, ports, answer: None, netns: None, mtu, ipv6_on: false })
+            };
+            self.attachments.known().extend(attachments.into_iter().map(known));
+        }
+        // Their links went while no runtime ran; what leads to them is about to be taken away.
+        self.attachments.had_ports(ports);
+        Ok(())
     }
 
     /// Where a Network's router is.
@@ -84,8 +125,30 @@ impl Networks {
         Ok(Some(self.adopt(network, space, driver)))
     }
 
+    /// A Network that is set up, that the kernel has from before, or for which a namespace is made now.
+    pub fn ensure(&self, network: &str, driver: &'static dyn Driver) -> Result<Arc<Net>> {
+        match self.get(network)? {
+            Some(net) => Ok(net),
+            None => Ok(self.adopt(network, self.make_namespace(network)?, driver)),
+        }
+    }
+
+    fn make_namespace(&self, network: &str) -> Result<Arc<NamespaceSockets>> {
+        let directory = &self.node.config.router_directory;
+        NetNs::share_directory(directory).map_err(internal("share the directory of routers"))?;
+        let namespace =
+            NetNs::ensure(self.path(network)).map_err(internal("create the router's namespace"))?;
+        let space = NamespaceSockets::new(namespace);
+        let lo = IfName::new("lo").expect("lo is a name");
+        space
+            .links()?
+            .apply(&[Change::named(lo).up().into()])
+            .map_err(internal("bring the router's lo up"))?;
+        Ok(Arc::new(space))
+    }
+
     /// Remembers a Network; if it is remembered already, that one.
-    pub fn adopt(&self, network: &str, space: Arc<NamespaceSockets>, found: &'static dyn Driver) -> Arc<Net> {
+    fn adopt(&self, network: &str, space: Arc<NamespaceSockets>, found: &'static dyn Driver) -> Arc<Net> {
         let mut networks = self.all.writing();
         let new = || {
             self.node.senses.listen(&space);
@@ -98,6 +161,8 @@ impl Networks {
                 rules: Mutex::default(),
                 path: self.path(network),
                 node: Arc::clone(&self.node),
+                attachments: Arc::clone(&self.attachments),
+                moves: Arc::clone(&self.moves),
                 found,
             })
         };
@@ -152,8 +217,26 @@ impl Net {
     }
 
     /// Its attachments, as the kernel has them.
-    pub fn attachments(&self) -> Result<Vec<(Link, Mark)>> {
+    pub fn list(&self) -> Result<Vec<(Link, Mark)>> {
         self.driver().attachments(self)
+    }
+
+    /// Whether its namespace is mounted where it should be.
+    pub fn is_mounted(&self) -> bool {
+        let there = NetNs::open(&self.path);
+        there.is_ok_and(|there| there.id() == self.space.namespace().id())
+    }
+
+    /// Mounts a namespace of its own again that somebody unmounted: it lives as long as this runtime has it
+    /// open, and its pods have not noticed; with the runtime it would go.
+    pub fn keep_mounted(&self) -> Result<()> {
+        if self.home == RouterHome::Node || self.is_mounted() {
+            return Ok(());
+        }
+        let path = &self.path;
+        NetNs::share_directory(&self.node.config.router_directory)
+            .map_err(internal("share the directory of routers"))?;
+        self.space.namespace().mount_at(path).map_err(internal("mount the router's namespace again"))
     }
 
     /// What it was set up as.

@@ -7,15 +7,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use knit_kernel::link::Link;
-use knit_nft::{Element, TableState};
+use knit_nft::{self as nft, Element, Family, Nftables as _, TableState, Transaction};
 use knit_runtime::Result;
 
+use crate::default_router;
+use crate::fail::internal;
 use crate::mark::Mark;
 use crate::moves::InMotion;
 use crate::node::Node;
 use crate::router::uplink_elements;
 use crate::rules::{self, Elements, SetElement};
-use crate::setup::default_elements;
 use crate::shape::{RouterHome, Shape};
 use crate::tables::{Applied, Comparison, apply, difference, exchange};
 use crate::uplink::node_end;
@@ -55,12 +56,111 @@ impl NodeTables {
     pub fn forget_left(&mut self, is_gone: impl Fn(u32) -> bool) {
         self.left.retain(|id, _| !is_gone(*id));
     }
+
+    /// Brings one Network's part of the node's tables to what is wanted.
+    pub fn settle_part(&mut self, node: &Node, shape: &Arc<Shape>, ports: &[(Link, Mark)]) -> Result<()> {
+        let (id, wanted) = (shape.id(), part(shape));
+        if self.exchange_part(node, shape.home, id, &wanted)? {
+            self.in_force.insert(id, Arc::clone(shape));
+            return Ok(());
+        }
+        let mut all = wanted;
+        if shape.home == RouterHome::Node {
+            all.extend(source_elements(ports));
+        }
+        let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, shape.home, id);
+        self.read_and_settle(node, &Elements { wanted: all, owns: &owned }, id)?;
+        self.in_force.insert(id, Arc::clone(shape));
+        Ok(())
+    }
+
+    /// Takes a Network's part out of the node's tables.
+    pub fn clear_part(&mut self, node: &Node, home: RouterHome, id: u32) -> Result<()> {
+        if !self.exchange_part(node, home, id, &[])? {
+            let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, home, id);
+            self.read_and_settle(node, &Elements { wanted: Vec::new(), owns: &owned }, id)?;
+        }
+        self.in_force.remove(&id);
+        Ok(())
+    }
+
+    /// Lays the rules of the node's tables down, with the elements that are there: whoever they are of,
+    /// nothing is open that was not.
+    pub fn close(&mut self, node: &Node) -> Result<()> {
+        *self = Self::default();
+        let layout = layout(node);
+        apply(&node.space, &layout, &Elements::none())?;
+        apply(&node.space, &rules::port::no_arp(), &Elements::none())?;
+        Ok(())
+    }
+
+    /// Deletes the tables.
+    pub fn delete(&mut self, node: &Node) -> Result<()> {
+        *self = Self::default();
+        let mut kernel = node.space.rules()?;
+        for family in [Family::Inet, Family::Arp] {
+            let mut transaction = Transaction::new();
+            transaction.delete_table(&rules::table(family));
+            match kernel.commit(&transaction) {
+                Err(error) if !error.is_not_found() => {
+                    return Err(internal::<nft::Error>("delete the node's rules")(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Exchanges a Network's part without reading the tables; false if they must be read.
+    fn exchange_part(
+        &mut self,
+        node: &Node,
+        home: RouterHome,
+        id: u32,
+        wanted: &[SetElement],
+    ) -> Result<bool> {
+        if !node.senses.is_untouched(&node.space, self.known_at)? {
+            return Ok(false);
+        }
+        let before = match (self.in_force.get(&id), home) {
+            (Some(shape), _) => part(shape),
+            // Its pods' sources, too, may be from before.
+            (None, RouterHome::Node) => return Ok(false),
+            (None, RouterHome::Own) => self.left.remove(&id).unwrap_or_default(),
+        };
+        let done = exchange(&node.space, &layout(node), &before, wanted)?;
+        if !done {
+            self.in_force.remove(&id);
+        }
+        Ok(done)
+    }
+
+    /// Reads the tables and makes them right for one Network; what is there of others is remembered.
+    fn read_and_settle(&mut self, node: &Node, elements: &Elements<'_>, id: u32) -> Result<()> {
+        let mut before = std::mem::take(self);
+        let at = node.space.rules_seen.now();
+        let Applied { state, is_new } = apply(&node.space, &layout(node), elements)?;
+        let arp = apply(&node.space, &rules::port::no_arp(), &Elements::none())?;
+        let mut found = parts_of(&state);
+        found.remove(&id);
+        before.in_force.retain(|other, shape| {
+            let found = found.get(other).map_or(&[][..], Vec::as_slice);
+            // The default Network's pods were not compared: the tables are read again when it is set up.
+            *other != id
+                && shape.home == RouterHome::Own
+                && difference(&state, found, &part(shape)).is_empty()
+        });
+        found.retain(|id, _| !before.in_force.contains_key(id));
+        let made_at = (is_new && arp.is_new).then_some(at);
+        *self = Self { known_at: Some(at), made_at, in_force: before.in_force, left: found };
+        Ok(())
+    }
 }
 
 /// A Network's part, without its pods' sources: these come and go with attachments.
 fn part(shape: &Shape) -> Vec<SetElement> {
     let mut puts = match shape.home {
-        RouterHome::Node => default_elements(shape),
+        RouterHome::Node => default_router::elements(shape),
         RouterHome::Own => uplink_elements(shape, &node_end(shape.id())),
     };
     puts.extend(rules::tunnel::elements(shape));
@@ -75,117 +175,28 @@ fn owns(set: &str, element: &Element, home: RouterHome, id: u32) -> bool {
     }
 }
 
-impl Node {
-    /// Brings one Network's part of the node's tables to what is wanted.
-    pub fn settle_part(
-        &self,
-        tables: &mut NodeTables,
-        shape: &Arc<Shape>,
-        ports: &[(Link, Mark)],
-    ) -> Result<()> {
-        let (id, wanted) = (shape.id(), part(shape));
-        if self.exchange_part(tables, shape.home, id, &wanted)? {
-            tables.in_force.insert(id, Arc::clone(shape));
-            return Ok(());
-        }
-        let mut all = wanted;
-        if shape.home == RouterHome::Node {
-            all.extend(source_elements(ports));
-        }
-        let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, shape.home, id);
-        self.read_and_settle(tables, &Elements { wanted: all, owns: &owned }, id)?;
-        tables.in_force.insert(id, Arc::clone(shape));
-        Ok(())
+/// Compares a Network's part of the node's tables.
+pub(crate) fn compare_part(
+    node: &Node,
+    comparison: &mut Comparison,
+    shape: &Shape,
+    ports: &[(Link, Mark)],
+    motion: &InMotion,
+) {
+    let mut wanted = part(shape);
+    if shape.home == RouterHome::Node {
+        wanted.extend(source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link))));
     }
+    let owned = |set: &knit_nft::Name, e: &Element| {
+        owns(set, e, shape.home, shape.id()) && !motion.is_source_in_motion(set, e)
+    };
+    comparison.compare(&layout(node), &Elements { wanted, owns: &owned });
+    comparison.compare(&rules::port::no_arp(), &Elements::none());
+}
 
-    /// Takes a Network's part out of the node's tables.
-    pub fn clear_part(&self, tables: &mut NodeTables, home: RouterHome, id: u32) -> Result<()> {
-        if !self.exchange_part(tables, home, id, &[])? {
-            let owned = |set: &knit_nft::Name, e: &Element| owns(set, e, home, id);
-            self.read_and_settle(tables, &Elements { wanted: Vec::new(), owns: &owned }, id)?;
-        }
-        tables.in_force.remove(&id);
-        Ok(())
-    }
-
-    /// Lays the rules of the node's tables down, with the elements that are there: whoever they are of,
-    /// nothing is open that was not.
-    pub fn close_tables(&self, tables: &mut NodeTables) -> Result<()> {
-        *tables = NodeTables::default();
-        let layout = self.node_layout();
-        apply(&self.space, &layout, &Elements::none())?;
-        apply(&self.space, &rules::port::no_arp(), &Elements::none())?;
-        Ok(())
-    }
-
-    /// Compares a Network's part of the node's tables.
-    pub fn compare_part(
-        &self,
-        comparison: &mut Comparison,
-        shape: &Shape,
-        ports: &[(Link, Mark)],
-        motion: &InMotion,
-    ) {
-        let mut wanted = part(shape);
-        if shape.home == RouterHome::Node {
-            wanted.extend(source_elements(ports.iter().filter(|(link, _)| motion.has_settled(link))));
-        }
-        let owned = |set: &knit_nft::Name, e: &Element| {
-            owns(set, e, shape.home, shape.id()) && !motion.is_source_in_motion(set, e)
-        };
-        comparison.compare(&self.node_layout(), &Elements { wanted, owns: &owned });
-        comparison.compare(&rules::port::no_arp(), &Elements::none());
-    }
-
-    fn node_layout(&self) -> TableState {
-        let (each, together) = (self.config.uplink_connections, self.config.uplinks_together);
-        rules::node::layout(self.config.vxlan_port, rules::node::Flows { each, together })
-    }
-
-    /// Exchanges a Network's part without reading the tables; false if they must be read.
-    fn exchange_part(
-        &self,
-        tables: &mut NodeTables,
-        home: RouterHome,
-        id: u32,
-        wanted: &[SetElement],
-    ) -> Result<bool> {
-        if !self.senses.is_untouched(&self.space, tables.known_at)? {
-            return Ok(false);
-        }
-        let before = match (tables.in_force.get(&id), home) {
-            (Some(shape), _) => part(shape),
-            // Its pods' sources, too, may be from before.
-            (None, RouterHome::Node) => return Ok(false),
-            (None, RouterHome::Own) => tables.left.remove(&id).unwrap_or_default(),
-        };
-        let done = exchange(&self.space, &self.node_layout(), &before, wanted)?;
-        if !done {
-            tables.in_force.remove(&id);
-        }
-        Ok(done)
-    }
-
-    /// Reads the tables and makes them right for one Network; what is there of others is remembered.
-    fn read_and_settle(&self, tables: &mut NodeTables, elements: &Elements<'_>, id: u32) -> Result<()> {
-        let mut before = std::mem::take(tables);
-        let at = self.space.rules_seen.now();
-        let Applied { state, is_new } = apply(&self.space, &self.node_layout(), elements)?;
-        let arp = apply(&self.space, &rules::port::no_arp(), &Elements::none())?;
-        let mut found = parts_of(&state);
-        found.remove(&id);
-        before.in_force.retain(|other, shape| {
-            let found = found.get(other).map_or(&[][..], Vec::as_slice);
-            // The default Network's pods were not compared: the tables are read again when it is set up.
-            *other != id
-                && shape.home == RouterHome::Own
-                && difference(&state, found, &part(shape)).is_empty()
-        });
-        found.retain(|id, _| !before.in_force.contains_key(id));
-        let made_at = (is_new && arp.is_new).then_some(at);
-        *tables = NodeTables { known_at: Some(at), made_at, in_force: before.in_force, left: found };
-        Ok(())
-    }
+fn layout(node: &Node) -> TableState {
+    let (each, together) = (node.config.uplink_connections, node.config.uplinks_together);
+    rules::node::layout(node.config.vxlan_port, rules::node::Flows { each, together })
 }
 
 /// The sources of pods.

@@ -38,11 +38,11 @@ pub(crate) struct NamespaceSight {
 #[derive(Default)]
 pub(crate) struct NetworkDamage(pub Vec<Damage>);
 
-impl Node {
+impl NamespaceSight {
     /// What is in a namespace now: all of it is read before any of it is compared.
-    pub fn sight(&self, space: &NamespaceSockets) -> Result<NamespaceSight> {
+    pub fn of(node: &Node, space: &NamespaceSockets) -> Result<Self> {
         let changed = space.rules_seen.now();
-        let trusted = self.senses.is_untouched(space, space.rules_seen.last_compared())?;
+        let trusted = node.senses.is_untouched(space, space.rules_seen.last_compared())?;
         let tables = [Family::Inet, Family::Arp, Family::Bridge].map(rules::table);
         let rules = if trusted { None } else { Some(Comparison::of(space, &tables)?) };
         let handle = space.links()?;
@@ -50,11 +50,9 @@ impl Node {
         let reading = Reading::of(&handle).map_err(internal("read addresses, routes and neighbors"))?;
         let ports = links.iter().filter_map(|link| Some((link.clone(), marked(link)?))).collect();
         let links = links.into_iter().map(|link| (link.name.to_string(), link)).collect();
-        Ok(NamespaceSight { links, ports, reading, rules, changed, seen: HashMap::new() })
+        Ok(Self { links, ports, reading, rules, changed, seen: HashMap::new() })
     }
-}
 
-impl NamespaceSight {
     /// The numbers of links, with those of all ports if wanted.
     pub fn links_of(&self, names: &[&str], ports: bool) -> Links {
         let number = |name: &&str| self.links.get(*name).map(|link| ((*name).to_owned(), link.index));

@@ -10,9 +10,9 @@ use knit_kernel::handle::LinkFilter;
 use knit_nft::{Element, Family, Nftables as _, TableState};
 use knit_runtime::Result;
 
-use crate::core::Core;
 use crate::fail::internal;
 use crate::moves::Comparing;
+use crate::networks::Networks;
 use crate::node_tables::NodeTables;
 use crate::port::take_elements;
 use crate::rules::{self, SetElement};
@@ -47,93 +47,95 @@ impl Owners {
     }
 }
 
-impl Core {
-    /// Says what is in the node's table and belongs to nothing, if that can be told: nothing while Networks
-    /// come, change or go. The next set-up takes it away.
-    pub fn compare_strays(&self, node: &NamespaceSight, comparing: &Comparing<'_>) -> Result<Option<usize>> {
-        let table = rules::table(Family::Inet);
-        let read = node.rules.as_ref().and_then(|rules| rules.found(&table));
-        let Some(state) = read else { return Ok(Some(0)) };
-        let networks = self.numbers(&self.node.tables())?;
-        let mut hosts = self.hosts()?;
-        // Only now: all is read.
-        let Some(moved) = comparing.hosts_in_motion() else { return Ok(None) };
-        hosts.extend(moved);
-        let strays = Owners { hosts, networks }.strays(state).len();
-        if strays > 0 {
-            self.node.space.rules_seen.touch();
-            self.node.strays.store(true, Ordering::Relaxed);
-        }
-        Ok(Some(strays))
+/// Says what is in the node's table and belongs to nothing, if that can be told: nothing while Networks
+/// come, change or go. The next set-up takes it away.
+pub(crate) fn compare(
+    networks: &Networks,
+    node: &NamespaceSight,
+    comparing: &Comparing<'_>,
+) -> Result<Option<usize>> {
+    let table = rules::table(Family::Inet);
+    let read = node.rules.as_ref().and_then(|rules| rules.found(&table));
+    let Some(state) = read else { return Ok(Some(0)) };
+    let numbers = numbers(networks, &networks.node.tables())?;
+    let mut hosts = hosts(networks)?;
+    // Only now: all is read.
+    let Some(moved) = comparing.hosts_in_motion() else { return Ok(None) };
+    hosts.extend(moved);
+    let strays = Owners { hosts, networks: numbers }.strays(state).len();
+    if strays > 0 {
+        networks.node.space.rules_seen.touch();
+        networks.node.strays.store(true, Ordering::Relaxed);
     }
+    Ok(Some(strays))
+}
 
-    /// Takes away what was found to belong to nothing.
-    pub fn sweep_strays(&self) {
-        if !self.node.strays.swap(false, Ordering::Relaxed) {
-            return;
-        }
-        if let Err(error) = self.take_strays() {
-            self.node.strays.store(true, Ordering::Relaxed);
-            let error = crate::fail::chain(&error);
-            tracing::error!(error, "cannot remove elements of the node's table that belong to nothing");
-        }
+/// Takes away what was found to belong to nothing.
+pub(crate) fn sweep(networks: &Networks) {
+    if !networks.node.strays.swap(false, Ordering::Relaxed) {
+        return;
     }
+    if let Err(error) = take(networks) {
+        networks.node.strays.store(true, Ordering::Relaxed);
+        let error = crate::fail::chain(&error);
+        tracing::error!(error, "cannot remove elements of the node's table that belong to nothing");
+    }
+}
 
-    fn take_strays(&self) -> Result<()> {
-        let table = rules::table(Family::Inet);
-        // No Network's part changes meanwhile. What is in the table and has no owner afterwards has none.
-        let mut tables = self.node.tables();
-        let mut kernel = self.node.space.rules()?;
-        let comparing = self.moves.compare();
-        let state = kernel.table(&table).map_err(internal("read the node's table"))?;
-        let Some(state) = state else { return Ok(()) };
-        let mut owners = Owners { hosts: self.hosts()?, networks: self.numbers(&tables)? };
-        // An attachment that was lost may have come back while all others were read.
-        owners.hosts.extend(comparing.ports_in_motion());
-        take_elements(&mut *kernel, &owners.strays(&state), &table)?;
-        tables.forget_left(|id| !owners.networks.contains(&id));
-        Ok(())
-    }
+fn take(networks: &Networks) -> Result<()> {
+    let table = rules::table(Family::Inet);
+    // No Network's part changes meanwhile. What is in the table and has no owner afterwards has none.
+    let mut tables = networks.node.tables();
+    let mut kernel = networks.node.space.rules()?;
+    let comparing = networks.moves.compare();
+    let state = kernel.table(&table).map_err(internal("read the node's table"))?;
+    let Some(state) = state else { return Ok(()) };
+    let mut owners = Owners { hosts: hosts(networks)?, networks: numbers(networks, &tables)? };
+    // An attachment that was lost may have come back while all others were read.
+    owners.hosts.extend(comparing.ports_in_motion());
+    take_elements(&mut *kernel, &owners.strays(&state), &table)?;
+    tables.forget_left(|id| !owners.networks.contains(&id));
+    Ok(())
+}
 
-    /// Takes away what Networks left in the node's table that went, or got another number, while no runtime
-    /// ran.
-    pub fn sweep_left(&self) -> Result<()> {
-        let mut tables = self.node.tables();
-        if tables.left().next().is_none() {
-            return Ok(());
-        }
-        let networks = self.numbers(&tables)?;
-        let gone: Vec<u32> = tables.left().filter(|id| !networks.contains(id)).collect();
-        for id in gone {
-            tracing::info!(number = id, "removing the rules of a Network that is gone");
-            self.node.clear_part(&mut tables, RouterHome::Own, id)?;
-        }
-        Ok(())
+/// Takes away what Networks left in the node's table that went, or got another number, while no runtime
+/// ran.
+pub(crate) fn sweep_left(networks: &Networks) -> Result<()> {
+    let mut tables = networks.node.tables();
+    if tables.left().next().is_none() {
+        return Ok(());
     }
+    let numbers = numbers(networks, &tables)?;
+    let gone: Vec<u32> = tables.left().filter(|id| !numbers.contains(id)).collect();
+    for id in gone {
+        tracing::info!(number = id, "removing the rules of a Network that is gone");
+        tables.clear_part(&networks.node, RouterHome::Own, id)?;
+    }
+    Ok(())
+}
 
-    /// The host ends that ports of the node may lead to. First what is being made, then what is there:
-    /// whatever is in neither when its rules were read before is gone.
-    fn hosts(&self) -> Result<HashSet<String>> {
-        let mut hosts: HashSet<String> = self.attachments.making().clone();
-        hosts.extend(self.attachments.known().keys().cloned());
-        for net in self.networks.all()? {
-            hosts.extend(net.attachments()?.iter().map(|(_, mark)| mark.host().to_string()));
-        }
-        Ok(hosts)
+/// The host ends that ports of the node may lead to. First what is being made, then what is there:
+/// whatever is in neither when its rules were read before is gone.
+fn hosts(networks: &Networks) -> Result<HashSet<String>> {
+    let mut hosts: HashSet<String> = networks.attachments.making().clone();
+    hosts.extend(networks.attachments.known().keys().cloned());
+    for net in networks.all()? {
+        hosts.extend(net.list()?.iter().map(|(_, mark)| mark.host().to_string()));
     }
+    Ok(hosts)
+}
 
-    /// The numbers of the Networks that are set up, and of those that the kernel has from before.
-    fn numbers(&self, tables: &NodeTables) -> Result<HashSet<u32>> {
-        let mut numbers: HashSet<u32> = tables.in_force().collect();
-        numbers.extend(self.networks.set_up().iter().map(|(_, shape, _)| shape.id()));
-        numbers.extend(numbers_of_links(&*self.node.space.links()?)?);
-        for net in self.networks.all()? {
-            if net.home == RouterHome::Own && net.shape().is_none() {
-                numbers.extend(numbers_of_links(&*net.space.links()?)?);
-            }
+/// The numbers of the Networks that are set up, and of those that the kernel has from before.
+fn numbers(networks: &Networks, tables: &NodeTables) -> Result<HashSet<u32>> {
+    let mut numbers: HashSet<u32> = tables.in_force().collect();
+    numbers.extend(networks.set_up().iter().map(|(_, shape, _)| shape.id()));
+    numbers.extend(numbers_of_links(&*networks.node.space.links()?)?);
+    for net in networks.all()? {
+        if net.home == RouterHome::Own && net.shape().is_none() {
+            numbers.extend(numbers_of_links(&*net.space.links()?)?);
         }
-        Ok(numbers)
     }
+    Ok(numbers)
 }
 
 /// The numbers of the Networks whose uplinks or tunnels are in a namespace.

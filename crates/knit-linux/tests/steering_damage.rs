@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use knit_kernel::testing::{in_namespaces, namespace, table_damages};
 use knit_linux::{Config, LinuxRuntime};
 use knit_nft::{Family, TableId};
-use knit_runtime::routers::{Chosen, Entrance, Steered};
+use knit_runtime::routers::{Chosen, Entrance, Steered, Way};
 use knit_runtime::{Protocol, Runtime as _};
 use knit_testbed::tables::{commit_as_stranger, elsewhere_in_the_rule_set, read};
 
@@ -23,7 +23,8 @@ fn damage_to_the_table_of_steering_is_found_by_comparing_and_counted() {
         let mut table = routers.steering().expect("a table");
         let place = |port| Entrance { address: [192, 0, 2, 1].into(), protocol: Protocol::Tcp, port };
         let to = |port: u16| Steered {
-            to: ([169, 254, 192, 2], port).into(),
+            to: Way::Router(([169, 254, 192, 2], port).into()),
+            near: None,
             sources: None,
             chosen: Chosen::ByOperator,
         };

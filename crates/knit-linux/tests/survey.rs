@@ -1,6 +1,10 @@
 //! The comparison of all that was made: it finds each kind of damage, and setting the Network up puts it
 //! right.
 
+#[path = "survey/elements.rs"]
+mod elements;
+#[path = "survey/rules.rs"]
+mod rules;
 mod support;
 
 use knit_kernel::addr::Address;
@@ -161,6 +165,26 @@ fn answers(from: &NetNs, pod: &TestPod, address: &str) -> bool {
     (0..100).any(|_| udp(from, &pod.space, ip(address), 5000, support::NEVER) != Talk::Silence)
 }
 
+/// Rules are not read once the kernel has told of all that was done to them, which may take a moment.
+async fn not_read(node: &Node) {
+    let trusted = async { while node.runtime.survey().await.expect("a survey") != Survey::default() {} };
+    tokio::time::timeout(SOON, trusted).await.expect("rules are not read forever");
+}
+
+/// Somebody else adds a chain to our table and takes it away again.
+fn touch(space: &NetNs) {
+    as_stranger(|| {
+        let id = TableId::new(Family::Inet, "knit");
+        let mut kernel = Kernel::open_in(space).expect("nftables");
+        let mut tx = Transaction::new();
+        tx.add_chain(&id, knit_nft::Chain::regular("strange"));
+        kernel.commit(&tx).expect("added");
+        let mut tx = Transaction::new();
+        tx.delete_chain(&id, "strange");
+        kernel.commit(&tx).expect("deleted");
+    });
+}
+
 #[test]
 fn every_damage_of_the_default_network_is_found_and_put_right() {
     in_namespaces(|| {
@@ -256,265 +280,6 @@ fn a_router_that_was_unmounted_is_mounted_again_and_its_pods_do_not_notice() {
     });
 }
 
-#[test]
-fn a_lost_link_and_a_closed_port_are_what_attaching_again_puts_right() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::new();
-            let network = default_network();
-            cluster.a.setup(&network).await;
-            let pod = TestPod::new("one");
-            let mut request = pod.request(&network, &["10.244.1.5", "fd44::1:5"]);
-            let (protocol, host_ip) = (Protocol::Udp, None);
-            request.ports = vec![PortMapping { protocol, host_port: 7000, container_port: 5000, host_ip }];
-            let pod = pod.attached(&cluster.a, request.clone()).await;
-            whole(&cluster.a, "before").await;
-            let one = (request.pod.sandbox.clone(), request.interface.clone());
-            as_stranger(|| delete_table(&cluster.a.space, Family::Inet));
-            cluster.a.setup(&network).await;
-            let survey = cluster.a.runtime.survey().await.expect("a survey");
-            assert_eq!(survey, Survey { attachments: [one.clone()].into(), ..Survey::default() });
-            cluster.a.runtime.attach(&request).await.expect("attached again");
-            whole(&cluster.a, "the port").await;
-            let at = std::net::SocketAddr::new(ip("192.168.7.1"), 7000);
-            assert_ne!(udp_via(&cluster.outside, &pod.space, at, 5000, SOON), Talk::Silence);
-
-            as_stranger(|| delete(&cluster.a.space, &pod.attachments[0].host.name));
-            let survey = cluster.a.runtime.survey().await.expect("a survey");
-            assert!(survey.attachments.contains(&one), "{survey:?}");
-            cluster.a.runtime.attach(&request).await.expect("attached again");
-            cluster.a.setup(&network).await;
-            whole(&cluster.a, "the link").await;
-        });
-    });
-}
-
-/// Changes elements of sets of the node's table, as another program: takes away those of a set that `gone`
-/// says, and adds others.
-fn edit(space: &NetNs, set: &str, gone: impl Fn(&Element) -> bool, more: Vec<Element>) {
-    let id = TableId::new(Family::Inet, "knit");
-    as_stranger(|| {
-        let mut kernel = Kernel::open_in(space).expect("nftables");
-        let table = kernel.table(&id).expect("read").expect("a table");
-        let there = &table.sets[set];
-        let mut tx = Transaction::new();
-        let gone: Vec<Element> = there.elements.values().filter(|element| gone(element)).cloned().collect();
-        if !gone.is_empty() {
-            tx.delete_elements(&id, &there.set, gone);
-        }
-        if !more.is_empty() {
-            tx.add_elements(&id, &there.set, more);
-        }
-        kernel.commit(&tx).expect("changed");
-    });
-}
-
-#[test]
-fn a_host_port_that_somebody_closed_was_taken_for_open_while_anything_of_it_was_left() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::new();
-            let (node, network) = (&cluster.a, default_network());
-            node.setup(&network).await;
-            let pod = TestPod::new("one");
-            let mut request = pod.request(&network, &["10.244.1.5", "fd44::1:5"]);
-            let mapping = |protocol, host_port, host_ip| PortMapping {
-                protocol,
-                host_port,
-                container_port: 5000,
-                host_ip,
-            };
-            request.ports = vec![
-                mapping(Protocol::Udp, 7000, None),
-                mapping(Protocol::Tcp, 7001, None),
-                mapping(Protocol::Udp, 7002, Some(ip("192.168.7.1"))),
-            ];
-            let pod = pod.attached(node, request.clone()).await;
-            let one = (request.pod.sandbox.clone(), request.interface.clone());
-            let host = pod.attachments[0].host.name.clone();
-            let key = |port| (L4Proto::UDP, Port(port));
-            let to = |port| (std::net::Ipv4Addr::new(10, 244, 1, 5), Port(port));
-            let (udp_7000, all) = (Element::new(&key(7000)), |_: &Element| true);
-            let is_7000 = |element: &Element| element.key == udp_7000.key;
-            let none = |_: &Element| false;
-            let elsewhere = || Element::new(&key(7000)).value(&to(22)).comment(&host);
-            let more = || Element::new(&key(7009)).value(&to(5000)).comment(&host);
-            type Damage<'a> = Box<dyn Fn() + 'a>;
-            let damages: [(&str, Damage<'_>); 6] = [
-                ("one is closed", Box::new(|| edit(&node.space, "host-ports4", is_7000, Vec::new()))),
-                ("all of a family are", Box::new(|| edit(&node.space, "host-ports6", all, Vec::new()))),
-                ("that of an address is", Box::new(|| edit(&node.space, "host-ports-at4", all, Vec::new()))),
-                ("it cannot reach itself", Box::new(|| edit(&node.space, "hairpin4", all, Vec::new()))),
-                (
-                    "one leads elsewhere",
-                    Box::new(|| {
-                        edit(&node.space, "host-ports4", is_7000, Vec::new());
-                        edit(&node.space, "host-ports4", none, vec![elsewhere()]);
-                    }),
-                ),
-                ("there is one more", Box::new(|| edit(&node.space, "host-ports4", none, vec![more()]))),
-            ];
-            for (what, damage) in damages {
-                whole(node, what).await;
-                not_read(node).await;
-                damage();
-                let survey = node.runtime.survey().await.expect("a survey");
-                assert_eq!(
-                    survey,
-                    Survey { attachments: [one.clone()].into(), ..Survey::default() },
-                    "{what}"
-                );
-                node.runtime.attach(&request).await.expect("attached again");
-                whole(node, what).await;
-                let at = std::net::SocketAddr::new(ip("192.168.7.1"), 7000);
-                let talk = udp_via(&cluster.outside, &pod.space, at, 5000, SOON);
-                assert_ne!(talk, Talk::Silence, "{what}");
-            }
-        });
-    });
-}
-
-#[test]
-fn what_another_program_added_to_the_nodes_table_was_never_taken_away() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::with_tenants().await;
-            let node = &cluster.a;
-            let network = default_network();
-            let pod = TestPod::new("one");
-            let mut request = pod.request(&network, &["10.244.1.5", "fd44::1:5"]);
-            let (protocol, host_ip) = (Protocol::Udp, None);
-            request.ports = vec![PortMapping { protocol, host_port: 7000, container_port: 5000, host_ip }];
-            let _pod = pod.attached(node, request).await;
-            let tenant = node.pod(&blue(node), "two", &["10.77.0.18", "fd77::12"]).await;
-            let v4 = |text: &str| text.parse::<std::net::Ipv4Addr>().expect("an address");
-            let (pod, other) = (v4("10.244.1.5"), v4("10.244.1.9"));
-            let led = |port: u16| Element::new(&(L4Proto::UDP, Port(port))).value(&(pod, Port(53)));
-            let foreign: [(&str, Element); 8] = [
-                ("uplinks", Element::new(&IfName::new("eth0"))),
-                ("uplinks", Element::new(&IfName::new("up-999"))),
-                ("uplinks-outside", Element::new(&IfName::new("up-x"))),
-                ("uplink-services4", Element::new(&(IfName::new("up-999"), pod))),
-                ("host-ports4", led(7001)),
-                ("host-ports4", led(7001).comment("knitaaaaaaaaaaa")),
-                ("hairpin4", Element::new(&(other, other))),
-                ("tunnel-hosts44", Element::new(&(Vni(999), v4("192.168.7.2"), other))),
-            ];
-            for (set, element) in foreign {
-                let what = format!("{set}: {element:?}");
-                whole(node, &what).await;
-                not_read(node).await;
-                edit(&node.space, set, |_| false, vec![element]);
-                let survey = node.runtime.survey().await.expect("a survey");
-                assert!(survey.attachments.is_empty(), "{what}: {survey:?}");
-                let damaged: Vec<&String> = survey.networks.keys().collect();
-                assert_eq!(damaged, [&network.name], "{what}");
-                node.setup(&network).await;
-                whole(node, &what).await;
-            }
-            // What belongs to somebody is there: another Network's part, and the pod's port.
-            let peer = cluster.b.pod(&blue(&cluster.b), "three", &["10.77.0.34", "fd77::22"]).await;
-            let talk = udp(&tenant.space, &peer.space, ip("10.77.0.34"), 80, SOON);
-            assert_ne!(talk, Talk::Silence);
-        });
-    });
-}
-
-/// Rules are not read once the kernel has told of all that was done to them, which may take a moment.
-async fn not_read(node: &Node) {
-    let trusted = async { while node.runtime.survey().await.expect("a survey") != Survey::default() {} };
-    tokio::time::timeout(SOON, trusted).await.expect("rules are not read forever");
-}
-
-#[test]
-fn rules_that_nobody_else_touched_are_not_read() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::new();
-            let network = default_network();
-            cluster.a.setup(&network).await;
-            whole(&cluster.a, "read once").await;
-            // As ours, so that nobody is told: a survey that reads the rules would find it.
-            delete_table(&cluster.a.space, Family::Arp);
-            cluster.a.pod(&network, "one", &["10.244.1.5", "fd44::1:5"]).await;
-            not_read(&cluster.a).await;
-            // Somebody else's table is none of ours.
-            let theirs = TableId::new(Family::Inet, "theirs");
-            as_stranger(|| {
-                let mut tx = Transaction::new();
-                tx.create_table(knit_nft::Table::new(theirs));
-                Kernel::open_in(&cluster.a.space).expect("nftables").commit(&tx).expect("a table");
-            });
-            not_read(&cluster.a).await;
-            let links = cluster.a.handle().links(&LinkFilter { owned: true, ..LinkFilter::default() });
-            assert!(!links.expect("links").is_empty());
-        });
-    });
-}
-
-#[test]
-fn rules_that_were_made_just_now_are_not_read_back_unless_somebody_touched_them() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::new();
-            let (network, tenant) = (default_network(), green(&cluster.a));
-            cluster.a.setup(&network).await;
-            cluster.a.setup(&tenant).await;
-            let (space, router) = (&cluster.a.space, cluster.a.router(&tenant.name));
-            // As ours, so that nobody is told: a survey that reads the rules would find it.
-            delete_table(space, Family::Arp);
-            delete_table(&router, Family::Arp);
-            not_read(&cluster.a).await;
-            touch(space);
-            assert!(wrong_rules(&cluster.a).await.contains(&network.name), "touched: it is read");
-            touch(&router);
-            assert!(wrong_rules(&cluster.a).await.contains(&tenant.name), "touched: it is read");
-            cluster.a.setup(&network).await;
-            cluster.a.setup(&tenant).await;
-            whole(&cluster.a, "put right").await;
-            // Made anew while a pod is there whose port of the node is in the table, too.
-            let pod = TestPod::new("web");
-            let mut request = pod.request(&tenant, &["10.77.0.34", "fd77::22"]);
-            let (protocol, host_ip) = (Protocol::Udp, None);
-            request.ports = vec![PortMapping { protocol, host_port: 7000, container_port: 5000, host_ip }];
-            let _pod = pod.attached(&cluster.a, request).await;
-            as_stranger(|| delete_table(space, Family::Inet));
-            cluster.a.setup(&network).await;
-            cluster.a.setup(&tenant).await;
-            let survey = cluster.a.runtime.survey().await.expect("a survey");
-            assert_eq!(survey.attachments.len(), 1, "its port is closed, and that is seen: {survey:?}");
-        });
-    });
-}
-
-#[test]
-fn the_first_network_that_is_set_up_again_closes_the_uplinks_of_all() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::with_tenants().await;
-            let node = &cluster.a;
-            let tenant = node.pod(&blue(node), "one", &["10.77.0.18", "fd77::12"]).await;
-            let other = node.pod(&default_network(), "two", &["10.244.1.5", "fd44::1:5"]).await;
-            // One way: answers have rules of their own.
-            let bind = |space: &NetNs, at: &str| {
-                let socket = space.run(|| std::net::UdpSocket::bind(at)).expect("a visit").expect("a socket");
-                socket.set_read_timeout(Some(support::NEVER)).expect("a timeout");
-                socket
-            };
-            let (from, to) = (bind(&other.space, "0.0.0.0:0"), bind(&tenant.space, "10.77.0.18:5000"));
-            let gets_in = || {
-                from.send_to(b"hello", "10.77.0.18:5000").expect("sent");
-                to.recv_from(&mut [0; 16]).is_ok()
-            };
-            assert!(!gets_in(), "before");
-            as_stranger(|| delete_table(&node.space, Family::Inet));
-            eventually("nothing is closed without rules", SOON, gets_in);
-            node.setup(&default_network()).await;
-            assert!(!gets_in(), "the default Network is set up again, blue is not yet");
-        });
-    });
-}
-
 /// Attaches and detaches pods at one address of a Network over and over.
 async fn churn(runtime: knit_linux::LinuxRuntime, network: Network, addresses: [String; 2], rounds: usize) {
     for round in 0..rounds {
@@ -571,170 +336,6 @@ fn pods_that_come_and_go_are_not_damage_and_damage_is_found_among_them() {
             }
             assert!(surveys > 5 && unknown > 0, "{surveys} surveys, {unknown} of them among changes");
             whole(node, "afterwards").await;
-        });
-    });
-}
-
-/// Somebody else adds a chain to our table and takes it away again.
-fn touch(space: &NetNs) {
-    as_stranger(|| {
-        let id = TableId::new(Family::Inet, "knit");
-        let mut kernel = Kernel::open_in(space).expect("nftables");
-        let mut tx = Transaction::new();
-        tx.add_chain(&id, knit_nft::Chain::regular("strange"));
-        kernel.commit(&tx).expect("added");
-        let mut tx = Transaction::new();
-        tx.delete_chain(&id, "strange");
-        kernel.commit(&tx).expect("deleted");
-    });
-}
-
-/// What is wrong with the rules of Networks, by the survey.
-async fn wrong_rules(node: &Node) -> Vec<String> {
-    let survey = node.runtime.survey().await.expect("a survey");
-    let wrong = survey.networks.into_iter().filter(|(_, all)| all.iter().any(|d| d.kind == "rules"));
-    wrong.map(|(network, _)| network).collect()
-}
-
-#[test]
-fn rules_are_compared_and_put_right_while_the_nodes_address_is_not_to_be_found() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::with_tenants().await;
-            let node = &cluster.a;
-            whole(node, "before").await;
-            as_stranger(|| {
-                let eth0 = node.handle().index_of(&name("eth0")).expect("eth0");
-                for address in node.handle().addresses(Some(eth0)).expect("addresses") {
-                    node.handle().remove(address).expect("removed");
-                }
-            });
-            let survey = node.runtime.survey().await.expect("what can be compared is compared");
-            assert!(survey.networks.is_empty(), "{survey:?}");
-            for network in ["default", "blue", "green"] {
-                let why = &survey.unknown[network];
-                assert!(matches!(why, NotKnown::Failed(why) if why.contains("192.168.7.1")), "{why:?}");
-            }
-            as_stranger(|| delete_table(&node.space, Family::Inet));
-            as_stranger(|| delete_table(&node.router("blue"), Family::Bridge));
-            assert_eq!(wrong_rules(node).await, ["blue", "default", "green"]);
-            for network in [default_network(), blue(node), green(node)] {
-                let error = node.runtime.setup_network(&network).await.expect_err("no address");
-                assert_eq!(error.reason, Reason::NotReady, "{error}");
-            }
-            assert!(wrong_rules(node).await.is_empty(), "rules are in force again all the same");
-        });
-    });
-}
-
-#[test]
-fn rules_are_compared_and_put_right_while_the_mtu_does_not_fit() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::with_tenants().await;
-            let node = &cluster.a;
-            let network = Network { mtu: Some(1450), ..blue(node) };
-            node.setup(&network).await;
-            whole(node, "before").await;
-            as_stranger(|| change(&node.space, "eth0", |c| c.mtu = Mtu::new(1400).ok()));
-            let survey = node.runtime.survey().await.expect("a survey");
-            let kinds: Vec<_> = survey.networks["blue"].iter().map(|damage| damage.kind).collect();
-            assert_eq!(kinds, ["node"], "{survey:?}");
-            as_stranger(|| delete_table(&node.router("blue"), Family::Inet));
-            assert_eq!(wrong_rules(node).await, ["blue"]);
-            let error = node.runtime.setup_network(&network).await.expect_err("it does not fit");
-            assert!(error.to_string().contains("does not fit"), "{error}");
-            assert!(wrong_rules(node).await.is_empty(), "rules are in force again all the same");
-        });
-    });
-}
-
-#[test]
-fn a_new_agent_that_cannot_find_its_address_lays_rules_down_all_the_same() {
-    in_namespaces(|| {
-        run(async {
-            let mut cluster = Cluster::with_tenants().await;
-            let before = (support::tables(&cluster.a), support::tables_in(&cluster.a.router("blue")));
-            cluster.a.restart_with(|config| config.addresses = vec![ip("192.168.7.77")]);
-            as_stranger(|| delete_table(&cluster.a.space, Family::Arp));
-            for network in [default_network(), blue(&cluster.a)] {
-                cluster.a.runtime.setup_network(&network).await.expect_err("no such address");
-            }
-            let now = (support::tables(&cluster.a), support::tables_in(&cluster.a.router("blue")));
-            assert_eq!(now.0.len(), before.0.len());
-            assert_eq!((&now.0[0], &now.1), (&before.0[0], &before.1), "what was there stays as it was");
-        });
-    });
-}
-
-#[test]
-fn setting_up_a_network_reads_no_rules_that_nobody_else_touched() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::with_tenants().await;
-            let node = &cluster.a;
-            // As ours, so that nobody is told: a set-up that reads the tables would put them back.
-            delete_table(&node.space, Family::Arp);
-            delete_table(&node.router("green"), Family::Arp);
-            let is_gone = |space: &NetNs| {
-                let table = TableId::new(Family::Arp, "knit");
-                Kernel::open_in(space).expect("nftables").table(&table).expect("read").is_none()
-            };
-            let mut network = green(node);
-            network.cluster_service_ips = vec![ip("10.96.0.9")];
-            node.setup(&network).await;
-            assert!(is_gone(&node.space) && is_gone(&node.router("green")), "all was read");
-            let text = support::tables(node).concat() + &support::tables_in(&node.router("green")).concat();
-            assert_eq!(text.matches("10.96.0.9").count(), 2, "{text}");
-            assert!(!text.contains("\"up-3\" . 10.96.0.1"), "what was before is gone: {text}");
-            assert!(text.contains("\"up-2\" . 10.96.0.1"), "others keep theirs: {text}");
-            node.runtime.remove_network("blue").await.expect("removed");
-            assert!(is_gone(&node.space), "all was read");
-            let text = support::tables(node).concat();
-            assert!(!text.contains("up-2") && text.contains("up-3"), "{text}");
-            touch(&node.space);
-            node.setup(&network).await;
-            assert!(!is_gone(&node.space), "somebody else touched them: they are read");
-        });
-    });
-}
-
-#[test]
-fn what_a_survey_finds_wrong_is_put_right_although_nobody_was_heard_to_touch_it() {
-    in_namespaces(|| {
-        run(async {
-            let mut cluster = Cluster::with_tenants().await;
-            // What an agent finds, it does not trust as it does what it made.
-            cluster.a.restart();
-            let node = &cluster.a;
-            for network in [default_network(), blue(node), green(node)] {
-                node.setup(&network).await;
-            }
-            // As ours, so that nobody is told: a set-up that goes by what it remembers leaves them out.
-            delete_table(&node.space, Family::Arp);
-            delete_table(&node.router("green"), Family::Arp);
-            assert!(wrong_rules(node).await.contains(&"green".to_owned()));
-            for network in [default_network(), blue(node), green(node)] {
-                node.setup(&network).await;
-            }
-            whole(node, "after").await;
-        });
-    });
-}
-
-#[test]
-fn a_part_that_somebody_else_took_away_comes_back_although_another_network_was_set_up_first() {
-    in_namespaces(|| {
-        run(async {
-            let cluster = Cluster::with_tenants().await;
-            let node = &cluster.a;
-            node.pod(&default_network(), "one", &["10.244.1.5", "fd44::1:5"]).await;
-            whole(node, "before").await;
-            as_stranger(|| delete_table(&node.space, Family::Inet));
-            for network in [green(node), default_network(), blue(node), green(node)] {
-                node.setup(&network).await;
-            }
-            whole(node, "after").await;
         });
     });
 }

@@ -374,8 +374,8 @@ fn pool(name: &str, id: u32, spec: &NetworkSpec) -> Result<Option<Pool>, Network
     let pool = Pool::new(name, id, subnets).map_err(NetworkError::Subnets)?;
     // A router needs an address of its own, besides the gateway; the default Network's is the node itself.
     let has_router = spec.topology.has_router();
-    // Where there is none, what is reserved is other hosts' of the segment.
-    let pool = pool.primary(is_primary(name, spec)).shared_with_others(!has_router);
+    // On a link of a node, what is reserved is other hosts' of the segment.
+    let pool = pool.primary(is_primary(name, spec)).shared_with_others(spec.topology.is_on_host_link());
     Ok(Some(pool.with_router(has_router && name != DEFAULT_NETWORK)))
 }
 

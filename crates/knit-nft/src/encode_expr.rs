@@ -49,9 +49,17 @@ pub(crate) fn put_verdict(w: &mut Writer<'_>, verdict: &Verdict) {
     });
 }
 
+fn number_of(base: Base) -> u32 {
+    match base {
+        Base::Link => 0,
+        Base::Network => 1,
+        Base::Transport => 2,
+    }
+}
+
 fn name(expr: &Expr) -> &str {
     match expr {
-        Expr::Payload { .. } => "payload",
+        Expr::Payload { .. } | Expr::PayloadSet { .. } => "payload",
         Expr::Meta { .. } | Expr::MetaSet { .. } => "meta",
         Expr::Ct { .. } | Expr::CtSet { .. } => "ct",
         Expr::Fib { .. } => "fib",
@@ -81,14 +89,16 @@ fn name(expr: &Expr) -> &str {
 fn put_body(w: &mut Writer<'_>, expr: &Expr, sets: &[(&'static str, u32)]) {
     match expr {
         Expr::Payload { dreg, base, offset, len } => {
-            let base = match base {
-                Base::Link => 0,
-                Base::Network => 1,
-                Base::Transport => 2,
-            };
             reg(w, wire::payload::DREG, *dreg);
-            w.u32_be(wire::payload::BASE, base);
+            w.u32_be(wire::payload::BASE, number_of(*base));
             w.u32_be(wire::payload::OFFSET, *offset).u32_be(wire::payload::LEN, *len);
+        }
+        Expr::PayloadSet { sreg, base, offset, len, checksum } => {
+            reg(w, wire::payload::SREG, *sreg);
+            w.u32_be(wire::payload::BASE, number_of(*base));
+            w.u32_be(wire::payload::OFFSET, *offset).u32_be(wire::payload::LEN, *len);
+            w.u32_be(wire::payload::CSUM_TYPE, u32::from(checksum.is_some()));
+            w.u32_be(wire::payload::CSUM_OFFSET, checksum.unwrap_or_default());
         }
         Expr::Meta { dreg, key } => {
             w.u32_be(wire::meta::KEY, key.0);

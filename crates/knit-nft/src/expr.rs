@@ -201,6 +201,8 @@ pub struct AnonymousSet {
 pub enum Expr {
     /// Loads packet bytes.
     Payload { dreg: Reg, base: Base, offset: u32, len: u32 },
+    /// Writes packet bytes. The checksum at `checksum`, an offset from the same base, follows them.
+    PayloadSet { sreg: Reg, base: Base, offset: u32, len: u32, checksum: Option<u32> },
     /// Loads a fact about the packet.
     Meta { dreg: Reg, key: MetaKey },
     /// Sets a fact about the packet.

@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::data::{
     AddrType, ArpOp, Boolean, CgroupId, CtDirection, CtState, CtStatus, EtherAddr, EtherType, Exists, Gid,
-    Icmp6Type, IcmpType, IfIndex, IfName, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags, Uid, Vni,
-    Zone,
+    HopLimit, Icmp6Type, IcmpType, IfIndex, IfName, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags,
+    Uid, Vni, Zone,
 };
 use crate::expr::{Base, CtKey, Direction, Expr, FibResult, MetaKey, Reg, SocketKey};
 
@@ -95,6 +95,10 @@ payload! {
     ip_daddr: Ipv4Addr = Network + 16, 4;
     /// IPv4 protocol.
     ip_protocol: L4Proto = Network + 9, 1;
+    /// IPv4: how many routers the packet may still pass.
+    ip_ttl: HopLimit = Network + 8, 1;
+    /// IPv6: how many routers the packet may still pass.
+    ip6_hoplimit: HopLimit = Network + 7, 1;
     /// IPv6 source.
     ip6_saddr: Ipv6Addr = Network + 8, 16;
     /// IPv6 destination.

@@ -62,8 +62,8 @@ pub mod wire;
 pub use current::{Attempt, until_current};
 pub use data::{
     AddrType, ArpOp, Boolean, CgroupId, CtDirection, CtState, CtStatus, Data, EtherAddr, EtherType, Exists,
-    Gid, Icmp6Type, IcmpType, IfIndex, IfName, Key, L4Proto, Mark, NfProto, PktType, Port, Scalar, TcpFlags,
-    Uid, Vni, Zone,
+    Gid, HopLimit, Icmp6Type, IcmpType, IfIndex, IfName, Key, L4Proto, Mark, NfProto, PktType, Port, Scalar,
+    TcpFlags, Uid, Vni, Zone,
 };
 pub use datatype::{Datatype, KeyType};
 pub use decode::ListedElement;

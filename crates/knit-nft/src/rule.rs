@@ -20,9 +20,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::data::{Data, IfName, Key, Mark, Port, Scalar, Zone, prefix_bounds};
+use crate::data::{Data, HopLimit, IfName, Key, Mark, Port, Scalar, Zone, prefix_bounds};
 use crate::expr::{
-    AnonymousSet, CmpOp, CtKey, DynsetOp, Expr, LimitUnit, LogTarget, LookupResult, MetaKey, NatFlags,
+    AnonymousSet, Base, CmpOp, CtKey, DynsetOp, Expr, LimitUnit, LogTarget, LookupResult, MetaKey, NatFlags,
     NatKind, Reg, Reject, SetRef,
 };
 use crate::field::{Field, Fields};
@@ -326,6 +326,26 @@ impl Rule {
     fn replace_bits(mask: u32, value: u32) -> Expr {
         let data = |bits: u32| Data::from_slice(&bits.to_ne_bytes());
         Expr::Bitwise { sreg: Reg::FIRST, dreg: Reg::FIRST, mask: data(!mask), xor: data(value & mask) }
+    }
+
+    /// Sets how many routers an IPv4 packet may still pass. Match the family before.
+    pub fn set_ttl(self, limit: HopLimit) -> Self {
+        // The checksum goes by pairs of bytes: the TTL is the first of its pair.
+        self.set_byte(8, [0, 0xff], [limit.0, 0], Some(10))
+    }
+
+    /// Sets how many routers an IPv6 packet may still pass. Match the family before.
+    pub fn set_hoplimit(self, limit: HopLimit) -> Self {
+        self.set_byte(6, [0xff, 0], [0, limit.0], None)
+    }
+
+    /// Replaces those of two bytes of the network header that the mask does not keep.
+    fn set_byte(self, offset: u32, keep: [u8; 2], value: [u8; 2], checksum: Option<u32>) -> Self {
+        let (at, base, len) = (Reg::FIRST, Base::Network, 2);
+        let (mask, xor) = (Data::from_slice(&keep), Data::from_slice(&value));
+        self.expr(Expr::Payload { dreg: at, base, offset, len })
+            .expr(Expr::Bitwise { sreg: at, dreg: at, mask, xor })
+            .expr(Expr::PayloadSet { sreg: at, base, offset, len, checksum })
     }
 
     /// Copies the packet's mark to its connection.

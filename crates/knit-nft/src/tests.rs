@@ -77,6 +77,15 @@ fn expr() -> impl Strategy<Value = Expr> {
             offset,
             len
         }),
+        (reg(), any::<u32>(), any::<u32>(), prop::option::of(any::<u32>())).prop_map(
+            |(sreg, offset, len, checksum)| Expr::PayloadSet {
+                sreg,
+                base: Base::Network,
+                offset,
+                len,
+                checksum
+            }
+        ),
         (reg(), any::<u32>()).prop_map(|(dreg, key)| Expr::Meta { dreg, key: MetaKey(key) }),
         (reg(), any::<u32>()).prop_map(|(sreg, key)| Expr::MetaSet { sreg, key: MetaKey(key) }),
         (reg(), any::<u32>(), directions.clone()).prop_map(|(dreg, key, direction)| Expr::Ct {

@@ -68,7 +68,9 @@ attributes! {
     range { SREG = 1, OP = 2, FROM = 3, TO = 4 }
     lookup { SET = 1, SREG = 2, DREG = 3, SET_ID = 4, FLAGS = 5 }
     dynset { SET_NAME = 1, OP = 3, SREG_KEY = 4, SREG_DATA = 5, TIMEOUT = 6, EXPR = 7, EXPRESSIONS = 10 }
-    payload { DREG = 1, BASE = 2, OFFSET = 3, LEN = 4 }
+    payload {
+        DREG = 1, BASE = 2, OFFSET = 3, LEN = 4, SREG = 5, CSUM_TYPE = 6, CSUM_OFFSET = 7, CSUM_FLAGS = 8,
+    }
     meta { DREG = 1, KEY = 2, SREG = 3 }
     ct { DREG = 1, KEY = 2, DIRECTION = 3, SREG = 4 }
     fib { DREG = 1, RESULT = 2, FLAGS = 3 }

@@ -6,17 +6,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 use knit_api::names;
 
-/// Where an agent learns of other nodes' addresses and blocks.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Peers {
-    /// From all Nodes and all AddressBlocks: what an agent receives grows with the cluster.
-    #[default]
-    Objects,
-    /// From the NodeSlices and BlockSlices that the controller writes. A folder has none, and is read as with
-    /// [`Self::Objects`].
-    Slices,
-}
-
 /// Names, paths and limits.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
@@ -30,15 +19,13 @@ pub struct CoreConfig {
     pub state_dir: PathBuf,
     /// Who gives this node's pods their main interface.
     pub main_interfaces: MainInterfaces,
-    /// Where it learns of other nodes.
-    pub peers: Peers,
     /// How long a request waits for an object that is not known yet.
     pub cache_wait: Duration,
     /// How long a request waits for a further AddressBlock.
     pub block_wait: Duration,
-    /// How long all of one request by NRI waits for what is not there yet. The container runtime holds one
+    /// How long a request by NRI always may wait for what is not there yet. The container runtime holds one
     /// lock for the events of all pods of its node: what one tenant's pod waits for, every pod that starts
-    /// waits for.
+    /// waits for. More comes from what all requests may wait together.
     pub nri_wait: Duration,
     /// How long one call of a runtime may take.
     pub runtime_deadline: Duration,
@@ -85,7 +72,6 @@ impl CoreConfig {
             run_dir: run_dir.into(),
             state_dir: state_dir.into(),
             main_interfaces: MainInterfaces::default(),
-            peers: Peers::default(),
             cache_wait: Duration::from_secs(5),
             block_wait: Duration::from_secs(10),
             nri_wait: Duration::from_millis(100),

@@ -29,7 +29,7 @@ use crate::config::{CoreConfig, MainInterfaces};
 use crate::cri::Cri;
 use crate::error::{Error, Reason, Result};
 use crate::front_door::nri;
-use crate::level::Repairs;
+use crate::level::{Known, Repairs};
 use crate::metrics::{Metrics, Operation};
 use crate::netns::Processes;
 use crate::networks::Networks;
@@ -126,7 +126,8 @@ impl Core {
             policies,
             shown.clone(),
         ));
-        let pipeline = Pipeline { config, world, sandboxes, runtimes, networks, report };
+        let nri_patience = Arc::default();
+        let pipeline = Pipeline { config, world, sandboxes, runtimes, networks, report, nri_patience };
         let reconciler = Reconciler {
             config: Arc::clone(&pipeline.config),
             world: Arc::clone(&pipeline.world),
@@ -175,8 +176,11 @@ impl Core {
     ) -> Result<Attached> {
         let core = self.clone();
         let operation = if request.start.is_some() { Operation::Attach } else { Operation::Plug };
-        let waits = Waits::of(&request, deadline, self.config());
+        let patience = &self.inner.pipeline.nri_patience;
+        let (waits, waiting) = Waits::of(&request, deadline, self.config(), patience);
         self.run(operation, async move {
+            // Given back when the request is done with.
+            let _waiting = waiting;
             let result = match core.claims_of(&mut request, history, waits).await {
                 Ok(()) => core.inner.pipeline.attach(&request, waits).await,
                 Err(error) => Err(error),
@@ -235,7 +239,9 @@ impl Core {
     pub(crate) async fn has_all(&self, request: &PodRequest) -> bool {
         let mut request = request.clone();
         let config = self.config();
-        let waits = Waits::of(&request, Instant::now() + config.request_deadline, config);
+        let patience = &self.inner.pipeline.nri_patience;
+        let deadline = Instant::now() + config.request_deadline;
+        let (waits, _waiting) = Waits::of(&request, deadline, config, patience);
         // Who has nothing yet needs no look at its claims.
         self.inner.pipeline.has_networks(&request)
             && self.claims_of(&mut request, History::Unknown, waits).await.is_ok()
@@ -431,6 +437,12 @@ impl Core {
         self.inner.reconciler.pass(pass).await
     }
 
+    /// Whether pods of this node have a Network, or claims have addresses of it here.
+    #[must_use]
+    pub fn has_pods_of(&self, network: &str) -> bool {
+        self.sandboxes().books().networks_in_use().contains(network)
+    }
+
     /// Sets a Network up here although no pod wants it, and keeps it for a while: something else does, such
     /// as a Service that clients outside reach by this node.
     pub async fn keep_network(&self, name: &str) {
@@ -445,6 +457,11 @@ impl Core {
     /// Looks after what one runtime made whenever it says that somebody else may have changed it, forever.
     pub async fn keep_right(&self, runtime: Arc<dyn Runtime>) {
         self.inner.reconciler.keep_right(runtime).await;
+    }
+
+    /// Looks after one runtime that may go and come back, forever.
+    pub(crate) async fn attend(&self, name: &str, runtime: &Arc<dyn Runtime>, known: Known) {
+        self.inner.reconciler.attend(name, runtime, known).await;
     }
 
     /// Follows what one runtime tells of what it made, forever.

@@ -37,7 +37,7 @@ pub mod testing;
 pub mod world;
 
 pub use crate::claims::{ClaimSource, PodClaim, Prepared};
-pub use crate::config::{CoreConfig, MainInterfaces, Peers};
+pub use crate::config::{CoreConfig, MainInterfaces};
 pub use crate::core::{Core, Parts};
 pub use crate::error::{Error, Reason, Result};
 pub use crate::pipeline::{Attached, resolve};

@@ -9,14 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use knit_api::NodeRuntime;
+use knit_api::{NodeRuntime, conditions};
 use knit_runtime::wire::RemoteRuntime;
-use knit_runtime::{Info, Runtime, feature};
+use knit_runtime::{Info, NetworkStatus, Runtime, feature};
 
 use crate::error::{Error, Reason, Result};
+use crate::networks::compute::Unready;
 use crate::pipeline::resolve::Wanted;
 use features::{Announced, has};
 use knit_types::sync::{Locked, ReadWrite};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// All runtimes that this agent can use, by the names that NetworkClasses use.
@@ -27,6 +29,8 @@ pub struct Runtimes {
     refused: Mutex<BTreeMap<PathBuf, String>>,
     /// When a runtime last did not detach in time, if it has not done so since.
     silent: Mutex<BTreeMap<String, Instant>>,
+    /// Counts how often all of them were asked how they are.
+    asked: watch::Sender<u64>,
 }
 
 #[derive(Clone)]
@@ -37,6 +41,10 @@ struct KnownRuntime {
     socket: Option<PathBuf>,
     /// What is wrong with it, if something is.
     problem: Option<String>,
+    /// How often something came to be wrong with it.
+    absences: u64,
+    /// The Networks that it said it has when it was asked last, each with what is wrong with it there.
+    networks: BTreeMap<String, Option<String>>,
 }
 
 /// How long a runtime may take to say who it is.
@@ -52,7 +60,16 @@ impl Runtimes {
     pub async fn add(&self, runtime: Arc<dyn Runtime>) -> knit_runtime::Result<()> {
         let info = runtime.info().await?;
         let runtime: Arc<dyn Runtime> = Arc::new(Announced::new(runtime, info.clone()));
-        self.write().insert(info.name.clone(), KnownRuntime { runtime, info, socket: None, problem: None });
+        let name = info.name.clone();
+        let entry = KnownRuntime {
+            runtime,
+            info,
+            socket: None,
+            problem: None,
+            absences: 0,
+            networks: BTreeMap::new(),
+        };
+        self.write().insert(name, entry);
         Ok(())
     }
 
@@ -122,32 +139,61 @@ impl Runtimes {
         self.silent.locked().get(name).is_some_and(|at| *at > since)
     }
 
-    /// Those behind a socket that have announced that they can be watched. One inside the agent changes only
-    /// what it is told to, and compares what it made by itself.
+    /// Those behind a socket. One inside the agent changes only what it is told to, and compares what it made
+    /// by itself.
     #[must_use]
-    pub fn watchable(&self) -> BTreeMap<String, Arc<dyn Runtime>> {
+    pub fn foreign(&self) -> BTreeMap<String, Arc<dyn Runtime>> {
         let known = self.read();
-        let watchable = |known: &&KnownRuntime| known.socket.is_some() && has(&known.info, feature::WATCH);
-        let of = |known: &KnownRuntime| (known.info.name.clone(), Arc::clone(&known.runtime));
-        known.values().filter(watchable).map(of).collect()
+        let foreign = known.values().filter(|known| known.socket.is_some());
+        foreign.map(|known| (known.info.name.clone(), Arc::clone(&known.runtime))).collect()
+    }
+
+    /// What a runtime says is wrong with one of its Networks, or with itself. Other Networks are not
+    /// concerned.
+    pub(crate) fn problem_with(&self, name: &str, network: &str) -> Option<Unready> {
+        let known = self.read();
+        // One inside the agent is asked for more than that (`Runtime::survey`).
+        let entry = known.get(name).filter(|known| known.socket.is_some())?;
+        if let Some(problem) = &entry.problem {
+            let message = format!("network runtime {name} is not ready: {problem}");
+            return Some(Unready { reason: conditions::node_network::REASON_RUNTIME_DOWN, message });
+        }
+        let problem = entry.networks.get(network)?.as_ref()?;
+        Some(Unready::not_set_up(format!("network runtime {name} says that it is not ready: {problem}")))
+    }
+
+    /// Whether a runtime that sets up Networks said, when it was asked last, that it does not have one of
+    /// these: it was started again since they were set up.
+    #[must_use]
+    pub fn lacks(&self, name: &str, networks: &[String]) -> bool {
+        let known = self.read();
+        let Some(entry) = known.get(name).filter(|known| has(&known.info, feature::NETWORK_SETUP)) else {
+            return false;
+        };
+        entry.problem.is_none() && networks.iter().any(|network| !entry.networks.contains_key(network))
+    }
+
+    /// How often a runtime was away, or not ready, since it was found.
+    #[must_use]
+    pub(crate) fn absences(&self, name: &str) -> u64 {
+        self.read().get(name).map_or(0, |known| known.absences)
+    }
+
+    /// Tells each time that all of them were asked how they are.
+    #[must_use]
+    pub fn asked(&self) -> watch::Receiver<u64> {
+        self.asked.subscribe()
     }
 
     /// What NodeNetwork shows of them.
     #[must_use]
     pub fn describe(&self) -> Vec<NodeRuntime> {
-        let describe = |known: &KnownRuntime| NodeRuntime {
-            name: known.info.name.clone(),
-            version: known.info.version.clone(),
-            features: known.info.features.clone(),
-            healthy: known.problem.is_none(),
-            message: known.problem.clone(),
-        };
-        self.read().values().map(describe).collect()
+        self.read().values().map(KnownRuntime::describe).collect()
     }
 
     /// Looks for sockets in a directory, and asks all runtimes how they are. True if something changed.
     pub async fn refresh(&self, directory: &Path, call_deadline: Duration) -> bool {
-        let before = self.describe();
+        let before = self.health();
         let sockets = sockets(directory);
         self.refused().retain(|socket, _| sockets.contains(socket));
         for socket in sockets {
@@ -162,29 +208,49 @@ impl Runtimes {
             }
         }
         let all: Vec<(String, Arc<dyn Runtime>)> = self.all();
-        let asked = futures::future::join_all(all.into_iter().map(|(name, runtime)| async move {
-            let problem = match tokio::time::timeout(INFO_TIMEOUT, runtime.status()).await {
-                Ok(Ok(status)) if status.ready => None,
-                Ok(Ok(status)) => Some(status.message),
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it does not answer: check its log".to_owned()),
-            };
-            (name, problem)
-        }));
-        let refused = self.refused().clone();
-        for (name, problem) in asked.await {
-            let mut known = self.write();
-            let socket = known.get(&name).and_then(|k| k.socket.clone());
-            let problem = socket.and_then(|s| refused.get(&s).cloned()).or(problem);
-            let gone = |k: &KnownRuntime| k.socket.as_ref().is_some_and(|s| !s.exists()) && problem.is_some();
-            if known.get(&name).is_some_and(gone) {
-                tracing::warn!(runtime = %name, "a network runtime's socket is gone");
-                known.remove(&name);
-            } else if let Some(entry) = known.get_mut(&name) {
-                entry.problem = problem;
-            }
+        futures::future::join_all(all.iter().map(|(name, runtime)| self.ask(name, runtime))).await;
+        self.asked.send_modify(|n| *n += 1);
+        before != self.health()
+    }
+
+    /// Asks one runtime how it is.
+    pub(crate) async fn ask_again(&self, name: &str) {
+        if let Some(runtime) = self.get(name) {
+            self.ask(name, &runtime).await;
         }
-        before != self.describe()
+    }
+
+    /// Asks a runtime how it is, and keeps that.
+    async fn ask(&self, name: &str, runtime: &Arc<dyn Runtime>) {
+        let status = tokio::time::timeout(INFO_TIMEOUT, runtime.status()).await;
+        let mut known = self.write();
+        let Some(entry) = known.get_mut(name).filter(|entry| Arc::ptr_eq(&entry.runtime, runtime)) else {
+            return;
+        };
+        let refused = entry.socket.as_ref().and_then(|socket| self.refused().get(socket).cloned());
+        let was_well = entry.problem.is_none();
+        entry.problem = refused.or(match status {
+            Ok(Ok(status)) => {
+                let problem = |n: NetworkStatus| (n.name, (!n.ready).then_some(n.message));
+                if entry.socket.is_some() {
+                    entry.networks = status.networks.into_iter().map(problem).collect();
+                }
+                (!status.ready).then_some(status.message)
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("it does not answer: check its log".to_owned()),
+        });
+        entry.absences += u64::from(was_well && entry.problem.is_some());
+        let gone = entry.problem.is_some() && entry.socket.as_ref().is_some_and(|socket| !socket.exists());
+        if gone {
+            tracing::warn!(runtime = %name, "a network runtime's socket is gone");
+            known.remove(name);
+        }
+    }
+
+    /// How all of them are, with what they say of their Networks.
+    fn health(&self) -> Vec<(NodeRuntime, BTreeMap<String, Option<String>>)> {
+        self.read().values().map(|known| (known.describe(), known.networks.clone())).collect()
     }
 
     async fn introduce(&self, socket: &Path, call_deadline: Duration) {
@@ -221,6 +287,8 @@ impl Runtimes {
             info: info.clone(),
             socket: Some(socket.to_owned()),
             problem: None,
+            absences: 0,
+            networks: BTreeMap::new(),
         };
         known.insert(info.name, entry);
     }
@@ -243,6 +311,18 @@ impl Runtimes {
 
     fn write(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<String, KnownRuntime>> {
         self.known.writing()
+    }
+}
+
+impl KnownRuntime {
+    fn describe(&self) -> NodeRuntime {
+        NodeRuntime {
+            name: self.info.name.clone(),
+            version: self.info.version.clone(),
+            features: self.info.features.clone(),
+            healthy: self.problem.is_none(),
+            message: self.problem.clone(),
+        }
     }
 }
 

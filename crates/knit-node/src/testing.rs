@@ -51,6 +51,7 @@ struct KernelState {
     attaches: usize,
     begun: usize,
     set_ups: usize,
+    garbage_calls: usize,
     usage: BTreeMap<String, NetworkUsage>,
     faults: Faults,
 }
@@ -85,6 +86,10 @@ pub struct Faults {
     pub forget_addresses: bool,
     /// The path of the pod's namespace means another one when it is opened.
     pub other_namespace: bool,
+    /// It says that it is not ready, and this is why.
+    pub unwell: Option<String>,
+    /// It says of this Network that it is not ready, and why.
+    pub network_unwell: Option<(String, String)>,
 }
 
 /// A process that can be killed at a step. Clones are the same one.
@@ -149,6 +154,12 @@ impl FakeKernel {
         self.state().set_ups
     }
 
+    /// How often it was to collect garbage since what goes wrong was changed.
+    #[must_use]
+    pub fn garbage_calls(&self) -> usize {
+        self.state().garbage_calls
+    }
+
     /// How often something was attached.
     #[must_use]
     pub fn attaches(&self) -> usize {
@@ -167,6 +178,7 @@ impl FakeKernel {
         state.faults = faults;
         state.attaches = 0;
         state.begun = 0;
+        state.garbage_calls = 0;
     }
 
     /// Damages a Network as a stranger would, and tells so. From now on what is there is compared.
@@ -310,6 +322,7 @@ impl FakeRuntime {
             feature::MTU,
             feature::ROUTES,
             feature::HOST_PORTS,
+            feature::COLLECT_GARBAGE,
         ];
         Self { name: name.to_owned(), features, routers: false, kernel: kernel.clone(), life: life.clone() }
     }
@@ -546,6 +559,7 @@ impl Runtime for FakeRuntime {
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
         self.life.live().await;
         let mut state = self.kernel.state();
+        state.garbage_calls += 1;
         let removed: Vec<Attachment> =
             state.attachments.values().filter(|a| !keep.contains(&a.pod.sandbox)).cloned().collect();
         state.attachments.retain(|(s, _), _| keep.contains(s));
@@ -555,11 +569,14 @@ impl Runtime for FakeRuntime {
 
     async fn status(&self) -> Result<Status> {
         let state = self.kernel.state();
-        let network =
-            |name: &String| NetworkStatus { name: name.clone(), ready: true, ..NetworkStatus::default() };
+        let network = |name: &String| {
+            let unwell = state.faults.network_unwell.as_ref().filter(|(unwell, _)| unwell == name);
+            let message = unwell.map(|(_, why)| why.clone()).unwrap_or_default();
+            NetworkStatus { name: name.clone(), ready: unwell.is_none(), message, attachments: 0 }
+        };
         Ok(Status {
-            ready: true,
-            message: String::new(),
+            ready: state.faults.unwell.is_none(),
+            message: state.faults.unwell.clone().unwrap_or_default(),
             networks: state.networks.keys().map(network).collect(),
         })
     }

@@ -13,7 +13,7 @@ use common::{Agent, NODE, Node, block, network};
 use knit_api::NetworkAttachment;
 use knit_node::front_door::network_attachment::{ObjectsDoor, PER_NAMESPACE, PER_POD};
 use knit_node::testing::Faults;
-use knit_objects::{Objects, Source};
+use knit_objects::{Event, Key, Objects, Source};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -34,7 +34,6 @@ impl Bed {
         let networks = Arc::make_mut(&mut node.world.networks);
         let tiny = network("tiny", 6, "10.6.0.0/16", json!({"allowedNamespaces": {"from": "All"}}));
         networks.insert("tiny".into(), Arc::new(tiny));
-        node.world.synced.attachments = true;
         let folder = node.dir.path().join("objects");
         std::fs::create_dir(&folder).expect("a folder");
         let objects = Objects::open(Source::folder(folder)).await.expect("a folder");
@@ -49,16 +48,20 @@ impl Bed {
     }
 
     fn put(&self, objects: Vec<NetworkAttachment>) {
-        self.agent.core.world().update(|world| {
-            let attachments = Arc::make_mut(&mut world.attachments);
-            for object in objects {
-                let key = (
-                    object.metadata.namespace.clone().expect("a namespace"),
-                    object.metadata.name.clone().expect("a name"),
-                );
-                attachments.insert(key, Arc::new(object));
-            }
-        });
+        let users = self.agent.core.world().users();
+        for object in objects {
+            users.take(Event::Applied(Key::of(&object), Arc::new(object)));
+        }
+    }
+
+    fn delete(&self, namespace: &str, name: &str) {
+        self.agent.core.world().users().take(Event::Deleted(Key::namespaced(namespace, name)));
+    }
+
+    fn delete_all(&self) {
+        for object in self.agent.core.world().users().all() {
+            self.agent.core.world().users().take(Event::Deleted(Key::of(&*object)));
+        }
     }
 
     /// Which interfaces a sandbox has.
@@ -345,9 +348,7 @@ async fn an_interface_of_an_object_was_lost_with_a_part_of_the_ledger() {
         assert_eq!(bed.interfaces("evil"), interfaces);
         assert_eq!(bed.interfaces("good"), ["eth0"]);
     }
-    bed.agent.core.world().update(|world| {
-        Arc::make_mut(&mut world.attachments).remove(&("aaa".to_owned(), "x".to_owned()));
-    });
+    bed.delete("aaa", "x");
     bed.within(10, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
     following.abort();
 }
@@ -371,24 +372,21 @@ async fn an_interface_of_an_object_finds_it_after_the_whole_ledger_was_lost() {
     // What somebody wrote of another node's sandbox says nothing.
     let elsewhere = json!({"status": {"node": "node-2", "sandboxId": "good", "interface": "net1"}});
     let other = object("aaa", "y", "evil", "blue", elsewhere);
-    Arc::make_mut(&mut node.world.attachments).insert(("aaa".into(), "x".into()), Arc::new(known.clone()));
-    Arc::make_mut(&mut node.world.attachments).insert(("aaa".into(), "y".into()), Arc::new(other));
+    node.users = vec![known.clone(), other];
     let agent = node.start().await;
     assert_eq!(agent.outcome.adopted, 3, "{:?}", agent.outcome);
     let name = |sandbox: &str| agent.core.sandboxes().pod(&common::id(sandbox)).expect("adopted").name;
     assert_eq!((name("evil"), name("good")), (Some("pod-evil".to_owned()), None));
-    Arc::make_mut(&mut node.world.attachments).clear();
-    agent.core.world().update(|world| {
-        Arc::make_mut(&mut world.attachments).remove(&("aaa".to_owned(), "y".to_owned()));
-    });
+    node.users.clear();
     bed = Bed { node, agent, objects };
+    bed.delete("aaa", "y");
     let attaches = bed.node.kernel.attaches();
     let written = bed.written();
     written.keys().for_each(|file| std::fs::remove_file(file).expect("removed"));
     let following = bed.follow();
     bed.within(10, "its status", |bed| bed.status("aaa", "x").contains("Ready")).await;
     assert_eq!((bed.interfaces("evil").len(), bed.node.kernel.attaches()), (2, attaches));
-    bed.agent.core.world().update(|world| Arc::make_mut(&mut world.attachments).clear());
+    bed.delete_all();
     bed.within(10, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
     following.abort();
 }
@@ -411,8 +409,68 @@ async fn what_an_earlier_version_plugged_in_stays() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!((bed.interfaces("evil").len(), bed.node.kernel.attaches()), (2, attaches));
     // It goes with its object, and so does what was written about it.
-    bed.agent.core.world().update(|world| Arc::make_mut(&mut world.attachments).clear());
+    bed.delete_all();
     bed.within(5, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
     bed.within(5, "the end of its file", |bed| bed.status("aaa", "x").is_empty()).await;
+    following.abort();
+}
+
+/// What one tenant does with its objects was work for the objects of all others: each change of anything had
+/// all of them looked at.
+#[tokio::test(start_paused = true)]
+async fn what_one_tenant_does_is_no_work_for_the_objects_of_another() {
+    let bed = Bed::new().await;
+    bed.put(many(200, "green"));
+    bed.put((0..100).map(|n| object("zzz", &format!("z{n:03}"), "good", "green", json!({}))).collect());
+    let door = ObjectsDoor::new(bed.agent.core.clone(), bed.objects.clone());
+    let looks = door.looks();
+    let following = tokio::spawn(door.serve());
+    bed.within(60, "all statuses", |bed| bed.written().len() == 300).await;
+    // Until the next time that what is refused is tried again.
+    tokio::time::sleep(Duration::from_secs(610)).await;
+    let before = looks.counts();
+    for patch in 0..1000 {
+        let annotated = json!({"metadata": {"annotations": {"patch": patch.to_string()}}});
+        bed.put(vec![object("aaa", "green-0000", "evil", "green", annotated)]);
+        if patch % 100 == 0 {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    }
+    let patched = looks.counts();
+    assert!(patched.0 - before.0 <= 3, "patches are not looked at: {before:?} {patched:?}");
+    // It deletes one of its own.
+    bed.delete("aaa", "green-0199");
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    let deleted = looks.counts();
+    let (times, objects) = (deleted.0 - patched.0, deleted.1 - patched.1);
+    assert!(times <= 3 && objects <= 199 * times, "only its own are looked at: {times} {objects}");
+    // A pod of a third namespace comes, which has no objects.
+    bed.agent.add(bed.node.request("other", "shop", "")).await.expect("attached");
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    let other = looks.counts();
+    assert!(other.1 - deleted.1 <= 200, "{deleted:?} {other:?}");
+    following.abort();
+}
+
+/// An agent of an earlier version plugged objects in that did not name its node yet; to its successor, which
+/// follows those that do, they seem to be gone.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_seen_any_more_is_unplugged_only_if_it_is_gone() {
+    let bed = Bed::new().await;
+    let mut own = object("aaa", "x", "evil", "blue", json!({}));
+    bed.put(vec![own.clone()]);
+    let following = bed.follow();
+    bed.within(1, "plugging in", |bed| bed.interfaces("evil") == ["eth0", "net1"]).await;
+    let file = bed.node.dir.path().join("objects").join("x.json");
+    let write = |object: &NetworkAttachment| {
+        std::fs::write(&file, serde_json::to_vec(object).expect("JSON")).expect("written");
+    };
+    write(&own);
+    bed.delete("aaa", "x");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(bed.interfaces("evil"), ["eth0", "net1"], "it is there, and names no other node");
+    own.status.get_or_insert_default().node = Some("node-2".into());
+    write(&own);
+    bed.within(60, "unplugging", |bed| bed.interfaces("evil") == ["eth0"]).await;
     following.abort();
 }

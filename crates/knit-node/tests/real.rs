@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -14,99 +13,41 @@ use knit_kernel::link::{Bridge, Change, NewLink, Peer};
 use knit_kernel::netns::NetNs;
 use knit_kernel::testing::{eventually, in_namespaces};
 use knit_kernel::{Handle, Op};
-use knit_node::CoreConfig;
-use knit_node::agent::{Agent, AgentConfig};
-use knit_objects::{FolderOptions, Source};
+use knit_node::agent::Agent;
+use knit_testbed::agents::{Node, Pod, two_nodes};
 use knit_testbed::objects::{block, network, node, write};
 use knit_testbed::wire::Wire;
 use knit_testbed::{NEVER, SOON, cni, name};
 use serde_json::{Value, json};
 
-struct Node {
-    name: &'static str,
-    space: NetNs,
-    dir: PathBuf,
-    objects: PathBuf,
-}
+/// What these tests do with a node.
+trait Called {
+    async fn start(&self) -> Agent;
 
-struct Pod {
-    space: NetNs,
-    path: PathBuf,
-    sandbox: String,
-    namespace: &'static str,
-}
-
-impl Node {
-    async fn start(&self) -> Agent {
-        let (space, name, routers) =
-            (self.space.try_clone().expect("a clone"), self.name, self.dir.join("run").join("netns"));
-        let folder = FolderOptions {
-            output: Some(self.dir.join("status")),
-            ..FolderOptions::new(self.objects.clone())
-        };
-        let config = AgentConfig {
-            core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),
-            socket: self.socket(),
-            source: Source::Folder(folder),
-            node_addresses: Vec::new(),
-            http: None,
-            lock_wait: Duration::from_secs(60),
-            netns_dirs: vec![PathBuf::from("/run/pods")],
-            runtime: Box::new(move |addresses| {
-                std::fs::create_dir_all(&routers).expect("a directory");
-                let mut config = knit_linux::Config::new(name, addresses, space);
-                config.router_directory = routers;
-                Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
-            }),
-            proxy: None,
-            nri: None,
-            policies: None,
-            dra: None,
-        };
-        Agent::start(config).await.expect("started")
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.join("run").join("cni.sock")
-    }
-
-    async fn call(&self, command: Command, pod: &Pod, networks: &str) -> Value {
-        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
-        cni::call(&self.socket(), command, about, &cni::networks(networks)).await
-    }
+    /// A call about a pod with this annotation `knit.dev/networks`.
+    async fn annotated(&self, command: Command, pod: &Pod, networks: &str) -> Value;
 
     /// Why a pod cannot be added within two seconds.
+    async fn refusal(&self, pod: &Pod, networks: &str) -> String;
+}
+
+impl Called for Node {
+    async fn start(&self) -> Agent {
+        self.start_as(self.config()).await
+    }
+
+    async fn annotated(&self, command: Command, pod: &Pod, networks: &str) -> Value {
+        self.call(command, pod, &cni::networks(networks)).await
+    }
+
     async fn refusal(&self, pod: &Pod, networks: &str) -> String {
-        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
-        let mut request = cni::request(Command::Add, about, &cni::networks(networks));
+        let mut request = cni::request(Command::Add, pod.about(), &cni::networks(networks));
         request.timeout_ms = Some(2000);
         match cni::ask(&self.socket(), request).await {
             Response::Err(error) => format!("{error:?}"),
-            Response::Ok(value) => panic!("{} was added: {value}", pod.sandbox),
+            Response::Ok(value) => panic!("{} was added: {value}", pod.name),
         }
     }
-}
-
-impl Pod {
-    fn new(sandbox: &str, namespace: &'static str) -> Self {
-        std::fs::create_dir_all("/run/pods").expect("a directory");
-        let path = PathBuf::from(format!("/run/pods/{sandbox}"));
-        let space = NetNs::create(&path).expect("a namespace");
-        Self { space, path, sandbox: sandbox.to_owned(), namespace }
-    }
-}
-
-/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2.
-fn nodes(dir: &Path) -> (Wire, [Node; 2]) {
-    let wire = Wire::new();
-    let node = |node: &'static str, host: u8| {
-        let space = wire.host(node, host);
-        let node = Node { name: node, space, dir: dir.join(node), objects: dir.join("objects") };
-        std::fs::create_dir_all(&node.dir).expect("a directory");
-        node
-    };
-    let nodes = [node("a", 1), node("b", 2)];
-    (wire, nodes)
 }
 
 fn write_objects(folder: &Path) {
@@ -174,7 +115,7 @@ fn talk(from: &Pod, to: &Pod, address: IpAddr, port: u16, wait: Duration) -> boo
 /// The first packets between two nodes may come before the other node's part is there.
 #[track_caller]
 fn reaches(from: &Pod, to: &Pod, address: IpAddr, port: u16) {
-    let what = format!("{} reaches {} at {address}", from.sandbox, to.sandbox);
+    let what = format!("{} reaches {} at {address}", from.name, to.name);
     eventually(&what, SOON, || talk(from, to, address, port, NEVER));
 }
 
@@ -188,15 +129,19 @@ fn overlapping_networks_over_two_nodes() {
 
 async fn scenario() {
     let dir = PathBuf::from("/run/test");
-    let (_wire, nodes) = nodes(&dir);
+    let (_wire, nodes) = two_nodes(&dir);
     write_objects(&dir.join("objects"));
     let (agent_a, agent_b) = tokio::join!(nodes[0].start(), nodes[1].start());
-    let [one, two] = [Pod::new("one", "shop"), Pod::new("two", "shop")];
-    let [tree, bush] = [Pod::new("tree", "forest"), Pod::new("bush", "forest")];
-    let (first, second) =
-        tokio::join!(nodes[0].call(Command::Add, &one, "blue"), nodes[1].call(Command::Add, &two, "blue"));
-    let (third, fourth) =
-        tokio::join!(nodes[0].call(Command::Add, &tree, ""), nodes[1].call(Command::Add, &bush, ""));
+    let [one, two] = [Pod::new("shop", "one"), Pod::new("shop", "two")];
+    let [tree, bush] = [Pod::new("forest", "tree"), Pod::new("forest", "bush")];
+    let (first, second) = tokio::join!(
+        nodes[0].annotated(Command::Add, &one, "blue"),
+        nodes[1].annotated(Command::Add, &two, "blue")
+    );
+    let (third, fourth) = tokio::join!(
+        nodes[0].annotated(Command::Add, &tree, ""),
+        nodes[1].annotated(Command::Add, &bush, "")
+    );
     // Both tenants have the same addresses.
     assert_eq!(address(&first, 2), address(&third, 0), "{first} {third}");
     // The default Network in both families, and each tenant in its own.
@@ -215,16 +160,19 @@ async fn scenario() {
     assert!(talk(&one, &two, address(&second, 0), 5004, SOON), "the agent is away");
     let agent_a = nodes[0].start().await;
     assert!(talk(&one, &two, address(&second, 2), 5005, SOON), "the agent is back");
-    assert_eq!(nodes[0].call(Command::Add, &one, "blue").await, first);
+    assert_eq!(nodes[0].annotated(Command::Add, &one, "blue").await, first);
 
     // A pod that vanishes without a DEL is cleared away; the others by their DELs.
     NetNs::delete(&tree.path).expect("unmounted");
     drop(tree.space);
     let outcome = agent_a.core().reconcile(&Default::default()).await;
-    assert_eq!((outcome.removed, outcome.failed), (1, 0), "{outcome:?}");
-    nodes[0].call(Command::Del, &one, "").await;
-    nodes[1].call(Command::Del, &two, "").await;
-    nodes[1].call(Command::Del, &bush, "").await;
+    // Unless the agent heard of it before and has done so already.
+    assert!(outcome.failed == 0 && outcome.removed <= 1, "{outcome:?}");
+    let is_listed = || agent_a.core().list(None).iter().any(|made| made.pod.sandbox.as_str() == "tree");
+    eventually("it is cleared away", SOON, || !is_listed());
+    nodes[0].annotated(Command::Del, &one, "").await;
+    nodes[1].annotated(Command::Del, &two, "").await;
+    nodes[1].annotated(Command::Del, &bush, "").await;
     for agent in [&agent_a, &agent_b] {
         assert!(agent.core().list(None).is_empty());
         let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
@@ -268,7 +216,7 @@ fn the_network_of_the_page_about_underlays_works_and_its_pods_come_back_with_the
 
 async fn underlay() {
     let dir = PathBuf::from("/run/test");
-    let (wire, nodes) = nodes(&dir);
+    let (wire, nodes) = two_nodes(&dir);
     let folder = dir.join("objects");
     write_objects(&folder);
     let write = |file: &str, object: &Value| {
@@ -302,18 +250,18 @@ async fn underlay() {
         &json!({"apiVersion": "knit.dev/v1alpha1", "kind": "Network",
         "metadata": {"name": "street"}, "spec": street, "status": {"id": 21}}),
     );
-    let mut host = Pod::new("host", "nobody");
+    let mut host = Pod::new("nobody", "host");
     host.space = wire.host("host", 99);
     let (agent_a, agent_b) = tokio::join!(nodes[0].start(), nodes[1].start());
-    let [one, two] = [Pod::new("one", "shop"), Pod::new("two", "shop")];
-    let first = nodes[0].call(Command::Add, &one, "office").await;
+    let [one, two] = [Pod::new("shop", "one"), Pod::new("shop", "two")];
+    let first = nodes[0].annotated(Command::Add, &one, "office").await;
     reaches(&one, &host, "192.168.7.99".parse().expect("an address"), 4999);
 
     // A node that no entry is for says so, until one is.
     let error = nodes[1].refusal(&two, "office").await;
     assert!(error.contains("no entry of spec.underlay.parents matches this node's labels"), "{error}");
     write("10.json", &node("b", "192.168.7.2", json!({"rack": "right"})));
-    let second = nodes[1].call(Command::Add, &two, "office").await;
+    let second = nodes[1].annotated(Command::Add, &two, "office").await;
     let on_lan = |result: &Value| address(result, 2);
     assert!(first["ips"][2]["address"].as_str().is_some_and(|text| text.ends_with("/24")), "{first}");
     reaches(&one, &two, on_lan(&second), 5000);
@@ -334,8 +282,8 @@ async fn underlay() {
     reaches(&one, &two, on_lan(&second), 5002);
     eventually("the Network is ready again", SOON, || problem().is_none());
 
-    nodes[0].call(Command::Del, &one, "").await;
-    nodes[1].call(Command::Del, &two, "").await;
+    nodes[0].annotated(Command::Del, &one, "").await;
+    nodes[1].annotated(Command::Del, &two, "").await;
     for agent in [&agent_a, &agent_b] {
         let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
         assert_eq!(runtime.list(None).await.expect("a list"), []);
@@ -354,7 +302,7 @@ fn a_pod_that_is_tried_again_gets_another_address_than_one_that_a_host_of_the_se
 
 async fn taken_addresses() {
     let dir = PathBuf::from("/run/test");
-    let (wire, nodes) = nodes(&dir);
+    let (wire, nodes) = two_nodes(&dir);
     let folder = dir.join("objects");
     write_objects(&folder);
     let spec = json!({"topology": "Underlay",
@@ -375,14 +323,12 @@ async fn taken_addresses() {
         handle.apply(&[Op::create(LinkAddress::new(eth1, address))]).expect("an address of the host");
     }
     let agent = nodes[0].start().await;
-    let ask = async |pod: &Pod, networks: &str| {
-        let about = cni::Pod { sandbox: &pod.sandbox, namespace: pod.namespace, netns: &pod.path };
-        cni::ask(&nodes[0].socket(), cni::request(Command::Add, about, &cni::networks(networks))).await
-    };
+    let ask =
+        async |pod: &Pod, networks: &str| nodes[0].ask(Command::Add, pod, &cni::networks(networks)).await;
     // Kubelet tries again with a new sandbox.
     let mut refused = Vec::new();
     let (pod, result) = loop {
-        let pod = Pod::new(&format!("try-{}", refused.len()), "shop");
+        let pod = Pod::new("shop", &format!("try-{}", refused.len()));
         match ask(&pod, "office").await {
             Response::Ok(result) => break (pod, result),
             Response::Err(error) => {
@@ -402,7 +348,7 @@ async fn taken_addresses() {
     assert_eq!(refused.len(), taken.len(), "no address is tried twice");
     // A pod that wants this address, and no other, hears who has it, each time.
     for attempt in 0..2 {
-        let wants = Pod::new(&format!("wants-{attempt}"), "shop");
+        let wants = Pod::new("shop", &format!("wants-{attempt}"));
         let networks = r#"[{"name":"office","ips":["192.168.20.40"]}]"#;
         if attempt == 0 {
             let address = "192.168.20.40/24".parse().expect("an address");
@@ -416,9 +362,9 @@ async fn taken_addresses() {
     // It does not rest: once the host gives it up, the pod gets it.
     let address = "192.168.20.40/24".parse().expect("an address");
     handle.apply(&[Op::delete(LinkAddress::new(eth1, address))]).expect("given up");
-    let wants = Pod::new("wants", "shop");
-    nodes[0].call(Command::Add, &wants, r#"[{"name":"office","ips":["192.168.20.40"]}]"#).await;
-    nodes[0].call(Command::Del, &pod, "").await;
+    let wants = Pod::new("shop", "wants");
+    nodes[0].annotated(Command::Add, &wants, r#"[{"name":"office","ips":["192.168.20.40"]}]"#).await;
+    nodes[0].annotated(Command::Del, &pod, "").await;
     agent.stop(Duration::from_secs(5)).await;
 }
 
@@ -432,7 +378,7 @@ fn the_network_of_the_page_about_underlays_that_is_on_a_bridge_works() {
 
 async fn bridged() {
     let dir = PathBuf::from("/run/test");
-    let (wire, nodes) = nodes(&dir);
+    let (wire, nodes) = two_nodes(&dir);
     let folder = dir.join("objects");
     write_objects(&folder);
     let machines = format!("{}status:\n  id: 20\n", documented(2));
@@ -453,23 +399,23 @@ async fn bridged() {
         handle.apply(&[port.into(), Op::create(address)]).expect("br0 as an operator makes it");
     }
     let (agent_a, agent_b) = tokio::join!(nodes[0].start(), nodes[1].start());
-    let [one, two] = [Pod::new("one", "shop"), Pod::new("two", "shop")];
-    let first = nodes[0].call(Command::Add, &one, "machines").await;
-    let second = nodes[1].call(Command::Add, &two, "machines").await;
+    let [one, two] = [Pod::new("shop", "one"), Pod::new("shop", "two")];
+    let first = nodes[0].annotated(Command::Add, &one, "machines").await;
+    let second = nodes[1].annotated(Command::Add, &two, "machines").await;
     reaches(&one, &two, address(&second, 2), 5000);
     reaches(&two, &one, address(&first, 2), 5001);
     // A node and its own pods reach each other.
-    let mut node = Pod::new("node", "nobody");
+    let mut node = Pod::new("nobody", "node");
     node.space = nodes[0].space.try_clone().expect("a clone");
     reaches(&node, &one, address(&first, 2), 5002);
     reaches(&one, &node, "192.168.30.2".parse().expect("an address"), 5003);
     // As for every other pod: the agent goes and comes, and nobody notices.
     agent_a.stop(Duration::from_secs(5)).await;
     let agent_a = nodes[0].start().await;
-    assert_eq!(nodes[0].call(Command::Add, &one, "machines").await, first);
+    assert_eq!(nodes[0].annotated(Command::Add, &one, "machines").await, first);
     assert!(talk(&one, &two, address(&second, 2), 5004, SOON));
-    nodes[0].call(Command::Del, &one, "").await;
-    nodes[1].call(Command::Del, &two, "").await;
+    nodes[0].annotated(Command::Del, &one, "").await;
+    nodes[1].annotated(Command::Del, &two, "").await;
     for agent in [&agent_a, &agent_b] {
         let runtime = agent.core().runtimes().get("knit.dev/linux").expect("the runtime");
         assert_eq!(runtime.list(None).await.expect("a list"), []);

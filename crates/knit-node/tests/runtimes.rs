@@ -2,6 +2,8 @@
 //! of a foreign runtime's Networks are somebody else's.
 
 mod common;
+#[path = "runtimes/services.rs"]
+mod services;
 
 use std::future::pending;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{NODE, Node, block, main_of, network};
-use knit_api::conditions::node_network::REASON_UNSUPPORTED;
+use knit_api::conditions::node_network::{REASON_NOT_SET_UP, REASON_RUNTIME_DOWN, REASON_UNSUPPORTED};
 use knit_cni::protocol::{Command, PROTOCOL_VERSION, Request};
 use knit_ipam::Mac;
 use knit_kernel::testing::{eventually, skip};
@@ -22,6 +24,7 @@ use knit_node::reconcile::Pass;
 use knit_node::testing::{FakeRuntime, Faults, Life};
 use knit_node::{Core, Parts, Reason};
 use knit_runtime::{PortMapping, Protocol, feature, wire};
+use knit_testbed::wait::holds_when_asked;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -185,9 +188,9 @@ async fn a_network_whose_runtime_is_gone_says_why_it_stays() {
     assert!(core.networks().states().iter().all(|state| state.name != "other"));
 }
 
-/// A node whose Network `other` is served by a runtime behind a socket that can be watched, with one pod on
+/// A node whose Network `other` is served by a runtime behind a socket with one more feature, with one pod on
 /// it. No pass ever runs here.
-async fn followed(node: &Node) -> (Core, Followers) {
+async fn followed(node: &Node, more: &[&'static str]) -> (Core, Followers) {
     let config = node.config();
     let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
     let core = Core::new(Parts {
@@ -203,23 +206,124 @@ async fn followed(node: &Node) -> (Core, Followers) {
     let dir = core.config().runtimes_dir();
     std::fs::create_dir_all(&dir).expect("a directory");
     let socket = dir.join("other.sock");
-    let (served, runtime) =
-        (socket.clone(), FakeRuntime::new(OTHER, &node.other, &life).with(&[feature::WATCH]));
+    let (served, runtime) = (socket.clone(), FakeRuntime::new(OTHER, &node.other, &life).with(more));
     tokio::spawn(async move { wire::serve(&served, Arc::new(runtime), pending()).await });
     eventually("it listens", Duration::from_secs(60), || UnixStream::connect(&socket).is_ok());
-    core.runtimes().refresh(&dir, Duration::from_secs(5)).await;
+    refresh(&core).await;
     core.attach(node.request("s1", "shop", "other"), soon()).await.expect("attached");
     assert_eq!(node.other.attachments().len(), 1);
     let mut followers = Followers::default();
     followers.keep_up(&core);
-    eventually("it is followed", Duration::from_secs(60), || node.other.is_watched());
+    if more.contains(&feature::WATCH) {
+        eventually("it is followed", Duration::from_secs(60), || node.other.is_watched());
+    }
     (core, followers)
+}
+
+async fn refresh(core: &Core) {
+    core.runtimes().refresh(&core.config().runtimes_dir(), Duration::from_secs(5)).await;
+}
+
+/// Waits for something while runtimes are asked how they are, as the agent does every few seconds.
+async fn eventually_asked(core: &Core, what: &str, condition: impl Fn() -> bool) {
+    let asked = async || {
+        refresh(core).await;
+        condition()
+    };
+    holds_when_asked(what, asked).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_began_again_and_cannot_be_watched_waited_for_a_pass() {
+    let node = Node::new();
+    let (core, _followers) = followed(&node, &[]).await;
+    node.other.restart();
+    eventually_asked(&core, "its Network is set up again", || node.other.networks().contains_key("other"))
+        .await;
+    eventually_asked(&core, "its interface is made again", || node.other.attachments().len() == 1).await;
+    // What has all that it was told is not told again.
+    let set_ups = node.other.set_ups();
+    for _ in 0..20 {
+        refresh(&core).await;
+    }
+    assert_eq!(node.other.set_ups(), set_ups);
+    // It was away, and lost an interface meanwhile; its Network it still has.
+    node.other.fail(Faults { unwell: Some("out of order".into()), ..Faults::default() });
+    refresh(&core).await;
+    let away = || core.runtimes().describe().iter().any(|r| r.name == OTHER && !r.healthy);
+    eventually_asked(&core, "that is known", away).await;
+    node.other.lose("s1", "net1");
+    node.other.fail(Faults::default());
+    eventually_asked(&core, "its interface is made again", || node.other.attachments().len() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_was_not_ready_left_its_networks_ready() {
+    let mut node = Node::new();
+    let open = json!({"class": "other", "allowedNamespaces": {"from": "All"}});
+    Arc::make_mut(&mut node.world.networks)
+        .insert("second".into(), Arc::new(network("second", 5, "10.5.0.0/16", open)));
+    Arc::make_mut(&mut node.world.blocks)
+        .insert("second-a".into(), Arc::new(block("second", NODE, "10.5.0.0/28")));
+    let (core, _followers) = followed(&node, &[]).await;
+    core.attach(node.request("s2", "shop", "second"), soon()).await.expect("attached");
+    let problem = |name: &str| state(&core, name).problem;
+    refresh(&core).await;
+    assert_eq!((problem("other"), problem("second")), (None, None));
+    // One of its Networks is not ready: that one, and no other.
+    let why = Some(("other".to_owned(), "its uplink is down".to_owned()));
+    node.other.fail(Faults { network_unwell: why, ..Faults::default() });
+    refresh(&core).await;
+    let said = problem("other").expect("not ready");
+    assert_eq!(said.reason, REASON_NOT_SET_UP);
+    assert!(said.message.contains("its uplink is down"), "{}", said.message);
+    assert_eq!(problem("second"), None);
+    let refused = core.attach(node.request("s3", "shop", "other"), soon()).await.expect_err("refused");
+    assert!(refused.message.contains("its uplink is down"), "{refused}");
+    assert_eq!(refused.reason, Reason::NotReady);
+    core.attach(node.request("s4", "shop", "second"), soon()).await.expect("attached");
+    // All of it is not ready; nobody else is concerned.
+    node.other.fail(Faults { unwell: Some("no licence".into()), ..Faults::default() });
+    refresh(&core).await;
+    for name in ["other", "second"] {
+        let said = problem(name).expect("not ready");
+        assert_eq!(said.reason, REASON_RUNTIME_DOWN);
+        assert!(said.message.contains("no licence") && said.message.contains(OTHER), "{}", said.message);
+    }
+    core.attach(node.request("s5", "shop", ""), soon())
+        .await
+        .expect("the default Network is not its business");
+    core.assess();
+    core.readiness().now().expect("nor is the node");
+    // Well again: nobody waits until that was noticed.
+    node.other.fail(Faults::default());
+    core.attach(node.request("s3", "shop", "other"), soon()).await.expect("attached");
+    refresh(&core).await;
+    assert_eq!((problem("other"), problem("second")), (None, None));
+}
+
+#[tokio::test]
+async fn a_runtime_was_asked_to_collect_garbage_that_had_not_announced_it() {
+    let node = Node::new();
+    for lacks in [&[][..], &[feature::COLLECT_GARBAGE]] {
+        let core = core_without(&node, lacks, None).await;
+        core.attach(node.request("s1", "shop", "other"), soon()).await.expect("attached");
+        let runtime = core.runtimes().get(OTHER).expect("the runtime");
+        let kept = runtime.collect_garbage(&[common::id("s1")]).await.expect("collected");
+        assert!(kept.is_empty());
+        let removed = runtime.collect_garbage(&[]).await.expect("collected");
+        assert_eq!(removed.iter().map(|a| a.pod.sandbox.as_str()).collect::<Vec<_>>(), ["s1"]);
+        assert!(node.other.attachments().is_empty());
+        assert_eq!(node.other.garbage_calls() > 0, lacks.is_empty());
+        node.other.fail(Faults::default());
+        core.detach(common::id("s1"), None).await.expect("detached");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_foreign_runtime_lost_was_gone_until_the_next_pass() {
     let node = Node::new();
-    let (core, _followers) = followed(&node).await;
+    let (core, _followers) = followed(&node, &[feature::WATCH]).await;
     let lost = node.other.attachments();
     node.other.lose("s1", "net1");
     eventually("it is made again", Duration::from_secs(60), || !node.other.attachments().is_empty());
@@ -235,7 +339,7 @@ async fn what_a_foreign_runtime_lost_was_gone_until_the_next_pass() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_runtime_that_began_again_had_no_networks_until_the_next_pass() {
     let node = Node::new();
-    let (core, _followers) = followed(&node).await;
+    let (core, _followers) = followed(&node, &[feature::WATCH]).await;
     node.other.restart();
     eventually("its Network is set up again", Duration::from_secs(60), || {
         node.other.networks().contains_key("other")
@@ -259,220 +363,6 @@ async fn a_socket_of_another_user_was_used() {
     std::os::unix::fs::chown(&socket, Some(65534), None).expect("given away");
     let problem = knit_node::runtimes::closed_to_others(&socket).expect_err("refused");
     assert!(problem.contains("user 65534"), "{problem}");
-}
-
-/// A proxy that can only serve where there is a router.
-struct NeedsRouter;
-
-#[async_trait]
-impl ServiceProxy for NeedsRouter {
-    fn follow(&self, _: &Core, _: &knit_objects::Objects, _: &mut JoinSet<()>) {}
-
-    async fn start(
-        &self,
-        router: Option<PathBuf>,
-        network: &knit_runtime::Network,
-    ) -> Result<Box<dyn Running>, ProxyError> {
-        let source = format!("{router:?} does not exist").into();
-        Err(ProxyError { network: network.name.clone(), source })
-    }
-}
-
-/// A proxy that knows one Service.
-struct OneService;
-
-#[async_trait]
-impl ServiceProxy for OneService {
-    fn follow(&self, _: &Core, _: &knit_objects::Objects, _: &mut JoinSet<()>) {}
-
-    async fn start(
-        &self,
-        _: Option<PathBuf>,
-        network: &knit_runtime::Network,
-    ) -> Result<Box<dyn Running>, ProxyError> {
-        Err(ProxyError { network: network.name.clone(), source: "it serves nothing".into() })
-    }
-
-    fn owner_of_node_port(&self, protocol: Protocol, port: u16) -> Option<(String, String)> {
-        let owner = ("forest".to_owned(), "web".to_owned());
-        (protocol == Protocol::Tcp && port == 30080).then_some(owner)
-    }
-}
-
-#[tokio::test]
-async fn a_pods_host_port_took_another_tenants_node_port() {
-    let node = Node::new();
-    let core = core_without(&node, &[], Some(Arc::new(OneService))).await;
-    let add = |sandbox: &str, namespace: &str, protocol, host_port| {
-        let mut request = node.request(sandbox, namespace, "");
-        main_of(&mut request).ports =
-            vec![PortMapping { protocol, host_port, container_port: 80, host_ip: None }];
-        core.attach(request, Instant::now() + Duration::from_secs(60))
-    };
-    let error = add("a", "shop", Protocol::Tcp, 30080).await.expect_err("it is forest/web's");
-    assert_eq!(error.reason, Reason::Refused);
-    assert!(error.chain().contains("node port of Service forest/web"), "{}", error.chain());
-    assert!(node.is_clean());
-    add("b", "shop", Protocol::Udp, 30080).await.expect("another port");
-    add("c", "forest", Protocol::Tcp, 30080).await.expect("its own namespace's");
-}
-
-#[tokio::test]
-async fn services_of_a_foreign_network_were_an_error() {
-    let node = Node::new();
-    let core = core_without(&node, &[], Some(Arc::new(NeedsRouter))).await;
-    core.keep_network("other").await;
-    let Some(ServicesState::Off(who)) = state(&core, "other").services else {
-        panic!("{:?}", state(&core, "other"));
-    };
-    assert!(who.contains(OTHER), "{who}");
-}
-
-/// Proxies whose supervisor a test plays: it lists Services, says how they are, and ends.
-#[derive(Clone)]
-struct Played {
-    /// Whether all Services were listed.
-    listed: watch::Receiver<bool>,
-    state: watch::Receiver<ServicesState>,
-}
-
-#[derive(Debug)]
-struct PlayedOne(watch::Receiver<ServicesState>);
-
-impl Running for PlayedOne {
-    fn update(&self, _: &knit_runtime::Network) {}
-
-    fn watch(&self) -> watch::Receiver<ServicesState> {
-        self.0.clone()
-    }
-}
-
-#[async_trait]
-impl ServiceProxy for Played {
-    fn follow(&self, _: &Core, _: &knit_objects::Objects, _: &mut JoinSet<()>) {}
-
-    async fn start(
-        &self,
-        _: Option<PathBuf>,
-        network: &knit_runtime::Network,
-    ) -> Result<Box<dyn Running>, ProxyError> {
-        if self.stopped().is_some() {
-            return Err(ProxyError { network: network.name.clone(), source: "it has ended".into() });
-        }
-        Ok(Box::new(PlayedOne(self.state.clone())))
-    }
-
-    fn owner_of_node_port(&self, _: Protocol, port: u16) -> Option<(String, String)> {
-        let known = *self.listed.borrow() && port == 30080;
-        known.then(|| ("forest".to_owned(), "web".to_owned()))
-    }
-
-    async fn node_ports_known(&self) -> bool {
-        self.listed.clone().wait_for(|listed| *listed).await.is_ok()
-    }
-
-    fn stopped(&self) -> Option<Stopped> {
-        let ended = self.state.has_changed().is_err();
-        ended.then(|| Stopped { why: "they are not looked after".to_owned(), ran: true })
-    }
-}
-
-/// A core whose runtime has routers, in which a test serves.
-async fn core_with_routers(node: &Node, proxy: Played) -> Core {
-    let config = node.config();
-    let (ledger, _) = knit_node::files::Files::open(&config.ledger()).expect("the ledger");
-    let (world, proxy) = (node.world.clone(), Some(Arc::new(proxy) as Arc<dyn ServiceProxy>));
-    let core = Core::new(Parts { config, world, store: Box::new(ledger), proxy, policies: None });
-    let runtime = FakeRuntime::new("knit.dev/linux", &node.kernel, &Life::default()).with_routers();
-    core.runtimes().add(Arc::new(runtime)).await.expect("ours");
-    let other = FakeRuntime::new(OTHER, &node.other, &Life::default());
-    core.runtimes().add(Arc::new(other)).await.expect("the other");
-    core
-}
-
-#[tokio::test(start_paused = true)]
-async fn right_after_a_restart_a_host_port_took_the_node_port_of_a_service_that_was_not_listed_yet() {
-    let node = Node::new();
-    let (lists, listed) = watch::channel(false);
-    // What an agent before left is in force; nobody has said yet whose it is.
-    let (_state, state) = watch::channel(ServicesState::Kept);
-    let core = core_with_routers(&node, Played { listed, state }).await;
-    let add = |sandbox: &str, host_port| {
-        let mut request = node.request(sandbox, "shop", "");
-        let (protocol, container_port) = (Protocol::Tcp, 80);
-        main_of(&mut request).ports =
-            vec![PortMapping { protocol, host_port, container_port, host_ip: None }];
-        core.attach(request, Instant::now() + Duration::from_secs(20))
-    };
-    let early = add("a", 30080).await.expect_err("nobody knows yet");
-    assert_eq!(early.reason, Reason::NotReady, "{}", early.chain());
-    assert!(early.chain().contains("Services"), "{}", early.chain());
-    assert!(node.is_clean());
-    core.attach(node.request("plain", "shop", ""), soon()).await.expect("who has no host port does not wait");
-    let waiting = add("b", 30080);
-    let (late, ()) = tokio::join!(waiting, async { _ = lists.send_replace(true) });
-    let late = late.expect_err("it is forest/web's");
-    assert_eq!(late.reason, Reason::Refused, "{}", late.chain());
-    add("c", 30081).await.expect("nobody's");
-    // While no API server answers there is nobody to wait for.
-    let mut away = Node::new();
-    away.world.before.networks_away = true;
-    let (_lists, listed) = watch::channel(false);
-    let (_state, state) = watch::channel(ServicesState::Kept);
-    let core = core_with_routers(&away, Played { listed, state }).await;
-    let mut request = away.request("d", "shop", "");
-    let port = PortMapping { protocol: Protocol::Tcp, host_port: 80, container_port: 80, host_ip: None };
-    main_of(&mut request).ports = vec![port];
-    core.attach(request, soon()).await.expect("what was here before the outage");
-}
-
-#[tokio::test(start_paused = true)]
-async fn when_nobody_looked_after_services_any_more_pods_of_tenants_were_started_without_them() {
-    for before in [ServicesState::Waiting, ServicesState::Serving { ports: 3, failed: 0 }] {
-        let node = Node::new();
-        // Nor does anybody list Services any more.
-        let (_, listed) = watch::channel(false);
-        let (sender, receiver) = watch::channel(before.clone());
-        let core = core_with_routers(&node, Played { listed, state: receiver }).await;
-        core.keep_network("default").await;
-        core.keep_network("blue").await;
-        core.assess();
-        core.readiness().now().expect("ready");
-        if before == ServicesState::Waiting {
-            // One that waits when it happens.
-            let waiting = core.attach(node.request("a", "shop", "blue"), soon());
-            // The clock moves on only when nobody has anything left to do.
-            let ends = async {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                drop(sender);
-            };
-            let (waited, ()) = tokio::join!(waiting, ends);
-            let error = waited.expect_err("its Services will not come");
-            assert_eq!(error.reason, Reason::NotReady, "{}", error.chain());
-        } else {
-            drop(sender);
-        }
-        let started = Instant::now();
-        let error = core.attach(node.request("b", "shop", "blue"), soon()).await.expect_err("refused");
-        assert_eq!(error.reason, Reason::NotReady, "{}", error.chain());
-        assert!(error.chain().contains("they are not looked after"), "{}", error.chain());
-        assert_eq!(started.elapsed(), Duration::ZERO, "nobody waits for what will not come");
-        // One that was set up afterwards has no proxy at all, and none will be started.
-        let error = core.attach(node.request("e", "forest", ""), soon()).await.expect_err("refused");
-        assert!(error.chain().contains("they are not looked after"), "{}", error.chain());
-        // A Network that has no Services of ours does not need them.
-        core.attach(node.request("f", "shop", "other"), soon()).await.expect("nothing to wait for");
-        // The API server may need a pod of the default Network, also one with a host port.
-        let mut request = node.request("c", "shop", "");
-        let port = PortMapping { protocol: Protocol::Tcp, host_port: 80, container_port: 80, host_ip: None };
-        main_of(&mut request).ports = vec![port];
-        core.attach(request, soon()).await.expect("with a warning");
-        core.assess();
-        let problem = core.readiness().now().expect_err("not ready any more");
-        assert!(problem.contains("they are not looked after"), "{problem}");
-        let services = state(&core, "blue").services.expect("a proxy was started");
-        assert!(matches!(services, ServicesState::Broken(_)), "{services:?}");
-    }
 }
 
 /// Each sandbox that is gone waited for it, one after the other, and all others waited with them.

@@ -18,6 +18,16 @@ pub fn speaks<'a>(node: &str, among: impl IntoIterator<Item = &'a str>, object: 
     found && before < count
 }
 
+/// The nodes that an object falls to, of those that there are: at most so many, in an order that is the same
+/// wherever this is asked. One that comes or goes changes no other's place.
+pub fn chosen<'a>(among: impl IntoIterator<Item = &'a str>, object: &str, count: usize) -> Vec<&'a str> {
+    let mut ranked: Vec<_> = among.into_iter().map(|node| rank(node, object)).collect();
+    ranked.sort_unstable_by(|a, b| b.cmp(a));
+    ranked.dedup();
+    ranked.truncate(count);
+    ranked.into_iter().map(|(_, node)| node).collect()
+}
+
 /// The order among nodes for one object (rendezvous hashing). It must not change from one version to another:
 /// FNV-1a, with its bits mixed, because names of nodes differ in their last letters only.
 fn rank<'a>(node: &'a str, object: &str) -> (u64, &'a str) {
@@ -48,6 +58,19 @@ mod tests {
         let different: std::collections::HashSet<_> =
             (0..100).map(|n| speakers(&format!("shop/{n}"))[0]).collect();
         assert!(different.len() > 80, "{}", different.len());
+    }
+
+    #[test]
+    fn a_node_that_goes_changes_no_others_place() {
+        let nodes: Vec<String> = (0..50).map(|n| format!("node-{n}")).collect();
+        let all = || nodes.iter().map(String::as_str);
+        let before = chosen(all(), "shop/web", 4);
+        assert_eq!(before.len(), 4);
+        assert_eq!(chosen(all().rev(), "shop/web", 4), before, "whatever the order");
+        let without: Vec<&str> = all().filter(|node| *node != before[1]).collect();
+        let after = chosen(without, "shop/web", 4);
+        assert_eq!([after[0], after[1], after[2]], [before[0], before[2], before[3]]);
+        assert_eq!(chosen(["b", "b"], "shop/web", 4), ["b"]);
     }
 
     #[test]

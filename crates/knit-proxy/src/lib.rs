@@ -61,7 +61,8 @@
 //!   feature `objects` a source that reads and follows them in a cluster or a folder.
 //! - [`health`]: what to answer on /healthz, /livez and health check node ports; feature `server` has the
 //!   servers.
-//! - Feature `metrics`: kube-proxy's metrics. Feature `grpc`: the node view as a stream, for backends in any
+//! - Feature `metrics`: kube-proxy's metrics; with `server`, `vitals` puts health, metrics and their servers
+//!   together. Feature `grpc`: the node view as a stream, for backends in any
 //!   language.
 //! - [`conntrack`]: which UDP flows are stale. [`explain`]: why a service is served the way it is.
 //!
@@ -90,3 +91,5 @@ pub mod objects;
 pub mod source;
 pub mod start;
 pub mod view;
+#[cfg(all(feature = "metrics", feature = "server"))]
+pub mod vitals;

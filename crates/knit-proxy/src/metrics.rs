@@ -265,6 +265,15 @@ impl Observer for Metrics {
     }
 }
 
+/// All that a registry has, as OpenMetrics text.
+#[must_use]
+pub fn text(registry: &Registry) -> String {
+    let mut text = String::new();
+    // A string takes everything.
+    let _ = prometheus_client::encoding::text::encode(&mut text, registry);
+    text
+}
+
 /// Puts the texts of several registries together, as one text of OpenMetrics without its end: those of
 /// proxies for several Networks have the same metrics with other labels, and a metric may be described only
 /// once.
@@ -342,9 +351,7 @@ mod tests {
             let labels = [("network".into(), network.into())];
             let mut registry = Registry::with_labels(labels.into_iter());
             Metrics::register(&mut registry).sync_failures.get_or_create(&IpFamily::of(Family::V4)).inc();
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-            text
+            text(&registry)
         };
         let merged = merge_texts([&*text("blue"), &*text("green")]);
         let lines = |begin: &str| merged.lines().filter(|line| line.starts_with(begin)).count();

@@ -62,6 +62,7 @@ impl Runtime for BridgeRuntime {
             feature::STATIC_MAC,
             feature::MTU,
             feature::ROUTES,
+            feature::COLLECT_GARBAGE,
         ];
         let version = env!("CARGO_PKG_VERSION").into();
         Ok(Info { name: "example.com/bridge".into(), version, features: features.map(Into::into).into() })

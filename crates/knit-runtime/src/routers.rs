@@ -80,15 +80,33 @@ pub struct Entrance {
     pub port: u16,
 }
 
-/// Where an entrance leads.
+/// What becomes of those who come to an entrance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steered {
-    /// The router's own address, and a port of it; of the entrance's family.
-    pub to: SocketAddr,
+    /// Where it leads.
+    pub to: Way,
+    /// Other nodes to which the node itself and its own pods are led instead: they are inside the cluster
+    /// already, and not bound to what this node has. They are [`Way::Nodes`]; none: no difference.
+    pub near: Option<Box<[SocketAddr]>>,
     /// Who may come; `None`: anyone. Others are dropped.
     pub sources: Option<Box<[IpNet]>>,
     /// Who chose the address, and so whose traffic is taken.
     pub chosen: Chosen,
+}
+
+/// Where an entrance leads. All addresses are of the entrance's family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// Into a router of this node: the router's own address, and a port of it.
+    Router(SocketAddr),
+    /// To one of these other nodes, which lead on into a router of theirs. They see this node as the client,
+    /// so that answers come back through it. What arrives like that from another node is never led on again.
+    /// There is at least one; [`Way::MOST_NODES`] are used.
+    Nodes(Box<[SocketAddr]>),
+    /// Nowhere, and the client is told at once.
+    Rejected,
+    /// Nowhere, silently: other nodes would answer.
+    Dropped,
 }
 
 /// Who chose the address of an entrance.
@@ -105,4 +123,27 @@ pub enum Chosen {
     ByProvider,
     /// A tenant. Taken only from the outside, and never where the address is one of the node's own.
     ByTenant,
+}
+
+// === impl Way ===
+
+impl Way {
+    /// How many nodes one entrance leads to: each connection goes to one of them.
+    pub const MOST_NODES: usize = 4;
+}
+
+// === impl Steered ===
+
+impl Steered {
+    /// Whether a connection may have been led there.
+    #[must_use]
+    pub fn leads_to(&self, address: SocketAddr) -> bool {
+        let nodes = |nodes: &[SocketAddr]| nodes.iter().take(Way::MOST_NODES).any(|node| *node == address);
+        let near = self.near.as_deref().is_some_and(nodes);
+        near || match &self.to {
+            Way::Router(router) => *router == address,
+            Way::Nodes(all) => nodes(all),
+            Way::Rejected | Way::Dropped => false,
+        }
+    }
 }

@@ -216,14 +216,39 @@ pub struct NetworkStatus {
 
 /// The names of features.
 pub mod feature {
+    use knit_types::Topology;
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = &'static str> {
+        let others = [
+            NETWORK_SETUP,
+            IPV4,
+            IPV6,
+            STATIC_ADDRESS,
+            STATIC_MAC,
+            MTU,
+            ROUTES,
+            HOST_PORTS,
+            UPDATE,
+            WATCH,
+            COLLECT_GARBAGE,
+        ];
+        others.into_iter().chain(topologies())
+    }
+
+    /// Those of topologies, which are called like them.
+    pub fn topologies() -> impl Iterator<Item = &'static str> {
+        Topology::ALL.into_iter().map(Topology::as_str)
+    }
+
     /// Networks are set up and removed by calls.
     pub const NETWORK_SETUP: &str = "NetworkSetup";
     /// Switched Networks.
-    pub const LAYER2: &str = "Layer2";
+    pub const LAYER2: &str = Topology::Layer2.as_str();
     /// Routed Networks.
-    pub const LAYER3: &str = "Layer3";
+    pub const LAYER3: &str = Topology::Layer3.as_str();
     /// Networks on a link of the node.
-    pub const UNDERLAY: &str = "Underlay";
+    pub const UNDERLAY: &str = Topology::Underlay.as_str();
     /// IPv4 addresses.
     pub const IPV4: &str = "IPv4";
     /// IPv6 addresses.
@@ -242,4 +267,6 @@ pub mod feature {
     pub const UPDATE: &str = "Update";
     /// Changes can be watched.
     pub const WATCH: &str = "Watch";
+    /// Attachments of sandboxes that are gone are removed by one call.
+    pub const COLLECT_GARBAGE: &str = "CollectGarbage";
 }

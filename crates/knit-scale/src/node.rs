@@ -12,14 +12,13 @@ use knit_api::names::{AGENT_MANAGER, DEFAULT_NETWORK, LINUX_RUNTIME, MANAGED_BY,
 use knit_api::{NetworkAttachment, NodeNetwork};
 use knit_node::agent::{Agent, AgentConfig, StartError};
 use knit_node::testing::{FakeKernel, FakeRuntime, Life};
+use knit_node::world::World;
 use knit_node::{Asked, Attached, CoreConfig, Door, Main, MainInterface, PodRequest, Start, Wishes};
 use knit_objects::{Key, Source, Write};
 use knit_runtime::{Dns, InterfaceName, SandboxId};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-
-use crate::scenario::Peers;
 
 /// The namespace of all simulated pods.
 pub const NAMESPACE: &str = "scale";
@@ -177,7 +176,7 @@ impl WholeNode {
     ///
     /// # Errors
     /// When the agent does not start.
-    pub async fn start(number: u32, api: &str, directory: &Path, peers: Peers) -> Result<Self, StartError> {
+    pub async fn start(number: u32, api: &str, directory: &Path) -> Result<Self, StartError> {
         let directory = directory.join(name(number));
         let make = |path: &Path| {
             std::fs::create_dir_all(path)
@@ -188,10 +187,6 @@ impl WholeNode {
         // Comparing with the processes of this machine is of no use here.
         core.reconcile_every = Duration::from_secs(3600);
         core.block_wait = Duration::from_secs(60);
-        core.peers = match peers {
-            Peers::Objects => knit_node::Peers::Objects,
-            Peers::Slices => knit_node::Peers::Slices,
-        };
         let kernel = FakeKernel::default();
         let runtime = FakeRuntime::new(LINUX_RUNTIME, &kernel, &Life::default());
         let agent = Agent::start(AgentConfig {
@@ -217,6 +212,19 @@ impl WholeNode {
     /// # Errors
     /// When it cannot have its networks.
     pub async fn add(&self, number: u32, network: Option<u32>) -> knit_node::Result<Attached> {
+        self.add_in(NAMESPACE, number, network).await
+    }
+
+    /// The same for a pod of another namespace.
+    ///
+    /// # Errors
+    /// When it cannot have its networks.
+    pub async fn add_in(
+        &self,
+        namespace: &str,
+        number: u32,
+        network: Option<u32>,
+    ) -> knit_node::Result<Attached> {
         let sandbox = sandbox(number);
         let netns = self.directory.join("netns").join(sandbox.as_str());
         // What cannot be made is told by the attach that needs it.
@@ -225,7 +233,7 @@ impl WholeNode {
         let request = PodRequest {
             pod: knit_runtime::Pod {
                 sandbox,
-                namespace: Some(NAMESPACE.into()),
+                namespace: Some(namespace.into()),
                 name: Some(format!("pod-{number}")),
                 uid: Some(format!("uid-{number}")),
             },
@@ -254,6 +262,12 @@ impl WholeNode {
         let gone = self.agent.core().detach(sandbox(number), Some(main_interface())).await;
         let _ = std::fs::remove_file(self.directory.join("netns").join(sandbox(number).as_str()));
         gone
+    }
+
+    /// What its agent knows of the cluster.
+    #[must_use]
+    pub fn world(&self) -> Arc<World> {
+        self.agent.core().world().get()
     }
 
     /// How often Networks were set up in its kernel.

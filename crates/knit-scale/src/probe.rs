@@ -24,7 +24,6 @@ use tokio::time::Instant;
 use crate::node::{self, NAMESPACE, WholeNode};
 use crate::process::{self, Usage};
 use crate::run::Error;
-use crate::scenario::Peers;
 
 /// How long a process that says nothing more may take to end before it counts as running.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -79,13 +78,11 @@ impl Probe {
         number: u32,
         api: &str,
         directory: &Path,
-        peers: Peers,
         patience: Duration,
     ) -> Result<Self, Error> {
         let mut command = tokio::process::Command::new(program);
         command.args(["lab", "simulated-node", "--api-url", api, "--number", &number.to_string()]);
         command.arg("--directory").arg(directory);
-        command.args(["--peers", if peers == Peers::Slices { "slices" } else { "objects" }]);
         // What its agent waits for at first is of no interest here; what fails is in the report.
         command.args(["--log", "error"]);
         // Its input is never written to: it ends when the simulation is gone, however that went.
@@ -184,9 +181,9 @@ async fn read(output: Option<ChildStdout>, heard: watch::Sender<Heard>) {
 ///
 /// # Errors
 /// When the agent does not start, or nobody hears what is said.
-pub async fn serve(number: u32, api: &str, directory: &Path, peers: Peers) -> Result<(), Error> {
+pub async fn serve(number: u32, api: &str, directory: &Path) -> Result<(), Error> {
     let gone = parent_is_gone();
-    let node = Arc::new(WholeNode::start(number, api, directory, peers).await?);
+    let node = Arc::new(WholeNode::start(number, api, directory).await?);
     let objects = Objects::open(Source::Url(api.to_owned())).await?;
     let own = node::name(number);
     let mut pods = objects
@@ -273,7 +270,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let program = program(directory.path(), script);
         let patience = Duration::from_secs(60);
-        Probe::start(&program, 7, "http://127.0.0.1:1", directory.path(), Peers::Slices, patience).await
+        Probe::start(&program, 7, "http://127.0.0.1:1", directory.path(), patience).await
     }
 
     #[test]

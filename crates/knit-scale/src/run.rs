@@ -173,15 +173,14 @@ async fn of_size(
     living.spawn(async move { background.live(&live, receiver, agents).await });
     tell(&format!("{nodes} nodes: starting {agents} agents"));
     let url = cluster.meter.open(Group::Agents).await?;
-    let start = |number| WholeNode::start(number, &url, directory.path(), scenario.peers);
+    let start = |number| WholeNode::start(number, &url, directory.path());
     let starting = futures::stream::iter((0..whole).map(start));
     let whole_nodes: Vec<_> = starting.buffered(8).map_ok(Arc::new).try_collect().await?;
     let patience = START_TIMEOUT * (1 + nodes / 1000);
     let probe = match &options.agent {
         Some(program) => {
             let url = cluster.meter.open(Group::Probe).await?;
-            let (place, peers) = (directory.path(), scenario.peers);
-            Some(Probe::start(program, whole, &url, place, peers, patience).await?)
+            Some(Probe::start(program, whole, &url, directory.path(), patience).await?)
         }
         None => None,
     };

@@ -15,8 +15,6 @@ pub struct Scenario {
     pub nodes: Vec<u32>,
     /// So many of the nodes are whole.
     pub whole: u32,
-    /// Where agents learn of other nodes.
-    pub peers: Peers,
     /// Pods that are there all the time, spread over all nodes.
     pub pods: u32,
     /// Networks besides the default one.
@@ -51,17 +49,6 @@ pub struct Scenario {
     pub lease_seconds: u32,
     /// How long such a Lease holds; an agent's holds 100 s.
     pub lease_hold_seconds: u32,
-}
-
-/// Where the agents of whole nodes learn of other nodes' addresses and blocks.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Peers {
-    /// From all Nodes and all AddressBlocks.
-    Objects,
-    /// From the slices that the controller writes.
-    #[default]
-    Slices,
 }
 
 /// When pods come and go.
@@ -112,7 +99,6 @@ impl Default for Scenario {
             seed: 1,
             nodes: vec![100, 250, 500],
             whole: 100,
-            peers: Peers::default(),
             pods: 0,
             networks: 10,
             services: 100,
@@ -343,10 +329,9 @@ mod tests {
 
     #[test]
     fn a_file_says_what_is_different_and_nothing_unknown() {
-        let text = "nodes: [50, 200]\nwhole: 5\npodsPerSecond: 3\npeers: objects\n";
+        let text = "nodes: [50, 200]\nwhole: 5\npodsPerSecond: 3\n";
         let scenario = Scenario::parse(text).expect("a scenario");
         assert_eq!((scenario.nodes.as_slice(), scenario.whole, scenario.networks), (&[50, 200][..], 5, 10));
-        assert_eq!((scenario.peers, Scenario::default().peers), (Peers::Objects, Peers::Slices));
         for (text, word) in [
             ("nodes: []", "at least one size"),
             ("nodes: [1]", "each must be at least 2"),
@@ -354,7 +339,6 @@ mod tests {
             ("nodes: [30000]", "at most 20000"),
             ("networks: 0", "furtherPercent needs networks"),
             ("whole: 0", "whole"),
-            ("peers: gossip", "gossip"),
             ("failures: 400", "at most 0 with 100 nodes"),
             ("{nodes: [10], pods: 5000}", "about 510 pods at once"),
             ("podsPerSecond: 4000000000", "pods would be created"),

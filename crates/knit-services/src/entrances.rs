@@ -10,19 +10,20 @@ mod objection;
 mod outside;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use knit_proxy::model::{Family, NetworkName, Protocol, Service, ServiceName};
 use knit_proxy::view::{FrontendKind, PortKey, PortView};
-use knit_runtime::routers::{Chosen, Entrance, Steered};
+use knit_runtime::routers::{Chosen, Entrance, Steered, Way};
 
 use crate::forbidden::{AddressUse, Forbidden};
 use crate::internal_ports::Reserved;
 use objection::Objection;
 pub(crate) use objection::Refusal;
-use outside::places;
+use outside::into_router;
+pub(crate) use outside::{handed_over, must_have_router};
 
 /// Where clients come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,11 +84,17 @@ struct Claim {
     to: Option<EntranceTarget>,
 }
 
-#[derive(Debug, Clone)]
-struct EntranceTarget {
-    at: std::net::SocketAddr,
-    sources: Option<Box<[IpNet]>>,
+/// Where a place leads, and whom.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct EntranceTarget {
+    pub to: Way,
+    /// Other nodes where this node and its pods are led instead.
+    pub near: Option<Box<[SocketAddr]>>,
+    pub sources: Option<Box<[IpNet]>>,
 }
+
+/// A place that clients outside know of a port.
+pub(crate) type Place = (EntranceAddress, FrontendKind, EntranceTarget);
 
 /// Where a router and its node are reached.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -106,7 +113,7 @@ impl EntranceAddress {
 }
 
 impl Ends {
-    fn of(addresses: &[IpAddr], family: Family) -> Option<IpAddr> {
+    pub(crate) fn of(addresses: &[IpAddr], family: Family) -> Option<IpAddr> {
         addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
 }
@@ -129,14 +136,26 @@ impl Steering {
         found: Option<(&PortView, &Service)>,
         ends: &Ends,
     ) {
+        let found = found.map(|(view, service)| (into_router(key, view, service, ends), service));
+        self.set_places(network, key, found, &ends.node);
+    }
+
+    /// The places of a port of a Service, and where they lead; none: it has none any more. `node` are the
+    /// addresses where node ports answer.
+    pub(crate) fn set_places(
+        &mut self,
+        network: &NetworkName,
+        key: &PortKey,
+        found: Option<(Vec<Place>, &Service)>,
+        node: &[IpAddr],
+    ) {
         let owner = EntranceOwner::Router(network.clone(), key.clone());
-        let places = found.map_or_else(Vec::new, |(view, service)| {
-            let claim = |(place, kind, at, sources)| {
-                let claim =
-                    Claim { network: network.clone(), kind, to: Some(EntranceTarget { at, sources }) };
+        let places = found.map_or_else(Vec::new, |(places, service)| {
+            let claim = |(place, kind, to)| {
+                let claim = Claim { network: network.clone(), kind, to: Some(to) };
                 (place, Rank::new(service, &key.port, kind), claim)
             };
-            let mut all: Vec<_> = places(key, view, service, ends).into_iter().map(claim).collect();
+            let mut all: Vec<_> = places.into_iter().map(claim).collect();
             // The router was not told of these. They are refused, so that the author hears of it.
             let mut refuse = |address: IpAddr, port: u16, kind| {
                 let place = EntranceAddress { address, protocol: key.protocol, port };
@@ -157,7 +176,7 @@ impl Steering {
                 if let Some(number) =
                     port.node_port.filter(|number| self.is_reserved(key.protocol, number.get()))
                 {
-                    let node = Ends::of(&ends.node, key.family);
+                    let node = Ends::of(node, key.family);
                     node.into_iter().for_each(|node| refuse(node, number.get(), FrontendKind::NodePort));
                 }
             }
@@ -374,7 +393,8 @@ impl Steering {
                 FrontendKind::ExternalIp => Chosen::ByTenant,
                 _ => Chosen::ByOperator,
             };
-            Some(Steered { to: to.at, sources: to.sources.clone(), chosen })
+            let EntranceTarget { to, near, sources } = to.clone();
+            Some(Steered { to, near, sources, chosen })
         });
         if to.as_ref() != self.wanted.get(&place) {
             self.changed.insert(place);

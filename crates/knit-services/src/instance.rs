@@ -1,33 +1,29 @@
 //! The proxy of one router: how it is configured, and what it says about itself.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ops::ControlFlow;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use knit_http::{OPEN_RETRY_DELAY, open_patiently};
 use knit_kernel::NetNs;
 use knit_kernel::netns::NsId;
 use knit_node::proxy::ServicesState;
 use knit_proxy::backend::Outcome;
-use knit_proxy::backends::{BackendSetup, Backends, Cleaned, Limits, MasqueradeAs, OpenError};
+use knit_proxy::backends::{BackendSetup, Backends, Limits, MasqueradeAs, OpenError};
 use knit_proxy::engine::{EngineConfig, Observer, Run};
-use knit_proxy::health::{
-    CheckPlaces, Health, bind, is_no_family, serve_checks_at, serve_metrics, serve_proxy,
-};
-use knit_proxy::metrics::Metrics;
+use knit_proxy::health;
 use knit_proxy::model::{Family, NetworkName, NodeInfo, Problem};
 use knit_proxy::source::{Event, Stopped};
 use knit_proxy::start::{Options, Running, start};
 use knit_proxy::view::{LocalTraffic, NodePorts, PortKey, PortView, ViewConfig};
+use knit_proxy::vitals::{Bind, Checks, ServerError, ServerNews, Servers, Vitals};
 use knit_runtime::Network;
 use knit_runtime::routers::Routers;
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 
 use crate::entrances::Ends;
 use crate::internal_ports::reserved;
@@ -41,8 +37,7 @@ pub(crate) struct Instance {
     pub network: Network,
     pub state: Arc<watch::Sender<ServicesState>>,
     pub running: Option<Proxy>,
-    health: Health,
-    metrics: Metrics,
+    vitals: Vitals,
     /// All that it serves was once in force.
     pub reported: bool,
     /// Keeps the limits of the kernel that it needs; none while they were not looked at yet.
@@ -56,7 +51,8 @@ pub(crate) struct Proxy {
     pub namespace: NsId,
     /// What it was told about where it is.
     pub facts: InstanceFacts,
-    servers: Vec<AbortHandle>,
+    /// They end with it.
+    _servers: JoinSet<Result<(), ServerError>>,
 }
 
 /// Where an instance is, and what it may have there.
@@ -69,8 +65,8 @@ pub(crate) struct InstanceFacts {
     pub takes_own: bool,
 }
 
-/// What an instance that runs answers over HTTP.
-pub(crate) struct Servers {
+/// What the default Network's instance answers over HTTP, and the node on which all do.
+pub(crate) struct Answers {
     pub node: Arc<NetNs>,
     pub healthz: Option<SocketAddr>,
     pub metrics: Option<SocketAddr>,
@@ -93,7 +89,7 @@ pub(crate) struct Setup {
     network: Network,
     own: bool,
     observers: Vec<Box<dyn Observer + Send>>,
-    metrics: Metrics,
+    vitals: Vitals,
     repaired: Box<dyn Fn() + Send>,
 }
 
@@ -146,10 +142,9 @@ impl Instance {
     ) -> (Self, Registry) {
         let labels = [("network".into(), network.name.clone().into())];
         let mut registry = Registry::with_labels(labels.into_iter());
-        let metrics = Metrics::register(&mut registry);
-        let health = Health::new(UNHEALTHY_DELAY);
+        let vitals = Vitals::register(&mut registry, UNHEALTHY_DELAY);
         let (running, reported, limits) = (None, false, None);
-        let instance = Self { id, router, network, state, running, health, metrics, reported, limits };
+        let instance = Self { id, router, network, state, running, vitals, reported, limits };
         (instance, registry)
     }
 
@@ -185,8 +180,8 @@ impl Instance {
             state: Arc::clone(&self.state),
             changed: Arc::clone(changed),
         };
-        let mut observers: Vec<Box<dyn Observer + Send>> =
-            vec![self.health.observer(), self.metrics.observer(), Box::new(watcher)];
+        let mut observers = self.vitals.observers();
+        observers.push(Box::new(watcher));
         if self.router.is_some() {
             observers.push(Box::new(PortTeller { id: self.id, news: news.clone() }));
         }
@@ -194,7 +189,7 @@ impl Instance {
             network: self.network.clone(),
             own: self.router.is_none(),
             observers,
-            metrics: self.metrics.clone(),
+            vitals: self.vitals.clone(),
             repaired,
         }
     }
@@ -204,35 +199,24 @@ impl Instance {
     pub(crate) fn started(
         &mut self,
         Started { running, namespace, facts, .. }: Started,
-        Servers { node, healthz, metrics, registries, mode }: Servers,
+        Answers { node, healthz, metrics, registries, mode }: Answers,
     ) {
-        let mut servers = Vec::new();
         let own = self.router.is_none();
-        for at in healthz.filter(|_| own).into_iter().flat_map(both_families) {
-            let (health, counts) = (self.health.clone(), self.metrics.clone());
-            let serving = keep_serving(Arc::clone(&node), at, "/healthz", move |listener| {
-                let counts = counts.clone();
-                serve_proxy(listener, health.clone(), move |probe| counts.probed(probe))
-            });
-            servers.push(tokio::spawn(serving).abort_handle());
-        }
-        if let Some(at) = metrics.filter(|_| own) {
-            let serving = keep_serving(Arc::clone(&node), at, "/metrics", move |listener| {
-                let registries = Arc::clone(&registries);
-                serve_metrics(listener, mode, move || crate::services::metrics(&registries))
-            });
-            servers.push(tokio::spawn(serving).abort_handle());
-        }
-        let bind = move |at: SocketAddr| listen(&node, at);
-        let addresses = self.router.is_some().then(|| facts.ends.node.clone());
-        let places = CheckPlaces { addresses, bind: Box::new(bind) };
-        let checks = serve_checks_at(self.health.clone(), places, |service, address, error| {
-            tracing::warn!(
-                "Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}"
-            );
-        });
-        servers.push(tokio::spawn(checks).abort_handle());
-        self.running = Some(Proxy { running, namespace, facts, servers });
+        let servers = Servers {
+            healthz: healthz.filter(|_| own),
+            metrics: metrics.filter(|_| own),
+            mode,
+            text: Arc::new(move || crate::services::metrics(&registries)),
+            checks: Some(match own {
+                true => Checks::OnNodePorts,
+                false => Checks::On(facts.ends.node.clone()),
+            }),
+            bind: bind_on(node),
+            hard_fail: false,
+            tell: Arc::new(log_server),
+        };
+        let servers = self.vitals.serve(&servers);
+        self.running = Some(Proxy { running, namespace, facts, _servers: servers });
     }
 }
 
@@ -284,12 +268,10 @@ impl Setup {
             exempt_vips: network.cluster_service_ips,
             ..ViewConfig::default()
         };
-        let (metrics, repaired) = (self.metrics, self.repaired);
+        let repaired = self.repaired;
         let mut setup = BackendSetup {
             namespace: Some(namespace.as_fd()),
-            on_clean: Some(Box::new(move |cleaned: Cleaned| {
-                metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
-            })),
+            on_clean: Some(self.vitals.on_clean()),
             on_repair: Some(Box::new(move |_| repaired())),
             ..BackendSetup::default()
         };
@@ -325,12 +307,6 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.servers.iter().for_each(AbortHandle::abort);
-    }
-}
-
 impl Observer for PortTeller {
     fn ran(&mut self, run: &Run<'_>) {
         if let Outcome::Failed(_) = run.outcome {
@@ -356,46 +332,17 @@ impl Observer for PortTeller {
     }
 }
 
-fn listen(node: &NetNs, at: SocketAddr) -> std::io::Result<std::net::TcpListener> {
-    node.run(|| bind(at)).map_err(std::io::Error::other).flatten()
+/// Opens ports on the node, whatever the router.
+pub(crate) fn bind_on(node: Arc<NetNs>) -> Bind {
+    Arc::new(move |at| node.run(|| health::bind(at)).map_err(std::io::Error::other).flatten())
 }
 
-/// A socket is of one family. The IPv6 wildcard stands for both: without IPv6, IPv4 is there all the same.
-fn both_families(at: SocketAddr) -> Vec<SocketAddr> {
-    let v4 = (at.ip() == Ipv6Addr::UNSPECIFIED).then(|| (Ipv4Addr::UNSPECIFIED, at.port()).into());
-    v4.into_iter().chain([at]).collect()
-}
-
-/// Serves on a port of the node; tries again while somebody else has it.
-async fn keep_serving<S: Future<Output = std::io::Result<()>>>(
-    node: Arc<NetNs>,
-    at: SocketAddr,
-    what: &str,
-    serve: impl Fn(tokio::net::TcpListener) -> S,
-) {
-    let mut told = false;
-    let mut tell = |error: &std::io::Error| {
-        if !std::mem::replace(&mut told, true) {
-            tracing::warn!("cannot serve {what} of the service proxy on {at}: {error}");
-        }
-    };
-    loop {
-        let opened = open_patiently(
-            || listen(&node, at),
-            |error| {
-                // It will not come by waiting.
-                if is_no_family(error) {
-                    return ControlFlow::Break(());
-                }
-                tell(error);
-                ControlFlow::Continue(())
-            },
-        );
-        let Ok(listener) = opened.await else { return };
-        if let Err(error) = serve(listener).await {
-            tell(&error);
-        }
-        tokio::time::sleep(OPEN_RETRY_DELAY).await;
+/// Says once what cannot be served.
+pub(crate) fn log_server(news: &ServerNews<'_>) {
+    match news {
+        ServerNews::Listening { .. } | ServerNews::Unavailable { again: true, .. } => {}
+        ServerNews::Unavailable { .. } => tracing::warn!("service proxy: {news}"),
+        ServerNews::NoCheck { .. } => tracing::warn!("{news}"),
     }
 }
 

@@ -13,6 +13,7 @@
 //! Where kube-proxy's tables are found on the node, the default Network's instance is not started, unless
 //! [`Mode::On`] says so.
 
+mod absent;
 mod entrances;
 mod forbidden;
 mod instance;

@@ -13,7 +13,7 @@ use knit_node::Core;
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState, Stopped};
 use knit_objects::Objects;
 use knit_proxy::backends::Backends;
-use knit_proxy::metrics::merge_texts;
+use knit_proxy::metrics::{merge_texts, text};
 use knit_runtime::{Network, Protocol};
 use knit_types::sync::Locked;
 use prometheus_client::registry::Registry;
@@ -211,12 +211,6 @@ impl Drop for Ended {
 /// The text of all that instances count.
 pub(crate) fn metrics(registries: &Registries) -> String {
     let registries = registries.locked();
-    let text = |registry: &Registry| {
-        let mut text = String::new();
-        // A string takes everything.
-        let _ = prometheus_client::encoding::text::encode(&mut text, registry);
-        text
-    };
     let texts: Vec<String> = registries.values().map(text).collect();
     merge_texts(texts.iter().map(String::as_str))
 }

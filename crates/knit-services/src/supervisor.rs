@@ -2,6 +2,7 @@
 
 mod feeding;
 mod instances;
+mod onward;
 mod permissions;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use crate::refusals::Refusals;
 use crate::services::{Command, Config, Mode, Registries, Shared};
 use crate::steerer::Steerer;
 use crate::table::Table;
+use onward::AbsentNetwork;
 
 /// How often what failed is tried again, and kube-proxy is looked for.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -66,6 +68,8 @@ pub(crate) struct Supervisor {
     steerer: Option<Steerer>,
     news: mpsc::UnboundedSender<PortNews>,
     inbox: mpsc::UnboundedReceiver<PortNews>,
+    /// Networks without a router here.
+    absent: BTreeMap<NetworkName, AbsentNetwork>,
     /// Networks that are being set up because clients outside reach their Services by this node.
     keeping: BTreeMap<NetworkName, JoinHandle<()>>,
     changed: Changed,
@@ -111,6 +115,7 @@ impl Supervisor {
             steerer: None,
             news,
             inbox,
+            absent: BTreeMap::new(),
             keeping: BTreeMap::new(),
             changed,
         })
@@ -153,9 +158,11 @@ impl Supervisor {
                     self.look_after_all().await;
                     self.look_at_own_addresses();
                     self.keep_networks();
+                    self.look_for_absent();
                 }
             }
             self.tell_if_complete();
+            self.lead_absent();
             self.tell_refused();
             self.steer();
         }
@@ -168,6 +175,7 @@ impl Supervisor {
         let (network, ends) = (instance.name(), &proxy.facts.ends);
         if news.full {
             instance.reported = true;
+            self.absent.remove(&network);
             let there: BTreeSet<_> = news.ports.iter().map(|(key, _)| key).collect();
             for key in self.steering.ports_of(&network).iter().filter(|key| !there.contains(key)) {
                 self.steering.set_port(&network, key, None, ends);
@@ -191,7 +199,8 @@ impl Supervisor {
         }
         let Some(told) = self.told else { return };
         let reported = |network: &NetworkName| {
-            self.instances.values().any(|instance| instance.name() == *network && instance.reported)
+            self.absent.contains_key(network)
+                || self.instances.values().any(|instance| instance.name() == *network && instance.reported)
         };
         if told.elapsed() < FIRST_REPORT_TIMEOUT && !self.table.external_networks().iter().all(reported) {
             return;
@@ -209,20 +218,24 @@ impl Supervisor {
         }
     }
 
-    /// Sets up the Networks that clients outside reach by this node, whether or not it has pods of them.
+    /// Sets up the Networks with Services that only a router on this node can lead clients outside to,
+    /// whether or not it has pods of them.
     fn keep_networks(&mut self) {
         if self.told.is_none() {
             return;
         }
+        for network in self.table.networks_that_need_routers(&self.reserved) {
+            self.keep_network(&network);
+        }
+    }
+
+    fn keep_network(&mut self, network: &NetworkName) {
         self.keeping.retain(|_, task| !task.is_finished());
-        let world = self.world.borrow().clone();
-        for network in self.table.external_networks() {
-            let known = world.networks.contains_key(network.as_str());
-            if known && !self.keeping.contains_key(&network) {
-                let (core, name) = (self.core.clone(), network.to_string());
-                let task = tokio::spawn(async move { core.keep_network(&name).await });
-                self.keeping.insert(network, task);
-            }
+        let known = self.world.borrow().networks.contains_key(network.as_str());
+        if known && !self.keeping.contains_key(network) {
+            let (core, name) = (self.core.clone(), network.to_string());
+            let task = tokio::spawn(async move { core.keep_network(&name).await });
+            self.keeping.insert(network.clone(), task);
         }
     }
 

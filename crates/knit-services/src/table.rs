@@ -7,8 +7,9 @@ use knit_proxy::model::{EndpointGroup, GroupName, NetworkName, NodeInfo, Service
 use knit_proxy::source::Event;
 use knit_proxy::view::ListKind;
 
-use crate::forbidden::Forbidden;
-use crate::internal_ports::is_external;
+use crate::entrances::must_have_router;
+use crate::forbidden::{AddressUse, Forbidden};
+use crate::internal_ports::{Reserved, is_external};
 
 /// All that was heard, by namespace, so that it can be told again: to the instance of a Network that starts
 /// later, or that a namespace moves to.
@@ -224,6 +225,36 @@ impl Table {
         let homes = self.namespaces.values().filter(move |home| home.network.as_ref() == Some(&default));
         let services = homes.flat_map(|home| home.services.values());
         services.map(move |service| served(service, &NetworkName::default(), open))
+    }
+
+    /// The endpoints of a Service, as the proxy of its Network is told of them.
+    pub(crate) fn groups_of(&self, name: &ServiceName) -> impl Iterator<Item = Event> {
+        let home = self.namespaces.get(name.namespace());
+        let found = home.and_then(|home| home.network.as_ref().map(|network| (home, network)));
+        found.into_iter().flat_map(move |(home, network)| {
+            let groups = home.groups.values().filter(move |group| group.service == *name);
+            groups.map(|group| {
+                Event::SetGroup(Box::new(EndpointGroup { network: network.clone(), ..group.clone() }))
+            })
+        })
+    }
+
+    /// Networks besides the default one with a Service that only a router of their own can lead clients
+    /// outside to.
+    pub(crate) fn networks_that_need_routers(&self, reserved: &Reserved) -> BTreeSet<NetworkName> {
+        let default = NetworkName::default();
+        let of = |home: &Namespace| {
+            let network = home.network.clone().filter(|network| *network != default)?;
+            let needs = |service: &Service| self.needs_router(service, &network, reserved);
+            home.services.values().any(needs).then_some(network)
+        };
+        self.namespaces.values().filter_map(of).collect()
+    }
+
+    /// Whether only a router of its Network leads clients outside to a Service.
+    pub(crate) fn needs_router(&self, service: &Service, network: &NetworkName, reserved: &Reserved) -> bool {
+        let is_nodes = |address| self.forbidden.whose(address) == Some(AddressUse::Node);
+        must_have_router(service, self.open.contains(network), reserved, is_nodes)
     }
 
     /// Networks besides the default one with a Service that clients outside reach: every node has to lead

@@ -1,5 +1,7 @@
-//! Waiting for a condition in async code. In other code it is `knit_kernel::testing::eventually`.
+//! Waiting for a condition in async code. In other code it is `knit_kernel::testing::eventually`, or
+//! `find_eventually` there.
 
+use std::panic::Location;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -11,13 +13,33 @@ pub fn eventually<E: std::fmt::Debug>(
     limit: Duration,
     mut look: impl FnMut() -> Result<(), E>,
 ) -> impl Future<Output = ()> {
-    let (what, caller) = (what.into(), std::panic::Location::caller());
-    async move {
-        let end = Instant::now() + limit;
-        while let Err(last) = look() {
-            assert!(Instant::now() < end, "{caller}: {what}: not within {limit:?}: {last:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    let (what, caller) = (what.into(), Location::caller());
+    ask_until(what, caller, limit, move || std::future::ready(look()))
+}
+
+/// Waits until a condition holds that has to be asked for, for a minute at most.
+#[track_caller]
+pub fn holds_when_asked<F: Future<Output = bool>>(
+    what: &str,
+    mut condition: impl FnMut() -> F,
+) -> impl Future<Output = ()> {
+    let look = move || {
+        let asked = condition();
+        async move { if asked.await { Ok(()) } else { Err("it does not hold") } }
+    };
+    ask_until(what.to_owned(), Location::caller(), Duration::from_secs(60), look)
+}
+
+async fn ask_until<E: std::fmt::Debug, F: Future<Output = Result<(), E>>>(
+    what: String,
+    caller: &'static Location<'static>,
+    limit: Duration,
+    mut look: impl FnMut() -> F,
+) {
+    let end = Instant::now() + limit;
+    while let Err(last) = look().await {
+        assert!(Instant::now() < end, "{caller}: {what}: not within {limit:?}: {last:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

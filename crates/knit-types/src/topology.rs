@@ -5,16 +5,72 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How pods of one Network reach each other.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
-pub enum Topology {
+/// A kind of Network is one entry here: its name in the API, its number in the KNI protocol (forever), and
+/// what everybody but its driver must know of it. `cargo xtask generate` writes the CRD and the protocol from
+/// it.
+macro_rules! topologies {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident = $number:literal { $($field:ident: $value:expr),+ $(,)? }
+    )+) => {
+        /// How pods of one Network reach each other.
+        #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+        pub enum Topology {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Topology {
+            /// All of them.
+            pub const ALL: [Self; [$(stringify!($name)),+].len()] = [$(Self::$name),+];
+
+            /// The name in the API, which is also that of the feature of runtimes that have it.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)+
+                }
+            }
+
+            /// The number in the KNI protocol.
+            #[must_use]
+            pub const fn number(self) -> i32 {
+                match self {
+                    $(Self::$name => $number,)+
+                }
+            }
+
+            /// What it is, in a sentence.
+            #[must_use]
+            pub const fn description(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!($($doc),+),)+
+                }
+            }
+
+            const fn properties(self) -> Properties {
+                match self {
+                    $(Self::$name => Properties { $($field: $value),+ },)+
+                }
+            }
+        }
+    };
+}
+
+/// What everybody must know of a topology; [`Topology`] has a method for each.
+struct Properties {
+    router: bool,
+    subnet_on_link: bool,
+    host_link: bool,
+    conformance: &'static str,
+}
+
+topologies! {
     /// Each pod is a routed host; nothing is switched, nothing is flooded.
-    #[default]
-    Layer3,
+    Layer3 = 1 { router: true, subnet_on_link: false, host_link: false, conformance: "RoutedPods" }
     /// All pods are on one switched segment, as virtual machines expect it.
-    Layer2,
-    /// Pods are on a segment of the nodes' own, beside whatever else is there.
-    Underlay,
+    Layer2 = 2 { router: true, subnet_on_link: true, host_link: false, conformance: "SwitchedPods" }
+    /// Pods are on a link of their node, beside whatever else is on its segment. Needs Network.underlay.
+    Underlay = 3 { router: false, subnet_on_link: true, host_link: true, conformance: "UnderlayPods" }
 }
 
 /// How pods of one node reach each other on a link of the node. All of them reach what is on the wire.
@@ -47,36 +103,53 @@ pub struct ParseTopologyError {
 }
 
 impl Topology {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Layer3, Self::Layer2, Self::Underlay];
-
-    /// The name in the API.
+    /// The one with a number in the KNI protocol.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Layer3 => "Layer3",
-            Self::Layer2 => "Layer2",
-            Self::Underlay => "Underlay",
-        }
+    pub fn of_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|topology| topology.number() == number)
     }
 
     /// Whether each node has a router for the Network, with an address of its own in it. Where there is none,
     /// there is nothing that serves Services, keeps policies or leads outside.
     #[must_use]
     pub const fn has_router(self) -> bool {
-        match self {
-            Self::Layer3 | Self::Layer2 => true,
-            Self::Underlay => false,
-        }
+        self.properties().router
     }
 
     /// Whether pods have the Network's subnet on their link, and not their gateway alone.
     #[must_use]
     pub const fn has_subnet_on_link(self) -> bool {
-        match self {
-            Self::Layer3 => false,
-            Self::Layer2 | Self::Underlay => true,
-        }
+        self.properties().subnet_on_link
+    }
+
+    /// Whether it is on a link of each node that the Network names, on a segment with hosts and addresses
+    /// that are not Knit's.
+    #[must_use]
+    pub const fn is_on_host_link(self) -> bool {
+        self.properties().host_link
+    }
+
+    /// Whether Knit switches frames between pods: a router with a bridge.
+    #[must_use]
+    pub const fn is_switched(self) -> bool {
+        self.has_router() && self.has_subnet_on_link()
+    }
+
+    /// The conformance suite's case that every runtime with this topology must pass: two pods reach each
+    /// other. Its name in reports, forever.
+    #[must_use]
+    pub const fn conformance_case(self) -> &'static str {
+        self.properties().conformance
+    }
+}
+
+#[expect(
+    clippy::derivable_impls,
+    reason = "a macro writes the enum, and only one of its entries is the default"
+)]
+impl Default for Topology {
+    fn default() -> Self {
+        Self::Layer3
     }
 }
 
@@ -135,5 +208,17 @@ mod tests {
             assert_eq!(serde_json::to_string(&topology).expect("JSON"), format!("\"{topology}\""));
         }
         "layer3".parse::<Topology>().expect_err("names are exact");
+    }
+
+    #[test]
+    fn names_and_numbers_are_forever() {
+        let all = Topology::ALL.map(|topology| (topology.as_str(), topology.number()));
+        assert!(all.starts_with(&[("Layer3", 1), ("Layer2", 2), ("Underlay", 3)]), "{all:?}");
+        let numbers: std::collections::BTreeSet<i32> = all.iter().map(|(_, number)| *number).collect();
+        assert_eq!(numbers.len(), all.len(), "two topologies have one number");
+        for topology in Topology::ALL {
+            assert_eq!(Topology::of_number(topology.number()), Some(topology));
+        }
+        assert_eq!(Topology::of_number(0), None, "0 is what a message has that does not say");
     }
 }

@@ -95,6 +95,11 @@ fn attached(name: &str, node: &str, ready: &str) -> Write {
     Write::status::<NetworkAttachment>(attachment(name), &status, AGENT_MANAGER)
 }
 
+/// What the controller says of a user's attachment.
+fn named(name: &str, node: &str) -> Write {
+    Write::merge_status::<NetworkAttachment>(attachment(name), json!({"status": {"node": node}}))
+}
+
 fn metadata(name: &str, metadata: &Value) -> Write {
     Write::merge::<NetworkAttachment>(attachment(name), json!({"metadata": metadata}))
 }
@@ -172,7 +177,13 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("admin", metadata("users", &json!({"labels": {"app.kubernetes.io/managed-by": "knit"}})), false),
         ("n1", metadata("n1s", &json!({"finalizers": ["example.org/stay"]})), false),
         ("n1", Write::delete::<NetworkAttachment>(attachment("n1s")), true),
-        // What a user made: the finalizer and the status, and nothing else.
+        // What a user made: the finalizer and the status, and nothing else, and that only once the controller
+        // says that it is this node's.
+        ("n1", metadata("users", &holds), false),
+        ("n1", attached("users", "n1", "False"), false),
+        ("n1", named("users", "n1"), false),
+        ("admin", named("users", "n1"), true),
+        ("n2", metadata("users", &holds), false),
         ("n1", metadata("users", &holds), true),
         ("n1", metadata("users", &json!({"finalizers": ["example.org/stay", ATTACHMENT_FINALIZER]})), false),
         ("n1", metadata("users", &json!({"labels": {"knit.dev/announced": "true"}})), false),
@@ -181,6 +192,9 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("n1", attached("users", "n2", "True"), false),
         ("n1", attached("users", "n1", "False"), true),
         // Its pod moved on.
+        ("n2", attached("users", "n2", "True"), false),
+        ("n2", named("users", "n2"), false),
+        ("admin", named("users", "n2"), true),
         ("n2", attached("users", "n2", "True"), true),
         ("n1", attached("users", "n1", "True"), false),
         ("n1", metadata("users", &json!({"finalizers": ["example.org/own"]})), false),
@@ -189,11 +203,14 @@ fn attempts() -> Vec<(&'static str, Write, bool)> {
         ("n2", metadata("users", &json!({"finalizers": ["example.org/own"]})), true),
         // A user deletes another while n1, whose machine is dead, has it attached: whoever has its pod now
         // lets it go, and no more.
+        ("admin", named("orphan", "n1"), true),
         ("n1", metadata("orphan", &holds), true),
         ("n1", attached("orphan", "n1", "True"), true),
         ("n2", metadata("orphan", &json!({"finalizers": ["example.org/own"]})), false),
         ("admin", Write::delete::<NetworkAttachment>(attachment("orphan")), true),
         ("n2", attached("orphan", "n2", "True"), false),
+        ("n2", metadata("orphan", &json!({"finalizers": ["example.org/own"]})), false),
+        ("admin", named("orphan", "n2"), true),
         ("n2", metadata("orphan", &json!({"finalizers": [ATTACHMENT_FINALIZER]})), false),
         (
             "n2",

@@ -237,7 +237,7 @@ impl Bed {
         control.start_again(daemon)
     }
 
-    pub(super) fn wait_for_containerd(&self, node: &str) -> Result<()> {
+    pub fn wait_for_containerd(&self, node: &str) -> Result<()> {
         // Its socket is there before it serves, so it is asked.
         let command = node::ctr(&self.state, &["version"]);
         let command: Vec<_> = command.iter().map(String::as_str).collect();

@@ -215,6 +215,9 @@ oom_score = 0
   plugin_path = "/opt/nri/plugins"
   plugin_config_path = "/etc/nri/conf.d"
   disable_connections = false
+  # Holds containers back for pods that name a plugin, and only for these.
+  [plugins."io.containerd.nri.v1.nri".default_validator]
+    enable = true
 
 [plugins."io.containerd.internal.v1.opt"]
   path = "/var/lib/containerd/opt"

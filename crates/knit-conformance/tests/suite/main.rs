@@ -82,9 +82,18 @@ fn the_example_passes() {
         assert_eq!(failed(&report), Vec::<&str>::new());
         assert!(report.conformant);
         let of = |name: &str| report.profiles.iter().find(|p| p.name == name).expect("a profile");
-        for name in
-            ["Core", "NetworkSetup", "Layer2", "IPv4", "IPv6", "StaticAddress", "StaticMac", "Mtu", "Routes"]
-        {
+        for name in [
+            "Core",
+            "NetworkSetup",
+            "Layer2",
+            "IPv4",
+            "IPv6",
+            "StaticAddress",
+            "StaticMac",
+            "Mtu",
+            "Routes",
+            "CollectGarbage",
+        ] {
             assert_eq!(of(name).result, "Passed", "{name}");
             assert_eq!(of(name).skipped, 0, "{name}");
         }
@@ -119,9 +128,9 @@ defects! {
     a_status_that_is_never_ready NeverReady ["StatusReady"]
     an_attach_that_forgets_to_set_the_link_up LinkDown [
         "AttachAnswers", "AttachCarriesPackets", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce",
-        "DefaultRoute", "DetachRemoves", "DetachOneOfTwo", "CheckPasses", "CollectGarbage", "SetupAgain",
-        "RemoveRefusedInUse", "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac",
-            "NetworkMtu", "ExtraRoutes"
+        "DefaultRoute", "DetachRemoves", "DetachOneOfTwo", "CheckPasses", "SetupAgain", "RemoveRefusedInUse",
+        "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac", "NetworkMtu", "ExtraRoutes",
+        "CollectGarbage"
     ]
     an_attach_that_cannot_be_repeated NotIdempotent ["AttachAgain"]
     an_attach_that_ignores_a_conflict NoConflict ["AttachConflict"]
@@ -154,8 +163,8 @@ defects! {
     one_address_more_than_asked_for OneAddressMore [
         "AttachAnswers", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce", "DetachRemoves",
             "DetachOneOfTwo",
-        "CheckPasses", "CollectGarbage", "SetupAgain", "RemoveRefusedInUse", "Ipv4Packets", "Ipv6Packets",
-        "WantedAddress", "WantedMac", "NetworkMtu"
+        "CheckPasses", "SetupAgain", "RemoveRefusedInUse", "Ipv4Packets", "Ipv6Packets", "WantedAddress",
+        "WantedMac", "NetworkMtu", "CollectGarbage"
     ]
     a_host_end_that_is_not_there OtherHostEnd ["HostEnd"]
     a_list_that_forgets_whose_it_is PodsForgotten ["ListKnowsPods"]

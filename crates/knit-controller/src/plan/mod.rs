@@ -25,6 +25,7 @@ pub use action::{Action, Note, Plan};
 pub(crate) use blocks::REMEMBER;
 pub use kept::{Change, Indexed};
 pub use primary::{Primaries, primaries};
+pub(crate) use status::condition;
 
 use std::collections::HashSet;
 

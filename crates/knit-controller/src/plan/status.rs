@@ -157,7 +157,7 @@ fn readiness(
 }
 
 /// A condition; its time is that of its last change of status.
-pub(super) fn condition(
+pub(crate) fn condition(
     old: &[Condition],
     type_: &str,
     status: bool,

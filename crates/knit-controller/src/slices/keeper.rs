@@ -107,6 +107,11 @@ impl<S: SliceKind> Keeper<S> {
         }
     }
 
+    /// Whether a set is there even if nothing is in it.
+    pub fn wants(&self, set: &str) -> bool {
+        self.wanted.contains(set)
+    }
+
     /// An item is there.
     pub fn put(&mut self, set: &str, item: S::Item) {
         let key = S::key(&item).to_owned();

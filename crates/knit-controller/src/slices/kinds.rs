@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use knit_api::names::{MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL};
-use knit_api::{AddressBlock, BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceNode};
+use knit_api::{
+    AddressBlock, BlockSlice, BlockSliceSpec, NodeSlice, NodeSliceSpec, SliceBlock, SliceInterface, SliceNode,
+};
 use knit_model::NodeAddresses;
 
 /// A kind of objects that are slices.
@@ -40,9 +42,18 @@ pub struct SliceKey {
 #[derive(Debug)]
 pub struct Nodes;
 
-/// AddressBlocks: one set for each Network.
+/// AddressBlocks, and interfaces that do not follow from them: one set for each Network.
 #[derive(Debug)]
 pub struct Blocks;
+
+/// What is in a BlockSlice.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BlockItem {
+    /// An AddressBlock.
+    Block(SliceBlock),
+    /// An interface that other nodes are told of.
+    Announced(SliceInterface),
+}
 
 fn metadata(name: String, label: Option<&str>) -> ObjectMeta {
     let mut labels = std::collections::BTreeMap::from([(MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned())]);
@@ -73,21 +84,38 @@ impl SliceKind for Nodes {
 
 impl SliceKind for Blocks {
     type Object = BlockSlice;
-    type Item = SliceBlock;
+    type Item = BlockItem;
 
     const CAPACITY: usize = 100;
 
-    fn key(item: &SliceBlock) -> &str {
-        &item.name
+    fn key(item: &BlockItem) -> &str {
+        match item {
+            BlockItem::Block(block) => &block.name,
+            // With the slash that no AddressBlock has in its name.
+            BlockItem::Announced(interface) => &interface.attachment,
+        }
     }
 
-    fn read(object: &BlockSlice) -> (SliceKey, bool, Vec<SliceBlock>) {
+    fn read(object: &BlockSlice) -> (SliceKey, bool, Vec<BlockItem>) {
         let spec = &object.spec;
-        (SliceKey { set: spec.network.clone(), index: spec.index }, spec.complete, spec.blocks.clone())
+        let blocks = spec.blocks.iter().cloned().map(BlockItem::Block);
+        let announced = spec.announced.iter().flatten().cloned().map(BlockItem::Announced);
+        // A controller that writes blocks only never completes a set.
+        let complete = spec.complete && spec.announced.is_some();
+        let place = SliceKey { set: spec.network.clone(), index: spec.index };
+        (place, complete, blocks.chain(announced).collect())
     }
 
-    fn object(place: &SliceKey, blocks: Vec<SliceBlock>, complete: bool) -> BlockSlice {
-        let spec = BlockSliceSpec { network: place.set.clone(), index: place.index, complete, blocks };
+    fn object(place: &SliceKey, items: Vec<BlockItem>, complete: bool) -> BlockSlice {
+        let (mut blocks, mut announced) = (Vec::new(), Vec::new());
+        for item in items {
+            match item {
+                BlockItem::Block(block) => blocks.push(block),
+                BlockItem::Announced(interface) => announced.push(interface),
+            }
+        }
+        let (network, announced) = (place.set.clone(), Some(announced));
+        let spec = BlockSliceSpec { network, index: place.index, complete, blocks, announced };
         let name = format!("{}-{}", place.set, place.index);
         BlockSlice { metadata: metadata(name, Some(&place.set)), spec }
     }
@@ -134,7 +162,7 @@ pub(super) fn further_items(node: &str) -> impl Iterator<Item = String> {
 }
 
 /// What others need to know of an AddressBlock. One that cannot be used is nobody's.
-pub(super) fn slice_block(block: AddressBlock) -> Option<(String, SliceBlock)> {
+pub(super) fn slice_block(block: AddressBlock) -> Option<(String, BlockItem)> {
     knit_model::AddressBlock::of(&block.spec).ok()?;
     let (metadata, spec) = (block.metadata, block.spec);
     // Kubernetes keeps whole seconds.
@@ -142,7 +170,7 @@ pub(super) fn slice_block(block: AddressBlock) -> Option<(String, SliceBlock)> {
     let created = metadata.creation_timestamp.map(second);
     let item =
         SliceBlock { name: metadata.name?, node: spec.node, ipv4: spec.ipv4, ipv6: spec.ipv6, created };
-    Some((spec.network, item))
+    Some((spec.network, BlockItem::Block(item)))
 }
 
 #[cfg(test)]

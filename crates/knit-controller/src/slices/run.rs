@@ -1,18 +1,20 @@
 //! The thin part: events in, writes out, by the leader only.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node;
-use knit_api::{AddressBlock, BlockSlice, Network, NodeSlice, SliceBlock, SliceNode};
-use knit_objects::{Error, Event, Key, Objects, Subscription, Write};
+use knit_api::{AddressBlock, BlockSlice, Network, NetworkAttachment, NodeSlice, SliceNode, names};
+use knit_objects::{Cache, Error, Event, Key, Objects, Progress, Subscription, Write};
 use kube::Resource as _;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::announced::{Announced, Announcements};
 use super::keeper::{Keeper, Kept, Order};
-use super::kinds::{Blocks, Nodes, SliceKey, SliceKind, further_items, slice_block, slice_node};
+use super::kinds::{BlockItem, Blocks, Nodes, SliceKey, SliceKind, further_items, slice_block, slice_node};
 use crate::leader::Leading;
 use crate::rate::{self, Bucket};
 
@@ -22,7 +24,7 @@ const CONCURRENT_WRITES: usize = 8;
 /// Everything that slices are made of, as it was before anything arrives.
 struct Start {
     nodes: Vec<(Key, Vec<SliceNode>)>,
-    blocks: Vec<(Key, (String, SliceBlock))>,
+    blocks: Vec<(Key, (String, BlockItem))>,
     networks: Vec<(Key, ())>,
     node_slices: Vec<(Kept, NodeSlice)>,
     block_slices: Vec<(Kept, BlockSlice)>,
@@ -30,8 +32,9 @@ struct Start {
 
 struct Watches {
     nodes: Subscription<Vec<SliceNode>>,
-    blocks: Subscription<(String, SliceBlock)>,
+    blocks: Subscription<(String, BlockItem)>,
     networks: Subscription<()>,
+    announced: AnnouncedFeed,
     node_slices: Subscription<(Kept, NodeSlice)>,
     block_slices: Subscription<(Kept, BlockSlice)>,
 }
@@ -44,6 +47,7 @@ pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
         nodes: objects.watch::<Node>().map(|node| slice_node(&node)).subscribe().expect(expect),
         blocks: objects.watch::<AddressBlock>().map(slice_block).subscribe().expect(expect),
         networks: objects.watch::<Network>().map(|_| Some(())).subscribe().expect(expect),
+        announced: AnnouncedFeed::start(&objects),
         node_slices: objects.watch::<NodeSlice>().map(found).subscribe().expect(expect),
         block_slices: objects.watch::<BlockSlice>().map(found).subscribe().expect(expect),
     };
@@ -52,10 +56,15 @@ pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
         start.nodes.into_iter().flat_map(|(_, items)| items).map(|item| (String::new(), item)).collect();
     let mut nodes = Keeper::<Nodes>::begin(start.node_slices, items);
     nodes.want("", true);
-    let items = start.blocks.into_iter().map(|(_, block)| block).collect();
+    let networks: BTreeSet<String> = start.networks.iter().map(|(key, ())| key.name().to_owned()).collect();
+    let mut items: Vec<_> = start.blocks.into_iter().map(|(_, block)| block).collect();
+    for (_, announced) in watches.announced.take() {
+        let there = announced.filter(|one| networks.contains(&one.network));
+        items.extend(there.map(|one| (one.network, BlockItem::Announced(one.interface))));
+    }
     let mut blocks = Keeper::<Blocks>::begin(start.block_slices, items);
-    for (key, ()) in start.networks {
-        blocks.want(key.name(), true);
+    for network in networks {
+        blocks.want(&network, true);
     }
     let began = Instant::now();
     let writing = Writing { objects, leading, began };
@@ -83,8 +92,13 @@ pub(crate) async fn keep(objects: Objects, leading: watch::Receiver<Leading>) {
             },
             event = watches.networks.next() => match event {
                 None => return,
-                Some(event) => take_network(&mut blocks, event),
+                Some(event) => take_network(&mut blocks, &watches.announced, event),
             },
+            () = watches.announced.changed() => {
+                for (name, announced) in watches.announced.take() {
+                    take_announced(&mut blocks, &name, announced);
+                }
+            }
             event = watches.node_slices.next() => match event {
                 None => return,
                 Some(event) => take_slice(&mut nodes, event),
@@ -123,7 +137,7 @@ fn take_node(nodes: &mut Keeper<Nodes>, event: Event<Vec<SliceNode>>) {
     }
 }
 
-fn take_block(blocks: &mut Keeper<Blocks>, event: Event<(String, SliceBlock)>) {
+fn take_block(blocks: &mut Keeper<Blocks>, event: Event<(String, BlockItem)>) {
     match event {
         Event::Applied(_, (network, block)) => blocks.put(&network, block),
         Event::Deleted(key) => blocks.remove(key.name()),
@@ -131,11 +145,34 @@ fn take_block(blocks: &mut Keeper<Blocks>, event: Event<(String, SliceBlock)>) {
     }
 }
 
-fn take_network(blocks: &mut Keeper<Blocks>, event: Event<()>) {
+fn take_network(blocks: &mut Keeper<Blocks>, announced: &AnnouncedFeed, event: Event<()>) {
     match event {
-        Event::Applied(key, ()) => blocks.want(key.name(), true),
-        Event::Deleted(key) => blocks.want(key.name(), false),
+        Event::Applied(key, ()) if !blocks.wants(key.name()) => {
+            blocks.want(key.name(), true);
+            for interface in announced.all.of_network(key.name()) {
+                blocks.put(key.name(), BlockItem::Announced(interface));
+            }
+        }
+        Event::Applied(..) => {}
+        Event::Deleted(key) => {
+            // They would keep its slices.
+            for interface in announced.all.of_network(key.name()) {
+                blocks.remove(&interface.attachment);
+            }
+            blocks.want(key.name(), false);
+        }
         Event::Synced => {}
+    }
+}
+
+/// An interface is told in the slices of its Network, if that is there: slices of one that is not would be
+/// nobody's.
+fn take_announced(blocks: &mut Keeper<Blocks>, name: &str, announced: Option<Announced>) {
+    match announced {
+        Some(one) if blocks.wants(&one.network) => {
+            blocks.put(&one.network, BlockItem::Announced(one.interface));
+        }
+        _ => blocks.remove(name),
     }
 }
 
@@ -157,6 +194,57 @@ fn found<O: knit_objects::Object>(object: O) -> Option<(Kept, O)> {
     Some((kept, object))
 }
 
+/// Follows what agents say of interfaces that do not follow from blocks.
+struct AnnouncedFeed {
+    by_status: Cache<Announced>,
+    /// Those of agents of earlier versions, which say it by a label.
+    by_label: Cache<Announced>,
+    changes: [watch::Receiver<Progress>; 2],
+    all: Announcements,
+}
+
+impl AnnouncedFeed {
+    fn start(objects: &Objects) -> Self {
+        let label =
+            format!("{}=true,{}={}", names::ANNOUNCED_LABEL, names::MANAGED_BY_LABEL, names::MANAGED_BY);
+        let watch = || objects.watch::<NetworkAttachment>();
+        // Who patches an object a thousand times changes nothing of what is told.
+        let by_status = watch().fields("status.announced=true").map(Announced::of).cache_of_news();
+        let by_label = watch().labels(label).map(Announced::of).cache_of_news();
+        let [by_status, by_label] = [by_status, by_label].map(|cache| cache.expect("the selector is valid"));
+        by_status.track();
+        by_label.track();
+        let changes = [by_status.changes(), by_label.changes()];
+        Self { by_status, by_label, changes, all: Announcements::default() }
+    }
+
+    /// Waits for the lists.
+    async fn synced(&mut self) {
+        for progress in &mut self.changes {
+            // The sender lives in the cache that we hold.
+            let _ = progress.wait_for(|progress| progress.synced.is_some()).await;
+        }
+    }
+
+    /// Waits for a change.
+    async fn changed(&mut self) {
+        let [by_status, by_label] = &mut self.changes;
+        let _ = futures::future::select(Box::pin(by_status.changed()), Box::pin(by_label.changed())).await;
+    }
+
+    /// What is to be told, or is not any more.
+    fn take(&mut self) -> Vec<super::announced::Change> {
+        let touched = [&self.by_status, &self.by_label].map(Cache::take_changed);
+        let keys: BTreeSet<Key> = touched.into_iter().flatten().map(|(key, _)| key).collect();
+        let mut changes = Vec::new();
+        for key in keys {
+            let now = self.by_status.get(&key).or_else(|| self.by_label.get(&key));
+            changes.extend(self.all.set(&key.to_string(), now.map(|now| (*now).clone())));
+        }
+        changes
+    }
+}
+
 /// All lists, whole. Nothing if the runtime shuts down.
 async fn first(watches: &mut Watches) -> Option<Start> {
     async fn list<T>(events: &mut Subscription<T>) -> Option<Vec<(Key, T)>> {
@@ -174,7 +262,10 @@ async fn first(watches: &mut Watches) -> Option<Start> {
     Some(Start {
         nodes: list(&mut watches.nodes).await?,
         blocks: list(&mut watches.blocks).await?,
-        networks: list(&mut watches.networks).await?,
+        networks: {
+            watches.announced.synced().await;
+            list(&mut watches.networks).await?
+        },
         node_slices: second(list(&mut watches.node_slices).await?),
         block_slices: third(list(&mut watches.block_slices).await?),
     })

@@ -25,7 +25,7 @@ async fn create<K: Object + Serialize>(objects: &Objects, object: Value) {
 async fn start(node: &Node, name: &'static str) -> Pod {
     let (plain, until) = (json!({"io.kubernetes.cri.pod-annotations": {}}), Instant::now() + SOON);
     loop {
-        match node.add("shop", name, &plain).await {
+        match node.add_with("shop", name, &plain).await {
             Ok(pod) => return pod,
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }

@@ -49,8 +49,8 @@ fn a_multi_network_policy_acts_on_the_interface_that_it_is_for() {
         }
         let node = bed.node();
         let agent = node.start().await;
-        let one = node.add("shop", "one", &annotated("blue")).await.expect("added");
-        let two = node.add("shop", "two", &annotated("blue")).await.expect("added");
+        let one = node.add_with("shop", "one", &annotated("blue")).await.expect("added");
+        let two = node.add_with("shop", "two", &annotated("blue")).await.expect("added");
         let further = |pod: &Pod| pod.addresses.iter().copied().find(|a| a.to_string().starts_with("10.77."));
         let default =
             |pod: &Pod| pod.addresses.iter().copied().find(|a| a.to_string().starts_with("10.244."));

@@ -73,7 +73,7 @@ fn a_pod_whose_labels_are_not_known_does_not_start_if_a_policy_may_select_it() {
         // Nobody can select it: it does not wait.
         let other = node.pod("other", "other-pod").await;
         let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
-        let error = node.add("shop", "unknown", &plain).await.err().expect("it is not admitted");
+        let error = node.add_with("shop", "unknown", &plain).await.expect_err("it is not admitted");
         assert!(error.contains("labels have not arrived"), "{error}");
         bed.pod_object("a", "shop", "unknown", &WEB());
         let pod = node.pod("shop", "unknown").await;
@@ -207,7 +207,7 @@ fn an_agent_that_starts_while_the_api_is_away_goes_on_with_what_the_last_one_kne
         assert!(!reaches(&client.space, server.addresses[0], REFUSED), "by the labels that are known");
         // One that nobody has heard of is not guessed about.
         let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
-        let error = node.add("shop", "stranger", &plain).await.err().expect("it is not admitted");
+        let error = node.add_with("shop", "stranger", &plain).await.expect_err("it is not admitted");
         assert!(error.contains("labels have not arrived"), "{error}");
         agent.stop(STOP).await;
     });
@@ -236,7 +236,7 @@ fn what_is_in_force_stays_if_the_api_is_away_and_the_last_run_had_not_kept_a_pod
         let nobody = Source::Url("http://127.0.0.1:9".to_owned());
         let agent = node.start_from(nobody, Mode::On).await;
         let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
-        let error = node.add("shop", "stranger", &plain).await.err().expect("it is not admitted");
+        let error = node.add_with("shop", "stranger", &plain).await.expect_err("it is not admitted");
         assert!(error.contains("has not received all policies"), "{error}");
         assert!(!reaches(&client.space, server.addresses[0], REFUSED), "nobody took it away");
         agent.stop(STOP).await;
@@ -277,7 +277,7 @@ fn an_agent_whose_policies_nobody_looks_after_any_more_is_neither_healthy_nor_re
     with_bed(|bed| async move {
         let node = bed.node();
         let policies = node.enforcement(Mode::On);
-        let agent = node.start_enforced(node.folder(), Arc::clone(&policies)).await;
+        let agent = node.start_enforced(node.objects(), Arc::clone(&policies)).await;
         let http = agent.http().expect("it is served");
         knit_testbed::wait::eventually("it is ready", SOON, || {
             agent.core().assess();

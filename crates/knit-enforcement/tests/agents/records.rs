@@ -50,16 +50,16 @@ fn a_pod_stays_isolated_if_the_next_agent_cannot_read_its_record() {
             damage(node, "server", field, &value).await;
             let agent = node.start().await;
             let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
-            let late = node.add("shop", "late", &plain).await;
+            let late = node.add_with("shop", "late", &plain).await;
             assert!(!reaches(&client.space, server.addresses[0], REFUSED), "{field}: it is isolated");
             if field == "format" {
                 assert!(!reaches(&client.space, late.expect("added").addresses[0], REFUSED));
             } else {
-                let error = late.err().expect("nothing is changed, so that it cannot be isolated");
+                let error = late.expect_err("nothing is changed, so that it cannot be isolated");
                 assert!(error.contains("does not name its pod"), "{error}");
                 // Its DEL ends that.
                 node.del(&server).await;
-                let late = node.add("shop", "late", &plain).await.expect("added");
+                let late = node.add_with("shop", "late", &plain).await.expect("added");
                 assert!(!reaches(&client.space, late.addresses[0], REFUSED));
             }
             agent.stop(STOP).await;
@@ -106,7 +106,7 @@ fn a_pod_stays_isolated_if_the_ledger_is_lost() {
             let agent = node.start().await;
             let plain = json!({"io.kubernetes.cri.pod-annotations": {}});
             if !told {
-                let error = node.add("shop", "late", &plain).await.err().expect("nothing can be changed");
+                let error = node.add_with("shop", "late", &plain).await.expect_err("nothing can be changed");
                 assert!(error.contains("does not name its pod"), "{error}");
                 assert!(!reaches(&client.space, server.addresses[0], REFUSED), "nobody took it away");
                 // Its kubelet tells its address at last.
@@ -120,7 +120,7 @@ fn a_pod_stays_isolated_if_the_ledger_is_lost() {
                 .await;
                 agent.core().reconcile(&knit_node::reconcile::Pass::default()).await;
             }
-            let late = node.add("shop", "late", &plain).await.expect("added");
+            let late = node.add_with("shop", "late", &plain).await.expect("added");
             assert!(!reaches(&client.space, late.addresses[0], REFUSED));
             assert!(!reaches(&client.space, server.addresses[0], REFUSED), "it is known again who it is");
             // Not only because nobody has touched it.

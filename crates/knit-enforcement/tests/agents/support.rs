@@ -6,40 +6,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
-use knit_cni::protocol::{Command, Response};
 use knit_enforcement::{Config, Enforcement, Mode, NftBackends, folder_kinds};
 use knit_kernel::netns::NetNs;
 use knit_kernel::testing::in_namespaces;
-use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_objects::{FolderOptions, Kinds, Source};
 use knit_services::Services;
 pub use knit_testbed::SOON;
+use knit_testbed::agents::two_nodes;
+pub use knit_testbed::agents::{Node, Pod};
+use knit_testbed::objects;
 pub use knit_testbed::objects::write;
 use knit_testbed::wire::Wire;
-use knit_testbed::{cni, objects};
 use serde_json::{Value, json};
 
 /// How long a packet that must not arrive is waited for.
 pub const REFUSED: Duration = Duration::from_millis(600);
 pub const STOP: Duration = Duration::from_secs(5);
-
-pub struct Node {
-    pub name: &'static str,
-    pub space: NetNs,
-    pub dir: PathBuf,
-    pub objects: PathBuf,
-}
-
-pub struct Pod {
-    pub space: NetNs,
-    pub name: &'static str,
-    pub namespace: &'static str,
-    /// IPv4 first.
-    pub addresses: Vec<IpAddr>,
-    pub path: PathBuf,
-}
 
 pub struct Bed {
     _wire: Wire,
@@ -123,111 +106,94 @@ pub fn deny(namespace: &str, kind: &str) -> Value {
     policy(namespace, "deny", &json!({"podSelector": {}, "policyTypes": [kind]}))
 }
 
-impl Node {
-    pub async fn start(&self) -> Agent {
+/// What the tests of this crate do with a node.
+pub trait Enforced {
+    /// Starts its agent with policies.
+    async fn start(&self) -> Agent;
+
+    /// The same in this mode.
+    async fn start_with(&self, mode: Mode) -> Agent;
+
+    /// The bed's folder of objects.
+    fn objects(&self) -> Source;
+
+    /// The same with objects from elsewhere.
+    async fn start_from(&self, source: Source, mode: Mode) -> Agent;
+
+    fn enforcement(&self, mode: Mode) -> Arc<Enforcement>;
+
+    /// The same with this enforcement.
+    async fn start_enforced(&self, source: Source, policies: Arc<Enforcement>) -> Agent;
+
+    /// Makes a pod, and a server in it.
+    async fn pod(&self, namespace: &'static str, name: &'static str) -> Pod;
+
+    /// An ADD with this runtimeConfig: the pod, or the error's text.
+    async fn add_with(
+        &self,
+        namespace: &'static str,
+        name: &'static str,
+        config: &Value,
+    ) -> Result<Pod, String>;
+}
+
+impl Enforced for Node {
+    async fn start(&self) -> Agent {
         self.start_with(Mode::On).await
     }
 
-    pub async fn start_with(&self, mode: Mode) -> Agent {
-        self.start_from(self.folder(), mode).await
+    async fn start_with(&self, mode: Mode) -> Agent {
+        self.start_from(self.objects(), mode).await
     }
 
-    /// The bed's folder of objects.
-    pub fn folder(&self) -> Source {
-        Source::Folder(FolderOptions {
-            output: Some(self.dir.join("status")),
-            kinds: folder_kinds(Kinds::default()),
-            ..FolderOptions::new(self.objects.clone())
-        })
+    fn objects(&self) -> Source {
+        Source::Folder(FolderOptions { kinds: folder_kinds(Kinds::default()), ..self.folder() })
     }
 
-    /// The same with objects from elsewhere.
-    pub async fn start_from(&self, source: Source, mode: Mode) -> Agent {
+    async fn start_from(&self, source: Source, mode: Mode) -> Agent {
         self.start_enforced(source, self.enforcement(mode)).await
     }
 
-    pub fn enforcement(&self, mode: Mode) -> Arc<Enforcement> {
-        let namespace = self.space.try_clone().expect("a clone");
-        let (node, backends) = (self.name.to_owned(), Arc::new(NftBackends));
+    fn enforcement(&self, mode: Mode) -> Arc<Enforcement> {
+        let (node, namespace, backends) = (self.name.to_owned(), self.namespace(), Arc::new(NftBackends));
         Arc::new(Enforcement::new(Config { node, namespace, mode, backends }))
     }
 
-    /// The same with this enforcement.
-    pub async fn start_enforced(&self, source: Source, policies: Arc<Enforcement>) -> Agent {
-        let clone = || self.space.try_clone().expect("a clone");
-        let (space, name, routers) = (clone(), self.name, self.dir.join("run").join("netns"));
+    async fn start_enforced(&self, source: Source, policies: Arc<Enforcement>) -> Agent {
         let services = knit_services::Config {
-            node: name.to_owned(),
-            namespace: clone(),
+            node: self.name.to_owned(),
+            namespace: self.namespace(),
             mode: knit_services::Mode::On,
             healthz: None,
             metrics: None,
             backends: Arc::new(knit_proxy_nft::NftBackends),
         };
         let config = AgentConfig {
-            core: CoreConfig::new(name, self.dir.join("run"), self.dir.join("state")),
-            socket: self.socket(),
             source,
-            node_addresses: Vec::new(),
             http: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-            lock_wait: SOON,
-            netns_dirs: vec![PathBuf::from("/run/pods")],
-            runtime: Box::new(move |addresses| {
-                std::fs::create_dir_all(&routers).expect("a directory");
-                let mut config = knit_linux::Config::new(name, addresses, space);
-                config.router_directory = routers;
-                Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
-            }),
             proxy: Some(Arc::new(Services::new(services))),
             policies: Some(policies),
-            dra: None,
-            nri: None,
+            ..self.config()
         };
-        Agent::start(config).await.expect("started")
+        self.start_as(config).await
     }
 
-    pub fn socket(&self) -> PathBuf {
-        self.dir.join("run").join("cni.sock")
+    async fn pod(&self, namespace: &'static str, name: &'static str) -> Pod {
+        let annotations = json!({"io.kubernetes.cri.pod-annotations": {}});
+        self.add_with(namespace, name, &annotations).await.expect("added")
     }
 
-    /// Makes a pod, and a server in it.
-    pub async fn pod(&self, namespace: &'static str, name: &'static str) -> Pod {
-        self.add(namespace, name, &json!({"io.kubernetes.cri.pod-annotations": {}})).await.expect("added")
-    }
-
-    /// An ADD with this runtimeConfig: the pod, or the error's text.
-    pub async fn add(
+    async fn add_with(
         &self,
         namespace: &'static str,
         name: &'static str,
         config: &Value,
     ) -> Result<Pod, String> {
-        std::fs::create_dir_all("/run/pods").expect("a directory");
-        let path = PathBuf::from(format!("/run/pods/{name}"));
         // One that was not admitted comes again.
-        let space = match path.exists() {
-            true => NetNs::open(&path).expect("a namespace"),
-            false => NetNs::create(&path).expect("a namespace"),
-        };
+        let pod = Pod::new(namespace, name);
         // Listening before there is an interface: what comes first is answered.
-        serve(&space, name);
-        let about = cni::Pod { sandbox: name, namespace, netns: &path };
-        let answer = cni::ask(&self.socket(), cni::request(Command::Add, about, config)).await;
-        let result = match answer {
-            Response::Ok(result) => result,
-            Response::Err(error) => return Err(format!("{error:?}")),
-        };
-        let ips = result["ips"].as_array().unwrap_or_else(|| panic!("addresses in {result}"));
-        let address =
-            |ip: &Value| ip["address"].as_str().expect("text").parse::<IpNet>().expect("a net").addr();
-        let mut addresses: Vec<IpAddr> = ips.iter().map(address).collect();
-        addresses.sort_unstable();
-        Ok(Pod { space, name, namespace, addresses, path })
-    }
-
-    pub async fn del(&self, pod: &Pod) {
-        let about = cni::Pod { sandbox: pod.name, namespace: pod.namespace, netns: &pod.path };
-        cni::call(&self.socket(), Command::Del, about, &json!({})).await;
+        serve(&pod.space, name);
+        self.add(pod, config).await
     }
 }
 
@@ -270,21 +236,10 @@ pub fn with_bed<F: Future<Output = ()>>(scenario: impl FnOnce(Bed) -> F + Send) 
     in_namespaces(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.expect("a runtime").block_on(async {
-            let dir = PathBuf::from("/run/test");
-            let wire = Wire::new();
+            let dir = Path::new("/run/test");
             let folder = dir.join("objects");
             write_objects(&folder);
-            let node = |name: &'static str, number: u8| {
-                let node = Node {
-                    name,
-                    space: wire.host(name, number),
-                    dir: dir.join(name),
-                    objects: folder.clone(),
-                };
-                std::fs::create_dir_all(&node.dir).expect("a directory");
-                node
-            };
-            let nodes = [node("a", 1), node("b", 2)];
+            let (wire, nodes) = two_nodes(dir);
             scenario(Bed { nodes, objects: folder, _wire: wire }).await;
         });
     });

@@ -12,6 +12,7 @@ use crate::name::IfName;
 use crate::neigh::{Neighbour, RTM_GETNEIGH};
 use crate::netlink::attr::Writer;
 use crate::netlink::{Batch, Error as NetlinkError, Message};
+use crate::qdisc::{self, Qdisc, RTM_GETQDISC, RTM_GETTFILTER, Redirect};
 use crate::route::{RTA_TABLE, RTM_GETROUTE, Route};
 use crate::rule::{RTM_GETRULE, Rule};
 
@@ -198,6 +199,25 @@ impl Handle {
         let mut entries = self.list("list forwarding entries", RTM_GETNEIGH, body, FdbEntry::parse)?;
         entries.retain(|entry| interface.is_none_or(|interface| entry.interface == interface));
         Ok(entries)
+    }
+
+    /// Queueing disciplines, of all links or of one. The kernel's own default ones are left out.
+    pub fn qdiscs(&self, interface: Option<u32>) -> Result<Vec<Qdisc>> {
+        let body = |writer: &mut Writer<'_>| _ = qdisc::header(writer, interface.unwrap_or(0), 0, 0, 0);
+        let mut found = self.list("list queues", RTM_GETQDISC, body, Qdisc::parse)?;
+        // Kernels answer with all of them, or with those of one link.
+        found.retain(|found| interface.is_none_or(|interface| found.interface() == interface));
+        Ok(found)
+    }
+
+    /// Where packets that arrive on a link are sent instead.
+    pub fn redirects(&self, interface: u32) -> Result<Vec<Redirect>> {
+        let body = |writer: &mut Writer<'_>| qdisc::list_arriving(writer, interface);
+        match self.list("list redirects", RTM_GETTFILTER, body, Redirect::parse) {
+            // The link is gone.
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            other => other,
+        }
     }
 
     pub(super) fn list<T>(

@@ -22,6 +22,7 @@ use crate::name::IfName;
 use crate::netlink::{Batch, Emit as _, Protocol, Socket, flags};
 use crate::netns::NetNs;
 use crate::op::{Object, Op};
+use crate::qdisc::Qdisc;
 
 /// Operations in one `sendmsg`. Each refusal takes room in the receive buffer, and this many always fit the
 /// default.
@@ -199,9 +200,12 @@ impl Handle {
 
     /// Deletes an object; one that is not there is fine. Says whether it was.
     pub fn remove(&self, object: impl Into<Object>) -> Result<bool> {
-        match self.apply(&[Op::Delete(object.into())]) {
+        let object = object.into();
+        match self.apply(&[Op::Delete(object.clone())]) {
             Ok(()) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
+            // What is wrong is the kernel's default queue there, which has no handle.
+            Err(_) if object.is_queueing() && self.differences(&object)?.is_none() => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -238,6 +242,25 @@ impl Handle {
                 let mut same = found.iter().filter(|found| wanted.same_key(found));
                 let exact = same.clone().find(|found| wanted.differences(found).is_empty());
                 exact.or_else(|| same.next()).map(|found| wanted.differences(found))
+            }
+            Object::TokenBucket(wanted) => {
+                let found = self.qdiscs(Some(wanted.interface))?;
+                found.into_iter().find_map(|found| match found {
+                    Qdisc::TokenBucket(found) => Some(wanted.differences(&found)),
+                    Qdisc::Arrivals(_) => None,
+                })
+            }
+            Object::Arrivals(wanted) => {
+                let found = self.qdiscs(Some(wanted.interface))?;
+                found.contains(&Qdisc::Arrivals(*wanted)).then(Vec::new)
+            }
+            Object::Redirect(wanted) => {
+                let found = self.redirects(wanted.interface)?;
+                found.first().map(|found| {
+                    let mut differences = Vec::new();
+                    Difference::check(&mut differences, "to", &wanted.to, &found.to);
+                    differences
+                })
             }
         })
     }

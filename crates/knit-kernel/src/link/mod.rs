@@ -7,6 +7,7 @@
 
 mod bridge;
 mod change;
+mod ifb;
 mod macvlan;
 mod new;
 mod veth;

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
-use super::{AddrGenMode, Bridge, Change, Details, Link, Macvlan, Peer, PortFlags, Vxlan, veth};
+use super::{AddrGenMode, Bridge, Change, Details, Link, Macvlan, Peer, PortFlags, Vxlan, ifb, veth};
 use crate::error::{Difference, Error, Result};
 use crate::name::{IfName, Mac, Mtu};
 use crate::netns::NetNs;
@@ -47,6 +47,8 @@ pub enum Kind<'a> {
     Vxlan(Vxlan),
     /// A child of another link.
     Macvlan(Macvlan<'a>),
+    /// What sends at its own pace what others hand it ([`crate::qdisc::Redirect`]).
+    Ifb,
 }
 
 impl Kind<'_> {
@@ -57,6 +59,7 @@ impl Kind<'_> {
             Self::Bridge(_) => "bridge",
             Self::Vxlan(_) => "vxlan",
             Self::Macvlan(_) => "macvlan",
+            Self::Ifb => "ifb",
         }
     }
 }
@@ -97,6 +100,11 @@ impl<'a> NewLink<'a> {
         Self::new(name, Kind::Macvlan(macvlan))
     }
 
+    /// What sends at its own pace what others hand it.
+    pub fn ifb(name: IfName) -> Self {
+        Self::new(name, Kind::Ifb)
+    }
+
     /// The namespace that it is made in, where that is not the handle's.
     pub(crate) fn elsewhere(&self) -> Option<&'a NetNs> {
         match &self.kind {
@@ -132,7 +140,7 @@ impl<'a> NewLink<'a> {
                 let problem = "alias, address generation mode or state for a link in another namespace";
                 Err(Error::invalid(object, problem, "set them from inside that namespace"))
             }
-            Kind::Bridge(_) | Kind::Macvlan(_) => Ok(()),
+            Kind::Bridge(_) | Kind::Macvlan(_) | Kind::Ifb => Ok(()),
         }
     }
 
@@ -169,18 +177,23 @@ impl<'a> NewLink<'a> {
         let (kind, data) = match &self.kind {
             Kind::Veth(peer) => {
                 attributes.extend(veth::ONE_QUEUE);
-                (InfoKind::Veth, peer.data())
+                (InfoKind::Veth, Some(peer.data()))
             }
-            Kind::Bridge(bridge) => (InfoKind::Bridge, bridge.data()),
-            Kind::Vxlan(vxlan) => (InfoKind::Vxlan, vxlan.data()),
+            Kind::Bridge(bridge) => (InfoKind::Bridge, Some(bridge.data())),
+            Kind::Vxlan(vxlan) => (InfoKind::Vxlan, Some(vxlan.data())),
             Kind::Macvlan(macvlan) => {
                 attributes.push(LinkAttribute::Link(macvlan.parent));
                 let elsewhere = macvlan.namespace.map(|namespace| namespace.as_fd().as_raw_fd());
                 attributes.extend(elsewhere.map(LinkAttribute::NetNsFd));
-                (InfoKind::MacVlan, macvlan.data())
+                (InfoKind::MacVlan, Some(macvlan.data()))
+            }
+            Kind::Ifb => {
+                attributes.extend(ifb::ONE_QUEUE);
+                (InfoKind::Ifb, None)
             }
         };
-        attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind), LinkInfo::Data(data)]));
+        let info = std::iter::once(LinkInfo::Kind(kind)).chain(data.map(LinkInfo::Data));
+        attributes.push(LinkAttribute::LinkInfo(info.collect()));
         message
     }
 

@@ -213,6 +213,9 @@ fn interface(object: &Object) -> Option<u32> {
         Object::Route(route) => route.interface,
         Object::Neighbour(neighbour) => Some(neighbour.interface),
         Object::Fdb(entry) => Some(entry.interface),
+        Object::TokenBucket(bucket) => Some(bucket.interface),
+        Object::Arrivals(arrivals) => Some(arrivals.interface),
+        Object::Redirect(redirect) => Some(redirect.interface),
         Object::Rule(_) => None,
     }
 }

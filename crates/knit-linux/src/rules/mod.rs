@@ -33,6 +33,9 @@ pub(crate) use merge::{Elements, interface, merge};
 /// free.
 pub const STEERED: u32 = 0x0010_0000;
 
+/// The mark of a connection that this node hands over to another one, which has the router that it is for.
+pub(crate) const HANDED: u32 = 0x0040_0000;
+
 /// The name of every table here.
 pub(crate) const TABLE: &str = "knit";
 

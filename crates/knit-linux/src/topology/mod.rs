@@ -1,9 +1,8 @@
 //! Kinds of Networks: what one is on a node, and what a pod of it has.
 //!
 //! One file for each kind, which is all that there is of it: everything else in this crate asks the driver. A
-//! new kind is a file here, a line in [`of`] and in [`ALL`], and a letter for marks. Most kinds have a
-//! router; theirs say what is in it, and leave the verbs as they are. A kind without a router has verbs of
-//! its own.
+//! new kind is a file here, and a line in [`of`]. Most kinds have a router; theirs say what is in it, and
+//! leave the verbs as they are. A kind without a router has verbs of its own.
 
 mod routed;
 mod switched;
@@ -18,17 +17,19 @@ use knit_kernel::link::{AddrGenMode, Link, PortFlags};
 use knit_kernel::netns::NetNs;
 use knit_kernel::{Handle, IfName, Op};
 use knit_nft::{self as nft, TableId, TableState};
-use knit_runtime::{AttachRequest, HostEnd, InterfaceName, Network, Result, SandboxId, Topology};
+use knit_runtime::{HostEnd, InterfaceName, Network, Result, SandboxId, Topology};
 
-use crate::attach::{self, Plan};
-use crate::core::Core;
 use crate::fail::internal;
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
+use crate::node::Node;
+use crate::pair;
+use crate::plan::Plan;
+use crate::router;
+use crate::router_sight;
 use crate::rules::{self, SetElement};
 use crate::settings::Setting;
-use crate::setup;
 use crate::shape::{Facts, RouterHome, Shape};
 use crate::sight::{NamespaceSight, NetworkDamage};
 use crate::space::NamespaceSockets;
@@ -56,38 +57,39 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
 
     // What is done to a Network on this node. As it is here it is done to one with a router.
 
-    /// Brings this node's side of a Network to what is wanted, whatever is there.
-    fn set_up(&self, core: &Core, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
-        core.set_router_up(shape, facts)
+    /// Refuses a node that cannot have the Network, before anything is made there, and says what to do.
+    fn check_node(&self, _: &Node, _: &Shape, _: &Facts) -> Result<()> {
+        Ok(())
     }
 
-    /// Keeps in force what keeps a Network apart that cannot be set up as it should be now.
-    fn hold_closed(&self, core: &Core, network: &Network, home: RouterHome) -> Result<()> {
-        core.hold_router_closed(network, home)
+    /// Brings this node's side of a Network to what is wanted, whatever is there; no other call for the
+    /// Network or its pods runs meanwhile.
+    fn set_up(&self, net: &Net, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
+        router::set_up(net, shape, facts)
+    }
+
+    /// Keeps in force what keeps a Network apart that cannot be set up as it should be now; none if there is
+    /// nothing of it yet.
+    fn hold_closed(&self, node: &Node, net: Option<&Net>) -> Result<()> {
+        router::hold_closed(node, net, self.tables(node.config.vxlan_port))
     }
 
     /// Takes away what setting a Network up made; it has no attachments.
-    fn take_down(&self, core: &Core, net: &Net) -> Result<()> {
-        core.take_router_down(net)
+    fn take_down(&self, net: &Net) -> Result<()> {
+        router::take_down(net)
     }
 
     /// Compares a Network and its attachments with what they should be; says what of it is not known because
     /// it was being changed.
-    fn compare(
-        &self,
-        core: &Core,
-        looked: Looked<'_>,
-        comparing: &Comparing<'_>,
-        found: Found<'_>,
-    ) -> Result<InMotion> {
-        core.compare_router(looked, comparing, found)
+    fn compare(&self, looked: Looked<'_>, comparing: &Comparing<'_>, found: Found<'_>) -> Result<InMotion> {
+        router_sight::compare(looked, comparing, found)
     }
 
     // What is done for one attachment. As it is here its link is a pair, whose other end is in the router.
 
     /// All attachments of a Network that the kernel has.
     fn attachments(&self, net: &Net) -> Result<Vec<(Link, Mark)>> {
-        setup::ports(&*net.space.links()?)
+        pair::list(&*net.space.links()?)
     }
 
     /// One of them.
@@ -97,25 +99,18 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
         sandbox: &SandboxId,
         interface: &InterfaceName,
     ) -> Result<Option<(Link, Mark)>> {
-        net.port_of(sandbox, interface)
+        pair::one(net, sandbox, interface)
     }
 
     /// What is there in the place of a planned attachment, as asked for or not. What was half made goes; what
     /// is another's is a conflict.
-    fn find(&self, core: &Core, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
-        core.find_port(net, plan)
+    fn find(&self, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
+        pair::find(net, plan)
     }
 
     /// Makes an attachment.
-    fn make(
-        &self,
-        core: &Core,
-        net: &Net,
-        plan: &Plan,
-        request: &AttachRequest,
-        pod: &NetNs,
-    ) -> Result<Link> {
-        core.make_port(net, plan, request, pod)
+    fn make(&self, net: &Net, plan: &Plan, pod: &NetNs) -> Result<Link> {
+        pair::make(net, plan, pod)
     }
 
     /// What is done inside the pod's namespace, to the interface with this number there. `addr_gen` is none
@@ -127,32 +122,32 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     /// Whether a new pod can be reached: by default a packet goes from its router to each of its addresses
     /// and back.
     fn verify(&self, net: &Net, plan: &Plan) -> Result<()> {
-        net.asks(plan)
+        pair::verify(net, plan)
     }
 
     /// The link that a failed making left.
     fn leftover(&self, net: &Net, plan: &Plan) -> Result<Option<Link>> {
-        net.left_of_port(plan)
+        pair::leftover(net, plan)
     }
 
     /// Takes an attachment away; what of it is gone already is fine.
     fn unmake(&self, net: &Net, link: Option<&Link>, mark: &Mark) -> Result<()> {
-        net.unmake_port(link, mark)
+        pair::unmake(net, link, mark)
     }
 
     /// Looks whether an attachment is as it was made.
     fn inspect(&self, net: &Net, link: &Link, mark: &Mark) -> Result<()> {
-        net.inspect_port(link, mark)
+        pair::inspect(net, link, mark)
     }
 
     /// Removes the links of makings that were cut off.
-    fn collect_half_made(&self, core: &Core, net: &Net) -> Result<()> {
-        net.collect_half_made(&|link| core.is_half_made(link))
+    fn collect_half_made(&self, net: &Net) -> Result<()> {
+        pair::collect_half_made(net)
     }
 
     /// The other end of an attachment's link.
     fn host_end(&self, net: &Net, link: &Link) -> HostEnd {
-        attach::host_end(net, link)
+        pair::host_end(net, link)
     }
 
     /// Takes away what of attachments does not go with a Network's namespace; says how many links.
@@ -223,7 +218,9 @@ pub(crate) struct Master {
 }
 
 /// All kinds.
-const ALL: [&dyn Driver; 3] = [&routed::Routed, &switched::Switched, &underlay::Underlay];
+fn all() -> impl Iterator<Item = &'static dyn Driver> {
+    Topology::ALL.into_iter().map(of)
+}
 
 /// The driver of a kind.
 pub(crate) fn of(topology: Topology) -> &'static dyn Driver {
@@ -258,13 +255,12 @@ fn lo() -> IfName {
 
 /// The names of links that others are ports of, of all kinds.
 pub(crate) fn masters() -> impl Iterator<Item = &'static str> {
-    ALL.into_iter().filter_map(|driver| driver.master().map(|master| master.name))
+    all().filter_map(|driver| driver.master().map(|master| master.name))
 }
 
 /// The kind that a mark is of, by the letters in it.
 pub(crate) fn of_letters(letters: &str) -> Topology {
-    let lettered =
-        ALL.into_iter().find(|driver| driver.letter().is_some_and(|letter| letters.contains(letter)));
+    let lettered = all().find(|driver| driver.letter().is_some_and(|letter| letters.contains(letter)));
     lettered.map_or(Topology::Layer3, Driver::topology)
 }
 
@@ -274,12 +270,12 @@ mod tests {
 
     #[test]
     fn every_kind_is_found_by_its_name_and_by_its_letter() {
-        for driver in ALL {
+        for driver in all() {
             assert_eq!(of(driver.topology()).topology(), driver.topology());
             let letters = driver.letter().map(String::from).unwrap_or_default();
             assert_eq!(of_letters(&format!("-dp{letters}")), driver.topology(), "{driver:?}");
         }
-        let letters: BTreeSet<_> = ALL.iter().map(|driver| driver.letter()).collect();
-        assert_eq!(letters.len(), ALL.len(), "no two kinds have one letter");
+        let letters: BTreeSet<_> = all().map(Driver::letter).collect();
+        assert_eq!(letters.len(), Topology::ALL.len(), "no two kinds have one letter");
     }
 }

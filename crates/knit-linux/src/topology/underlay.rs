@@ -20,23 +20,20 @@ use knit_kernel::links::{LinkList, Links};
 use knit_kernel::netns::NetNs;
 use knit_kernel::{IfName, Mtu, Op, owner};
 use knit_runtime::{
-    AttachRequest, Error, HostEnd, InterfaceName, Network, Reason, Result, SandboxId, Topology, UnderlayKind,
-    UnderlayMode,
+    Error, HostEnd, InterfaceName, Network, Reason, Result, SandboxId, Topology, UnderlayKind, UnderlayMode,
 };
-use knit_types::sync::ReadWrite;
 
 use self::child::{
     Wanted, children, children_in, find_child, is_half_made, name_of, network_of, number_of, of_mark, taken,
 };
 use self::inside::Inside;
 use super::{Driver, NAMESPACE, lo};
-use crate::attach::Plan;
-use crate::core::Core;
 use crate::fail::{chain, internal};
 use crate::mark::Mark;
 use crate::moves::{Comparing, InMotion};
 use crate::networks::Net;
 use crate::node::Node;
+use crate::plan::Plan;
 use crate::shape::{Facts, RouterHome, Shape};
 use crate::space::NamespaceSockets;
 use crate::survey::{Found, Looked};
@@ -80,18 +77,14 @@ impl Driver for Underlay {
         network.underlay.as_ref().map(|underlay| underlay.parent.as_str())
     }
 
-    fn set_up(&self, core: &Core, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
-        let name = &shape.network.name;
-        let bridge = match kind(&shape.network) {
-            UnderlayKind::Macvlan => None,
-            UnderlayKind::Bridge => Some(a_bridge(&core.node, &facts.uplink)?),
-        };
-        let net = match core.networks.get(name)? {
-            Some(net) => net,
-            None => core.networks.adopt(name, core.make_namespace(name)?, shape.driver()),
-        };
-        let _alone = net.gate.writing();
-        net.keep_mounted()?;
+    fn check_node(&self, node: &Node, shape: &Shape, facts: &Facts) -> Result<()> {
+        match kind(&shape.network) {
+            UnderlayKind::Macvlan => Ok(()),
+            UnderlayKind::Bridge => a_bridge(node, &facts.uplink).map(|_| ()),
+        }
+    }
+
+    fn set_up(&self, net: &Net, shape: &Arc<Shape>, facts: &Facts) -> Result<()> {
         let says = Some(owner::alias(&format!("{NAMESPACE}u {}", shape.id())));
         let handle = net.space.links()?;
         let there = handle.link_by_name(&lo()).map_err(internal("read the Network's namespace"))?;
@@ -99,8 +92,9 @@ impl Driver for Underlay {
             let change = Change { alias: says, ..Change::named(lo()) };
             handle.apply(&[change.into()]).map_err(internal("mark the Network's namespace"))?;
         }
-        if let Some(bridge) = bridge {
-            let node = core.node.space.links()?;
+        if kind(&shape.network) == UnderlayKind::Bridge {
+            let bridge = a_bridge(&net.node, &facts.uplink)?;
+            let node = net.node.space.links()?;
             for (_, mark) in children_in(&net.space)? {
                 let port =
                     node.link_by_name(&mark.host()).map_err(internal("look for a port of the bridge"))?;
@@ -109,23 +103,21 @@ impl Driver for Underlay {
                 }
             }
         }
-        net.set_shape(Arc::clone(shape), facts);
         Ok(())
     }
 
     /// There is nothing that would keep it apart: who is on the wire decides who hears what.
-    fn hold_closed(&self, _: &Core, _: &Network, _: RouterHome) -> Result<()> {
+    fn hold_closed(&self, _: &Node, _: Option<&Net>) -> Result<()> {
         Ok(())
     }
 
-    fn take_down(&self, core: &Core, net: &Net) -> Result<()> {
-        collect_host_ends(core, net)?;
+    fn take_down(&self, net: &Net) -> Result<()> {
+        collect_host_ends(net)?;
         NetNs::delete(&net.path).map(|_| ()).map_err(internal("delete the Network's namespace"))
     }
 
     fn compare(
         &self,
-        core: &Core,
         Looked { net, shape, .. }: Looked<'_>,
         comparing: &Comparing<'_>,
         found: Found<'_>,
@@ -165,7 +157,7 @@ impl Driver for Underlay {
         }
         // Those that went with their parent, too, or that somebody deleted inside the pod.
         let is_there = |host: &str| children.iter().any(|(_, mark, _)| mark.host().as_str() == host);
-        for (host, known) in core.attachments.known().iter() {
+        for (host, known) in net.attachments.known().iter() {
             if known.network == net.name && !is_there(host) {
                 damaged.push(known.mark.clone());
             }
@@ -190,8 +182,8 @@ impl Driver for Underlay {
         Ok(children_in(&net.space)?.into_iter().find(ours))
     }
 
-    fn find(&self, core: &Core, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
-        let being_made = core.attachments.making().contains(plan.host.as_str());
+    fn find(&self, net: &Net, plan: &Plan) -> Result<Option<(Link, Mark)>> {
+        let being_made = net.attachments.making().contains(plan.host.as_str());
         let clear = || match kind(&plan.shape.network) {
             UnderlayKind::Macvlan => Ok(()),
             UnderlayKind::Bridge => port::clear(&*net.node.space.links()?, plan.shape.id(), &plan.host),
@@ -199,7 +191,7 @@ impl Driver for Underlay {
         find_child(&net.space.links()?.distant(number_of(&plan.mark.sandbox)), &plan.mark, being_made, clear)
     }
 
-    fn make(&self, core: &Core, net: &Net, plan: &Plan, _: &AttachRequest, pod: &NetNs) -> Result<Link> {
+    fn make(&self, net: &Net, plan: &Plan, pod: &NetNs) -> Result<Link> {
         let node = net.node.space.links()?;
         let parent = self.parent(&plan.shape.network).unwrap_or_default();
         let parent = net.node.parent(&node, parent)?;
@@ -223,7 +215,7 @@ impl Driver for Underlay {
         }
         let addr_gen = net.node.addr_gen(&plan.shape);
         let own = || node.addresses(Some(parent.index)).map_err(internal("read the parent's addresses"));
-        let fill = |interface| Inside { core, plan, pod, interface, addr_gen }.fill(&parent, &own);
+        let fill = |interface| Inside { net, plan, pod, interface, addr_gen }.fill(&parent, &own);
         match kind(&plan.shape.network) {
             UnderlayKind::Macvlan => {
                 let new = new_child(plan, parent.index, pod)?;
@@ -321,10 +313,10 @@ impl Driver for Underlay {
         Err(Error::new(Reason::Damaged, message))
     }
 
-    fn collect_half_made(&self, core: &Core, net: &Net) -> Result<()> {
-        collect_host_ends(core, net)?;
+    fn collect_half_made(&self, net: &Net) -> Result<()> {
+        collect_host_ends(net)?;
         // What is half made does not say whose it is: while something is being made, it may be that.
-        if !core.attachments.making().is_empty() {
+        if !net.attachments.making().is_empty() {
             return Ok(());
         }
         let room = net.space.links()?;
@@ -380,15 +372,15 @@ fn a_bridge(node: &Node, name: impl std::fmt::Display) -> Result<Link> {
 }
 
 /// Takes host ends away whose making was cut off before the pod's end got its mark, or whose mark is gone.
-fn collect_host_ends(core: &Core, net: &Net) -> Result<()> {
+fn collect_host_ends(net: &Net) -> Result<()> {
     let Some(network) = network_of(&net.space)? else { return Ok(()) };
-    let node = core.node.space.links()?;
+    let node = net.node.space.links()?;
     // In this order: what is there and whole afterwards was being made, or had its mark, when it was listed.
     let there = port::host_ends(&*node, network)?;
     if there.is_empty() {
         return Ok(());
     }
-    let mut keep = core.attachments.making().clone();
+    let mut keep = net.attachments.making().clone();
     keep.extend(children_in(&net.space)?.into_iter().map(|(_, mark)| mark.host().to_string()));
     port::collect(&*node, &there, &keep)
 }

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use knit_kernel::addr::Address;
 use knit_kernel::link::{Details, PortFlags};
 use knit_kernel::links::FakeLinks;
-use knit_runtime::{Block, Dns, NetworkId, Pod, Subnet, Underlay as OnLink};
+use knit_runtime::{AttachRequest, Block, Dns, NetworkId, Pod, Subnet, Underlay as OnLink};
 
 use super::*;
 

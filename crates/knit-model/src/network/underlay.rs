@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use knit_api::{NetworkSpec, UnderlayKind, UnderlayMode};
-use knit_types::Family;
+use knit_types::{Family, Topology};
 
 use super::Network;
 use crate::Labels;
@@ -43,10 +43,13 @@ pub enum UnderlayError {
     NoParents,
     /// Pods would have no Services and no policy.
     #[error(
-        "topology Underlay has no Services and no NetworkPolicy, and cannot be a primary Network: remove \
+        "topology {topology} has no Services and no NetworkPolicy, and cannot be a primary Network: remove \
          primaryFor, or give it topology Layer3 or Layer2"
     )]
-    Primary,
+    Primary {
+        /// What it is.
+        topology: Topology,
+    },
 }
 
 pub(super) fn parents(spec: &NetworkSpec) -> Vec<Parent> {
@@ -110,11 +113,11 @@ impl Network {
     /// # Errors
     /// When something does: what the API server let pass, or could not know.
     pub fn check_underlay(&self) -> Result<(), UnderlayError> {
-        if self.topology().has_router() {
-            return Ok(());
+        if !self.topology().has_router() && self.is_primary() {
+            return Err(UnderlayError::Primary { topology: self.topology() });
         }
-        if self.is_primary() {
-            return Err(UnderlayError::Primary);
+        if !self.topology().is_on_host_link() {
+            return Ok(());
         }
         if self.parents.is_empty() {
             return Err(UnderlayError::NoParents);

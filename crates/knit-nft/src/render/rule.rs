@@ -51,6 +51,11 @@ impl Text<'_> {
                 let (name, kind) = payload_name(*base, *offset, *len);
                 self.load(*dreg, name, kind);
             }
+            Expr::PayloadSet { sreg, base, offset, len, .. } => {
+                let (name, kind) = payload_name(*base, *offset, *len);
+                let text = format!("{name} set {}", self.operand(*sreg, kind));
+                self.out.push(text);
+            }
             Expr::Meta { dreg, key } => {
                 let (name, kind) = meta_name(*key);
                 self.load(*dreg, name, kind);
@@ -376,6 +381,8 @@ fn payload_name(base: Base, offset: u32, len: u32) -> (String, Option<Datatype>)
         (Base::Network, 8, 16) => ("ip6 saddr", Datatype::Ipv6Addr),
         (Base::Network, 24, 16) => ("ip6 daddr", Datatype::Ipv6Addr),
         (Base::Network, 6, 1) => ("ip6 nexthdr", Datatype::InetProto),
+        (Base::Network, 8, 1) => ("ip ttl", Datatype::HopLimit),
+        (Base::Network, 7, 1) => ("ip6 hoplimit", Datatype::HopLimit),
         (Base::Network, 6, 2) => ("arp operation", Datatype::ArpOp),
         (Base::Network, 8, 6) => ("arp saddr ether", Datatype::EtherAddr),
         (Base::Network, 14, 4) => ("arp saddr ip", Datatype::Ipv4Addr),

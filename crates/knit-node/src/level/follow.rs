@@ -1,5 +1,5 @@
-//! Runtimes behind a socket that tell what happens to what they made: what one of them has lost is made again
-//! at once, and one that was away is told again what it is to have.
+//! Runtimes behind a socket: what one of them tells that it has lost is made again at once, and one that was
+//! away, or does not have its Networks any more, is told again what it is to have.
 //!
 //! Passes compare all of that, too; this is what need not wait for the next one.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use knit_objects::{Backoff, jitter};
-use knit_runtime::{Change, Error, Reason, Runtime, SandboxId};
+use knit_runtime::{Change, Error, Reason, Runtime, SandboxId, feature};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
@@ -20,9 +20,19 @@ use crate::reconcile::{Outcome, Reconciler};
 /// The longest pause before a runtime that does not answer is asked again.
 const RETRY_MAX_DELAY: Duration = Duration::from_secs(30);
 
+/// Since when a runtime is known.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Known {
+    /// Since before the first pass, which compared what it has.
+    FromStart,
+    /// It came, or came back, later.
+    Later,
+}
+
 /// The runtimes that are being followed. Dropping it ends that.
 #[derive(Default)]
 pub struct Followers {
+    begun: bool,
     tasks: JoinSet<()>,
     followed: BTreeMap<String, (Arc<dyn Runtime>, AbortHandle)>,
 }
@@ -32,19 +42,28 @@ pub struct Followers {
 impl Followers {
     /// Begins to follow runtimes that were found, and leaves those that are gone.
     pub fn keep_up(&mut self, core: &Core) {
-        let watchable = core.runtimes().watchable();
+        let foreign = core.runtimes().foreign();
+        let known = if std::mem::replace(&mut self.begun, true) { Known::Later } else { Known::FromStart };
         self.followed.retain(|name, (runtime, task)| {
-            let same = watchable.get(name).is_some_and(|now| Arc::ptr_eq(now, runtime));
+            let same = foreign.get(name).is_some_and(|now| Arc::ptr_eq(now, runtime));
             if !same {
                 task.abort();
             }
             same
         });
         while self.tasks.try_join_next().is_some() {}
-        for (name, runtime) in watchable {
+        for (name, runtime) in foreign {
             self.followed.entry(name.clone()).or_insert_with(|| {
                 let (core, following) = (core.clone(), Arc::clone(&runtime));
-                let task = self.tasks.spawn(async move { core.follow(&name, &following).await });
+                let watched = core.runtimes().has(&name, feature::WATCH);
+                let task = self.tasks.spawn(async move {
+                    let watch = async {
+                        if watched {
+                            core.follow(&name, &following).await;
+                        }
+                    };
+                    tokio::join!(core.attend(&name, &following, known), watch);
+                });
                 (runtime, task)
             });
         }
@@ -54,6 +73,48 @@ impl Followers {
 // === impl Reconciler ===
 
 impl Reconciler {
+    /// Looks after one runtime, forever: when it is back after it was away, or no longer has what it was
+    /// told, it is told again, and its attachments are checked.
+    pub(crate) async fn attend(&self, name: &str, runtime: &Arc<dyn Runtime>, known: Known) {
+        let mut asked = self.runtimes.asked();
+        // How often it had been away when it was told last.
+        let mut told = (known == Known::FromStart).then(|| self.runtimes.absences(name));
+        let mut pause = Backoff::new(COMPARE_RETRY_DELAY, RETRY_MAX_DELAY);
+        loop {
+            asked.borrow_and_update();
+            let absences = self.runtimes.absences(name);
+            let is_told = told == Some(absences) && !self.lacks_networks(name).await;
+            if self.runtimes.is_well(name) && !is_told {
+                tracing::info!(runtime = name, "telling a network runtime that was away what it is to have");
+                let mut outcome = Outcome::default();
+                let damaged = self.compare_foreign(name, runtime, &mut outcome).await;
+                // An interface that was made again too often of late has to wait.
+                let later = self.attach_again(&damaged, &mut outcome).await;
+                if later.is_some() || outcome.failed > 0 {
+                    told = None;
+                    let at = later.unwrap_or_else(|| Instant::now() + pause.next(jitter()));
+                    tokio::time::sleep_until(at).await;
+                    continue;
+                }
+                told = Some(absences);
+                pause.reset();
+            }
+            // The sender lives as long as we do.
+            let _ = asked.changed().await;
+        }
+    }
+
+    /// Whether a runtime does not have a Network that it was told of.
+    async fn lacks_networks(&self, name: &str) -> bool {
+        let told = self.networks.of_runtime(name);
+        if !self.runtimes.lacks(name, &told) {
+            return false;
+        }
+        // When it was asked last, it may not have been told yet.
+        self.runtimes.ask_again(name).await;
+        self.runtimes.lacks(name, &told)
+    }
+
     /// Follows what one runtime tells, forever; when its stream ends, it is asked for another one.
     pub(crate) async fn follow(&self, name: &str, runtime: &Arc<dyn Runtime>) {
         let mut pause = Backoff::new(COMPARE_RETRY_DELAY, RETRY_MAX_DELAY);

@@ -24,6 +24,7 @@ use crate::networks::compute::Unready;
 use crate::reconcile::{Outcome, Reconciler};
 use crate::report::PodEvent;
 pub use follow::Followers;
+pub(crate) use follow::Known;
 pub use pace::{Backoff, Pace, RepairTurn};
 
 /// A Network is repaired this often at the least, whoever damages it: it is a matter of isolation.

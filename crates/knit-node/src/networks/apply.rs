@@ -37,7 +37,7 @@ impl Networks {
         }
         self.want(name);
         if self.is_set_up(name) {
-            return Ok(());
+            return self.check_runtime(name).await.map_err(|problem| problem.into_error(name));
         }
         match patience {
             WaitLimit::Until(deadline) => self.bring_up_to_date(name, deadline).await,

@@ -151,7 +151,7 @@ fn first(subnet: &Subnet) -> IpAddr {
 
 /// The link of this node that a Network is on, if it is of that kind.
 fn underlay(world: &World, network: &Network, node: &str) -> Result<Option<Underlay>, String> {
-    if network.topology().has_router() {
+    if !network.topology().is_on_host_link() {
         return Ok(None);
     }
     let view = world.nodes.get(node).ok_or("this node's Node object has not been received yet; retrying")?;

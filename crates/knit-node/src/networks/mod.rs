@@ -153,7 +153,7 @@ impl Networks {
             problem: match (&entry.applied, &entry.problem) {
                 (_, Some(problem)) => Some(problem.clone()),
                 (None, None) => Some(Unready::not_set_up("setup is in progress")),
-                (Some(_), None) => None,
+                (Some(applied), None) => self.runtimes.problem_with(&applied.runtime, name),
             },
             starved: entry.starved,
             services: entry.applied.as_ref().and_then(|a| a.proxy.as_ref()).map(|proxy| proxy.state()),
@@ -236,6 +236,18 @@ impl Networks {
         let entries = self.entries();
         let told = |entry: &Entry| entry.applied.as_ref().is_some_and(|applied| applied.runtime == runtime);
         entries.iter().filter(|(_, entry)| told(entry)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What the runtime of a Network that is set up says is wrong with it now.
+    pub(crate) async fn check_runtime(&self, name: &str) -> Result<(), Unready> {
+        let runtime = self.entries().get(name).and_then(|e| e.applied.as_ref().map(|a| a.runtime.clone()));
+        let Some(runtime) = runtime.filter(|runtime| self.runtimes.problem_with(runtime, name).is_some())
+        else {
+            return Ok(());
+        };
+        // Perhaps it is well by now.
+        self.runtimes.ask_again(&runtime).await;
+        self.runtimes.problem_with(&runtime, name).map_or(Ok(()), Err)
     }
 
     /// Notes that a pod found no free address.

@@ -23,6 +23,7 @@ mod check;
 mod claim;
 mod host_ports;
 mod node_selector;
+mod patience;
 mod prepare;
 mod record;
 mod reserve;
@@ -49,6 +50,7 @@ use crate::sandboxes::Sandboxes;
 use crate::sandboxes::unreadable;
 use crate::world::WorldStore;
 pub(crate) use claim::Occasion;
+pub(crate) use patience::NriPatience;
 use resolve::{Held, Missing, resolve};
 pub(crate) use undo::DetachLimits;
 pub(crate) use verify::Answer;
@@ -67,6 +69,7 @@ pub(crate) struct Pipeline {
     pub(crate) runtimes: Arc<Runtimes>,
     pub(crate) networks: Arc<Networks>,
     pub(crate) report: Arc<Report>,
+    pub(crate) nri_patience: Arc<NriPatience>,
 }
 
 /// What a pod got: its main interface first.
@@ -175,11 +178,10 @@ impl Pipeline {
             // It wants nothing of the agent, and nothing is kept of it.
             return Ok(Attached { attachments: Vec::new(), netns: site.netns.path });
         }
-        // A pod that starts waits for a block, unless others would wait with it; for one that runs, who asks
-        // comes again.
-        let patience = match (&request.start, waits.soon()) {
-            (Some(_), None) => WaitLimit::Until(waits.at_most(self.config.block_wait)),
-            (None, _) | (_, Some(_)) => WaitLimit::Once,
+        // A pod that starts waits for a block; for one that runs, who asks comes again.
+        let patience = match &request.start {
+            Some(_) => WaitLimit::Until(waits.at_most(self.config.block_wait)),
+            None => WaitLimit::Once,
         };
         let resolved = self.prepare(request, site, wanted, patience, waits).await?;
         let reserved = self.reserve(resolved, patience).await?;

@@ -35,23 +35,35 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Has a Network set up here. A request that is not to wait is refused until it is, and the work goes on
-    /// without it: who comes again finds it done.
+    /// Has a Network set up here. Work that takes longer than a request by NRI may wait goes on without it:
+    /// who comes again finds it done.
     async fn set_up(&self, network: &str, patience: WaitLimit, waits: Waits) -> Result<()> {
         let Some(soon) = waits.soon().filter(|_| !self.networks.is_set_up(network)) else {
             return self.networks.ensure(network, patience).await;
         };
-        let (networks, name) = (Arc::clone(&self.networks), network.to_owned());
-        let work = async move { networks.ensure(&name, patience).await };
-        match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(failed)) => {
-                let message = format!("Network {network} cannot be set up: check the agent's log");
-                Err(Error::new(Reason::Internal, message).because(failed))
-            }
-            Err(_) => {
-                let message = format!("Network {network} is being set up on this node; it will be retried");
-                Err(Error::new(Reason::NotReady, message))
+        let mut changes = self.world.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let (networks, name) = (Arc::clone(&self.networks), network.to_owned());
+            let work = async move { networks.ensure(&name, WaitLimit::Once).await };
+            let error = match tokio::time::timeout_at(soon, tokio::spawn(work.in_current_span())).await {
+                Ok(Ok(Ok(()))) => return Ok(()),
+                Ok(Ok(Err(error))) => error,
+                Ok(Err(failed)) => {
+                    let message = format!("Network {network} cannot be set up: check the agent's log");
+                    return Err(Error::new(Reason::Internal, message).because(failed));
+                }
+                Err(_) => {
+                    let message =
+                        format!("Network {network} is being set up on this node; it will be retried");
+                    return Err(Error::new(Reason::NotReady, message));
+                }
+            };
+            // What is missing may come with the next object: a block, for one.
+            if !error.retryable()
+                || !matches!(tokio::time::timeout_at(soon, changes.changed()).await, Ok(Ok(())))
+            {
+                return Err(error);
             }
         }
     }

@@ -1,14 +1,19 @@
 //! How long a request waits for what is not there yet: a list, an object, a block, a Network that is set up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::patience::{Granted, NriPatience};
 use crate::config::CoreConfig;
 use crate::request::{Door, PodRequest};
 
 /// How many times as long it may wait for policies: they are a pod's own work, but may also wait for a list.
 const POLICY_WAIT_FACTOR: u32 = 5;
+
+/// How much of the time that a container runtime gives a request by NRI may be spent waiting.
+const NRI_WAITING: f64 = 0.6;
 
 /// The limits of one request.
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +27,23 @@ pub(crate) struct Waits {
 // === impl Waits ===
 
 impl Waits {
-    /// Those of a request whose caller waits until `deadline`.
-    pub(crate) fn of(request: &PodRequest, deadline: Instant, config: &CoreConfig) -> Self {
+    /// Those of a request whose caller waits until `deadline`, and what it has of the time that all of its
+    /// kind may wait, for as long as it runs.
+    pub(crate) fn of(
+        request: &PodRequest,
+        deadline: Instant,
+        config: &CoreConfig,
+        patience: &Arc<NriPatience>,
+    ) -> (Self, Option<Granted>) {
         let nri_wait = config.nri_wait;
-        let soon = (request.door == Door::Nri).then(|| deadline.min(Instant::now() + nri_wait));
-        Self { deadline, soon, nri_wait }
+        let granted = (request.door == Door::Nri).then(|| {
+            let now = Instant::now();
+            // The work itself needs its time, too.
+            let most = deadline.saturating_duration_since(now).mul_f64(NRI_WAITING);
+            (now, patience.take(nri_wait, most))
+        });
+        let soon = granted.as_ref().map(|(now, granted)| deadline.min(*now + granted.wait()));
+        (Self { deadline, soon, nri_wait }, granted.map(|(_, granted)| granted))
     }
 
     /// When its caller stops waiting: by then all work must be done.

@@ -152,9 +152,9 @@ impl Reconciler {
     /// The pod of a sandbox that a runtime knows by its id only, and that the container runtime is not asked
     /// for: what agents wrote into the status of its NetworkAttachments says it.
     fn pod_by_objects(&self, sandbox: &SandboxId) -> Option<knit_ipam::PodRef> {
-        let world = self.world.get();
-        let mut pods = world.attachments.iter().filter_map(|((namespace, _), object)| {
-            let status = object.status.as_ref()?;
+        let objects = self.world.users().all();
+        let mut pods = objects.iter().filter_map(|object| {
+            let (namespace, status) = (object.metadata.namespace.as_ref()?, object.status.as_ref()?);
             let here = status.node.as_deref() == Some(self.config.node.as_str());
             (here && status.sandbox_id.as_deref() == Some(sandbox.as_str()))
                 .then(|| (namespace.clone(), object.spec.pod.clone()))

@@ -17,7 +17,7 @@ use crate::world::{World, announced};
 
 /// The status of an attachment that is there.
 #[must_use]
-pub fn status(node: &str, attachment: &Attachment) -> NetworkAttachmentStatus {
+pub fn status(node: &str, attachment: &Attachment, announced: bool) -> NetworkAttachmentStatus {
     let address = |a: &knit_runtime::Address| AttachedAddress {
         family: Family::of(a.net.addr()),
         address: a.net.addr().to_string(),
@@ -32,6 +32,7 @@ pub fn status(node: &str, attachment: &Attachment) -> NetworkAttachmentStatus {
     NetworkAttachmentStatus {
         conditions: vec![condition(true, ready, "attached and verified")],
         node: Some(node.to_owned()),
+        announced,
         sandbox_id: Some(attachment.pod.sandbox.to_string()),
         interface: Some(attachment.interface.to_string()),
         addresses: attachment.addresses.iter().map(address).collect(),
@@ -103,7 +104,7 @@ pub fn desired(world: &World, node: &str, record: &SandboxRecord) -> Vec<Network
                 ..OwnerReference::default()
             }]
         });
-        object.status = Some(status(node, attachment));
+        object.status = Some(status(node, attachment, announced));
         objects.push(object);
     }
     objects

@@ -123,7 +123,17 @@ impl Runtime for Announced {
     }
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
-        self.within("collect garbage", self.inner.collect_garbage(keep)).await
+        if has(&self.info, feature::COLLECT_GARBAGE) {
+            return self.within("collect garbage", self.inner.collect_garbage(keep)).await;
+        }
+        let mut removed = Vec::new();
+        for attachment in self.list(None).await? {
+            if !keep.contains(&attachment.pod.sandbox) {
+                self.detach(&attachment.pod, Some(&attachment.interface)).await?;
+                removed.push(attachment);
+            }
+        }
+        Ok(removed)
     }
 
     async fn status(&self) -> Result<Status> {

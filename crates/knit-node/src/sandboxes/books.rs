@@ -13,6 +13,7 @@ use knit_ledger::{
 use knit_runtime::{InterfaceName, Pod, SandboxId};
 use knit_types::Owner;
 
+use super::by_pod::ByPod;
 use super::reservations::leased;
 pub use super::store::Store;
 use crate::error::{Error, Reason, Result};
@@ -29,6 +30,7 @@ pub struct Books {
     store: Box<dyn Store>,
     /// Leases of records whose addresses another record holds. They take them when that one ends.
     waiting: Vec<Lease>,
+    by_pod: ByPod,
 }
 
 /// Why nothing was reserved.
@@ -72,7 +74,8 @@ impl Books {
             tracing::error!(lease = %lease.holder(), network = %lease.network, addresses = %lease.addresses,
                 "two records have the same address: the other record keeps it until its pod ends");
         }
-        let mut books = Self { allocator: restored.allocator, store, waiting: restored.clashing };
+        let by_pod = ByPod::of(&*store);
+        let mut books = Self { allocator: restored.allocator, store, waiting: restored.clashing, by_pod };
         books.withhold_unreadable();
         books
     }
@@ -96,6 +99,26 @@ impl Books {
     /// The records of all sandboxes.
     pub fn records(&self) -> impl Iterator<Item = &SandboxRecord> {
         self.store.entries().filter_map(Entry::sandbox)
+    }
+
+    /// The records of one pod's sandboxes; several while one goes and another comes.
+    pub fn records_of(&self, namespace: &str, name: &str) -> impl Iterator<Item = &SandboxRecord> {
+        self.by_pod.of_pod(namespace, name).filter_map(|sandbox| self.get(sandbox))
+    }
+
+    /// The records of the sandboxes of a namespace's pods.
+    pub(crate) fn records_in(&self, namespace: &str) -> impl Iterator<Item = &SandboxRecord> {
+        self.by_pod.of_namespace(namespace).filter_map(|sandbox| self.get(sandbox))
+    }
+
+    /// The namespaces whose pods have records.
+    pub(crate) fn namespaces(&self) -> BTreeSet<String> {
+        self.by_pod.namespaces()
+    }
+
+    /// The namespaces in which records have changed since the last call. It has one caller.
+    pub(crate) fn take_touched(&mut self) -> BTreeSet<String> {
+        self.by_pod.take_touched()
     }
 
     /// The Networks that have attachments or reservations here.
@@ -266,7 +289,10 @@ impl Books {
     }
 
     pub(super) fn commit(&mut self, batch: Batch<Entry>) -> Result<(), LedgerError> {
-        self.store.commit(batch)
+        let moves = ByPod::moves(&*self.store, &batch);
+        self.store.commit(batch)?;
+        self.by_pod.carry_out(moves);
+        Ok(())
     }
 
     /// Writes down which addresses are about to rest. Where that fails they rest all the same, as long as

@@ -2,6 +2,7 @@
 //! they have, and one thing at a time for each of them.
 
 pub mod books;
+mod by_pod;
 pub mod locks;
 mod releases;
 mod reservations;
@@ -88,10 +89,7 @@ impl Sandboxes {
     /// What is recorded of the sandboxes of one pod; several while one goes and another comes.
     #[must_use]
     pub fn records_of(&self, namespace: &str, name: &str) -> Vec<SandboxRecord> {
-        let is_it = |record: &&SandboxRecord| {
-            record.pod().is_some_and(|pod| pod.namespace == namespace && pod.name == name)
-        };
-        self.books().records().filter(is_it).cloned().collect()
+        self.books().records_of(namespace, name).cloned().collect()
     }
 
     /// What is recorded and cannot be read.

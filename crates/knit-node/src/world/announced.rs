@@ -2,15 +2,15 @@
 //!
 //! Where a pod's address is follows from the block that it is out of, and so does its MAC. What a pod asked
 //! for may be outside of its node's blocks, or have another MAC: then every other node has to be told. Agents
-//! publish those attachments with a label of their own, so that nobody has to follow all attachments of the
-//! cluster.
+//! say so in the status of its NetworkAttachment, and the controller puts it into the slices of its Network,
+//! so that nobody follows all attachments of the cluster.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
-use knit_api::{NetworkAttachment, Topology};
+use knit_api::NetworkAttachment;
 use knit_ipam::{Mac, Standing, may_have_mac, pod_mac};
 use knit_model::{Network, attached_addresses};
 use knit_types::sync::Locked;
@@ -31,14 +31,12 @@ pub struct AnnouncedView {
     pub addresses: Vec<IpAddr>,
     /// Its MAC.
     pub mac: Mac,
-    /// Whether an agent published it for this purpose; if not, it is an object that a user made.
-    pub published: bool,
 }
 
 impl AnnouncedView {
     /// What an object says; nothing while it says none of it.
     #[must_use]
-    pub fn of(object: &NetworkAttachment, published: bool) -> Option<Self> {
+    pub fn of(object: &NetworkAttachment) -> Option<Self> {
         let status = object.status.as_ref()?;
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         Some(Self {
@@ -47,7 +45,6 @@ impl AnnouncedView {
             node: status.node.clone()?,
             addresses: Some(attached_addresses(status)).filter(|a| !a.is_empty())?,
             mac: status.mac.as_ref()?.parse().ok()?,
-            published,
         })
     }
 }
@@ -72,7 +69,7 @@ fn cannot_be_derived(
     }
     // Routed packets go to the node, whatever the pod's MAC.
     let derived = object.id().zip(deciding(addresses)).map(|(id, first)| pod_mac(id, first));
-    object.topology() == Topology::Layer2 && derived.is_some_and(|derived| derived != mac)
+    object.topology().is_switched() && derived.is_some_and(|derived| derived != mac)
 }
 
 /// Whether a node may announce this: it says where packets of every other node go. Each address is in a
@@ -259,7 +256,6 @@ mod tests {
                 node: node.into(),
                 addresses: vec![ip(address)],
                 mac: pod_mac(7, ip(address)),
-                published: true,
             };
             (("shop".to_owned(), node.to_owned()), Arc::new(view))
         };
@@ -305,7 +301,6 @@ mod tests {
                 node: "b".into(),
                 addresses: vec![ip(address)],
                 mac,
-                published: true,
             };
             world.announced = Arc::new([(("evil".to_owned(), "x".to_owned()), Arc::new(view))].into());
             let told = for_runtime(&world, &ByNetwork::default(), "blue", "a");
@@ -328,7 +323,6 @@ mod tests {
                 node: node.into(),
                 addresses: vec![ip(address)],
                 mac: pod_mac(7, ip(address)),
-                published: true,
             };
             ((network.to_owned(), format!("{node}-{address}")), Arc::new(view))
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, PodSpec};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use knit_api::{AddressBlock, NetworkAttachment, NetworkClass, NetworkStatus, conditions, names};
+use knit_api::{AddressBlock, NetworkAttachment, NetworkClass, NetworkStatus, conditions};
 use knit_model::{Network, NodeAddresses, service_ranges};
 use knit_objects::{Event, Key, Objects, Subscription};
 use knit_types::Protocol;
@@ -15,9 +15,8 @@ use tokio::task::JoinSet;
 use super::announced::AnnouncedView;
 use super::blocks::{Blocks, KnownBlock};
 use super::boot::{BootCache, BootFile};
-use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices};
+use super::{Before, NodeView, PodPort, PodView, Synced, World, services, slices, users};
 use crate::claims::PodClaim;
-use crate::config::Peers;
 use crate::core::Core;
 use crate::front_door::annotation::wishes;
 
@@ -65,8 +64,9 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         apply(&mut world.namespaces, event, name_of).note(&mut world.synced.namespaces)
     }));
 
-    // A folder has Nodes and AddressBlocks themselves, and no controller that writes slices of them.
-    if core.config().peers == Peers::Slices && objects.client().is_some() {
+    // A folder has Nodes, AddressBlocks and NetworkAttachments themselves, and no controller that writes
+    // slices of them.
+    if objects.client().is_some() {
         slices::start(core, objects, tasks)?;
     } else {
         core.world().update(|world| world.block_lists = None);
@@ -90,32 +90,12 @@ pub fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_ob
         apply(&mut world.pods, event, pair_of).note(&mut world.synced.pods)
     }));
 
-    let users = format!("{}!={}", names::MANAGED_BY_LABEL, names::MANAGED_BY);
-    let attachments =
-        objects.watch::<NetworkAttachment>().labels(users).map(|a| Some(Arc::new(a))).subscribe()?;
-    tasks.spawn(follow(core.clone(), attachments, take_users));
-
-    let seed: Vec<_> = known
-        .announced
-        .iter()
-        .filter(|(_, view)| view.published)
-        .map(|((namespace, name), view)| {
-            (Key::namespaced(namespace.as_str(), name.as_str()), Arc::clone(view))
-        })
-        .collect();
-    let announced = objects
-        .watch::<NetworkAttachment>()
-        .labels(format!("{}=true,{}={}", names::ANNOUNCED_LABEL, names::MANAGED_BY_LABEL, names::MANAGED_BY))
-        .map(|a| AnnouncedView::of(&a, true).map(Arc::new))
-        .seed(seed)
-        .subscribe()?;
-    tasks.spawn(follow(core.clone(), announced, take_published));
-
+    users::start(core, objects, tasks)?;
     tasks.spawn(services::follow(core.clone(), objects.clone()));
     Ok(())
 }
 
-/// Follows all Nodes and all AddressBlocks themselves.
+/// Follows all Nodes, AddressBlocks and NetworkAttachments themselves.
 fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
     let known = core.world().get();
     let named = |k: &String| Key::cluster(k.as_str());
@@ -143,77 +123,18 @@ fn follow_objects(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> kn
         news.of_networks(|synced| &mut synced.nodes, world)
     }));
 
-    Ok(())
-}
-
-/// Takes what agents published of addresses that nobody can derive; whether that is news.
-fn take_published(world: &mut World, event: Event<Arc<AnnouncedView>>) -> bool {
-    // One that is a user's now, by its labels, is no longer this watch's to forget.
-    if let Event::Deleted(key) = &event
-        && world.announced.get(&pair_of(key)).is_some_and(|view| !view.published)
-    {
-        return false;
-    }
-    let changed = apply(&mut world.announced, event, pair_of) == EventNews::Changed;
-    world.networks_revision += u64::from(changed);
-    changed
-}
-
-/// Takes a user's object; whether that is news. The newest version is kept in any case, since writes refer to
-/// it; but nobody is woken for labels and annotations, which their users may change as often as they like.
-fn take_users(world: &mut World, event: Event<Arc<NetworkAttachment>>) -> bool {
-    let announced = announce_users(world, &event);
-    let same = match &event {
-        Event::Applied(key, now) => {
-            world.attachments.get(&pair_of(key)).is_some_and(|known| says_the_same(known, now))
-        }
-        Event::Deleted(_) | Event::Synced => false,
+    let named = |((namespace, name), view): (&(String, String), &Arc<AnnouncedView>)| {
+        (Key::namespaced(namespace.as_str(), name.as_str()), Arc::clone(view))
     };
-    let news = apply(&mut world.attachments, event, pair_of).note(&mut world.synced.attachments);
-    (news && !same) || announced
-}
-
-/// Whether two versions of an object are the same in all that is read of it.
-fn says_the_same(known: &NetworkAttachment, now: &NetworkAttachment) -> bool {
-    let (a, b) = (&known.metadata, &now.metadata);
-    a.uid == b.uid
-        && a.deletion_timestamp == b.deletion_timestamp
-        && a.finalizers == b.finalizers
-        && known.spec == now.spec
-        && known.status == now.status
-}
-
-/// Takes what users' objects say about addresses that nobody can derive; whether that is news.
-fn announce_users(world: &mut World, event: &Event<Arc<NetworkAttachment>>) -> bool {
-    let before = world.announced.len();
-    let mut changed = false;
-    match event {
-        Event::Applied(key, object) => {
-            let (place, view) = (pair_of(key), AnnouncedView::of(object, false).map(Arc::new));
-            if world.announced.get(&place) != view.as_ref() {
-                changed = true;
-                let announced = Arc::make_mut(&mut world.announced);
-                match view {
-                    Some(view) => drop(announced.insert(place, view)),
-                    None => drop(announced.remove(&place)),
-                }
-            }
-        }
-        Event::Deleted(key) => {
-            let place = pair_of(key);
-            if world.announced.get(&place).is_some_and(|view| !view.published) {
-                Arc::make_mut(&mut world.announced).remove(&place);
-            }
-        }
-        // What is known from before and did not come now is gone.
-        Event::Synced => {
-            let (there, announced) = (Arc::clone(&world.attachments), Arc::make_mut(&mut world.announced));
-            announced.retain(|key, view| view.published || there.contains_key(key));
-        }
-    }
-    changed |= world.announced.len() != before;
-    world.networks_revision += u64::from(changed);
-    changed
+    let seed: Vec<_> = known.announced.iter().map(named).collect();
+    let announced = objects.watch::<NetworkAttachment>();
+    let announced = announced.map(|a| AnnouncedView::of(&a).map(Arc::new)).seed(seed).subscribe()?;
+    tasks.spawn(follow(core.clone(), announced, |world, event| {
+        let changed = apply(&mut world.announced, event, pair_of) == EventNews::Changed;
+        world.networks_revision += u64::from(changed);
+        changed
+    }));
+    Ok(())
 }
 
 /// Writes what must be known at the next start to disk, whenever it changed.
@@ -427,47 +348,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn a_tenants_patches_of_one_attachment_were_work_for_every_node() {
-        let store = super::super::WorldStore::default();
-        let mut changes = store.subscribe();
-        let object = |patch: usize| -> NetworkAttachment {
-            serde_json::from_value(json!({
-                "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
-                "metadata": {"name": "more", "namespace": "shop", "uid": "u1",
-                    "resourceVersion": patch.to_string(),
-                    "labels": {"knit.dev/announced": "true"}, "annotations": {"patch": patch.to_string()}},
-                "spec": {"pod": "web", "network": "blue"},
-                "status": {"node": "b", "mac": "0a:58:0a:02:00:05",
-                    "addresses": [{"family": "IPv4", "address": "10.2.0.5", "prefix": 24}]},
-            }))
-            .expect("a NetworkAttachment")
-        };
-        let key = || Key::namespaced("shop", "more");
-        let (mut woken, mut revisions) = (0, 0);
-        for patch in 0..1000 {
-            let before = store.get().networks_revision;
-            store.update_if(|world| take_users(world, Event::Applied(key(), Arc::new(object(patch)))));
-            woken += usize::from(changes.has_changed().expect("the store is there"));
-            changes.mark_unchanged();
-            revisions += store.get().networks_revision - before;
-        }
-        assert_eq!((woken, revisions), (1, 1), "the object itself, and none of its patches");
-        let place = ("shop".to_owned(), "more".to_owned());
-        let kept = &store.get().attachments[&place];
-        assert_eq!(kept.metadata.resource_version.as_deref(), Some("999"), "writes refer to the newest");
-        // What agents publish is another watch's, which forgets nothing of users'.
-        store.update_if(|world| take_published(world, Event::Deleted(key())));
-        assert!(store.get().announced.contains_key(&place));
-        assert!(!changes.has_changed().expect("the store is there"));
-        let mut leaving = object(1000);
-        leaving.metadata.finalizers = Some(vec!["knit.dev/attachment".into()]);
-        store.update_if(|world| take_users(world, Event::Applied(key(), Arc::new(leaving))));
-        assert!(changes.has_changed().expect("the store is there"), "what is read of it is news");
-        store.update_if(|world| take_users(world, Event::Deleted(key())));
-        assert!(store.get().announced.is_empty() && store.get().attachments.is_empty());
-    }
 
     fn network(free: i64, id: u32) -> Event<Arc<Network>> {
         let network: knit_api::Network = serde_json::from_value(json!({

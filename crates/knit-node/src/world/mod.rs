@@ -7,13 +7,14 @@ pub mod boot;
 pub mod feed;
 mod services;
 mod slices;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use knit_api::{NetworkAttachment, NetworkClass, names};
+use knit_api::{NetworkClass, names};
 use knit_model::{AddressBlock, Network};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -23,6 +24,7 @@ use crate::claims::PodClaim;
 use crate::request::Wishes;
 
 pub use knit_model::Labels;
+pub use users::UserObjects;
 
 /// One state of things.
 #[derive(Clone, Debug, Default)]
@@ -43,8 +45,6 @@ pub struct World {
     pub services: Arc<BTreeMap<(String, String), Vec<IpAddr>>>,
     /// This node's pods by namespace and name.
     pub pods: Arc<BTreeMap<(String, String), Arc<PodView>>>,
-    /// NetworkAttachments that users made, by namespace and name.
-    pub attachments: Arc<BTreeMap<(String, String), Arc<NetworkAttachment>>>,
     /// Interfaces that nobody can derive from blocks, by their NetworkAttachment's namespace and name.
     pub announced: Arc<BTreeMap<(String, String), Arc<announced::AnnouncedView>>>,
     /// The Networks of which all nodes' blocks are followed. Nothing where one list has those of all.
@@ -137,8 +137,6 @@ pub struct Synced {
     pub service_cidrs: bool,
     /// This node's pods.
     pub pods: bool,
-    /// NetworkAttachments of users.
-    pub attachments: bool,
 }
 
 /// What is known from an earlier run, and whether that is all there is to know.
@@ -164,6 +162,8 @@ pub struct WorldStore {
     current: watch::Sender<Arc<World>>,
     /// The Networks of which this node must know all blocks.
     wanted: watch::Sender<BTreeSet<String>>,
+    /// Not part of a snapshot: they change as often as tenants like, and one front door reads them.
+    users: UserObjects,
 }
 
 /// Whether a Network's blocks say which addresses are its pods', because it has no subnets or is on a segment
@@ -245,15 +245,24 @@ impl World {
     /// Whether all that a pod's way needs has arrived.
     #[must_use]
     pub fn is_synced(&self) -> bool {
+        let mut lists = self.block_lists.iter().flat_map(|lists| lists.values());
+        self.has_own_lists() && self.synced.nodes && lists.all(|list| list.whole)
+    }
+
+    /// Whether Services can be served: everything has arrived, or only slices have not, of which the last
+    /// ones were kept. What was kept is in force already; without it Services would stay as they were at the
+    /// agent's start until some controller writes slices.
+    #[must_use]
+    pub fn can_serve(&self) -> bool {
+        let mut lists = self.block_lists.iter().flat_map(|lists| lists.values());
+        let nodes = self.synced.nodes || (self.before.kept && self.block_lists.is_some());
+        self.has_own_lists() && nodes && lists.all(|list| list.whole || list.kept)
+    }
+
+    /// Whether all lists have arrived that this node reads itself, and not from slices.
+    fn has_own_lists(&self) -> bool {
         let s = self.synced;
-        let lists = self.block_lists.iter().flat_map(|lists| lists.values());
-        s.networks
-            && s.classes
-            && s.namespaces
-            && s.blocks
-            && s.nodes
-            && s.service_cidrs
-            && lists.into_iter().all(|list| list.whole)
+        s.networks && s.classes && s.namespaces && s.blocks && s.service_cidrs
     }
 }
 
@@ -269,7 +278,11 @@ impl WorldStore {
     /// Starts with what is known.
     #[must_use]
     pub fn new(world: World) -> Self {
-        Self { current: watch::Sender::new(Arc::new(world)), wanted: watch::Sender::default() }
+        Self {
+            current: watch::Sender::new(Arc::new(world)),
+            wanted: watch::Sender::default(),
+            users: UserObjects::default(),
+        }
     }
 
     /// This node has a Network, or will have it: all blocks of it are to be known.
@@ -288,6 +301,12 @@ impl WorldStore {
     #[must_use]
     pub fn wanted(&self) -> watch::Receiver<BTreeSet<String>> {
         self.wanted.subscribe()
+    }
+
+    /// The NetworkAttachments of users that this node has to do with.
+    #[must_use]
+    pub fn users(&self) -> &UserObjects {
+        &self.users
     }
 
     /// The newest snapshot.

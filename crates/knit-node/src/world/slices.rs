@@ -1,6 +1,7 @@
-//! What other nodes have, from slices: their addresses from NodeSlices, their blocks from the BlockSlices of
-//! the Networks that this node has. Of Nodes and AddressBlocks themselves only this node's own are followed,
-//! so that what an agent receives grows with its node and not with the cluster.
+//! What other nodes have, from slices: their addresses from NodeSlices, their blocks and what does not follow
+//! from them from the BlockSlices of the Networks that this node has. Of Nodes and AddressBlocks themselves
+//! only this node's own are followed, so that what an agent receives grows with its node and not with the
+//! cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
-use knit_api::{AddressBlock, AddressBlockSpec, BlockSlice, NodeSlice, SliceNode, names};
+use knit_api::{AddressBlock, AddressBlockSpec, BlockSlice, NodeSlice, SliceInterface, SliceNode, names};
 use knit_model::Network;
 use knit_model::slices::Slices;
 use knit_objects::{Event, Key, Objects, Subscription};
@@ -16,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
+use super::announced::AnnouncedView;
 use super::blocks::{Blocks, KnownBlock};
 use super::feed::{EventNews, apply, follow_away, name_of, node_view};
 use super::{BlockList, NodeView, World, WorldStore, is_by_blocks};
@@ -36,6 +38,13 @@ struct Arriving<V> {
 }
 
 type Changes<V> = Vec<(String, Option<V>)>;
+
+/// What one BlockSlice says.
+struct NetworkPart {
+    blocks: Part<KnownBlock>,
+    /// Nothing where the controller is of an earlier version: what is known stays as it is.
+    announced: Option<Part<Arc<AnnouncedView>>>,
+}
 
 /// Starts to follow Nodes and blocks.
 pub(super) fn start(core: &Core, objects: &Objects, tasks: &mut JoinSet<()>) -> knit_objects::Result<()> {
@@ -107,8 +116,7 @@ async fn missing(world: &WorldStore, patience: Duration) -> Option<String> {
                     "no complete set of NodeSlices has arrived for {} s, although the API server \
                      answers: until it does, this node learns of no other nodes. Check that a controller is \
                      running that is not older than this agent, and that the CRDs and roles of deploy/ are \
-                     applied; or have agents read Nodes and AddressBlocks (KNIT_PEERS_FROM: objects in the \
-                     ConfigMap knit-config)",
+                     applied",
                     patience.as_secs()
                 ));
             }
@@ -154,7 +162,7 @@ fn node_part(slice: &NodeSlice) -> Option<Part<Arc<NodeView>>> {
 }
 
 /// What a BlockSlice says.
-fn block_part(slice: BlockSlice) -> Option<Part<KnownBlock>> {
+fn block_part(slice: BlockSlice) -> Option<NetworkPart> {
     let spec = slice.spec;
     if slice.metadata.name.as_deref() != Some(&format!("{}-{}", spec.network, spec.index)) {
         return None;
@@ -179,7 +187,28 @@ fn block_part(slice: BlockSlice) -> Option<Part<KnownBlock>> {
             ),
         }
     }
-    Some(Part { index: spec.index, complete: spec.complete, items })
+    let (index, complete) = (spec.index, spec.complete);
+    let view = |interface: SliceInterface| {
+        Some((interface.attachment.clone(), announced(&spec.network, interface)?))
+    };
+    let announced = spec.announced.map(|announced| {
+        let items = announced.into_iter().filter_map(view).collect();
+        Part { index, complete, items }
+    });
+    Some(NetworkPart { blocks: Part { index, complete, items }, announced })
+}
+
+/// What is told of an interface; nothing if it cannot be used. Agents wrote that, each of its own node.
+fn announced(network: &str, interface: SliceInterface) -> Option<Arc<AnnouncedView>> {
+    let (namespace, _) = interface.attachment.split_once('/')?;
+    let addresses: Vec<IpAddr> = interface.addresses.iter().filter_map(|a| a.parse().ok()).collect();
+    Some(Arc::new(AnnouncedView {
+        network: network.to_owned(),
+        pod: format!("pod {namespace}/{}", interface.pod),
+        node: interface.node,
+        addresses: Some(addresses).filter(|addresses| !addresses.is_empty())?,
+        mac: interface.mac.parse().ok()?,
+    }))
 }
 
 /// Follows this node's Node, and the others' in slices.
@@ -235,7 +264,7 @@ struct BlockFeed {
     own_synced: bool,
     networks: BTreeMap<String, Followed>,
     /// What is known from before of Networks that are not followed yet.
-    before: BTreeMap<String, BTreeMap<String, KnownBlock>>,
+    before: BTreeMap<String, Before>,
     /// Networks of which everything was kept.
     kept: Option<BTreeSet<String>>,
     watching: JoinSet<()>,
@@ -243,8 +272,16 @@ struct BlockFeed {
     generation: u64,
 }
 
+/// What is known of a Network from before.
+#[derive(Default)]
+struct Before {
+    blocks: BTreeMap<String, KnownBlock>,
+    announced: BTreeMap<String, Arc<AnnouncedView>>,
+}
+
 struct Followed {
-    arriving: Arriving<KnownBlock>,
+    blocks: Arriving<KnownBlock>,
+    announced: Arriving<Arc<AnnouncedView>>,
     state: BlockList,
     generation: u64,
     task: AbortHandle,
@@ -254,8 +291,16 @@ struct Followed {
 type Arrived = (String, u64, FromSlices);
 
 enum FromSlices {
-    Event(Event<Part<KnownBlock>>),
+    Event(Event<NetworkPart>),
     Away(bool),
+}
+
+/// What slices change of one Network.
+#[derive(Default)]
+struct Touched {
+    blocks: BTreeSet<String>,
+    /// With the Network: another one may have an object of that name by now.
+    announced: Vec<(String, String, Option<Arc<AnnouncedView>>)>,
 }
 
 /// Events of slices that wait before their watches are held up.
@@ -264,18 +309,32 @@ const EVENT_QUEUE: usize = 64;
 // === impl Followed ===
 
 impl Followed {
-    fn take(&mut self, event: FromSlices) -> Changes<KnownBlock> {
-        let changes = match event {
-            FromSlices::Event(event) => self.arriving.take(event),
+    fn take(&mut self, network: &str, event: FromSlices) -> Touched {
+        let (blocks, announced) = match event {
+            FromSlices::Event(Event::Applied(key, part)) => {
+                let announced = part.announced.map(|part| Event::Applied(key.clone(), part));
+                (
+                    self.blocks.take(Event::Applied(key, part.blocks)),
+                    announced.map(|event| self.announced.take(event)).unwrap_or_default(),
+                )
+            }
+            FromSlices::Event(Event::Deleted(key)) => {
+                (self.blocks.take(Event::Deleted(key.clone())), self.announced.take(Event::Deleted(key)))
+            }
+            FromSlices::Event(Event::Synced) => {
+                (self.blocks.take(Event::Synced), self.announced.take(Event::Synced))
+            }
             FromSlices::Away(away) => {
                 self.state.away = away;
-                Vec::new()
+                Default::default()
             }
         };
         // While the set is incomplete nothing is forgotten: what was whole stays so when somebody deletes
         // slice 0, and pods start whether or not a controller is there to write it again.
-        self.state.whole |= self.arriving.slices.is_whole();
-        changes
+        self.state.whole |= self.blocks.slices.is_whole();
+        let blocks = blocks.into_iter().map(|(name, _)| name).collect();
+        let announced = announced.into_iter().map(|(name, view)| (network.to_owned(), name, view)).collect();
+        Touched { blocks, announced }
     }
 }
 
@@ -291,10 +350,13 @@ impl BlockFeed {
             if block.node() == core.node() {
                 own.insert(name.clone(), given);
             } else {
-                let of_network: &mut BTreeMap<String, KnownBlock> =
-                    before.entry(block.network().to_owned()).or_default();
-                of_network.insert(name.clone(), given);
+                let of_network: &mut Before = before.entry(block.network().to_owned()).or_default();
+                of_network.blocks.insert(name.clone(), given);
             }
+        }
+        for ((namespace, name), view) in &*known.announced {
+            let of_network = before.entry(view.network.clone()).or_default();
+            of_network.announced.insert(format!("{namespace}/{name}"), Arc::clone(view));
         }
         let kept = known.block_lists.as_ref().map(|lists| lists.keys().cloned().collect());
         let (events, arriving) = mpsc::channel(EVENT_QUEUE);
@@ -347,12 +409,14 @@ impl BlockFeed {
 
     /// Follows exactly these Networks.
     fn follow(&mut self, wanted: &BTreeSet<String>, networks_synced: bool) {
-        let mut touched = BTreeSet::new();
+        let mut touched = Touched::default();
         let gone: Vec<String> = self.networks.keys().filter(|n| !wanted.contains(*n)).cloned().collect();
         for network in gone {
             if let Some(followed) = self.networks.remove(&network) {
                 followed.task.abort();
-                touched.extend(followed.arriving.slices.all().keys().cloned());
+                touched.blocks.extend(followed.blocks.slices.all().keys().cloned());
+                let announced = followed.announced.slices.all().keys();
+                touched.announced.extend(announced.map(|name| (network.clone(), name.clone(), None)));
             }
         }
         for network in wanted {
@@ -363,7 +427,11 @@ impl BlockFeed {
         // What was kept of Networks that this node does not have any more. Until all Networks are known,
         // one of them may be one that it must follow.
         if networks_synced {
-            touched.extend(std::mem::take(&mut self.before).into_values().flat_map(BTreeMap::into_keys));
+            for (network, before) in std::mem::take(&mut self.before) {
+                touched.blocks.extend(before.blocks.into_keys());
+                let announced = before.announced.into_keys();
+                touched.announced.extend(announced.map(|name| (network.clone(), name, None)));
+            }
         }
         self.publish(touched);
     }
@@ -404,8 +472,8 @@ impl BlockFeed {
         let kept = self.core.world().get().before.kept
             && self.kept.as_ref().is_none_or(|kept| kept.contains(network));
         let state = BlockList { kept, ..BlockList::default() };
-        let arriving = Arriving::known(known);
-        self.networks.insert(network.to_owned(), Followed { arriving, state, generation, task });
+        let (blocks, announced) = (Arriving::known(known.blocks), Arriving::known(known.announced));
+        self.networks.insert(network.to_owned(), Followed { blocks, announced, state, generation, task });
     }
 
     fn take_own(&mut self, event: Event<KnownBlock>) {
@@ -423,14 +491,14 @@ impl BlockFeed {
                 None
             }
         };
-        self.publish(touched.into_iter().collect());
+        self.publish(Touched { blocks: touched.into_iter().collect(), ..Touched::default() });
     }
 
     fn take_slices(&mut self, network: &str, generation: u64, event: FromSlices) {
         let followed = self.networks.get_mut(network).filter(|f| f.generation == generation);
         let Some(followed) = followed else { return };
-        let changes = followed.take(event);
-        self.publish(changes.into_iter().map(|(name, _)| name).collect());
+        let touched = followed.take(network, event);
+        self.publish(touched);
     }
 
     /// What is known of a block. Of this node's the objects themselves say more, and earlier.
@@ -438,15 +506,16 @@ impl BlockFeed {
         if let Some(own) = self.own.get(name) {
             return Some(own.clone());
         }
-        let of_others = self.networks.values().map(|followed| followed.arriving.slices.all());
-        let found = of_others.chain(self.before.values()).find_map(|known| known.get(name));
+        let of_others = self.networks.values().map(|followed| followed.blocks.slices.all());
+        let before = self.before.values().map(|before| &before.blocks);
+        let found = of_others.chain(before).find_map(|known| known.get(name));
         found.filter(|given| given.block.node() != self.core.node()).cloned()
     }
 
     /// Makes a snapshot with what these blocks are now.
-    fn publish(&mut self, touched: BTreeSet<String>) {
+    fn publish(&mut self, touched: Touched) {
         let mut changes = Vec::new();
-        for name in touched {
+        for name in touched.blocks {
             let known = self.known(&name);
             changes.extend(self.right.change(&name, known));
         }
@@ -461,6 +530,9 @@ impl BlockFeed {
                 };
                 news |= apply(&mut world.blocks, event, name_of) == EventNews::Changed;
             }
+            for (network, name, view) in touched.announced {
+                news |= announce(world, &network, &name, view);
+            }
             news |= own_synced && !std::mem::replace(&mut world.synced.blocks, true);
             let same = world.block_lists.as_ref().is_some_and(|lists| {
                 lists.len() == self.networks.len()
@@ -474,6 +546,22 @@ impl BlockFeed {
             news
         });
     }
+}
+
+/// Takes what is told of an interface of a Network; whether that is news.
+fn announce(world: &mut World, network: &str, name: &str, view: Option<Arc<AnnouncedView>>) -> bool {
+    let Some((namespace, name)) = name.split_once('/') else { return false };
+    let place = (namespace.to_owned(), name.to_owned());
+    let known = world.announced.get(&place);
+    if known == view.as_ref() || (view.is_none() && known.is_none_or(|known| known.network != network)) {
+        return false;
+    }
+    let announced = Arc::make_mut(&mut world.announced);
+    match view {
+        Some(view) => drop(announced.insert(place, view)),
+        None => drop(announced.remove(&place)),
+    }
+    true
 }
 
 /// The Networks whose blocks this node must know: those that it has, and those whose blocks say which
@@ -494,7 +582,7 @@ mod tests {
     async fn an_agent_without_slices_served_the_default_network_of_its_own_node_and_said_nothing() {
         let world = WorldStore::default();
         let message = missing(&world, Duration::ZERO).await.expect("there are none");
-        assert!(message.contains("KNIT_PEERS_FROM: objects"), "{message}");
+        assert!(message.contains("Check that a controller is running"), "{message}");
         // While nobody answers, slices are not what is missing.
         world.update(|world| world.before.nodes_away = true);
         let waiting = missing(&world, Duration::from_millis(10));
@@ -517,17 +605,19 @@ mod tests {
         let block = Arc::new(knit_model::AddressBlock::of(&written).expect("a block"));
         let items = [("blue-b".to_owned(), KnownBlock { block, created: None })].into();
         let mut followed = Followed {
-            arriving: Arriving::known([]),
+            blocks: Arriving::known([]),
+            announced: Arriving::known([]),
             state: BlockList::default(),
             generation: 1,
             task: tokio::spawn(async {}).abort_handle(),
         };
-        let applied = Event::Applied(Key::cluster("blue-0"), Part { index: 0, complete: true, items });
-        followed.take(FromSlices::Event(applied));
+        let announced = Some(Part { index: 0, complete: true, items: BTreeMap::new() });
+        let part = NetworkPart { blocks: Part { index: 0, complete: true, items }, announced };
+        followed.take("blue", FromSlices::Event(Event::Applied(Key::cluster("blue-0"), part)));
         assert!(!followed.state.whole, "other slices may follow");
-        followed.take(FromSlices::Event(Event::Synced));
+        followed.take("blue", FromSlices::Event(Event::Synced));
         assert!(followed.state.whole);
-        let changes = followed.take(FromSlices::Event(Event::Deleted(Key::cluster("blue-0"))));
-        assert!(changes.is_empty() && followed.state.whole, "nothing is forgotten, and nothing waits");
+        let touched = followed.take("blue", FromSlices::Event(Event::Deleted(Key::cluster("blue-0"))));
+        assert!(touched.blocks.is_empty() && followed.state.whole, "nothing is forgotten, and nothing waits");
     }
 }

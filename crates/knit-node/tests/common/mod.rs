@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use knit_api::{AddressBlockSpec, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
+use knit_api::{AddressBlockSpec, NetworkAttachment, NetworkClass, NetworkSpec, NetworkStatus, Subnet};
 use knit_ledger::Recovery;
 use knit_model::{AddressBlock, Network};
 use knit_node::files::Files;
@@ -32,6 +32,8 @@ pub struct Node {
     pub kernel: FakeKernel,
     pub other: FakeKernel,
     pub world: World,
+    /// NetworkAttachments that users made.
+    pub users: Vec<NetworkAttachment>,
     /// The container runtime's socket; with one, a sandbox is gone when two answers lack it.
     pub cri_socket: Option<PathBuf>,
     /// Who gives its pods their main interface.
@@ -109,6 +111,7 @@ impl Node {
             kernel: FakeKernel::default(),
             other: FakeKernel::default(),
             world,
+            users: Vec::new(),
             cri_socket: None,
             main_interfaces: MainInterfaces::Ours,
             waits: None,
@@ -146,6 +149,11 @@ impl Node {
             let runtime = FakeRuntime::new(name, kernel, life);
             core.runtimes().add(Arc::new(runtime)).await.expect("a runtime");
         }
+        for object in &self.users {
+            let key = knit_objects::Key::of(object);
+            core.world().users().take(knit_objects::Event::Applied(key, Arc::new(object.clone())));
+        }
+        core.world().users().take(knit_objects::Event::Synced);
         let pass = Pass { first: true, adopt, netns_dirs: vec![self.dir.path().join("netns")] };
         let outcome = core.begin(&pass).await;
         Agent { core, outcome }

@@ -31,7 +31,7 @@ from kni.v1alpha1 import kni_pb2 as kni
 from kni.v1alpha1 import kni_pb2_grpc
 
 NAME = "example.com/python"
-FEATURES = ["NetworkSetup", "Layer2", "IPv4", "IPv6", "StaticAddress", "StaticMac", "Mtu", "Routes"]
+FEATURES = ["NetworkSetup", "Layer2", "IPv4", "IPv6", "StaticAddress", "StaticMac", "Mtu", "Routes", "CollectGarbage"]
 
 # The status code that goes with each reason, by the table in kni.proto.
 CODES = {

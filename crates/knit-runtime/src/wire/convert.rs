@@ -20,12 +20,7 @@ pub fn network_to_wire(network: &Network) -> wire::Network {
     wire::Network {
         name: network.name.clone(),
         id: network.id.get(),
-        topology: match network.topology {
-            Topology::Layer3 => wire::Topology::Layer3,
-            Topology::Layer2 => wire::Topology::Layer2,
-            Topology::Underlay => wire::Topology::Underlay,
-        }
-        .into(),
+        topology: network.topology.number(),
         subnets: network
             .subnets
             .iter()
@@ -95,23 +90,25 @@ pub fn network_from_wire(network: wire::Network) -> Result<Network> {
         if network.name.is_empty() {
             return Err(invalid("network.name", "is empty"));
         }
+        let topology = match network.topology {
+            0 => return Err(invalid("network.topology", "is missing")),
+            number => Topology::of_number(number)
+                .ok_or_else(|| invalid("network.topology", "is not one that this version knows"))?,
+        };
         Ok(Network {
             id: NetworkId::new(network.id)?,
-            topology: match network.topology() {
-                wire::Topology::Layer3 => Topology::Layer3,
-                wire::Topology::Layer2 => Topology::Layer2,
-                wire::Topology::Underlay => Topology::Underlay,
-                wire::Topology::Unspecified => return Err(invalid("network.topology", "is missing")),
-            },
+            topology,
             subnets: network
                 .subnets
                 .iter()
                 .map(|s| {
                     Ok(Subnet {
                         cidr: parse_one("subnet.cidr", &s.cidr)?,
-                        gateway: match (network.topology(), parse_some("subnet.gateway", &s.gateway)?) {
-                            (wire::Topology::Underlay, gateway) | (_, gateway @ Some(_)) => gateway,
-                            (_, None) => return Err(invalid("subnet.gateway", "is empty")),
+                        gateway: match parse_some("subnet.gateway", &s.gateway)? {
+                            None if topology.has_router() => {
+                                return Err(invalid("subnet.gateway", "is empty"));
+                            }
+                            gateway => gateway,
                         },
                     })
                 })

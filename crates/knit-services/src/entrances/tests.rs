@@ -51,9 +51,15 @@ fn changes(steering: &mut Steering) -> Vec<String> {
     let text = |(place, to): (Entrance, Option<Steered>)| {
         let to = to.map_or_else(
             || "nowhere".to_owned(),
-            |to| match to.sources {
-                None => to.to.to_string(),
-                Some(sources) => format!("{} for {sources:?}", to.to),
+            |to| {
+                let way = match to.to {
+                    Way::Router(at) => at.to_string(),
+                    Way::Nodes(nodes) => format!("nodes {nodes:?}"),
+                    other => format!("{other:?}"),
+                };
+                let near = to.near.map_or_else(String::new, |near| format!(", near {near:?}"));
+                let sources = to.sources.map_or_else(String::new, |sources| format!(" for {sources:?}"));
+                format!("{way}{near}{sources}")
             },
         );
         format!("{}:{} -> {to}", place.address, place.port)

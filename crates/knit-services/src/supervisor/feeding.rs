@@ -51,13 +51,17 @@ impl Supervisor {
         if self.told.is_some() {
             match to {
                 Recipient::One(network) => self.send_to(&network, event),
-                Recipient::All => self.instances.values_mut().for_each(|i| send(i, event.clone())),
+                Recipient::All => {
+                    self.tell_all_absent(&event);
+                    self.instances.values_mut().for_each(|i| send(i, event.clone()));
+                }
             }
         }
     }
 
     pub(super) fn look_at_world(&mut self, seen: &mut Option<Arc<World>>, world: &Arc<World>) {
         let before = seen.replace(Arc::clone(world));
+        self.nodes_moved(before.as_deref(), world);
         if !before.as_ref().is_some_and(|seen| Forbidden::same(seen, world)) {
             let forbidden = Forbidden::of(world, &self.routers.uplink_ranges());
             self.steering.set_forbidden(forbidden.clone());
@@ -77,6 +81,7 @@ impl Supervisor {
             moved.into_iter().for_each(|(network, event)| self.send_to(&network, event));
             self.tell_all_denied(world);
             self.keep_networks();
+            self.look_for_absent();
         }
     }
 
@@ -99,8 +104,12 @@ impl Supervisor {
             && is_external(service, true)
             && self.instances.values().all(|instance| instance.name() != *network)
         {
-            self.keep_networks();
+            if self.table.needs_router(service, network, &self.reserved) {
+                self.keep_network(network);
+            }
+            self.lead_onward(network);
         }
+        self.tell_absent(network, &event);
         for event in prepared(&mut self.internal, &self.reserved, &self.table, network, event) {
             self.instances.values_mut().filter(|i| i.name() == *network).for_each(|i| send(i, event.clone()));
         }
@@ -125,7 +134,7 @@ impl Supervisor {
 
     /// Nothing is programmed before all that there is has arrived, and it is known where it belongs.
     pub(super) fn tell_if_complete(&mut self) {
-        if self.told.is_none() && self.table.listed() && self.world.borrow().is_synced() {
+        if self.told.is_none() && self.table.listed() && self.world.borrow().can_serve() {
             let world = self.world.borrow().clone();
             // Nobody was told anything yet.
             let _ = self.permit(&world);
@@ -141,6 +150,7 @@ impl Supervisor {
             let ids: Vec<u64> = self.instances.keys().copied().collect();
             ids.into_iter().for_each(|id| self.replay(id));
             self.keep_networks();
+            self.look_for_absent();
         }
     }
 }

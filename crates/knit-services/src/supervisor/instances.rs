@@ -20,7 +20,7 @@ use knit_types::sync::Locked;
 
 use super::Supervisor;
 use super::feeding::send;
-use crate::instance::{self, Instance, InstanceFacts, Proxy, Servers, StartError, Started};
+use crate::instance::{self, Answers, Instance, InstanceFacts, Proxy, StartError, Started};
 use crate::services::{Command, Mode};
 use crate::steerer::Steerer;
 
@@ -34,6 +34,7 @@ impl Supervisor {
             Command::Start { id, router, network, state } => {
                 let (instance, registry) = Instance::new(id, router, network, state);
                 self.registries.locked().insert(id, registry);
+                self.router_comes(&instance.name());
                 self.instances.insert(id, instance);
                 self.start(id).await;
             }
@@ -52,8 +53,10 @@ impl Supervisor {
                     let name = instance.name();
                     end(instance.running).await;
                     if self.instances.values().all(|other| other.name() != name) {
+                        self.absent.remove(&name);
                         self.steering.forget_network(&name);
                         self.internal.remove(&name);
+                        self.look_for_absent();
                     }
                 }
             }
@@ -111,14 +114,14 @@ impl Supervisor {
                 if started.left_over && *instance.state.borrow() == ServicesState::Waiting {
                     instance.set_state(ServicesState::Kept, &self.changed);
                 }
-                let servers = Servers {
+                let answers = Answers {
                     node: Arc::clone(&self.node),
                     healthz: self.config.healthz,
                     metrics: self.config.metrics,
                     registries: Arc::clone(&self.registries),
                     mode: self.config.backends.name(),
                 };
-                instance.started(started, servers);
+                instance.started(started, answers);
                 // Not for one that does not start, which is tried again and again.
                 self.keep_limits(id);
                 if self.told.is_some() {

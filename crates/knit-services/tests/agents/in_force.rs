@@ -11,6 +11,7 @@ use knit_proxy_nft::NftBackends;
 
 use crate::flows::*;
 use crate::steering::{Bed, STOP, with_bed};
+use crate::support::Serving as _;
 
 /// Backends that do nothing before they are let.
 #[derive(Debug, Clone, Default)]

@@ -4,6 +4,7 @@ mod addresses;
 mod flows;
 mod in_force;
 mod level;
+mod onward;
 mod services;
 mod steering;
 mod support;

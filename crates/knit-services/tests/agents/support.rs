@@ -2,20 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
-use knit_cni::protocol::Command;
 use knit_kernel::netns::NetNs;
-use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
-use knit_node::proxy::ServicesState;
-use knit_objects::{FolderOptions, Source};
+use knit_node::proxy::{ServiceProxy, ServicesState};
 use knit_proxy::backends::Backends;
 use knit_services::{Config, Mode, Services};
-use knit_testbed::cni;
+pub use knit_testbed::agents::{Node, Pod, two_nodes as nodes};
 pub use knit_testbed::echo::{connect, echo, serve};
 use knit_testbed::objects;
 pub use knit_testbed::objects::write;
@@ -24,96 +20,60 @@ use knit_testbed::wire::Wire;
 pub use knit_testbed::{NEVER, SOON};
 use serde_json::{Value, json};
 
-pub struct Node {
-    pub name: &'static str,
-    pub space: NetNs,
-    pub dir: PathBuf,
-    pub objects: PathBuf,
+/// What the tests of this crate do with a node.
+pub trait Serving {
+    /// Starts its agent with Services.
+    async fn start(&self) -> Agent;
+
+    /// The same with other backends of its proxies.
+    async fn start_with(&self, backends: Arc<dyn Backends>) -> Agent;
+
+    /// Makes a pod, and a server in it that says the pod's name; returns its address too.
+    async fn pod(&self, name: &'static str, namespace: &'static str) -> (Pod, IpAddr);
+
+    /// The same, with a TCP port of the node that leads to one of its own.
+    async fn pod_with_port(
+        &self,
+        name: &'static str,
+        namespace: &'static str,
+        port: Option<(u16, u16)>,
+    ) -> (Pod, IpAddr);
 }
 
-pub struct Pod {
-    pub space: NetNs,
-    pub name: &'static str,
-    /// One per family.
-    pub addresses: Vec<IpAddr>,
-    path: PathBuf,
-}
-
-impl Node {
-    pub async fn start(&self) -> Agent {
+impl Serving for Node {
+    async fn start(&self) -> Agent {
         self.start_with(Arc::new(knit_proxy_nft::NftBackends)).await
     }
 
-    /// The same with other backends of its proxies.
-    pub async fn start_with(&self, backends: Arc<dyn Backends>) -> Agent {
-        let clone = || self.space.try_clone().expect("a clone");
-        let (space, name, routers) = (clone(), self.name, self.dir.join("run").join("netns"));
-        let folder = FolderOptions {
-            output: Some(self.dir.join("status")),
-            ..FolderOptions::new(self.objects.clone())
-        };
+    async fn start_with(&self, backends: Arc<dyn Backends>) -> Agent {
         let services = Config {
             node: self.name.to_owned(),
-            namespace: clone(),
+            namespace: self.namespace(),
             mode: Mode::Auto,
             healthz: Some(knit_services::HEALTHZ),
             metrics: Some(knit_services::METRICS),
             backends,
         };
-        let config = AgentConfig {
-            core: CoreConfig::new(self.name, self.dir.join("run"), self.dir.join("state")),
-            socket: self.socket(),
-            source: Source::Folder(folder),
-            node_addresses: Vec::new(),
-            http: None,
-            lock_wait: SOON,
-            netns_dirs: vec![PathBuf::from("/run/pods")],
-            runtime: Box::new(move |addresses| {
-                std::fs::create_dir_all(&routers).expect("a directory");
-                let mut config = knit_linux::Config::new(name, addresses, space);
-                config.router_directory = routers;
-                Ok(Arc::new(knit_linux::LinuxRuntime::new(config)?))
-            }),
-            proxy: Some(Arc::new(Services::new(services))),
-            nri: None,
-            policies: None,
-            dra: None,
-        };
-        Agent::start(config).await.expect("started")
+        let proxy: Arc<dyn ServiceProxy> = Arc::new(Services::new(services));
+        self.start_as(AgentConfig { proxy: Some(proxy), ..self.config() }).await
     }
 
-    fn socket(&self) -> PathBuf {
-        self.dir.join("run").join("cni.sock")
-    }
-
-    /// Makes a pod, and a server in it that says the pod's name; returns its address too.
-    pub async fn pod(&self, name: &'static str, namespace: &'static str) -> (Pod, IpAddr) {
+    async fn pod(&self, name: &'static str, namespace: &'static str) -> (Pod, IpAddr) {
         self.pod_with_port(name, namespace, None).await
     }
 
-    /// The same, with a TCP port of the node that leads to one of its own.
-    pub async fn pod_with_port(
+    async fn pod_with_port(
         &self,
         name: &'static str,
         namespace: &'static str,
         port: Option<(u16, u16)>,
     ) -> (Pod, IpAddr) {
-        std::fs::create_dir_all("/run/pods").expect("a directory");
-        let path = PathBuf::from(format!("/run/pods/{name}"));
-        let space = NetNs::create(&path).expect("a namespace");
-        let mut pod = Pod { space, path, name, addresses: Vec::new() };
         let ports: Vec<Value> = port
             .iter()
             .map(|(host, own)| json!({"hostPort": host, "containerPort": own, "protocol": "tcp"}))
             .collect();
         let config = json!({"io.kubernetes.cri.pod-annotations": {}, "portMappings": ports});
-        let about = cni::Pod { sandbox: name, namespace, netns: &pod.path };
-        let result = cni::call(&self.socket(), Command::Add, about, &config).await;
-        let ips = result["ips"].as_array().unwrap_or_else(|| panic!("addresses in {result}"));
-        let address =
-            |ip: &Value| ip["address"].as_str().expect("text").parse::<IpNet>().expect("an address");
-        pod.addresses = ips.iter().map(|ip| address(ip).addr()).collect();
-        pod.addresses.sort_unstable();
+        let pod = self.add(Pod::new(namespace, name), &config).await.expect("added");
         serve(&pod.space, 8080, name);
         let first = pod.addresses[0];
         (pod, first)
@@ -144,19 +104,6 @@ pub async fn wait_for(from: &Pod, to: (&str, u16), expected: &[&str]) {
 /// Waits until something is so.
 pub async fn wait_until(what: &str, look: impl FnMut() -> Result<(), String>) {
     eventually(what, SOON, look).await;
-}
-
-/// Two nodes on one wire: 192.168.7.1 and 192.168.7.2, fd07::1 and fd07::2.
-pub fn nodes(dir: &Path) -> (Wire, [Node; 2]) {
-    let wire = Wire::new();
-    let node = |node: &'static str, number: u8| {
-        let space = wire.host(node, number);
-        let node = Node { name: node, space, dir: dir.join(node), objects: dir.join("objects") };
-        std::fs::create_dir_all(&node.dir).expect("a directory");
-        node
-    };
-    let nodes = [node("a", 1), node("b", 2)];
-    (wire, nodes)
 }
 
 /// A namespace on the wire: 192.168.7.NUMBER and fd07::NUMBER.

@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result, bail};
 use knit_api::names;
 use knit_kernel::netns::NetNs;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
+use knit_node::CoreConfig;
 use knit_node::agent::{Agent, AgentConfig};
 use knit_node::front_door::dra::{DraConfig, ServeClaims};
 use knit_node::front_door::nri::{self, NriConfig, Served};
 use knit_node::policy::PolicyEnforcer;
 use knit_node::proxy::ServiceProxy;
-use knit_node::{CoreConfig, Peers};
 use knit_objects::{FolderOptions, Kinds, Source};
 use knit_proxy_nft::Limits;
 use knit_runtime::Runtime;
@@ -66,12 +66,6 @@ pub struct Args {
     /// URL of an API server that needs no credentials, such as the lab's
     #[arg(long, env = "KNIT_API_URL", value_name = "URL", conflicts_with = "kubeconfig")]
     api_url: Option<String>,
-
-    /// Where to read other nodes' addresses and blocks. Slices are experimental, and need a controller
-    /// that is not older than this agent
-    #[arg(long, env = "KNIT_PEERS_FROM", value_name = "WHAT", value_enum, conflicts_with = "objects_from",
-        default_value_t = PeersFrom::Objects)]
-    peers_from: PeersFrom,
 
     /// Directory for the ledger and sockets; a reboot must empty it
     #[arg(long, env = "KNIT_RUN_DIR", value_name = "DIR", default_value = knit_cni::paths::RUN_DIR)]
@@ -171,15 +165,6 @@ pub struct Args {
     log: LogArgs,
 }
 
-/// Where an agent learns of other nodes.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum PeersFrom {
-    /// All Nodes and AddressBlocks
-    Objects,
-    /// NodeSlices and BlockSlices, which the controller writes
-    Slices,
-}
-
 /// Which Services Knit serves on this node.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Services {
@@ -274,10 +259,6 @@ fn config(args: Args) -> Result<AgentConfig> {
     };
     let mut core = CoreConfig::new(args.node_name, run_dir, args.state_dir);
     core.namespace = args.namespace;
-    core.peers = match args.peers_from {
-        PeersFrom::Objects => Peers::Objects,
-        PeersFrom::Slices => Peers::Slices,
-    };
     core.reconcile_every = Duration::from_secs(args.pass_every);
     core.not_outside = args.not_outside;
     core.cri_socket = args.cri_socket.as_deref().map(absolute_socket).transpose()?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use knit_kernel::testing::skip;
+use knit_kernel::testing::{find_eventually, skip};
 use serde_json::Value;
 
 /// Two tenants with the same addresses: what the demo shows.
@@ -155,14 +155,16 @@ impl Lab {
 
     #[track_caller]
     pub fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let end = Instant::now() + Duration::from_secs(100);
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            assert!(Instant::now() < end, "{what}: not within 100 s; {}{}", self.status(), self.agents());
-            std::thread::park_timeout(Duration::from_millis(50));
-        }
+        find_eventually(what, Duration::from_secs(100), || look().ok_or(Seen(self)))
+    }
+}
+
+/// How a lab is, looked up when it is shown.
+struct Seen<'a>(&'a Lab);
+
+impl std::fmt::Debug for Seen<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.0.status(), self.0.agents())
     }
 }
 

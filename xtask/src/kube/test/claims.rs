@@ -37,22 +37,24 @@ pub fn served(bed: &Bed) -> Result<()> {
     })?;
     bed.kubectl(&["wait", "--for=create", "deviceclass/knit-blue", "--timeout=60s"])?;
 
-    bed.apply(&template().to_string())?;
+    bed.apply(&template(SPACE).to_string())?;
     bed.apply(&claim("by-name", "knit-blue").to_string())?;
-    bed.apply(&pod("template", Some(json!({ "resourceClaimTemplateName": "blue" })), None).to_string())?;
-    bed.apply(&pod("named", Some(json!({ "resourceClaimName": "by-name" })), None).to_string())?;
-    bed.apply(&pod("extended", None, Some("networks.knit.dev/blue")).to_string())?;
+    bed.apply(
+        &pod(SPACE, "template", Some(json!({ "resourceClaimTemplateName": "blue" })), None).to_string(),
+    )?;
+    bed.apply(&pod(SPACE, "named", Some(json!({ "resourceClaimName": "by-name" })), None).to_string())?;
+    bed.apply(&pod(SPACE, "extended", None, Some("networks.knit.dev/blue")).to_string())?;
     support::pods_ready(bed, SPACE)?;
-    address(bed, "template", Some("data0"))?;
-    let named = address(bed, "named", None)?;
-    let extended = address(bed, "extended", None)?;
+    address(bed, SPACE, "template", Some("data0"))?;
+    let named = address(bed, SPACE, "named", None)?;
+    let extended = address(bed, SPACE, "extended", None)?;
     for target in [&named, &extended] {
         support::reaches(bed, SPACE, "template", &format!("{target}:{PORT}"))?;
     }
 
     // What a tenant gets wrong is told on the pod, and holds up nobody.
     bed.apply(&wrong().to_string())?;
-    bed.apply(&pod("wrong", Some(json!({ "resourceClaimName": "wrong" })), None).to_string())?;
+    bed.apply(&pod(SPACE, "wrong", Some(json!({ "resourceClaimName": "wrong" })), None).to_string())?;
     until("a wrong parameter is told", LIMIT, || {
         let events = bed.kubectl(&["get", "events", "-n", SPACE])?;
         Ok(events.contains("colour").then_some(()))
@@ -60,12 +62,12 @@ pub fn served(bed: &Bed) -> Result<()> {
 
     // The agent dies between prepare and the sandbox, wherever that is.
     bed.kubectl(&["delete", "pod", "-n", SPACE, "template", "wrong", "--timeout=60s"])?;
-    let again = pod("template", Some(json!({ "resourceClaimTemplateName": "blue" })), None);
+    let again = pod(SPACE, "template", Some(json!({ "resourceClaimTemplateName": "blue" })), None);
     bed.apply(&again.to_string())?;
     let node = bed.nodes().into_iter().next().context("a node")?;
     kill_agent(bed, &node)?;
     bed.kubectl(&["wait", "--for=condition=Ready", "-n", SPACE, "pod/template", "--timeout=90s"])?;
-    let after = address(bed, "template", Some("data0"))?;
+    let after = address(bed, SPACE, "template", Some("data0"))?;
     support::reaches(bed, SPACE, "named", &format!("{after}:{PORT}"))?;
 
     waits_for_an_address(bed)?;
@@ -90,7 +92,7 @@ fn is_free(network: &Value) -> bool {
 /// A Network has as many addresses as it has: who comes late is Pending, with a reason, and starts when one
 /// is free.
 fn waits_for_an_address(bed: &Bed) -> Result<()> {
-    let tiny = |n: usize| pod(&format!("tiny-{n}"), None, Some("networks.knit.dev/tiny"));
+    let tiny = |n: usize| pod(SPACE, &format!("tiny-{n}"), None, Some("networks.knit.dev/tiny"));
     let room = capacity(bed, "tiny")?;
     for n in 0..=room {
         bed.apply(&tiny(n).to_string())?;
@@ -122,9 +124,9 @@ fn capacity(bed: &Bed, network: &str) -> Result<usize> {
 }
 
 /// The address that a pod's claim says it has.
-fn address(bed: &Bed, pod: &str, interface: Option<&str>) -> Result<String> {
+pub fn address(bed: &Bed, space: &str, pod: &str, interface: Option<&str>) -> Result<String> {
     until(&format!("the claim of {pod} says what it has"), LIMIT, || {
-        let claims = bed.kubectl_json(&["get", "resourceclaims", "-n", SPACE, "-o", "json"])?;
+        let claims = bed.kubectl_json(&["get", "resourceclaims", "-n", space])?;
         let is_its = |claim: &&Value| {
             claim["status"]["reservedFor"].as_array().is_some_and(|by| by.iter().any(|by| by["name"] == pod))
         };
@@ -141,7 +143,7 @@ fn address(bed: &Bed, pod: &str, interface: Option<&str>) -> Result<String> {
     })
 }
 
-fn network(name: &str, cidr: &str) -> Value {
+pub fn network(name: &str, cidr: &str) -> Value {
     json!({
         "apiVersion": "knit.dev/v1alpha1", "kind": "Network", "metadata": { "name": name },
         "spec": {
@@ -159,14 +161,14 @@ fn parameters(more: Value) -> Value {
     json!([{ "opaque": { "driver": "knit.dev", "parameters": all } }])
 }
 
-fn template() -> Value {
+pub fn template(space: &str) -> Value {
     let select = "device.attributes['multinetwork.networking.k8s.io'].podNetwork == 'blue'";
     let request = json!({ "name": "nic", "exactly": {
         "deviceClassName": "knit", "selectors": [{ "cel": { "expression": select } }] } });
     let devices = json!({ "requests": [request], "config": parameters(json!({ "interface": "data0" })) });
     json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
-        "metadata": { "name": "blue", "namespace": SPACE }, "spec": { "spec": { "devices": devices } },
+        "metadata": { "name": "blue", "namespace": space }, "spec": { "spec": { "devices": devices } },
     })
 }
 
@@ -184,7 +186,7 @@ fn wrong() -> Value {
     claim
 }
 
-fn pod(name: &str, claim: Option<Value>, extended: Option<&str>) -> Value {
+pub fn pod(space: &str, name: &str, claim: Option<Value>, extended: Option<&str>) -> Value {
     let mut container = json!({
         "name": "main", "image": AGNHOST, "imagePullPolicy": "Never",
         "args": ["netexec", format!("--http-port={PORT}")],
@@ -197,6 +199,6 @@ fn pod(name: &str, claim: Option<Value>, extended: Option<&str>) -> Value {
         claim["name"] = json!("net");
         spec["resourceClaims"] = json!([claim]);
     }
-    let metadata = json!({ "name": name, "namespace": SPACE });
+    let metadata = json!({ "name": name, "namespace": space });
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
 }

@@ -21,6 +21,7 @@ mod pods;
 mod policies;
 mod primary;
 mod proofs;
+mod secondary;
 mod stolen_token;
 mod support;
 mod talk;
@@ -50,7 +51,7 @@ pub struct Test {
     pub run: fn(&Bed) -> Result<()>,
 }
 
-/// All of them.
+/// What CI runs.
 const TESTS: &[Test] = &[
     Test {
         name: "crds_are_accepted_and_their_rules_hold",
@@ -79,6 +80,13 @@ const TESTS: &[Test] = &[
         own_bed: false,
         needs: &[Group::Core, Group::Peers],
         run: bed::pods_talk,
+    },
+    Test {
+        name: "overlays_secondary_and_dra_attach_through_nri",
+        bed: Options { cni: Some(Cni::Bridge), kube_proxy: true, dns: true, ..Options::BARE },
+        own_bed: false,
+        needs: &[Group::Core, Group::Peers],
+        run: secondary::smoke,
     },
     Test {
         name: "overlay_full_gives_pods_services_dns_ports_and_probes",
@@ -257,11 +265,20 @@ const TESTS: &[Test] = &[
     },
 ];
 
+/// Those that take long: they run only when they are named, and for a release.
+const LONG: &[Test] = &[Test {
+    name: "nri_pods_get_their_networks_whoever_was_away",
+    bed: Options { cni: Some(Cni::Bridge), kube_proxy: true, dns: true, ..Options::BARE },
+    own_bed: false,
+    needs: &[Group::Core, Group::Peers],
+    run: secondary::faults,
+}];
+
 #[derive(clap::Args)]
 pub struct Args {
-    /// Tests to run: all whose names contain one of these words; all, without. `conformance`, `sig-network`,
-    /// `netpol` and `netpol-primary` are selections of the upstream tests, `cnp` and `cnp-primary` the
-    /// conformance suite of ClusterNetworkPolicy; these run only when they are named, alone
+    /// Tests to run: all whose names contain one of these words; without, all but the long ones. Named
+    /// alone, `conformance`, `sig-network`, `netpol` and `netpol-primary` are selections of the upstream tests, `cnp`
+    /// and `cnp-primary` the conformance suite of ClusterNetworkPolicy
     names: Vec<String>,
     /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz
     /// targets for five minutes each, the tests on another kernel (`cargo xtask kernel-test`), and agents of
@@ -336,7 +353,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Our own tests.
 fn run_selected(args: &Args) -> Result<()> {
-    let wanted = select(&args.names)?;
+    let wanted = select(&args.names, if args.all || args.list { &[TESTS, LONG] } else { &[TESTS] })?;
     if args.list {
         let names: String = wanted.iter().map(|test| format!("{}\n", test.name)).collect();
         return Ok(knit_output::print(&names)?);
@@ -482,17 +499,19 @@ fn impossible(cache: &Cache, groups: &[Group]) -> Result<Option<&'static str>> {
     Ok((!components::seccomp_headers()).then_some(build::NO_SECCOMP))
 }
 
-/// The tests that are named, those with equal beds together.
-fn select(names: &[String]) -> Result<Vec<&'static Test>> {
+/// The tests that are named, or all of some tables; those with equal beds together.
+fn select(names: &[String], unnamed: &[&'static [Test]]) -> Result<Vec<&'static Test>> {
+    let tables = if names.is_empty() { unnamed } else { &[TESTS, LONG] };
+    let tests = || tables.iter().copied().flatten();
     for name in names {
         ensure!(
-            TESTS.iter().any(|test| test.name.contains(name)),
+            tests().any(|test| test.name.contains(name)),
             "no test has {name:?} in its name; `cargo xtask kube test --list` shows them"
         );
     }
     let named = |test: &&Test| names.is_empty() || names.iter().any(|name| test.name.contains(name));
     let mut wanted: Vec<&Test> = Vec::new();
-    for test in TESTS.iter().filter(named) {
+    for test in tests().filter(named) {
         let like = wanted.iter().rposition(|other| !test.own_bed && !other.own_bed && other.bed == test.bed);
         wanted.insert(like.map_or(wanted.len(), |like| like + 1), test);
     }
@@ -560,11 +579,11 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_plain() {
-        let mut names: Vec<_> = TESTS.iter().map(|test| test.name).collect();
+        let mut names: Vec<_> = TESTS.iter().chain(LONG).map(|test| test.name).collect();
         assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')));
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), TESTS.len());
+        assert_eq!(names.len(), TESTS.len() + LONG.len());
     }
 
     #[test]
@@ -577,8 +596,15 @@ mod tests {
 
     #[test]
     fn a_word_selects_and_a_wrong_one_is_refused() {
-        assert_eq!(select(&["crds".into()]).unwrap().len(), 1);
-        assert_eq!(select(&[]).unwrap().len(), TESTS.len());
-        assert!(select(&["no such test".into()]).is_err());
+        assert_eq!(select(&["crds".into()], &[TESTS]).unwrap().len(), 1);
+        assert_eq!(select(&[], &[TESTS]).unwrap().len(), TESTS.len());
+        assert!(select(&["no such test".into()], &[TESTS]).is_err());
+    }
+
+    #[test]
+    fn a_long_test_runs_when_it_is_named() {
+        let is_long = |test: &Test| LONG.iter().any(|long| long.name == test.name);
+        assert!(!select(&[], &[TESTS]).unwrap().into_iter().any(is_long));
+        assert!(select(&[LONG[0].name.into()], &[TESTS]).unwrap().into_iter().any(is_long));
     }
 }

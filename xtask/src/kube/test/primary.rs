@@ -72,25 +72,56 @@ pub fn two_tenants(bed: &Bed) -> Result<()> {
     bed.kubectl(&["delete", "namespace", "plain", "--timeout=60s"]).map(drop)
 }
 
-/// Agents that learn of other nodes from slices: two tenants, whose pods on both nodes reach each other in
-/// their own Network and nobody in the other.
+/// Agents learn of other nodes from slices: two tenants, whose pods on both nodes reach each other in their
+/// own Network. They still do, and new pods start, after somebody has deleted all slices while no controller
+/// is there and agents are restarted; a controller that comes writes them again.
 pub fn with_slices(bed: &Bed) -> Result<()> {
     knit::install(bed, "full")?;
     let in_system = |args: &[&str]| bed.kubectl(&[&["-n", "knit-system"], args].concat());
-    let slices = r#"{"data": {"KNIT_PEERS_FROM": "slices"}}"#;
-    in_system(&["patch", "configmap/knit-config", "--type=merge", "-p", slices])?;
-    in_system(&["rollout", "restart", "daemonset/knit-node"])?;
-    in_system(&["rollout", "status", "daemonset/knit-node", "--timeout=120s"])
-        .map_err(|error| error.context(seen(bed)))?;
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/two-tenants");
     let example = example.to_str().context("the example's path")?;
     bed.kubectl(&["apply", "-k", example])?;
+    all_reach_each_other(bed)?;
+    let whole = || -> Result<bool> {
+        let complete = |kind| bed.kubectl(&["get", kind, "-o", "jsonpath={.items[*].spec.complete}"]);
+        Ok(complete("nodeslices")?.contains("true") && complete("blockslices")?.matches("true").count() >= 3)
+    };
+    ensure!(whole()?, "not all sets of slices are complete");
+
+    in_system(&["scale", "deployment/knit-controller", "--replicas=0"])?;
+    let controllers = "--selector=app.kubernetes.io/name=knit-controller";
+    in_system(&["wait", "--for=delete", "pod", controllers, "--timeout=60s"])?;
+    bed.kubectl(&["delete", "nodeslices,blockslices", "--all"])?;
+    in_system(&["rollout", "restart", "daemonset/knit-node"])?;
+    in_system(&["rollout", "status", "daemonset/knit-node", "--timeout=120s"])
+        .map_err(|error| error.context(seen(bed)))?;
+    all_reach_each_other(bed)?;
+    for tenant in &TENANTS {
+        bed.kubectl(&["rollout", "restart", "-n", tenant.name, "deployment/web"])?;
+    }
+    all_reach_each_other(bed)?;
+    let left = bed.kubectl(&["get", "nodeslices,blockslices", "-o", "name"])?;
+    ensure!(left.is_empty(), "somebody wrote slices while no controller was there: {left}");
+
+    in_system(&["scale", "deployment/knit-controller", "--replicas=1"])?;
+    until("all sets of slices", LIMIT, || Ok(whole()?.then_some(())))?;
+    all_reach_each_other(bed)?;
+    bed.kubectl(&["delete", "-k", example, "--timeout=120s"]).map(drop)
+}
+
+/// Whether the pods of each tenant are there, on both nodes, and reach each other.
+fn all_reach_each_other(bed: &Bed) -> Result<()> {
     for tenant in &TENANTS {
         let rollout = ["rollout", "status", "-n", tenant.name, "deployment/web", "--timeout=120s"];
         bed.kubectl(&rollout).map_err(|error| error.context(seen(bed)))?;
-    }
-    let pods: Vec<Vec<Pod>> = TENANTS.iter().map(|tenant| web(bed, tenant)).collect::<Result<_>>()?;
-    for (tenant, own) in TENANTS.iter().zip(&pods) {
+        // A pod that a rollout replaced is listed until it is gone.
+        until("the end of pods that were replaced", LIMIT, || {
+            let list = bed.kubectl_json(&["get", "pods", "-n", tenant.name, "-l", "app=web"])?;
+            let mut pods = list["items"].as_array().context("a list of pods")?.iter();
+            let leaving = pods.any(|pod| pod.pointer("/metadata/deletionTimestamp").is_some());
+            Ok((!leaving).then_some(()))
+        })?;
+        let own = web(bed, tenant)?;
         let nodes: BTreeSet<&str> = own.iter().map(|pod| pod.node.as_str()).collect();
         ensure!(nodes.len() == 2, "{}: pods are not on both nodes: {own:?}", tenant.name);
         for (pod, to) in own.iter().flat_map(|pod| own.iter().map(move |to| (pod, to))) {
@@ -101,13 +132,7 @@ pub fn with_slices(bed: &Bed) -> Result<()> {
                 .map_err(|error| error.context(seen(bed)))?;
         }
     }
-    // No agent follows all Nodes: the addresses are from here.
-    let complete = "jsonpath={.items[*].spec.complete}";
-    for kind in ["nodeslices", "blockslices"] {
-        let found = bed.kubectl(&["get", kind, "-o", complete])?;
-        ensure!(found.contains("true"), "no set of {kind} is complete: {found:?}");
-    }
-    bed.kubectl(&["delete", "-k", example, "--timeout=120s"]).map(drop)
+    Ok(())
 }
 
 /// What there is, for a test that failed.

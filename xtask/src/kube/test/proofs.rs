@@ -201,7 +201,7 @@ fn own_primary(bed: &Bed) -> Result<()> {
 }
 
 /// Waits until a pod's `netexec` says its name to a client there.
-fn hears(from: &NetNs, to: SocketAddr, name: &str) -> Result<()> {
+pub fn hears(from: &NetNs, to: SocketAddr, name: &str) -> Result<()> {
     let mut last = None;
     let heard = until(&format!("{name} answers at {to}"), LIMIT, || {
         last = talk::http(from, to, "/hostname")?;

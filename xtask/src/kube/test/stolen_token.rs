@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use knit_kernel::Handle;
@@ -12,10 +13,13 @@ use super::pods;
 use super::support::{self, Overlay};
 use crate::kube::bed::Bed;
 use crate::kube::images::PAUSE;
+use crate::kube::wait::until;
 
 /// An address that is nobody's, to which a thief would lead the traffic of all nodes.
 const FOREIGN: &str = "192.0.2.77";
 const SPACE: &str = "stolen";
+/// How long what must come may take.
+const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn one_nodes(bed: &Bed) -> Result<()> {
     support::install(bed, Overlay::Full)?;
@@ -47,8 +51,11 @@ pub fn one_nodes(bed: &Bed) -> Result<()> {
     ensure!(!other.kubectl(&["delete", "networkattachment", "own", "-n", SPACE], None)?, "n2 deleted n1's");
     ensure!(!thief.kubectl(&["get", "secrets", "-A"], None)?, "an agent reads secrets");
 
-    // It says that a foreign address is on its node; the other node does not believe that. The Network and
-    // the pod come after it, and once the other node's agent has served those, it has seen this.
+    // It says that a foreign address is on its node; the other node is told, and does not believe it. The
+    // Network and the pod come after it, and once the other node's agent has served those, it has seen this.
+    until("the foreign address in a slice", LIMIT, || {
+        Ok(bed.kubectl(&["get", "blockslices", "-o", "json"])?.contains(FOREIGN).then_some(()))
+    })?;
     bed.apply(&network("after").to_string())?;
     bed.apply(&pod("after").to_string())?;
     support::pods_ready(bed, SPACE)?;

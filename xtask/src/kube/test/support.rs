@@ -24,6 +24,10 @@ pub enum Overlay {
     Cni,
     /// Services only.
     Proxy,
+    /// Further interfaces beside another CNI plugin, by annotation.
+    Secondary,
+    /// The same by claims only.
+    Dra,
 }
 
 impl Overlay {
@@ -33,13 +37,17 @@ impl Overlay {
             Self::Claims => "claims",
             Self::Cni => "cni",
             Self::Proxy => "proxy",
+            Self::Secondary => "secondary",
+            Self::Dra => "dra",
         }
     }
 
     /// What runs.
     fn workloads(self) -> &'static [&'static str] {
         match self {
-            Self::Full | Self::Claims | Self::Cni => &["daemonset/knit-node", "deployment/knit-controller"],
+            Self::Full | Self::Claims | Self::Cni | Self::Secondary | Self::Dra => {
+                &["daemonset/knit-node", "deployment/knit-controller"]
+            }
             Self::Proxy => &["daemonset/knit-proxy"],
         }
     }

@@ -13,16 +13,17 @@ use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_runtime::{Error, Network, Reason, Result};
 
-use crate::attach::Plan;
-use crate::core::Core;
 use crate::duplicate;
 use crate::fail::{chain, internal};
+use crate::networks::Net;
+use crate::plan::Plan;
+use crate::pod_side;
 use crate::rules;
 use crate::topology::lo;
 
 /// An interface that has just been made in a pod.
 pub(super) struct Inside<'a> {
-    pub core: &'a Core,
+    pub net: &'a Net,
     pub plan: &'a Plan,
     pub pod: &'a NetNs,
     pub interface: u32,
@@ -32,11 +33,11 @@ pub(super) struct Inside<'a> {
 impl Inside<'_> {
     /// Gives it all that it is to have. `own` are the addresses of the link that it is on.
     pub fn fill(&self, parent: &Link, own: &dyn Fn() -> Result<Vec<Address>>) -> Result<()> {
-        let Self { core, plan, pod, interface, addr_gen } = *self;
+        let Self { net, plan, pod, interface, addr_gen } = *self;
         self.announce_when_up();
         let patience = duplicate_check(&plan.shape.network);
         if patience.is_zero() {
-            return core.pod_side(plan, pod, &|| all_at_once(plan, interface, addr_gen));
+            return pod_side::apply(net, plan, pod, &|| all_at_once(plan, interface, addr_gen));
         }
         // A parent does not hear its own children, nor they it.
         let own = own()?;
@@ -44,14 +45,14 @@ impl Inside<'_> {
         if let Some(ip) = taken {
             return Err(in_use(plan, ip, &format!("link {} of this node itself", parent.name)));
         }
-        core.pod_side(plan, pod, &|| without_addresses(plan, interface, addr_gen))?;
+        pod_side::apply(net, plan, pod, &|| without_addresses(plan, interface, addr_gen))?;
         let ips: Vec<IpAddr> = plan.mark.ips().collect();
         let found = duplicate::find(pod, interface, plan.mark.mac, &ips, patience);
         let found = found.map_err(internal("ask whether somebody else has the pod's addresses"))?;
         if let Some((ip, mac)) = found {
             return Err(in_use(plan, ip, &format!("{mac} on the segment of link {}", parent.name)));
         }
-        core.pod_side(plan, pod, &|| only_addresses(plan, interface))?;
+        pod_side::apply(net, plan, pod, &|| only_addresses(plan, interface))?;
         if let Err(error) = duplicate::announce(pod, interface, plan.mark.mac, &ips) {
             let error = chain(&error);
             tracing::debug!(error, sandbox = %plan.mark.sandbox, "addresses are not announced");

@@ -15,10 +15,10 @@ use knit_kernel::{IfName, Mac, Mtu, owner};
 use knit_runtime::{Error, Network, Reason, Result, UnderlayKind, UnderlayMode};
 
 use super::child::name_of;
-use crate::attach::Plan;
 use crate::fail::internal;
 use crate::links::WantedLink;
 use crate::mark::Mark;
+use crate::plan::Plan;
 use crate::port::is_half_made;
 
 /// Before the Network's number and the host end's name in its alias.

@@ -23,16 +23,9 @@ use crate::request::{Asked, Door as FrontDoor, Main, MainInterface, PodRequest, 
 /// The main interface's name if the client gives none.
 pub(super) const MAIN: &str = "eth0";
 
-/// What a client may rely on besides what the runtimes have.
-const OF_RUNTIMES: [&str; 7] = [
-    feature::LAYER2,
-    feature::LAYER3,
-    feature::IPV4,
-    feature::IPV6,
-    feature::STATIC_ADDRESS,
-    feature::STATIC_MAC,
-    feature::HOST_PORTS,
-];
+/// What a client may rely on, with topologies, if a runtime has it.
+const OF_RUNTIMES: [&str; 5] =
+    [feature::IPV4, feature::IPV6, feature::STATIC_ADDRESS, feature::STATIC_MAC, feature::HOST_PORTS];
 
 pub(super) struct Door {
     core: Core,
@@ -59,8 +52,8 @@ impl NetworkRuntime for Door {
         let runtimes = self.core.runtimes().describe();
         let has = |f: &str| runtimes.iter().any(|r| r.features.iter().any(|have| have == f));
         let mut features: Vec<String> =
-            OF_RUNTIMES.into_iter().filter(|f| has(f)).map(str::to_owned).collect();
-        features.push(feature::WATCH.to_owned());
+            feature::topologies().chain(OF_RUNTIMES).filter(|f| has(f)).map(str::to_owned).collect();
+        features.extend([feature::WATCH, feature::COLLECT_GARBAGE].map(str::to_owned));
         Ok(Response::new(wire::GetCapabilitiesResponse {
             name: "knit.dev/node".into(),
             version: env!("CARGO_PKG_VERSION").into(),

@@ -2,10 +2,11 @@
 //! What an object asks for is the same request that other doors make, and is carried out by the same
 //! pipeline.
 //!
-//! One pass looks at all objects and decides, without waiting for anything, what is to be done for which pod;
-//! workers do it, one per pod and direction. So nobody's objects hold up another's, and what is to go never
-//! waits for what is to come. What fails is tried again after a pause that doubles each time, and is told and
-//! logged when it changes only.
+//! One pass looks at the objects of namespaces in which something has changed, and decides, without waiting
+//! for anything, what is to be done for which pod; workers do it, one per pod and direction. So nobody's
+//! objects hold up another's, what is to go never waits for what is to come, and what one tenant does is no
+//! work for the objects of others. What fails is tried again after a pause that doubles each time, and is
+//! told and logged when it changes only.
 
 mod pace;
 mod work;
@@ -32,6 +33,8 @@ use work::{ReportedStatus, Worker, says_the_same};
 
 /// The shortest time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);
+/// All namespaces are looked at this often.
+const FULL_PASS_INTERVAL: Duration = Duration::from_secs(60);
 /// How many pods of one namespace are plugged into at the same time.
 const PODS_AT_ONCE: usize = 4;
 /// How many objects a worker takes at most before others of its pod have their turn.
@@ -55,12 +58,32 @@ pub struct ObjectsDoor {
     state: Arc<Mutex<State>>,
     workers: JoinSet<Lane>,
     running: BTreeSet<Lane>,
-    /// Whether there may be interfaces of objects: while there are none, a pod's coming and going costs
-    /// nothing here.
-    any: bool,
-    /// Counts changes of the Networks.
-    networks: (u64, Arc<World>),
+    /// Namespaces that are to be looked at.
+    dirty: BTreeSet<String>,
+    /// When others are to be looked at again.
+    later: BTreeMap<String, Instant>,
+    seen: Seen,
+    /// Counts namespaces that were looked at, and objects in them.
+    looks: Looks,
 }
+
+/// What was seen of the rest of the cluster.
+#[derive(Debug)]
+struct Seen {
+    world: Arc<World>,
+    /// Counts changes of the Networks.
+    networks: u64,
+    /// Whether it was known which Networks are primary ones.
+    primaries: bool,
+    /// Whether all objects had arrived.
+    objects: bool,
+    /// When all namespaces were looked at last.
+    all: Option<Instant>,
+}
+
+/// How much was looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Looks(Arc<Mutex<(u64, u64)>>);
 
 /// Which worker does something: one for what comes to a pod, and another one for what goes.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -91,7 +114,7 @@ struct WrittenStatus {
 }
 
 /// An object: another one of the same name is another object.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 struct Item {
     place: ObjectKey,
     uid: Option<String>,
@@ -115,6 +138,8 @@ enum Task {
     Tell(ReportedStatus),
     /// Unplug it from this sandbox, if there is anything to unplug, and let it go.
     Leave(Option<SandboxId>),
+    /// Unplug it from this sandbox, if its object is really gone, or another node's.
+    LeaveUnseen(SandboxId),
 }
 
 // === impl ObjectsDoor ===
@@ -123,32 +148,44 @@ impl ObjectsDoor {
     /// Ready to follow.
     #[must_use]
     pub fn new(core: Core, objects: Objects) -> Self {
-        let networks = (0, core.world().get());
+        let seen =
+            Seen { world: core.world().get(), networks: 0, primaries: false, objects: false, all: None };
         Self {
             core,
             objects,
             state: Arc::default(),
             workers: JoinSet::new(),
             running: BTreeSet::new(),
-            any: true,
-            networks,
+            dirty: BTreeSet::new(),
+            later: BTreeMap::new(),
+            seen,
+            looks: Looks::default(),
         }
+    }
+
+    /// Counts what is looked at.
+    #[must_use]
+    pub fn looks(&self) -> Looks {
+        self.looks.clone()
     }
 
     /// Follows forever.
     pub async fn serve(mut self) {
-        let mut changes = self.core.world().subscribe();
-        let mut sandboxes = self.core.shown();
+        let core = self.core.clone();
+        let (mut worlds, mut users) = (core.world().subscribe(), core.world().users().subscribe());
+        let mut sandboxes = core.shown();
         let mut next = Instant::now();
         loop {
             // The first change is taken at once; those that come right behind it are taken together.
             tokio::time::sleep_until(next).await;
             next = Instant::now() + PASS_INTERVAL;
-            changes.borrow_and_update();
+            worlds.borrow_and_update();
+            users.borrow_and_update();
             sandboxes.borrow_and_update();
             let again = self.pass(Instant::now());
             tokio::select! {
-                changed = changes.changed() => if changed.is_err() { return },
+                changed = worlds.changed() => if changed.is_err() { return },
+                changed = users.changed() => if changed.is_err() { return },
                 // A pod that comes later may be the one that is waited for.
                 changed = sandboxes.changed() => if changed.is_err() { return },
                 Some(done) = self.workers.join_next() => self.finished(done),
@@ -157,51 +194,82 @@ impl ObjectsDoor {
         }
     }
 
-    /// One pass over all objects: workers begin what is to be done. Gives the time of the next one, if
-    /// nothing changes.
+    /// One pass over the namespaces in which something has changed: workers begin what is to be done. Gives
+    /// the time of the next one, if nothing changes.
     fn pass(&mut self, now: Instant) -> Instant {
         while let Some(done) = self.workers.try_join_next() {
             self.finished(done);
         }
-        let mut again = now + Duration::from_secs(60);
         let world = self.core.world().get();
-        if world.attachments.is_empty() && !self.any {
-            return again;
+        self.notice(&world, now);
+        for namespace in std::mem::take(&mut self.dirty) {
+            match self.look_at(&world, &namespace, now) {
+                Some(again) => drop(self.later.insert(namespace, again)),
+                None => drop(self.later.remove(&namespace)),
+            }
         }
-        if !Arc::ptr_eq(&world.networks, &self.networks.1.networks)
-            || !Arc::ptr_eq(&world.classes, &self.networks.1.classes)
-        {
-            self.networks.0 += 1;
+        let all = self.seen.all.map_or(now, |all| all + FULL_PASS_INTERVAL);
+        self.later.values().copied().min().map_or(all, |again| again.min(all))
+    }
+
+    /// Finds out which namespaces are to be looked at.
+    fn notice(&mut self, world: &Arc<World>, now: Instant) {
+        let core = self.core.clone();
+        let users = core.world().users();
+        self.dirty.extend(users.take_changed());
+        self.dirty.extend(self.core.sandboxes().books().take_touched());
+        self.dirty.extend(self.later.extract_if(.., |_, at| *at <= now).map(|(namespace, _)| namespace));
+        let before = std::mem::replace(&mut self.seen.world, Arc::clone(world));
+        let networks =
+            !Arc::ptr_eq(&world.networks, &before.networks) || !Arc::ptr_eq(&world.classes, &before.classes);
+        self.seen.networks += u64::from(networks);
+        let primaries = std::mem::replace(&mut self.seen.primaries, world.knows_primaries());
+        let synced = std::mem::replace(&mut self.seen.objects, users.is_synced());
+        let due = self.seen.all.is_none_or(|all| all + FULL_PASS_INTERVAL <= now);
+        if networks || due || primaries != self.seen.primaries || synced != self.seen.objects {
+            self.seen.all = Some(now);
+            self.dirty.extend(users.namespaces());
+            self.dirty.extend(self.core.sandboxes().books().namespaces());
+            return;
         }
-        self.networks.1 = Arc::clone(&world);
+        if Arc::ptr_eq(&world.namespaces, &before.namespaces) && Arc::ptr_eq(&world.pods, &before.pods) {
+            return;
+        }
+        // What objects wait for: who their namespaces are, and whether their pods are there.
+        for namespace in users.namespaces() {
+            if world.namespaces.get(&namespace) != before.namespaces.get(&namespace)
+                || !same_pods(world, &before, &namespace)
+            {
+                self.dirty.insert(namespace);
+            }
+        }
+    }
+
+    /// Looks at the objects of a namespace; when that is to be done again, if nothing changes.
+    fn look_at(&mut self, world: &World, namespace: &str, now: Instant) -> Option<Instant> {
+        let of_namespace = self.core.world().users().of_namespace(namespace);
+        let named = |(name, object)| ((namespace.to_owned(), name), object);
+        let objects: BTreeMap<ObjectKey, Arc<NetworkAttachment>> =
+            of_namespace.into_iter().map(named).collect();
+        self.looks.count(objects.len());
         let mut jobs: BTreeMap<Lane, Vec<Job>> = BTreeMap::new();
-        self.look(&world, &mut jobs);
-        if world.synced.attachments {
-            self.look_for_vanished(&world, &mut jobs);
-            let exists =
-                |item: &Item| world.attachments.get(&item.place).is_some_and(|o| uid_of(o) == item.uid);
-            let mut state = lock(&self.state);
-            state.told.retain(|item, _| exists(item));
-            state.held.retain(exists);
-            state.let_go.retain(|item, _| exists(item));
-            state.pace.retain(|(leaving, item), _| *leaving || exists(item));
-            drop(state);
-            self.any = !jobs.is_empty() || !self.running.is_empty() || !world.attachments.is_empty();
+        self.look(world, &objects, &mut jobs);
+        if self.seen.objects {
+            self.look_for_vanished(namespace, &objects, &mut jobs);
+            lock(&self.state).retain(namespace, |item| {
+                objects.get(&item.place).is_some_and(|object| uid_of(object) == item.uid)
+            });
         }
-        for (lane, jobs) in jobs {
-            again = again.min(self.begin(lane, jobs, now));
-        }
-        again
+        jobs.into_iter().filter_map(|(lane, jobs)| self.begin(lane, jobs, now)).min()
     }
 
     /// Lets a worker begin with what is due; gives the time when the rest is.
-    fn begin(&mut self, lane: Lane, jobs: Vec<Job>, now: Instant) -> Instant {
-        let far = now + Duration::from_secs(3600);
-        // When it ends, there is another pass.
+    fn begin(&mut self, lane: Lane, jobs: Vec<Job>, now: Instant) -> Option<Instant> {
+        // When it ends, its namespace is looked at again.
         if self.running.contains(&lane) {
-            return far;
+            return None;
         }
-        let mut again = far;
+        let mut again: Option<Instant> = None;
         let mut due: Vec<(u32, Job)> = Vec::new();
         let state = lock(&self.state);
         for job in jobs {
@@ -210,7 +278,7 @@ impl ObjectsDoor {
             if ready <= now {
                 due.push((pace.map_or(0, |pace| pace.attempts), job));
             } else {
-                again = again.min(ready);
+                again = Some(again.map_or(ready, |again| again.min(ready)));
             }
         }
         drop(state);
@@ -234,19 +302,29 @@ impl ObjectsDoor {
 
     fn finished(&mut self, done: Result<Lane, tokio::task::JoinError>) {
         match done {
-            Ok(lane) => drop(self.running.remove(&lane)),
+            Ok(lane) => {
+                self.running.remove(&lane);
+                // Those that waited for it are of its namespace.
+                self.dirty.insert(lane.pod.0);
+            }
             Err(error) => {
                 tracing::error!(%error, "internal error while attaching");
                 // Nobody says which one it was; those that run are not begun twice, since each pod has its
                 // lock.
-                self.running.clear();
+                let lanes = std::mem::take(&mut self.running);
+                self.dirty.extend(lanes.into_iter().map(|lane| lane.pod.0));
             }
         }
     }
 
-    /// What is to be done for the objects that are there.
-    fn look(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
-        let records = self.records(world);
+    /// What is to be done for the objects of a namespace that are there.
+    fn look(
+        &self,
+        world: &World,
+        objects: &BTreeMap<ObjectKey, Arc<NetworkAttachment>>,
+        jobs: &mut BTreeMap<Lane, Vec<Job>>,
+    ) {
+        let records = self.records(objects);
         let mut waiting: BTreeMap<&str, Vec<Waiting<'_>>> = BTreeMap::new();
         let mut plugged: BTreeMap<&str, usize> = BTreeMap::new();
         let mut add = |place: &ObjectKey,
@@ -258,7 +336,7 @@ impl ObjectsDoor {
             let lane = Lane { pod: (place.0.clone(), object.spec.pod.clone()), leaving };
             jobs.entry(lane).or_default().push(Job { item, object: Some(Arc::clone(object)), task, facts });
         };
-        for (place, object) in &*world.attachments {
+        for (place, object) in objects {
             let record = records.get(&(place.0.clone(), object.spec.pod.clone()));
             let own = record.and_then(|record| find(record, place, object));
             if object.metadata.deletion_timestamp.is_some() {
@@ -286,7 +364,7 @@ impl ObjectsDoor {
                 }
                 (Some(_), Some(own)) => {
                     *plugged.entry(&place.0).or_default() += 1;
-                    own.made().map(|attachment| ReportedStatus::Attached(Box::new(attachment.clone())))
+                    own.made().map(|attachment| ReportedStatus::attached(world, self.core.node(), attachment))
                 }
                 (None, _) => self.without_pod(world, place, object),
             };
@@ -337,9 +415,14 @@ impl ObjectsDoor {
     }
 
     /// What is to be unplugged because its object is gone, or another one has its name.
-    fn look_for_vanished(&self, world: &World, jobs: &mut BTreeMap<Lane, Vec<Job>>) {
+    fn look_for_vanished(
+        &self,
+        namespace: &str,
+        objects: &BTreeMap<ObjectKey, Arc<NetworkAttachment>>,
+        jobs: &mut BTreeMap<Lane, Vec<Job>>,
+    ) {
         let books = self.core.sandboxes().books();
-        for record in books.records() {
+        for record in books.records_in(namespace) {
             let (Some(pod), sandbox) = (record.pod(), record.sandbox()) else { continue };
             for entry in record.attachments() {
                 // What is leaving already, the periodic pass takes away.
@@ -349,13 +432,16 @@ impl ObjectsDoor {
                 let Door::Object(door) = &entry.details().door else { continue };
                 let Some((namespace, name)) = door.name.split_once('/') else { continue };
                 let place = (namespace.to_owned(), name.to_owned());
-                let there = world.attachments.get(&place);
+                let there = objects.get(&place);
                 if there.is_some_and(|object| is_of(door, entry.plan(), &place, object)) {
                     continue;
                 }
                 let lane = Lane { pod: (pod.namespace.clone(), pod.name.clone()), leaving: true };
                 let item = Item { place, uid: door.uid.clone() };
-                let task = Task::Leave(Some(sandbox.clone()));
+                let task = match there {
+                    Some(_) => Task::Leave(Some(sandbox.clone())),
+                    None => Task::LeaveUnseen(sandbox.clone()),
+                };
                 let job = Job { item, object: None, task, facts: RefusalFacts::default() };
                 jobs.entry(lane).or_default().push(job);
             }
@@ -363,15 +449,18 @@ impl ObjectsDoor {
     }
 
     /// The newest sandbox of each pod of this node that some object names.
-    fn records(&self, world: &World) -> BTreeMap<ObjectKey, SandboxRecord> {
+    fn records(
+        &self,
+        objects: &BTreeMap<ObjectKey, Arc<NetworkAttachment>>,
+    ) -> BTreeMap<ObjectKey, SandboxRecord> {
         let named: BTreeSet<(&str, &str)> =
-            world.attachments.iter().map(|(place, o)| (place.0.as_str(), o.spec.pod.as_str())).collect();
+            objects.iter().map(|(place, o)| (place.0.as_str(), o.spec.pod.as_str())).collect();
         let mut found: Vec<SandboxRecord> = {
             let books = self.core.sandboxes().books();
-            let of_objects = |r: &&SandboxRecord| {
-                r.pod().is_some_and(|p| named.contains(&(p.namespace.as_str(), p.name.as_str())))
+            let of_pod = |(namespace, name): (&str, &str)| -> Vec<SandboxRecord> {
+                books.records_of(namespace, name).cloned().collect()
             };
-            books.records().filter(of_objects).cloned().collect()
+            named.into_iter().flat_map(of_pod).collect()
         };
         found.retain(|record| !netns::is_gone(record.netns()));
         found.sort_by_key(|record| Reverse(record.created_at()));
@@ -443,7 +532,54 @@ impl ObjectsDoor {
             let plan = a.plan();
             (plan.interface.to_string(), plan.network.clone())
         });
-        RefusalFacts { networks: self.networks.0, labels, has: has.collect() }
+        RefusalFacts { networks: self.seen.networks, labels, has: has.collect() }
+    }
+}
+
+// === impl Looks ===
+
+impl Looks {
+    fn count(&self, objects: usize) {
+        let mut counts = self.0.locked();
+        counts.0 += 1;
+        counts.1 += u64::try_from(objects).unwrap_or(u64::MAX);
+    }
+
+    /// How often some namespace was looked at, and how many objects that were.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        *self.0.locked()
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Forgets what is known of a namespace's objects that are not there.
+    fn retain(&mut self, namespace: &str, exists: impl Fn(&Item) -> bool) {
+        let first = Item { place: (namespace.to_owned(), String::new()), uid: None };
+        let is_of = |item: &Item| item.place.0 == namespace;
+        fn gone<'a, V: 'a>(
+            items: impl Iterator<Item = (&'a Item, V)>,
+            is_of: impl Fn(&Item) -> bool,
+            exists: impl Fn(&Item) -> bool,
+        ) -> Vec<Item> {
+            let of = items.map(|(item, _)| item).take_while(|item| is_of(item));
+            of.filter(|item| !exists(item)).cloned().collect()
+        }
+        for item in gone(self.told.range(first.clone()..), is_of, &exists) {
+            self.told.remove(&item);
+        }
+        for item in gone(self.held.range(first.clone()..).map(|item| (item, ())), is_of, &exists) {
+            self.held.remove(&item);
+        }
+        for item in gone(self.let_go.range(first.clone()..), is_of, &exists) {
+            self.let_go.remove(&item);
+        }
+        let coming = self.pace.range((false, first)..(true, Item::default()));
+        for item in gone(coming.map(|((_, item), pace)| (item, pace)), is_of, &exists) {
+            self.pace.remove(&(false, item));
+        }
     }
 }
 
@@ -532,4 +668,14 @@ fn is_of(
         && (door.uid.is_none() || door.uid == object.metadata.uid)
         && plan.network == object.spec.network
         && object.spec.interface.as_ref().is_none_or(|interface| plan.interface == interface.as_str())
+}
+
+/// Whether the pods of a namespace are the same ones in all that objects depend on.
+fn same_pods(world: &World, before: &World, namespace: &str) -> bool {
+    let of = |world: &World| -> Vec<(String, bool)> {
+        let from = (namespace.to_owned(), String::new());
+        let of_namespace = world.pods.range(from..).take_while(|((of, _), _)| of == namespace);
+        of_namespace.map(|((_, name), pod)| (name.clone(), pod.host_network)).collect()
+    };
+    of(world) == of(before)
 }

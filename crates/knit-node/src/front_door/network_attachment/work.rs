@@ -1,6 +1,7 @@
 //! What a worker does for one object: plugs it in, says how it went, takes it out again and lets the object
 //! go.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use knit_api::{NetworkAttachment, NetworkAttachmentStatus, conditions, names};
@@ -21,20 +22,28 @@ use crate::metrics::Operation;
 use crate::report::attachments;
 use crate::request::{Asked, Door, ObjectDoor, PodRequest, Wishes, pod_name};
 use crate::sandboxes::books::ledger_error;
+use crate::world::{World, announced};
 
 /// What the status of an object says.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ReportedStatus {
-    Attached(Box<Attachment>),
+    /// Attached, and whether other nodes are to be told of it.
+    Attached(Box<Attachment>, bool),
     Failed(&'static str, String),
 }
 
 // === impl ReportedStatus ===
 
 impl ReportedStatus {
+    pub(super) fn attached(world: &World, node: &str, attachment: &Attachment) -> Self {
+        let addresses: Vec<IpAddr> = attachment.addresses.iter().map(|a| a.net.addr()).collect();
+        let announced = announced::is_needed(world, &attachment.network, node, &addresses, attachment.mac);
+        Self::Attached(Box::new(attachment.clone()), announced)
+    }
+
     pub(super) fn status(&self, node: &str) -> NetworkAttachmentStatus {
         match self {
-            Self::Attached(attachment) => attachments::status(node, attachment),
+            Self::Attached(attachment, announced) => attachments::status(node, attachment, *announced),
             Self::Failed(reason, message) => attachments::failure(node, reason, message),
         }
     }
@@ -58,9 +67,14 @@ impl Worker {
     /// Does one thing, and notes when it may be tried again if it failed.
     pub(super) async fn work(&self, job: Job) {
         let Job { item, object, task, facts } = job;
-        let leaving = matches!(task, Task::Leave(_));
+        let leaving = matches!(task, Task::Leave(_) | Task::LeaveUnseen(_));
         let failed = match (task, object) {
             (Task::Leave(sandbox), object) => self.leave(&item, object, sandbox).await,
+            (Task::LeaveUnseen(sandbox), _) => match self.is_gone(&item).await {
+                Ok(true) => self.leave(&item, None, Some(sandbox)).await,
+                Ok(false) => Err(Again { hopeless: false }),
+                Err(again) => Err(again),
+            },
             (Task::Plug(pod), Some(object)) => self.plug(&item, &object, pod).await,
             (Task::Tell(told), Some(object)) => self.tell(&item, &object, told).await,
             (Task::Plug(_) | Task::Tell(_), None) => Ok(()),
@@ -82,7 +96,8 @@ impl Worker {
             Ok(attachment) => {
                 tracing::info!(namespace = item.place.0, name = item.place.1, pod = object.spec.pod,
                     network = object.spec.network, interface = %attachment.interface, "plugged in");
-                return self.tell(item, object, ReportedStatus::Attached(Box::new(attachment))).await;
+                let told = ReportedStatus::attached(&self.core.world().get(), self.core.node(), &attachment);
+                return self.tell(item, object, told).await;
             }
             Err(error) => error,
         };
@@ -168,6 +183,31 @@ impl Worker {
             return Err(Error::new(Reason::Refused, message));
         }
         Ok(())
+    }
+
+    /// Whether an object that this node does not see any more is gone, or another node's. One that does not
+    /// name any node may be this one's still: no agent of an earlier version waited for that.
+    async fn is_gone(&self, item: &Item) -> Result<bool, Again> {
+        match self.objects.get::<NetworkAttachment>(&key_of(&item.place)).await {
+            Ok(None) => Ok(true),
+            Ok(Some(object)) => {
+                let labels = object.metadata.labels.unwrap_or_default();
+                // Its user gave it a label by which it is an agent's: nobody follows it any more.
+                let by = labels.get(names::MANAGED_BY_LABEL).is_some_and(|by| by == names::MANAGED_BY);
+                let other = by || (item.uid.is_some() && item.uid != object.metadata.uid);
+                let node = object.status.and_then(|status| status.node);
+                Ok(other || node.is_some_and(|node| node != self.core.node()))
+            }
+            Err(error) => {
+                tracing::warn!(
+                    namespace = item.place.0,
+                    name = item.place.1,
+                    error = &error as &dyn std::error::Error,
+                    "cannot ask what became of a NetworkAttachment; retrying"
+                );
+                Err(Again { hopeless: false })
+            }
+        }
     }
 
     async fn leave(
@@ -269,7 +309,7 @@ impl Worker {
 
     /// What was written beside a folder of objects goes with the object: nobody else removes it.
     async fn forget_file(&self, item: &Item) -> Result<(), Again> {
-        let there = self.core.world().get().attachments.contains_key(&item.place);
+        let there = self.core.world().users().has(&item.place.0, &item.place.1);
         if there || self.objects.output_folder().is_none() {
             return Ok(());
         }

@@ -77,7 +77,7 @@ fn status(record: &SandboxRecord, entry: &knit_ledger::Attachment) -> NetworkAtt
         AttachmentState::Detaching(made) => (false, "Detaching", "it is being detached", made.as_ref()),
     };
     let mut status = match made {
-        Some(made) => attachments::status("", made),
+        Some(made) => attachments::status("", made, false),
         None => NetworkAttachmentStatus {
             sandbox_id: Some(record.sandbox().to_string()),
             interface: Some(plan.interface.to_string()),

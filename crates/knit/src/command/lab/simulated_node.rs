@@ -7,7 +7,6 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use knit_scale::probe;
 
-use super::scale::PeersFrom;
 use crate::command::log::LogArgs;
 
 /// The agent of one simulated node
@@ -25,10 +24,6 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     directory: PathBuf,
 
-    /// Where to read other nodes' addresses and blocks
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t = PeersFrom::Slices)]
-    peers: PeersFrom,
-
     #[command(flatten)]
     log: LogArgs,
 }
@@ -42,6 +37,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    runtime.block_on(probe::serve(args.number, &args.api_url, &args.directory, args.peers.into()))?;
+    runtime.block_on(probe::serve(args.number, &args.api_url, &args.directory))?;
     Ok(ExitCode::SUCCESS)
 }

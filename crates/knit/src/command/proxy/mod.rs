@@ -7,7 +7,7 @@
 mod config;
 mod conntrack;
 mod duration;
-mod http;
+mod listen;
 mod node;
 mod print;
 mod report;

@@ -10,23 +10,23 @@ use knit_kernel::nft::Kernel;
 use knit_objects::Objects;
 use knit_output::{Note, note};
 use knit_proxy::backend::Backend;
-use knit_proxy::backends::{BackendSetup, Backends as _, Cleaned};
-use knit_proxy::engine::Observer;
+use knit_proxy::backends::{BackendSetup, Backends as _};
 use knit_proxy::grpc::{self, Link, Stream};
-use knit_proxy::health::{Health, serve_checks, serve_proxy};
-use knit_proxy::metrics::Metrics;
+use knit_proxy::metrics;
 use knit_proxy::model::NodeInfo;
 use knit_proxy::objects::{Feed, Source};
 use knit_proxy::source::{Event, Handle, Stopped};
 use knit_proxy::start::{Options, start};
+use knit_proxy::vitals::{Checks, ServerError, ServerNews, Servers, Vitals};
 use knit_proxy_nft::{Config, KubeProxy, NftBackends};
 use prometheus_client::registry::Registry;
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 use super::report::{Log, Orphans, orphans};
 use super::settings::Settings;
-use super::{BackendKind, ServeArgs, SourceArgs, http, node, print, socket, tell, watchers};
+use super::{BackendKind, ServeArgs, SourceArgs, listen, node, print, socket, tell, watchers};
 use crate::command::stop::Stop;
 
 type AnyBackend = Box<dyn Backend + Send>;
@@ -52,15 +52,15 @@ pub fn serve(settings: &Settings, args: &ServeArgs) -> Result<ExitCode> {
         wanted.apply(&NetNs::current().context("cannot open this process's network namespace")?);
     }
     let mut registry = Registry::default();
-    let metrics = Metrics::register(&mut registry);
+    let vitals = Vitals::register(&mut registry, settings.unhealthy_after);
     let stream = Stream::new();
-    let backend = backend(args.backend, settings, &metrics, &stream)?;
+    let backend = backend(args.backend, settings, &vitals, &stream)?;
     let stream = (args.backend == BackendKind::Stream).then_some(stream);
     if let Some(stream) = &stream {
         registry.register_collector(Box::new(watchers::Numbers(stream.clone())));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve_with(settings, args, (backend, stream), kube_proxy, (metrics, registry)))?;
+    runtime.block_on(serve_with(settings, args, (backend, stream), kube_proxy, (vitals, registry)))?;
     // A look at objects that still waits for its answer must not hold the end up.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
@@ -77,21 +77,16 @@ pub fn clean_up(args: &SourceArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn backend(kind: BackendKind, settings: &Settings, metrics: &Metrics, stream: &Stream) -> Result<AnyBackend> {
+fn backend(kind: BackendKind, settings: &Settings, vitals: &Vitals, stream: &Stream) -> Result<AnyBackend> {
     Ok(match kind {
         BackendKind::Stream => Box::new(stream.clone()),
         BackendKind::Print => Box::new(print::Print(std::io::stdout())),
-        BackendKind::Nftables => {
-            let metrics = metrics.clone();
-            NftBackends.open(BackendSetup {
-                proxy_name: settings.common.proxy_name.as_deref(),
-                masquerade_mark: 1 << settings.masquerade_bit,
-                on_clean: Some(Box::new(move |cleaned: Cleaned| {
-                    metrics.cleaned(cleaned.family, cleaned.took, cleaned.deleted, cleaned.complete);
-                })),
-                ..BackendSetup::default()
-            })?
-        }
+        BackendKind::Nftables => NftBackends.open(BackendSetup {
+            proxy_name: settings.common.proxy_name.as_deref(),
+            masquerade_mark: 1 << settings.masquerade_bit,
+            on_clean: Some(vitals.on_clean()),
+            ..BackendSetup::default()
+        })?,
     })
 }
 
@@ -213,7 +208,7 @@ async fn serve_stream(stream: Stream, address: String, hard_fail: bool) -> Resul
             let at = address
                 .parse()
                 .with_context(|| format!("--stream-address: {address:?} must be IP:PORT or unix:PATH"))?;
-            stream.serve_tcp(http::listen(at, "the node view over gRPC", hard_fail).await?).await
+            stream.serve_tcp(listen::listen(at, "the node view over gRPC", hard_fail).await?).await
         }
     };
     served.context("the server of the stream has stopped")
@@ -224,15 +219,14 @@ async fn serve_with(
     args: &ServeArgs,
     (backend, stream): (AnyBackend, Option<Stream>),
     kube_proxy: Option<KubeProxy>,
-    (metrics, registry): (Metrics, Registry),
+    (vitals, registry): (Vitals, Registry),
 ) -> Result<()> {
     let common = &settings.common;
     let input = Input::open(settings, args).await?;
-    let health = Health::new(settings.unhealthy_after);
     let (teller, waiting) = tell::teller(&common.node_name);
     let (log, in_force) = Log::new(move |problem| teller.tell(problem));
-    let mut observers: Vec<Box<dyn Observer + Send>> =
-        vec![health.observer(), metrics.observer(), Box::new(log)];
+    let mut observers = vitals.observers();
+    observers.push(Box::new(log));
     if let Input::Stream(source) = &input {
         observers.push(source.observer());
     }
@@ -249,32 +243,25 @@ async fn serve_with(
     let running = start(backend, NodeInfo::new(&common.node_name), options)?;
     let handle = running.handle().clone();
 
-    let mut servers = tokio::task::JoinSet::new();
-    let (counting, well) = (metrics.clone(), health.clone());
-    let (address, hard) = (settings.healthz, settings.hard_fail);
-    servers.spawn(async move {
-        let listener = http::listen(address, "healthz", hard).await?;
-        serve_proxy(listener, well, move |probe| counting.probed(probe)).await.context("healthz")
-    });
-    let (address, registry, mode) = (settings.metrics, Arc::new(registry), mode_of(args.backend));
-    servers.spawn(async move {
-        let listener = http::listen(address, "metrics", hard).await?;
-        http::serve_metrics(listener, mode, registry).await
+    let mut servers = vitals.serve(&Servers {
+        healthz: Some(settings.healthz),
+        metrics: Some(settings.metrics),
+        mode: mode_of(args.backend),
+        text: Arc::new(move || metrics::text(&registry)),
+        // With a stream the health checks are those of the node that follows.
+        checks: stream.is_none().then_some(Checks::OnNodePorts),
+        hard_fail: settings.hard_fail,
+        tell: Arc::new(log_server),
+        ..Servers::default()
     });
     let watched = stream.clone();
-    match stream {
-        // The health checks are those of the node that follows.
-        Some(stream) => {
-            servers.spawn(serve_stream(stream, args.stream_address.clone(), hard));
+    let (address, hard) = (args.stream_address.clone(), settings.hard_fail);
+    let streaming = async move {
+        match stream {
+            Some(stream) => serve_stream(stream, address, hard).await,
+            None => std::future::pending().await,
         }
-        None => {
-            tokio::spawn(serve_checks(health, |service, address, error| {
-                tracing::warn!(
-                    "Service {service}: spec.healthCheckNodePort: cannot listen on {address}: {error}"
-                );
-            }));
-        }
-    }
+    };
     match socket::listen(&settings.socket) {
         Ok(listener) => {
             tokio::spawn(socket::serve(listener, handle.clone(), watched));
@@ -295,7 +282,8 @@ async fn serve_with(
         () = stop.asked() => Ok(()),
         _ = &mut engine_ended => Err(anyhow::anyhow!("the proxy's thread has stopped; the log above \
         says why")),
-        Some(ended) = servers.join_next() => ended.context("a server has stopped").flatten(),
+        failed = first_failure(&mut servers) => Err(failed),
+        ended = streaming => ended,
     };
     feeding.abort();
     if result.is_ok() {
@@ -306,6 +294,26 @@ async fn serve_with(
     // Left behind, it is replaced by the next start.
     let _ = std::fs::remove_file(&settings.socket);
     result
+}
+
+/// Waits until a server of the proxy fails.
+async fn first_failure(servers: &mut JoinSet<Result<(), ServerError>>) -> anyhow::Error {
+    while let Some(ended) = servers.join_next().await {
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return error.into(),
+            Err(panicked) => return anyhow::Error::from(panicked).context("a server has stopped"),
+        }
+    }
+    std::future::pending().await
+}
+
+fn log_server(news: &ServerNews<'_>) {
+    match news {
+        ServerNews::Listening { .. } => tracing::info!("{news}"),
+        ServerNews::Unavailable { .. } => tracing::error!("{news}"),
+        ServerNews::NoCheck { .. } => tracing::warn!("{news}"),
+    }
 }
 
 async fn feed_engine(mut feed: Feed, handle: Handle, first: Option<std::net::IpAddr>) -> Result<(), Stopped> {

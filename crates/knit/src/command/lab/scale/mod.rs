@@ -13,7 +13,7 @@ use knit_output::Note;
 use knit_scale::cluster::Api;
 use knit_scale::report::Report;
 use knit_scale::run::{Options, run as carry_out};
-use knit_scale::scenario::{Peers, Scenario};
+use knit_scale::scenario::Scenario;
 
 use crate::command::log::LogArgs;
 use crate::command::stop::Stop;
@@ -66,10 +66,6 @@ pub struct Args {
     /// Number of nodes that run a whole agent; one more agent runs in its own process [default: 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     whole: Option<u32>,
-
-    /// Where agents read other nodes' addresses and blocks [default: slices]
-    #[arg(long, value_name = "WHAT", value_enum)]
-    peers: Option<PeersFrom>,
 
     /// Pods that exist during the whole run, spread over all nodes [default: 0]
     #[arg(long, value_name = "N")]
@@ -149,15 +145,6 @@ pub struct Args {
     api_url: Option<String>,
 }
 
-/// Where agents learn of other nodes.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub enum PeersFrom {
-    /// All Nodes and AddressBlocks
-    Objects,
-    /// NodeSlices and BlockSlices, which the controller writes
-    Slices,
-}
-
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 enum Output {
     /// Columns
@@ -165,15 +152,6 @@ enum Output {
     Table,
     /// The whole report
     Json,
-}
-
-impl From<PeersFrom> for Peers {
-    fn from(from: PeersFrom) -> Self {
-        match from {
-            PeersFrom::Objects => Self::Objects,
-            PeersFrom::Slices => Self::Slices,
-        }
-    }
 }
 
 impl Args {
@@ -194,7 +172,6 @@ impl Args {
         }
         set(&mut scenario.nodes, self.nodes.as_ref());
         set(&mut scenario.whole, self.whole.as_ref());
-        set(&mut scenario.peers, self.peers.map(Peers::from).as_ref());
         set(&mut scenario.pods, self.pods.as_ref());
         set(&mut scenario.pods_per_second, self.pods_per_second.as_ref());
         set(&mut scenario.pod_seconds, self.pod_seconds.as_ref());
@@ -304,11 +281,7 @@ fn raise_limit(scenario: &Scenario) -> Result<()> {
 
 /// About how many files a run has open.
 fn files(whole: u64, scenario: &Scenario) -> u64 {
-    let followed = match scenario.peers {
-        Peers::Slices => u64::from(scenario.networks),
-        Peers::Objects => 0,
-    };
-    FILES + whole * (FILES_PER_NODE + FILES_PER_WATCH * followed)
+    FILES + whole * (FILES_PER_NODE + FILES_PER_WATCH * u64::from(scenario.networks))
 }
 
 #[cfg(test)]
@@ -350,11 +323,10 @@ mod tests {
         let file = std::env::temp_dir().join(format!("knit-scenario-{}.yaml", std::process::id()));
         std::fs::write(&file, "{nodes: [20], whole: 3, seed: 9}").expect("written");
         let path = file.display().to_string();
-        let words = ["--scenario", &path, "--nodes", "30,40", "--peers", "objects"];
+        let words = ["--scenario", &path, "--nodes", "30,40"];
         let scenario = parse(&words).scenario().expect("a scenario");
         std::fs::remove_file(&file).expect("removed");
         assert_eq!((scenario.nodes.as_slice(), scenario.whole, scenario.seed), (&[30, 40][..], 3, 9));
-        assert_eq!(scenario.peers, Peers::Objects);
     }
 
     #[test]
@@ -375,6 +347,5 @@ mod tests {
     fn watches_of_slices_are_files() {
         let scenario = Scenario { networks: 100, ..Scenario::default() };
         assert_eq!(files(20, &scenario), 500 + 20 * 480);
-        assert_eq!(files(20, &Scenario { peers: Peers::Objects, ..scenario }), 500 + 20 * 80);
     }
 }

@@ -1,8 +1,14 @@
 //! Steering: leads from the node's own namespace into routers apart from it.
 //!
 //! [`SteerTable`] has a map from entrances to where the router takes them. A steered connection carries a
-//! mark ([`STEERED`]), so that the node's rules can tell it from everything else that would like to get into
-//! a router.
+//! mark ([`STEERED`](crate::STEERED)), so that the node's rules can tell it from everything else that would
+//! like to get into a router.
+//!
+//! Where this node has no such router, an entrance leads to other nodes that have one, at their node ports
+//! ([`Way::Nodes`](knit_runtime::routers::Way)). For them it is traffic from outside, for which their own
+//! rules hold: nothing is open on them for this. The client's address is replaced by this node's, so that
+//! answers come back. Such packets have a hop limit by which a node that has no router either (any more)
+//! knows them: it refuses them, and no connection is handed over twice.
 //!
 //! It is one table of its own, a little before service proxies at the same hooks, so that theirs never see
 //! what is steered. One changed entrance is one element to write.
@@ -10,26 +16,22 @@
 //! Whose traffic is steered depends on who chose the address ([`Chosen`]): a tenant must not take what others
 //! send. What comes out of a router is never steered: it is another Network's.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+mod layout;
 
-use ipnet::IpNet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
 use knit_kernel::NetNs;
 use knit_kernel::conntrack::{Conntrack, Filter, Flow, L4, TupleFilter};
 use knit_kernel::nft::Kernel;
 use knit_kernel::watch::Untouched;
-use knit_nft::{
-    AddrType, Chain, ChainKind, Data, Element, ElementValue, Family as TableFamily, FibFlags, Hook, Key,
-    L4Proto, NfProto, Nftables, Port, Reg, Rule, Set, SetState, Table, TableId, TableState, Transaction,
-    field,
-};
-use knit_runtime::routers::{Chosen, Entrance, Steered, Steering};
+use knit_nft::{Family as TableFamily, L4Proto, Nftables, TableId, Transaction};
+use knit_runtime::routers::{Entrance, Steered, Steering};
 use knit_runtime::{Protocol, Result};
 use knit_types::Family;
 
 use crate::fail::{chain, internal};
-use crate::rules::{STEERED, from_ours};
-use crate::uplink::NODE_END_PREFIX;
+use layout::{Sets, elements};
 
 /// The name of the table.
 const TABLE: &str = "knit-steer";
@@ -50,33 +52,8 @@ pub(crate) struct SteerTable {
     repairs: usize,
 }
 
-/// After ports of the node that pods have, before service proxies.
-const BEFORE_PROXIES: i32 = -105;
-/// Before ports of the node that pods have.
-const BEFORE_HOST_PORTS: i32 = -115;
 /// Each is a walk through the kernel's whole table: beyond a few, one that sees all is cheaper.
 const MAX_FILTERS: usize = 4;
-
-/// The sets of one family and one kind of entrance.
-struct Sets {
-    /// `address . protocol . port : address . port`
-    steer: Set,
-    /// Entrances that not everybody may use, and `address . protocol . port . source`; none where everybody
-    /// may.
-    checked: Option<(Set, Set)>,
-}
-
-const CHOSEN: [Chosen; 4] = [Chosen::ByOperator, Chosen::OnNode, Chosen::ByProvider, Chosen::ByTenant];
-
-/// How the sets of a kind of entrance are called.
-fn name(chosen: Chosen) -> &'static str {
-    match chosen {
-        Chosen::ByOperator => "node",
-        Chosen::OnNode => "on-node",
-        Chosen::ByProvider => "balanced",
-        Chosen::ByTenant => "external",
-    }
-}
 
 impl SteerTable {
     /// For the node's network namespace.
@@ -161,7 +138,7 @@ impl SteerTable {
         let changes = if wanted.is_empty() {
             self.nft.remove_table(&self.id).map(usize::from).map_err(failed())?
         } else {
-            let state = Self::state(&self.id, wanted);
+            let state = layout::state(&self.id, wanted);
             self.nft.apply(&state).map_err(failed())?.len()
         };
         let expected = before.after(usize::from(changes > 0));
@@ -179,85 +156,6 @@ impl SteerTable {
             self.clean(&all, &BTreeMap::new(), wanted);
         }
         Ok(changes)
-    }
-
-    fn state(id: &TableId, wanted: &BTreeMap<Entrance, Steered>) -> TableState {
-        let table = Table::new(id.clone()).comment("what leads into routers, written by knit-proxy");
-        let mut state = TableState::new(table);
-        for chosen in CHOSEN {
-            for sets in Family::ALL.map(|family| Sets::of(family, chosen)) {
-                state = state.set(sets.steer, []);
-                if let Some((checked, sources)) = sets.checked {
-                    state = state.set(checked, []).set(sources, []);
-                }
-            }
-        }
-        let local = || Rule::new().eq(field::fib_addrtype(FibFlags::DADDR), &AddrType::LOCAL);
-        let not_local = || local().ret().comment("an address of this node");
-        let by_provider = [not_local()].into_iter().chain(Self::rules(Chosen::ByProvider));
-        let of_routers = || {
-            let rule = from_ours(Rule::new()).begins_with(&field::iifname(), NODE_END_PREFIX);
-            rule.ret().comment("another Network's")
-        };
-        let mut state = state
-            .chain(
-                Chain::base("first-in", ChainKind::Nat, Hook::Prerouting, BEFORE_HOST_PORTS),
-                [of_routers(), Rule::new().jump("on-node")],
-            )
-            .chain(
-                Chain::base("first-out", ChainKind::Nat, Hook::Output, BEFORE_HOST_PORTS),
-                [Rule::new().jump("on-node")],
-            )
-            .chain(Chain::regular("on-node"), Self::rules(Chosen::OnNode))
-            .chain(
-                Chain::base("prerouting", ChainKind::Nat, Hook::Prerouting, BEFORE_PROXIES),
-                [
-                    of_routers(),
-                    Rule::new().jump("steer"),
-                    from_ours(Rule::new()).ret().comment("pods"),
-                    local().ret().comment("an address of this node"),
-                    Rule::new().jump("external"),
-                ],
-            )
-            .chain(
-                Chain::base("output", ChainKind::Nat, Hook::Output, BEFORE_PROXIES),
-                [Rule::new().jump("steer")],
-            )
-            .chain(
-                Chain::regular("steer"),
-                Self::rules(Chosen::ByOperator).into_iter().chain(by_provider).collect::<Vec<_>>(),
-            )
-            .chain(Chain::regular("external"), Self::rules(Chosen::ByTenant));
-        for (entrance, to) in wanted {
-            let sets = Sets::of(Family::of(entrance.address), to.chosen);
-            for (set, elements) in elements(&sets, entrance, to) {
-                let empty = || SetState { set: set.clone(), elements: BTreeMap::new() };
-                state.sets.entry(set.name.clone()).or_insert_with(empty).extend(elements);
-            }
-        }
-        state
-    }
-
-    fn rules(chosen: Chosen) -> Vec<Rule> {
-        // Beyond the registers that setting a mark needs.
-        let at = Reg::new(8).expect("there are sixteen registers");
-        let v4 = || Rule::new().eq(field::nfproto(), &NfProto::IPV4);
-        let v6 = || Rule::new().eq(field::nfproto(), &NfProto::IPV6);
-        let (protocol, port) = (field::l4proto, field::th_dport);
-        let at4 = (field::ip_daddr(), protocol(), port());
-        let at6 = (field::ip6_daddr(), protocol(), port());
-        let from4 = (field::ip_daddr(), protocol(), port(), field::ip_saddr());
-        let from6 = (field::ip6_daddr(), protocol(), port(), field::ip6_saddr());
-        let steer = |rule: Rule| rule.set_ct_mark_bits(STEERED, STEERED);
-        let [sets4, sets6] = Family::ALL.map(|family| Sets::of(family, chosen));
-        let mut rules = Vec::new();
-        if let (Some((checked4, sources4)), Some((checked6, sources6))) = (sets4.checked, sets6.checked) {
-            rules.push(v4().in_set(&at4, checked4.name).not_in_set(&from4, sources4.name).drop());
-            rules.push(v6().in_set(&at6, checked6.name).not_in_set(&from6, sources6.name).drop());
-        }
-        rules.push(steer(v4().map_at(at, &at4, sets4.steer.name)).dnat_at(TableFamily::Ip, at));
-        rules.push(steer(v6().map_at(at, &at6, sets6.steer.name)).dnat_at(TableFamily::Ip6, at));
-        rules
     }
 
     /// Who may come is written before what leads there, and goes after it.
@@ -318,8 +216,8 @@ impl SteerTable {
             let answers = SocketAddr::new(flow.reply.src, src);
             match (udp.contains(&entrance), wanted.get(&entrance)) {
                 (false, _) => false,
-                (true, Some(to)) => to.to != answers,
-                (true, None) => gone.get(&entrance).is_some_and(|old| old.to == answers),
+                (true, Some(to)) => !to.leads_to(answers),
+                (true, None) => gone.get(&entrance).is_some_and(|old| old.leads_to(answers)),
             }
         };
         for filter in filters {
@@ -331,82 +229,6 @@ impl SteerTable {
                 tracing::warn!(error = chain(&error), "stale UDP flows into routers were not all deleted");
             }
         }
-    }
-}
-
-impl Sets {
-    fn of(family: Family, chosen: Chosen) -> Self {
-        type Key<A> = (A, L4Proto, Port);
-        let digit = if family == Family::V4 { '4' } else { '6' };
-        let name = |what: &str| format!("{}{what}{digit}", name(chosen));
-        let steer = match family {
-            Family::V4 => Set::map::<Key<Ipv4Addr>, (Ipv4Addr, Port)>(name("")),
-            Family::V6 => Set::map::<Key<Ipv6Addr>, (Ipv6Addr, Port)>(name("")),
-        };
-        let checked = || match family {
-            Family::V4 => Set::of::<Key<Ipv4Addr>>(name("-checked")),
-            Family::V6 => Set::of::<Key<Ipv6Addr>>(name("-checked")),
-        };
-        let sources = || match family {
-            Family::V4 => Set::of::<(Ipv4Addr, L4Proto, Port, Ipv4Addr)>(name("-sources")).interval(),
-            Family::V6 => Set::of::<(Ipv6Addr, L4Proto, Port, Ipv6Addr)>(name("-sources")).interval(),
-        };
-        // Rule 43 is about load balancers.
-        let checked = (chosen != Chosen::ByTenant).then(|| (checked(), sources()));
-        Self { steer, checked }
-    }
-}
-
-/// What an entrance is in the kernel, in the order in which it is written. Nothing if it leads to another
-/// family.
-fn elements<'a>(sets: &'a Sets, entrance: &Entrance, to: &Steered) -> Vec<(&'a Set, Vec<Element>)> {
-    let (protocol, port) = (number(entrance.protocol), Port(entrance.port));
-    let (key, target) = match (entrance.address, to.to) {
-        (IpAddr::V4(address), SocketAddr::V4(to)) => {
-            ((address, protocol, port).data(), (*to.ip(), Port(to.port())).data())
-        }
-        (IpAddr::V6(address), SocketAddr::V6(to)) => {
-            ((address, protocol, port).data(), (*to.ip(), Port(to.port())).data())
-        }
-        _ => return Vec::new(),
-    };
-    let mut all = Vec::new();
-    if let (Some(sources), Some((checked, allowed))) = (&to.sources, &sets.checked) {
-        let same = |range: &&IpNet| Family::of_net(**range) == Family::of(entrance.address);
-        let ranges: Vec<IpNet> = sources.iter().filter(same).copied().collect();
-        let ranges: Vec<Element> =
-            IpNet::aggregate(&ranges).into_iter().map(|range| allowed_from(&key, range)).collect();
-        if !ranges.is_empty() {
-            all.push((allowed, ranges));
-        }
-        all.push((checked, vec![Element::from_data(key.clone())]));
-    }
-    let mut element = Element::from_data(key);
-    element.value = ElementValue::Data(target);
-    all.push((&sets.steer, vec![element]));
-    all
-}
-
-/// Those of a range may come to an entrance.
-fn allowed_from(entrance: &Data, range: IpNet) -> Element {
-    let end = |address| {
-        let mut data = entrance.clone();
-        match address {
-            IpAddr::V4(v4) => data.push(&v4.octets()),
-            IpAddr::V6(v6) => data.push(&v6.octets()),
-        }
-        data
-    };
-    let mut element = Element::from_data(end(range.network()));
-    element.key_end = Some(Box::new(end(range.broadcast())));
-    element
-}
-
-fn number(protocol: Protocol) -> L4Proto {
-    match protocol {
-        Protocol::Tcp => L4Proto::TCP,
-        Protocol::Udp => L4Proto::UDP,
-        Protocol::Sctp => L4Proto::SCTP,
     }
 }
 
@@ -448,7 +270,8 @@ impl std::fmt::Debug for SteerTable {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use knit_nft::{Fake, Generation, Result};
+    use knit_nft::{Fake, Generation, Result, TableState};
+    use knit_runtime::routers::{Chosen, Way};
 
     use super::*;
 
@@ -487,7 +310,8 @@ mod tests {
     }
 
     fn to(text: &str) -> Steered {
-        Steered { to: text.parse().unwrap(), sources: None, chosen: Chosen::ByOperator }
+        let to = Way::Router(text.parse().unwrap());
+        Steered { to, near: None, sources: None, chosen: Chosen::ByOperator }
     }
 
     #[test]
