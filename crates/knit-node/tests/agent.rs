@@ -18,7 +18,7 @@ use knit_node::testing::{FakeKernel, FakeRuntime, Faults, Life};
 use knit_node::{Asked, ClaimRequest, CoreConfig};
 use knit_objects::Source;
 use knit_testbed::objects;
-use knit_testbed::wait::holds;
+use knit_testbed::wait::{eventually, holds};
 use knit_types::{ObjectRef, Owner};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Asks `look` until it succeeds; fails the test with what it said last if it does not within `limit`.
+/// Asks `look` until it succeeds, and returns what it found; fails the test with what it said last if it does not within `limit`.
 #[track_caller]
-pub fn eventually<E: std::fmt::Debug>(
+pub fn eventually<T, E: std::fmt::Debug>(
     what: impl Into<String>,
     limit: Duration,
-    mut look: impl FnMut() -> Result<(), E>,
-) -> impl Future<Output = ()> {
+    mut look: impl FnMut() -> Result<T, E>,
+) -> impl Future<Output = T> {
     let (what, caller) = (what.into(), Location::caller());
     ask_until(what, caller, limit, move || std::future::ready(look()))
 }
@@ -30,15 +30,20 @@ pub fn holds_when_asked<F: Future<Output = bool>>(
     ask_until(what.to_owned(), Location::caller(), Duration::from_secs(60), look)
 }
 
-async fn ask_until<E: std::fmt::Debug, F: Future<Output = Result<(), E>>>(
+async fn ask_until<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(
     what: String,
     caller: &'static Location<'static>,
     limit: Duration,
     mut look: impl FnMut() -> F,
-) {
+) -> T {
     let end = Instant::now() + limit;
-    while let Err(last) = look().await {
-        assert!(Instant::now() < end, "{caller}: {what}: not within {limit:?}: {last:?}");
+    loop {
+        match look().await {
+            Ok(found) => return found,
+            Err(last) => {
+                assert!(Instant::now() < end, "{caller}: {what}: not within {limit:?}: {last:?}");
+            }
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

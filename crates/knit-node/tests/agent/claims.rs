@@ -35,7 +35,9 @@ async fn claims_of_an_earlier_agent_were_left_alone_when_the_next_one_had_dra_of
     agent.stop(Duration::from_secs(60)).await;
 
     // Where kubelet's directory is not mounted, it starts all the same.
-    let (mut files, _) = Files::open(&ledger).expect("the ledger");
+    // Work that went to another thread may hold the ledger for a moment after the agent has stopped.
+    let open = || Files::open(&ledger);
+    let (mut files, _) = eventually("the ledger", Duration::from_secs(60), open).await;
     let left = Reservation::new(Owner::claim(claim), 1).expect("a reservation");
     files.commit(Batch::new().put(left.into())).expect("recorded");
     drop(files);
