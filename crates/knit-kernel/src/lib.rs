@@ -3,8 +3,9 @@
 //!
 //! One small module per noun. [`netns`] makes and opens network namespaces. A [`Handle`] does everything to
 //! the network of one of them: it makes, changes, lists and deletes links ([`link`]), and applies batches of
-//! operations ([`op`]) on addresses, routes, rules, neighbours, forwarding entries and queues ([`qdisc`]). [`sysctl`] sets what
-//! has no netlink message. [`owner`] has the marks by which Knit recognises what it made. [`nft`] is
+//! operations ([`op`]) on addresses, routes, rules, neighbours, forwarding entries and queues ([`qdisc`]).
+//! [`sysctl`] sets what has no netlink message. [`owner`] has the marks by which Knit recognises what it
+//! made. [`nft`] is
 //! nftables, [`conntrack`] the kernel's table of connections, [`nflog`] the packets that rules log. [`watch`]
 //! hears of what others change. [`packet`] sends and receives whole frames on a link. [`inventory`] is what
 //! sysfs says of network devices.

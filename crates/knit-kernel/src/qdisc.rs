@@ -59,8 +59,8 @@ pub struct TokenBucket {
     pub limit: u32,
 }
 
-/// What lets packets that arrive on a link be redirected: without it a [`Redirect`] cannot be made, and with it
-/// go all of them.
+/// What lets packets that arrive on a link be redirected: without it a [`Redirect`] cannot be made, and with
+/// it go all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Arrivals {
     /// The link's index.

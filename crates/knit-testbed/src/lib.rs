@@ -1,7 +1,7 @@
 //! What the worlds of tests are made of, each part once: a wire with nodes on it ([`wire`]), real agents on
-//! them with pods (`agents`), servers that answer ([`echo`]), calls of the CNI shim's protocol ([`cni`]), tables and what others do to them
-//! ([`tables`]), objects as files ([`objects`]), a real Kubernetes API server ([`control_plane`]), and
-//! waiting for a condition in async code ([`wait`]).
+//! them with pods (`agents`), servers that answer ([`echo`]), calls of the CNI shim's protocol ([`cni`]),
+//! tables and what others do to them ([`tables`]), objects as files ([`objects`]), a real Kubernetes API
+//! server ([`control_plane`]), and waiting for a condition in async code ([`wait`]).
 //!
 //! Everything here panics where it fails: it runs in tests, in namespaces of their own
 //! (`knit_kernel::testing::in_namespaces`). What only one crate's tests need stays with that crate.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Asks `look` until it succeeds, and returns what it found; fails the test with what it said last if it does not within `limit`.
+/// Asks `look` until it succeeds, and returns what it found; fails the test with what it said last if it does
+/// not within `limit`.
 #[track_caller]
 pub fn eventually<T, E: std::fmt::Debug>(
     what: impl Into<String>,

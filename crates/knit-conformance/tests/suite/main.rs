@@ -129,8 +129,8 @@ defects! {
     an_attach_that_forgets_to_set_the_link_up LinkDown [
         "AttachAnswers", "AttachCarriesPackets", "AttachConflict", "AttachAllOrNothing", "AttachAtOnce",
         "DefaultRoute", "DetachRemoves", "DetachOneOfTwo", "CheckPasses", "SetupAgain", "RemoveRefusedInUse",
-        "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac", "NetworkMtu", "ExtraRoutes",
-        "CollectGarbage"
+        "SwitchedPods", "Ipv4Packets", "Ipv6Packets", "WantedAddress", "WantedMac", "NetworkMtu",
+        "ExtraRoutes", "CollectGarbage"
     ]
     an_attach_that_cannot_be_repeated NotIdempotent ["AttachAgain"]
     an_attach_that_ignores_a_conflict NoConflict ["AttachConflict"]

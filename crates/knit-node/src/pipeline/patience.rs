@@ -1,10 +1,10 @@
 //! How long requests by NRI may wait, all of them together.
 //!
-//! A container runtime holds one lock for the events of all pods of its node: what one tenant's pod waits for,
-//! every pod that starts waits for. But a pod that is refused comes back ten seconds later or more, although
-//! what it lacks (the first set-up of its Network here, a block of addresses) is often there in one. So waiting
-//! is paid from an account that fills slowly: a pod that waits now and then gets its Network at the first try,
-//! and pods that wait for what never comes cost the others no more than a share of the time.
+//! A container runtime holds one lock for the events of all pods of its node: what one tenant's pod waits
+//! for, every pod that starts waits for. But a pod that is refused comes back ten seconds later or more,
+//! although what it lacks (the first set-up of its Network here, a block of addresses) is often there in one.
+//! So waiting is paid from an account that fills slowly: a pod that waits now and then gets its Network at
+//! the first try, and pods that wait for what never comes cost the others no more than a share of the time.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,7 +59,8 @@ impl Default for NriPatience {
 }
 
 impl NriPatience {
-    /// What a request may wait: at least `free`, which it may always, and otherwise what is saved up to `most`.
+    /// What a request may wait: at least `free`, which it may always, and otherwise what is saved up to
+    /// `most`.
     pub(crate) fn take(self: &Arc<Self>, free: Duration, most: Duration) -> Granted {
         let now = Instant::now();
         let mut saved = self.saved.locked();

@@ -1,9 +1,10 @@
-//! The CPU time that packets cost: that of this process, whose threads are both ends, and that of the kernel's
-//! threads for soft interrupts.
+//! The CPU time that packets cost: that of this process, whose threads are both ends, and that of the
+//! kernel's threads for soft interrupts.
 //!
 //! Most of what a packet costs is spent in soft interrupts. They run in the thread that sent the packet, as
 //! part of its time, to the nanosecond, unless the kernel accounts for them apart
-//! (`CONFIG_IRQ_TIME_ACCOUNTING`): then they are missing here. What other programs do meanwhile is not counted.
+//! (`CONFIG_IRQ_TIME_ACCOUNTING`): then they are missing here. What other programs do meanwhile is not
+//! counted.
 
 use std::path::PathBuf;
 use std::time::Duration;

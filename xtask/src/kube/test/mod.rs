@@ -277,8 +277,8 @@ const LONG: &[Test] = &[Test {
 #[derive(clap::Args)]
 pub struct Args {
     /// Tests to run: all whose names contain one of these words; without, all but the long ones. Named
-    /// alone, `conformance`, `sig-network`, `netpol` and `netpol-primary` are selections of the upstream tests, `cnp`
-    /// and `cnp-primary` the conformance suite of ClusterNetworkPolicy
+    /// alone, `conformance`, `sig-network`, `netpol` and `netpol-primary` are selections of the upstream
+    /// tests, `cnp` and `cnp-primary` the conformance suite of ClusterNetworkPolicy
     names: Vec<String>,
     /// Everything there is, for a release: all end-to-end tests, both selections of upstream tests, all fuzz
     /// targets for five minutes each, the tests on another kernel (`cargo xtask kernel-test`), and agents of
