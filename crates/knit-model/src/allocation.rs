@@ -10,11 +10,16 @@ use knit_types::{ObjectRef, PodRef};
 /// Where parameters of a DeviceClass come from; all others are the claim's own.
 const FROM_CLASS: &str = "FromClass";
 
+/// Says on a claim that was made from a template what its pod calls it.
+const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
+
 /// What a claim has of ours.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Allocation {
     /// The claim.
     pub claim: ObjectRef,
+    /// What its pod calls it, where it was made from a template. Whoever made the claim wrote this.
+    pub pod_claim: Option<String>,
     /// Pods that it is reserved for.
     pub pods: Vec<PodRef>,
     /// Devices of ours, one at least.
@@ -26,6 +31,8 @@ pub struct Allocation {
 pub struct Allotted {
     /// The request that it answers, without the name of a subrequest.
     pub request: String,
+    /// The same, with the name of the subrequest.
+    pub answers: String,
     /// Its pool.
     pub pool: String,
     /// The device's name.
@@ -93,6 +100,7 @@ impl Allocation {
         let devices =
             ours.into_iter().map(|result| Allotted::of(result, configs)).collect::<Result<_, _>>()?;
         let metadata = claim.metadata.clone();
+        let pod_claim = metadata.annotations.as_ref().and_then(|all| all.get(POD_CLAIM).cloned());
         let namespace = metadata.namespace.unwrap_or_default();
         let reserved = status.and_then(|status| status.reserved_for.as_deref()).unwrap_or_default();
         let pods = reserved.iter().filter(|by| by.resource == "pods").map(|by| PodRef {
@@ -101,6 +109,7 @@ impl Allocation {
             uid: Some(by.uid.clone()),
         });
         Ok(Self {
+            pod_claim,
             pods: pods.collect(),
             claim: ObjectRef {
                 namespace: namespace.clone(),
@@ -144,6 +153,7 @@ impl Allotted {
             .map_err(|source| AllocationError::Config { request: base.clone(), source })?;
         Ok(Self {
             request: base,
+            answers: result.request.clone(),
             pool: result.pool.clone(),
             device: result.device.clone(),
             share: result.share_id.clone(),

@@ -12,6 +12,7 @@ use knit_runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::claims::DeviceFiles;
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::core::{Core, Parts};
 use crate::files::Files;
@@ -194,7 +195,7 @@ impl Agent {
 
         let first = core.begin(&Pass { first: true, adopt, netns_dirs: netns_dirs.clone() }).await;
         let dra = dra.filter(|dra| dra.serve == ServeClaims::All || has_claims_left(&core));
-        if dra.is_some() {
+        if let Some(dra) = &dra {
             let doubtful = match recovery {
                 Recovery::Clean => false,
                 // Nothing runs after a reboot; what runs without a record had a ledger that is gone, and
@@ -202,7 +203,8 @@ impl Agent {
                 Recovery::Fresh => first.adopted > 0,
                 Recovery::TornTailCut { .. } | Recovery::SetAside { .. } => true,
             };
-            core.use_claims(Arc::new(objects.clone()), doubtful);
+            let files = dra.cdi_dir.clone().map(|cdi_dir| DeviceFiles::new(&dra.kubelet_dir, cdi_dir));
+            core.use_claims_with(Arc::new(objects.clone()), files, doubtful);
             let sweeping = core.clone();
             tasks.spawn(async move { sweeping.keep_claims_swept().await });
             let telling = core.clone();

@@ -23,7 +23,7 @@ use knit_types::sync::Locked as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::claims::{ClaimSource, Claims, Prepared, Problem};
+use crate::claims::{ClaimSource, Claims, DeviceFiles, Prepared, Problem};
 use crate::clock;
 use crate::config::{CoreConfig, MainInterfaces};
 use crate::cri::Cri;
@@ -185,6 +185,12 @@ impl Core {
                 Ok(()) => core.inner.pipeline.attach(&request, waits).await,
                 Err(error) => Err(error),
             };
+            // Before the answer: its containers start after it.
+            if result.is_ok()
+                && let Some(claims) = core.inner.claims.get()
+            {
+                claims.tell_containers(&request.claims).await;
+            }
             // What a running pod gets is told by who asked for it.
             if request.start.is_some() {
                 match &result {
@@ -251,8 +257,13 @@ impl Core {
     /// Serves claims from now on, which are read at `source`. What was prepared may have been forgotten if
     /// that is `doubtful`: then no pod starts before its claims are known.
     pub fn use_claims(&self, source: Arc<dyn ClaimSource>, doubtful: bool) {
+        self.use_claims_with(source, None, doubtful);
+    }
+
+    /// The same, with files by which containers read what their claim has.
+    pub fn use_claims_with(&self, source: Arc<dyn ClaimSource>, files: Option<DeviceFiles>, doubtful: bool) {
         self.report().follow_claims();
-        let claims = Arc::new(Claims::new(self.inner.pipeline.clone(), source, doubtful));
+        let claims = Arc::new(Claims::new(self.inner.pipeline.clone(), source, files, doubtful));
         if self.inner.claims.set(claims).is_err() {
             tracing::error!("claims are served already");
         }
@@ -329,7 +340,12 @@ impl Core {
     /// While a sandbox has it: try again once that one is detached.
     pub async fn release_claim(&self, claim: ObjectRef) -> Result<()> {
         let core = self.clone();
-        let work = async move { core.inner.pipeline.release_claim(&claim).await };
+        let work = async move {
+            match core.inner.claims.get() {
+                Some(claims) => claims.release(&claim).await,
+                None => core.inner.pipeline.release_claim(&claim).await,
+            }
+        };
         self.run(Operation::Unprepare, work).await
     }
 

@@ -36,7 +36,7 @@ pub mod sandboxes;
 pub mod testing;
 pub mod world;
 
-pub use crate::claims::{ClaimSource, PodClaim, Prepared};
+pub use crate::claims::{ClaimSource, DeviceFiles, PodClaim, Prepared};
 pub use crate::config::{CoreConfig, MainInterfaces};
 pub use crate::core::{Core, Parts};
 pub use crate::error::{Error, Reason, Result};

@@ -33,7 +33,7 @@ fn kubelet_dir(node: &Node) -> PathBuf {
 
 fn config(node: &Node, instance: &str) -> DraConfig {
     let serve = ServeClaims::All;
-    DraConfig { kubelet_dir: kubelet_dir(node), instance: Some(instance.into()), serve }
+    DraConfig { kubelet_dir: kubelet_dir(node), instance: Some(instance.into()), serve, cdi_dir: None }
 }
 
 fn channel(socket: &Path) -> Channel {

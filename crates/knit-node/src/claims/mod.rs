@@ -4,6 +4,8 @@
 //! A claim is a tenant's input. What it may have is decided where it is decided for annotations
 //! (`pipeline/resolve/`), by the rights of its namespace.
 
+mod device_files;
+mod files;
 mod of_pod;
 mod source;
 mod sweep;
@@ -19,13 +21,15 @@ use knit_model::allocation::{Allocation, AllocationError, Allotted};
 use knit_types::{ObjectRef, Owner, PodRef, SandboxId};
 use tokio::time::Instant;
 
+pub use device_files::DeviceFiles;
+pub(crate) use files::network_data;
 pub use of_pod::PodClaim;
 pub(crate) use of_pod::Problem;
 pub use source::ClaimSource;
 
 use crate::error::{Error, Reason, Result};
 use crate::pipeline::{Occasion, Pipeline};
-use crate::request::{Asked, ClaimRequest};
+use crate::request::{Asked, ClaimRequest, Wishes};
 use crate::world::World;
 
 /// How long one question to the API server may take: kubelet waits for 45 seconds, a sandbox for less.
@@ -41,6 +45,8 @@ const MAIN: &str = "eth0";
 pub(crate) struct Claims {
     pipeline: Pipeline,
     source: Arc<dyn ClaimSource>,
+    /// Where containers read what their claim has, if they do.
+    files: Option<DeviceFiles>,
     /// The ledger was damaged: what was prepared may have been forgotten.
     doubtful: bool,
     /// Claims of other drivers, with the uid of the pod that uses them.
@@ -73,13 +79,20 @@ pub struct Prepared {
     pub device: String,
     /// Which share of it.
     pub share: Option<String>,
+    /// What the container runtime adds to containers that name it (CDI).
+    pub cdi: Vec<String>,
 }
 
 // === impl Claims ===
 
 impl Claims {
-    pub(crate) fn new(pipeline: Pipeline, source: Arc<dyn ClaimSource>, doubtful: bool) -> Self {
-        Self { pipeline, source, doubtful, foreign: Mutex::default() }
+    pub(crate) fn new(
+        pipeline: Pipeline,
+        source: Arc<dyn ClaimSource>,
+        files: Option<DeviceFiles>,
+        doubtful: bool,
+    ) -> Self {
+        Self { pipeline, source, files, doubtful, foreign: Mutex::default() }
     }
 
     /// Reserves what the scheduler gave a claim: all of it, or nothing. The same again changes nothing.
@@ -97,11 +110,14 @@ impl Claims {
             Error::new(reason, format!("claim {claim} cannot be prepared")).because(error)
         })?;
         self.prepare_allocated(&allocation, occasion, deadline).await?;
+        let mut files = self.write_files(&allocation).await?;
         let prepared = |device: &Allotted| Prepared {
             request: device.request.clone(),
             pool: device.pool.clone(),
             device: device.device.clone(),
             share: device.share.clone(),
+            // With the first device of a request all containers that name it get its file.
+            cdi: files.remove(&device.request).into_iter().collect(),
         };
         Ok(allocation.devices.iter().map(prepared).collect())
     }
@@ -253,7 +269,7 @@ impl Claims {
         };
         for earlier in earlier {
             tracing::info!(claim = %earlier, uid = earlier.uid, "releasing what a deleted claim left behind");
-            if let Err(error) = self.pipeline.release_claim(&earlier).await {
+            if let Err(error) = self.release(&earlier).await {
                 tracing::warn!(
                     claim = %earlier,
                     "cannot release what a deleted claim left behind: {}",
@@ -286,7 +302,26 @@ fn on_the_nodes_network(world: &World, pod: &PodRef) -> Result<bool, ()> {
 
 /// What an allocation asks for, in the pipeline's words.
 fn asked(world: &World, allocation: &Allocation) -> Result<Vec<Asked>> {
-    allocation.devices.iter().map(|device| asked_for(world, &allocation.claim, device)).collect()
+    let pod = allocation.pods.first();
+    let view = pod.and_then(|pod| world.pods.get(&(pod.namespace.clone(), pod.name.clone())));
+    let view = view.filter(|view| pod.is_some_and(|pod| view.uid == pod.uid));
+    let by_annotation = match view.map(|view| &view.wishes) {
+        Some(Wishes::Said(wish)) => &wish.further[..],
+        // What is wrong is answered where the pod starts.
+        Some(Wishes::Wrong(_) | Wishes::AsThePodSays) | None => &[],
+    };
+    let asked = |device| Ok(with_annotation(asked_for(world, &allocation.claim, device)?, by_annotation));
+    allocation.devices.iter().map(asked).collect()
+}
+
+/// A claim that leaves the interface to the pod reserves what the pod asks for by annotation on the same
+/// Network: both are one interface (`pipeline/resolve/lent.rs`).
+fn with_annotation(asked: Asked, by_annotation: &[Asked]) -> Asked {
+    let says_nothing = asked == Asked { network: asked.network.clone(), ..Asked::default() };
+    match by_annotation.iter().find(|own| says_nothing && own.network == asked.network) {
+        Some(own) => Asked { interface: None, ..own.clone() },
+        None => asked,
+    }
 }
 
 fn asked_for(world: &World, claim: &ObjectRef, device: &Allotted) -> Result<Asked> {

@@ -36,7 +36,7 @@ impl Claims {
                 Ok(true) => {
                     let uid = &claim.uid;
                     tracing::info!(%claim, uid, "releasing the reservations of a deleted claim");
-                    match self.pipeline.release_claim(&claim).await {
+                    match self.release(&claim).await {
                         Ok(()) => freed += 1,
                         Err(error) => tracing::warn!(%claim, "cannot release the claim: {}", error.chain()),
                     }
@@ -53,12 +53,13 @@ impl Claims {
             }
             tokio::time::sleep(NEXT_CLAIM_DELAY).await;
         }
+        self.sweep_files().await;
         freed
     }
 
     /// Whether no pod can have a claim any more: it was deleted, or deallocated. Either comes after the end
     /// of the last pod that used it.
-    async fn is_gone(&self, claim: &ObjectRef) -> Result<bool> {
+    pub(super) async fn is_gone(&self, claim: &ObjectRef) -> Result<bool> {
         let found = self.get(&claim.namespace, &claim.name, Instant::now() + API_TIMEOUT).await?;
         Ok(found.is_none_or(|found| {
             found.metadata.uid.as_deref() != Some(&claim.uid)

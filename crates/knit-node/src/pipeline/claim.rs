@@ -217,7 +217,7 @@ fn adopted(record: &SandboxRecord, asked: &[Asked]) -> Option<Vec<InterfaceName>
                     && asked.mac.is_none_or(|mac| mac == lease.mac)
             });
             let named = asked.interface.as_ref().is_none_or(|name| *name == plan.interface);
-            let found = plan.loan.is_none() && a.details().door.is_forgotten() && !a.details().main;
+            let found = plan.loan.is_none() && a.details().door.is_forgotten();
             found && fits && named && plan.network == asked.network
         };
         record.attachments().iter().find(is_it).map(|a| a.plan().interface.clone())

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::resource::v1::{
-    AllocatedDeviceStatus, NetworkDeviceData, ResourceClaim, ResourceClaimStatus,
-};
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim, ResourceClaimStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use knit_api::names;
@@ -23,6 +21,7 @@ use tokio::time::Instant;
 
 use super::again::Retries;
 use super::{ClaimEvent, NotReady};
+use crate::claims::network_data;
 use crate::core::Core;
 
 /// The condition of a device, and its reason when the sandbox has ended.
@@ -218,11 +217,7 @@ fn devices(claim: &ResourceClaim, said: Said<'_>, now: Timestamp) -> Option<Vec<
             share_id: device.share.clone(),
             conditions: Some(vec![ready]),
             data: made.map(data).or_else(|| was.and_then(|was| was.data.clone())),
-            network_data: made.map(|made| NetworkDeviceData {
-                interface_name: Some(made.interface.to_string()),
-                ips: Some(made.addresses.iter().map(|address| address.net.to_string()).collect()),
-                hardware_address: Some(made.mac.to_string()),
-            }),
+            network_data: made.map(network_data),
         });
     }
     let same = told.len() == before.len() && told.iter().all(|told| before.contains(&told));

@@ -189,7 +189,8 @@ impl Books {
                 named: loan.named,
                 network: plan.network.clone(),
                 runtime: plan.runtime.clone(),
-                default_route: plan.details.default_route,
+                // A main interface has it for the pod's sake, not the claim's.
+                default_route: plan.details.default_route && !plan.details.main,
                 lease: lease.clone(),
             };
             if own.add(lease).is_ok() {

@@ -106,6 +106,11 @@ pub struct Args {
     #[arg(long, env = "KNIT_KUBELET_DIR", value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet_dir: PathBuf,
 
+    /// Write device metadata files of claims (KEP-5304), which containers get through CDI specifications in
+    /// this directory of the container runtime
+    #[arg(long, env = "KNIT_CDI_DIR", value_name = "DIR")]
+    cdi_dir: Option<PathBuf>,
+
     /// The uid of the agent's pod, part of the names of its sockets for kubelet
     #[arg(long, env = "KNIT_POD_UID", value_name = "UID")]
     pod_uid: Option<String>,
@@ -242,7 +247,12 @@ fn config(args: Args) -> Result<AgentConfig> {
         Source::Infer
     };
     let serve = if args.dra { ServeClaims::All } else { ServeClaims::ThoseLeft };
-    let dra = Some(DraConfig { kubelet_dir: args.kubelet_dir, instance: args.pod_uid, serve });
+    let dra = Some(DraConfig {
+        kubelet_dir: args.kubelet_dir,
+        instance: args.pod_uid,
+        serve,
+        cdi_dir: args.cdi_dir,
+    });
     let socket = args.socket.unwrap_or_else(|| knit_cni::paths::socket(&run_dir));
     let (node, routers) = (args.node_name.clone(), run_dir.join("netns"));
     let connections = args.network_connections;

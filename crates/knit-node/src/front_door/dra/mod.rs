@@ -33,6 +33,9 @@ pub struct DraConfig {
     pub instance: Option<String>,
     /// Which claims it is opened for.
     pub serve: ServeClaims,
+    /// Where the container runtime looks for CDI specifications. Containers get files that say what their
+    /// claim has, if this is given.
+    pub cdi_dir: Option<PathBuf>,
 }
 
 /// Which claims the door is opened for.

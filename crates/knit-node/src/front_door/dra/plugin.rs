@@ -129,7 +129,7 @@ serve!(v1, |prepared| v1::Device {
     request_names: vec![prepared.request],
     pool_name: prepared.pool,
     device_name: prepared.device,
-    cdi_device_ids: Vec::new(),
+    cdi_device_ids: prepared.cdi,
     share_id: prepared.share,
 });
 
@@ -137,5 +137,5 @@ serve!(v1beta1, |prepared| v1beta1::Device {
     request_names: vec![prepared.request],
     pool_name: prepared.pool,
     device_name: prepared.device,
-    cdi_device_ids: Vec::new(),
+    cdi_device_ids: prepared.cdi,
 });

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -27,12 +27,18 @@ pub struct Sockets {
     pub(super) paths: Paths,
 }
 
-/// Where the sockets are. They are removed with this.
+/// Where the sockets are. They are removed with this, those that are there by then only if they are the same
+/// ones: an agent that replaces this one may have put its own in their place.
 #[derive(Debug)]
 pub(super) struct Paths {
     pub(super) plugin: PathBuf,
     registration: PathBuf,
+    /// Which files these sockets are, once they are made.
+    made: Vec<(PathBuf, FileId)>,
 }
+
+/// Which file something is: its device and inode.
+type FileId = (u64, u64);
 
 /// Why the door cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +75,7 @@ impl Sockets {
             }
         }
         let (registry, own) = (registry_in(&config.kubelet_dir), own_in(&config.kubelet_dir));
-        let paths = Paths::of(&config.kubelet_dir, config.instance.as_deref());
+        let mut paths = Paths::of(&config.kubelet_dir, config.instance.as_deref());
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| DraDoorError::Socket { path, source }
@@ -81,7 +87,9 @@ impl Sockets {
         remove_left(&own, |name| name.strip_prefix("dra").is_some_and(|rest| is_instance(rest, ".sock")));
         // Kubelet dials the second as soon as it sees the first.
         let plugin = listen(&paths.plugin).map_err(failed(&paths.plugin))?;
+        paths.note_made(paths.plugin.clone()).map_err(failed(&paths.plugin))?;
         let registration = listen(&paths.registration).map_err(failed(&paths.registration))?;
+        paths.note_made(paths.registration.clone()).map_err(failed(&paths.registration))?;
         Ok(Self { plugin, registration, paths })
     }
 }
@@ -103,6 +111,7 @@ impl Paths {
             Self {
                 plugin: own_in(kubelet_dir).join(format!("dra{suffix}.sock")),
                 registration: registry_in(kubelet_dir).join(format!("{}{suffix}-reg.sock", names::DRIVER)),
+                made: Vec::new(),
             }
         };
         let fits = |path: &Path| path.as_os_str().len() + UNFINISHED <= LONGEST;
@@ -117,6 +126,17 @@ impl Paths {
             _ => paths,
         }
     }
+
+    /// Notes that this socket is there.
+    fn note_made(&mut self, path: PathBuf) -> io::Result<()> {
+        let id = id_of(&path)?;
+        self.made.push((path, id));
+        Ok(())
+    }
+}
+
+fn id_of(path: &Path) -> io::Result<FileId> {
+    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 /// Where kubelet looks for plugins.
@@ -132,8 +152,13 @@ fn own_in(kubelet_dir: &Path) -> PathBuf {
 impl Drop for Paths {
     fn drop(&mut self) {
         // The registration first: kubelet asks nobody then whose socket is about to go.
-        for path in [&self.registration, &self.plugin] {
-            if let Err(error) = std::fs::remove_file(path)
+        for (path, id) in self.made.iter().rev() {
+            let removed = match id_of(path) {
+                Ok(found) if found == *id => std::fs::remove_file(path),
+                Ok(_) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = removed
                 && error.kind() != io::ErrorKind::NotFound
             {
                 tracing::warn!(socket = %path.display(), %error, "a socket is left behind");
@@ -181,7 +206,7 @@ mod tests {
             let kubelet_dir = dir.path().join("k".repeat(len - dir.path().as_os_str().len() - 1));
             std::fs::create_dir_all(registry_in(&kubelet_dir)).expect("a folder");
             let (instance, serve) = (Some(uid.to_owned()), super::super::ServeClaims::All);
-            let config = DraConfig { kubelet_dir, instance, serve };
+            let config = DraConfig { kubelet_dir, instance, serve, cdi_dir: None };
             let sockets = Sockets::open(&config).unwrap_or_else(|error| panic!("{len}: {error}"));
             let registration = sockets.paths.registration.display().to_string();
             assert_eq!(registration.contains(uid), len <= 30, "{registration}");
@@ -191,5 +216,19 @@ mod tests {
         let long = Path::new("/").join("k".repeat(57));
         let (one, other) = (Paths::of(&long, Some(uid)), Paths::of(&long, Some(&uid.replace('0', "1"))));
         assert_ne!(one.registration, other.registration);
+    }
+    #[tokio::test]
+    async fn an_agent_without_a_uid_removed_the_sockets_of_the_one_that_replaced_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(registry_in(dir.path())).expect("a folder");
+        let serve = super::super::ServeClaims::All;
+        let config = DraConfig { kubelet_dir: dir.path().to_owned(), instance: None, serve, cdi_dir: None };
+        let first = Sockets::open(&config).expect("sockets");
+        let second = Sockets::open(&config).expect("sockets of the same names");
+        drop(first);
+        let (plugin, registration) = (second.paths.plugin.clone(), second.paths.registration.clone());
+        assert!(plugin.exists() && registration.exists(), "kubelet was told that the driver is gone");
+        drop(second);
+        assert!(!plugin.exists() && !registration.exists());
     }
 }

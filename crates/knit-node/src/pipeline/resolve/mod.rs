@@ -3,6 +3,7 @@
 
 mod access;
 mod foreign;
+mod lent;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -111,13 +112,15 @@ pub fn resolve(
         Some(Main::Foreign(name)) => foreign::check(name, &wish, claimed, &own_primary, namespace, &who)?,
         None => {}
     }
+    let others = wanted.iter().map(|main| main.network.as_str());
+    let others = others.chain(wish.further.iter().map(|asked| asked.network.as_str()));
+    let (mut shared, lent) = lent::split(claimed, others.collect());
     let mut taken: BTreeSet<&str> = has.iter().map(|held| held.interface.as_str()).collect();
     taken.extend(wish.further.iter().filter_map(|asked| asked.interface.as_ref().map(InterfaceName::as_str)));
     taken.extend(request.start.iter().map(|start| start.main.name().as_str()));
-    let lent = claimed.iter().flat_map(|own| own.reserved().iter().map(move |lease| (own.owner(), lease)));
     // A name that a claim asks for is that one or none. Any other is the one that its claim has it by, unless
     // that is taken here.
-    for (owner, lease) in lent.clone().filter(|(_, lease)| lease.named) {
+    for (owner, lease) in lent.iter().filter(|(_, lease)| lease.named) {
         if !taken.insert(lease.interface.as_str()) {
             let message = format!(
                 "{who}: {owner} requests interface {}, which the pod already has for another request: use \
@@ -128,13 +131,17 @@ pub fn resolve(
         }
     }
     let lent: Vec<_> = lent
+        .into_iter()
         .map(|(owner, lease)| (owner, lease, lease.named || taken.insert(lease.interface.as_str())))
         .collect();
     let mut free = free_names(taken);
+    wanted.iter_mut().try_for_each(|main| lent::give(main, &mut shared, &who))?;
     for asked in &wish.further {
         let network = usable(world, &asked.network, &who)?;
         check_access(network, &asked.network, &own_primary, labels, &who)?;
-        wanted.push(further(world, network, asked, &mut free, &who)?);
+        let mut own = further(world, network, asked, &mut free, &who)?;
+        lent::give(&mut own, &mut shared, &who)?;
+        wanted.push(own);
     }
     for (owner, lease, by_its_name) in lent {
         let network = usable(world, &lease.network, &who)?;
