@@ -165,7 +165,8 @@ pub struct NetworkSpec {
     pub publish_attachments: Option<bool>,
 
     /// The nodes whose pods may attach; all nodes if it is left out. The scheduler knows it for pods that ask
-    /// by a claim or an extended resource; on any other node, a pod that asks for the Network does not start.
+    /// by a claim or an extended resource, and with `scheduling` for all; on any other node, a pod that asks
+    /// for the Network does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
         validation = Rule::new(OPERATORS).message(OPERATORS_MESSAGE),
@@ -174,8 +175,8 @@ pub struct NetworkSpec {
     pub node_selector: Option<LabelSelector>,
 
     /// What the scheduler counts. With `Addresses`, pods can ask for the Network by the extended resource
-    /// `networks.knit.dev/NAME`, and wait as Pending while it has no free address. Only where claims are
-    /// served.
+    /// `networks.knit.dev/NAME`, and wait as Pending while it has no free address; so do pods that have it by
+    /// annotation or as their main Network. Only where claims are served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling: Option<Scheduling>,
 }
