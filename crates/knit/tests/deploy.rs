@@ -510,10 +510,7 @@ fn overlays_are_complete() {
             let volumes = agent.pointer("/spec/template/spec/volumes").and_then(Value::as_array);
             let paths: BTreeSet<&str> =
                 volumes.expect("volumes").iter().map(|v| text(v, "/hostPath/path")).collect();
-            let mut expected = vec!["/run/knit", "/run/netns", "/var/lib/knit", "/var/run/nri"];
-            if overlay == "overlays/dra" {
-                expected.push("/var/run/cdi");
-            }
+            let expected = ["/run/knit", "/run/netns", "/var/lib/knit", "/var/run/nri"];
             let kubelets = paths.iter().filter(|path| path.starts_with("/var/lib/kubelet/")).count();
             assert!(expected.iter().all(|path| paths.contains(path)), "{overlay}: {paths:?}");
             assert_eq!(paths.len(), expected.len() + kubelets, "{overlay}: {paths:?}");
