@@ -1,14 +1,17 @@
 //! `cargo xtask style`: what STYLE.md asks for and neither rustfmt nor clippy checks: no line of Rust is too
-//! long.
+//! long, and docs/security.md names tests that exist.
 //!
 //! rustfmt leaves comments, strings and macros as they are, so that its own limit holds for the rest only.
 
+mod named_tests;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Checks lines that rustfmt leaves alone.
+/// Checks lines that rustfmt leaves alone, and the tests that docs/security.md names.
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -16,6 +19,8 @@ pub struct Args {}
 const COLUMNS: usize = 110;
 /// Where Rust is.
 const FOLDERS: [&str; 3] = ["crates", "xtask", "fuzz"];
+/// The page whose tables name the test for each guarantee.
+const SECURITY: &str = "docs/security.md";
 
 pub fn run(_: &Args) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -26,11 +31,13 @@ pub fn run(_: &Args) -> Result<()> {
     files.sort();
     ensure!(files.len() > 100, "only {} files of Rust were found below {}", files.len(), root.display());
     let mut found = Vec::new();
+    let mut functions = BTreeSet::new();
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let name = file.strip_prefix(&root).unwrap_or(file).display().to_string();
         let lines = too_long(&text).into_iter();
         found.extend(lines.map(|(line, columns)| format!("{name}:{line}: {columns} columns")));
+        functions.extend(named_tests::functions(&text).map(str::to_owned));
     }
     ensure!(
         found.is_empty(),
@@ -38,6 +45,10 @@ pub fn run(_: &Args) -> Result<()> {
         found.len(),
         found.join("\n")
     );
+    let page = fs::read_to_string(root.join(SECURITY)).with_context(|| format!("cannot read {SECURITY}"))?;
+    let missing = named_tests::missing(&page, &functions).into_iter();
+    let missing: Vec<String> = missing.map(|(line, name)| format!("{SECURITY}:{line}: {name}")).collect();
+    ensure!(missing.is_empty(), "{SECURITY} names tests that do not exist:\n{}", missing.join("\n"));
     Ok(())
 }
 
