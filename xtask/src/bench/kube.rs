@@ -181,14 +181,14 @@ fn daemon_of(bed: &Bed, daemon: &str) -> Result<Process> {
 }
 
 fn cpu_of(bed: &Bed, daemon: &str) -> Result<Duration> {
-    daemon_of(bed, daemon)?.cpu()
+    Ok(daemon_of(bed, daemon)?.cpu())
 }
 
 /// The CPU of a node, by program.
 fn cpu(node: u32) -> Result<BTreeMap<String, Duration>> {
     let mut programs = BTreeMap::<String, Duration>::new();
     for process in process::tree(node)? {
-        *programs.entry(process.program().to_owned()).or_default() += process.cpu()?;
+        *programs.entry(process.program().to_owned()).or_default() += process.cpu();
     }
     Ok(programs)
 }

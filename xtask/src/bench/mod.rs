@@ -56,6 +56,8 @@ enum Name {
     Scale,
     /// 10,000 services in nftables, next to kube-proxy's rule set
     Services,
+    /// What the check of inner sources costs traffic across nodes: the last rows of `datapath`, alone
+    TunnelCheck,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -73,6 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         Name::Policy => policy::run()?,
         Name::Scale => scale::run(args.program.as_deref(), &args.nodes)?,
         Name::Services => services::run()?,
+        Name::TunnelCheck => datapath::run_tunnel_check()?,
     };
     let format = if args.json { Format::JsonLines } else { Format::Table };
     knit_output::print_rows(format, &rows, || table(&rows))?;

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use knit_kernel::testing::cpu_time_of;
 
 /// One process.
 pub struct Process {
     id: u32,
-    /// User and system time, of itself and of its children that have ended, in ticks.
-    ticks: u64,
+    /// User and system time of itself. `/proc` rounds it down to ticks of 10 ms; an agent starts in a few of
+    /// these.
+    own: Duration,
+    /// The same of its children that have ended.
+    ended: Duration,
     command: String,
 }
 
@@ -46,16 +50,17 @@ fn read(id: u32) -> Option<(u32, Process)> {
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok());
-    let ticks = [14, 15, 16, 17].into_iter().map(number).sum::<Option<u64>>()?;
+    let ended = Duration::from_millis((number(16)? + number(17)?) * 1000 / TICKS_PER_SECOND);
+    let own = cpu_time_of(id).ok()?;
     let command = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
     let command = String::from_utf8_lossy(&command).replace('\0', " ");
-    Some((u32::try_from(number(4)?).ok()?, Process { id, ticks, command }))
+    Some((u32::try_from(number(4)?).ok()?, Process { id, own, ended, command }))
 }
 
 impl Process {
     /// The CPU time of it, and of its children that have ended.
-    pub fn cpu(&self) -> Result<Duration> {
-        Ok(Duration::from_millis(self.ticks * 1000 / TICKS_PER_SECOND))
+    pub fn cpu(&self) -> Duration {
+        self.own + self.ended
     }
 
     /// What it runs: the name of its program's file.

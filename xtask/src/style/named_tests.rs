@@ -1,5 +1,5 @@
-//! Every test that docs/security.md names exists. A guarantee whose test was renamed or removed would look as if
-//! it were tested.
+//! Every test that docs/security.md names exists. A guarantee whose test was renamed or removed would look as
+//! if it were tested.
 
 use std::collections::BTreeSet;
 

@@ -48,12 +48,7 @@ struct Case<'a> {
 }
 
 pub fn run() -> Result<Vec<Row>> {
-    if let Some(status) = program_in_namespaces().context("cannot run in namespaces of its own")? {
-        // The inner process has printed; this one only passes on how it went.
-        std::process::exit(status.code().unwrap_or(1));
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let cluster = runtime.block_on(Cluster::start())?;
+    let (_runtime, cluster) = start()?;
     let peers =
         [(BARE, shapes::bare()?), ("bridge, conntrack", shapes::bridged()?), (ROUTED, shapes::routed()?)];
     let mut cases = Vec::new();
@@ -78,6 +73,23 @@ pub fn run() -> Result<Vec<Row>> {
     let mut rows = rows(&cases, &rounds);
     rows.extend(tunnel_check::rows(&cluster, &threads)?);
     Ok(rows)
+}
+
+/// The rows of one question only: with the others they take half an hour.
+pub fn run_tunnel_check() -> Result<Vec<Row>> {
+    let (_runtime, cluster) = start()?;
+    tunnel_check::rows(&cluster, &SoftIrqThreads::find()?)
+}
+
+/// The nodes and their pods, in namespaces that this process is moved to, with what runs in the background.
+fn start() -> Result<(tokio::runtime::Runtime, Cluster)> {
+    if let Some(status) = program_in_namespaces().context("cannot run in namespaces of its own")? {
+        // The inner process has printed; this one only passes on how it went.
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let cluster = runtime.block_on(Cluster::start())?;
+    Ok((runtime, cluster))
 }
 
 fn plain<'a>(name: &str, pair: &'a Pair) -> Vec<Case<'a>> {

@@ -152,7 +152,7 @@ impl Lab {
 
     /// The CPU time of all its processes so far.
     fn cpu(&self) -> Result<Duration> {
-        process::tree(self.child.id())?.iter().map(Process::cpu).sum()
+        Ok(process::tree(self.child.id())?.iter().map(Process::cpu).sum())
     }
 
     fn memory(&self) -> Result<Memory> {
