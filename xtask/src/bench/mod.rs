@@ -4,6 +4,7 @@
 //! [`Name`].
 
 mod attach;
+mod claims;
 mod datapath;
 mod kernel;
 mod kube;
@@ -29,7 +30,8 @@ pub struct Args {
     /// One JSON object per line
     #[arg(long)]
     json: bool,
-    /// For `attach`, `lab` and `scale`: measure this program, in place of one that is built as it is shipped
+    /// For `attach`, `claims`, `lab` and `scale`: measure this program, in place of one that is built as it
+    /// is shipped
     #[arg(long, value_name = "KNIT")]
     program: Option<PathBuf>,
     /// For `scale`: sizes of the cluster
@@ -42,6 +44,8 @@ pub struct Args {
 enum Name {
     /// A pod's networks through the shim, next to the containernetworking plugins
     Attach,
+    /// Claims of Networks prepared and attached, next to the same Networks by annotation
+    Claims,
     /// What packets of pods cost, next to a bare veth pair, a bridge and routes
     Datapath,
     /// A pod's veth, addresses and routes, next to `ip -batch`
@@ -68,6 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let rows: Vec<Row> = match args.name {
         Name::Attach => attach::run(args.program.as_deref())?,
+        Name::Claims => claims::run(args.program.as_deref())?,
         Name::Datapath => datapath::run()?,
         Name::Kernel => kernel::run()?,
         Name::Kube => kube::run()?,

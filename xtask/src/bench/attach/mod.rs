@@ -18,8 +18,7 @@ use knit_kernel::testing::{cpu_time, eventually, program_in_namespaces};
 use knit_kernel::{Handle, IfName, NetNs};
 
 use super::{Goal, Row};
-pub use node::uplink;
-use node::{Node, Pod};
+pub use node::{Node, Pod, uplink};
 use peers::Peer;
 
 const BENCH: &str = "attach";
@@ -30,8 +29,8 @@ const PRESENT: usize = 500;
 const PARALLEL: usize = 8;
 
 /// The programs that are measured.
-struct Programs {
-    knit: PathBuf,
+pub struct Programs {
+    pub knit: PathBuf,
     shim: PathBuf,
     /// The directory of the peer's plugins, if there are any.
     plugins: Option<PathBuf>,
@@ -48,17 +47,7 @@ pub struct Cost {
 }
 
 pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
-    // Built outside, where there is a network to fetch the peers from; found again inside.
-    let programs = if std::env::var_os("KNIT_TEST_IN_NAMESPACES").is_none() {
-        build(program)?;
-        None
-    } else {
-        Some(find())
-    };
-    if let Some(status) = program_in_namespaces().context("cannot run in namespaces of its own")? {
-        std::process::exit(status.code().unwrap_or(1));
-    }
-    let programs = programs.context("the programs to measure are not known")?;
+    let programs = programs_in_namespaces(program)?;
     let theirs = match &programs.plugins {
         Some(plugins) => Some(peers::measure_all(plugins, THEIRS)?),
         None => {
@@ -69,7 +58,7 @@ pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
     let bridge = theirs.as_ref().and_then(|t| t.bridge.as_ref());
     let chain = theirs.as_ref().and_then(|t| t.chain.as_ref());
     let mut rows = Vec::new();
-    let mut node = Node::start(&programs)?;
+    let mut node = Node::start(&programs, &[])?;
     rows.extend(memory(&node, "idle", 25.0)?);
 
     let (add, del) = one_by_one(&node, "", 0)?;
@@ -135,6 +124,21 @@ pub fn run(program: Option<&Path>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Goes on in namespaces of its own, with the programs to measure: built outside, where there is a network to
+/// fetch the peers from, and found again inside.
+pub fn programs_in_namespaces(program: Option<&Path>) -> Result<Programs> {
+    let programs = if std::env::var_os("KNIT_TEST_IN_NAMESPACES").is_none() {
+        build(program)?;
+        None
+    } else {
+        Some(find())
+    };
+    if let Some(status) = program_in_namespaces().context("cannot run in namespaces of its own")? {
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    programs.context("the programs to measure are not known")
+}
+
 /// What a pass costs that compares everything and finds nothing to do: the CPU of an agent that makes one
 /// each second, less that of one that makes none, in milliseconds. Some of the pods that are present are
 /// given a further Network, so that there are ten of them.
@@ -145,7 +149,7 @@ fn pass(node: &mut Node, present: &[Pod]) -> Result<f64> {
         node.add(pod, &format!("n{}", number % 9 + 1))?;
     }
     let mut used = |pass_every: u64| -> Result<Duration> {
-        node.restart(pass_every)?;
+        node.restart(&["--pass-every", &pass_every.to_string()])?;
         // The first seconds are the start's.
         wait(Duration::from_secs(10));
         let before = node.cpu()?;
@@ -199,7 +203,7 @@ fn one_by_one(node: &Node, networks: &str, round: usize) -> Result<(Cost, Cost)>
 
 /// Waits until the kernel has cleared away the namespaces that were discarded so far: it does so later, under
 /// the lock that every change of a network takes, and whoever is measured meanwhile waits for it.
-fn settle() -> Result<()> {
+pub fn settle() -> Result<()> {
     let handle = Handle::current()?;
     let name = IfName::new("settle")?;
     let last = NetNs::unnamed()?;
@@ -262,7 +266,7 @@ fn in_parallel(node: &Node) -> Result<(f64, f64)> {
 }
 
 /// Does something for each pod, with the time of each and the CPU of all.
-fn measure(
+pub fn measure(
     pods: &[Pod],
     cpu: impl Fn() -> Result<Duration>,
     mut each: impl FnMut(&Pod) -> Result<()>,
@@ -280,7 +284,7 @@ fn measure(
     Ok(Cost { min: ms(walls[0]), p50: at(50), p99: at(99), cpu: ms(used) / pods.len() as f64 })
 }
 
-fn ms(time: Duration) -> f64 {
+pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 

@@ -51,10 +51,11 @@ impl Pod {
 }
 
 impl Node {
-    pub fn start(programs: &Programs) -> Result<Self> {
+    /// With these objects besides those of a plain node.
+    pub fn start(programs: &Programs, further: &[Value]) -> Result<Self> {
         let outside = uplink()?;
         std::fs::create_dir_all(OBJECTS)?;
-        for (number, object) in objects().iter().enumerate() {
+        for (number, object) in objects().iter().chain(further).enumerate() {
             std::fs::write(format!("{OBJECTS}/{number}.json"), object.to_string())?;
         }
         let agent = agent(&programs.knit, &[])?;
@@ -70,11 +71,11 @@ impl Node {
         Ok(String::from_utf8_lossy(&help.stdout).contains("--pass-every"))
     }
 
-    /// Replaces the agent by one that compares everything this often.
-    pub fn restart(&mut self, pass_every: u64) -> Result<()> {
+    /// Replaces the agent by one with these further arguments.
+    pub fn restart(&mut self, further: &[&str]) -> Result<()> {
         self.agent.kill()?;
         self.agent.wait()?;
-        self.agent = agent(&self.knit, &["--pass-every", &pass_every.to_string()])?;
+        self.agent = agent(&self.knit, further)?;
         Ok(())
     }
 
