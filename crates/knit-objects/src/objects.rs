@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::api::{Api, ApiReader, Groups};
+use crate::api::{Api, ApiReader, Found, Groups};
 use crate::backoff::{Backoff, jitter};
 use crate::error::{Attempt, Error, Result};
 use crate::folder::{Folder, FolderOptions};
@@ -97,6 +97,13 @@ impl Objects {
                 groups: Groups::default(),
             }),
         }
+    }
+
+    /// Every question about a kind is asked again: for tests, while nobody else has these objects.
+    #[cfg(test)]
+    pub(crate) fn without_fresh_groups(&mut self) {
+        let inner = Arc::get_mut(&mut self.inner).expect("nobody else has them");
+        inner.groups = Groups::never_fresh();
     }
 
     /// The client, if the source is the Kubernetes API.
@@ -220,9 +227,9 @@ impl Objects {
             tracing::debug!(kind = %K::kind(&()), %error, "cannot determine whether the API serves a kind");
         };
         let version = K::api_version(&());
-        match self.inner.groups.has(client, &version).await {
-            Ok(true) => {}
-            Ok(false) => return Some(false),
+        match self.inner.groups.find(client, &version).await {
+            Ok(Found::Listed | Found::Unlisted) => {}
+            Ok(Found::Missing) => return Some(false),
             Err(error) => {
                 failed(error);
                 return None;
@@ -230,7 +237,10 @@ impl Objects {
         }
         match client.list_api_group_resources(&version).await {
             Ok(list) => Some(list.resources.iter().any(|resource| resource.name == K::plural(&()))),
-            Err(kube::Error::Api(status)) if status.code == 404 => Some(false),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                self.inner.groups.is_missing(&version).await;
+                Some(false)
+            }
             Err(error) => {
                 failed(error);
                 None

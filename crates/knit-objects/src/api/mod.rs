@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(crate) use groups::Groups;
+pub(crate) use groups::{Found, Groups};
 pub(crate) use reader::ApiReader;
 
 use crate::error::{Attempt, Error, Result};
