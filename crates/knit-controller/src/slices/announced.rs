@@ -3,8 +3,10 @@
 //! pods, and is told of in Networks that there are.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use knit_api::{NetworkAttachment, SliceInterface, names};
+use knit_api::{AttachedAddress, NetworkAttachment, SliceInterface, names};
+use knit_types::Mac;
 
 /// How many interfaces of one node others are told of.
 const PER_NODE: usize = 1024;
@@ -42,13 +44,16 @@ impl Announced {
         if !status.announced && !by_label {
             return None;
         }
-        // What does not fit the schema of a slice must not keep others in it from being written.
-        let addresses: Vec<String> = status.addresses.into_iter().map(|a| a.address).collect();
+        // What does not fit into a slice must not keep others in it from being written. The API limits
+        // neither the length of these texts nor what they say.
+        let parsed = |a: &AttachedAddress| a.address.parse::<IpAddr>().map(|address| address.to_string());
+        let addresses: Vec<String> = status.addresses.iter().map(parsed).collect::<Result<_, _>>().ok()?;
         if addresses.is_empty() || addresses.len() > 2 {
             return None;
         }
+        let mac = status.mac?.parse::<Mac>().ok()?.to_string();
         let attachment = format!("{}/{}", metadata.namespace?, metadata.name?);
-        let (pod, node, mac) = (object.spec.pod, status.node?, status.mac?);
+        let (pod, node) = (object.spec.pod, status.node?);
         let interface = SliceInterface { attachment, pod, node, addresses, mac };
         Some(Self { network: object.spec.network, interface })
     }
@@ -149,6 +154,11 @@ mod tests {
         // A user's own label says nothing.
         assert!(!told(by("helm")));
         assert!(!told(json!({"status": {"announced": true, "mac": null}})));
+        for strange in ["10.2.0.5".repeat(100_000), "10.2.0.5/24".into(), "web".into(), String::new()] {
+            let addresses = json!([{"family": "IPv4", "address": strange, "prefix": 24}]);
+            assert!(!told(json!({"status": {"announced": true, "addresses": addresses}})));
+            assert!(!told(json!({"status": {"announced": true, "mac": strange}})));
+        }
         let three: Vec<_> = (0..3)
             .map(|n| json!({"family": "IPv4", "address": format!("10.2.0.{n}"), "prefix": 24}))
             .collect();
