@@ -283,11 +283,15 @@ async fn users_attachments_are_told_the_nodes_of_their_pods() {
     wait("the others", "n1", 6).await.expect("told");
     // What an agent may not say, and says: it is put right.
     let wrong = json!({"status": {"node": "n2"}});
-    objects
-        .write(&Write::merge_status::<NetworkAttachment>(Key::namespaced("ns-1", "mine"), wrong))
-        .await
-        .expect("written");
-    wait("three on n2", "n2", 3).await.expect("said");
-    wait("two on n2 again", "n2", 2).await.expect("put right");
+    let mine = Key::namespaced("ns-1", "mine");
+    let written = objects.write(&Write::merge_status::<NetworkAttachment>(mine.clone(), wrong)).await;
+    let number = |version: Option<&str>| version.and_then(|v| v.parse::<u64>().ok()).expect("a version");
+    let said = number(written.expect("written")["metadata"]["resourceVersion"].as_str());
+    let put_right = |cache: &Cache<NetworkAttachment>| {
+        let object = cache.get(&mine)?;
+        let node = object.status.as_ref()?.node.as_deref()?;
+        (number(object.metadata.resource_version.as_deref()) > said && node == "n1").then_some(())
+    };
+    attachments.wait_until("n1 again", deadline(), put_right).await.expect("put right");
     running.stop().await;
 }

@@ -16,6 +16,9 @@ use crate::rate::{self, Bucket};
 pub(super) const PER_NODE: usize = 256;
 /// The shortest time between two writes of one object, and the first pause after one that failed.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the event of a write that was made may take. A controller that is behind must not write
+/// everything twice.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest pause after a write that failed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// When an object whose pod is on a node that is not there is looked at again.
@@ -84,6 +87,8 @@ pub(super) struct Whereabouts {
     later: BTreeSet<(Duration, Place)>,
     later_at: BTreeMap<Place, Duration>,
     writing: BTreeSet<Place>,
+    /// Those of them that were to be looked at meanwhile.
+    missed: BTreeSet<Place>,
 }
 
 type Age = (Option<Timestamp>, Arc<str>);
@@ -229,6 +234,7 @@ impl Whereabouts {
     /// A write was made, or failed. What it says comes back as an event of the object.
     pub(super) fn done(&mut self, order: &Order, written: bool, now: Duration) {
         self.writing.remove(&order.place);
+        let missed = self.missed.remove(&order.place);
         let asked = self.objects.get(&order.place);
         let (is_there, is_it) = (asked.is_some(), asked.is_some_and(|asked| asked.uid == order.uid));
         // It was counted before it was written.
@@ -251,14 +257,19 @@ impl Whereabouts {
         let next = now.saturating_add(pause);
         self.pace.insert(order.place.clone(), (next, failures));
         // If its event does not come, or says something else, it is written again.
-        self.look_later(&order.place, next);
+        let settles = written && !missed;
+        self.look_later(&order.place, if settles { now.saturating_add(EVENT_TIMEOUT) } else { next });
     }
 
     /// What is to be written about an object; nothing if it is settled for now.
     fn judge(&mut self, place: &Place, is_node: &impl Fn(&str) -> bool, now: Duration) -> Option<Order> {
         let asked = self.objects.get(place)?.clone();
         // Its end is waited for, and it is looked at again.
-        if self.writing.contains(place) || asked.leaving {
+        if self.writing.contains(place) {
+            self.missed.insert(place.clone());
+            return None;
+        }
+        if asked.leaving {
             return None;
         }
         let node = Arc::clone(self.pods.get(&(Arc::clone(&place.0), Arc::clone(&asked.pod)))?);
@@ -402,5 +413,6 @@ impl Whereabouts {
             && self.later.is_empty()
             && self.later_at.is_empty()
             && self.writing.is_empty()
+            && self.missed.is_empty()
     }
 }

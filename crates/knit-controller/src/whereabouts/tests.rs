@@ -215,6 +215,35 @@ fn a_write_that_fails_is_tried_again_at_growing_intervals_and_holds_up_nobody() 
     assert_eq!(other, 1);
 }
 
+/// Events that were late cost a second write of each object, which the API refused.
+#[test]
+fn a_write_whose_event_is_late_was_made_again() {
+    let mut api = Api::default();
+    let (object, pod) = (place("shop", "a"), place("shop", "web"));
+    api.put(object.clone(), asked("web", 1));
+    api.pod(&pod, Some("n1"));
+    let (orders, _) = api.orders(8);
+    let [order] = &orders[..] else { panic!("{orders:?}") };
+    // Its pod comes to another node while it is being written.
+    api.pod(&pod, Some("n2"));
+    assert!(api.orders(8).0.is_empty(), "one write at a time");
+    assert!(api.write(order));
+    api.known.done(order, true, api.now);
+    api.known.set_object(object.clone(), Some(api.objects[&object].clone()));
+    assert!(api.orders(8).0.is_empty());
+    api.now += Duration::from_secs(1);
+    let (orders, _) = api.orders(8);
+    let [order] = &orders[..] else { panic!("{orders:?}") };
+    assert!(api.write(order));
+    api.known.done(order, true, api.now);
+    // Nobody has told of this one yet.
+    api.now += Duration::from_secs(9);
+    assert!(api.orders(8).0.is_empty());
+    api.known.set_object(object.clone(), Some(api.objects[&object].clone()));
+    assert!(api.settle().is_empty());
+    assert_eq!((api.node(&object), api.writes), (Some("n2"), 2));
+}
+
 #[test]
 fn the_watch_of_pods_follows_the_namespaces_that_have_objects() {
     let mut api = Api::default();
