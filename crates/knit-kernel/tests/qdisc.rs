@@ -49,6 +49,12 @@ fn at_least(rate: u64) -> Duration {
     Duration::from_secs_f64((BYTES - BURST as usize) as f64 / rate as f64)
 }
 
+/// Whether bytes get there faster than a bucket lets them pass: a busy machine may need a few attempts for
+/// that.
+fn is_free(here: &Handle, there: &Handle, address: &str) -> bool {
+    (0..100).any(|_| send(here, there, address) < at_least(RATE))
+}
+
 #[test]
 fn a_link_sends_no_faster_than_its_bucket_and_changes_in_place() {
     in_namespaces(|| {
@@ -62,8 +68,7 @@ fn a_link_sends_no_faster_than_its_bucket_and_changes_in_place() {
         let took = send(&here, &there, "10.0.0.2");
         assert!(took >= at_least(RATE), "{took:?}");
         // The other way is free.
-        let back = send(&there, &here, "10.0.0.1");
-        assert!(back < took, "{back:?} and {took:?}");
+        assert!(is_free(&there, &here, "10.0.0.1"));
         // In place, and back.
         here.apply(&[Op::replace(bucket(out, 10 * RATE))]).expect("changed");
         let [Qdisc::TokenBucket(read)] = here.qdiscs(Some(out)).expect("a list")[..] else {
@@ -108,14 +113,12 @@ fn what_arrives_is_slowed_down_by_another_link() {
         assert!(!here.ensure(redirect).expect("there already"));
         let took = send(&there, &here, "10.0.0.1");
         assert!(took >= at_least(RATE), "{took:?}");
-        let back = send(&here, &there, "10.0.0.2");
-        assert!(back < took, "{back:?} and {took:?}");
+        assert!(is_free(&here, &there, "10.0.0.2"));
         // Without it, what arrives is as fast as it comes.
         assert!(here.remove(redirect).expect("removed"));
         assert!(!here.remove(redirect).expect("gone already"));
         assert_eq!(here.redirects(arrives).expect("a list"), []);
-        let free = send(&there, &here, "10.0.0.1");
-        assert!(free < took, "{free:?} and {took:?}");
+        assert!(is_free(&there, &here, "10.0.0.1"));
         assert!(here.remove(Arrivals { interface: arrives }).expect("removed"));
         assert_eq!(here.qdiscs(Some(arrives)).expect("a list"), []);
         // A link that is down when its redirect is made lets nothing through; up, it does.
