@@ -59,7 +59,7 @@ pub(super) struct Order {
 pub(super) enum Say {
     /// It is for this node.
     Node(Arc<str>),
-    /// This node has enough of its namespace.
+    /// This node has enough of its namespace; it is for none.
     TooMany(Arc<str>),
 }
 
@@ -237,12 +237,14 @@ impl Whereabouts {
         let missed = self.missed.remove(&order.place);
         let asked = self.objects.get(&order.place);
         let (is_there, is_it) = (asked.is_some(), asked.is_some_and(|asked| asked.uid == order.uid));
-        // It was counted before it was written.
-        if !(is_it && written) {
-            match asked.and_then(|asked| asked.node.clone()) {
+        match order.what {
+            // It was counted before it was written.
+            Say::Node(_) if is_it && written => {}
+            Say::TooMany(_) if is_it && written => self.discount(&order.place),
+            Say::Node(_) | Say::TooMany(_) => match asked.and_then(|asked| asked.node.clone()) {
                 Some(node) => self.count(&order.place, node),
                 None => self.discount(&order.place),
-            }
+            },
         }
         if !is_it {
             // Another one has its name by now.

@@ -159,7 +159,9 @@ async fn write(objects: &Objects, order: &Order) -> Result<(), knit_objects::Err
             );
             let now = Timestamp::now();
             let refused = reasons::REASON_REFUSED;
-            json!({ "conditions": [condition(&[], reasons::READY, false, refused, message, None, now)] })
+            let condition = condition(&[], reasons::READY, false, refused, message, None, now);
+            // It may name the node that an earlier pod was on.
+            json!({ "node": null, "conditions": [condition] })
         }
     };
     let key = Key::namespaced(namespace.clone(), name.clone());

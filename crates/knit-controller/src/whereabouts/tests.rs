@@ -62,7 +62,7 @@ impl Api {
         let Some(there) = there else { return false };
         match &order.what {
             Say::Node(node) => there.node = Some(Arc::clone(node)),
-            Say::TooMany(_) => there.refused = there.node.is_none(),
+            Say::TooMany(_) => (there.node, there.refused) = (None, true),
         }
         there.version.push('+');
         true
@@ -213,6 +213,30 @@ fn a_write_that_fails_is_tried_again_at_growing_intervals_and_holds_up_nobody() 
     }
     assert_eq!(tried, [0, 2, 6, 14, 30, 62, 122, 182]);
     assert_eq!(other, 1);
+}
+
+/// Those that named the node of an earlier pod were told so again and again, for as long as they were there.
+#[test]
+fn what_a_node_has_no_room_for_is_told_once_whatever_node_it_named() {
+    let mut api = Api::default();
+    api.pod(&place("evil", "web"), Some("n1"));
+    let named = |letter: char, n: usize| place("evil", &format!("{letter}{n:03}"));
+    for (n, letter) in [(0, 'z'), (1, 'a')] {
+        for number in 0..PER_NODE {
+            let created = i64::try_from(n * PER_NODE + number).expect("a number");
+            api.put(named(letter, number), asked("web", created));
+        }
+        api.settle();
+    }
+    assert_eq!((api.node(&named('z', 0)), api.node(&named('a', 0))), (Some("n1"), None));
+    // The pod comes to another node: those come first there that it had no room for here.
+    api.pod(&place("evil", "web"), Some("n2"));
+    let writes = api.writes;
+    api.settle();
+    assert!(api.writes <= writes + 2 * PER_NODE, "{} writes", api.writes - writes);
+    let on = |node: Option<&str>| api.objects.values().filter(|o| o.node.as_deref() == node).count();
+    assert_eq!((on(Some("n1")), on(Some("n2")), on(None)), (0, PER_NODE, PER_NODE));
+    assert!(api.known.is_consistent());
 }
 
 /// Events that were late cost a second write of each object, which the API refused.
