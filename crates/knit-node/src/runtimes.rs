@@ -152,8 +152,12 @@ impl Runtimes {
     /// concerned.
     pub(crate) fn problem_with(&self, name: &str, network: &str) -> Option<Unready> {
         let known = self.read();
+        let Some(entry) = known.get(name) else {
+            let message = format!("network runtime {name} does not answer on this node: start it");
+            return Some(Unready { reason: conditions::node_network::REASON_RUNTIME_DOWN, message });
+        };
         // One inside the agent is asked for more than that (`Runtime::survey`).
-        let entry = known.get(name).filter(|known| known.socket.is_some())?;
+        entry.socket.as_ref()?;
         if let Some(problem) = &entry.problem {
             let message = format!("network runtime {name} is not ready: {problem}");
             return Some(Unready { reason: conditions::node_network::REASON_RUNTIME_DOWN, message });

@@ -90,6 +90,10 @@ pub struct Faults {
     pub unwell: Option<String>,
     /// It says of this Network that it is not ready, and why.
     pub network_unwell: Option<(String, String)>,
+    /// It never says how it is.
+    pub hang_status: bool,
+    /// It does not say which Networks it has.
+    pub unlisted: bool,
 }
 
 /// A process that can be killed at a step. Clones are the same one.
@@ -568,6 +572,9 @@ impl Runtime for FakeRuntime {
     }
 
     async fn status(&self) -> Result<Status> {
+        if self.kernel.state().faults.hang_status {
+            pending::<()>().await;
+        }
         let state = self.kernel.state();
         let network = |name: &String| {
             let unwell = state.faults.network_unwell.as_ref().filter(|(unwell, _)| unwell == name);
@@ -577,7 +584,7 @@ impl Runtime for FakeRuntime {
         Ok(Status {
             ready: state.faults.unwell.is_none(),
             message: state.faults.unwell.clone().unwrap_or_default(),
-            networks: state.networks.keys().map(network).collect(),
+            networks: state.networks.keys().filter(|_| !state.faults.unlisted).map(network).collect(),
         })
     }
 

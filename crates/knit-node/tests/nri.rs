@@ -29,7 +29,7 @@ async fn connect(node: &Node, version: &str) -> (Agent, NriDoor) {
 }
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 /// A sandbox of this namespace, with these annotations.
@@ -167,7 +167,7 @@ async fn after_a_connection_what_runs_is_attached_and_what_is_gone_is_removed() 
     door.connected(&Runtime { name: "containerd".into(), version: "v2.4.2".into() });
     let listed = vec![blue(&node, "kept"), late, stopped, pod(&node, "plain", "shop", &[])];
     door.synchronize(listed, Default::default());
-    eventually("what runs is attached, and nothing else", Duration::from_secs(20), || {
+    eventually("what runs is attached, and nothing else", Duration::from_secs(60), || {
         let mut found = interfaces(&node);
         found.sort();
         found == ["kept/net1/blue", "late/net1/blue"]
@@ -244,7 +244,8 @@ async fn a_pod_that_waits_for_something_held_up_every_pod_of_its_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_pod_of_a_network_waits_for_its_block_and_starts_at_once() {
-    let mut node = Node { waits: Some(Duration::from_secs(3600)), ..node() };
+    // What a request may always wait is long here: this is not about how slow the machine is.
+    let mut node = node();
     let block = Arc::make_mut(&mut node.world.blocks).remove("blue-1").expect("a block");
     let (agent, door) = connect(&node, "v2.4.2").await;
     let first = {
@@ -252,7 +253,7 @@ async fn the_first_pod_of_a_network_waits_for_its_block_and_starts_at_once() {
         tokio::spawn(async move { door.run_pod_sandbox(pod, soon()).await })
     };
     let asked = || agent.core.networks().states().iter().any(|n| n.name == "blue" && n.problem.is_some());
-    eventually("the Network is wanted", Duration::from_secs(20), asked);
+    eventually("the Network is wanted", Duration::from_secs(60), asked);
     agent.core.world().update_networks(|world| {
         Arc::make_mut(&mut world.blocks).insert("blue-1".into(), block);
     });

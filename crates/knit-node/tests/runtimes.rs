@@ -22,7 +22,7 @@ use knit_node::level::Followers;
 use knit_node::proxy::{ProxyError, Running, ServiceProxy, ServicesState, Stopped};
 use knit_node::reconcile::Pass;
 use knit_node::testing::{FakeRuntime, Faults, Life};
-use knit_node::{Core, Parts, Reason};
+use knit_node::{Core, Door, Parts, PodRequest, Reason};
 use knit_runtime::{PortMapping, Protocol, feature, wire};
 use knit_testbed::wait::holds_when_asked;
 use serde_json::json;
@@ -300,6 +300,55 @@ async fn a_runtime_that_was_not_ready_left_its_networks_ready() {
     core.attach(node.request("s3", "shop", "other"), soon()).await.expect("attached");
     refresh(&core).await;
     assert_eq!((problem("other"), problem("second")), (None, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_networks_of_a_runtime_that_went_with_its_socket_were_ready() {
+    let node = Node::new();
+    let (core, _followers) = followed(&node, &[]).await;
+    node.other.fail(Faults { unwell: Some("it is stopping".into()), ..Faults::default() });
+    std::fs::remove_file(core.config().runtimes_dir().join("other.sock")).expect("removed");
+    refresh(&core).await;
+    assert!(core.runtimes().get(OTHER).is_none(), "it is gone");
+    let said = state(&core, "other").problem.expect("not ready");
+    assert_eq!(said.reason, REASON_RUNTIME_DOWN);
+    assert!(said.message.contains(OTHER), "{}", said.message);
+    let refused = core.attach(node.request("s2", "shop", "other"), soon()).await.expect_err("refused");
+    assert_eq!(refused.reason, Reason::NotReady, "{refused}");
+    assert!(refused.message.contains(OTHER), "{refused}");
+}
+
+/// One pod held the lock of the container runtime for as long as it is given, and so all pods of its node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_hung_was_asked_again_while_every_pod_of_the_node_waited() {
+    let node = Node { waits: Some(Duration::from_secs(3600)), ..Node::new() };
+    let (core, _followers) = followed(&node, &[]).await;
+    node.other.fail(Faults { unwell: Some("no licence".into()), ..Faults::default() });
+    refresh(&core).await;
+    node.other.fail(Faults { hang_status: true, ..Faults::default() });
+    let request = PodRequest { door: Door::Nri, ..node.request("s2", "shop", "other") };
+    let deadline = Instant::now() + Duration::from_millis(400);
+    let refused = core.attach(request, deadline).await.expect_err("refused");
+    // What it said last, and not that it did not answer within two seconds.
+    assert!(refused.message.contains("no licence"), "{refused}");
+}
+
+/// It was told all of them at each question how it is, for as long as it ran.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_does_not_list_its_networks_is_told_them_once() {
+    let node = Node::new();
+    let (core, _followers) = followed(&node, &[]).await;
+    node.other.fail(Faults { unlisted: true, ..Faults::default() });
+    let before = node.other.set_ups();
+    holds_when_asked("it is told again", async || {
+        refresh(&core).await;
+        node.other.set_ups() > before
+    })
+    .await;
+    for _ in 0..50 {
+        refresh(&core).await;
+    }
+    assert_eq!(node.other.set_ups(), before + 1);
 }
 
 #[tokio::test]

@@ -79,11 +79,15 @@ impl Reconciler {
         let mut asked = self.runtimes.asked();
         // How often it had been away when it was told last.
         let mut told = (known == Known::FromStart).then(|| self.runtimes.absences(name));
+        // Whether it says which Networks it has. From one that does not, nothing can be learned about that.
+        let mut lists = true;
         let mut pause = Backoff::new(COMPARE_RETRY_DELAY, RETRY_MAX_DELAY);
         loop {
             asked.borrow_and_update();
             let absences = self.runtimes.absences(name);
-            let is_told = told == Some(absences) && !self.lacks_networks(name).await;
+            let lacks = self.lacks_networks(name).await;
+            lists |= !lacks;
+            let is_told = told == Some(absences) && !(lists && lacks);
             if self.runtimes.is_well(name) && !is_told {
                 tracing::info!(runtime = name, "telling a network runtime that was away what it is to have");
                 let mut outcome = Outcome::default();
@@ -98,6 +102,14 @@ impl Reconciler {
                 }
                 told = Some(absences);
                 pause.reset();
+                lists = !self.lacks_networks(name).await;
+                if !lists {
+                    tracing::warn!(
+                        runtime = name,
+                        "a network runtime does not list in its Status the Networks that it has: if it is \
+                         started again, it is told at the next pass only"
+                    );
+                }
             }
             // The sender lives as long as we do.
             let _ = asked.changed().await;

@@ -240,14 +240,18 @@ impl Networks {
 
     /// What the runtime of a Network that is set up says is wrong with it now.
     pub(crate) async fn check_runtime(&self, name: &str) -> Result<(), Unready> {
-        let runtime = self.entries().get(name).and_then(|e| e.applied.as_ref().map(|a| a.runtime.clone()));
-        let Some(runtime) = runtime.filter(|runtime| self.runtimes.problem_with(runtime, name).is_some())
-        else {
-            return Ok(());
-        };
+        let Some((runtime, _)) = self.unwell(name) else { return Ok(()) };
         // Perhaps it is well by now.
         self.runtimes.ask_again(&runtime).await;
         self.runtimes.problem_with(&runtime, name).map_or(Ok(()), Err)
+    }
+
+    /// The runtime of a Network that is set up, and what it said was wrong with it when it was asked last;
+    /// nothing while it is well.
+    pub(crate) fn unwell(&self, name: &str) -> Option<(String, Unready)> {
+        let runtime = self.entries().get(name)?.applied.as_ref()?.runtime.clone();
+        let problem = self.runtimes.problem_with(&runtime, name)?;
+        Some((runtime, problem))
     }
 
     /// Notes that a pod found no free address.

@@ -29,7 +29,8 @@ struct Saved {
     at: Instant,
 }
 
-/// What one request may wait. What it does not use is given back when this is dropped.
+/// What one request may wait. What it does not use is given back when this is dropped; what it takes beyond
+/// that is paid for by those that come next.
 #[derive(Debug)]
 pub(crate) struct Granted {
     from: Arc<NriPatience>,
@@ -87,7 +88,8 @@ impl Drop for Granted {
         let used = if took <= self.free { Duration::ZERO } else { took };
         let mut saved = self.from.saved.locked();
         let have = saved.now(Instant::now());
-        *saved = Saved { time: (have.time + self.paid.saturating_sub(used)).min(MAX_SAVED), ..have };
+        let left = have.time.saturating_add(self.paid).saturating_sub(used);
+        *saved = Saved { time: left.min(MAX_SAVED), ..have };
     }
 }
 
@@ -124,6 +126,17 @@ mod tests {
             assert_eq!(granted.wait(), MOST);
             advance(Duration::from_millis(20)).await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_took_longer_than_it_might_cost_the_others_nothing() {
+        let account = Arc::new(NriPatience::default());
+        let granted = account.take(FREE, MOST);
+        advance(MOST * 2).await;
+        drop(granted);
+        let next = account.take(FREE, MOST);
+        assert_eq!(next.wait(), MAX_SAVED - MOST * 2 + MOST * 2 / PARTS);
+        assert_eq!(account.take(FREE, MOST).wait(), FREE);
     }
 
     proptest! {

@@ -38,7 +38,9 @@ impl Pipeline {
     /// Has a Network set up here. Work that takes longer than a request by NRI may wait goes on without it:
     /// who comes again finds it done.
     async fn set_up(&self, network: &str, patience: WaitLimit, waits: Waits) -> Result<()> {
-        let Some(soon) = waits.soon().filter(|_| !self.networks.is_set_up(network)) else {
+        // Nothing is waited for where it is set up and its runtime is well.
+        let is_well = || self.networks.is_set_up(network) && self.networks.unwell(network).is_none();
+        let Some(soon) = waits.soon().filter(|_| !is_well()) else {
             return self.networks.ensure(network, patience).await;
         };
         let mut changes = self.world.subscribe();
@@ -54,6 +56,10 @@ impl Pipeline {
                     return Err(Error::new(Reason::Internal, message).because(failed));
                 }
                 Err(_) => {
+                    // A runtime that does not answer must not hold up the pods of others.
+                    if let Some((_, problem)) = self.networks.unwell(network) {
+                        return Err(problem.into_error(network));
+                    }
                     let message =
                         format!("Network {network} is being set up on this node; it will be retried");
                     return Err(Error::new(Reason::NotReady, message));

@@ -13,7 +13,7 @@ use knit_objects::{Key, Objects, Source, Write};
 use knit_testbed::wait::holds;
 use serde_json::{Value, json};
 
-use super::{Node, error_code, result};
+use super::{Node, added, error_code};
 
 async fn create<K: knit_objects::Object + serde::Serialize>(objects: &Objects, object: &Value) {
     let object: K = serde_json::from_value(object.clone()).expect("an object");
@@ -199,7 +199,7 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
         objects.write(&write).await.expect("written");
     }
     holds("all lists", || agent.core().world().get().is_synced()).await;
-    result(node.call(node.request(Command::Add, "a", "blue")).await);
+    added(&node, "a", "blue").await;
     assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
     let inside = node.kernel.networks()["blue"].not_outside.clone();
     assert!(inside.contains(&"192.0.2.2/32".parse().expect("a range")), "{inside:?}");
@@ -248,14 +248,14 @@ async fn an_agent_knows_other_nodes_from_slices_and_loses_none_when_somebody_del
     create::<BlockSlice>(&objects, &mark).await;
     holds("the loss", || told_blocks(&node, "blue") == ["node-1", "node-2", "node-3"]).await;
     assert!(agent.core().world().get().is_synced());
-    result(node.call(node.request(Command::Add, "c", "blue")).await);
+    added(&node, "c", "blue").await;
     let all_kept = |text: String| text.contains("10.2.0.32/28");
     holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
     objects.write(&Write::delete::<BlockSlice>(Key::cluster("blue-1"))).await.expect("deleted");
     // So it does over a restart of the agent, by what was kept on disk.
     agent.stop(Duration::from_secs(5)).await;
     let agent = start().await;
-    result(node.call(node.request(Command::Add, "b", "blue")).await);
+    added(&node, "b", "blue").await;
     assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2", "node-3"]);
     assert_eq!(announced(&agent), 1);
     // One that says that the other nodes are gone is believed once all of it is there.
@@ -299,7 +299,7 @@ async fn a_tenant_was_let_out_to_every_service_while_the_service_ranges_were_not
         assert!(!node.kernel.networks().contains_key("blue"), "{held}");
         open.send_replace(true);
         holds("the list", || agent.core().world().get().is_synced()).await;
-        result(node.call(node.request(Command::Add, "a", "blue")).await);
+        added(&node, "a", "blue").await;
         let inside = node.kernel.networks()["blue"].not_outside.clone();
         for range in ["10.96.0.0/16", "192.0.2.1/32"] {
             assert!(inside.contains(&range.parse().expect("a range")), "{held}: {inside:?}");
@@ -319,7 +319,7 @@ async fn an_agent_that_was_upgraded_before_the_controller_goes_on_with_what_was_
     node.put("other", &other);
     // A folder is read as such an agent reads the API.
     let agent = node.start().await;
-    result(node.call(node.request(Command::Add, "a", "blue")).await);
+    added(&node, "a", "blue").await;
     let kept = node.path("state").join("boot-cache.json");
     let all_kept = |text: String| text.contains("10.2.0.16/28") && !text.contains("\"whole\"");
     holds("the cache on disk", || std::fs::read_to_string(&kept).is_ok_and(all_kept)).await;
@@ -329,7 +329,7 @@ async fn an_agent_that_was_upgraded_before_the_controller_goes_on_with_what_was_
     let mut config = node.config(Source::Url(server.url()));
     config.core.block_wait = Duration::from_secs(1);
     let agent = Agent::start(config).await.expect("started");
-    result(node.call(node.request(Command::Add, "b", "blue")).await);
+    added(&node, "b", "blue").await;
     assert_eq!(told_blocks(&node, "blue"), ["node-1", "node-2"]);
     // Its Services are served, too.
     holds("all that is not in slices", || agent.core().world().get().can_serve()).await;

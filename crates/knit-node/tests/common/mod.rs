@@ -126,7 +126,7 @@ impl Node {
         config.block_wait = self.waits.unwrap_or(Duration::from_secs(5));
         // However slow the machine is, unless that is what a test is about.
         if self.waits.is_none() {
-            config.nri_wait = Duration::from_secs(20);
+            config.nri_wait = Duration::from_secs(60);
         }
         config.runtime_deadline = Duration::from_secs(30);
         config.cri_socket.clone_from(&self.cri_socket);
