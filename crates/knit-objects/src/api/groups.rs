@@ -104,7 +104,13 @@ mod tests {
     /// An API server that answers each path as it is told, and counts what it is asked. What it was not told
     /// it cannot say yet; the client would try that again by itself if the code were 503.
     #[derive(Clone, Default)]
-    struct Server(Arc<Mutex<BTreeMap<String, (u16, Value, u32)>>>);
+    struct Server(Arc<Mutex<BTreeMap<String, Answer>>>);
+
+    struct Answer {
+        code: u16,
+        body: Value,
+        asked: u32,
+    }
 
     impl Server {
         fn start(&self) -> String {
@@ -121,12 +127,12 @@ mod tests {
         }
 
         fn set(&self, path: &str, code: u16, body: Value) {
-            self.0.locked().insert(path.to_owned(), (code, body, 0));
+            self.0.locked().insert(path.to_owned(), Answer { code, body, asked: 0 });
         }
 
         /// How often it was asked for a path since what it says was set.
         fn asked(&self, path: &str) -> u32 {
-            self.0.locked().get(path).map_or(0, |(_, _, asked)| *asked)
+            self.0.locked().get(path).map_or(0, |answer| answer.asked)
         }
 
         fn answer(&self, mut stream: &TcpStream) {
@@ -137,9 +143,9 @@ mod tests {
                 }
                 if line.is_empty() {
                     let (code, body) = match self.0.locked().get_mut(&path) {
-                        Some((code, body, asked)) => {
-                            *asked += 1;
-                            (*code, body.clone())
+                        Some(answer) => {
+                            answer.asked += 1;
+                            (answer.code, answer.body.clone())
                         }
                         None => (500, status(500)),
                     };
