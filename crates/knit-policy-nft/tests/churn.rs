@@ -2,12 +2,15 @@
 
 mod support;
 
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use knit_kernel::nft::Kernel;
-use knit_kernel::testing::in_namespaces;
+use knit_kernel::testing::{eventually, in_namespaces};
 use knit_nft::{Family as TableFamily, Nftables as _, TableId};
 use knit_policy::model::{DEFAULT_NETWORK, PodKey, Protocol, Traffic};
 use knit_policy_nft::{PolicyTable, Router, TABLE};
-use knit_testbed::ip;
+use knit_testbed::{SOON, ip};
 use support::cluster::{HERE, Policies, pod, policy, read};
 use support::packet::{Bench, Packet};
 
@@ -92,6 +95,104 @@ fn a_thousand_policies_come_and_go_while_pods_do_and_leave_nothing() {
         assert!(policies.table.elements().all().is_empty());
         let mut kernel = Kernel::open_in(&bench.router).expect("nftables");
         assert_eq!(kernel.table(&id).expect("read"), None);
+        assert_eq!(policies.table.take_repairs(), 0);
+    });
+}
+
+/// Numbered packets between pods that stay, while a thousand policies come and go and a hundred pods do: each
+/// policy acts on the pod that they go to and has the ones that they come from as peers, so that what the
+/// kernel looks up for them is another thing with every change.
+#[test]
+fn no_packet_of_a_stream_is_misjudged_while_a_thousand_policies_and_a_hundred_pods_come_and_go() {
+    /// So many packets are sent while a change is carried out, at most: all have tags of their own.
+    const PER_CHANGE: usize = 28;
+    in_namespaces(|| {
+        let bench = Bench::new("in");
+        let mut policies = Policies::new(&bench.router, Router::Node);
+        (0..PODS).for_each(|n| set_pod(&mut policies, n));
+        for (who, node, n) in [("x/to", HERE, 201), ("x/friend", "there", 202), ("y/foe", "there", 203)] {
+            let addresses = [ip(&format!("10.0.1.{n}")), ip(&format!("fd00::1:{n}"))];
+            policies.engine.set_pod(pod(who, node, &addresses));
+        }
+        policies.apply(&policy(
+            "stays",
+            "{podSelector: {matchLabels: {pod: to}}, ingress: [{from: [{podSelector: {matchLabels: {pod: \
+             friend}}}], ports: [{port: 80}]}]}",
+        ));
+        // It lets them in at a port of its own; and what it selects the friend by, with a pod that comes and
+        // goes, is another thing each time, and with it the friend's class.
+        let beside = |n: usize| {
+            policy(
+                &format!("n{n}"),
+                &format!(
+                    "{{podSelector: {{matchLabels: {{pod: to}}}}, ingress: [{{from: [{{podSelector: \
+                     {{matchExpressions: [{{key: pod, operator: In, values: [friend, p{}]}}]}}}}, \
+                     {{namespaceSelector: {{matchLabels: {{ns: y}}}}}}], ports: [{{port: {}}}]}}]}}",
+                    n % PODS,
+                    1000 + n,
+                ),
+            )
+        };
+        let names = |from: &str| [format!("10.0.1.{from}"), format!("fd00::1:{from}")].map(|text| ip(&text));
+        let to = names("201");
+        let packet = |from: [IpAddr; 2], family: usize| {
+            Packet::new(from[family], to[family], Traffic::Port(Protocol::Tcp, 80))
+        };
+        // Odd tags must pass, even ones must not.
+        let stream: Vec<Packet> =
+            (0..2).flat_map(|family| [packet(names("202"), family), packet(names("203"), family)]).collect();
+        let (steps, commits, ended) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let at_once = 20;
+        let sent = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let mut tag = 0_u16;
+                while !ended.load(Ordering::Relaxed) {
+                    let room = (steps.load(Ordering::Relaxed) + 1) * PER_CHANGE;
+                    // While nothing is being written, nothing can be wrong.
+                    if !commits.load(Ordering::Acquire) || usize::from(tag) + stream.len() > room {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    for packet in &stream {
+                        tag += 1;
+                        bench.send(&Packet { tag, ..*packet });
+                    }
+                }
+                usize::from(tag)
+            });
+            for step in 0..2 * POLICIES {
+                // Some are there at any time, and each of them comes and goes once.
+                if step < POLICIES {
+                    policies.engine.set_policy(read(&beside(step)));
+                }
+                if (at_once..POLICIES + at_once).contains(&step) {
+                    policies.engine.delete_policy(&read(&beside(step - at_once)).name);
+                }
+                let (gone, back) = (step * 7 % PODS, (step + PODS - 1) * 7 % PODS);
+                policies.engine.delete_pod(&PodKey::new("x", format!("p{gone}")), None);
+                set_pod(&mut policies, back);
+                let changes = policies.engine.settle();
+                steps.store(step, Ordering::Relaxed);
+                commits.store(true, Ordering::Release);
+                for (_, changes) in changes {
+                    policies.table.apply(&changes).expect("applied");
+                }
+                commits.store(false, Ordering::Release);
+            }
+            ended.store(true, Ordering::Relaxed);
+            sender.join().expect("the stream")
+        });
+        assert!(sent > 2 * POLICIES, "{sent} packets are no stream");
+        assert_eq!(policies.engine.cluster().policies().count(), 1, "all others came and went");
+        // A packet that is lost before it comes to any rule is no verdict; what was denied is counted.
+        let (each, lost) = (sent / 2, sent / 200);
+        eventually("what must pass has passed", SOON, || {
+            bench.seen().keys().filter(|tag| *tag % 2 == 1).count() >= each - lost
+        });
+        let denied = usize::try_from(policies.denied()).expect("few");
+        assert!((each - lost..=each).contains(&denied), "of {each} that must not pass {denied} were denied");
+        let wrong: Vec<u16> = bench.seen().into_keys().filter(|tag| tag % 2 == 0).collect();
+        assert!(wrong.is_empty(), "of {sent} packets, these passed and must not have: {wrong:?}");
         assert_eq!(policies.table.take_repairs(), 0);
     });
 }
