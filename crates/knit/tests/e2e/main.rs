@@ -18,6 +18,7 @@ mod full;
 mod get;
 mod kni;
 mod peer;
+mod policies;
 mod python;
 mod replace;
 mod requests;
