@@ -46,6 +46,20 @@ pub mod network {
     pub const REASON_IN_USE: &str = "InUse";
 }
 
+/// Conditions of ClusterNetworkPolicy, AdminNetworkPolicy and BaselineAdminNetworkPolicy.
+pub mod policy {
+    /// Knit takes the policy as it is written.
+    pub const ACCEPTED: &str = "knit.dev/Accepted";
+    /// Reason of `Accepted`: all of it is understood.
+    pub const REASON_ACCEPTED: &str = "Accepted";
+    /// Reason of `Accepted`: parts of it are ignored; the message names them.
+    pub const REASON_PARTLY_IGNORED: &str = "PartlyIgnored";
+    /// Reason of `Accepted=False`: nothing of it is used; the message says why.
+    pub const REASON_INVALID: &str = "Invalid";
+    /// Reason of `Accepted=False`: Knit leaves policies to others, in all or some of the Networks concerned.
+    pub const REASON_NOT_ENFORCED: &str = "NotEnforced";
+}
+
 /// Conditions of a NetworkAttachment.
 pub mod network_attachment {
     /// The interface exists and carries traffic.

@@ -241,8 +241,11 @@ impl Controller {
             networks: self.caches.networks.clone(),
             blocks: self.caches.blocks.clone(),
         };
-        let enforce = self.config.enforce_policies;
-        peers::run(&self.objects, small, enforce, &self.recorder, leading).await;
+        let left = peers::LeftToOthers {
+            cluster: !self.config.enforce_policies,
+            default_network: !self.config.serves_default,
+        };
+        peers::run(&self.objects, small, left, &self.recorder, leading).await;
         // It ends with the runtime only.
         std::future::pending::<()>().await;
     }

@@ -202,6 +202,11 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
     const READ: &[&str] = &["list", "watch"];
     const CLUSTER_POLICIES: &[&str] =
         &["clusternetworkpolicies", "adminnetworkpolicies", "baselineadminnetworkpolicies"];
+    const CLUSTER_POLICY_STATUSES: &[&str] = &[
+        "clusternetworkpolicies/status",
+        "adminnetworkpolicies/status",
+        "baselineadminnetworkpolicies/status",
+    ];
     let agent = expected(&[
         ("knit.dev", &["networks", "networkclasses", "addressblocks", "networkattachments"], READ),
         ("knit.dev", &["nodeslices", "blockslices"], READ),
@@ -231,6 +236,7 @@ fn roles_allow_what_the_parts_do_and_nothing_else() {
         ("networking.k8s.io", &["servicecidrs", "networkpolicies"], READ),
         ("policy.networking.k8s.io", CLUSTER_POLICIES, READ),
         ("k8s.cni.cncf.io", &["multi-networkpolicies"], READ),
+        ("policy.networking.k8s.io", CLUSTER_POLICY_STATUSES, &["patch"]),
         // Server-side apply makes what is missing.
         ("knit.dev", &["policypeerslices"], &["list", "watch", "create", "patch", "delete"]),
         ("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update"]),

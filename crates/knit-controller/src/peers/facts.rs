@@ -29,11 +29,22 @@ pub(crate) struct AttachmentFacts {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
+/// What policies are about that Knit leaves to others, whatever Networks say.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct LeftToOthers {
+    /// All of the cluster.
+    pub(crate) cluster: bool,
+    /// The default Network: it is another CNI plugin's.
+    pub(crate) default_network: bool,
+}
+
 /// What counts of a Network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NetworkFacts {
     /// Whether Knit enforces policies in it.
     pub(crate) enforced: bool,
+    /// Whether it leaves them to somebody else.
+    pub(crate) left_to_others: bool,
     pub(crate) ranges: Vec<IpNet>,
     /// The namespaces of the cluster services that its pods reach in the default Network.
     pub(crate) services: BTreeSet<Name>,

@@ -5,22 +5,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use knit_api::{NetworkAttachment, PolicyEnforcement};
 use knit_model::Network;
-use knit_objects::{Cache, Event, EventNote, EventRecorder, Key, Object, Objects, Progress, jitter};
+use knit_objects::{Cache, Event, EventNote, EventRecorder, Key, Object, Objects, Progress, Write, jitter};
 use knit_policy::kubernetes::{
     AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, Converted, MultiNetworkPolicy,
     NetworkPolicy, admin_network_policy, baseline_admin_network_policy, cluster_network_policy,
     multi_network_policy, network_policy, pod,
 };
 use knit_policy::model::{Kind, Name, PodKey, Policy, PolicyName};
+use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::concerns::Concerns;
+use super::concerns::{Concerns, Topic};
+use super::conditions::{self, StatusFacts};
 use super::needs::Kept;
-use super::plan::{AttachmentFacts, BlockFacts, NetworkFacts, Peers, PodFacts};
+use super::plan::{AttachmentFacts, BlockFacts, LeftToOthers, NetworkFacts, Peers, PodFacts};
 use crate::cluster::{AttachmentView, BlockView, NamespaceView};
 use crate::plan::primaries;
 
@@ -30,6 +34,10 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 const EVENT_QUEUE: usize = 1024;
 /// So many problems of one policy are told.
 const MAX_PROBLEMS: usize = 3;
+/// So many statuses are written at once: a thousand policies that come together take a few minutes.
+const MAX_STATUS_WRITES: usize = 20;
+/// After this time a status that could not be written is tried again.
+const STATUS_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// What the controller keeps anyway, and is small.
 #[derive(Clone, Debug)]
@@ -48,6 +56,10 @@ pub(super) struct Feed {
     recorder: EventRecorder,
     /// The policies that there are, as events name them.
     policies: BTreeMap<PolicyName, ObjectReference>,
+    /// Those that have a status.
+    statuses: BTreeMap<PolicyName, StatusFacts>,
+    /// Those whose status could not be written, and when it is tried again.
+    status_retries: BTreeMap<PolicyName, Duration>,
     concerns: Concerns,
     /// The watches of policies, which end with it.
     _watches: JoinSet<()>,
@@ -72,10 +84,19 @@ struct ToldFacts {
 }
 
 enum PolicyNews {
-    Policy(PolicyName, Option<(Box<Policy>, Box<ObjectReference>)>),
+    Policy(PolicyName, Option<Box<SeenPolicy>>),
     KindKnown(usize),
     /// Of the watch with this number: what one that has ended said is not looked at.
     OfPods(u64, OfPods),
+}
+
+/// An object of a kind of policies.
+struct SeenPolicy {
+    /// Nothing if it cannot be used.
+    policy: Option<Policy>,
+    reference: ObjectReference,
+    /// Nothing if its kind has no status.
+    status: Option<StatusFacts>,
 }
 
 enum OfPods {
@@ -86,35 +107,32 @@ enum OfPods {
 }
 
 impl Feed {
-    /// Begins to watch. Without `enforce` there are no policies for all that is known.
+    /// Begins to watch. Where all policies are left to others, their authors are told and nothing else; those
+    /// of NetworkPolicies by `plan::policies`.
     pub(super) fn start(
         objects: &Objects,
         small: SharedCaches,
-        enforce: bool,
+        left: LeftToOthers,
         recorder: &EventRecorder,
     ) -> Self {
         let (sender, inbox) = mpsc::channel(EVENT_QUEUE);
         let mut policies = JoinSet::new();
-        if enforce {
-            let each = PolicyKindWatch {
-                objects: objects.clone(),
-                sender: sender.clone(),
-                recorder: recorder.clone(),
-            };
+        let each = PolicyKindWatch {
+            objects: objects.clone(),
+            sender: sender.clone(),
+            recorder: (!left.cluster).then(|| recorder.clone()),
+        };
+        if !left.cluster {
             policies.spawn(each.clone().served::<NetworkPolicy>(0, Kind::Network, network_policy));
-            policies.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(
-                1,
-                Kind::Cluster,
-                cluster_network_policy,
-            ));
-            policies.spawn(each.clone().of_crd::<AdminNetworkPolicy>(2, Kind::Admin, admin_network_policy));
-            policies.spawn(each.clone().of_crd::<BaselineAdminNetworkPolicy>(
-                3,
-                Kind::BaselineAdmin,
-                baseline_admin_network_policy,
-            ));
-            policies.spawn(each.of_crd::<MultiNetworkPolicy>(4, Kind::Multi, multi_network_policy));
         }
+        policies.spawn(each.clone().of_crd::<ClusterNetworkPolicy>(1, Kind::Cluster, cluster_network_policy));
+        policies.spawn(each.clone().of_crd::<AdminNetworkPolicy>(2, Kind::Admin, admin_network_policy));
+        policies.spawn(each.clone().of_crd::<BaselineAdminNetworkPolicy>(
+            3,
+            Kind::BaselineAdmin,
+            baseline_admin_network_policy,
+        ));
+        policies.spawn(each.of_crd::<MultiNetworkPolicy>(4, Kind::Multi, multi_network_policy));
         let mut changes = vec![small.namespaces.changes(), small.networks.changes(), small.blocks.changes()];
         changes.iter_mut().for_each(watch::Receiver::mark_changed);
         Self {
@@ -124,6 +142,8 @@ impl Feed {
             seen: ToldFacts::default(),
             recorder: recorder.clone(),
             policies: BTreeMap::new(),
+            statuses: BTreeMap::new(),
+            status_retries: BTreeMap::new(),
             concerns: Concerns::default(),
             _watches: policies,
             pods: None,
@@ -131,7 +151,7 @@ impl Feed {
             epoch: 0,
             sender,
             inbox,
-            known: [!enforce; 5],
+            known: [left.cluster, false, false, false, false],
             pods_known: false,
             attachments_known: false,
         }
@@ -192,13 +212,21 @@ impl Feed {
 
     fn take(&mut self, told: PolicyNews, peers: &mut Peers) {
         match told {
-            PolicyNews::Policy(name, policy) => {
-                let policy = policy.map(|(policy, reference)| {
-                    self.policies.insert(name.clone(), *reference);
-                    *policy
-                });
-                if policy.is_none() {
-                    self.policies.remove(&name);
+            PolicyNews::Policy(name, seen) => {
+                let mut policy = None;
+                match seen.map(|seen| *seen) {
+                    Some(seen) => {
+                        self.policies.insert(name.clone(), seen.reference);
+                        if let Some(status) = seen.status {
+                            self.statuses.insert(name.clone(), status);
+                        }
+                        policy = seen.policy;
+                    }
+                    None => {
+                        self.policies.remove(&name);
+                        self.statuses.remove(&name);
+                        self.status_retries.remove(&name);
+                    }
                 }
                 peers.set_policy(&name, policy);
             }
@@ -215,10 +243,39 @@ impl Feed {
 
     /// Tells whoever wrote policies what is wrong with them in the light of everything else.
     pub(super) fn tell_concerns(&mut self, peers: &Peers, now: Duration) {
-        for (name, what) in self.concerns.news(peers, now) {
-            if let Some(reference) = self.policies.get(&name) {
-                tell_narrowed(&self.recorder, reference.clone(), &what);
+        for (name, topic, what) in self.concerns.news(peers, now) {
+            let Some(reference) = self.policies.get(&name) else { continue };
+            match topic {
+                Topic::NotEnforced => {
+                    let note = EventNote::warning(reference.clone(), "NotEnforced", "Enforce", what);
+                    self.recorder.tell(note);
+                }
+                _ => tell_narrowed(&self.recorder, reference.clone(), &what),
             }
+        }
+    }
+
+    /// What is to be written into the status of policies, of some of them.
+    pub(super) fn status_writes(
+        &self,
+        peers: &Peers,
+        now: Duration,
+        wall: Timestamp,
+    ) -> Vec<(PolicyName, Write)> {
+        let is_off = peers.left_to_others().cluster;
+        let due = |name: &PolicyName| self.status_retries.get(name).is_none_or(|at| *at <= now);
+        let writes = self.statuses.iter().filter(|(name, _)| due(name)).filter_map(|(name, facts)| {
+            let condition = facts.wanted(&self.concerns.about(name), is_off, wall)?;
+            Some((name.clone(), conditions::write(name, &condition)?))
+        });
+        writes.take(MAX_STATUS_WRITES).collect()
+    }
+
+    /// A status could not be written, or could be.
+    pub(super) fn status_written(&mut self, name: PolicyName, done: bool, now: Duration) {
+        match done {
+            true => drop(self.status_retries.remove(&name)),
+            false => drop(self.status_retries.insert(name, now + STATUS_RETRY_DELAY)),
         }
     }
 
@@ -269,6 +326,7 @@ fn network_facts(network: &Network) -> NetworkFacts {
     let policy = spec.policy.unwrap_or_default();
     NetworkFacts {
         enforced: policy.enforcement == PolicyEnforcement::Knit && spec.topology.has_router(),
+        left_to_others: policy.enforcement == PolicyEnforcement::Others,
         ranges: network.ranges().to_vec(),
         services: network.cluster_services().map(|(namespace, _)| namespace.into()).collect(),
     }
@@ -352,11 +410,17 @@ async fn follow_attachments(objects: Objects, epoch: u64, sender: mpsc::Sender<P
 struct PolicyKindWatch {
     objects: Objects,
     sender: mpsc::Sender<PolicyNews>,
-    recorder: EventRecorder,
+    /// Tells what is wrong with a policy, unless it is another component's to do that.
+    recorder: Option<EventRecorder>,
 }
 
 impl PolicyKindWatch {
-    async fn of_crd<K: Object>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>) {
+    async fn of_crd<K: Object + Serialize>(
+        self,
+        place: usize,
+        kind: Kind,
+        convert: fn(&K) -> Converted<Policy>,
+    ) {
         loop {
             match self.objects.serves::<K>().await {
                 Some(true) => return self.served::<K>(place, kind, convert).await,
@@ -367,14 +431,27 @@ impl PolicyKindWatch {
         }
     }
 
-    async fn served<K: Object>(self, place: usize, kind: Kind, convert: fn(&K) -> Converted<Policy>) {
+    async fn served<K: Object + Serialize>(
+        self,
+        place: usize,
+        kind: Kind,
+        convert: fn(&K) -> Converted<Policy>,
+    ) {
         let recorder = self.recorder.clone();
-        let read = move |object: K| -> Option<(Box<Policy>, Box<ObjectReference>)> {
+        let has_status = matches!(kind, Kind::Cluster | Kind::Admin | Kind::BaselineAdmin);
+        let read = move |object: K| -> Option<Box<SeenPolicy>> {
             let converted = convert(&object);
             for problem in converted.problems.iter().take(MAX_PROBLEMS) {
-                tell_narrowed(&recorder, reference(&object), problem);
+                if let Some(recorder) = &recorder {
+                    tell_narrowed(recorder, reference(&object), problem);
+                }
             }
-            converted.object.map(|policy| (Box::new(policy), Box::new(reference(&object))))
+            let status = has_status.then(|| {
+                let problems = converted.problems.iter().take(MAX_PROBLEMS).map(ToString::to_string);
+                let (generation, is_used) = (object.meta().generation, converted.object.is_some());
+                StatusFacts::new(generation, status_of(&object).as_ref(), is_used, problems.collect())
+            });
+            Some(Box::new(SeenPolicy { policy: converted.object, reference: reference(&object), status }))
         };
         let Ok(mut events) = self.objects.watch::<K>().map(read).subscribe() else { return };
         while let Some(event) = events.next().await {
@@ -398,6 +475,11 @@ impl PolicyKindWatch {
 fn tell_narrowed(recorder: &EventRecorder, policy: ObjectReference, what: &impl std::fmt::Display) {
     let note = format!("Part of this policy is ignored: {what}.");
     recorder.tell(EventNote::warning(policy, "PolicyNarrowed", "Enforce", note));
+}
+
+/// The status of an object of a kind that has one.
+fn status_of<K: Serialize>(object: &K) -> Option<Value> {
+    serde_json::to_value(object).ok()?.get_mut("status").map(Value::take)
 }
 
 fn reference<K: Object>(object: &K) -> ObjectReference {

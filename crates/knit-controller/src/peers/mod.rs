@@ -7,6 +7,7 @@
 
 mod blocks;
 mod concerns;
+mod conditions;
 mod facts;
 mod feed;
 mod keys;
@@ -19,10 +20,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use knit_api::names::{MANAGED_BY, MANAGED_BY_LABEL, NETWORK_LABEL};
 use knit_api::{PolicyPeer, PolicyPeerSlice, PolicyPeerSliceSpec};
 use knit_objects::{Cache, Error, EventRecorder, Key, Objects, Write};
-use knit_policy::model::Name;
+use knit_policy::model::{Name, PolicyName};
 use knit_types::fnv1a;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -31,6 +33,7 @@ use crate::leader::Leading;
 use crate::rate::{self, Bucket};
 use feed::Feed;
 pub(crate) use feed::SharedCaches;
+pub(crate) use plan::LeftToOthers;
 use plan::{NetworkAndNode, Peers};
 
 /// A slice is written at most this often.
@@ -53,7 +56,7 @@ const MANAGER: &str = "knit-controller";
 pub(crate) async fn run(
     objects: &Objects,
     small: SharedCaches,
-    enforce: bool,
+    left: LeftToOthers,
     recorder: &EventRecorder,
     leading: &watch::Receiver<Leading>,
 ) {
@@ -71,12 +74,11 @@ pub(crate) async fn run(
         label_keys: BTreeMap::new(),
         failing: false,
     };
-    let feed = Feed::start(objects, small, enforce, recorder);
-    keep(feed, writer).await;
+    let feed = Feed::start(objects, small, left, recorder);
+    keep(feed, writer, Peers::new(left)).await;
 }
 
-async fn keep(mut feed: Feed, mut writer: Writer) {
-    let mut peers = Peers::default();
+async fn keep(mut feed: Feed, mut writer: Writer, mut peers: Peers) {
     let mut pending: BTreeSet<NetworkAndNode> = BTreeSet::new();
     let mut compared: Option<Instant> = None;
     loop {
@@ -102,6 +104,10 @@ async fn keep(mut feed: Feed, mut writer: Writer) {
             pending.extend(peers.slices().keys().cloned());
             pending.extend(writer.places());
             feed.tell_concerns(&peers, now);
+            for (name, write) in feed.status_writes(&peers, now, Timestamp::now()) {
+                let done = writer.write_status(&name, &write).await;
+                feed.status_written(name, done, now);
+            }
         }
         writer.write(&mut pending, peers.slices()).await;
     }
@@ -134,6 +140,21 @@ struct Writer {
 }
 
 impl Writer {
+    /// Writes what the status of a policy says; whether that was done.
+    async fn write_status(&self, policy: &PolicyName, write: &Write) -> bool {
+        let leading = *self.leading.borrow();
+        match leading.fence(self.objects.write(write)).await {
+            // A policy that is gone has no status.
+            Some(Ok(_) | Err(Error::NotFound { .. })) => true,
+            Some(Err(error)) => {
+                let error = error.with_causes();
+                tracing::debug!(%policy, %error, "the status of a policy could not be written; retrying");
+                false
+            }
+            None => false,
+        }
+    }
+
     /// The places that slices in the API are about.
     fn places(&self) -> Vec<NetworkAndNode> {
         let all = self.actual.list().into_iter();

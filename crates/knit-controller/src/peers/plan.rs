@@ -14,7 +14,7 @@ use knit_policy::model::{
 pub(crate) use super::blocks::BlockFacts;
 use super::blocks::{BlockOwner, Blocks};
 use super::concerns::PortNames;
-pub(crate) use super::facts::{AttachmentFacts, NetworkFacts, PodFacts};
+pub(crate) use super::facts::{AttachmentFacts, LeftToOthers, NetworkFacts, PodFacts};
 use super::keys::AskedKeys;
 pub(crate) use super::keys::Unheard;
 use super::needs::{AskedPods, Lingering, Need, asks_for, names_pods};
@@ -25,6 +25,7 @@ pub(crate) type NetworkAndNode = (Name, Name);
 /// All that is known, and the slices that follow from it.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
+    left_to_others: LeftToOthers,
     policies: BTreeMap<PolicyName, Policy>,
     namespaces: BTreeMap<Name, Labels>,
     /// The primary Network of each namespace that has another than the default one.
@@ -64,12 +65,20 @@ struct Interface {
 }
 
 impl Peers {
+    pub(crate) fn new(left_to_others: LeftToOthers) -> Self {
+        Self { left_to_others, ..Self::default() }
+    }
+
+    pub(super) fn left_to_others(&self) -> LeftToOthers {
+        self.left_to_others
+    }
+
     /// Whether any policy asks for pods at all: if not, nobody needs to watch them.
     pub(crate) fn asks_for_pods(&self) -> bool {
         let rules = |policy: &'_ Policy| -> bool {
             Direction::ALL.into_iter().flat_map(|d| policy.rules(d).unwrap_or_default()).any(names_pods)
         };
-        self.policies.values().any(rules)
+        !self.left_to_others.cluster && self.policies.values().any(rules)
     }
 
     /// A policy is like this; none if it is gone.
@@ -448,6 +457,9 @@ impl Peers {
     }
 
     fn work_out_needs(&self) -> (BTreeMap<Name, Need>, BTreeMap<PolicyName, Unheard>) {
+        if self.left_to_others.cluster {
+            return Default::default();
+        }
         let mut needs: BTreeMap<Name, (Need, AskedKeys)> = BTreeMap::new();
         for policy in self.policies.values() {
             let mut ask = |network: &Name, only: Option<&Name>| {
@@ -474,6 +486,31 @@ impl Peers {
         let needs = needs.into_iter().filter(|(_, (need, _))| !need.pods.is_empty());
         let needs = needs.map(|(network, asked)| (network.clone(), allot(&network, asked))).collect();
         (needs, unheard)
+    }
+
+    /// The Networks that a policy is about and that leave policies to others, whether or not there are pods.
+    pub(super) fn left_networks_of(&self, policy: &Policy) -> BTreeSet<Name> {
+        let is_left = |name: &Name| {
+            let facts = self.networks.get(name);
+            facts.is_some_and(|facts| facts.left_to_others)
+                || (self.left_to_others.default_network && **name == *DEFAULT_NETWORK)
+        };
+        let any_is_left =
+            self.left_to_others.default_network || self.networks.values().any(|facts| facts.left_to_others);
+        if !any_is_left {
+            return BTreeSet::new();
+        }
+        let mut found = self.networks_of(policy);
+        if !matches!(policy.scope, Scope::Networks(_)) {
+            let selects = |name: &Name, labels: &Labels| match &policy.subject.namespaces {
+                NamespaceMatch::Named(only) => only == name,
+                NamespaceMatch::Selected(selector) => selector.matches(labels),
+            };
+            let selected = self.namespaces.iter().filter(|(name, labels)| selects(name, labels));
+            found.extend(selected.map(|(name, _)| self.primary_of(name)));
+        }
+        found.retain(is_left);
+        found
     }
 
     /// The Networks in which a policy acts on pods.

@@ -57,7 +57,8 @@ fn pod(uid: &str, node: &str, address: [u8; 4], list: &[(&str, &str)]) -> PodFac
 }
 
 fn network(range: &str) -> NetworkFacts {
-    NetworkFacts { enforced: true, ranges: vec![range.parse().expect("a range")], services: BTreeSet::new() }
+    let ranges = vec![range.parse().expect("a range")];
+    NetworkFacts { enforced: true, left_to_others: false, ranges, services: BTreeSet::new() }
 }
 
 fn block(network: &str, node: &str, range: &str) -> BlockFacts {
@@ -435,7 +436,7 @@ fn the_first_change_of_a_slice_after_a_quiet_time_is_written_at_once() {
 /// What is told of policies, seconds after the first time.
 fn news(concerns: &mut Concerns, peers: &Peers, seconds: u64) -> Vec<String> {
     let news = concerns.news(peers, NOW + Duration::from_secs(seconds));
-    news.into_iter().map(|(policy, what)| format!("{}: {what}", policy.full())).collect()
+    news.into_iter().map(|(policy, _, what)| format!("{}: {what}", policy.full())).collect()
 }
 
 #[test]
