@@ -349,7 +349,8 @@ fn nothing_is_leased_from_a_block_that_is_wanted_back_until_it_is_not_any_more()
     node.set_network(pool);
     node.add_block(block("red", 8)).unwrap();
     let mut leased = Vec::new();
-    while let Ok(lease) = node.lease(&ask(&format!("s{}", leased.len()), vec![want("eth0", "red")]), Millis(0))
+    while let Ok(lease) =
+        node.lease(&ask(&format!("s{}", leased.len()), vec![want("eth0", "red")]), Millis(0))
     {
         assert!(lease[0].addresses.iter().all(|a| block("red", 8).index_of(a).is_none()), "{lease:?}");
         leased.push(lease);

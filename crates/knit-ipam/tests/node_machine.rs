@@ -212,7 +212,10 @@ impl Model {
                     &mut counts.reserved
                 } else if self.quarantined(network, &pair) {
                     &mut counts.quarantined
-                } else if *withdrawn || self.back.contains(block) || self.holders(network, &pair).next().is_some() {
+                } else if *withdrawn
+                    || self.back.contains(block)
+                    || self.holders(network, &pair).next().is_some()
+                {
                     &mut counts.blocked
                 } else {
                     &mut counts.free

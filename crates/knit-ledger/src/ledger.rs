@@ -199,8 +199,9 @@ impl<R: Record, F: Fs> Ledger<R, F> {
                 (Recovery::TornTailCut { bytes: total - sound }, file, sound)
             }
             Some((Scan::Corrupt { why, .. }, _)) => {
-                let (file, len, to) = write_anew((&fs, options), &path, &encoded()?, |fs| set_aside(fs, &path))
-                    .map_err(|e| failed("setting the damaged file aside", e))?;
+                let (file, len, to) =
+                    write_anew((&fs, options), &path, &encoded()?, |fs| set_aside(fs, &path))
+                        .map_err(|e| failed("setting the damaged file aside", e))?;
                 (Recovery::SetAside { to, why, saved: content.records.len() }, file, len)
             }
             None => {

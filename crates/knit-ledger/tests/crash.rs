@@ -295,7 +295,9 @@ fn a_newer_format_is_left_alone() {
 fn the_file_stays_in_proportion_to_what_it_holds() {
     let fs = FaultFs::new();
     let mut ledger: Ledger<Item, _> =
-        Ledger::open_with(fs, PATH, Options { compact_at: 4096, compact_factor: 4, sync: false }).unwrap().ledger;
+        Ledger::open_with(fs, PATH, Options { compact_at: 4096, compact_factor: 4, sync: false })
+            .unwrap()
+            .ledger;
     let mut most = 0;
     for n in 0..10_000_u32 {
         ledger.put(item((n % 10) as u8, 50)).unwrap();

@@ -14,6 +14,7 @@ mod kept;
 mod lifecycle;
 mod policies;
 mod primary;
+mod reclaim;
 mod share;
 mod status;
 mod taints;
@@ -61,6 +62,7 @@ impl Indexed {
         let verdicts = accept::verdicts(cluster, &index, &ids);
         blocks::give(cluster, &index, memory, &verdicts, now, &mut plan);
         blocks::release(cluster, &index, &departed, memory, now, &mut plan);
+        reclaim::blocks(cluster, &index, &verdicts, memory, now, &mut plan);
         status::networks(
             &status::Known { cluster, index: &index, ids: &ids, verdicts: &verdicts },
             memory,

@@ -214,12 +214,14 @@ impl NodeAllocator {
     }
 
     /// Says whether whoever gave a block, named by its first addresses, wants it back: then nothing new is
-    /// leased from it, and what pods have of it stays theirs.
-    pub fn set_wanted_back(&mut self, network: &str, start: &Addresses, wanted_back: bool) {
+    /// leased from it, and what pods have of it stays theirs. Whether that is news.
+    pub fn set_wanted_back(&mut self, network: &str, start: &Addresses, wanted_back: bool) -> bool {
         let blocks = self.networks.get_mut(network).into_iter().flat_map(|state| &mut state.blocks);
+        let mut news = false;
         for block in blocks.filter(|b| b.block.start() == *start) {
-            block.wanted_back = wanted_back;
+            news |= std::mem::replace(&mut block.wanted_back, wanted_back) != wanted_back;
         }
+        news
     }
 
     /// This node's blocks of a Network, in the order in which they came.

@@ -30,7 +30,8 @@ impl NodeAllocator {
         let mut spare = Vec::new();
         for (network, state) in &self.networks {
             let router = self.router(network).map(|(addresses, _)| addresses.first());
-            let has_router = |b: &BlockState| router.is_some_and(|address| b.block.index_of(address).is_some());
+            let has_router =
+                |b: &BlockState| router.is_some_and(|address| b.block.index_of(address).is_some());
             let mut kept = FamilyCounts::default();
             let mut empty = Vec::new();
             for block in &state.blocks {

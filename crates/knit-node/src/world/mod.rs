@@ -4,7 +4,9 @@
 pub mod announced;
 pub mod blocks;
 pub mod boot;
+mod boot_json;
 pub mod feed;
+pub mod own;
 mod services;
 mod slices;
 mod users;
@@ -37,6 +39,8 @@ pub struct World {
     pub namespaces: Arc<BTreeMap<String, Arc<Labels>>>,
     /// AddressBlocks that count, by name: this node's, and all of each Network in [`Self::block_lists`].
     pub blocks: Arc<BTreeMap<String, Arc<AddressBlock>>>,
+    /// What the controller wants back of this node's AddressBlocks, by name, with the value that it wrote.
+    pub reclaimed: Arc<BTreeMap<String, String>>,
     /// All nodes by name.
     pub nodes: Arc<BTreeMap<String, Arc<NodeView>>>,
     /// The cluster's service ranges, by the object that names them.
@@ -164,6 +168,8 @@ pub struct WorldStore {
     wanted: watch::Sender<BTreeSet<String>>,
     /// Not part of a snapshot: they change as often as tenants like, and one front door reads them.
     users: UserObjects,
+    /// What may be on disk of this node's blocks.
+    kept: own::KeptBlocks,
 }
 
 /// Whether a Network's blocks say which addresses are its pods', because it has no subnets or is on a segment
@@ -282,7 +288,14 @@ impl WorldStore {
             current: watch::Sender::new(Arc::new(world)),
             wanted: watch::Sender::default(),
             users: UserObjects::default(),
+            kept: own::KeptBlocks::default(),
         }
+    }
+
+    /// What an agent that starts now may find on disk of this node's blocks.
+    #[must_use]
+    pub fn kept(&self) -> &own::KeptBlocks {
+        &self.kept
     }
 
     /// This node has a Network, or will have it: all blocks of it are to be known.
