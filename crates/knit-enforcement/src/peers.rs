@@ -1,7 +1,7 @@
 //! Pods of other nodes: the slices of the Networks that have a router here, and of no other.
 //!
-//! One slice of a Network says which labels the others tell of. What a list says is taken in as a whole, and a
-//! change in its order: between the two, a label that a slice does not have is not known to be absent.
+//! One slice of a Network says which labels the others tell of. What a list says is taken in as a whole, and
+//! a change in its order: between the two, a label that a slice does not have is not known to be absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

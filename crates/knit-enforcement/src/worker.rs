@@ -354,8 +354,8 @@ impl Worker {
         self.follow(now);
     }
 
-    /// Has live connections follow where that is due, in one router at a time. Where there are many that takes
-    /// long, so it is done on another thread.
+    /// Has live connections follow where that is due, in one router at a time. Where there are many that
+    /// takes long, so it is done on another thread.
     fn follow(&mut self, now: Instant) {
         // After the commit, so that what has come together with this is not taken for looked at.
         if let Some(outcome) = self.followed.take() {

@@ -125,9 +125,9 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
         Ok(Subscription { events: receiver, connection, away, task })
     }
 
-    /// The same in batches: all that a list says is one, which ends with [`Event::Synced`] the first time; what
-    /// was seeded is one; and so is each change. For objects of which one says something about others: between
-    /// two batches, everything is as it was at some moment.
+    /// The same in batches: all that a list says is one, which ends with [`Event::Synced`] the first time;
+    /// what was seeded is one; and so is each change. For objects of which one says something about others:
+    /// between two batches, everything is as it was at some moment.
     pub fn subscribe_batches(self) -> Result<BatchSubscription<T>> {
         let (batches, receiver) = mpsc::channel(QUEUE);
         let (health, task) = self.start(Sink::Batches { batches, batch: Vec::new() })?;

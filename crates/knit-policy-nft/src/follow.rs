@@ -1,5 +1,5 @@
-//! Live connections follow what is in force, apart from the table: where there are many, a look at them takes a
-//! while, and no change of policies has to wait for it.
+//! Live connections follow what is in force, apart from the table: where there are many, a look at them takes
+//! a while, and no change of policies has to wait for it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! What the slice of a Network may say that lists the labels which all of its slices tell of: pure.
 //!
-//! Nodes take a label that a slice does not have for absent as soon as that list has its key. So a key is added
-//! only after every slice with a pod that has such a label was written with it, and taken out before any slice
-//! is written without it. The API server shows both in the order in which they were written.
+//! Nodes take a label that a slice does not have for absent as soon as that list has its key. So a key is
+//! added only after every slice with a pod that has such a label was written with it, and taken out before
+//! any slice is written without it. The API server shows both in the order in which they were written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,7 +58,8 @@ impl KeySlices {
         }
     }
 
-    /// Policies of the Networks ask for these keys now, and the slices of these places are others than before.
+    /// Policies of the Networks ask for these keys now, and the slices of these places are others than
+    /// before.
     pub(super) fn want<'a>(
         &mut self,
         keys: impl Iterator<Item = (&'a Name, &'a BTreeSet<Name>)>,
@@ -266,13 +267,15 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             3 => prop::collection::vec(any::<bool>(), 3).prop_map(Step::Want),
-            5 => (any::<[bool; 4]>(), any::<[bool; 4]>()).prop_map(|(done, heard)| Step::Write { done, heard }),
+            5 => (any::<[bool; 4]>(), any::<[bool; 4]>())
+                .prop_map(|(done, heard)| Step::Write { done, heard }),
             1 => Just(Step::Restart),
         ]
     }
 
     proptest! {
-        /// Whatever is written when, and whether or not that is heard of: a key that is told is told of by all.
+        /// Whatever is written when, and whether or not that is heard of: a key that is told is told of by
+        /// all.
         #[test]
         fn no_label_was_ever_taken_for_absent(steps in prop::collection::vec(step(), 1..60)) {
             let (blue, keys) = (Name::from("blue"), ["x", "y", "z"]);

@@ -162,8 +162,8 @@ fn merge(
     })
 }
 
-/// The keys of the labels that any of these knows, or whose slices all of a Network's know. Pods that are known
-/// by the same share one list.
+/// The keys of the labels that any of these knows, or whose slices all of a Network's know. Pods that are
+/// known by the same share one list.
 fn known_labels(
     same: &[(&SliceKey, &Pod)],
     labels: &Labels,

@@ -159,8 +159,8 @@ impl Conntrack {
         self.list_where(filter, |_| true)
     }
 
-    /// The same, but keeps only the flows that `keep` says: of a large table, the rest takes no memory. If the
-    /// table changes too much meanwhile, it is asked about all of them again.
+    /// The same, but keeps only the flows that `keep` says: of a large table, the rest takes no memory. If
+    /// the table changes too much meanwhile, it is asked about all of them again.
     ///
     /// # Errors
     /// As [`Self::list`].

@@ -33,8 +33,8 @@
 //! # What a change costs
 //!
 //! Peers with the same answers to every question that policies here ask are one class, so one remote pod more
-//! is one element, and a change of labels that nobody asks for is none; so it is with what is known of labels.
-//! What policies come to is worked out once for all local pods that the same policies select.
+//! is one element, and a change of labels that nobody asks for is none; so it is with what is known of
+//! labels. What policies come to is worked out once for all local pods that the same policies select.
 
 mod atoms;
 mod blocks;
@@ -121,8 +121,8 @@ impl Engine {
         }
     }
 
-    /// Whether a policy that acts here goes by a label that is known in one case and not in the other. One that
-    /// will act after the next [`Self::settle`] is not asked: it looks at all pods then.
+    /// Whether a policy that acts here goes by a label that is known in one case and not in the other. One
+    /// that will act after the next [`Self::settle`] is not asked: it looks at all pods then.
     fn goes_by_knowledge(&mut self, old: Option<&Arc<[Name]>>, new: Option<&Arc<[Name]>>) -> bool {
         let (Some(old), Some(new)) = (old, new) else { return true };
         if let Some(last) = &self.knowledge
