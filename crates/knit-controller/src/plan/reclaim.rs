@@ -53,10 +53,7 @@ pub(super) fn blocks(
         })
     });
     for action in wished.chain(spare) {
-        let name = match &action {
-            Action::ReleaseBlock { name, .. } | Action::WantBlock { name, .. } => name,
-            _ => continue,
-        };
+        let (Action::ReleaseBlock { name, .. } | Action::WantBlock { name, .. }) = &action else { continue };
         let deleting = cluster.blocks.get(name).is_none_or(|block| block.deleting);
         if deleting || plan.leaves_out(memory, &subject("addressblocks", name), now) {
             continue;

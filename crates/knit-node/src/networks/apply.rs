@@ -158,11 +158,11 @@ impl Networks {
         let node = self.config.node.as_str();
         // Nothing that takes long while a pod waits for the books.
         let elsewhere = announced::held(world, &self.inside.announced, name, node);
+        drop(self.world.own_blocks(node));
         let mut books = self.sandboxes.books();
         let allocator = &mut books.allocator;
         // A block that went meanwhile may have been said not to be held any more: under this lock, too.
-        let newest = self.world.get();
-        let own = newest.own_blocks(node);
+        let own = self.world.own_blocks(node);
         let of_network = || own.values().filter(|own| own.block.network() == name);
         own_blocks.retain(|block| of_network().any(|own| own.block.block() == block));
         allocator.set_network(pool);

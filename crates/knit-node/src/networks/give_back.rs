@@ -52,7 +52,7 @@ impl SpareSince {
         (delay, now): (Millis, Millis),
     ) -> BlocksSaid {
         let world = store.get();
-        let own = world.own_blocks(node);
+        let own = store.own_blocks(node);
         let mut held = allocator.held_ranges();
         for (network, range) in own.values().flat_map(OwnBlock::ranges).chain(store.kept().ranges()) {
             held.entry(network).or_default().push(range);

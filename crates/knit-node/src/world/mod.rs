@@ -170,6 +170,7 @@ pub struct WorldStore {
     users: UserObjects,
     /// What may be on disk of this node's blocks.
     kept: own::KeptBlocks,
+    own: own::Found,
 }
 
 /// Whether a Network's blocks say which addresses are its pods', because it has no subnets or is on a segment
@@ -289,7 +290,14 @@ impl WorldStore {
             wanted: watch::Sender::default(),
             users: UserObjects::default(),
             kept: own::KeptBlocks::default(),
+            own: own::Found::default(),
         }
+    }
+
+    /// This node's AddressBlocks in the newest snapshot. The store is of one node.
+    #[must_use]
+    pub fn own_blocks(&self, node: &str) -> Arc<own::OwnBlocks> {
+        self.own.in_world(&self.get(), node)
     }
 
     /// What an agent that starts now may find on disk of this node's blocks.

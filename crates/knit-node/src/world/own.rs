@@ -1,7 +1,7 @@
 //! This node's own AddressBlocks: as they are known, and as they may be found at the next start.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use ipnet::IpNet;
 use knit_model::AddressBlock;
@@ -35,6 +35,40 @@ struct State {
     either: Vec<Arc<OwnBlocks>>,
     /// What is on disk could not be found out.
     is_unknown: bool,
+}
+
+/// What was last found among all blocks, and among which.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    last: Mutex<Option<FoundIn>>,
+}
+
+#[derive(Debug)]
+struct FoundIn {
+    // Whoever holds these keeps nobody from changing the maps in place.
+    blocks: Weak<BTreeMap<String, Arc<AddressBlock>>>,
+    reclaimed: Weak<BTreeMap<String, String>>,
+    own: Arc<OwnBlocks>,
+}
+
+// === impl Found ===
+
+impl Found {
+    /// The blocks of a node in a snapshot, looked for only if there are others by now.
+    pub(super) fn in_world(&self, world: &World, node: &str) -> Arc<OwnBlocks> {
+        let (blocks, reclaimed) = (Arc::downgrade(&world.blocks), Arc::downgrade(&world.reclaimed));
+        let mut last = self.last.locked();
+        match &*last {
+            Some(found) if found.blocks.ptr_eq(&blocks) && found.reclaimed.ptr_eq(&reclaimed) => {
+                Arc::clone(&found.own)
+            }
+            _ => {
+                let own = Arc::new(world.own_blocks(node));
+                *last = Some(FoundIn { blocks, reclaimed, own: Arc::clone(&own) });
+                own
+            }
+        }
+    }
 }
 
 // === impl World ===
