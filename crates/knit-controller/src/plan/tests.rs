@@ -221,7 +221,7 @@ impl World {
                     let block = self.cluster.blocks.get_mut(&name).expect("a block that is there");
                     assert_eq!(block.resource_version, resource_version);
                     let block = Arc::make_mut(block);
-                    (block.reclaim, block.resource_version) = (reclaim, version.unwrap_or_default());
+                    (block.reclaim, block.resource_version) = (reclaim, self.serial.to_string());
                 }
                 Action::NetworkStatus { name, status, .. } => {
                     let before = self.cluster.networks[&name].id();
