@@ -47,7 +47,7 @@ async fn wish(objects: &Objects, block: &str, wish: Option<&str>) {
 }
 
 fn wish_on_disk(node: &Node, block: &str) -> Option<String> {
-    BootLog::read(&node.path("state")).expect("a cache").reclaimed.get(block).cloned()
+    BootLog::read(&node.path("state"))?.reclaimed.get(block).cloned()
 }
 
 fn is_held(said: &NodeNetworkStatus, network: &str, range: &str) -> bool {
