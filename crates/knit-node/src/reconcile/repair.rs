@@ -111,6 +111,11 @@ impl Reconciler {
                 continue;
             }
             let Some(runtime) = self.runtimes.get(&plan.runtime) else { continue };
+            // One that let this pass wait would let it wait once more for each pod.
+            if lists.is_silent(&self.runtimes, &plan.runtime) {
+                outcome.failed += 1;
+                continue;
+            }
             if lost && self.is_there(&runtime, &pod.sandbox, interface).await {
                 continue;
             }
@@ -157,6 +162,7 @@ impl Reconciler {
             let mut again: BoxFuture<'static, _> =
                 Box::pin(make_again(admitted.into_owned(), Arc::clone(&runtime), request.clone()));
             let result = tokio::time::timeout(self.config.runtime_deadline, &mut again).await;
+            self.runtimes.has_answered(&plan.runtime, result.is_ok());
             let verified = |attachment: &Attachment| {
                 let answer = Answer { request: request.clone(), attachment: attachment.clone() };
                 answer.verify(record.netns().inode).is_ok()
