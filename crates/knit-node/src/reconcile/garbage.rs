@@ -128,8 +128,8 @@ impl Reconciler {
         self.of_each(lists, outcome, Leftovers::Attachments(&keep)).await;
     }
 
-    /// Has each runtime remove Networks that nobody knows: they were deleted while no agent ran. Once, as soon
-    /// as it is known which ones there are.
+    /// Has each runtime remove Networks that nobody knows: they were deleted while no agent ran. Once, as
+    /// soon as it is known which ones there are.
     pub(super) async fn remove_unknown_networks(&self, lists: &Lists, outcome: &mut Outcome) {
         // Without the API's word a Network that is not known may well exist.
         if self.no_unknown_networks.load(Ordering::Relaxed) || !self.world.get().synced.networks {
