@@ -507,6 +507,9 @@ impl PolicyView {
     }
 }
 
+/// The longest that a Lease is believed to hold: its node wrote that.
+const LONGEST_HOLD: Duration = Duration::from_secs(600);
+
 // === impl AgentLease ===
 
 impl AgentLease {
@@ -518,7 +521,7 @@ impl AgentLease {
         let seconds = u64::try_from(spec.lease_duration_seconds?).ok()?;
         Some(Self {
             version: lease.metadata.resource_version.clone().unwrap_or_default(),
-            holds: Duration::from_secs(seconds),
+            holds: Duration::from_secs(seconds).min(LONGEST_HOLD),
         })
     }
 }

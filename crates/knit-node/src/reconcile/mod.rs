@@ -117,7 +117,7 @@ impl Reconciler {
         }
         let (damaged, seen) = self.compare_all(pass.first, &mut outcome).await;
         let mut lists = self.lists(seen, &mut outcome).await;
-        (lists.damaged, lists.begun) = (damaged, Some(begun));
+        (lists.damaged, lists.begun, lists.first) = (damaged, Some(begun), pass.first);
         let sandboxes: Vec<SandboxId> =
             self.sandboxes.books().records().map(|r| r.sandbox().clone()).collect();
         self.reconcile_each(sandboxes, &lists, &mut outcome).await;
@@ -399,6 +399,8 @@ struct Lists {
     damaged: Damaged,
     /// When the pass began that they are for.
     begun: Option<Instant>,
+    /// It is the first one, for which all requests wait.
+    first: bool,
     by_runtime: BTreeMap<String, BTreeMap<(SandboxId, InterfaceName), Attachment>>,
 }
 
