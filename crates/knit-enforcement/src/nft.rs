@@ -9,7 +9,7 @@ use knit_policy::sets::{Change, Key, Value};
 use knit_policy_nft::live::Touched;
 use knit_policy_nft::{PolicyTable, Router};
 
-use crate::backend::{Backend, Backends, Denied, Failure, RouterPlace};
+use crate::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
 
 /// Policies in nftables, one table for each router.
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,9 +97,9 @@ impl Backend for Table {
         !self.touched.is_empty()
     }
 
-    fn follow(&mut self) -> Result<usize, Failure> {
-        let followed = self.table.follow(&self.touched)?;
-        Ok(followed.cut)
+    fn follow(&mut self) -> Follow {
+        let following = self.table.following(self.touched.clone());
+        Box::new(move || Ok(following.run()?.cut))
     }
 
     fn leave_connections(&mut self, but: &BTreeSet<IpAddr>) {

@@ -50,6 +50,7 @@ mod classes;
 mod effect;
 mod elements;
 mod error;
+mod follow;
 mod ip;
 mod layout;
 pub mod live;
@@ -59,6 +60,7 @@ mod table;
 mod verdict;
 
 pub use error::{Error, OpenError};
+pub use follow::Following;
 pub use layout::{CUT, Router, TABLE};
 pub use table::{Applied, Denied, PolicyTable, remove_table};
 pub use verdict::Elements;
