@@ -15,8 +15,8 @@ use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, Mac, Op, owner};
 use knit_runtime::{
-    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayKind,
-    UnderlayMode,
+    AttachRequest, Network, NetworkId, NetworkName, Reason, Runtime, Subnet, Topology, Underlay,
+    UnderlayKind, UnderlayMode,
 };
 use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
 
@@ -93,7 +93,7 @@ fn patient(network: Network) -> Network {
     asking(network, SOON)
 }
 
-fn on_lan(name: &str, id: u32, mode: UnderlayMode) -> Network {
+fn on_lan(name: &'static str, id: u32, mode: UnderlayMode) -> Network {
     Network {
         name: name.into(),
         id: NetworkId::new(id).expect("an id"),
@@ -237,14 +237,14 @@ fn pods_of_two_nodes_and_a_host_of_the_segment_talk() {
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.is_empty() && survey.attachments.is_empty(), "{survey:?}");
             a.runtime.check(&one.pod, Some(&one.path), None).await.expect("as it was made");
-            let error = a.runtime.remove_network("lan").await.expect_err("in use");
+            let error = a.runtime.remove_network(&"lan".into()).await.expect_err("in use");
             assert_eq!(error.reason, Reason::InUse);
             for pod in [&one, &two] {
                 a.runtime.detach(&pod.pod, None).await.expect("detached");
                 a.runtime.detach(&pod.pod, None).await.expect("detached already");
                 assert!(children(&pod.space).is_empty());
             }
-            a.runtime.remove_network("lan").await.expect("removed");
+            a.runtime.remove_network(&"lan".into()).await.expect("removed");
             assert!(!a.routers.join("lan").exists());
         });
     });
@@ -283,7 +283,7 @@ fn two_networks_on_one_parent_keep_their_attachments_apart() {
                     a.setup(&lan()).await;
                     a.setup(&other).await;
                 }
-                let mut list: Vec<(String, String)> = a
+                let mut list: Vec<(NetworkName, String)> = a
                     .runtime
                     .list(None)
                     .await
@@ -297,7 +297,7 @@ fn two_networks_on_one_parent_keep_their_attachments_apart() {
             }
             a.runtime.detach(&one.pod, Some(&"net1".parse().expect("a name"))).await.expect("detached");
             assert_eq!(children(&one.space), ["net2"]);
-            a.runtime.remove_network("lan").await.expect("nobody is on it");
+            a.runtime.remove_network(&"lan".into()).await.expect("nobody is on it");
             talks(&one.space, &lan_.host, "10.9.0.200");
         });
     });

@@ -14,8 +14,8 @@ use knit_kernel::sysctl::{Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, Op, owner};
 use knit_runtime::{
-    AttachRequest, Network, NetworkId, Reason, Runtime, Subnet, Topology, Underlay, UnderlayKind,
-    UnderlayMode,
+    AttachRequest, Network, NetworkId, NetworkName, Reason, Runtime, Subnet, Topology, Underlay,
+    UnderlayKind, UnderlayMode,
 };
 use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
 
@@ -185,7 +185,7 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
             let request = beside(&one, &lan(), &ONE);
             assert_eq!(a.runtime.attach(&request).await.expect("there already"), *made);
             // The default Network does not take them for its own.
-            let mut listed: Vec<(String, String)> = a
+            let mut listed: Vec<(NetworkName, String)> = a
                 .runtime
                 .list(None)
                 .await
@@ -195,7 +195,7 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
                 .collect();
             listed.sort();
             let wanted = [("default", "first"), ("lan", "one"), ("lan", "two")];
-            assert_eq!(listed, wanted.map(|(network, pod)| (network.to_owned(), pod.to_owned())));
+            assert_eq!(listed, wanted.map(|(network, pod)| (network.into(), pod.to_owned())));
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.is_empty() && survey.attachments.is_empty(), "{survey:?}");
             a.setup(&support::default_network()).await;
@@ -207,7 +207,7 @@ fn pods_on_a_bridge_reach_each_other_their_node_other_nodes_and_the_segment() {
                 assert_eq!(link(&pod.space, "net1"), None);
             }
             assert_eq!(ours(a), [first.attachments[0].host.name.clone()]);
-            a.runtime.remove_network("lan").await.expect("removed");
+            a.runtime.remove_network(&"lan".into()).await.expect("removed");
             let after = link(&a.space, "br1").expect("br1");
             assert_eq!((after.mac, after.mtu), (before.mac, before.mtu));
         });

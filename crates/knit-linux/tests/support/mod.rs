@@ -305,7 +305,7 @@ pub fn udp_from(client: &NetNs, source: IpAddr, server: &NetNs, to: SocketAddr, 
 
 /// A Network beside the default one, as node `node` knows it. All of them have the same subnets; `shift`
 /// exchanges the blocks of the two nodes, so that two of them overlap across nodes but not on one.
-pub fn tenant(name: &str, id: u32, topology: Topology, shift: bool, node: &str) -> Network {
+pub fn tenant(name: &'static str, id: u32, topology: Topology, shift: bool, node: &str) -> Network {
     let low = ("10.77.0.16/28", "fd77::10/124", "10.77.0.17", "fd77::11");
     let high = ("10.77.0.32/28", "fd77::20/124", "10.77.0.33", "fd77::21");
     let (a, b) = if shift { (high, low) } else { (low, high) };

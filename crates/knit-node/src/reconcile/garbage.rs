@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use knit_ipam::Millis;
 use knit_ledger::SandboxRecord;
 use knit_runtime::{Reason as RuntimeReason, SandboxId};
+use knit_types::NetworkName;
 use tokio::time::Instant;
 
 use super::{Lists, Outcome, Reconciler};
@@ -115,7 +116,7 @@ impl Reconciler {
     /// Has each runtime remove what is not even whole enough to be listed, and Networks that nobody knows.
     /// Only while no request is being served.
     pub(super) async fn collect_leftovers(&self, outcome: &mut Outcome) {
-        let (keep, in_use): (Vec<SandboxId>, BTreeSet<String>) = {
+        let (keep, in_use): (Vec<SandboxId>, BTreeSet<NetworkName>) = {
             let books = self.sandboxes.books();
             if books.has_unreadable_of_unknown() {
                 return;
