@@ -141,15 +141,16 @@ fn no_packet_of_a_stream_is_misjudged_while_a_thousand_policies_and_a_hundred_po
         // Odd tags must pass, even ones must not.
         let stream: Vec<Packet> =
             (0..2).flat_map(|family| [packet(names("202"), family), packet(names("203"), family)]).collect();
-        let (steps, commits, ended) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let (steps, sent) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (commits, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let room = || (steps.load(Ordering::Relaxed) + 1) * PER_CHANGE;
         let at_once = 20;
-        let sent = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let sender = scope.spawn(|| {
                 let mut tag = 0_u16;
                 while !ended.load(Ordering::Relaxed) {
-                    let room = (steps.load(Ordering::Relaxed) + 1) * PER_CHANGE;
                     // While nothing is being written, nothing can be wrong.
-                    if !commits.load(Ordering::Acquire) || usize::from(tag) + stream.len() > room {
+                    if !commits.load(Ordering::Acquire) || usize::from(tag) + stream.len() > room() {
                         std::thread::yield_now();
                         continue;
                     }
@@ -157,8 +158,8 @@ fn no_packet_of_a_stream_is_misjudged_while_a_thousand_policies_and_a_hundred_po
                         tag += 1;
                         bench.send(&Packet { tag, ..*packet });
                     }
+                    sent.store(tag.into(), Ordering::Release);
                 }
-                usize::from(tag)
             });
             for step in 0..2 * POLICIES {
                 // Some are there at any time, and each of them comes and goes once.
@@ -173,15 +174,24 @@ fn no_packet_of_a_stream_is_misjudged_while_a_thousand_policies_and_a_hundred_po
                 set_pod(&mut policies, back);
                 let changes = policies.engine.settle();
                 steps.store(step, Ordering::Relaxed);
+                let before = sent.load(Ordering::Acquire);
                 commits.store(true, Ordering::Release);
                 for (_, changes) in changes {
                     policies.table.apply(&changes).expect("applied");
                 }
+                // Each change has a part of the stream, however busy the machine is.
+                while sent.load(Ordering::Acquire) == before
+                    && before + stream.len() <= room()
+                    && !sender.is_finished()
+                {
+                    std::thread::yield_now();
+                }
                 commits.store(false, Ordering::Release);
             }
             ended.store(true, Ordering::Relaxed);
-            sender.join().expect("the stream")
+            sender.join().expect("the stream");
         });
+        let sent = sent.into_inner();
         assert!(sent > 2 * POLICIES, "{sent} packets are no stream");
         assert_eq!(policies.engine.cluster().policies().count(), 1, "all others came and went");
         // A packet that is lost before it comes to any rule is no verdict; what was denied is counted.
