@@ -18,59 +18,8 @@ use knit_runtime::{
     AttachRequest, Network, NetworkId, NetworkName, Reason, Runtime, Subnet, Topology, Underlay,
     UnderlayKind, UnderlayMode,
 };
+use support::segment::{Lan, beside, give, has_carrier, on_segment, pod, talks};
 use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
-
-/// A cluster whose nodes have a link `eth1` on a segment of its own, with a host on it that is nobody's pod.
-struct Lan {
-    cluster: Cluster,
-    bridge: NetNs,
-    host: NetNs,
-}
-
-impl Lan {
-    fn new() -> Self {
-        let cluster = Cluster::new();
-        let (bridge, host) = (namespace(), namespace());
-        let mut wire = NewLink::bridge(name("lan"), Bridge::default());
-        wire.up = true;
-        Handle::open(&bridge).expect("a handle").create_link(&wire).expect("the segment");
-        let lan = Self { cluster, bridge, host };
-        lan.plug(&lan.cluster.a.space, "a");
-        lan.plug(&lan.cluster.b.space, "b");
-        lan.plug(&lan.host, "host");
-        let host = Handle::open(&lan.host).expect("a handle");
-        let eth1 = host.index_of(&name("eth1")).expect("eth1");
-        let addresses = ["10.9.0.200/24", "fd09::200/64"].map(|text| LinkAddress::new(eth1, net(text)));
-        host.apply(&addresses.map(Op::create)).expect("addresses of the host");
-        lan
-    }
-
-    /// Joins a namespace to the segment by a link `eth1`.
-    fn plug(&self, space: &NetNs, port: &str) {
-        let handle = Handle::open(&self.bridge).expect("a handle");
-        let mut link = NewLink::veth(name(port), Peer::new(name("eth1"), space));
-        link.master = Some(handle.index_of(&name("lan")).expect("the segment"));
-        link.up = true;
-        handle.create_link(&link).expect("a port of the segment");
-        let up = Change::named(name("eth1")).up();
-        Handle::open(space).expect("a handle").apply(&[up.into()]).expect("eth1 up");
-        has_carrier(space);
-    }
-
-    /// Takes the link of a node off the segment.
-    fn unplug(&self, port: &str) {
-        let handle = Handle::open(&self.bridge).expect("a handle");
-        let index = handle.index_of(&name(port)).expect("a port");
-        handle.delete_link(index).expect("deleted");
-    }
-}
-
-fn has_carrier(space: &NetNs) {
-    let handle = Handle::open(space).expect("a handle");
-    let carrier =
-        || handle.link_by_name(&name("eth1")).is_ok_and(|link| link.is_some_and(|link| link.carrier));
-    eventually("eth1 has a carrier", SOON, carrier);
-}
 
 fn on(parent: &str, mode: UnderlayMode) -> Underlay {
     let kind = UnderlayKind::Macvlan;
@@ -94,60 +43,16 @@ fn patient(network: Network) -> Network {
 }
 
 fn on_lan(name: &'static str, id: u32, mode: UnderlayMode) -> Network {
-    Network {
-        name: name.into(),
-        id: NetworkId::new(id).expect("an id"),
-        topology: Topology::Underlay,
-        subnets: vec![
-            Subnet { cidr: net("10.9.0.0/24"), gateway: None },
-            Subnet { cidr: net("fd09::/64"), gateway: None },
-        ],
-        mtu: None,
-        primary: false,
-        outside: false,
-        not_outside: Vec::new(),
-        cluster_service_ips: Vec::new(),
-        routes: Vec::new(),
-        blocks: vec![
-            block("a", 1, "10.9.0.16/28", "fd09::10/124"),
-            block("b", 2, "10.9.0.32/28", "fd09::20/124"),
-        ],
-        router_addresses: Vec::new(),
-        announced: Vec::new(),
-        underlay: Some(on("eth1", mode)),
-        parameters: serde_json::Map::new(),
-    }
+    on_segment(name, id, on("eth1", mode))
 }
 
 fn lan() -> Network {
     on_lan("lan", 7, UnderlayMode::Bridge)
 }
 
-/// A request for an interface beside others: no default route.
-fn beside(pod: &TestPod, network: &Network, interface: &str, addresses: &[&str]) -> AttachRequest {
-    AttachRequest {
-        interface: interface.parse().expect("a name"),
-        default_route: false,
-        ..pod.request(network, addresses)
-    }
-}
-
-async fn pod(node: &Node, network: &Network, sandbox: &str, addresses: &[&str]) -> TestPod {
-    let pod = TestPod::new(sandbox);
-    let request = beside(&pod, network, "net1", addresses);
-    pod.attached(node, request).await
-}
-
-fn talks(from: &NetNs, to: &NetNs, address: &str) {
-    let talk = udp(from, to, ip(address), 7000, SOON);
-    assert!(matches!(talk, Talk::From(_)), "to {address}: {talk:?}");
-}
-
 /// The host of the segment gets another address.
 fn also_has(space: &NetNs, address: &str) {
-    let handle = Handle::open(space).expect("a handle");
-    let eth1 = handle.index_of(&name("eth1")).expect("eth1");
-    handle.apply(&[Op::create(LinkAddress::new(eth1, net(address)))]).expect("an address");
+    give(space, "eth1", [address]);
 }
 
 fn no_longer_has(space: &NetNs, address: &str) {
@@ -405,7 +310,7 @@ fn a_parent_that_goes_is_told_and_its_pods_come_back_with_it() {
             let survey = a.runtime.survey().await.expect("a survey");
             assert!(survey.networks.contains_key("lan") && survey.attachments.is_empty(), "{survey:?}");
             a.handle().apply(&[Change::named(name("eth1")).up().into()]).expect("up");
-            has_carrier(&a.space);
+            has_carrier(&a.space, "eth1");
             a.setup(&lan()).await;
             talks(&one.space, &lan_.host, "10.9.0.200");
         });

@@ -2,6 +2,8 @@
 //! them.
 #![allow(dead_code, unused_imports, reason = "every test file uses a part of it")]
 
+pub mod segment;
+
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
