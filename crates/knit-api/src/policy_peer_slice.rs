@@ -8,6 +8,11 @@ use serde::{Deserialize, Serialize};
 
 /// The pods of one node in one Network that policies of that Network ask for, as far as they ask. Only the
 /// controller writes it, and nothing is written while no policy asks.
+///
+/// One slice of a Network has no node: it says which labels the others tell of. A key is in it only after
+/// every slice with a pod that has such a label tells of it, and is out of it before any slice leaves such a
+/// label out. So a new key is a new version of this slice and of those whose pods have such a label, and of
+/// no other.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[kube(
     group = "knit.dev",
@@ -27,12 +32,15 @@ pub struct PolicyPeerSliceSpec {
     /// The Network whose addresses these are; also the label `knit.dev/network`.
     #[schemars(length(min = 1, max = 63))]
     pub network: String,
-    /// The node that the pods run on.
-    #[schemars(length(min = 1, max = 253))]
+    /// The node that the pods run on. The slice without one has no pods, and its `labelKeys` are about all
+    /// slices of the Network.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
     pub node: String,
     /// The keys of labels that some policy of this Network mentions: of the pods' labels, those with these
-    /// keys are here. Whether a pod has any other is not known to whoever reads this. Without this list, all
-    /// labels that matter are here.
+    /// keys are here. Which keys these are for all slices of the Network says the one without a node; a list
+    /// in another adds to that. Whether a pod has any other is not known to whoever reads this. Without a
+    /// list, all labels that matter are here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192), inner(length(max = 317)))]
     pub label_keys: Option<Vec<String>>,

@@ -505,3 +505,71 @@ async fn a_folder_needs_no_controller() {
     let error = Controller::new(objects, config("a")).expect_err("no controller").to_string();
     assert!(error.contains("needs no controller"), "{error}");
 }
+
+/// What a slice is now: its version, the labels that it tells of, and those of its pods.
+type SliceState = (String, Option<Vec<String>>, Vec<String>);
+
+#[tokio::test]
+async fn a_new_key_of_labels_is_written_where_a_pod_has_such_a_label_and_then_for_all() {
+    let server = serve().await;
+    let world = World::new(&server).await;
+    for n in 1..4 {
+        world.node(&format!("n{n}"), &format!("192.0.2.{n}"), Some(&format!("10.244.{n}.0/24"))).await;
+    }
+    world.create::<Namespace>(json!({"metadata": {"name": "shop"}})).await;
+    for n in 1..4 {
+        let (name, ip) = (format!("web{n}"), format!("10.244.{n}.5"));
+        let labels = if n == 1 { json!({"app": "web", "zone": "dmz"}) } else { json!({"app": "web"}) };
+        world
+            .create::<Pod>(json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
+                "spec": {"nodeName": format!("n{n}"), "containers": [{"name": "c", "image": "i"}]}}))
+            .await;
+        let status = json!({"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]});
+        let write = Write::status::<Pod>(Key::namespaced("shop", name.as_str()), &status, "kubelet");
+        world.objects.write(&write).await.expect("written");
+    }
+    let policy = |name: &str, selector: Value| {
+        let from = json!([{"podSelector": selector}]);
+        json!({"metadata": {"name": name, "namespace": "shop"},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": from}]}})
+    };
+    // What there is, by node, and what of it is written: each version, in the order of the API server.
+    let watch = world.objects.watch::<PolicyPeerSlice>();
+    let mut written = watch.subscribe().expect("a subscription");
+    let mut now: std::collections::BTreeMap<String, SliceState> = std::collections::BTreeMap::new();
+    let mut order: Vec<String> = Vec::new();
+    let mut until = async |now: &mut std::collections::BTreeMap<String, SliceState>,
+                           order: &mut Vec<String>,
+                           keys: &[&str]| {
+        let is_told = |now: &std::collections::BTreeMap<String, SliceState>| {
+            now.get("").is_some_and(|(_, told, _)| told.iter().flatten().eq(keys.iter()))
+        };
+        while !is_told(now) {
+            let next = tokio::time::timeout_at(deadline(), written.next());
+            let event = next.await.unwrap_or_else(|_| panic!("{keys:?}: {now:?}")).expect("it goes on");
+            let knit_objects::Event::Applied(_, slice) = event else { continue };
+            let version = slice.metadata.resource_version.unwrap_or_default();
+            let labels = slice.spec.pods.iter().flat_map(|pod| pod.labels.keys().cloned()).collect();
+            order.push(slice.spec.node.clone());
+            now.insert(slice.spec.node, (version, slice.spec.label_keys, labels));
+        }
+    };
+    world.create::<NetworkPolicy>(policy("web", json!({"matchLabels": {"app": "web"}}))).await;
+    let running = Running::start(open(&server).await, config("a"));
+    until(&mut now, &mut order, &["app"]).await;
+    order.sort();
+    assert_eq!(order, ["", "n1", "n2", "n3"], "each once, and what is said of all last: it was waited for");
+    let before = now.clone();
+    // One of these keys has the pod of n1, and the other nobody.
+    order.clear();
+    let odd = json!({"matchExpressions": [{"key": "zone", "operator": "DoesNotExist"},
+        {"key": "quarantine", "operator": "DoesNotExist"}]});
+    world.create::<NetworkPolicy>(policy("odd", odd)).await;
+    until(&mut now, &mut order, &["app", "quarantine", "zone"]).await;
+    assert_eq!(order, ["n1", ""], "nothing else is written, and the key is told last");
+    assert_eq!(now["n1"].2, ["app", "zone"]);
+    for node in ["n2", "n3"] {
+        assert_eq!(now[node], before[node]);
+    }
+    running.stop().await;
+}

@@ -1,4 +1,7 @@
 //! Pods of other nodes: the slices of the Networks that have a router here, and of no other.
+//!
+//! One slice of a Network says which labels the others tell of. What a list says is taken in as a whole, and
+//! a change in its order: between the two, a label that a slice does not have is not known to be absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::feed::Shared;
 use crate::kinds::now_away;
-use crate::worker::Told;
+use crate::worker::{SliceContent, Told};
 
 /// What is to be followed.
 #[derive(Debug)]
@@ -61,9 +64,9 @@ async fn follow(shared: Arc<Shared>, objects: Objects, network: Name) {
         .labels(format!("{}={network}", names::NETWORK_LABEL))
         .map(|slice| Some(slice.spec))
         .seed(seed)
-        .subscribe();
-    let mut events = match watch {
-        Ok(events) => events,
+        .subscribe_batches();
+    let mut batches = match watch {
+        Ok(batches) => batches,
         Err(error) => {
             tracing::error!(
                 %network,
@@ -73,71 +76,66 @@ async fn follow(shared: Arc<Shared>, objects: Objects, network: Name) {
             return;
         }
     };
-    let mut away = events.away();
-    let (mut told, mut keys) = (false, Arc::default());
+    let mut away = batches.away();
+    let mut told = false;
     loop {
-        let event = tokio::select! {
-            event = events.next() => event,
+        let batch = tokio::select! {
+            batch = batches.next() => batch,
             () = now_away(&mut away), if !told && before.is_some() => {
                 told = true;
                 shared.tell(Told::PeersKnown(network.clone()));
                 continue;
             }
         };
-        let Some(event) = event else { return };
-        take(&shared, &network, event, &mut told, &mut keys);
+        let Some(batch) = batch else { return };
+        take(&shared, &network, batch, &mut told);
     }
 }
 
-fn take(
-    shared: &Shared,
-    network: &Name,
-    event: Event<PolicyPeerSliceSpec>,
-    told: &mut bool,
-    keys: &mut Arc<[Name]>,
-) {
+/// Takes in what was told together.
+fn take(shared: &Shared, network: &Name, batch: Vec<Event<PolicyPeerSliceSpec>>, told: &mut bool) {
     let at = Instant::now();
-    match event {
-        Event::Applied(key, spec) => {
-            let slice: Name = key.name().into();
-            let pods = pods_of(network, &spec, shared.core.node(), keys);
-            shared.tell_at(at, Told::Slice((network.clone(), slice), pods));
-            shared.kept.update_slices(|slices| {
-                let slices = slices.entry(network.as_ref().to_owned()).or_default();
-                slices.insert(key.name().to_owned(), spec);
-            });
+    let is_synced = batch.contains(&Event::Synced);
+    let own = shared.core.node();
+    let news = batch.iter().filter_map(|event| match event {
+        Event::Applied(key, spec) => Some((key.name().into(), content_of(network, spec, own))),
+        Event::Deleted(key) => Some((key.name().into(), SliceContent::default())),
+        Event::Synced => None,
+    });
+    shared.tell_at(at, Told::Slices(network.clone(), news.collect()));
+    shared.kept.update_slices(|slices| {
+        let slices = slices.entry(network.as_ref().to_owned()).or_default();
+        for event in batch {
+            match event {
+                Event::Applied(key, spec) => drop(slices.insert(key.name().to_owned(), spec)),
+                Event::Deleted(key) => drop(slices.remove(key.name())),
+                Event::Synced => {}
+            }
         }
-        Event::Deleted(key) => {
-            shared.tell_at(at, Told::Slice((network.clone(), key.name().into()), Vec::new()));
-            shared.kept.update_slices(|slices| {
-                if let Some(slices) = slices.get_mut(&**network) {
-                    slices.remove(key.name());
-                }
-            });
-        }
-        Event::Synced => {
-            *told = true;
-            shared.tell(Told::PeersKnown(network.clone()));
-        }
+    });
+    if is_synced {
+        *told = true;
+        shared.tell(Told::PeersKnown(network.clone()));
     }
 }
 
-/// The pods that a slice tells of. Those of this node are known better here, and a slice that says it is for
-/// another Network than its label does says nothing. Slices of one Network say the same keys of labels: those
-/// of the last one are shared, by all its pods.
-fn pods_of(network: &Name, spec: &PolicyPeerSliceSpec, own: &str, last: &mut Arc<[Name]>) -> Vec<Pod> {
+/// What a slice tells. The pods of this node are known better here, and a slice that says it is for another
+/// Network than its label does says nothing.
+fn content_of(network: &Name, spec: &PolicyPeerSliceSpec, own: &str) -> SliceContent {
+    let keys = || {
+        let keys = spec.label_keys.as_deref()?.iter();
+        let keys: BTreeSet<Name> = keys.map(|key| key.as_str().into()).collect();
+        Some(keys.into_iter().collect())
+    };
     if spec.network != **network || spec.node == own {
-        return Vec::new();
+        return SliceContent::default();
     }
-    let known = spec.label_keys.as_ref().map(|keys| {
-        let keys: BTreeSet<&str> = keys.iter().map(String::as_str).collect();
-        if !keys.iter().copied().eq(last.iter().map(|key| &**key)) {
-            *last = keys.into_iter().map(Name::from).collect();
-        }
-        Arc::clone(last)
-    });
+    if spec.node.is_empty() {
+        return SliceContent { pods: Vec::new(), of_network: keys() };
+    }
+    let known = keys();
     let pod = |peer| Pod { known_labels: known.clone(), ..pod_of(network, &spec.node, peer) };
-    spec.pods.iter().map(pod).collect()
+    SliceContent { pods: spec.pods.iter().map(pod).collect(), of_network: None }
 }
 
 fn pod_of(network: &Name, node: &str, peer: &PolicyPeer) -> Pod {
@@ -173,28 +171,22 @@ mod tests {
         let label_keys = Some(vec!["role".into(), "app".into()]);
         let spec =
             PolicyPeerSliceSpec { network: "blue".into(), node: "b".into(), label_keys, pods: vec![peer] };
-        let keys = &mut Arc::default();
-        let found = pods_of(&"blue".into(), &spec, "a", keys);
+        let found = content_of(&"blue".into(), &spec, "a").pods;
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].attachments[0].addresses.len(), 1, "what is no address is left out");
         assert!(found[0].knows_label(&"app".into()) && !found[0].knows_label(&"secret".into()));
-        assert!(pods_of(&"green".into(), &spec, "a", keys).is_empty());
-        assert!(pods_of(&"blue".into(), &spec, "b", keys).is_empty());
+        for (network, own) in [("green", "a"), ("blue", "b")] {
+            assert_eq!(content_of(&network.into(), &spec, own), SliceContent::default());
+        }
     }
+
     #[test]
-    fn every_pod_had_a_copy_of_all_keys_of_labels() {
-        let peer = |name: &str| PolicyPeer { name: name.into(), ..PolicyPeer::default() };
-        let slice = |node: &str, pods: &[&str]| PolicyPeerSliceSpec {
-            network: "blue".into(),
-            node: node.into(),
-            label_keys: Some(vec!["role".into(), "app".into()]),
-            pods: pods.iter().map(|name| peer(name)).collect(),
-        };
-        let keys = &mut Arc::default();
-        let mut found = pods_of(&"blue".into(), &slice("b", &["web", "db"]), "a", keys);
-        found.extend(pods_of(&"blue".into(), &slice("c", &["job"]), "a", keys));
-        let of = |pod: &Pod| pod.known_labels.clone().expect("it is said");
-        assert_eq!(found.len(), 3);
-        assert!(found.iter().all(|pod| Arc::ptr_eq(&of(pod), &of(&found[0]))), "all share one list");
+    fn the_slice_without_a_node_says_which_labels_the_others_tell_of() {
+        let label_keys = Some(vec!["role".into(), "app".into(), "role".into()]);
+        let spec = PolicyPeerSliceSpec { network: "blue".into(), label_keys, ..Default::default() };
+        let found = content_of(&"blue".into(), &spec, "a");
+        assert_eq!(found.of_network.as_deref(), Some(&["app".into(), "role".into()][..]), "sorted");
+        assert!(found.pods.is_empty());
+        assert_eq!(content_of(&"green".into(), &spec, "a"), SliceContent::default());
     }
 }

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use knit_api::names::DEFAULT_NETWORK;
 use knit_node::policy::PoliciesState;
-use knit_policy::backend::Backends;
+use knit_policy::backend::{Backends, Failure};
 use knit_policy::model::{Direction, Name, Namespace, NamespaceMatch, Peer, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::{Change, Engine, Key, Value};
 use tokio::sync::watch;
@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use crate::metrics::{Metrics, Of};
 use crate::recorded::Strangers;
 use known::Known;
-pub(crate) use known::SliceKey;
+pub(crate) use known::SliceContent;
 use router::Router;
 pub(crate) use router::{NodePlace, Place, Settings};
 pub(crate) use told::{Admit, Message, Objection, Summary, Told, Watched};
@@ -70,6 +70,10 @@ pub(crate) struct Worker {
     /// Where interfaces are of which nobody knows whose they are.
     strangers: Strangers,
     admits: Vec<Admit>,
+    /// Live connections of this router are being made to follow, on another thread.
+    following: Option<u64>,
+    /// What became of that.
+    followed: Option<Result<usize, Failure>>,
     oldest: Option<Instant>,
 }
 
@@ -119,6 +123,8 @@ impl Worker {
             aliases_known: BTreeSet::new(),
             strangers: Strangers::default(),
             admits: Vec::new(),
+            following: None,
+            followed: None,
             oldest: None,
         }
     }
@@ -126,7 +132,10 @@ impl Worker {
     /// Runs until it is told to end.
     pub(crate) fn run(mut self, inbox: &Receiver<Message>) {
         loop {
-            let due = self.routers.values().filter_map(|looked| looked.router.due()).min();
+            let routers = || self.routers.values().map(|looked| &looked.router);
+            let due = routers().filter_map(Router::due);
+            let follow_due = routers().filter_map(Router::follow_due).filter(|_| self.following.is_none());
+            let due = due.chain(follow_due).min();
             let first = match due {
                 Some(at) => match inbox.recv_timeout(at.saturating_duration_since(Instant::now())) {
                     Ok(message) => Some(message),
@@ -181,8 +190,10 @@ impl Worker {
                 self.strangers = strangers;
                 self.acting_changed = true;
             }
-            Told::Slice(slice, pods) => {
-                self.known.set_slice(&mut self.engine, &slice, pods);
+            Told::Slices(network, slices) => {
+                for (name, content) in slices {
+                    self.known.set_slice(&mut self.engine, &(network.clone(), name), content);
+                }
                 self.oldest.get_or_insert(at);
             }
             Told::PeersKnown(network) => {
@@ -224,7 +235,7 @@ impl Worker {
                 for network in stopped {
                     self.routers.remove(&network);
                     for slice in self.known.slices_of(&network) {
-                        self.known.set_slice(&mut self.engine, &slice, Vec::new());
+                        self.known.set_slice(&mut self.engine, &slice, SliceContent::default());
                     }
                 }
             }
@@ -264,6 +275,11 @@ impl Worker {
                     && looked.router.id() == id
                 {
                     looked.router.touched(Instant::now());
+                }
+            }
+            Told::Followed { id, outcome } => {
+                if self.following == Some(id) {
+                    self.followed = Some(outcome);
                 }
             }
             Told::Ask(question) => question(&self.engine),
@@ -335,13 +351,40 @@ impl Worker {
         self.tell_states();
         let now = Instant::now();
         self.routers.values_mut().for_each(|looked| looked.router.repair_if_due(&self.metrics, now));
-        // One of them at a time: a pod that has come meanwhile waits for no more than that.
+        self.follow(now);
+    }
+
+    /// Has live connections follow where that is due, in one router at a time. Where there are many that
+    /// takes long, so it is done on another thread.
+    fn follow(&mut self, now: Instant) {
+        // After the commit, so that what has come together with this is not taken for looked at.
+        if let Some(outcome) = self.followed.take() {
+            let followed = self.following.take();
+            let router = self.routers.values_mut().find(|looked| Some(looked.router.id()) == followed);
+            if let Some(looked) = router {
+                looked.router.has_followed(outcome, &self.metrics, now);
+            }
+        }
+        if self.following.is_some() {
+            return;
+        }
         let due = self.routers.values_mut().filter_map(|looked| {
             let at = looked.router.follow_due().filter(|at| *at <= now)?;
             Some((at, &mut looked.router))
         });
-        if let Some((_, router)) = due.min_by_key(|(at, _)| *at) {
-            router.follow(&self.metrics, now);
+        let Some((_, router)) = due.min_by_key(|(at, _)| *at) else { return };
+        let id = router.id();
+        let Some(follow) = router.follow(now) else { return };
+        self.following = Some(id);
+        let report = self.watched.follow_report(id);
+        // If there is no thread, or it ends early, the report says so, and it is tried again.
+        let thread = std::thread::Builder::new().name("policy-follow".to_owned());
+        let spawned = thread.spawn(move || report.carry_out(follow));
+        if let Err(error) = spawned {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot start the thread that applies policies to live connections"
+            );
         }
     }
 

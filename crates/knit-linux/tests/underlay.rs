@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::handle::{LinkFilter, NeighbourFilter};
-use knit_kernel::link::{Bridge, Change, Macvlan, MacvlanMode, NewLink, Peer};
+use knit_kernel::link::{Change, Macvlan, MacvlanMode, NewLink};
 use knit_kernel::netns::NetNs;
 use knit_kernel::packet::frame::{self, Heard, Word};
 use knit_kernel::packet::{EtherType, PacketSocket};
@@ -15,11 +15,10 @@ use knit_kernel::sysctl::{Scope, Sysctl, Sysctls};
 use knit_kernel::testing::{eventually, in_namespaces, namespace};
 use knit_kernel::{Handle, Mac, Op, owner};
 use knit_runtime::{
-    AttachRequest, Network, NetworkId, NetworkName, Reason, Runtime, Subnet, Topology, Underlay,
-    UnderlayKind, UnderlayMode,
+    AttachRequest, Network, NetworkName, Reason, Runtime, Underlay, UnderlayKind, UnderlayMode,
 };
 use support::segment::{Lan, beside, give, has_carrier, on_segment, pod, talks};
-use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
+use support::{NEVER, SOON, Talk, TestPod, ip, name, net, run, udp};
 
 fn on(parent: &str, mode: UnderlayMode) -> Underlay {
     let kind = UnderlayKind::Macvlan;

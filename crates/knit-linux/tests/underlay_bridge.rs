@@ -5,20 +5,16 @@ mod support;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use knit_kernel::addr::Address as LinkAddress;
 use knit_kernel::handle::LinkFilter;
 use knit_kernel::link::{Bridge, Change, Link, NewLink, Peer, PortFlags};
 use knit_kernel::netns::NetNs;
 use knit_kernel::route::Route;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_kernel::testing::{eventually, in_namespaces, namespace};
+use knit_kernel::testing::{eventually, in_namespaces};
 use knit_kernel::{Handle, Op, owner};
-use knit_runtime::{
-    AttachRequest, Network, NetworkId, NetworkName, Reason, Runtime, Subnet, Topology, Underlay,
-    UnderlayKind, UnderlayMode,
-};
+use knit_runtime::{Network, NetworkName, Reason, Runtime, Underlay, UnderlayKind, UnderlayMode};
 use support::segment::{Lan, beside, give, has_carrier, on_segment, pod, talks};
-use support::{Cluster, NEVER, Node, SOON, Talk, TestPod, block, ip, name, net, run, udp};
+use support::{NEVER, Node, SOON, Talk, TestPod, ip, name, net, run, udp};
 
 /// A cluster whose nodes have a bridge `br1` with an address, and with a port on the segment.
 fn bridged() -> Lan {
@@ -385,7 +381,10 @@ fn what_is_damaged_in_a_pod_on_a_bridge_is_found_and_put_right() {
                 damage();
                 let survey = a.runtime.survey().await.expect("a survey");
                 assert_eq!(survey.attachments.len(), 1, "{what}: {survey:?}");
-                a.runtime.attach(&beside(&one, &lan(), "net1", &ONE)).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+                a.runtime
+                    .attach(&beside(&one, &lan(), "net1", &ONE))
+                    .await
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
                 assert_eq!(ours(a).len(), 1, "{what}");
                 let survey = a.runtime.survey().await.expect("a survey");
                 assert!(survey.attachments.is_empty(), "{what}: {survey:?}");
@@ -413,7 +412,8 @@ fn a_pod_on_a_bridge_got_an_address_that_another_host_had() {
             ] {
                 let taken: IpAddr = ip(address);
                 let both = if taken.is_ipv4() { [address, ONE[1]] } else { [ONE[0], address] };
-                let error = a.runtime.attach(&beside(&one, &network, "net1", &both)).await.expect_err(address);
+                let error =
+                    a.runtime.attach(&beside(&one, &network, "net1", &both)).await.expect_err(address);
                 assert_eq!(error.reason, Reason::AddressInUse, "{address}: {error}");
                 assert!(error.to_string().contains(owner), "{address}: {error}");
                 assert_eq!((ours(a), link(&one.space, "net1")), (Vec::new(), None), "{address}");

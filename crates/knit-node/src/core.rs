@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -140,6 +141,7 @@ impl Core {
             metrics: Arc::clone(&metrics),
             repairs,
             cri,
+            no_unknown_networks: AtomicBool::new(false),
         };
         let busy = watch::Sender::new(0);
         let claims = OnceLock::new();

@@ -28,7 +28,7 @@ pub struct Runtimes {
     known: RwLock<BTreeMap<String, KnownRuntime>>,
     /// Sockets that are not used, and why: said once each.
     refused: Mutex<BTreeMap<PathBuf, String>>,
-    /// When a runtime last did not detach in time, if it has not done so since.
+    /// When a call of a runtime last took too long, if none has been in time since.
     silent: Mutex<BTreeMap<String, Instant>>,
     /// Counts how often all of them were asked how they are.
     asked: watch::Sender<u64>,

@@ -83,6 +83,8 @@ pub struct Faults {
     pub slow_on: Option<(String, Duration)>,
     /// No detach ever answers.
     pub hang_detaches: bool,
+    /// No removal of leftovers ever ends.
+    pub hang_garbage: bool,
     /// Answers leave the addresses out.
     pub forget_addresses: bool,
     /// The path of the pod's namespace means another one when it is opened.
@@ -563,6 +565,9 @@ impl Runtime for FakeRuntime {
 
     async fn collect_garbage(&self, keep: &[SandboxId]) -> Result<Vec<Attachment>> {
         self.life.live().await;
+        if self.kernel.state().faults.hang_garbage {
+            pending::<()>().await;
+        }
         let mut state = self.kernel.state();
         state.garbage_calls += 1;
         let removed: Vec<Attachment> =

@@ -52,5 +52,5 @@ pub use key::{Key, Object, Target};
 pub use objects::{Objects, Source};
 pub use problem::{Problem, Severity};
 pub use selector::Selection;
-pub use watch::{Event, Subscription, Watch};
+pub use watch::{BatchSubscription, Event, Subscription, Watch};
 pub use write::Write;

@@ -50,6 +50,14 @@ pub struct Subscription<T> {
 
 type Map<K, T> = Box<dyn FnMut(K) -> Option<T> + Send>;
 
+/// The same as a [`Subscription`], but what belongs together comes together. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct BatchSubscription<T> {
+    batches: mpsc::Receiver<Vec<Event<T>>>,
+    away: watch::Receiver<bool>,
+    task: AbortHandle,
+}
+
 /// Events that wait for a slow reader before the source is held up.
 const QUEUE: usize = 256;
 
@@ -115,6 +123,15 @@ impl<K: Object, T: Send + Sync + 'static> Watch<K, T> {
         let (health, task) = self.start(Sink::Channel(events))?;
         let (connection, away) = (health.subscribe(), health.subscribe_away());
         Ok(Subscription { events: receiver, connection, away, task })
+    }
+
+    /// The same in batches: all that a list says is one, which ends with [`Event::Synced`] the first time;
+    /// what was seeded is one; and so is each change. For objects of which one says something about others:
+    /// between two batches, everything is as it was at some moment.
+    pub fn subscribe_batches(self) -> Result<BatchSubscription<T>> {
+        let (batches, receiver) = mpsc::channel(QUEUE);
+        let (health, task) = self.start(Sink::Batches { batches, batch: Vec::new() })?;
+        Ok(BatchSubscription { batches: receiver, away: health.subscribe_away(), task })
     }
 
     /// Starts, and keeps what is there for many readers. Needs a tokio runtime. Fails only for a selector
@@ -190,6 +207,25 @@ impl<T> Subscription<T> {
     }
 }
 
+impl<T> BatchSubscription<T> {
+    /// The next batch. The watch mends itself forever; `None` comes only when the runtime shuts down.
+    pub async fn next(&mut self) -> Option<Vec<Event<T>>> {
+        self.batches.recv().await
+    }
+
+    /// Whether nobody is there; see [`Subscription::away`].
+    #[must_use]
+    pub fn away(&self) -> watch::Receiver<bool> {
+        self.away.clone()
+    }
+}
+
+impl<T> Drop for BatchSubscription<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 impl<T> futures::Stream for Subscription<T> {
     type Item = Event<T>;
 
@@ -210,6 +246,11 @@ impl<T> Drop for Subscription<T> {
 /// Where events go.
 enum Sink<T> {
     Channel(mpsc::Sender<Event<T>>),
+    Batches {
+        batches: mpsc::Sender<Vec<Event<T>>>,
+        /// What the next one has so far.
+        batch: Vec<Event<T>>,
+    },
     Store(Arc<crate::cache::Store<T>>),
 }
 
@@ -246,6 +287,9 @@ impl<K: Object, T: Send + Sync + 'static> Pump<K, T> {
             }
         }
         loop {
+            if self.whole_set.is_none() && self.send_batch().await.is_err() {
+                return;
+            }
             let delta = self.reader.next().await;
             if self.take(delta).await.is_err() {
                 return;
@@ -316,9 +360,23 @@ impl<K: Object, T: Send + Sync + 'static> Pump<K, T> {
         }
     }
 
+    /// Sends what was gathered, if it is for a reader of batches.
+    async fn send_batch(&mut self) -> Result<(), Closed> {
+        match &mut self.sink {
+            Sink::Batches { batches, batch } if !batch.is_empty() => {
+                batches.send(std::mem::take(batch)).await.map_err(|_| Closed)
+            }
+            _ => Ok(()),
+        }
+    }
+
     async fn send(&mut self, event: Event<T>) -> Result<(), Closed> {
-        match &self.sink {
+        match &mut self.sink {
             Sink::Channel(events) => events.send(event).await.map_err(|_| Closed),
+            Sink::Batches { batch, .. } => {
+                batch.push(event);
+                Ok(())
+            }
             Sink::Store(store) => {
                 store.take(event, Timestamp::now());
                 Ok(())

@@ -352,3 +352,45 @@ async fn pods_of_one_namespace() {
     let all = objects.watch::<Pod>().cache().expect("a cache");
     names_become(&all, &["x/web", "y/web"]).await;
 }
+
+#[tokio::test]
+async fn what_a_list_says_came_piece_by_piece() {
+    let server = serve().await;
+    let (store, address) = (server.store().clone(), server.addr);
+    let objects = open(&server).await;
+    for name in ["a", "b", "c"] {
+        objects.write(&Write::create(&namespace(name, "blue"))).await.expect("created");
+    }
+    let watch = objects.watch::<Namespace>().labels("tenant=blue").map(|_| Some(()));
+    let seed = [(Key::cluster("b"), ()), (Key::cluster("gone"), ())];
+    let mut batches = watch.seed(seed).subscribe_batches().expect("a subscription");
+    let told = |batch: Option<Vec<Event<()>>>| {
+        let text = |event| match event {
+            Event::Applied(key, ()) => format!("+{key}"),
+            Event::Deleted(key) => format!("-{key}"),
+            Event::Synced => "synced".to_owned(),
+        };
+        let mut told: Vec<String> = batch.expect("a batch").into_iter().map(text).collect();
+        told.sort();
+        told
+    };
+    assert_eq!(told(batches.next().await), ["+b", "+gone"]);
+    assert_eq!(told(batches.next().await), ["+a", "+b", "+c", "-gone", "synced"]);
+    objects.write(&Write::delete::<Namespace>(Key::cluster("c"))).await.expect("deleted");
+    // First it says that it is going.
+    assert_eq!(told(batches.next().await), ["+c"]);
+    assert_eq!(told(batches.next().await), ["-c"]);
+
+    // What changed while nobody was there comes as a list again if the history is another by then.
+    server.shutdown().await;
+    drop(store);
+    let other = Store::new(&StoreOptions { first_resource_version: 1_000_000, ..store_options() });
+    let other = other.expect("a store");
+    let elsewhere = serve_again(other.clone(), own_loopback()).await;
+    let there = open(&elsewhere).await;
+    for name in ["b", "d"] {
+        there.write(&Write::create(&namespace(name, "blue"))).await.expect("created");
+    }
+    let _back = serve_again(other, address).await;
+    assert_eq!(told(batches.next().await), ["+b", "+d", "-a"]);
+}

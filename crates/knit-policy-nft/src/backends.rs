@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use knit_kernel::NetNs;
 use knit_kernel::sysctl::{Sysctl, Sysctls};
-use knit_policy::backend::{Backend, Backends, Denied, Failure, RouterPlace};
+use knit_policy::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
 use knit_policy::sets::{Change, Key, Value};
 
 use crate::layout::Router;
@@ -100,9 +100,9 @@ impl Backend for Table {
         !self.touched.is_empty()
     }
 
-    fn follow(&mut self) -> Result<usize, Failure> {
-        let followed = self.table.follow(&self.touched)?;
-        Ok(followed.cut)
+    fn follow(&mut self) -> Follow {
+        let following = self.table.following(self.touched.clone());
+        Box::new(move || Ok(following.run()?.cut))
     }
 
     fn leave_connections(&mut self, but: &BTreeSet<IpAddr>) {

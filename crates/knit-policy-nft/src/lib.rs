@@ -54,6 +54,7 @@ mod classes;
 mod effect;
 mod elements;
 mod error;
+mod follow;
 mod ip;
 mod layout;
 pub mod live;
@@ -64,6 +65,7 @@ mod verdict;
 
 pub use backends::NftBackends;
 pub use error::{Error, OpenError};
+pub use follow::Following;
 pub use layout::{CUT, Router, TABLE};
 pub use table::{Applied, Denied, PolicyTable, remove_table};
 pub use verdict::Elements;

@@ -115,31 +115,53 @@ pub fn plan<'a>(
 ) -> Plan<'a> {
     let mut plan = Plan::default();
     for flow in flows {
-        let connection = Connection::of(flow);
-        let is_cut = flow.mark & CUT != 0;
-        let of_interest =
-            is_cut || touched.contains(connection.source) || touched.contains(connection.destination);
-        if !of_interest {
-            continue;
-        }
-        match (is_cut, connection.traffic.always_passes() || allowed(&connection)) {
-            (false, false) => plan.cut.push(flow),
-            (true, true) => plan.resume.push(flow),
-            _ => {}
+        match fate(flow, touched, &allowed) {
+            Fate::Cut => plan.cut.push(flow),
+            Fate::Resume => plan.resume.push(flow),
+            Fate::Stay => {}
         }
     }
     plan
 }
 
-/// The flows that may be touched, and those that are cut.
-pub(crate) fn flows(conntrack: &mut Conntrack, touched: &Touched) -> conntrack::Result<Vec<Flow>> {
+/// What is to become of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Stay,
+    Cut,
+    Resume,
+}
+
+pub(crate) fn fate(flow: &Flow, touched: &Touched, allowed: impl Fn(&Connection) -> bool) -> Fate {
+    let connection = Connection::of(flow);
+    let is_cut = flow.mark & CUT != 0;
+    let of_interest =
+        is_cut || touched.contains(connection.source) || touched.contains(connection.destination);
+    if !of_interest {
+        return Fate::Stay;
+    }
+    match (is_cut, connection.traffic.always_passes() || allowed(&connection)) {
+        (false, false) => Fate::Cut,
+        (true, true) => Fate::Resume,
+        _ => Fate::Stay,
+    }
+}
+
+/// The flows that are cut, and of those that may be touched the ones to keep.
+pub(crate) fn flows(
+    conntrack: &mut Conntrack,
+    touched: &Touched,
+    keep: impl Fn(&Flow) -> bool,
+) -> conntrack::Result<Vec<Flow>> {
     /// Each filter is a walk through the kernel's whole table: beyond a few, one that sees all is cheaper.
     const MAX_FILTERS: usize = 4;
     let nobody = BTreeSet::new();
     let addresses = match touched {
         Touched::Addresses(addresses) if addresses.len() <= MAX_FILTERS => addresses,
         Touched::Nothing | Touched::Cut => &nobody,
-        Touched::Addresses(_) | Touched::All => return conntrack.list(&Filter::all()),
+        Touched::Addresses(_) | Touched::All => {
+            return conntrack.list_where(&Filter::all(), |flow| flow.mark & CUT != 0 || keep(flow));
+        }
     };
     let mut flows = conntrack.list(&Filter::all().mark(CUT, CUT))?;
     for address in addresses {
@@ -147,7 +169,7 @@ pub(crate) fn flows(conntrack: &mut Conntrack, touched: &Touched) -> conntrack::
         let tuple = || TupleFilter::new().src(*address);
         // Whoever began it, and whoever answers. What carries the bit is in the list already.
         for filter in [of().original(tuple()), of().reply(tuple())] {
-            flows.extend(conntrack.list(&filter.mark(0, CUT))?);
+            flows.extend(conntrack.list_where(&filter.mark(0, CUT), &keep)?);
         }
     }
     flows.sort_by_key(|flow| (flow.original, flow.zone));

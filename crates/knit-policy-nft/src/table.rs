@@ -1,24 +1,27 @@
 //! The tables of one router, and what keeps them true.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use ipnet::IpNet;
+use knit_kernel::NetNs;
 use knit_kernel::conntrack::Conntrack;
 use knit_kernel::nft::Kernel;
 use knit_kernel::watch::Untouched;
-use knit_kernel::{Handle, NetNs};
 use knit_nft::{Error as NftError, Nftables, Transaction, diff, until_current};
 use knit_policy::model::Direction;
 use knit_policy::sets::{Change, Key, Value};
+use knit_types::sync::ReadWrite as _;
 use knit_types::{Family, PerFamily, chain};
 
 use crate::classes::Numbers;
 use crate::effect::take_in;
 use crate::error::{Error, OpenError};
+use crate::follow::{Connections, Following};
 use crate::ip;
-use crate::layout::{CUT, Router, TABLE, Which, table_id};
-use crate::live::{Connection, Followed, Plan, Touched, flows, plan};
+use crate::layout::{Router, TABLE, Which, table_id};
+use crate::live::{Followed, Touched};
 use crate::plan::{difference, state};
 use crate::verdict::Elements;
 
@@ -28,12 +31,12 @@ const ATTEMPTS: u32 = 8;
 /// The policies of one router, in its kernel. See the [crate](crate).
 pub struct PolicyTable {
     nft: Box<dyn Nftables + Send>,
-    conntrack: Option<Conntrack>,
+    connections: Arc<Mutex<Connections>>,
     /// Where it is; none if it is not in a kernel.
     namespace: Option<NetNs>,
     router: Router,
     /// What is to be in force.
-    wanted: Elements,
+    wanted: Arc<RwLock<Elements>>,
     known: PerFamily<Known>,
     /// How this run of the engine's classes are called in the kernel, if anything was ever written for it.
     numbers: PerFamily<Option<Numbers>>,
@@ -43,8 +46,6 @@ pub struct PolicyTable {
     logs: bool,
     others: Untouched,
     repairs: usize,
-    /// There may be connections that are cut.
-    cut: bool,
     /// There may be connections that do not follow what is in force: an earlier run may have ended between a
     /// change and what follows from it, and a change that failed halfway has not said what it is about.
     unfollowed: bool,
@@ -99,8 +100,9 @@ impl PolicyTable {
     pub fn open_in(namespace: &NetNs, router: Router) -> Result<Self, OpenError> {
         let nft = Kernel::open_in(namespace).map_err(OpenError::Nftables)?;
         let conntrack = Conntrack::open_in(namespace).map_err(OpenError::Conntrack)?;
-        let namespace = namespace.try_clone().map_err(OpenError::Namespace)?;
-        Ok(Self { conntrack: Some(conntrack), namespace: Some(namespace), ..Self::over(nft, router) })
+        let own = || namespace.try_clone().map_err(OpenError::Namespace);
+        let connections = Arc::new(Mutex::new(Connections::new(Some((conntrack, own()?)))));
+        Ok(Self { connections, namespace: Some(own()?), ..Self::over(nft, router) })
     }
 
     /// Over nftables that somebody else brings, as [`Fake`](knit_nft::Fake), without connection tracking.
@@ -108,26 +110,23 @@ impl PolicyTable {
     pub fn over(nft: impl Nftables + Send + 'static, router: Router) -> Self {
         Self {
             nft: Box::new(nft),
-            conntrack: None,
+            connections: Arc::new(Mutex::new(Connections::new(None))),
             namespace: None,
             router,
-            wanted: Elements::default(),
+            wanted: Arc::default(),
             known: PerFamily::default(),
             numbers: PerFamily::default(),
             doubted: false,
             logs: true,
             others: Untouched::default(),
             repairs: 0,
-            // An earlier run may have cut some.
-            cut: true,
             unfollowed: true,
         }
     }
 
-    /// What is to be in force.
-    #[must_use]
-    pub fn elements(&self) -> &Elements {
-        &self.wanted
+    /// What is to be in force, to look at: nothing changes as long as it is held.
+    pub fn elements(&self) -> RwLockReadGuard<'_, Elements> {
+        self.wanted.reading()
     }
 
     /// Which router it is for.
@@ -144,7 +143,7 @@ impl PolicyTable {
     /// # Errors
     /// If the kernel refuses.
     pub fn apply(&mut self, changes: &[Change]) -> Result<Applied, Error> {
-        let touched = take_in(&mut self.wanted, changes);
+        let touched = take_in(&mut self.wanted.writing(), changes);
         if self.doubted {
             return self.make(self.damaged());
         }
@@ -174,10 +173,10 @@ impl PolicyTable {
 
     /// One transaction for both families, and what is known after it.
     fn plan(&self, changes: &[Change]) -> (Transaction, PerFamily<Known>) {
-        let mut tx = Transaction::new();
+        let (mut tx, wanted) = (Transaction::new(), self.elements());
         let after = PerFamily::from_fn(|family| {
             let numbers = self.numbers.get(family).clone().unwrap_or_default();
-            match (self.known.get(family), self.wanted.is_empty(family)) {
+            match (self.known.get(family), wanted.is_empty(family)) {
                 (Known::Table, true) => {
                     tx.delete_table(&table_id(family));
                     Known::Nothing
@@ -187,7 +186,7 @@ impl PolicyTable {
                     Known::Table
                 }
                 (_, false) => {
-                    let state = state(family, &self.wanted, &self.router, self.logs, &numbers);
+                    let state = state(family, &wanted, &self.router, self.logs, &numbers);
                     tx.append(diff(None, &state));
                     Known::Table
                 }
@@ -205,8 +204,8 @@ impl PolicyTable {
     /// # Errors
     /// If the kernel refuses. What was in force before still is; see [`Self::apply`].
     pub fn sync(&mut self, wanted: &BTreeMap<Key, Value>) -> Result<Applied, Error> {
-        let because = if self.wanted.all() == wanted { self.damaged() } else { Because::Asked };
-        self.wanted = Elements::from(wanted.clone());
+        let because = if self.elements().all() == wanted { self.damaged() } else { Because::Asked };
+        *self.wanted.writing() = Elements::from(wanted.clone());
         // It may be another run's.
         self.numbers = PerFamily::default();
         self.make(because)
@@ -271,7 +270,7 @@ impl PolicyTable {
     /// # Errors
     /// If the kernel refuses.
     pub fn remove(&mut self) -> Result<bool, Error> {
-        self.wanted = Elements::default();
+        *self.wanted.writing() = Elements::default();
         self.make(Because::Asked).map(|applied| applied.changes > 0)
     }
 
@@ -284,7 +283,7 @@ impl PolicyTable {
         let Some(namespace) = &self.namespace else { return Ok(all) };
         let failed = |source| Error::Read { table: TABLE, source };
         let mut kernel = Kernel::open_in(namespace).map_err(failed)?;
-        for family in Family::ALL.into_iter().filter(|family| !self.wanted.is_empty(*family)) {
+        for family in Family::ALL.into_iter().filter(|family| !self.elements().is_empty(*family)) {
             for direction in Direction::ALL {
                 let set = Which::Subjects(direction).set(family);
                 let listed = match kernel.elements(&table_id(family), &set) {
@@ -301,42 +300,23 @@ impl PolicyTable {
         Ok(all)
     }
 
-    /// Makes live connections follow what is in force: those that are no longer allowed are cut, in both
-    /// directions, and those that were cut and are allowed again go on.
-    ///
-    /// A connection whose first packet is on its way at the very moment of a change is not in the kernel's
-    /// list yet: call it again a second later.
+    /// What makes live connections follow what is in force, for another thread: calls of the table go on
+    /// meanwhile.
+    pub fn following(&self, touched: Touched) -> Following {
+        let node = match &self.router {
+            Router::Node => Vec::new(),
+            Router::Apart { node, .. } => node.clone(),
+        };
+        let (connections, wanted) = (Arc::clone(&self.connections), Arc::clone(&self.wanted));
+        Following { connections, wanted, node, touched }
+    }
+
+    /// Makes live connections follow what is in force; see [`Following::run`].
     ///
     /// # Errors
     /// If connections cannot be listed or marked. Some of them may have been.
     pub fn follow(&mut self, touched: &Touched) -> Result<Followed, Error> {
-        if touched.is_empty() || (*touched == Touched::Cut && !self.cut) {
-            return Ok(Followed::default());
-        }
-        // What the node sends itself is not judged, whatever address it has.
-        let own = self.own_addresses()?;
-        let Some(conntrack) = &mut self.conntrack else { return Ok(Followed::default()) };
-        let flows = flows(conntrack, touched).map_err(Error::Conntrack)?;
-        let wanted = &self.wanted;
-        let node: &[IpNet] = match &self.router {
-            Router::Node => &[],
-            Router::Apart { node, .. } => node,
-        };
-        let is_node = |address: &IpAddr| own.contains(address) || node.iter().any(|n| n.contains(address));
-        let allowed = |c: &Connection| is_node(&c.source) || wanted.allow(c.source, c.destination, c.traffic);
-        let Plan { cut, resume } = plan(&flows, touched, allowed);
-        let marked = conntrack.set_mark(cut, CUT, CUT).map_err(Error::Conntrack)?;
-        let cleared = conntrack.set_mark(resume, 0, CUT).map_err(Error::Conntrack)?;
-        // All that are cut were in the list.
-        let were_cut = flows.iter().filter(|flow| flow.mark & CUT != 0).count();
-        self.cut = were_cut + marked > cleared;
-        Ok(Followed { cut: marked, resumed: cleared })
-    }
-
-    fn own_addresses(&self) -> Result<BTreeSet<IpAddr>, Error> {
-        let Some(namespace) = &self.namespace else { return Ok(BTreeSet::new()) };
-        let addresses = Handle::open(namespace).and_then(|handle| handle.addresses(None));
-        Ok(addresses.map_err(Error::Addresses)?.into_iter().map(|found| found.address.addr()).collect())
+        self.following(touched.clone()).run()
     }
 
     /// Why tables that are not as they should be are made again.
@@ -373,7 +353,7 @@ impl PolicyTable {
         self.unfollowed |= outcome.is_err();
         outcome?;
         // Where no policy acts, no connection is cut.
-        let unfollowed = std::mem::take(&mut self.unfollowed) && !self.wanted.all().is_empty();
+        let unfollowed = std::mem::take(&mut self.unfollowed) && !self.elements().all().is_empty();
         // Whatever began while this was not in force is looked at.
         let touched = if changes > 0 || unfollowed { Touched::All } else { Touched::default() };
         Ok(Applied { changes, touched })
@@ -402,7 +382,7 @@ impl PolicyTable {
     /// transactions.
     fn write(&mut self, family: Family) -> Result<(Known, usize, usize), NftError> {
         let Self { nft, wanted, router, logs, numbers, .. } = self;
-        let kept = numbers.get_mut(family);
+        let (wanted, kept) = (wanted.reading(), numbers.get_mut(family));
         let id = table_id(family);
         if wanted.is_empty(family) {
             // A router in which no policy acts has no table, and a kernel without IPv6 need not have one.
@@ -416,7 +396,7 @@ impl PolicyTable {
             // Whatever others made of the table, this run's classes keep their numbers.
             let matching = || Numbers::matching(family, wanted.all(), found.as_ref());
             let numbers = kept.clone().unwrap_or_else(matching);
-            let state = state(family, wanted, router, *logs, &numbers);
+            let state = state(family, &wanted, router, *logs, &numbers);
             let plan = diff(found.as_ref(), &state);
             let commits = nft.commit_planned(Some(attempt.generation), &plan)?;
             *kept = Some(numbers);

@@ -125,7 +125,7 @@ fn packets_are_judged_as_the_verdict_function_judges_them() {
                 }
             }
             let elements = engine.elements(DEFAULT_NETWORK);
-            prop_assert_eq!(table.elements().all(), &elements);
+            prop_assert!(*table.elements().all() == elements);
             compare(bench, &engine, &table, &packets)?;
             prop_assert_eq!(table.sync(&elements).expect("synced").changes, 0, "changes add up");
             Ok(())

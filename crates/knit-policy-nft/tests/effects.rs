@@ -73,7 +73,7 @@ proptest! {
             for (_, changes) in engine.settle().iter().filter(|(network, _)| &**network == DEFAULT_NETWORK) {
                 let before = table.elements().clone();
                 let touched = table.apply(changes).expect("applied").touched;
-                let missed = missed(&before, table.elements(), &touched, &flows);
+                let missed = missed(&before, &table.elements(), &touched, &flows);
                 prop_assert_eq!(missed, None, "{:#?}", changes);
             }
         }

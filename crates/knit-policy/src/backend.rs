@@ -15,6 +15,9 @@ use crate::sets::{Change, Key, Value};
 /// Why something was not done.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// Makes live connections follow, and says how many were cut.
+pub type Follow = Box<dyn FnOnce() -> Result<usize, Failure> + Send>;
+
 /// Packets that were denied, by direction and address of the pod.
 pub type Denied = BTreeMap<(Direction, IpAddr), u64>;
 
@@ -42,7 +45,7 @@ pub struct RouterPlace<'a> {
     pub node: Vec<IpNet>,
 }
 
-/// Makes elements true in one router. Used by one thread.
+/// Makes elements true in one router. Used by one thread, but for what [`Self::follow`] returns.
 pub trait Backend: Send {
     /// Makes exactly these true, from whatever is there; what is right stays.
     ///
@@ -90,11 +93,10 @@ pub trait Backend: Send {
     /// Whether calls since the last [`Self::follow`] were about live connections.
     fn has_touched(&self) -> bool;
 
-    /// Makes live connections follow what was changed since they last did; says how many were cut.
-    ///
-    /// # Errors
-    /// When the system refuses; they can be made to follow again.
-    fn follow(&mut self) -> Result<usize, Failure>;
+    /// What makes live connections follow what is in force: those that changes since
+    /// [`Self::leave_connections`] are about. It is done on another thread while other calls go on; if the
+    /// system refuses it, it can be tried again.
+    fn follow(&mut self) -> Follow;
 
     /// Live connections are left as they are, but for those of these addresses.
     fn leave_connections(&mut self, but: &BTreeSet<IpAddr>);

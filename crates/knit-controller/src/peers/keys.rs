@@ -8,6 +8,9 @@ use knit_policy::model::{Name, PolicyName};
 /// How many bytes the keys of labels may take in a slice.
 pub(super) const MAX_KEYS: usize = 64 * 1024;
 
+/// How long a key may be: no object has a label with a longer one, and a slice has no room for it.
+const MAX_KEY: usize = 317;
+
 /// The keys that policies of one Network ask for.
 #[derive(Debug, Default)]
 pub(super) struct AskedKeys {
@@ -46,6 +49,10 @@ impl AskedKeys {
             self.by_namespace.iter().map(|(namespace, keys)| (namespace, keys.iter())).collect();
         while let Some((is_tenant, taken, namespace)) = asking.pop_first() {
             let Some(key) = rest.get_mut(namespace).and_then(Iterator::next) else { continue };
+            if key.len() > MAX_KEY {
+                asking.insert((is_tenant, taken, namespace));
+                continue;
+            }
             // What another one has asked for costs nothing.
             let cost = if told.contains(key) { 0 } else { size(key) };
             if cost <= room {

@@ -10,6 +10,7 @@ mod concerns;
 mod conditions;
 mod facts;
 mod feed;
+mod key_slices;
 mod keys;
 mod needs;
 pub(crate) mod plan;
@@ -33,6 +34,7 @@ use crate::leader::Leading;
 use crate::rate::{self, Bucket};
 use feed::Feed;
 pub(crate) use feed::SharedCaches;
+use key_slices::KeySlices;
 pub(crate) use plan::LeftToOthers;
 use plan::{NetworkAndNode, Peers};
 
@@ -71,7 +73,7 @@ pub(crate) async fn run(
         again: None,
         last: None,
         written: BTreeMap::new(),
-        label_keys: BTreeMap::new(),
+        keys: KeySlices::default(),
         failing: false,
     };
     let feed = Feed::start(objects, small, left, recorder);
@@ -97,9 +99,15 @@ async fn keep(mut feed: Feed, mut writer: Writer, mut peers: Peers) {
         if !feed.is_complete() || !writer.actual.is_synced() {
             continue;
         }
-        pending.extend(peers.settle(now));
-        writer.label_keys = peers.label_keys();
-        if compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL) {
+        let compares = compared.is_none_or(|at| at.elapsed() >= COMPARE_INTERVAL);
+        if compares {
+            writer.read_keys();
+        }
+        let changed = peers.settle(now);
+        writer.keys.want(peers.label_keys(), &changed);
+        pending.extend(changed);
+        pending.extend(writer.keys.due().map(key_slice));
+        if compares {
             compared = Some(Instant::now());
             pending.extend(peers.slices().keys().cloned());
             pending.extend(writer.places());
@@ -111,6 +119,15 @@ async fn keep(mut feed: Feed, mut writer: Writer, mut peers: Peers) {
         }
         writer.write(&mut pending, peers.slices()).await;
     }
+}
+
+/// Where the slice is that says which labels those of a Network tell of.
+fn key_slice(network: &Name) -> NetworkAndNode {
+    (network.clone(), Name::default())
+}
+
+fn is_key_slice((_, node): &NetworkAndNode) -> bool {
+    node.is_empty()
 }
 
 async fn sleep_until(at: Option<Instant>) {
@@ -133,8 +150,8 @@ struct Writer {
     /// The place that was written last: the others have their turn first.
     last: Option<NetworkAndNode>,
     written: BTreeMap<NetworkAndNode, Instant>,
-    /// Which labels slices of each Network say.
-    label_keys: BTreeMap<Name, Vec<String>>,
+    /// Which labels slices of each Network tell of.
+    keys: KeySlices,
     /// A write failed, and that was said.
     failing: bool,
 }
@@ -161,10 +178,33 @@ impl Writer {
         all.map(|(_, spec)| (Name::from(spec.network.as_str()), Name::from(spec.node.as_str()))).collect()
     }
 
+    /// Reads which labels the slices in the API are said to tell of.
+    fn read_keys(&mut self) {
+        let mut found: BTreeMap<Name, BTreeSet<Name>> =
+            self.keys.networks().map(|network| (network.clone(), BTreeSet::new())).collect();
+        self.actual.for_each(|key, spec| {
+            let place = key_slice(&spec.network.as_str().into());
+            // One of another name is no list of ours.
+            if spec.node.is_empty() && key.name() == slice_name(&place, 0) {
+                let keys = spec.label_keys.iter().flatten().map(|key| key.as_str().into());
+                found.insert(place.0, keys.collect());
+            }
+        });
+        for (network, keys) in found {
+            self.keys.read(&network, keys);
+        }
+    }
+
+    /// Whether a place has to wait for what its Network's slices are said to tell of.
+    fn is_blocked(&self, place: &NetworkAndNode) -> bool {
+        !is_key_slice(place) && self.keys.blocks(&place.0)
+    }
+
     /// When the next of these may be written.
     fn next_due(&self, pending: &BTreeSet<NetworkAndNode>) -> Option<Instant> {
         let now = Instant::now();
-        let next = pending.iter().map(|place| due(self.written.get(place).copied(), now)).min()?;
+        let places = pending.iter().filter(|place| !self.is_blocked(place));
+        let next = places.map(|place| due(self.written.get(place).copied(), now)).min()?;
         Some(self.again.map_or(next, |again| next.max(again)))
     }
 
@@ -176,17 +216,24 @@ impl Writer {
     ) {
         let now = Instant::now();
         self.written.retain(|_, at| at.elapsed() < WRITE_INTERVAL);
-        let mut due: Vec<NetworkAndNode> =
-            pending.iter().filter(|p| !self.written.contains_key(*p)).cloned().collect();
+        let mut due: Vec<NetworkAndNode> = pending
+            .iter()
+            .filter(|p| !self.written.contains_key(*p) && !self.is_blocked(p))
+            .cloned()
+            .collect();
         rate::take_turns(&mut due, |place| self.last.as_ref().is_some_and(|last| place <= last));
         self.again = None;
-        let mut writes = Vec::new();
+        let (mut writes, mut keys_sent) = (Vec::new(), BTreeMap::new());
         for place in due {
             let pods = wanted.get(&place).map(Vec::as_slice).unwrap_or_default();
-            let of_place = self.writes(&place, pods);
+            let of_place = match is_key_slice(&place) {
+                true => self.key_writes(&place, &mut keys_sent),
+                false => self.writes(&place, pods),
+            };
             match of_place.is_empty() {
                 true => {
                     pending.remove(&place);
+                    self.keys.written(&place);
                 }
                 false => {
                     let steady = now.duration_since(self.began);
@@ -232,7 +279,30 @@ impl Writer {
         if failed.is_empty() {
             self.failing = false;
         }
+        for place in tried.difference(&failed) {
+            match keys_sent.remove(&place.0).filter(|_| is_key_slice(place)) {
+                Some(keys) => self.keys.sent(&place.0, keys),
+                None => self.keys.written(place),
+            }
+        }
         pending.retain(|place| failed.contains(place) || !tried.contains(place));
+    }
+
+    /// What has to be written about the labels that slices of a Network tell of.
+    fn key_writes(
+        &mut self,
+        place: &NetworkAndNode,
+        sent: &mut BTreeMap<Name, BTreeSet<Name>>,
+    ) -> Vec<Write> {
+        let Some(keys) = self.keys.send(&place.0) else { return Vec::new() };
+        sent.insert(place.0.clone(), keys.clone());
+        if keys.is_empty() {
+            return vec![Write::delete::<PolicyPeerSlice>(Key::cluster(slice_name(place, 0)))];
+        }
+        let label_keys = Some(keys.iter().map(|key| key.as_ref().to_owned()).collect());
+        let network = place.0.as_ref().to_owned();
+        let spec = PolicyPeerSliceSpec { network, label_keys, ..PolicyPeerSliceSpec::default() };
+        vec![apply(place, 0, spec)]
     }
 
     /// What has to be written about a place.
@@ -242,15 +312,13 @@ impl Writer {
         for (index, pods) in parts(pods).into_iter().enumerate() {
             part = index + 1;
             let (network, node) = (place.0.as_ref().to_owned(), place.1.as_ref().to_owned());
-            let label_keys = self.label_keys.get(&place.0).cloned();
+            // Which labels it tells of says the Network's slice for that.
+            let label_keys = Some(Vec::new());
             let spec = PolicyPeerSliceSpec { network, node, label_keys, pods: pods.to_vec() };
-            let name = slice_name(place, index);
-            if self.actual.get(&Key::cluster(name.as_str())).is_none_or(|actual| *actual != spec) {
-                let mut slice = PolicyPeerSlice::new(&name, spec);
-                let labels = [(NETWORK_LABEL, &*place.0), (MANAGED_BY_LABEL, MANAGED_BY)];
-                let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-                slice.metadata.labels = Some(labels.into());
-                writes.push(Write::apply(&slice, MANAGER));
+            let actual = self.actual.get(&Key::cluster(slice_name(place, index)));
+            // What is read may be older than what was written: nothing that is waited for goes by it.
+            if self.keys.waits_for(place) || actual.is_none_or(|actual| *actual != spec) {
+                writes.push(apply(place, index, spec));
             }
         }
         loop {
@@ -262,6 +330,15 @@ impl Writer {
             part += 1;
         }
     }
+}
+
+/// Writes one object of a place.
+fn apply(place: &NetworkAndNode, part: usize, spec: PolicyPeerSliceSpec) -> Write {
+    let mut slice = PolicyPeerSlice::new(&slice_name(place, part), spec);
+    let labels = [(NETWORK_LABEL, &*place.0), (MANAGED_BY_LABEL, MANAGED_BY)];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    slice.metadata.labels = Some(labels.into());
+    Write::apply(&slice, MANAGER)
 }
 
 /// When a slice may be written: the first change after a quiet time at once.

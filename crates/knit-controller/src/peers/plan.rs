@@ -218,10 +218,9 @@ impl Peers {
         &self.slices
     }
 
-    /// The keys of labels that slices of each Network say: whoever reads them knows nothing of others.
-    pub(crate) fn label_keys(&self) -> BTreeMap<Name, Vec<String>> {
-        let keys = |need: &Need| need.labels.iter().map(|key| key.as_ref().to_owned()).collect();
-        self.needs.iter().map(|(network, need)| (network.clone(), keys(need))).collect()
+    /// The keys of labels that slices of each Network tell of: whoever reads them knows nothing of others.
+    pub(super) fn label_keys(&self) -> impl Iterator<Item = (&Name, &BTreeSet<Name>)> {
+        self.needs.iter().map(|(network, need)| (network, &need.labels))
     }
 
     pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> {
@@ -262,8 +261,6 @@ impl Peers {
                     None => drop(self.asked.remove(network)),
                 }
             }
-            let told = self.slices.keys().filter(|(n, _)| keys_of(&before, n) != keys_of(&needs, n));
-            changed.extend(told.cloned());
             self.needs = needs;
         }
         for place in std::mem::take(&mut self.stale) {
@@ -543,8 +540,4 @@ fn take_out<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<PodKey>>, key: &K, one: &Pod
             sets.remove(key);
         }
     }
-}
-
-fn keys_of<'a>(needs: &'a BTreeMap<Name, Need>, network: &Name) -> Option<&'a BTreeSet<Name>> {
-    needs.get(network).map(|need| &need.labels)
 }

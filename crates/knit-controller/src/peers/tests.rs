@@ -371,22 +371,51 @@ fn one_pod_with_megabytes_of_labels_does_not_keep_the_others_from_being_told_of(
 }
 
 #[test]
-fn which_labels_are_told_is_told_of_every_slice_also_where_no_pod_has_one() {
+fn a_new_key_of_labels_was_written_into_every_slice_of_its_network() {
     let mut peers = cluster();
     let web = policy("web", "shop", Scope::Primary, pods_labelled("app", "web"));
     peers.set_policy(&web.name.clone(), Some(web));
     let db = policy("db", "shop", Scope::Primary, pods_labelled("app", "db"));
     peers.set_policy(&db.name.clone(), Some(db));
     assert_eq!(peers.settle(NOW).len(), 2);
-    assert_eq!(peers.label_keys()[&Name::from("default")], ["app"]);
-    // Its pods are told of already, and none has the label: a node that waits for it must hear of that.
+    assert_eq!(keys_of(&peers), ["app"]);
+    // Its pods are told of already, and none has the label: their slices stay as they are.
     let without =
         Selector::from_iter([Requirement::new("quarantine", Operator::DoesNotExist, [] as [&str; 0])]);
     let subject = Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods: without };
     let open = policy("open", "shop", Scope::Primary, Peer::Pods(subject));
     peers.set_policy(&open.name.clone(), Some(open));
-    assert_eq!(peers.settle(NOW), [place("default", "a"), place("default", "b")].into());
-    assert_eq!(peers.label_keys()[&Name::from("default")], ["app", "quarantine"]);
+    assert_eq!(peers.settle(NOW), BTreeSet::new());
+    assert_eq!(keys_of(&peers), ["app", "quarantine"]);
+    // One that a pod has is a change of that pod's slice.
+    let secret = Selector::from_iter([Requirement::new("secret", Operator::Exists, [] as [&str; 0])]);
+    let subject = Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods: secret };
+    let secret = policy("secret", "shop", Scope::Primary, Peer::Pods(subject));
+    peers.set_policy(&secret.name.clone(), Some(secret));
+    assert_eq!(peers.settle(NOW), [place("default", "a")].into());
+    assert_eq!(peers.slices()[&place("default", "a")][0].labels["secret"], "no");
+}
+
+/// The keys of labels that slices of the default Network tell of.
+fn keys_of(peers: &Peers) -> Vec<String> {
+    let of_network = peers.label_keys().find(|(network, _)| ***network == *"default");
+    of_network.into_iter().flat_map(|(_, keys)| keys).map(|key| key.as_ref().to_owned()).collect()
+}
+
+#[test]
+fn a_key_that_no_label_can_have_kept_all_slices_of_the_network_from_being_written() {
+    let mut peers = cluster();
+    let exists = |key: &str| {
+        let pods = Selector::from_iter([Requirement::new(key, Operator::Exists, [] as [&str; 0])]);
+        Peer::Pods(Subject { namespaces: NamespaceMatch::Selected(Selector::everything()), pods })
+    };
+    // The API server checks keys of NetworkPolicies, and not those of other kinds.
+    let long = policy("long", "shop", Scope::Primary, exists(&"a".repeat(318)));
+    set(&mut peers, long.clone());
+    set(&mut peers, policy("web", "shop", Scope::Primary, exists("app")));
+    peers.settle(NOW);
+    assert_eq!(keys_of(&peers), ["app"], "and those after it");
+    assert_eq!(peers.unheard().keys().collect::<Vec<_>>(), [&long.name], "its author is told");
 }
 
 #[test]
@@ -411,7 +440,7 @@ fn one_namespaces_label_keys_kept_all_later_ones_of_others_from_being_told() {
     let cluster_wide = deny.name.clone();
     set(&mut peers, deny);
     peers.settle(NOW);
-    let keys = &peers.label_keys()[&Name::from("default")];
+    let keys = keys_of(&peers);
     assert!(keys.iter().any(|key| key == "quarantine"), "another namespace's");
     assert!(keys.iter().any(|key| key == "zone"), "an operator's");
     assert!(keys.len() > 100 && keys.iter().map(String::len).sum::<usize>() < 64 * 1024, "{}", keys.len());

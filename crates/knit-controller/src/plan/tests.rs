@@ -574,6 +574,25 @@ fn a_network_without_addresses_tells_people() {
 }
 
 #[test]
+fn a_nodes_address_that_cannot_be_read_was_anybodys_without_a_word() {
+    let mut world = World::new();
+    world.node("n1", "192.0.2.1", &["10.244.1.0/24"]);
+    let node = serde_json::json!({"metadata": {"name": "n2"}, "status": {"addresses":
+        (0..5).map(|n| serde_json::json!({"type": "InternalIP", "address": format!("192.0.2.{n}/24")}))
+            .collect::<Vec<_>>()}});
+    let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).expect("a Node");
+    let view =
+        NodeView { pod_ranges: vec!["10.244.2.0/24".parse().expect("a range")], ..NodeView::of(&node) };
+    world.cluster.nodes.insert("n2".into(), Arc::new(view));
+    world.settle();
+    let plan = world.plan();
+    assert_eq!((plan.actions.len(), plan.notes.len()), (0, 1), "{plan}");
+    let text = plan.to_string();
+    assert!(text.starts_with("event on Node n2: AddressUnreadable: "), "{text}");
+    assert!(text.contains("\"192.0.2.0/24\"") && text.contains("and 2 more"), "{text}");
+}
+
+#[test]
 fn numbers_are_not_given_again_while_caches_lag() {
     let mut world = World::new();
     world.node("n1", "192.0.2.1", &["10.244.0.0/24"]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use knit_kernel::netns::{NetNs, NsId};
 use knit_node::policy::RouterApart;
-use knit_policy::backend::{Backend, Backends, Denied, Failure, RouterPlace};
+use knit_policy::backend::{Backend, Backends, Denied, Failure, Follow, RouterPlace};
 use knit_policy::model::Name;
 use knit_policy::sets::{Change, Key, Value};
 use knit_types::chain;
@@ -71,10 +71,15 @@ pub(crate) struct Router {
     /// Why it is not in force.
     problem: Option<String>,
     retry: Option<(Instant, Duration)>,
+    /// When live connections are to follow, and how often after that.
     follow: Option<(Instant, u8)>,
+    /// They are being made to, and so often after that.
+    following: Option<u8>,
     followed: Option<Instant>,
     /// Addresses of pods that are about to start: what is alive of them was another pod's.
     fresh: BTreeSet<IpAddr>,
+    /// Those of them that live connections are being looked at for.
+    looked_for: BTreeSet<IpAddr>,
     /// The packets denied as they were last counted; at first what was counted before this agent.
     denied: Option<Denied>,
     restore_at: Option<Instant>,
@@ -99,8 +104,10 @@ impl Router {
             problem: None,
             retry: None,
             follow: None,
+            following: None,
             followed: None,
             fresh: BTreeSet::new(),
+            looked_for: BTreeSet::new(),
             denied: None,
             restore_at: None,
             restored: None,
@@ -148,10 +155,10 @@ impl Router {
         self.bring_whole();
     }
 
-    /// When something is to be done here without news.
+    /// When something is to be done here without news, apart from live connections.
     pub(crate) fn due(&self) -> Option<Instant> {
         let retry = self.retry.filter(|_| !self.in_force).map(|(at, _)| at);
-        retry.into_iter().chain(self.follow.map(|(at, _)| at)).chain(self.restore_at).min()
+        retry.into_iter().chain(self.restore_at).min()
     }
 
     /// If the router is another namespace than it was, everything has to be brought there: its links may come
@@ -314,13 +321,27 @@ impl Router {
         self.follow.map(|(at, _)| at)
     }
 
-    /// Has live connections follow: that may take a while where there are many.
-    pub(crate) fn follow(&mut self, metrics: &Metrics, now: Instant) {
-        let Some((_, rounds)) = self.follow.take() else { return };
-        let Some(backend) = &mut self.backend else { return };
-        self.followed = Some(now);
-        match backend.follow() {
-            Ok(cut) => drop(metrics.cut.inc_by(u64::try_from(cut).unwrap_or_default())),
+    /// What has live connections follow: that may take a while where there are many. Whoever carries it out
+    /// says what became of it by [`Self::has_followed`].
+    pub(crate) fn follow(&mut self, now: Instant) -> Option<Follow> {
+        let (_, rounds) = self.follow.take()?;
+        let follow = self.backend.as_mut()?.follow();
+        // An address has to be looked for in each round.
+        if rounds > 0 {
+            self.looked_for.clone_from(&self.fresh);
+        }
+        (self.following, self.followed) = (Some(rounds), Some(now));
+        Some(follow)
+    }
+
+    /// Live connections have followed what was in force, or could not.
+    pub(crate) fn has_followed(&mut self, outcome: Result<usize, Failure>, metrics: &Metrics, now: Instant) {
+        let Some(rounds) = self.following.take() else { return };
+        let again = match outcome {
+            Ok(cut) => {
+                metrics.cut.inc_by(u64::try_from(cut).unwrap_or_default());
+                rounds.checked_sub(1)
+            }
             Err(error) => {
                 tracing::warn!(
                     network = %self.network,
@@ -328,16 +349,22 @@ impl Router {
                     "cannot apply policies to live connections yet"
                 );
                 // Until they do.
-                self.follow = Some((now + FOLLOW_INTERVAL, rounds));
-                return;
+                Some(rounds)
             }
+        };
+        // Something has changed meanwhile: all of it is looked at again.
+        if self.follow.is_some() {
+            return;
         }
-        match rounds {
-            0 => {
-                backend.leave_connections(&BTreeSet::new());
-                self.fresh.clear();
+        match again {
+            Some(rounds) => self.follow = Some((now + FOLLOW_INTERVAL, rounds)),
+            None => {
+                if let Some(backend) = &mut self.backend {
+                    backend.leave_connections(&BTreeSet::new());
+                }
+                let looked_for = std::mem::take(&mut self.looked_for);
+                self.fresh.retain(|address| !looked_for.contains(address));
             }
-            rounds => self.follow = Some((now + FOLLOW_INTERVAL, rounds - 1)),
         }
     }
 

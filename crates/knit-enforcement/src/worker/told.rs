@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use knit_node::policy::PoliciesState;
+use knit_policy::backend::{Failure, Follow};
 use knit_policy::model::{Alias, Labels, Name, Node, Pod, PodKey, Policy, PolicyName};
 use knit_policy::sets::Engine;
 use tokio::sync::{oneshot, watch};
 
-use super::{Place, Settings, SliceKey};
+use super::{Place, Settings, SliceContent};
 use crate::recorded::Strangers;
 
 /// What the worker is told, and when what caused it arrived.
@@ -31,8 +32,8 @@ pub(crate) enum Told {
     Local(PodKey, Vec<Pod>),
     /// All pods of this node, and where there is one of which nobody knows who it is.
     Locals(BTreeMap<PodKey, Pod>, Strangers),
-    /// A slice has these pods of other nodes.
-    Slice(SliceKey, Vec<Pod>),
+    /// Slices of a Network, by name, that were told of together.
+    Slices(Name, Vec<(Name, SliceContent)>),
     /// All slices of a Network have arrived, or those of the last run count.
     PeersKnown(Name),
     /// All nodes have arrived, or those of the last run count.
@@ -59,6 +60,8 @@ pub(crate) enum Told {
     Compare,
     /// Somebody else changed something in a router.
     Touched { network: Name, id: u64 },
+    /// Live connections of a router have followed what was in force, or could not; how many were cut.
+    Followed { id: u64, outcome: Result<usize, Failure> },
     /// Somebody wants to know something.
     Ask(Box<dyn FnOnce(&Engine) + Send>),
     /// Nobody is left.
@@ -115,10 +118,21 @@ pub(crate) struct Summary {
     pub(crate) nodes_known: bool,
 }
 
-/// Tells the worker of what others do to routers.
+/// Tells the worker of what others do to routers, and of what was done on other threads.
 pub(crate) struct Watched(pub(crate) Sender<Message>);
 
+/// Tells the worker what became of live connections, whatever happens to whoever has it.
+pub(super) struct FollowReport {
+    id: u64,
+    sender: Sender<Message>,
+    outcome: Option<Result<usize, Failure>>,
+}
+
 impl Watched {
+    pub(super) fn follow_report(&self, id: u64) -> FollowReport {
+        FollowReport { id, sender: self.0.clone(), outcome: None }
+    }
+
     pub(super) fn teller(&self, network: Name, id: u64) -> Box<dyn Fn() + Send> {
         let sender = self.0.clone();
         // Without a worker there is nothing to repair.
@@ -126,5 +140,21 @@ impl Watched {
             let told = Told::Touched { network: network.clone(), id };
             let _ = sender.send(Message { told, at: Instant::now() });
         })
+    }
+}
+
+impl FollowReport {
+    pub(super) fn carry_out(mut self, follow: Follow) {
+        self.outcome = Some(follow());
+    }
+}
+
+impl Drop for FollowReport {
+    fn drop(&mut self) {
+        let unsaid = || Err("the look at live connections ended early".into());
+        let outcome = self.outcome.take().unwrap_or_else(unsaid);
+        // Without a worker nobody waits for it.
+        let _ =
+            self.sender.send(Message { told: Told::Followed { id: self.id, outcome }, at: Instant::now() });
     }
 }

@@ -156,13 +156,22 @@ impl Conntrack {
     /// All flows that match. The kernel filters, except by IPv6 addresses, which it gets wrong; everything is
     /// checked here again, because older kernels ignore parts of a filter.
     pub fn list(&mut self, filter: &Filter) -> Result<Vec<Flow>> {
+        self.list_where(filter, |_| true)
+    }
+
+    /// The same, but keeps only the flows that `keep` says: of a large table, the rest takes no memory. If
+    /// the table changes too much meanwhile, it is asked about all of them again.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub fn list_where(&mut self, filter: &Filter, keep: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>> {
         if let Some(why) = filter.fault() {
             return Err(Error::Filter { filter: Box::new(filter.clone()), why });
         }
         let body = |w: &mut netlink::attr::Writer<'_>| codec::put_filter(w, filter);
         let listed = self.socket.dump(codec::GET, body, Vec::new, |flows: &mut Vec<Flow>, message| {
             let (_, attrs) = message.split::<4>()?;
-            flows.extend(codec::flow(&attrs).filter(|flow| filter.matches(flow)));
+            flows.extend(codec::flow(&attrs).filter(|flow| filter.matches(flow) && keep(flow)));
             Ok(())
         });
         listed.map_err(|source| Error::List { filter: Box::new(filter.clone()), source })

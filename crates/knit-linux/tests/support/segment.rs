@@ -55,8 +55,7 @@ impl Lan {
 /// Waits until a link has a carrier.
 pub fn has_carrier(space: &NetNs, link: &str) {
     let handle = Handle::open(space).expect("a handle");
-    let carrier =
-        || handle.link_by_name(&name(link)).is_ok_and(|link| link.is_some_and(|link| link.carrier));
+    let carrier = || handle.link_by_name(&name(link)).is_ok_and(|link| link.is_some_and(|link| link.carrier));
     eventually(&format!("{link} has a carrier"), SOON, carrier);
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use knit_api::conditions;
 use knit_ipam::{AddressList, Millis};
+use knit_runtime::Runtime;
 use knit_types::NetworkName;
 use knit_types::sync::Locked;
 use tokio::sync::{Notify, watch};
@@ -294,6 +295,35 @@ impl Networks {
     fn want(&self, name: &NetworkName) {
         self.world.want(name);
         self.entries().entry(name.to_owned()).or_default().used_at = clock::now();
+    }
+
+    /// Has a runtime remove a Network that it has and that neither the API nor this node knows, while nobody
+    /// can set it up. Whether it was removed.
+    pub(crate) async fn remove_unknown(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        name: &NetworkName,
+    ) -> knit_runtime::Result<bool> {
+        // What was wanted here since the agent started goes as any other that nobody uses.
+        if self.entries().contains_key(name) {
+            return Ok(false);
+        }
+        let gate = self.gate(name);
+        let removed = {
+            let _alone = gate.lock().await;
+            let is_known = self.world.get().networks.contains_key(name)
+                || self.sandboxes.books().networks_in_use().contains(name);
+            if is_known { Ok(false) } else { runtime.remove_network(name).await.map(|()| true) }
+        };
+        let mut entries = self.entries();
+        // Unless somebody wants it by now.
+        let unused = entries.get(name).is_some_and(|entry| {
+            entry.applied.is_none() && entry.attempted.is_none() && Arc::strong_count(&gate) == 2
+        });
+        if unused {
+            entries.remove(name);
+        }
+        removed
     }
 
     pub(crate) fn gate(&self, name: &NetworkName) -> Arc<tokio::sync::Mutex<()>> {

@@ -281,7 +281,7 @@ pub(super) fn pair_of(key: &Key) -> (String, String) {
 
 /// What is needed to know of a node; more of the one called `own`.
 pub(super) fn node_view(node: &Node, own: &str) -> NodeView {
-    let NodeAddresses { internal, others } = NodeAddresses::of(node);
+    let NodeAddresses { internal, others, unreadable: _ } = NodeAddresses::of(node);
     let is_own = node.metadata.name.as_deref() == Some(own);
     let labels = node.metadata.labels.clone().filter(|_| is_own).unwrap_or_default();
     NodeView { addresses: internal, others, uid: node.metadata.uid.clone(), labels }

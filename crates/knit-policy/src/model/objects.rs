@@ -175,6 +175,25 @@ impl Pod {
         self.known_labels.as_ref().is_none_or(|known| known.binary_search(key).is_ok())
     }
 
+    /// Whether another is the same but for what is known of its labels.
+    pub(crate) fn is_same_but_for_known_labels(&self, other: &Self) -> bool {
+        let Self {
+            key,
+            uid,
+            created,
+            node,
+            labels,
+            known_labels: _,
+            ports,
+            attachments,
+            host_network,
+            finished,
+        } = self;
+        (key, uid, created, node) == (&other.key, &other.uid, &other.created, &other.node)
+            && (labels, ports, attachments) == (&other.labels, &other.ports, &other.attachments)
+            && (host_network, finished) == (&other.host_network, &other.finished)
+    }
+
     /// Whether policies act on it and by it at all (rules 27 and 35).
     #[must_use]
     pub fn counts(&self) -> bool {

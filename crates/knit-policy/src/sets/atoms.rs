@@ -50,6 +50,8 @@ pub(super) struct Atoms {
     of_unknown: BTreeSet<AtomId>,
     nodes: BTreeSet<AtomId>,
     ports: HashMap<Name, Vec<AtomId>>,
+    /// The keys of pods' labels that questions are about, and how often.
+    label_keys: HashMap<Name, usize>,
     next: u32,
 }
 
@@ -94,6 +96,9 @@ impl Atoms {
             }
             Atom::Pods(..) | Atom::Addresses(_) => {}
         }
+        for key in label_keys(&atom) {
+            *self.label_keys.entry(key.clone()).or_default() += 1;
+        }
         self.by_atom.insert(atom.clone(), id);
         self.known.insert(id, (atom, 1));
         (id, true)
@@ -113,6 +118,14 @@ impl Atoms {
             && self.of_namespace.get(name).is_some_and(SelectorIndex::is_empty)
         {
             self.of_namespace.remove(name);
+        }
+        for key in label_keys(&atom) {
+            if let Some(count) = self.label_keys.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.label_keys.remove(key);
+                }
+            }
         }
         self.nodes.remove(&id);
         self.of_unknown.remove(&id);
@@ -141,6 +154,11 @@ impl Atoms {
             }
             NamespaceMatch::Selected(selector) => change(&mut self.by_namespace, selector),
         }
+    }
+
+    /// Whether a question is about pods' labels with this key.
+    pub(super) fn asks_for_label(&self, key: &Name) -> bool {
+        self.label_keys.contains_key(key)
     }
 
     pub(super) fn get(&self, id: AtomId) -> Option<&Atom> {
@@ -240,4 +258,13 @@ impl Atoms {
             Atom::Addresses(_) => {}
         }
     }
+}
+
+/// The keys of the labels of pods that a question is about.
+fn label_keys(atom: &Atom) -> impl Iterator<Item = &Name> {
+    let selector = match atom {
+        Atom::Pods(subject, _) => Some(&subject.pods),
+        Atom::Nodes(_) | Atom::Addresses(_) | Atom::Port(..) => None,
+    };
+    selector.into_iter().flat_map(Selector::requirements).map(|requirement| &requirement.key)
 }

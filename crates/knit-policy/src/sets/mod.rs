@@ -33,8 +33,8 @@
 //! # What a change costs
 //!
 //! Peers with the same answers to every question that policies here ask are one class, so one remote pod more
-//! is one element, and a change of labels that nobody asks for is none. What policies come to is worked out
-//! once for all local pods that the same policies select.
+//! is one element, and a change of labels that nobody asks for is none; so it is with what is known of
+//! labels. What policies come to is worked out once for all local pods that the same policies select.
 
 mod atoms;
 mod blocks;
@@ -64,13 +64,30 @@ pub struct Engine {
     routers: BTreeMap<Name, Router>,
     /// The pods of this node.
     here: BTreeSet<PodKey>,
+    /// The last answer of [`Self::goes_by_knowledge`], until questions change: it is asked for one pod after
+    /// the other.
+    knowledge: Option<Knowledge>,
+}
+
+/// Whether it means anything here that other labels of a pod are known than before.
+#[derive(Debug)]
+struct Knowledge {
+    old: Arc<[Name]>,
+    new: Arc<[Name]>,
+    counts: bool,
 }
 
 impl Engine {
     /// For the routers of this node.
     #[must_use]
     pub fn new(node: &str) -> Self {
-        Self { node: node.into(), cluster: Cluster::new(), routers: BTreeMap::new(), here: BTreeSet::new() }
+        Self {
+            node: node.into(),
+            cluster: Cluster::new(),
+            routers: BTreeMap::new(),
+            here: BTreeSet::new(),
+            knowledge: None,
+        }
     }
 
     /// What is known, for [`Cluster::judge`].
@@ -81,7 +98,14 @@ impl Engine {
 
     /// A pod is there, or has changed.
     pub fn set_pod(&mut self, pod: Pod) {
-        if self.cluster.pod(&pod.key).is_some_and(|known| **known == pod) {
+        let known = self.cluster.pod(&pod.key).cloned();
+        if known.as_ref().is_some_and(|known| **known == pod) {
+            return;
+        }
+        if let Some(known) = known.filter(|known| known.is_same_but_for_known_labels(&pod))
+            && !self.goes_by_knowledge(known.known_labels.as_ref(), pod.known_labels.as_ref())
+        {
+            self.cluster.set_pod(pod);
             return;
         }
         if *pod.node == *self.node {
@@ -95,6 +119,25 @@ impl Engine {
         for (network, address) in before.chain(now).collect::<BTreeSet<_>>() {
             self.touch(&network, address);
         }
+    }
+
+    /// Whether a policy that acts here goes by a label that is known in one case and not in the other. One
+    /// that will act after the next [`Self::settle`] is not asked: it looks at all pods then.
+    fn goes_by_knowledge(&mut self, old: Option<&Arc<[Name]>>, new: Option<&Arc<[Name]>>) -> bool {
+        let (Some(old), Some(new)) = (old, new) else { return true };
+        if let Some(last) = &self.knowledge
+            && Arc::ptr_eq(&last.old, old)
+            && Arc::ptr_eq(&last.new, new)
+        {
+            return last.counts;
+        }
+        let differ = |a: &Arc<[Name]>, b: &Arc<[Name]>| {
+            let mut others = a.iter().filter(|key| b.binary_search(key).is_err());
+            others.any(|key| self.routers.values().any(|router| router.asks_for_label(key)))
+        };
+        let counts = differ(old, new) || differ(new, old);
+        self.knowledge = Some(Knowledge { old: Arc::clone(old), new: Arc::clone(new), counts });
+        counts
     }
 
     /// A pod is gone. With a uid, only that pod: its name may be another's by now (rule 35).
@@ -168,6 +211,7 @@ impl Engine {
     /// Works out what has to change, and says it by Network: one batch each. Taken together with all batches
     /// before, it is what policies ask for now.
     pub fn settle(&mut self) -> Vec<(Name, Vec<Change>)> {
+        self.knowledge = None;
         let mut all = Vec::new();
         for (network, router) in &mut self.routers {
             let changes = router.settle(&self.cluster);

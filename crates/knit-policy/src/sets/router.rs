@@ -82,6 +82,11 @@ impl Router {
         self.stale_locals.insert(address);
     }
 
+    /// Whether a policy that acts here goes by pods' labels with this key.
+    pub(super) fn asks_for_label(&self, key: &Name) -> bool {
+        self.atoms.asks_for_label(key)
+    }
+
     /// Whether policies act on this address.
     pub(super) fn acts_on(&self, address: IpAddr) -> bool {
         self.locals.contains_key(&address)

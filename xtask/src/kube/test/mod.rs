@@ -38,7 +38,7 @@ use self::table::{LONG, TESTS, Test};
 use super::bed::Bed;
 use super::components::Group;
 use super::paths::Cache;
-use super::{Cni, Options, build, components, knit, machine};
+use super::{build, components, knit, machine};
 
 #[derive(clap::Args)]
 pub struct Args {
