@@ -162,7 +162,8 @@ pub fn published(number: u32, node: u32, network: u32) -> NetworkAttachment {
         "apiVersion": "knit.dev/v1alpha1", "kind": "NetworkAttachment",
         "metadata": {"name": format!("pod-{number}-net1"), "namespace": NAMESPACE,
             "labels": {MANAGED_BY_LABEL: MANAGED_BY}},
-        "spec": {"pod": format!("pod-{number}"), "network": network_name(network).as_str(), "interface": "net1"},
+        "spec": {"pod": format!("pod-{number}"), "network": network_name(network).as_str(),
+            "interface": "net1"},
         "status": {"node": name(node), "interface": "net1",
             "conditions": [{"type": "Ready", "status": "True", "reason": "Attached", "message": "",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}]}

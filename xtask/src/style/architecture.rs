@@ -1,5 +1,5 @@
-//! What ARCHITECTURE.md names is there: each crate is in its map, each file and folder exists, and the walk of
-//! a request names each file once.
+//! What ARCHITECTURE.md names is there: each crate is in its map, each file and folder exists, and the walk
+//! of a request names each file once.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! How the writes of plans are carried out, beside further plans, and what each that is over means for the next
-//! one.
+//! How the writes of plans are carried out, beside further plans, and what each that is over means for the
+//! next one.
 
 use std::sync::Arc;
 use std::time::Duration;

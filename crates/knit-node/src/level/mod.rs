@@ -437,7 +437,10 @@ impl Reconciler {
         match DamageNews::of(damage, turn) {
             DamageNews::Changed => tracing::info!(%network, "setting it up again: {words}"),
             DamageNews::Damaged => {
-                tracing::warn!(%network, "another program changed Knit's kernel state; repairing it: {words}");
+                tracing::warn!(
+                    %network,
+                    "another program changed Knit's kernel state; repairing it: {words}"
+                );
             }
             DamageNews::Fight => {
                 tracing::error!(%network, "another program keeps changing Knit's kernel state: {words}");
