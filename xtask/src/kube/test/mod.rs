@@ -1,8 +1,8 @@
 //! `cargo xtask kube test`: end-to-end tests on real clusters.
 //!
 //! A test is a row of the [`table`] and a function in a file of its topic here. Tests that want equal beds
-//! share one, in the order of the table, unless a row asks for a bed of its own. A test cleans up what it made
-//! on a bed that it shares.
+//! share one, in the order of the table, unless a row asks for a bed of its own. A test cleans up what it
+//! made on a bed that it shares.
 
 mod addresses;
 mod bad_input;
